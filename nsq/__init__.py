@@ -85,6 +85,8 @@ if TYPE_CHECKING:
     from nsq.consumer.reports import ConsumerHooks as ConsumerHooks
     from nsq.consumer.reports import StopReport as StopReport
     from nsq.message import Message as Message
+    from nsq.partitioned.ordered import Decision as Decision
+    from nsq.partitioned.ordered import Stuck as Stuck
     from nsq.producer.producer import Producer as Producer
     from nsq.producer.reports import Acknowledged as Acknowledged
     from nsq.producer.reports import CloseReport as CloseReport
@@ -105,6 +107,8 @@ _HOME = {
     "ConsumerHooks": "nsq.consumer.reports",
     "StopReport": "nsq.consumer.reports",
     "Message": "nsq.message",
+    "Decision": "nsq.partitioned.ordered",
+    "Stuck": "nsq.partitioned.ordered",
     "Producer": "nsq.producer.producer",
     "Acknowledged": "nsq.producer.reports",
     "CloseReport": "nsq.producer.reports",

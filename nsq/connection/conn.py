@@ -182,6 +182,11 @@ class Conn:
             stream.close()
 
     @property
+    def local_ip(self) -> str | None:
+        """The IP address that the connection comes from, if the transport knows it."""
+        return None if self._layered is None else getattr(self._layered.stream, "local_ip", None)
+
+    @property
     def open(self) -> bool:
         """Whether items given to ``put`` will be written."""
         return not (self.closed or self._closing)
@@ -263,7 +268,7 @@ class Conn:
         session = self.session
         popleft = waiting.popleft  # no other thread removes items
         for kind, row in groupby([popleft() for _ in range(len(waiting))], type):
-            if kind is Message:
+            if issubclass(kind, Message):
                 done: list[Message] = list(row)
                 parts.append(commands.fins([message.id for message in done]))
                 answered += done
@@ -321,7 +326,7 @@ class Conn:
             if frames:
                 self._on_messages(cast("list[Message]", frames), now)
             return
-        messages = [frame for frame in frames if type(frame) is Message]
+        messages = [frame for frame in frames if isinstance(frame, Message)]
         if messages:
             self._on_messages(messages, now)
         # Replies after messages: a CLOSE_WAIT must find the messages of the same chunk in flight.

@@ -19,9 +19,10 @@ import math
 import random
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from nsq.config import Config
 from nsq.connection.backoff import Pauses
@@ -104,13 +105,15 @@ class ConsumingEndpoint(Endpoint):
 
 
 class Engine(ConnDelegate):
-    """The owner and its state. ``discover`` makes the discovery, given ``found`` and ``dropped``."""
+    """The owner and its state. Discovery reports to ``found`` and ``dropped``."""
 
     def __init__(
         self,
         subscription: Subscription,
         config: Config,
-        discover: Callable[..., Discovery],
+        make_discovery: Callable[[Engine], Discovery],
+        make_pool: Callable[[Engine], HandlerPool],
+        windows: type[RdyWindows],
         transport: Transport | None = None,
         hooks: ConsumerHooks | None = None,
         give_up: Callable[[Message], None] | None = None,
@@ -119,28 +122,22 @@ class Engine(ConnDelegate):
         self.topic = subscription.topic
         self.channel = subscription.channel
         self.name = f"nsq-{self.topic}/{self.channel}"
-        self.windows = RdyWindows(
+        self.windows = windows(
             config.max_in_flight or 0,
-            Backoff(_strategy(config), config.max_backoff_duration),
+            Backoff(backoff_strategy(config), config.max_backoff_duration),
             random.choice,
             config.low_rdy_idle_timeout,
             config.low_rdy_timeout,
         )
         self.owner = Owner(f"{self.name}-rdy", log, begin=self._begin, turn=self._turn)
         self.report: StopReport | None = None  # set when the consumer has stopped
-        self.refusal: ServerError | None = None
-        """The error of an nsqd, if every nsqd refuses the subscription."""
+        self.refusal: NsqError | None = None
+        """The error of an nsqd, if every nsqd refuses the subscription; or why it is impossible."""
         self.watch: SignalWatch | None = None  # set while ``run`` waits for ``report`` or ``refusal``
-        self.pool = HandlerPool(
-            self.name,
-            max_attempts=config.max_attempts,
-            give_up=self._gives_up,
-            starved=lambda: self.starved,
-            requeue_delay=self.requeue_delay,
-        )
         self.touches_unanswered = False
         """Whether auto_touch also touches messages that the program answers after their handler's end."""
-        self._config = config
+        self.config = config
+        self.pool = make_pool(self)
         self._own_transport = SocketTransport(config.local_address)
         self.transport = transport or self._own_transport
         self.context = context_of(config)
@@ -150,7 +147,7 @@ class Engine(ConnDelegate):
         self._dead_letters = (
             None if dead_letters is None else DeadLetters(dead_letters, config, transport, self._known_nsqds)
         )
-        self._give_up = self._dead_letters or give_up
+        self._user_give_up = self._dead_letters or give_up
         self._decision_due = False  # the windows may have to change
         # The connections, and the totals of ended ones: received, finished, requeued, timed out.
         self._conns_and_totals: tuple[dict[Key, Conn], list[int]] = {}, [0, 0, 0, 0]
@@ -163,6 +160,9 @@ class Engine(ConnDelegate):
         self._given_up = 0
         self._counting = threading.Lock()  # guards the line above; taken by handler threads alone
         self._ticked_at = 0.0
+        self.max_in_flight_set = False
+        """Whether the user has set max_in_flight while the consumer ran."""
+        self._warned_of_turns = False
         self._shrunk = False  # the log has a warning about the handlers' limit
         # The beginning and the end.
         self._failed: Exception | None = None  # why not all threads could be started
@@ -171,7 +171,7 @@ class Engine(ConnDelegate):
         self._closing: list[Conn] | None = None  # during a stop: the connections that got CLS
         self._left: StopReport | None = None  # for a ``stop`` whose time is up before the threads have ended
         self._stop_by = self._handlers_by = self._join_by = math.inf
-        self.discovery = discover(found=self._found, dropped=self._dropped, name=self.name)
+        self.discovery = make_discovery(self)
 
     # Requests: any thread.
 
@@ -289,7 +289,8 @@ class Engine(ConnDelegate):
         if self.report is not None:
             self._wake_run()
             return None
-        return min(self._next_tick(), self._stop_by, self.endpoints.next_due())
+        due = self.pool.turn(time.monotonic())
+        return min(due, self._next_tick(), self._stop_by, self.endpoints.next_due())
 
     # The stop: the owner.
 
@@ -370,8 +371,8 @@ class Engine(ConnDelegate):
     # The clock: the owner.
 
     def _next_tick(self) -> float:
-        interval = self._config.rdy_redistribute_interval
-        if self._config.auto_touch:
+        interval = self.config.rdy_redistribute_interval
+        if self.config.auto_touch:
             interval = min(interval, self._shortest_timeout() / 4)
         if self.windows.handling.active:
             interval = min(interval, self._shortest_timeout() / 8)
@@ -387,7 +388,7 @@ class Engine(ConnDelegate):
             return
         self._ticked_at = now
         conns = list(self._conns.values())
-        if self._config.auto_touch:
+        if self.config.auto_touch:
             working = None if self.touches_unanswered else set(self.pool.in_work())
             for conn in conns:
                 conn.touch_expiring(now, working)
@@ -408,7 +409,7 @@ class Engine(ConnDelegate):
 
     def _handling_time(self) -> float:
         """Return the seconds within which a handler must begin with a message."""
-        if not self._config.auto_touch:
+        if not self.config.auto_touch:
             return self._shortest_timeout()
         return min((conn.session.max_msg_timeout for conn in self._conns.values()), default=900.0)
 
@@ -479,10 +480,31 @@ class Engine(ConnDelegate):
     def _conns(self) -> dict[Key, Conn]:
         return self._conns_and_totals[0]
 
-    def _found(self, wanted: dict[Key, Wanted]) -> None:
+    def connected_keys(self) -> list[Key]:
+        return list(self._conns)
+
+    def give_each_room(self) -> None:
+        """Let each connection have a message at a time, unless the user has set a smaller max_in_flight."""
+        self.owner.ask(self._give_each_room)
+
+    def _give_each_room(self) -> None:
+        self.windows.grows = self.config.max_in_flight is None and not self.max_in_flight_set
+        self._decision_due = True
+        connections = len(self.endpoints.table)
+        if not self.windows.grows and 0 < self.windows.allowed < connections and not self._warned_of_turns:
+            self._warned_of_turns = True
+            log.warning(
+                "%s: max_in_flight is %d, but there are %d partitions: they take turns, one message each. "
+                "Leave it out, or give at least their number",
+                self.name,
+                self.windows.max_in_flight,
+                connections,
+            )
+
+    def found(self, wanted: dict[Key, Wanted]) -> None:
         self.owner.ask(partial(self.endpoints.want, wanted))
 
-    def _dropped(self, key: Key) -> None:
+    def dropped(self, key: Key) -> None:
         self.owner.ask(partial(self._drop, key))
 
     def _drop(self, key: Key) -> None:
@@ -520,6 +542,7 @@ class Engine(ConnDelegate):
         self._conns_and_totals = {**conns, conn.key: conn}, gone
         # Before the loops run: hooks must hear of a connection's beginning before its end.
         self._tell(self._hooks.connected, conn.address)
+        self.discovery.connected(conn.key)
         log.info("%s: connected to nsqd %s", self.name, conn.address, extra=self._fields(conn.address))
 
     def _forget(self, conn: Conn, cause: NsqError | None) -> None:
@@ -535,13 +558,17 @@ class Engine(ConnDelegate):
         else:
             log.warning("%s: connection lost: %s", self.name, describe(conn.address, cause), extra=fields)
         self._tell(self._hooks.disconnected, conn.address, cause)
+        self.discovery.disconnected(conn.key, cause)
 
     def refused(self, endpoint: ConsumingEndpoint, error: NsqError, news: bool) -> None:
         """Log and report that a dial has failed, unless it failed so before."""
+        wanted = endpoint.wanted
+        passing = wanted is not None and self.discovery.refused(wanted.key, error)
         if not news or isinstance(error, Closed):
             return
         reason, fields = describe(endpoint.address, error), self._fields(endpoint.address)
-        log.warning("no connection to an nsqd, trying again: %s", reason, extra=fields)
+        level = logging.INFO if passing else logging.WARNING
+        log.log(level, "no connection to an nsqd, trying again: %s", reason, extra=fields)
         if isinstance(error, ServerError) and not error.retry:
             self._tell(self._hooks.server_error, endpoint.address, error)
 
@@ -555,6 +582,22 @@ class Engine(ConnDelegate):
             self.refusal = refusals[0]
             self._wake_run()
 
+    def tell_stuck(self, message: Message) -> None:
+        self._tell(self._hooks.stuck, message)
+
+    def tell_out_of_order(self, message: Message) -> None:
+        self._tell(self._hooks.out_of_order, message)
+
+    def refuse(self, error: NsqError) -> None:
+        """Note that the topic cannot be consumed with the user's options. Called by discovery."""
+        log.error("%s: %s", self.name, error)
+        self.owner.ask(partial(self._refuse, error))
+
+    def _refuse(self, error: NsqError) -> None:
+        if self.refusal is None:
+            self.refusal = error
+            self._wake_run()
+
     # The connections' delegate, called by their loops and by threads that answer.
 
     def on_messages(self, conn: Conn, messages: list[Message]) -> None:
@@ -563,7 +606,7 @@ class Engine(ConnDelegate):
         if nsqd is not None:
             silent = now - nsqd.last_message_at
             nsqd.last_message_at = nsqd.has_sent_at = now
-            if silent >= self._config.low_rdy_idle_timeout:
+            if silent >= self.config.low_rdy_idle_timeout:
                 self.request_decision()  # this nsqd's share grows again
         self._tell(self._hooks.received, messages)
         self.pool.put(messages)
@@ -604,7 +647,7 @@ class Engine(ConnDelegate):
         return False
 
     def requeue_delay(self, attempts: int) -> float:
-        return requeue_delay(attempts, self._config, random.random())
+        return requeue_delay(attempts, self.config, random.random())
 
     def on_timed_out(self, conn: Conn, message: Message) -> None:
         log.warning("%r from %s timed out here", message, conn.address)
@@ -624,14 +667,14 @@ class Engine(ConnDelegate):
         sessions = [conn.session for conn in self._conns.values()]
         return any(each.in_flight > 0 and each.in_flight >= each.rdy * _STARVED_AT for each in sessions)
 
-    def _gives_up(self, message: Message) -> None:
-        if self._give_up is None:
+    def give_up(self, message: Message) -> None:
+        if self._user_give_up is None:
             dead = f"{self.topic.removesuffix(EPHEMERAL)}.dead"
             fate = f"it is lost. Consumer(…, dead_letters={dead!r}) would keep it in that topic"
         else:
-            self._give_up(message)
+            self._user_give_up(message)
             fate = f"{f'topic {self._dead_letters.topic}' if self._dead_letters else 'give_up'} has it"
-        most = self._config.max_attempts
+        most = self.config.max_attempts
         log.error("gave up on %r from %s (max_attempts is %d): %s", message, message.nsqd_address, most, fate)
         with self._counting:
             self._given_up += 1
@@ -642,6 +685,12 @@ class Engine(ConnDelegate):
     def wait_until_connected(self, connections: int, deadline: float) -> bool:
         self.owner.changed.wait_for(lambda: len(self._conns) >= connections or self._stop_requested, deadline)
         return len(self._conns) >= connections
+
+    @property
+    def threads(self) -> int:
+        endpoints = sum([len(endpoint.threads) for endpoint in self.endpoints.all])
+        own = self.owner.exists + (self._hooked and self.running)
+        return endpoints + own + len(self.discovery.threads) + (len(self.pool) if self.running else 0)
 
     def stats(self) -> ConsumerStats:
         conns, gone = self._conns_and_totals
@@ -655,6 +704,7 @@ class Engine(ConnDelegate):
             in_flight=sum([conn.session.in_flight for conn in conns.values()]),
             waiting=self.pool.inbox.qsize(),
             connections=len(conns),
+            order_errors=sum(each.order_errors for each in self.pool.partitions(time.monotonic())),
         )
 
     def health(self) -> ConsumerHealth:
@@ -668,6 +718,7 @@ class Engine(ConnDelegate):
                 in_flight=conn.session.in_flight,
                 seconds_connected=now - conn.connected_at,
                 seconds_since_message=now - conn.last_message_at,
+                partition=conn.key[1] if isinstance(conn.key[1], int) else None,
             )
             for conn in conns
         ]
@@ -680,6 +731,9 @@ class Engine(ConnDelegate):
             starved=self.starved,
             backoff_level=self.windows.backoff.level,
             connections=connections,
+            partitions=self.pool.partitions(now),
+            missing_partitions=list(self.discovery.missing),
+            threads=self.threads,
             discovery=self._discovery_health(now) if self.running else [],
         )
 
@@ -707,12 +761,26 @@ class Engine(ConnDelegate):
         return {"nsq_topic": self.topic, "nsq_channel": self.channel, "nsqd_address": address}
 
 
+def plain_discovery(arguments: Mapping[str, Any], engine: Engine) -> Discovery:
+    return Discovery(found=engine.found, dropped=engine.dropped, name=engine.name, **arguments)
+
+
+def plain_pool(engine: Engine) -> HandlerPool:
+    return HandlerPool(
+        engine.name,
+        max_attempts=engine.config.max_attempts,
+        give_up=engine.give_up,
+        starved=lambda: engine.starved,
+        requeue_delay=engine.requeue_delay,
+    )
+
+
 def _added(gone: list[int], conns: Iterable[Conn]) -> list[int]:
     """Add the connections' totals (received, finished, requeued, timed out) to those of ended ones."""
     return [sum(each) for each in zip(gone, *[conn.session.totals for conn in conns], strict=True)]
 
 
-def _strategy(config: Config) -> Strategy:
+def backoff_strategy(config: Config) -> Strategy:
     fallback = exponential(config.backoff_multiplier)
     strategy = config.backoff_strategy
     if strategy == "full_jitter":

@@ -26,6 +26,7 @@ from types import MethodType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from nsq.config import Config
+from nsq.consumer.reports import PartitionHealth
 from nsq.errors import AlreadyResponded, Closed, ConfigError, InvalidMessage, NsqError, UsageError
 from nsq.log import Logger
 from nsq.message import Message, finish_all, time_out
@@ -152,6 +153,14 @@ class HandlerPool:
 
     def owns_current_thread(self) -> bool:
         return threading.current_thread() in self._threads
+
+    def turn(self, now: float) -> float:
+        """Do what is due, on the owner's thread; return when to be called again."""
+        return math.inf
+
+    def partitions(self, now: float) -> list[PartitionHealth]:
+        """Return the health of each partition that is handled in order."""
+        return []
 
     def put(self, messages: list[Message]) -> None:
         """Put each message into the inbox by itself: that takes 0.1 µs."""

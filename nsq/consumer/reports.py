@@ -20,6 +20,7 @@ class ConsumerStats:
     in_flight: int
     waiting: int
     connections: int
+    order_errors: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +33,7 @@ class ConnectionHealth:
     in_flight: int
     seconds_connected: float
     seconds_since_message: float
+    partition: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +67,11 @@ class ConsumerHealth:
     starved: bool
     backoff_level: int
     connections: list[ConnectionHealth] = field(default_factory=list)
+    partitions: list[PartitionHealth] = field(default_factory=list)
+    missing_partitions: list[int] = field(default_factory=list)
+    """Partitions of the topic that no nsqd leads at the moment."""
+    threads: int = 0
+    """The threads of the consumer: two for each connection, the handlers', and a few more."""
     discovery: list[str] = field(default_factory=list)
 
 

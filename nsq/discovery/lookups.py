@@ -214,7 +214,25 @@ class Discovery:
         """Have the nsqlookupds asked ahead of time, at most once in ``spacing`` seconds."""
         self._owner.ask(lambda: self._schedule.request(self._clock(), spacing))
 
+    # What becomes of the connections: any thread. For subclasses.
+
+    def connected(self, key: Key) -> None: ...
+
+    def disconnected(self, key: Key, cause: NsqError | None) -> None: ...
+
+    def refused(self, key: Key, error: NsqError) -> bool:
+        """Note that a dial or a subscription has failed; return whether that is expected to pass soon."""
+        return False
+
+    def stop_partition(self, partition: int) -> None:
+        """Leave a partition for good."""
+
     # State and reports.
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """The partitions of the topic that no nsqd has at the moment."""
+        return ()
 
     def health(self) -> list[str]:
         """Return a line of text for each nsqlookupd."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any, Literal, Protocol
 
@@ -21,7 +21,7 @@ from nsq.discovery.lookups import Asker, Rewrite
 from nsq.errors import ApiError, ApiRefused, NsqError, UsageError
 from nsq.http.calls import Misshapen, conform, endpoint, json_value
 from nsq.http.message import HttpReply, Url
-from nsq.http.nsqlookupd import NsqlookupdApi, nsqlookupd_address
+from nsq.http.nsqlookupd import NsqdNode, NsqlookupdApi, nsqlookupd_address
 from nsq.log import Logger
 from nsq.partitioned.table import Cluster, ClusterAnswer, Kind, Refresh, TopicAnswer
 from nsq.partitioned.wire import MAX_PARTITIONS, Meta
@@ -213,12 +213,16 @@ class Lookups(Asker):
     def _answer(self, lookupd: str, deadline: float) -> ClusterAnswer:
         kind, leader, listed = self._kind(self._api(lookupd, deadline))
         if kind == "original":
-            nodes = self._api(lookupd, deadline).nodes()
+            nodes = self.original_nodes(self._api(lookupd, deadline))
             return ClusterAnswer(kind, nsqds=frozenset(node.tcp_address for node in nodes))
         topics = {
             topic: self._api(lookupd, deadline).partitions(topic, self._access) for topic in self.topics
         }
         return ClusterAnswer(kind, tuple(map(self._rewritten, listed)), self._rewritten(leader), topics)
+
+    def original_nodes(self, api: NsqlookupdApi) -> Sequence[NsqdNode]:
+        """Return the nsqds to use in a cluster of the original kind."""
+        return api.nodes()
 
     def _kind(self, api: PartitionedLookupdApi) -> tuple[Kind, str, tuple[str, ...]]:
         if self._pinned == "original":

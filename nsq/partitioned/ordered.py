@@ -400,7 +400,7 @@ class OrderedPool(HandlerPool):
 
     ``pause`` maps a message's attempts to the seconds until the next one, ``on_stuck`` is the user's function
     that decides otherwise. ``wake`` has the owner call ``turn`` soon. The others report: ``stuck`` a message
-    after every ``stuck_after`` attempts, ``out_of_order`` one that comes before the message finished last,
+    after every ``stuck_after`` attempts, ``disorder`` one that comes before the message finished last,
     ``stop_partition`` a partition whose connection must be closed for good.
     """
 
@@ -414,20 +414,22 @@ class OrderedPool(HandlerPool):
         wake: Callable[[], object],
         stop_partition: Callable[[int], object],
         stuck: Callable[[Message], object],
-        out_of_order: Callable[[Message], object],
+        disorder: Callable[[Message], object],
         on_stuck: OnStuck | None = None,
         stuck_after: int = 10,
-        stop_out_of_order: bool = False,
+        out_of_order: str = "handle",
     ) -> None:
+        if out_of_order not in ("handle", "stop"):
+            raise ConfigError(f"out_of_order is {out_of_order!r}; it must be 'handle' or 'stop'")
         super().__init__(name, max_attempts=0, give_up=give_up, starved=starved, requeue_delay=pause)
         self.pause = pause
         self.wake = wake
         self._stop_partition = stop_partition
         self._tell_stuck = stuck
-        self._tell_out_of_order = out_of_order
+        self._tell_disorder = disorder
         self._on_stuck = on_stuck
         self._stuck_after = stuck_after
-        self._stop_out_of_order = stop_out_of_order
+        self._stop_out_of_order = out_of_order == "stop"
         self._tracks: dict[int, Track] = {}
         self._touch_interval = math.inf
 
@@ -486,7 +488,7 @@ class OrderedPool(HandlerPool):
                     lane.finished_last,
                     f"partition {lane.partition} stops" if lane.stopped else "it is handled",
                 )
-                self._tell_out_of_order(message)
+                self._tell_disorder(message)
             case Do.STOP:
                 self._stop_partition(lane.partition)
 

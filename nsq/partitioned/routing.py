@@ -628,9 +628,8 @@ class Router(AddressBook):
         return Topic(table, count, (), {}, itertools.count())
 
     def _away(self) -> str:
-        return (
-            "; ".join(each.reason for each in self._pool.endpoints.all if not each.open) or "it is connected"
-        )
+        away = [each.reason for each in self._pool.endpoints.all if not each.open]
+        return "; ".join(away) or "it is connected"
 
     def problems(self) -> dict[str, str]:
         problems = dict(self._moved)

@@ -517,10 +517,10 @@ class Pool:
         self._expire()
         if self._close_by < math.inf:
             self._close_when_done()
-        due = min(
-            self._wakes_at, self._close_by, self._sweeps_at, self.endpoints.next_due(), self.book.due_at
-        )
-        return None if self._gone else due
+        if self._gone:
+            return None
+        next_dial = self.endpoints.next_due()
+        return min(self._wakes_at, self._close_by, self._sweeps_at, self.book.due_at, next_dial)
 
     def _choose(self) -> None:
         """Choose the connections to use from now on. Waiting publishes go first."""

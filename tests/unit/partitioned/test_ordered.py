@@ -530,7 +530,7 @@ class Site:
             wake=self.wake,
             stop_partition=lambda partition: self.notes.add("stop", partition),
             stuck=lambda message: self.notes.add("stuck", message.internal_id, message.attempts),
-            out_of_order=lambda message: self.notes.add("out of order", message.internal_id),
+            disorder=lambda message: self.notes.add("out of order", message.internal_id),
             **options,
         )
         self.pool.add(handler, threads)
