@@ -24,6 +24,7 @@ from typing import Any, NoReturn, cast
 from nsq.config import Config
 from nsq.connection.handshake import dial
 from nsq.connection.session import GONE, Session
+from nsq.connection.subscription import Subscription
 from nsq.errors import (
     AlreadyResponded,
     ConnectionLost,
@@ -35,7 +36,6 @@ from nsq.errors import (
 )
 from nsq.log import Logger
 from nsq.message import Message
-from nsq.threads.waiters import join_threads
 from nsq.transport.base import Stream, Transport
 from nsq.transport.layered import LayeredStream
 from nsq.wire import commands
@@ -102,12 +102,11 @@ class ConnDelegate:
 
 
 class Conn:
-    """A connection, and the delegate of its messages. ``connect`` blocks until the connection is ready,
-    ``start`` starts its loops.
+    """A connection, and the delegate of its messages. ``connect`` blocks until the connection is ready; then
+    two threads run ``write_loop`` and ``read_loop``.
 
-    The names of the threads begin with ``name``. The write loop calls ``encode`` to turn the items given to
-    ``put`` into bytes; by default these are commands and answers to messages. A delegate with threads of its
-    own calls ``write_loop`` and ``read_loop`` there instead of ``start``.
+    The write loop calls ``encode`` to turn the items given to ``put`` into bytes; by default these are
+    commands and answers to messages.
     """
 
     def __init__(
@@ -118,13 +117,13 @@ class Conn:
         *,
         transport: Transport,
         context: TlsContext | None = None,
-        topic: str = "",
-        channel: str = "",
-        name: str = "nsq",
+        subscription: Subscription | None = None,
         encode: Encoder | None = None,
     ) -> None:
         self.address = address
-        self.topic = topic
+        self.subscription = subscription
+        self.key = address, None if subscription is None else subscription.key
+        self.topic = "" if subscription is None else subscription.topic
         self.connected_at = 0.0
         self.last_message_at = 0.0
         self.waiting: deque[Any] = deque()
@@ -136,9 +135,8 @@ class Conn:
         self._delegate = delegate
         self._transport = transport
         self._context = context
-        self._channel = channel
         self._encode = encode or self._encode_answers
-        self._name = name
+        self._decode: Callable[..., Message] = Message if subscription is None else subscription.decode
         self._wakeup: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._asleep = False  # the write loop waits on ``_wakeup``
         self._asked_to_close = False
@@ -148,7 +146,6 @@ class Conn:
         self._reading = False
         self._layered: LayeredStream | None = None  # set before the first byte
         self._writer_left = threading.Event()
-        self._threads: list[threading.Thread] = []
 
     def __repr__(self) -> str:
         return f"<Conn {self.address}{'' if self.open else ' closed'}>"
@@ -162,8 +159,7 @@ class Conn:
             self._config,
             self._transport,
             self._context,
-            topic=self.topic,
-            channel=self._channel,
+            self.subscription,
             deadline=deadline,
             opened=self._adopt,
         )
@@ -175,7 +171,7 @@ class Conn:
         self._stream.read_timeout = None if silent else self._config.read_timeout
         self.session = Session(ready.reply)
         self._parser: FrameParser[Message] = FrameParser(
-            partial(Message, self, 0.0, 0.0), max_frame=self._config.max_frame_size
+            partial(self._decode, self, 0.0, 0.0), max_frame=self._config.max_frame_size
         )
         self._rest = ready.rest
         self.connected_at = self.last_message_at = time.monotonic()
@@ -185,21 +181,10 @@ class Conn:
         if self.closed:  # checked after the line above: ``close`` sees the stream, or we see ``closed``
             stream.close()
 
-    def start(self) -> None:
-        """Start the loops, which call the delegate. Raises ConnectionLost when no thread can be started."""
-        try:
-            for loop, job in ((self.write_loop, "write"), (self.read_loop, "read")):
-                name = f"{self._name}-{job}-{self.address}"
-                thread = threading.Thread(target=loop, name=name, daemon=True)
-                thread.start()
-                self._threads.append(thread)
-        except RuntimeError as error:
-            self.close()
-            raise ConnectionLost(f"{self.address}: no thread for the connection: {error}") from error
-
     @property
-    def started(self) -> bool:
-        return len(self._threads) > 1
+    def local_ip(self) -> str | None:
+        """The IP address that the connection comes from, if the transport knows it."""
+        return None if self._layered is None else getattr(self._layered.stream, "local_ip", None)
 
     @property
     def open(self) -> bool:
@@ -283,7 +268,7 @@ class Conn:
         session = self.session
         popleft = waiting.popleft  # no other thread removes items
         for kind, row in groupby([popleft() for _ in range(len(waiting))], type):
-            if kind is Message:
+            if issubclass(kind, Message):
                 done: list[Message] = list(row)
                 parts.append(commands.fins([message.id for message in done]))
                 answered += done
@@ -304,8 +289,10 @@ class Conn:
 
     # The read loop.
 
-    def read_loop(self) -> None:
-        """Read until the connection ends, then release everything and tell the delegate."""
+    def read_loop(self) -> NsqError | None:
+        """Read until the connection ends, then release everything and tell the delegate. Return the cause, as
+        ``on_close`` gets it.
+        """
         cause: NsqError | None = None
         self._reading = True
         try:
@@ -324,7 +311,7 @@ class Conn:
         except Exception as error:
             log.exception("reading from %s failed, which is a bug of ours", self.address)
             cause = ConnectionLost(f"{self.address}: {error!r}")
-        self._end(cause)
+        return self._end(cause)
 
     def _receive(self, data: bytes) -> None:
         parser = self._parser
@@ -332,14 +319,14 @@ class Conn:
             self._delegate.on_ok(self, 1)
             return
         now = time.monotonic()
-        parser.message = partial(Message, self, now, now + self.session.msg_timeout)
+        parser.message = partial(self._decode, self, now, now + self.session.msg_timeout)
         replies = parser.replies
         frames = parser.feed(data)
         if parser.replies == replies:
             if frames:
                 self._on_messages(cast("list[Message]", frames), now)
             return
-        messages = [frame for frame in frames if type(frame) is Message]
+        messages = [frame for frame in frames if isinstance(frame, Message)]
         if messages:
             self._on_messages(messages, now)
         # Replies after messages: a CLOSE_WAIT must find the messages of the same chunk in flight.
@@ -376,7 +363,7 @@ class Conn:
     # The end.
 
     def close(self, *, after_writing: bool = False) -> None:
-        """End the connection, now or when all waiting items are written. Does not wait: ``join`` does."""
+        """End the connection, now or when all waiting items are written. Does not wait."""
         self._asked_to_close = True
         if after_writing:
             self._closing = True
@@ -395,7 +382,7 @@ class Conn:
             else:
                 self._layered.close()  # no read loop will do it
 
-    def _end(self, cause: NsqError | None) -> None:
+    def _end(self, cause: NsqError | None) -> NsqError | None:
         """Release everything and tell the delegate, at the end of the read loop."""
         self._reading = False
         self._fail(cause)
@@ -403,11 +390,9 @@ class Conn:
         # Wait for the write loop: closing the stream has ended a write that it was blocked in.
         self._writer_left.wait(_WRITER_GRACE + self._config.write_timeout)
         # A fatal error of nsqd's tells more than how the connection broke.
-        self._delegate.on_close(self, None if self._asked_to_close else self._refusal or self._causes[0])
-
-    def join(self, deadline: float) -> bool:
-        """Wait for both loops to end; return whether they have."""
-        return not join_threads(self._threads, deadline)
+        cause = None if self._asked_to_close else self._refusal or self._causes[0]
+        self._delegate.on_close(self, cause)
+        return cause
 
     def abandon(self) -> None:
         """Forget the connection in a forked child: it belongs to the parent. Takes no lock."""

@@ -39,6 +39,15 @@ def test_the_repr_of_a_message_shows_topic_state_and_beginning_of_the_body(body:
     assert "of orders, no longer in flight, attempt 3" in repr(message)
 
 
+@pytest.mark.parametrize("name", ["partition", "internal_id", "trace_id", "offset", "size", "headers", "tag"])
+def test_a_plain_message_has_none_of_what_a_partitioned_nsq_tells(name: str) -> None:
+    assert getattr(made(), name) is None
+
+
+def test_a_plain_message_stores_nothing_of_what_a_partitioned_nsq_tells() -> None:
+    assert len(Message.__slots__) == 8
+
+
 @pytest.mark.parametrize(
     ("call", "note"),
     [

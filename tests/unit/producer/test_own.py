@@ -51,7 +51,7 @@ class Scene:
 
     @property
     def conns(self) -> Any:
-        (endpoint,) = self.p._pool._endpoints
+        (endpoint,) = self.p._pool.endpoints.all
         return endpoint.own
 
 
@@ -185,7 +185,7 @@ def test_one_publish_now_and_then_dials_no_connection() -> None:
     memory = MemoryTransport()
     with producer(memory, publish_connections=1) as p:
         nsqd = connected(p, memory)
-        (endpoint,) = p._pool._endpoints
+        (endpoint,) = p._pool.endpoints.all
         for number in range(3):
             endpoint.own._missed_at -= 2.0  # as if that time had passed
             published = publishing(p, b"%d" % number)
