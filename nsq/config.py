@@ -447,6 +447,7 @@ class Options(TypedDict, total=False):
     lookupd_poll_interval: float
     lookupd_poll_jitter: float
     lookupd_poll_timeout: float
+    cluster: str
     prune: bool
     max_in_flight: int | None
     max_attempts: int
