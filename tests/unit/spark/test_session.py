@@ -87,7 +87,10 @@ def no_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("no_java")
-def test_a_missing_java_is_an_error_in_one_line() -> None:
+def test_a_missing_java_is_an_error_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Other tests of this process may have a session.
+    no_session = SimpleNamespace(getActiveSession=lambda: None)
+    monkeypatch.setattr(session, "_session_class", lambda: no_session)
     with pytest.raises(ConfigError, match=r"^java: .*/java does not say its version: .*; install Java 17"):
         local_session()
 
