@@ -59,6 +59,8 @@ Place = tuple[str, int | None]
 
 #: Stands for a partition while publishes go to nsqds that the user named.
 _NAMED = -1
+#: Seconds without an answer after which a former leader, that owes one, is given up.
+_FORMER_PATIENCE = 0.5
 #: Seconds between two looks at a former leader that owes an answer.
 _HOLD = 0.02
 _DPUB = b"DPUB "
@@ -498,7 +500,7 @@ class Router(AddressBook):
             name, partition = place
             former = self._last[place]
             if former.owes(f"{name} {partition}") and now - since < 3 * PATIENCE:
-                if now - since > PATIENCE:
+                if now - since > _FORMER_PATIENCE and now - former.silent_since > _FORMER_PATIENCE:
                     former.give_up()
             else:
                 del self._held[place]

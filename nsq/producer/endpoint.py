@@ -270,13 +270,13 @@ class PublishingEndpoint(Endpoint, ConnDelegate):
         return waiting + sum(map(len, self._sent.copy()))
 
     def owes(self, lane: str) -> bool:
-        """Whether it has not answered, or not sent, a publish of this lane."""
-        waiting = self.conn.waiting.copy() if self.conn is not None else ()
-        return (
-            any(batch[0].lane == lane for batch in self._sent.copy())
-            or any(type(item) is not bytes and item.lane == lane for item in waiting)
-            or self.own.serves(lane)
-        )
+        """Whether a publish of this lane that has not ended is still to be sent, or to be answered. Round trips
+        do not count: their callers wait, and publish nothing after them.
+        """
+        unsent = self.conn.waiting.copy() if self.conn is not None else ()
+        sent = [publish for batch in self._sent.copy() if batch[0].lane == lane for publish in batch]
+        waiting = [item for item in unsent if type(item) is not bytes and item.lane == lane]
+        return not all(publish.done() for publish in (*sent, *waiting))
 
     @property
     def silent_since(self) -> float:
