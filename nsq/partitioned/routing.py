@@ -255,6 +255,10 @@ class Router(AddressBook):
         loads = [topic.takers[each][0].load if each in topic.takers else math.inf for each in (first, other)]
         return other if loads[1] < loads[0] else first
 
+    def note_version(self, address: str, version: str) -> None:
+        if self.kind == "original":
+            super().note_version(address, version)
+
     def note_refusal(self, publish: Publish, error: ServerError, address: str) -> None:
         """Have a node left out that does not lead the partition. For the endpoints, and for callers."""
         _, _, partition = publish.lane.rpartition(" ")

@@ -105,6 +105,7 @@ class PublishingEndpoint(Endpoint, ConnDelegate):
 
     def connected(self, conn: Conn) -> None:
         log.info("connected to %s", self.address, extra=self._fields())
+        self._pool.book.note_version(self.address, conn.version)
 
     def refused(self, error: NsqError, news: bool) -> None:
         if not self._stopped:
@@ -270,8 +271,8 @@ class PublishingEndpoint(Endpoint, ConnDelegate):
         return waiting + sum(map(len, self._sent.copy()))
 
     def owes(self, lane: str) -> bool:
-        """Whether a publish of this lane that has not ended is still to be sent, or to be answered. Round trips
-        do not count: their callers wait, and publish nothing after them.
+        """Whether it has a publish of this lane that has not ended, unsent or unanswered. Round trips do not
+        count: their callers wait, and publish nothing meanwhile.
         """
         unsent = self.conn.waiting.copy() if self.conn is not None else ()
         sent = [publish for batch in self._sent.copy() if batch[0].lane == lane for publish in batch]
