@@ -367,13 +367,16 @@ class Pool:
 
     def _has_room(self) -> bool:
         """Whether the limits allow another publish. Summing the bytes visits every publish: do it only when
-        the last result is used up. Two threads at once may subtract only one; the next sum corrects that.
+        the last result is used up.
+
+        Without the GIL most of the subtractions of several threads may get lost. So only an eighth of what is
+        left is given out before the next sum.
         """
         if len(self.pending) >= self._config.max_pending:
             return False
         if self._bytes_left <= 0:
             used = sum([publish.size for publish in self.pending.copy()])
-            self._bytes_left = self._config.max_pending_bytes - used
+            self._bytes_left = math.ceil((self._config.max_pending_bytes - used) / 8)
         return self._bytes_left > 0
 
     def cancel(self, publish: Publish) -> None:
