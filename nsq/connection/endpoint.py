@@ -94,8 +94,8 @@ class Client(Protocol):
 class Endpoint:
     """One nsqd, its latest connection, and two threads. ``wanted`` is None once the client wants it no more.
 
-    The owner changes ``wanted`` and gives permits; then, until it reports, the read thread alone changes
-    ``status``, ``conn`` and ``backoff``.
+    The owner changes ``wanted`` and gives permits. From a permit until it reports, the read thread alone
+    changes ``status``, ``conn`` and ``backoff``.
     """
 
     def __init__(
@@ -111,6 +111,8 @@ class Endpoint:
         self.threads: list[threading.Thread] = []
         self.ticket = -1
         """Names its valid place in the schedule of ``Endpoints``."""
+        self.permitted = False
+        """Whether it dials or is connected, as far as the owner knows: from a permit until the report."""
         self._client, self._config, self._clock = client, config, clock
         self._stopped = False
         self._permits: queue.SimpleQueue[bool] = queue.SimpleQueue()  # False: end
@@ -313,7 +315,7 @@ class Endpoints(Generic[E]):
                 continue
             before, endpoint.wanted = endpoint.wanted, want
             endpoint.subscription = want.subscription  # for the next dial
-            if endpoint.status is not Status.WAITING or not want.dial:
+            if endpoint.permitted or not want.dial:
                 continue
             if before is None or not before.dial or want.given > before.given:  # found again, or just given
                 endpoint.backoff.pause = 0.0
@@ -322,7 +324,7 @@ class Endpoints(Generic[E]):
         for key in table.keys() - wanted.keys():
             endpoint = table[key]
             endpoint.wanted = None
-            if endpoint.status is Status.WAITING:
+            if not endpoint.permitted:
                 self._remove(endpoint)
 
     def dialed(self, endpoint: E, connected: bool) -> None:
@@ -338,6 +340,7 @@ class Endpoints(Generic[E]):
         self._try_again(endpoint)
 
     def _try_again(self, endpoint: E) -> None:
+        endpoint.permitted = False
         if endpoint.wanted is None:
             self._remove(endpoint)
         else:
@@ -397,7 +400,7 @@ class Endpoints(Generic[E]):
                 endpoint.refused(reason, endpoint.backoff.failures == 1)
                 self._schedule(endpoint)
                 continue
-            endpoint.ticket = -1
+            endpoint.ticket, endpoint.permitted = -1, True
             self._dialing += 1
             if new:
                 started.append(endpoint)

@@ -104,7 +104,7 @@ def connect(endpoint: PublishingEndpoint) -> FakeConn:
     """Connect the endpoint."""
     conn: Any = FakeConn()
     endpoint.conn = conn
-    endpoint.status = Status.CONNECTED
+    endpoint.status, endpoint.permitted = Status.CONNECTED, True
     return conn  # type: ignore[no-any-return]
 
 

@@ -240,6 +240,18 @@ class TestWanting:
         world.want(A, listed=True, given=True)
         assert world.dials() == [A]
 
+    def test_a_report_that_comes_late_changes_nothing_twice(self, world: World) -> None:
+        world.want(A)
+        world.dials()
+        world.connect(A)
+        world[A].status = Status.WAITING  # its report is under way
+        world.want(A, given=True)
+        assert world.dials() == []
+        world.want()
+        assert world.removed == []
+        world.lose(A)
+        assert world.removed == [A]
+
     def test_one_nsqd_can_have_several_endpoints(self, world: World) -> None:
         wanted = [Wanted(A, Partition(TOPIC, CHANNEL, number)) for number in (0, 1)]
         world.endpoints.want({each.key: each for each in wanted})
@@ -272,6 +284,8 @@ def test_words_tell_where_it_comes_from_and_how_it_is(world: World) -> None:
     words.append(world[A].words(1000.0))
     world.refuse(A)
     words.append(world[A].words(1000.05))
+    world.clock.now += INITIAL
+    world.dials()
     world.connect(A)
     world.want()
     words.append(world[A].words(1000.05))
