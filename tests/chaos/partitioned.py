@@ -34,7 +34,8 @@ _KEYS = 10  # of each publisher, in each topic
 
 
 class Publisher:
-    """A thread that publishes to keys of its own, in batches or one by one, and remembers what was stored.
+    """A thread that publishes to keys of its own, and remembers what was stored: one by one, in batches or,
+    with a negative ``batch``, as many without waiting.
 
     It ends after that many messages, when ``enough`` says so, too.
     """
@@ -53,7 +54,7 @@ class Publisher:
         self._producer = producer
         self._keys = [f"{topic}/{number}-{key}" for key in range(_KEYS) for topic in (ORDERED, UNORDERED)]
         self._messages = messages
-        self._batch = batch
+        self._batch, self._waits = abs(batch), batch > 0
         self._enough = enough
         self.thread = threading.Thread(target=self._run, name=f"publisher-{number}", daemon=True)
 
@@ -75,7 +76,12 @@ class Publisher:
         topic = key.partition("/")[0]
         by_key: dict[str, Any] = {"key": key} if topic == ORDERED else {}
         try:
-            if len(bodies) == 1:
+            if not self._waits:
+                publish = self._producer.publish_async
+                pending = [publish(topic, body, timeout=PUBLISH_TIMEOUT, **by_key) for body in bodies]
+                for future in pending:
+                    future.result()
+            elif len(bodies) == 1:
                 self._producer.publish(topic, bodies[0], timeout=PUBLISH_TIMEOUT, **by_key)
             else:
                 self._producer.multi_publish(topic, bodies, timeout=PUBLISH_TIMEOUT, **by_key)
@@ -238,7 +244,7 @@ def play(seed: int, messages: int, faults: int, *, batch: int = 4, publishers: i
                 producer,
                 number,
                 messages // publishers + 1,
-                1 if number == 0 else batch,
+                (1, -batch, batch)[number % 3],
                 lambda: attack.faults.total() >= faults or attack.error is not None,
             )
             for number in range(publishers)
