@@ -37,6 +37,7 @@ from nsq.partitioned.lookups import Lookups
 from nsq.partitioned.rules import NO_TRIES, PATIENCE, Particular, PartitionRules, Taker, Topic, Tries
 from nsq.partitioned.table import Kind, TopicTable
 from nsq.partitioned.tracing import Tracing, log_publish
+from nsq.producer.endpoint import PublishingEndpoint
 from nsq.producer.pool import AddressBook, Pool, Takers
 from nsq.producer.publishes import (
     P,
@@ -58,6 +59,8 @@ Place = tuple[str, int | None]
 
 #: Stands for a partition while publishes go to nsqds that the user named.
 _NAMED = -1
+#: Seconds between two looks at a former leader that owes an answer.
+_HOLD = 0.02
 _DPUB = b"DPUB "
 _started = attrgetter("started")
 
@@ -104,6 +107,8 @@ class Router(AddressBook):
         self._open: dict[str, Taker] = {}  # by address
         self._current: dict[str, Topic] = {}
         self._lanes: dict[str, Takers] = {}
+        self._last: dict[tuple[str, int], PublishingEndpoint] = {}  # the leader that got the latest publish
+        self._held: dict[tuple[str, int], float] = {}  # while a former leader owes an answer: since when
         self._owing = False  # an nsqd owes an answer
         self._wanted: frozenset[str] = frozenset()  # leaders that are not connected, and publishes wait for
         self._seen: object = None  # what the snapshots were made of
@@ -282,8 +287,9 @@ class Router(AddressBook):
             return False
         pool, waiting = self._pool, self._pool.waiting
         pool.usable = ()
-        self._update(takers)
         now = self.now()
+        self._let_go(now)
+        self._update(takers)
         while True:
             while waiting:
                 publish = waiting[0]
@@ -317,16 +323,17 @@ class Router(AddressBook):
         self.due_at, self.urgent, self._seen = math.inf, False, None
         parked, self._parked, self._blocked = self._parked, {}, {}
         pool.lanes, self.topics = {}, {}
-        waiting = sorted(itertools.chain(*parked.values(), pool.waiting.copy()), key=_started)
-        pool.waiting.clear()
-        for publish in waiting:
+        waiting = list(itertools.chain(*parked.values()))
+        while pool.waiting:
+            waiting.append(pool.waiting.popleft())
+        for publish in sorted(waiting, key=_started, reverse=True):
             try:
                 if isinstance(publish.rules, PartitionRules):
                     publish.rules.place_plainly(publish)
             except UsageError as error:
                 self._fail(publish, error)
             else:
-                pool.waiting.append(publish)
+                pool.waiting.appendleft(publish)
 
     def _send_or_park(self, publish: Publish, now: float) -> None:
         place, taker = self._find(publish, now)
@@ -363,10 +370,11 @@ class Router(AddressBook):
         tried: Tries = publish.memory or NO_TRIES
         self.lookups.learn(name)
         table, asked_at = self.lookups.cluster.table(name), self.lookups.cluster.asked_at(name)
-        if table.known is None or asked_at < tried.lookup_after:
+        outdated = asked_at < tried.lookup_after
+        if table.known is None:
             return (name, None), None
         if not table.known:
-            if asked_at < publish.started:
+            if outdated or asked_at < publish.started:
                 return (name, None), None
             self.lookups.forget(name)
             return self._fail(publish, _unknown_topic(table, publish))
@@ -381,13 +389,15 @@ class Router(AddressBook):
             live = tuple(
                 each
                 for each in topic.live
-                if (name, each) not in self._parked and topic.table.leaders[each] != resting
+                if (name, each) not in self._parked
+                and (name, each) not in self._held
+                and topic.table.leaders[each] != resting
             )
-            if not live:
+            if not live or outdated:
                 return (name, None), None
             chosen = self._pick(topic, live)
         rules.place(publish, topic, chosen)
-        waits = topic.table.leaders.get(chosen) == resting
+        waits = outdated or topic.table.leaders.get(chosen) == resting or (name, chosen) in self._held
         return (name, chosen), None if waits else topic.takers.get(chosen)
 
     def _find_given(self, publish: Publish) -> tuple[Place | None, Taker | None]:
@@ -467,6 +477,37 @@ class Router(AddressBook):
             for partition, taker in topic.takers.items()
         }
         self._shown = None
+        self._note_moves()
+
+    def _note_moves(self) -> None:
+        """Hold publishes to a new leader back while the former one owes an answer, so that none overtakes; at
+        first in any case: a caller may be about to send to the former one.
+        """
+        for name, topic in self._current.items():
+            for partition, taker in topic.takers.items():
+                place = name, partition
+                before = self._last.get(place)
+                if before is not None and before is not taker[0]:
+                    self._held.setdefault(place, self.now())
+                else:
+                    self._last[place] = taker[0]
+
+    def _let_go(self, now: float) -> None:
+        """Stop holding publishes back where the former leader has answered, or does not for long."""
+        for place, since in self._held.copy().items():
+            name, partition = place
+            former = self._last[place]
+            if former.owes(f"{name} {partition}") and now - since < 3 * PATIENCE:
+                if now - since > PATIENCE:
+                    former.give_up()
+            else:
+                del self._held[place]
+                topic = self._current.get(name)
+                taker = None if topic is None else topic.takers.get(partition)
+                if taker is not None:
+                    self._last[place] = taker[0]
+                self._blocked.pop(place, None)
+                self._shown = None
 
     def _topic(self, table: TopicTable) -> Topic:
         name, open_ = table.topic, self._open
@@ -490,7 +531,7 @@ class Router(AddressBook):
 
     def _show(self) -> None:
         """Let callers see the snapshots, but no lane that has parked publishes: newer ones queue behind."""
-        parked = {place for place in self._parked if place[1] is not None}
+        parked = {place for place in (*self._parked, *self._held) if place[1] is not None}
         if self._shown == parked:
             return
         self._shown = parked
@@ -508,11 +549,11 @@ class Router(AddressBook):
     def _look_ahead(self, now: float) -> None:
         """Have nsqlookupds asked and leaders dialed that publishes wait for; set when to assign next."""
         absent = set(self._absent_leaders())
-        if absent - self._wanted:
-            self._pool.redial()
         waits = bool(absent) or any(self._needs_lookup(place) for place in self._parked)
-        self._wanted = frozenset(absent)
         self.urgent = waits
+        if absent - self._wanted:
+            self._pool.endpoints.hurry()  # their pauses are shorter now
+        self._wanted = frozenset(absent)
         incomplete = any(
             topic.table.incomplete
             or len(topic.takers) < len(topic.table.leaders)
@@ -521,6 +562,8 @@ class Router(AddressBook):
         )
         due = self.lookups.refresh(now, urgent=waits, incomplete=incomplete)
         self.due_at = min([due, *(retry_at for _, retry_at in self._blocked.values())])
+        if self._held:
+            self.due_at = min(self.due_at, now + _HOLD)
 
     def _watch(self, takers: Takers, now: float) -> None:
         """Give up connections whose nsqd does not answer. While any owes an answer, look again soon."""

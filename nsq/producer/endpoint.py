@@ -269,6 +269,15 @@ class PublishingEndpoint(Endpoint, ConnDelegate):
         waiting = len(self.conn.waiting) if self.conn is not None else 0
         return waiting + sum(map(len, self._sent.copy()))
 
+    def owes(self, lane: str) -> bool:
+        """Whether it has not answered, or not sent, a publish of this lane."""
+        waiting = self.conn.waiting.copy() if self.conn is not None else ()
+        return (
+            any(batch[0].lane == lane for batch in self._sent.copy())
+            or any(type(item) is not bytes and item.lane == lane for item in waiting)
+            or self.own.serves(lane)
+        )
+
     @property
     def silent_since(self) -> float:
         """When nsqd last answered a publish, or got the oldest that it has not answered; infinity: it owes

@@ -546,18 +546,14 @@ class Pool:
             self._redial_requested = True
             if self.discovery.asks:
                 self.discovery.ask_soon()
-            self.redial()
-
-    def redial(self) -> None:
-        """Have nsqds that cannot be reached dialed soon: their pauses are shorter now."""
-        self.endpoints.hurry()
+            self.endpoints.hurry()
 
     @property
     def urgent(self) -> bool:
         """Whether a publish waits for any connection."""
         return self.book.urgent or (bool(self.waiting) and not self.usable)
 
-    def _hand_out(self, usable: tuple[tuple[PublishingEndpoint, Conn], ...]) -> None:
+    def _hand_out(self, usable: Takers) -> None:
         while self.waiting:
             publish = self.waiting[0]
             if publish.done():
