@@ -131,7 +131,8 @@ class Conn:
         self.closed = False
         """Whether writing has ended."""
         self.session = Session(IdentifyReply())
-        self.nsqd_version = ""
+        self.version = ""
+        """nsqd's version, once connected."""
         self._config = config
         self._delegate = delegate
         self._transport = transport
@@ -171,7 +172,7 @@ class Conn:
         silent = self._config.heartbeat_interval < 0  # then any silence is allowed
         self._stream.read_timeout = None if silent else self._config.read_timeout
         self.session = Session(ready.reply)
-        self.nsqd_version = ready.reply.version
+        self.version = ready.reply.version
         self._parser: FrameParser[Message] = FrameParser(
             partial(self._decode, self, 0.0, 0.0), max_frame=self._config.max_frame_size
         )

@@ -323,11 +323,6 @@ class OwnConns:
         if self._stopped:  # after the line above: either ``stop`` sees the stream, or we see this
             stream.close()
 
-    def serves(self, lane: str) -> bool:
-        """Whether a publish of this lane has a connection now."""
-        holders = [conn.holder for conn in self.everyone if not conn.closed]
-        return any(holder is not None and holder.lane == lane and not holder.done() for holder in holders)
-
     @property
     def busy(self) -> int:
         """How many serve a publish now."""

@@ -81,6 +81,10 @@ Hook = Callable[[Any], None] | None
 Takers = tuple[tuple[PublishingEndpoint, Conn], ...]
 
 
+#: What the version of an nsqd with partitions contains.
+_PARTITIONED = "-HA."
+
+
 class AddressBook:
     """Knows which nsqds take a publish: any of them, with the original NSQ. Belongs to one pool.
 
@@ -88,6 +92,7 @@ class AddressBook:
     and ``new_multi_publish``; the pool's thread calls the other methods.
     """
 
+    _warned = False
     asker: Asker | None = None
     """Asks nsqlookupds; None: as for the original NSQ."""
     due_at = math.inf
@@ -105,6 +110,18 @@ class AddressBook:
         connection may take any publish.
         """
         return False
+
+    def note_version(self, address: str, version: str) -> None:
+        """Note the version of an nsqd that has been connected. Called by endpoints' threads."""
+        if _PARTITIONED in version and not self._warned:
+            self._warned = True
+            log.warning(
+                "%s is nsqd %s of a partitioned NSQ, but this producer takes it for an original one, and "
+                "publishes to its default partition. Give nsqlookupd= instead of nsqd addresses",
+                address,
+                version,
+                extra={"nsqd_address": address},
+            )
 
     def trace(self, topic: str, on: bool) -> None:
         """Switch tracing of a topic on or off."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import os
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 import nsq
+from nsq import aio
 from nsq.partitioned import rules
 from nsq.testing import Nsqd, Nsqlookupd, PartitionedCluster
 from nsq.testing.partitioned import Node
@@ -249,6 +251,19 @@ def test_a_first_publish_that_is_deferred_is_refused_when_the_cluster_is_known(
         producer.publish("orders", b"x", defer=1.0)
 
 
+def test_an_nsqd_of_a_partitioned_cluster_is_warned_about_once_when_only_nsqds_are_named(
+    orders: PartitionedCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    addresses = [node.tcp_address for node in orders.nodes]
+    with nsq.Producer(*addresses, publish_timeout=PATIENCE) as producer:
+        eventually(lambda: producer.publish("orders", b"x") and all_open(producer, 3))
+    assert caplog.text.count("of a partitioned NSQ, but this producer takes it for an original one") == 1
+
+
+def all_open(producer: nsq.Producer, count: int) -> bool:
+    return [each.state for each in producer.stats().connections] == ["open"] * count
+
+
 # Keys.
 
 
@@ -322,6 +337,22 @@ def test_publishes_prefer_the_nsqd_that_owes_fewer_answers(orders: PartitionedCl
         futures = [producer.publish_async("orders", b"x") for _ in range(200)]
         eventually(lambda: sum(future.done() for future in futures) > 150)
         leading(orders).resume()
+
+
+async def publish_from_a_coroutine(orders: PartitionedCluster) -> list[nsq.Published]:
+    async with aio.Producer(nsqlookupd=orders.lookup_addresses, publish_timeout=PATIENCE) as producer:
+        return [
+            await producer.publish("orders", b"x", partition=2, trace=7),
+            await producer.multi_publish("orders", [b"y", b"z"], partition=2),
+        ]
+
+
+def test_coroutines_publish_with_the_same_options(orders: PartitionedCluster) -> None:
+    traced, batch = asyncio.run(publish_from_a_coroutine(orders))
+    first = orders.messages("orders", 2)[0]
+    assert traced == (first.internal_id, 7, first.offset, first.size)
+    assert batch == nsq.Published()
+    assert bodies(orders, 2) == [b"x", b"y", b"z"]
 
 
 # Tracing and health.
