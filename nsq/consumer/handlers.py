@@ -497,14 +497,18 @@ class DeadLetterTopic:
 
 class DeadLetters:
     """The option ``dead_letters`` of a consumer: publishes the unchanged body to ``topic``, on the nsqds that
-    the consumer knows. ``known`` returns their addresses.
+    the consumer knows. ``known`` returns their addresses; or none, and those of nsqlookupds.
 
     The producer is made for the first message. No thread that a signal can interrupt takes the lock, and a
     forked child does not use it.
     """
 
     def __init__(
-        self, topic: str, config: Config, transport: Transport | None, known: Callable[[], set[str]]
+        self,
+        topic: str,
+        config: Config,
+        transport: Transport | None,
+        known: Callable[[], tuple[set[str], set[str]]],
     ) -> None:
         # Here, not for the first message: at the end of a program it may be too late for an import.
         from nsq.producer.producer import Producer
@@ -524,12 +528,14 @@ class DeadLetters:
         self._closed = False
 
     def __call__(self, message: Message) -> None:
-        nsqds = {*self._known(), message.nsqd_address}
+        nsqds, nsqlookupds = self._known()
+        if not nsqlookupds:
+            nsqds.add(message.nsqd_address)
         with self._lock:
             if self._closed:
                 raise Closed("the consumer has stopped")
             if self._producer is None:
-                self._producer = self._new_producer(nsqd=nsqds)
+                self._producer = self._new_producer(nsqd=nsqds, nsqlookupd=nsqlookupds)
             elif nsqds != self._nsqds:
                 self._producer.set_nsqds(nsqds)
             self._nsqds = nsqds
