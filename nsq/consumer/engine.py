@@ -148,11 +148,10 @@ class Engine(ConnDelegate):
         self._callbacks = Callbacks(f"{self.name}-hooks", log)
         self.pool.gives_up_at_last_failure = dead_letter_reasons
         reasons_of = f"{self.topic}/{self.channel}" if dead_letter_reasons else ""
-        self._dead_letters = (
-            None
-            if dead_letters is None
-            else DeadLetters(dead_letters, config, transport, self._known_nsqds, reasons_of)
-        )
+        self._dead_letters: DeadLetters | None = None
+        if dead_letters is not None:
+            known = self._known_addresses
+            self._dead_letters = DeadLetters(dead_letters, config, transport, known, reasons_of)
         self._user_give_up = give_up
         self._decision_due = False  # the windows may have to change
         # The connections, and the totals of ended ones: received, finished, requeued, timed out.
@@ -522,7 +521,7 @@ class Engine(ConnDelegate):
     def _drop(self, key: Key) -> None:
         """Close a connection that is not wanted any more."""
         conn = self._conns.get(key)
-        if conn is not None:
+        if conn is not None and not conn.session.closing:
             conn.send_cls()
             self.windows.closing(conn)
             self._decide()
@@ -554,7 +553,7 @@ class Engine(ConnDelegate):
         self._conns_and_totals = {**conns, conn.key: conn}, gone
         # Before the loops run: hooks must hear of a connection's beginning before its end.
         self._tell(self._hooks.connected, conn.address)
-        self.discovery.connected(conn.key)
+        self.discovery.connected(conn)
         log.info("%s: connected to nsqd %s", self.name, conn.address, extra=self._fields(conn.address))
 
     def _forget(self, conn: Conn, cause: NsqError | None) -> None:
@@ -671,8 +670,10 @@ class Engine(ConnDelegate):
 
     # The handlers' threads.
 
-    def _known_nsqds(self) -> set[str]:
-        return {endpoint.address for endpoint in self.endpoints.all}
+    def _known_addresses(self) -> tuple[set[str], set[str]]:
+        """Return where to publish dead letters: nsqds, or the nsqlookupds of a partitioned NSQ."""
+        nsqlookupds = self.discovery.partitioned_by
+        return set() if nsqlookupds else {each.address for each in self.endpoints.all}, nsqlookupds
 
     @property
     def starved(self) -> bool:
@@ -758,6 +759,8 @@ class Engine(ConnDelegate):
     def _summary(self, connections: list[ConnectionHealth]) -> str:
         if self.state != "running":
             return self.state
+        if self.refusal is not None:
+            return str(self.refusal)
         if not connections:
             endpoints = sorted(self.endpoints.all, key=lambda endpoint: endpoint.label)
             reasons = dict.fromkeys(each.reason for each in endpoints if each.backoff.reason is not None)
@@ -767,8 +770,19 @@ class Engine(ConnDelegate):
         if not open_ones:
             return f"no nsqd may send: {stuck[0].reason}"
         if many == 1:
-            return "1 connection, which may send"
-        return f"{many} connections, {open_ones if stuck else 'all'} of which may send"
+            return f"1 connection, which may send{self._troubles()}"
+        return f"{many} connections, {open_ones if stuck else 'all'} of which may send{self._troubles()}"
+
+    def _troubles(self) -> str:
+        """Name the partitions that deliver nothing, as the end of a sentence."""
+        partitions, missing = self.pool.partitions(time.monotonic()), self.discovery.missing
+        found = {
+            "stuck": [each.partition for each in partitions if each.stuck and not each.stopped],
+            "stopped": [each.partition for each in partitions if each.stopped],
+            "without a leader": missing,
+        }
+        named = [f"{', '.join(map(str, numbers))} {state}" for state, numbers in found.items() if numbers]
+        return f"; partitions {'; '.join(named)}" if named else ""
 
     def _discovery_health(self, now: float) -> list[str]:
         endpoints = sorted(self.endpoints.all, key=lambda endpoint: endpoint.label)

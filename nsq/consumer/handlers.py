@@ -542,8 +542,9 @@ class DeadLetterTopic:
 
 class DeadLetters:
     """The option ``dead_letters`` of a consumer: publishes the unchanged body to ``topic``, on the nsqds that
-    the consumer knows. ``known`` returns their addresses. With ``reasons_of``, which is the consumer's name
-    then, the body stands in an envelope that says why the message was given up.
+    the consumer knows. ``known`` returns their addresses; or none, and those of nsqlookupds. With
+    ``reasons_of``, which is the consumer's name then, the body stands in an envelope that says why the
+    message was given up.
 
     The producer is made for the first message. No thread that a signal can interrupt takes the lock, and a
     forked child does not use it.
@@ -554,7 +555,7 @@ class DeadLetters:
         topic: str,
         config: Config,
         transport: Transport | None,
-        known: Callable[[], set[str]],
+        known: Callable[[], tuple[set[str], set[str]]],
         reasons_of: str = "",
     ) -> None:
         # Here, not for the first message: at the end of a program it may be too late for an import.
@@ -576,12 +577,14 @@ class DeadLetters:
         self._closed = False
 
     def __call__(self, message: Message, error: BaseException | None = None) -> None:
-        nsqds = {*self._known(), message.nsqd_address}
+        nsqds, nsqlookupds = self._known()
+        if not nsqlookupds:
+            nsqds.add(message.nsqd_address)
         with self._lock:
             if self._closed:
                 raise Closed("the consumer has stopped")
             if self._producer is None:
-                self._producer = self._new_producer(nsqd=nsqds)
+                self._producer = self._new_producer(nsqd=nsqds, nsqlookupd=nsqlookupds)
             elif nsqds != self._nsqds:
                 self._producer.set_nsqds(nsqds)
             self._nsqds = nsqds

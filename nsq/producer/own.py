@@ -287,7 +287,7 @@ class OwnConns:
                 conn.cut_off()
 
     def dispose_of_lost(self) -> None:
-        """Close the connections that interrupted callers have lost, after ``cut_off`` and the last publish."""
+        """Close the connections that interrupted callers lost, after ``cut_off`` and the last publish."""
         for conn in self.everyone:
             if conn.holder is None or conn.holder.done():
                 conn.dispose()
