@@ -286,6 +286,12 @@ class OwnConns:
             if holder is None or holder.caller not in spared:
                 conn.cut_off()
 
+    def dispose_of_lost(self) -> None:
+        """Close the connections that interrupted callers lost, after ``cut_off`` and the last publish."""
+        for conn in self.everyone:
+            if conn.holder is None or conn.holder.done():
+                conn.dispose()
+
     def abandon(self) -> None:
         """Drop everything in a forked child: it belongs to the parent."""
         self._stopped = True

@@ -787,6 +787,8 @@ class Pool:
         for publish in self.pending.copy():  # added while we closed; later ones look at ``_gone``
             if publish.caller not in self._closers:
                 self.give_up(publish, "the producer was closed")
+        for endpoint in self.endpoints.all:
+            endpoint.own.dispose_of_lost()
         unfinished += self.callbacks.stop(self._join_by)
         _running.discard(self)
         if left:

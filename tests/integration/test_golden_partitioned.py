@@ -13,6 +13,7 @@ import pytest
 
 from nsq.testing import PartitionedCluster, Reply, V2Client
 from nsq.testing.daemons.http import ask
+from nsq.wire.frames import encode_error
 from tests.golden.partitioned_replay import (
     NAMES,
     STANDALONE,
@@ -290,3 +291,34 @@ def test_recorded_http_exchange(name: str, http_outcomes: Mapping[str, Assertion
     failure = http_outcomes.get(name)
     if failure is not None:
         raise failure
+
+
+# Errors that no conversation shows: they were seen under load only.
+
+SHOWN = {f"{name}.json" for name in NAMES}
+UNSHOWN = [row for row in load("errors_observed") if not SHOWN & set(row["seen_in"])]
+COMMANDS = {
+    "PUB": b"PUB repl1 0\n\0\0\0\1x",
+    "MPUB": b"MPUB repl1 0\n\0\0\0\x09\0\0\0\1\0\0\0\1x",
+    "PUB_TRACE": b"PUB_TRACE repl1 0\n\0\0\0\x09\0\0\0\0\0\0\0\1x",
+    "SUB": b"SUB repl1 ch 0\n",
+}
+
+
+@pytest.mark.parametrize("row", UNSHOWN, ids=lambda row: f"{row['code']} to {row['command']}")
+def test_errors_seen_under_load_only(row: Mapping[str, Any]) -> None:
+    with make_cluster() as cluster, ExitStack() as stack:
+        create_topics(cluster)
+        if row["code"] == "E_FAILED_ON_NOT_WRITABLE":
+            stack.enter_context(cluster.moving_leader("repl1", 0))
+        else:
+            cluster.nodes[0].refuse(row["command"], row["example_text"])
+        with V2Client(cluster.nodes[0].tcp_address) as client:
+            client.send(COMMANDS[row["command"]])
+            frame = client.frame()
+            assert encode_error(frame.data).hex() == row["example_frame_hex"]
+            if row["closes_connection"]:
+                client.expect_closed()
+            else:
+                client.send(b"NOP\n")
+                client.expect_silence(0.1)

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,9 +18,11 @@ import pytest
 import nsq
 from nsq import aio
 from nsq.partitioned import rules
+from nsq.partitioned.keys import partition_for
 from nsq.testing import Nsqd, Nsqlookupd, PartitionedCluster
 from nsq.testing.partitioned import Node
 from nsq.testing.plugin import partitioned_cluster as cluster
+from nsq.tools.front_door import main
 
 from .patience import eventually
 
@@ -353,6 +356,35 @@ def test_coroutines_publish_with_the_same_options(orders: PartitionedCluster) ->
     assert traced == (first.internal_id, 7, first.offset, first.size)
     assert batch == nsq.Published()
     assert bodies(orders, 2) == [b"x", b"y", b"z"]
+
+
+def test_nsq_pub_publishes_by_key_and_to_a_partition(
+    orders: PartitionedCluster,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "in").write_bytes(b"three\nfour\n")
+    address = f"--lookupd-http-address={orders.lookup_addresses[0]}"
+    assert main(["pub", address, "--key=customer-42", "orders", "one", "two"]) == 0
+    with (tmp_path / "in").open() as stdin:
+        monkeypatch.setattr("sys.stdin", stdin)
+        assert main(["pub", address, "--partition=3", "orders"]) == 0
+    assert main(["pub", address, "orders", *"abcdef"]) == 0
+    assert "WARNING" not in capfd.readouterr().err
+    partition = partition_for("customer-42", 4)
+    assert bodies(orders, partition)[:2] == [b"one", b"two"]
+    assert {b"three", b"four"} <= set(bodies(orders, 3))
+    assert sum(len(bodies(orders, number)) for number in range(4)) == 10
+    assert main(["pub", address, "--partition=4", "orders", "x"]) == 1
+    assert "partition 4 of 'orders' does not exist" in capfd.readouterr().err
+
+
+def test_nsq_pub_refuses_a_key_by_name_in_an_original_cluster(
+    nsqd: Nsqd, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["pub", f"--nsqd-http-address={nsqd.http_address}", "--key=k", "orders", "x"]) == 1
+    assert "key= needs a partitioned NSQ" in capfd.readouterr().err
 
 
 # Tracing and health.

@@ -8,7 +8,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -171,11 +172,19 @@ class PartitionedCluster:
 
     def move_leader(self, topic: str, partition: int, to: Node | int | None = None) -> Node:
         """Move a partition to another leader, by default to the next replica in sync; return it."""
+        with self.moving_leader(topic, partition, to) as leader:
+            time.sleep(self._move_time)
+        return leader
+
+    @contextmanager
+    def moving_leader(self, topic: str, partition: int, to: Node | int | None = None) -> Iterator[Node]:
+        """Move a leader at the end of the ``with`` block. Until then it is not writable."""
         wanted = to.index if isinstance(to, Node) else to
-        moved: int = self._call("begin_move", topic, partition, wanted)
-        time.sleep(self._move_time)  # publishes are refused as not writable meanwhile
-        self._call("end_move", topic, partition, moved)
-        return self.nodes[moved]
+        leader: int = self._call("begin_move", topic, partition, wanted)
+        try:
+            yield self.nodes[leader]
+        finally:
+            self._call("end_move", topic, partition, leader)
 
     def wait_until_writable(self, topic: str, timeout: float = _TIMEOUT) -> None:
         """Wait until every partition of the topic takes publishes."""

@@ -113,7 +113,8 @@ class NsqdConnection:
         if self.waiting:
             self.feed(b"", now)
         if self._heartbeat_interval and now >= self._next_heartbeat:
-            if not self._heard:
+            late = now >= self._next_heartbeat + self._heartbeat_interval  # this node was stalled
+            if not self._heard and not late:
                 self.closing = True
             self._heard = False
             self._next_heartbeat = now + self._heartbeat_interval
