@@ -605,11 +605,12 @@ class Pool:
     def _take_back(self, left: Iterable[deque[Any]]) -> None:
         publishes = []
         for each in left:
-            while each:
-                item = each.popleft()
-                if type(item) is not bytes:
-                    item.endpoint = None
-                    publishes.append(item)
+            with suppress(IndexError):  # not ``while each``: ``popleft`` locks the deque
+                while True:
+                    item = each.popleft()
+                    if type(item) is not bytes:
+                        item.endpoint = None
+                        publishes.append(item)
         # In front of newer publishes: all of them, except some that were taken back a moment ago.
         older = []
         while publishes and self.waiting and self.waiting[0].started < publishes[0].started:
