@@ -20,9 +20,7 @@ from nsq.testing import Nsqd
 from tests.integration.consuming import channel_of, clients_of, until
 
 from .conftest import PROJECT, ROOT, Site
-from .postgres import Postgres, postgres
-
-__all__ = ["postgres"]
+from .postgres import Postgres
 
 MANAGE = str(PROJECT / "manage.py")
 
