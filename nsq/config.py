@@ -174,6 +174,11 @@ class Config:
     lookupd_poll_timeout: float = options.seconds(
         5.0, 0.1, 300.0, "Time for one round of asking all nsqlookupds. go-nsq: 60 s for each."
     )
+    cluster: str = options.choice(
+        "detect",
+        ("detect", "original", "partitioned"),
+        "Which NSQ the nsqlookupds belong to; detect asks them, and follows a change.",
+    )
     prune: bool = options.switch(
         "Disconnect from an nsqd that three complete rounds in a row did not list; a round with a failed "
         "lookup is not complete."
@@ -442,6 +447,7 @@ class Options(TypedDict, total=False):
     lookupd_poll_interval: float
     lookupd_poll_jitter: float
     lookupd_poll_timeout: float
+    cluster: str
     prune: bool
     max_in_flight: int | None
     max_attempts: int

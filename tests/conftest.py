@@ -1,4 +1,4 @@
-"""Applies to every test: a test must leave nothing behind."""
+"""Fixtures for every test: a test must leave nothing behind."""
 
 from __future__ import annotations
 

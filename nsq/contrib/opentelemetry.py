@@ -31,7 +31,7 @@ except ImportError as error:
 
 from nsq import GiveUp, Message, Requeue, __version__
 from nsq.consumer.handlers import is_async
-from nsq.transport.addresses import split
+from nsq.transport.addresses import is_unix, split, unix_path
 from nsq.wire.envelope import unwrap, wrap
 
 #: The parts of a trace's context that may stand in an envelope.
@@ -169,13 +169,14 @@ def _attributes(name: str, kind: str, topic: str) -> dict[str, Any]:
 
 
 def _attributes_of(message: Message) -> dict[str, Any]:
-    host, port = split(message.nsqd_address)
-    return {
+    about = {
         "messaging.message.id": message.id.decode("latin-1"),
         "messaging.message.body.size": len(message.body),
-        "server.address": host,
-        "server.port": port,
     }
+    if is_unix(message.nsqd_address):
+        return about | {"server.address": unix_path(message.nsqd_address)}
+    host, port = split(message.nsqd_address)
+    return about | {"server.address": host, "server.port": port}
 
 
 def _context_of(message: Message) -> Context | None:

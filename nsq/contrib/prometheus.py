@@ -75,7 +75,7 @@ class Metrics:
             "connections_lost", "Connections of consumers that an error ended.", "topic", "channel", "nsqd"
         )
         self._watched: weakref.WeakSet[Producer | Consumer] = weakref.WeakSet()
-        self._gauges: dict[str, Gauge] = {}
+        self._gauges: dict[str, tuple[Gauge, set[tuple[str, ...]]]] = {}  # with the labels that were set
         self._collects = False
 
     def of_producer(self) -> dict[str, Any]:
@@ -120,10 +120,11 @@ class Metrics:
         """Read the state of these clients whenever the registry is collected. Forgets clients that are
         garbage.
         """
-        self._watched.update(clients)
+        # A new set: another thread may read the old one for a scrape.
+        self._watched = weakref.WeakSet([*self._watched, *clients])
         if not self._collects:
             self._collects = True
-            self.registry.register(_Gauges(self._watched))
+            self.registry.register(_Gauges(lambda: list(self._watched)))
 
     def update(self, *clients: Producer | Consumer) -> None:
         """Set the gauges from the state of these clients, for the multiprocess mode: there the numbers of all
@@ -131,11 +132,12 @@ class Metrics:
         """
         for name, text, labels, values in _state(clients):
             if name not in self._gauges:
-                self._gauges[name] = Gauge(
-                    name, text, labels, registry=self.registry, multiprocess_mode="livesum"
-                )
-            for each, number in values.items():
-                self._gauges[name].labels(*each).set(number)
+                gauge = Gauge(name, text, labels, registry=self.registry, multiprocess_mode="livesum")
+                self._gauges[name] = gauge, set()
+            gauge, known = self._gauges[name]
+            known.update(values)
+            for each in known:  # an nsqd that is gone falls to 0: this mode cannot remove it
+                gauge.labels(*each).set(values.get(each, 0.0))
 
 
 class _Hooks(ConsumerHooks):
@@ -165,11 +167,11 @@ class _Hooks(ConsumerHooks):
 
 
 class _Gauges(Collector):
-    def __init__(self, clients: Iterable[Producer | Consumer]) -> None:
+    def __init__(self, clients: Callable[[], list[Producer | Consumer]]) -> None:
         self._clients = clients
 
     def collect(self) -> Iterable[GaugeMetricFamily]:
-        for name, text, labels, values in _state(list(self._clients)):
+        for name, text, labels, values in _state(self._clients()):
             family = GaugeMetricFamily(name, text, labels=labels)
             for each, number in values.items():
                 family.add_metric(each, number)

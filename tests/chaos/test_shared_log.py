@@ -1,5 +1,5 @@
-"""A log in S3 under fire, without Spark: receivers are killed and suspended, the store fails, stalls and
-loses answers, and the reader's name is taken over. Then the rate that one receiver sustains.
+"""A log in S3 without Spark: receivers are killed and suspended, the store fails, stalls and loses
+replies, and the reader's name is taken over. Then the rate that one receiver sustains.
 
 make chaos ARGS='-k shared_log'                     # tells what happened
 NSQ_SUSTAIN=600 make chaos ARGS='-k sustained'      # for ten minutes instead of one

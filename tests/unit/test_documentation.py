@@ -1,4 +1,4 @@
-"""What the pages say can be looked up: links, flags, options, files, tests and folders that they name."""
+"""Links, flags, options, files, tests and folders that the pages name exist."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_every_page_is_in_one_group_of_the_navigation() -> None:
 @pytest.mark.parametrize(
     ("page", "options"), [("nsqlookupd.md", NsqlookupdOptions), ("nsqadmin.md", NsqadminOptions)]
 )
-def test_flags_and_defaults(page: str, options: type) -> None:
+def test_pages_have_all_flags_with_their_defaults(page: str, options: type) -> None:
     rows = re.findall(r"^\| `--([a-z0-9-]+)` \|([^|]*)\|", text_of(page), re.MULTILINE)
     documented = {name: default.strip().strip("`") for name, default in rows}
     actual = flags(options)

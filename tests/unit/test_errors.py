@@ -18,7 +18,7 @@ def classes(root: type[NsqError]) -> Iterator[type[NsqError]]:
             yield from classes(each)
 
 
-def test_all_pass_from_process_to_process_with_all_they_say() -> None:
+def test_every_error_can_be_pickled_with_its_attributes() -> None:
     """A worker of multiprocessing whose error cannot be unpickled leaves its parent waiting."""
     made: list[Exception] = [kind("what was wrong") for kind in classes(NsqError)]
     made += [ApiRefused("refused", 404, "TOPIC_NOT_FOUND"), server_error(b"E_BAD_TOPIC no such name")]

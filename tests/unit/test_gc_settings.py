@@ -26,7 +26,7 @@ def as_it_was() -> Iterator[None]:
 
 
 def collections_while_making(count: int) -> int:
-    """How often the collector runs while this makes and keeps so many objects."""
+    """Return how often the collector runs while this makes and keeps so many objects."""
     before = gc.get_stats()[0]["collections"]
     kept = [Cycle() for _ in range(count)]
     runs = gc.get_stats()[0]["collections"] - before

@@ -1,4 +1,4 @@
-"""What setup.cfg promises: one version, the extras, types, and console scripts that exist."""
+"""setup.cfg agrees with the package: one version, the extras, types, and console scripts that exist."""
 
 from __future__ import annotations
 

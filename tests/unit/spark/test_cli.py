@@ -13,13 +13,12 @@ import pytest
 
 from nsq.config import Config
 from nsq.errors import UsageError, WalError
-from nsq.spark import commands, session
+from nsq.spark import commands, session, terminal
 from nsq.spark.cli import in_a_line, main
 from nsq.spark.commands import WalLs
 from nsq.spark.pipelines import replay as replaying
 from nsq.spark.pipelines.archive import ArchiveResult
 from nsq.spark.pipelines.replay import ReplayResult
-from nsq.spark.terminal import stop_signals as signals_stop
 from nsq.threads import stop_signals
 
 
@@ -172,7 +171,7 @@ def test_a_signal_stops_a_pipeline_in_order_and_its_result_is_shown(
 
 
 def handlers_of_signals() -> list[Any]:
-    """Those of SIGINT and SIGTERM. For a second after a stop another one may stand for Python's own."""
+    """The handlers of SIGINT and SIGTERM. For a second after a stop, another one may replace Python's."""
     found = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)]
     return [getattr(each, "handler", each) for each in found]
 
@@ -181,7 +180,7 @@ def test_a_later_signal_ends_the_process_at_once(monkeypatch: pytest.MonkeyPatch
     ends: queue.Queue[int] = queue.Queue()
     monkeypatch.setattr(os, "_exit", ends.put)
     monkeypatch.setattr(stop_signals, "SAME_REQUEST_SECONDS", -1.0)
-    with signals_stop(lambda text: None) as signals:
+    with terminal.stop_signals(lambda text: None) as signals:
         os.kill(os.getpid(), signal.SIGTERM)
         assert signals.stop.wait(200)
         os.kill(os.getpid(), signal.SIGINT)

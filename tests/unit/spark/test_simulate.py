@@ -1,4 +1,4 @@
-"""What a simulated log in S3 needs."""
+"""The simulation counts the requests of a log in S3."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from nsq.spark import terminal as spark_terminal
+from nsq.spark import terminal as module
 from nsq.spark.pipelines.streaming import Progress
 from nsq.spark.terminal import CHATTER, Meter, filtered, line, size, span
 
@@ -60,7 +60,7 @@ def test_a_note_stays_above_the_progress_line() -> None:
 
 def test_a_file_gets_a_line_every_four_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     file, clock = io.StringIO(), [0.0]
-    monkeypatch.setattr(spark_terminal, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     meter = Meter(file)
     for moment in (0.0, 1.0, 3.9, 4.0, 5.0, 25.0):
         clock[0] = moment

@@ -1,4 +1,4 @@
-"""nsqlookupds and nsqds as nsqadmin asks them, without a network; they remember what they were asked."""
+"""Fake nsqlookupds and nsqds for nsqadmin, without a network; they record their requests."""
 
 from __future__ import annotations
 

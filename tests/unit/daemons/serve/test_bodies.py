@@ -40,7 +40,7 @@ class FakeSender:
         self._scene.count(self._name, 0)
 
 
-def test_what_is_refused_does_not_count() -> None:
+def test_refused_bytes_do_not_count() -> None:
     bodies = PendingBodies(LIMIT)
     assert bodies.take(LIMIT - 1)
     assert not bodies.take(2)
@@ -90,7 +90,7 @@ def test_a_body_over_http_makes_tcp_wait_and_lets_it_go_on() -> None:
 @pytest.mark.parametrize(
     ("size", "cut_off"), [(LIMIT, True), (PROGRESS_BYTES - 1, True), (PROGRESS_BYTES, False)]
 )
-def test_who_holds_room_and_makes_no_use_of_it_is_cut_off_while_others_wait(size: int, cut_off: bool) -> None:
+def test_a_stalled_body_is_cut_off_while_others_wait(size: int, cut_off: bool) -> None:
     scene = Scene()
     scene.count("idle", LIMIT)
     scene.now += STALL_SECONDS - 1
@@ -117,7 +117,7 @@ def test_a_large_body_must_grow_by_an_eighth(grown: int, cut_off: bool) -> None:
     assert scene.happened() == (["slow is cut off", "waiting goes on"] if cut_off else [])
 
 
-def test_to_wait_is_not_to_be_idle() -> None:
+def test_a_body_that_waits_for_room_is_not_stalled() -> None:
     scene = Scene()
     scene.count("busy", LIMIT)
     scene.count("waiting", 10)

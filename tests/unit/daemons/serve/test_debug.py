@@ -33,7 +33,7 @@ ROUTES = Debugging().routes()
 
 
 def ask(request: Request) -> Reply:
-    """For what waits for nothing."""
+    """Ask a handler that answers without waiting."""
     route, _ = Router(ROUTES).find(request.method, request.path)
     assert route is not None
     answer = route.handler(request)
@@ -55,7 +55,7 @@ def test_callers_on_this_machine_are_answered(remote: str) -> None:
 
 
 @pytest.mark.parametrize("remote", ["10.0.0.1:5", "[fe80::1]:5", "[::ffff:10.0.0.1]:5", "0.0.0.0:5"])
-def test_others_are_refused_whatever_they_ask(remote: str) -> None:
+def test_callers_on_other_machines_are_refused(remote: str) -> None:
     looking = [route for route in ROUTES if route.method == "GET"]
     assert len(looking) == 10
     assert {ask(From(remote, route.path)).status for route in looking} == {403}
@@ -126,7 +126,7 @@ class Looks(threading.Event):
         return self.left < 0
 
 
-def test_collapsed_stacks() -> None:
+def test_a_profile_is_written_as_collapsed_stacks() -> None:
     assert PROFILE.collapsed() == "m:run 1\nm:run;m:work 6\nm:run;m:work;m:deep 3\n"
 
 
@@ -145,7 +145,7 @@ def test_recursion_counts_once() -> None:
     assert "  100.0   100.0  m:f\n" in Profile(1.0, Counter({("m:f", "m:f"): 5})).table()
 
 
-def test_nothing_seen() -> None:
+def test_an_empty_profile_can_be_written() -> None:
     assert Profile().collapsed() == ""
     assert Profile().table() == "0 samples in 0.0s\n\n   own%  total%  function\n"
 
@@ -181,7 +181,7 @@ def test_the_interpreter_switches_sooner_only_meanwhile(usual: float) -> None:
     assert sys.getswitchinterval() == pytest.approx(usual)
 
 
-def test_or_until_the_time_is_over() -> None:
+def test_sampling_ends_when_its_time_is_over() -> None:
     clock = iter(range(100))
     profile = sample(threading.get_ident(), 4.0, Looks(1000), now=lambda: float(next(clock)))
     assert (profile.seconds, profile.stacks.total()) == (4.0, 4)
@@ -210,7 +210,7 @@ class Allocating(threading.Event):
         return False
 
 
-def test_what_is_kept_is_told_by_line_the_most_first() -> None:
+def test_allocations_are_listed_by_line_largest_first() -> None:
     first, second, header, *found = trace(1.5, 2, Allocating()).splitlines()
     assert first == "held now that was not held 1.5s ago"
     assert (second, header.split()) == ("", ["bytes", "blocks", "line"])
@@ -221,7 +221,7 @@ def test_what_is_kept_is_told_by_line_the_most_first() -> None:
     assert not tracemalloc.is_tracing()
 
 
-def test_tracing_that_somebody_else_began_goes_on() -> None:
+def test_tracing_that_was_on_before_stays_on() -> None:
     tracemalloc.start()
     try:
         kept = bytearray(5_000_000)

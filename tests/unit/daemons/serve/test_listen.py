@@ -43,6 +43,6 @@ def test_a_missing_port(text: str) -> None:
         ("[::1]4150", "unfinished"),
     ],
 )
-def test_what_is_no_address(text: str, said: str) -> None:
+def test_an_invalid_address_is_refused(text: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         parse_address(text)

@@ -90,18 +90,26 @@ def test_a_wrong_format_loses_no_line() -> None:
     assert "'%d apples' with ('three',)" in stream.getvalue()
 
 
-def test_a_broken_stream_does_no_harm() -> None:
+def test_a_line_for_a_broken_stream_is_dropped() -> None:
     class Broken(io.StringIO):
+        broken = True
+
         def write(self, text: str) -> int:
-            raise BrokenPipeError(32, "Broken pipe")
+            if self.broken:
+                raise BrokenPipeError(32, "Broken pipe")
+            return super().write(text)
 
-    closed = io.StringIO()
-    closed.close()
-    for stream in (Broken(), closed):
-        DaemonLog(stream=stream).error("nobody reads this")
+    stream = Broken()
+    log = DaemonLog(stream=stream)
+    log.error("dropped")
+    stream.broken = False
+    log.error("written")
+    assert stream.getvalue().count("ERROR") == 1
+    stream.close()
+    log.error("dropped too")
 
 
-def test_without_a_stream_it_is_the_stderr_of_the_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_without_a_stream_writes_to_the_current_stderr(monkeypatch: pytest.MonkeyPatch) -> None:
     log = DaemonLog()
     later = io.StringIO()
     monkeypatch.setattr(sys, "stderr", later)
@@ -122,7 +130,7 @@ def test_several_logs_do_not_meet_nor_touch_the_registry() -> None:
     assert set(logging.root.manager.loggerDict) == known
 
 
-def test_json() -> None:
+def test_a_json_log_has_an_object_per_line() -> None:
     stream = io.StringIO()
     log = DaemonLog("[nsqd] ", "info", stream, form="json")
     log.info("TOPIC(%s): created\n", "t\udcff")

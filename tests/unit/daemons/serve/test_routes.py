@@ -47,7 +47,7 @@ def without(method: str, target: str) -> tuple[int, dict[str, str], bytes]:
     return reply.status, dict(reply.headers), reply.body
 
 
-def test_a_wrong_method_is_told_the_right_ones() -> None:
+def test_a_wrong_method_gets_the_allowed_ones() -> None:
     body = b'{"message":"METHOD_NOT_ALLOWED"}'
     assert without("GET", "/pub") == (405, {"Allow": "OPTIONS, POST"}, body)
     assert without("HEAD", "/ping") == (405, {"Allow": "GET, OPTIONS"}, body)
@@ -133,7 +133,7 @@ def test_json_is_written_as_go_writes_it() -> None:
     assert go_json(value) == expected.encode()
 
 
-def test_replies() -> None:
+def test_a_reply_has_body_type_and_status() -> None:
     assert Reply.error(404, "NOT_FOUND") == Reply(
         b'{"message":"NOT_FOUND"}', "application/json; charset=utf-8", 404
     )

@@ -20,7 +20,7 @@ def steps(name: str, count: int, said: list[str]) -> Iterator[None]:
         yield
 
 
-def test_works_take_turns_with_each_other_and_with_everybody_else() -> None:
+def test_sliced_works_take_turns_with_each_other_and_other_tasks() -> None:
     said: list[str] = []
 
     async def run() -> None:
@@ -46,7 +46,7 @@ def test_short_work_is_done_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     asyncio.run(run())
 
 
-def test_what_is_cancelled_or_fails_ends_and_the_rest_goes_on() -> None:
+def test_a_cancelled_or_failed_work_does_not_stop_the_others() -> None:
     def failing() -> Iterator[None]:
         yield
         raise KeyError("lost")

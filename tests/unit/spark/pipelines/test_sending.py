@@ -13,7 +13,7 @@ from nsq.spark.pipelines.replay import ArchivedMessage, ArchivePosition, Mark, R
 
 
 class Stop(threading.Event):
-    """Time passes while somebody waits for it; it is set at the wait of that number."""
+    """An event with a clock: time passes during waits, and it is set at the wait of that number."""
 
     def __init__(self, at: int = 0) -> None:
         super().__init__()

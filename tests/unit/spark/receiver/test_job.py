@@ -1,4 +1,4 @@
-"""What ``nsq.spark.receivers`` refuses before it starts anything."""
+"""``nsq.spark.receivers`` refuses wrong options and full clusters before it starts anything."""
 
 from __future__ import annotations
 

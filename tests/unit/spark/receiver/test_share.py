@@ -1,4 +1,4 @@
-"""How receivers divide the nsqds, and start again when that changes or their log ends."""
+"""Receivers divide the nsqds, and start again when their share changes or their log ends."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_every_nsqd_has_one_receiver(count: int) -> None:
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
 
 
-def test_with_more_receivers_than_nsqds_none_is_idle() -> None:
+def test_no_receiver_is_idle_when_there_are_fewer_nsqds() -> None:
     assert [Share(index, 5).nsqds(["b:1", "a:1"]) for index in range(5)] == [
         ("a:1",), ("b:1",), ("a:1",), ("b:1",), ("a:1",),
     ]  # fmt: skip

@@ -45,6 +45,9 @@ class Delegate:
     def holds(self, message: Message) -> bool:
         return True
 
+    def time_out(self, message: Message) -> bool:
+        return True
+
 
 def messages(nsqd: Delegate, *bodies: bytes, left: float = 60.0, timeout: float = 60.0) -> list[Message]:
     now = time.monotonic()
@@ -92,7 +95,7 @@ def test_messages_are_finished_once_their_segment_is_named(store: FaultyStore, l
     assert nsqd.requeued == []
 
 
-def test_what_the_log_cannot_name_goes_back_to_nsqd(store: FaultyStore, log: SharedLog) -> None:
+def test_messages_that_the_log_cannot_name_go_back_to_nsqd(store: FaultyStore, log: SharedLog) -> None:
     nsqd, intake = Delegate(), intake_of(log)
     other = SharedWal(store, "memory://log")
     other.receivers()

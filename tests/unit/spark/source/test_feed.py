@@ -27,7 +27,7 @@ START: dict[str, Any] = NEW | {"turn": 1}
 
 
 class Clock:
-    """In the place of ``time``."""
+    """A replacement of ``time``."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -115,7 +115,7 @@ class FakeLog:
 
 
 class FakeReceivers:
-    """Time passes while somebody waits; ``plan`` says what happens when."""
+    """Receivers with a clock: time passes during waits; ``plan`` says what happens when."""
 
     def __init__(self, log: FakeLog, clock: Clock) -> None:
         self.log = log
@@ -200,7 +200,7 @@ class FakeClaim:
 
 
 class Scene:
-    """With the log of ``before``, it is the next run of a query on that log."""
+    """A feed with fakes around it. With the log of ``before``, it is the next run of a query on that log."""
 
     def __init__(self, before: Scene | None = None, **options: Any) -> None:
         self.clock = before.clock if before else Clock()
@@ -239,14 +239,14 @@ def test_the_beginning_is_always_the_same(scene: Scene) -> None:
     assert scene.receivers.calls == []
 
 
-def test_without_data_nothing_changes_and_spark_does_not_wait_long(scene: Scene) -> None:
+def test_the_offset_stays_the_same_without_data_and_spark_does_not_wait_long(scene: Scene) -> None:
     assert scene.latest() is START
     assert 0.4 <= scene.clock.now - 1000.0 <= 1.0
     assert len(scene.receivers.waits) <= 3  # woken, not polling
     assert scene.receivers.calls == ["start"]
 
 
-def test_the_first_answer_waits_for_the_receivers_to_be_at_work(scene: Scene) -> None:
+def test_the_first_answer_waits_for_ready_receivers(scene: Scene) -> None:
     scene.receivers.now = PoolStatus(wanted=1)
     scene.receivers.at(2.0, lambda: setattr(scene.receivers, "now", PoolStatus()))
     assert scene.latest() is START
@@ -255,7 +255,7 @@ def test_the_first_answer_waits_for_the_receivers_to_be_at_work(scene: Scene) ->
     assert scene.clock.now <= 1003.6
 
 
-def test_receivers_that_do_not_come_to_work_hold_up_only_the_first_answer(scene: Scene) -> None:
+def test_receivers_that_never_get_ready_delay_only_the_first_answer(scene: Scene) -> None:
     scene.receivers.now = PoolStatus(wanted=1)
     assert scene.latest() is START
     assert 1005.0 <= scene.clock.now <= 1006.0
@@ -263,7 +263,7 @@ def test_receivers_that_do_not_come_to_work_hold_up_only_the_first_answer(scene:
     assert scene.clock.now <= 1006.6
 
 
-def test_a_batch_lingers_and_takes_what_has_come_meanwhile(scene: Scene) -> None:
+def test_a_batch_lingers_and_takes_rows_that_come_meanwhile(scene: Scene) -> None:
     scene.receivers.at(0.1, lambda: scene.receivers.receive(5))
     scene.receivers.at(0.2, lambda: scene.receivers.receive(7))
     assert scene.latest() == {"wal": "w", "at": {"own": 1}, "from": {"own": 1}}
@@ -279,7 +279,7 @@ def test_lingering_goes_on_in_the_next_call() -> None:
 
 
 @pytest.mark.parametrize(("worked", "lingered"), [(0.0, 0.25), (0.1, 0.15), (2.0, 0.0)])
-def test_what_came_while_spark_was_at_work_has_lingered_then(
+def test_rows_that_came_during_a_batch_have_lingered_since(
     scene: Scene, worked: float, lingered: float
 ) -> None:
     scene.receivers.receive(5)
@@ -299,7 +299,7 @@ def test_a_full_batch_does_not_linger_and_seals_no_more_than_it_needs(scene: Sce
     assert scene.receivers.calls == ["start"]
 
 
-def test_few_rows_wait_for_more_but_not_for_ever() -> None:
+def test_few_rows_wait_for_more_up_to_the_maximum_delay() -> None:
     scene = Scene(min_messages_per_trigger=100, max_trigger_delay=2.0)
     scene.receivers.receive(5)
     answers = [scene.latest() for _ in range(4)]
@@ -320,7 +320,7 @@ def test_receivers_elsewhere_are_seen_within_a_second(scene: Scene) -> None:
     assert False in waited
 
 
-def test_what_a_dead_receiver_left_is_recovered(scene: Scene) -> None:
+def test_rows_of_a_dead_receiver_are_recovered(scene: Scene) -> None:
     scene.log.dead["dead"] = [Segment("dead", 3, 7, 70)]
     assert scene.latest() == {"wal": "w", "at": {"dead": 3}, "from": {"dead": 3}}
 
@@ -349,7 +349,7 @@ def test_a_foreign_checkpoint_is_refused_naming_both(scene: Scene) -> None:
             ask()
 
 
-def test_who_has_lost_the_log_reads_and_deletes_nothing_any_more(scene: Scene) -> None:
+def test_a_query_that_was_taken_over_reads_and_deletes_nothing(scene: Scene) -> None:
     scene.log.seal("a", 10)
     end = scene.latest()
     scene.claim.taken = True
@@ -376,14 +376,14 @@ def test_a_lost_segment_is_an_error_that_names_it(scene: Scene) -> None:
         scene.feed.plan(START, {"wal": "w", "at": {"a": 2}})
 
 
-def test_a_lost_segment_is_left_out_if_so_asked(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_lost_segment_is_left_out_with_failondataloss_false(caplog: pytest.LogCaptureFixture) -> None:
     scene = Scene(fail_on_data_loss=False)
     scene.log.seal("a", 10)
     assert len(scene.feed.plan(START, {"wal": "w", "at": {"a": 2}})) == 1
     assert "lacks files that this batch needs: a/000002-*.arrow; going on" in caplog.text
 
 
-def test_a_commit_deletes_what_was_read_whole(scene: Scene) -> None:
+def test_a_commit_deletes_segments_that_were_read_completely(scene: Scene) -> None:
     done, half, new = (scene.log.seal("a", 10) for _ in range(3))
     gone = scene.log.seal("b", 1)
     scene.feed.commit({"wal": "w", "at": {"a": [1, 5], "b": 1}})
@@ -391,14 +391,16 @@ def test_a_commit_deletes_what_was_read_whole(scene: Scene) -> None:
     assert scene.log.present == {"a"}
 
 
-def test_what_cannot_be_deleted_fails_no_query(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_segment_that_cannot_be_deleted_fails_no_query(
+    scene: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
     scene.log.seal("a", 10)
     scene.log.broken = True
     scene.feed.commit({"wal": "w", "at": {"a": 1}})
     assert "cannot be deleted" in caplog.text
 
 
-def test_a_full_log_has_spark_commit_by_a_batch_without_rows(scene: Scene) -> None:
+def test_a_full_log_makes_a_batch_without_rows_so_that_spark_commits(scene: Scene) -> None:
     # Spark commits a batch when it makes the next one, for which a paused receiver would bring no row.
     read = scene.log.seal("a", 10)
     end = scene.latest()
@@ -413,7 +415,7 @@ def test_a_full_log_has_spark_commit_by_a_batch_without_rows(scene: Scene) -> No
     assert scene.latest(turned) is turned  # nothing more to commit
 
 
-def test_a_commit_that_cannot_be_noted_still_makes_room(
+def test_a_commit_whose_position_cannot_be_saved_still_deletes(
     scene: Scene, caplog: pytest.LogCaptureFixture
 ) -> None:
     read = scene.log.seal("a", 10)
@@ -450,7 +452,7 @@ def following(scene: Scene, start: Any) -> Any:
     return next(end for _ in range(9) if (end := scene.latest(start)) != start)
 
 
-def test_a_reader_that_begins_anew_is_refused_with_the_ways_out(scene: Scene) -> None:
+def test_a_new_checkpoint_of_a_known_reader_is_refused_with_the_remedies(scene: Scene) -> None:
     scene.log.seal("a", 10)
     read_once(scene)
     with pytest.raises(WalForeign) as refused:
@@ -468,14 +470,14 @@ def test_a_batch_that_was_planned_is_planned_again_after_a_restart(scene: Scene)
     assert again.latest(end) is end
 
 
-def test_a_run_that_planned_nothing_begins_again(scene: Scene) -> None:
+def test_a_query_that_planned_nothing_begins_again(scene: Scene) -> None:
     assert scene.latest(NEW) == START
     scene.log.seal("a", 10)
     assert Scene(scene).latest(NEW)["at"] == {"a": 1}
 
 
 @pytest.mark.parametrize("option", [{}, {"starting_position": "latest"}])
-def test_a_first_batch_without_rows_is_gone_on_from(option: dict[str, Any]) -> None:
+def test_a_query_goes_on_after_a_first_batch_without_rows(option: dict[str, Any]) -> None:
     scene = Scene(**option)
     end = read_once(scene)
     scene.log.seal("a", 10)
@@ -496,7 +498,7 @@ def test_a_first_batch_without_rows_is_gone_on_from(option: dict[str, Any]) -> N
         ({"starting_position": "latest"}, 0),
     ],
 )
-def test_where_a_reader_begins_anew(
+def test_starting_options_choose_where_a_new_checkpoint_begins(
     option: dict[str, Any], rows: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     before = Scene(retention=1000.0)
@@ -563,7 +565,7 @@ def test_a_checkpoint_from_before_there_were_readers_is_taken_over(scene: Scene)
     assert scene.log.states["default"].at == {"a": Position(1)}
 
 
-def test_a_deleted_log_is_left_behind_if_so_asked(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_deleted_log_is_replaced_with_failondataloss_false(caplog: pytest.LogCaptureFixture) -> None:
     old = {"wal": "other", "at": {"gone": 7}}
     scene = Scene(fail_on_data_loss=False)
     scene.log.seal("a", 10)
@@ -575,7 +577,7 @@ def test_a_deleted_log_is_left_behind_if_so_asked(caplog: pytest.LogCaptureFixtu
     assert caplog.text.count("going on with this one") == 1
 
 
-def test_one_batch_takes_all_that_there_was(scene: Scene) -> None:
+def test_trigger_once_takes_all_rows_in_one_batch(scene: Scene) -> None:
     """trigger(once=True): Spark asks a single time."""
     scene.log.seal("old", 10)
     scene.backlog.value = Backlog(depth=5, asked=1)
@@ -585,7 +587,7 @@ def test_one_batch_takes_all_that_there_was(scene: Scene) -> None:
     assert sum(piece.rows for task in scene.feed.plan(START, end) for piece in task) == 15
 
 
-def test_one_batch_does_not_wait_for_what_others_took(scene: Scene) -> None:
+def test_trigger_once_does_not_wait_for_messages_of_other_consumers(scene: Scene) -> None:
     scene.log.seal("old", 10)
     scene.backlog.value = Backlog(depth=5, asked=1)
     scene.feed.start_available_now()
@@ -597,7 +599,7 @@ def test_one_batch_does_not_wait_for_what_others_took(scene: Scene) -> None:
 # AvailableNow
 
 
-def test_a_run_reads_what_there_was(scene: Scene) -> None:
+def test_an_availablenow_run_reads_the_backlog(scene: Scene) -> None:
     scene.log.seal("old", 10)
     scene.backlog.value = Backlog(depth=5, asked=1)
     scene.feed.start_available_now()
@@ -612,7 +614,7 @@ def test_a_run_reads_what_there_was(scene: Scene) -> None:
     assert [segment.rows for segment in scene.log.deleted] == [10, 5]
 
 
-def test_a_run_ends_although_more_and_more_comes(scene: Scene) -> None:
+def test_an_availablenow_run_ends_although_new_messages_come(scene: Scene) -> None:
     scene.backlog.value = Backlog(depth=10, asked=1)
     scene.feed.start_available_now()
     read, rows = START, 0
@@ -626,7 +628,9 @@ def test_a_run_ends_although_more_and_more_comes(scene: Scene) -> None:
     assert rows == 10
 
 
-def test_a_run_does_not_wait_for_what_others_took(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_availablenow_run_does_not_wait_for_messages_of_other_consumers(
+    scene: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level("INFO", "nsq.spark.source")
     scene.backlog.value = Backlog(depth=10, asked=1)
     scene.feed.start_available_now()
@@ -638,14 +642,14 @@ def test_a_run_does_not_wait_for_what_others_took(scene: Scene, caplog: pytest.L
     assert "read 4 rows, 6 did not come" in caplog.text
 
 
-def test_a_run_waits_for_what_others_hold(scene: Scene) -> None:
+def test_an_availablenow_run_waits_for_messages_in_flight_elsewhere(scene: Scene) -> None:
     scene.backlog.value = Backlog(in_flight=3, deferred=2, asked=1)
     scene.feed.start_available_now()
     scene.receivers.at(60.0, lambda: scene.receivers.receive(5))
     assert scene.latest()["at"] == {"own": 1}
 
 
-def test_a_run_may_leave_to_others_what_they_hold() -> None:
+def test_an_availablenow_run_may_ignore_messages_in_flight_elsewhere() -> None:
     scene = Scene(wait_for_in_flight=False)
     scene.backlog.value = Backlog(in_flight=3, deferred=2, asked=1)
     scene.feed.start_available_now()
@@ -654,7 +658,9 @@ def test_a_run_may_leave_to_others_what_they_hold() -> None:
 
 
 @pytest.mark.parametrize(("after", "ends"), [(2.0, 2.0), (99.0, feed.STARTING)])
-def test_a_run_with_nothing_to_read_makes_its_channel(scene: Scene, after: float, ends: float) -> None:
+def test_an_availablenow_run_creates_its_channel_before_it_ends(
+    scene: Scene, after: float, ends: float
+) -> None:
     def connect() -> None:
         scene.receivers.now = PoolStatus(wanted=1, alive=1, connections=1)
 
@@ -666,7 +672,9 @@ def test_a_run_with_nothing_to_read_makes_its_channel(scene: Scene, after: float
     assert ends <= scene.clock.now - 1000.0 < ends + 1.5
 
 
-def test_a_run_without_news_of_nsqd_ends_in_silence(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_availablenow_run_ends_when_nothing_comes_and_nsqd_is_unknown(
+    scene: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
     scene.feed.start_available_now()
     assert "the backlog is unknown" in caplog.text
     assert scene.clock.now == 1060.0
@@ -676,7 +684,7 @@ def test_a_run_without_news_of_nsqd_ends_in_silence(scene: Scene, caplog: pytest
     assert scene.latest(end) is end
 
 
-def test_a_run_that_reaches_nobody_is_a_failure(scene: Scene) -> None:
+def test_an_availablenow_run_that_reaches_no_nsqd_fails(scene: Scene) -> None:
     scene.backlog.value = Backlog(errors=("http://a:4151/stats cannot be reached",))
     scene.receivers.now = PoolStatus(wanted=1, alive=1)
     scene.feed.start_available_now()
@@ -692,7 +700,7 @@ def test_a_run_that_reaches_nobody_is_a_failure(scene: Scene) -> None:
         (("a:4151 cannot be reached",), False, 5),
     ],
 )
-def test_a_run_that_has_somebody_or_something_is_none(
+def test_an_availablenow_run_with_a_connection_or_rows_does_not_fail(
     scene: Scene, errors: tuple[str, ...], connected: bool, rows: int
 ) -> None:
     scene.backlog.value = Backlog(errors=errors)
@@ -705,13 +713,15 @@ def test_a_run_that_has_somebody_or_something_is_none(
     assert scene.latest(end) is end
 
 
-def test_a_run_says_whose_backlog_it_does_not_know(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_availablenow_run_names_nsqds_that_report_no_backlog(
+    scene: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
     scene.backlog.value = Backlog(asked=1, errors=("b:4151 cannot be reached",))
     scene.feed.start_available_now()
     assert "the run waits only for the messages of the other nsqds: b:4151 cannot be reached" in caplog.text
 
 
-def test_a_run_has_a_timeout() -> None:
+def test_an_availablenow_run_has_a_timeout() -> None:
     scene = Scene(available_now_timeout=30.0)
     scene.backlog.value = Backlog(depth=5, asked=1)
     scene.feed.start_available_now()
@@ -719,7 +729,9 @@ def test_a_run_has_a_timeout() -> None:
     assert 1030.0 <= scene.clock.now < 1032.0
 
 
-def test_a_run_without_receivers_ends_and_names_what_waits_in_nsqd(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_availablenow_run_without_receivers_warns_of_messages_in_nsqd(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     scene = Scene(receivers=0)
     scene.log.seal("other", 3)
     scene.backlog.value = Backlog(depth=5, asked=1)
@@ -731,7 +743,7 @@ def test_a_run_without_receivers_ends_and_names_what_waits_in_nsqd(caplog: pytes
     assert "5 messages wait in nsqd: option receivers is 0" in caplog.text
 
 
-def test_a_run_ends_with_whoever_wanted_it(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_availablenow_run_ends_with_its_driver(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     scene.backlog.value = Backlog(depth=5, asked=1)
     scene.feed.start_available_now()
     scene.receivers.at(5.0, lambda: monkeypatch.setattr(os, "getppid", lambda: 1))
@@ -739,7 +751,7 @@ def test_a_run_ends_with_whoever_wanted_it(scene: Scene, monkeypatch: pytest.Mon
         scene.latest()
 
 
-def test_a_run_that_waits_for_nsqd_to_tell_ends_with_whoever_wanted_it(
+def test_an_availablenow_run_that_waits_for_nsqd_ends_with_its_driver(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "getppid", lambda: 1)
@@ -748,7 +760,7 @@ def test_a_run_that_waits_for_nsqd_to_tell_ends_with_whoever_wanted_it(
     assert scene.clock.now <= 1001.0
 
 
-def test_a_run_keeps_to_limits_and_counts_what_it_takes(scene: Scene) -> None:
+def test_an_availablenow_run_keeps_the_limits_of_a_batch(scene: Scene) -> None:
     scene.log.seal("old", 10)
     scene.backlog.value = Backlog(asked=1)
     scene.feed.start_available_now()
@@ -761,7 +773,7 @@ def test_a_run_keeps_to_limits_and_counts_what_it_takes(scene: Scene) -> None:
 # Reports, and the end
 
 
-def test_a_report_tells_what_waits(scene: Scene) -> None:
+def test_a_report_counts_waiting_messages(scene: Scene) -> None:
     scene.log.seal("a", 10, 100)
     scene.latest(limits=Limits(rows=4))
     scene.receivers.receive(3)
@@ -784,14 +796,14 @@ def test_a_report_tells_what_waits(scene: Scene) -> None:
     }
 
 
-def test_a_report_does_without_what_nobody_knows(scene: Scene) -> None:
+def test_a_report_leaves_out_unknown_figures(scene: Scene) -> None:
     report = scene.feed.report()
     scene.feed.close()
     assert (report["nsqdDepth"], report["walRows"], report["paused"]) == (None, 0, None)
     assert report["lag"] is None
 
 
-def test_the_lag_is_what_is_in_no_batch_counted_once(scene: Scene) -> None:
+def test_the_lag_counts_each_message_in_no_batch_once(scene: Scene) -> None:
     """100 messages wait in nsqd when it is asked, 60 of them come, and a batch takes 45 of these."""
     scene.backlog.value = Backlog(depth=90, in_flight=10, asked=1)
     assert scene.feed.report()["lag"] == 100
@@ -807,7 +819,7 @@ def test_the_lag_is_what_is_in_no_batch_counted_once(scene: Scene) -> None:
     scene.feed.close()
 
 
-def test_a_batch_that_was_promised_before_a_restart_is_no_lag(scene: Scene) -> None:
+def test_a_batch_planned_before_a_restart_is_no_lag(scene: Scene) -> None:
     scene.log.seal("a", 10)
     scene.backlog.value = Backlog(asked=1)
     scene.feed.plan(START, {"wal": "w", "at": {"a": 1}})
@@ -815,14 +827,14 @@ def test_a_batch_that_was_promised_before_a_restart_is_no_lag(scene: Scene) -> N
     scene.feed.close()
 
 
-def test_closing_says_so_first_and_gives_the_log_up_last(scene: Scene) -> None:
+def test_a_close_announces_itself_first_and_releases_the_name_last(scene: Scene) -> None:
     scene.feed.close()
     assert scene.claim.calls == ["leaving", "release"]
     assert scene.receivers.calls == ["stop"]
     assert scene.backlog.calls == ["stop"]
 
 
-def test_the_log_is_given_up_whatever_happens(scene: Scene) -> None:
+def test_the_name_is_released_even_if_a_close_fails(scene: Scene) -> None:
     def fail() -> None:
         raise RuntimeError("stuck")
 
@@ -836,7 +848,7 @@ def test_the_log_is_given_up_whatever_happens(scene: Scene) -> None:
 
 
 def test_a_full_log_is_emptied_although_no_batch_awaits_a_commit() -> None:
-    """As after the removal of a reader that held everything up."""
+    """The log is as after the removal of a reader that held up deletion."""
     scene = Scene(wal_max_bytes=100, retention=1000.0)
     scene.log.seal("a", 6)
     first = scene.latest()
@@ -881,7 +893,7 @@ def test_committed_segments_are_deleted_now_and_then_while_retention_keeps_some(
     assert looked == [1]
 
 
-def test_receivers_elsewhere_count() -> None:
+def test_a_report_counts_receivers_on_other_hosts() -> None:
     scene = Scene(receivers=0)
     status = Status(received=500, paused="the disk is full")
     scene.log.receivers = lambda: [ReceiverFolder("a", True, 0, 0, status)]  # type: ignore[method-assign]

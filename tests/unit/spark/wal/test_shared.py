@@ -257,7 +257,7 @@ def test_retention_is_the_longest_that_any_reader_wants(make: Make, clock: Clock
         claim.release()
 
 
-def test_what_a_dead_receiver_left_is_deleted_with_its_manifest(make: Make, clock: Clock) -> None:
+def test_segments_of_a_dead_receiver_are_deleted_with_its_manifest(make: Make, clock: Clock) -> None:
     store = Memory()
     wal = opened(store, clock)
     with log_of(wal) as log:
@@ -324,6 +324,26 @@ def test_pages_are_read_only_for_what_a_reader_has_not_committed(
         assert len(store.list_after(manifest.PAGES)) == 1
         assert len(store.list_after(manifest.SEGMENTS)) == 11
         claim.release()
+
+
+def test_deleting_behind_a_dead_receiver_reads_its_pages_once(
+    make: Make, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(manifest, "PAGE", 10)
+    monkeypatch.setattr(manifest, "KEPT", 2)
+    store = FaultyStore()
+    wal = opened(store, clock)
+    with log_of(wal, "living") as living:
+        put_all(living, make, 25)
+        with log_of(wal, "dead") as dead:
+            put_all(dead, make, 25)
+        read = {"living": Position(25), "dead": Position(25)}
+        wal.listing(read)
+        store.calls.clear()
+        for _ in range(3):
+            assert [file.segment.receiver for file in wal.files_of_readers()] == ["dead"] * 25
+            wal.listing(read)
+        assert store.calls["get"] == 2  # the pages of the dead one, not those of the living one
 
 
 def test_a_lost_segment_names_its_object(make: Make, clock: Clock) -> None:

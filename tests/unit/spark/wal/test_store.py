@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from nsq.errors import ConfigError
-from nsq.spark.wal import open_wal
-from nsq.spark.wal import store as places
+from nsq.spark.wal import open_wal, store
 from nsq.spark.wal.directory import DirectoryWal
 from nsq.spark.wal.shared import SharedWal
 
@@ -23,8 +22,8 @@ from nsq.spark.wal.shared import SharedWal
         ("c:wal", "c:wal"),
     ],
 )
-def test_directories(location: str, directory: str) -> None:
-    assert places.directory_of(location) == Path(directory)
+def test_a_path_or_file_uri_is_a_directory(location: str, directory: str) -> None:
+    assert store.directory_of(location) == Path(directory)
 
 
 def test_a_path_becomes_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,9 +33,9 @@ def test_a_path_becomes_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert wal.location == str(tmp_path / "wal")
 
 
-def test_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tilde_is_the_home_directory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/me")
-    assert places.directory_of("~/wal") == Path("/home/me/wal")
+    assert store.directory_of("~/wal") == Path("/home/me/wal")
 
 
 def test_another_uri_is_an_object_store() -> None:
@@ -52,7 +51,7 @@ def test_a_file_system_of_hadoop_is_refused(location: str) -> None:
 
 
 @pytest.mark.parametrize("location", ["", "  ", "file://data/wal", "file:wal", "nosuch://bucket/wal"])
-def test_no_place(location: str) -> None:
+def test_an_invalid_location_is_refused(location: str) -> None:
     with pytest.raises(ConfigError, match="wal "):
         open_wal(location)
 
@@ -72,8 +71,8 @@ def test_credentials_stay_out_of_errors() -> None:
         ("s3://key:sec/ret@bucket/wal?region=eu&token=secret", "s3://bucket/wal"),
     ],
 )
-def test_what_is_shown_of_a_place(location: str, shown: str) -> None:
-    assert places.shown(location) == shown
+def test_a_shown_location_has_no_credentials(location: str, shown: str) -> None:
+    assert store.shown(location) == shown
 
 
 def test_importing_it_loads_no_pyarrow() -> None:
