@@ -182,7 +182,7 @@ def test_checks_that_were_skipped_are_named(
     shown = capsys.readouterr().out
     assert "skipped wal: " in shown
     assert "skipped nsq: " in shown
-    assert shown.endswith("all that was checked is well\n")
+    assert shown.endswith("all checks that ran passed\n")
 
 
 @pytest.mark.parametrize(
