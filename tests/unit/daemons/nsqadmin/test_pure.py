@@ -114,7 +114,7 @@ def test_statistics_that_are_none_are_refused_by_both_readers(wrong: Any) -> Non
         ({"clients": 1, "finished": 10.0, "requeued": 4.0}, Health(NOTICE, "clients requeue 4/s")),
     ],
 )
-def test_the_health_of_a_channel_in_words(state: dict[str, Any], judged: Health) -> None:
+def test_the_health_of_a_channel_is_described(state: dict[str, Any], judged: Health) -> None:
     assert health.of_channel(ChannelState(**state)) == judged
 
 

@@ -125,7 +125,7 @@ def test_segments_are_ordered_by_receiver_and_number(wal: DirectoryWal, make: An
     assert found == [("a", 1), ("a", 2), ("b", 1), ("b", 2)]
 
 
-def test_deleted_once_or_twice(wal: DirectoryWal, make: Any) -> None:
+def test_a_segment_may_be_deleted_twice(wal: DirectoryWal, make: Any) -> None:
     with wal.log("r") as log:
         log.append(make(1))
     gone = Segment("gone", 1, 1, 1)
