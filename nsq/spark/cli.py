@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 
 from nsq import __version__, flags
-from nsq.errors import NsqError
+from nsq.errors import NsqError, how_to_install
 from nsq.flags import FlagExit
 from nsq.spark.commands import COMMANDS, Command, SparkCommand
 
@@ -105,5 +105,5 @@ def in_a_line(error: Exception) -> str:
         kind, reason = causes[-1]
         return f"{kind.rpartition('.')[2]}: {reason or 'no reason given'} (--debug shows where)"
     if isinstance(error, ImportError):
-        return f"{first}: pip install 'nsq[spark]'"
+        return f"{first}: {how_to_install('spark')}"
     return f"{type(error).__name__}: {first} (--debug shows where)"

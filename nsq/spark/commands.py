@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from nsq.config import Config
-from nsq.errors import ConfigError, UsageError
+from nsq.errors import ConfigError, UsageError, how_to_install
 from nsq.flags import duration, flag, repeated
 from nsq.spark.options import Options
 from nsq.spark.terminal import Meter, filtered, line, own_stderr, size, span, stop_signals
@@ -203,7 +203,7 @@ def check_chart(path: str) -> None:
     if not path.lower().endswith((".png", ".svg", ".pdf")):
         raise ConfigError(f"--chart is {path!r}, but must end in .png, .svg or .pdf")
     if importlib.util.find_spec("matplotlib") is None:
-        raise ConfigError("--chart needs matplotlib: pip install 'nsq[chart]'")
+        raise ConfigError(f"--chart needs matplotlib: {how_to_install('chart')}")
 
 
 def require_address(command: NsqCommand) -> None:

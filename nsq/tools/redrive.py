@@ -1,7 +1,8 @@
 """``nsq redrive``: moves messages of one topic to another, such as dead letters back to their topic.
 
 It moves as many messages as wait at its start, then exits; messages that fail again and return meanwhile are
-left for the next run. A message is finished when it is stored in the other topic.
+left for the next run. A message is finished when it is stored in the other topic. A dead letter with a reason
+gets there without it, as the message that it was.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """Moves messages of one topic to another, such as dead letters back to their topic. ``nsq redrive`` and
-nsqadmin use it.
+nsqadmin use it. A dead letter with a reason gets there without it, as the message that it was.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 
 from nsq import Message, Producer, Requeue
+from nsq.wire.envelope import without_reason
 
 #: The delay of a message that is not needed unless the publish of another one fails, in seconds.
 _DELAY = 1.0
@@ -39,7 +40,7 @@ class Mover:
                 raise Requeue(0.0 if self.over.is_set() else _DELAY, backoff=False)
             self._claimed += 1
         try:
-            self._producer.publish(self._topic, message.body)
+            self._producer.publish(self._topic, without_reason(message.body))
         except BaseException as error:
             with self._lock:
                 self._claimed -= 1

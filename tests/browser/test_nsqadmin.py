@@ -15,6 +15,7 @@ import pytest
 
 from nsq.testing import Nsqadmin, Nsqd, Nsqlookupd, V2Client
 from nsq.wire import commands
+from nsq.wire.envelope import DEAD_LETTER, wrap
 from tests.browser.conftest import REBOUND
 from tests.fakes import big_cluster
 from tests.fakes.big_cluster import NODES, TOPICS, CannedNsqd
@@ -235,9 +236,19 @@ def test_dead_letters_are_sent_back_to_their_topic(visit: Visit, cluster: Cluste
     for topic in ("letters", "letters.failed"):
         cluster.nsqd.post(f"/topic/create?topic={topic}")
         cluster.nsqd.post(f"/channel/create?topic={topic}&channel=billing")
-    cluster.publish("letters.failed", b"x")
+    letter = {
+        "id": "1",
+        "source": "/letters/billing",
+        "type": DEAD_LETTER,
+        "reason": "it failed",
+        "error": HOSTILE,
+    }
+    cluster.publish("letters.failed", wrap(b"x", letter))
     page = visit.open("/topics/letters.failed/billing")
     visit.see("no consumers: 1 message waits")
+    page.get_by_role("button", name="Look at messages").click()
+    visit.see(f"letters/billing gave it up: it failed · {HOSTILE}", within="section.peek")
+    page.locator("section.peek pre").get_by_text("x", exact=True).wait_for()
     page.get_by_role("button", name="Send back …").click()
     dialog = page.get_by_role("dialog", name="Send back what waits in billing?")
     assert dialog.get_by_label("Topic to send them to").input_value() == "letters"

@@ -16,7 +16,7 @@ from nsq.testing import Nsqd
 from nsq.testing.plugin import Factory
 from tests.integration.patience import eventually
 
-pytest.importorskip("pyspark", reason="pip install 'nsq[spark]'")
+pytest.importorskip("pyspark", reason="pip install -e '.[spark]'")
 
 from tests.chaos.spark_processes import DRIVER, JVM, RECEIVER, RUNNER
 from tests.chaos.spark_scene import PATIENCE, WINDOW, Scene, Verdict, judge, playing

@@ -46,6 +46,10 @@ class Delegate:
     def holds(self, message: Message) -> bool:
         return self.held
 
+    def time_out(self, message: Message) -> bool:
+        self._note("time out", message)
+        return self.held
+
 
 class Desk:
     """Delivers messages, records answers, and receives the pool's calls."""
@@ -87,15 +91,16 @@ class Desk:
     def holds(self, message: Message) -> bool:
         return message.id not in self.answered
 
-    def give_up(self, message: Message) -> None:
-        self.note("give up", int(message.id))
+    def give_up(self, message: Message, error: BaseException | None = None) -> None:
+        self.note("give up", int(message.id), *([] if error is None else [str(error)]))
         if self.trouble is not None:
             raise self.trouble
 
-    def expired(self, message: Message) -> None:
+    def time_out(self, message: Message) -> bool:
         self.note("expired", int(message.id))
         if self.trouble is not None:
             raise self.trouble
+        return True
 
     def wait_for(self, *notes: tuple[Any, ...]) -> None:
         """Wait until these are recorded, in any order."""

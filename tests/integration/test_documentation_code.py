@@ -73,7 +73,7 @@ TOOLS: dict[str, type[Any]] = {
     to_nsq.PROG: to_nsq.ToNsqOptions,
 }
 #: Commands that are not checked.
-ELSEWHERE = {"celery", "for", "kill", "pytest", "source"}
+ELSEWHERE = {"celery", "for", "kill", "pytest", "sleep", "source"}
 
 
 class Place:
@@ -161,7 +161,8 @@ def as_service(code: str, place: Place) -> None:
     process = place.start("block.py")
     try:
         for topic, channel in consumed:
-            until("finished", lambda at=(topic, channel): finished_or_ended(place.first, *at, process))
+            is_done = partial(finished_or_ended, place.first, topic, channel, process)
+            until("finished", is_done)
         process.send_signal(signal.SIGTERM)
     except AssertionError:
         process.kill()

@@ -23,7 +23,7 @@ import trustme
 from examples.demo.screen import Screen
 from nsq import Consumer, Producer
 from nsq.errors import Unauthorized
-from nsq.testing import Nsqd, Nsqlookupd
+from nsq.testing import Nsqd, Nsqlookupd, PartitionedCluster
 from nsq.testing.plugin import Factory
 
 from .consuming import PATIENCE, Recorder, channel_of, create, numbered, publish, running, until
@@ -233,6 +233,22 @@ def test_the_custom_transport_example_runs(example: Start, nsqd: Nsqd) -> None:
     script.wait_for("nsqd says .*max_rdy_count")
     script.wait_for(rf"{nsqd.tcp_address}: [1-9]\d* bytes received")
     script.wait_for(rf"{nsqd.tcp_address}: [1-9]\d* bytes sent")
+
+
+def test_the_ordered_example_handles_all_in_sequence(example: Start) -> None:
+    script = example("ordered.py")
+    assert script.end() == 0, script.lines
+    assert script.lines[-1] == "40 of 40 orders were handled completely and in sequence"
+    assert sum("moves to" in line for line in script.lines) == 4
+    assert "attempt 1 at b'order-7 paid' failed: the bank does not answer for order-7" in script.lines
+
+
+def test_the_ordered_example_runs_against_another_cluster(
+    example: Start, partitioned_cluster: PartitionedCluster
+) -> None:
+    partitioned_cluster.create_topic("order-steps", partitions=2, ordered=True, channels=["shipping"])
+    script = example("ordered.py", *partitioned_cluster.lookup_addresses)
+    assert script.end() == 0, script.lines
 
 
 def test_the_demo_runs(example: Start, tmp_path: Path) -> None:

@@ -79,12 +79,12 @@ def unharmed(producer: nsq.Producer, conn: object) -> None:
 
 
 def conn_of(producer: nsq.Producer) -> object:
-    (endpoint,) = producer._pool._endpoints
+    (endpoint,) = producer._pool.endpoints.all
     return endpoint.conn
 
 
 def own_conns(producer: nsq.Producer) -> Any:
-    (endpoint,) = producer._pool._endpoints
+    (endpoint,) = producer._pool.endpoints.all
     return endpoint.own
 
 

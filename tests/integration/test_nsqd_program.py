@@ -304,7 +304,7 @@ class TestWithoutTheServerExtra:
     def test_a_start_tells_how_to_install_it(self, tmp_path: Path) -> None:
         done = run_without_aiohttp(tmp_path)
         assert (done.returncode, done.stdout) == (1, "")
-        assert done.stderr == "nsqd needs the server extra: pip install 'nsq[server]'\n"
+        assert done.stderr == "nsqd needs the server extra: pip install -e '.[server]'\n"
 
 
 def run_without_aiohttp(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

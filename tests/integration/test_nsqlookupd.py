@@ -421,4 +421,4 @@ def test_nsqlookupd_names_the_missing_server_extra(tmp_path: Path) -> None:
     assert re.fullmatch(r"nsqlookupd v1\.3\.0 \(built w/python3\.\S+\)\n", version.stdout)
     refused = run_without_aiohttp(tmp_path)
     assert (refused.returncode, refused.stdout) == (1, "")
-    assert refused.stderr == "nsqlookupd needs the server extra: pip install 'nsq[server]'\n"
+    assert refused.stderr == "nsqlookupd needs the server extra: pip install -e '.[server]'\n"

@@ -239,11 +239,11 @@ def test_close_keeps_its_time(nsqd: Nsqd) -> None:
         try:
             futures += [producer.publish_async("reentrance", BODY) for _ in range(10)]
             started = time.monotonic()
-            report = producer.close(0.5)
+            report = producer.close(2.0)
             took = time.monotonic() - started
         finally:
             os.kill(nsqd.pid, signal.SIGCONT)
-        assert took < 0.5 + 1.0  # a busy machine may be a second late
+        assert took < 2.0 + 1.0  # a busy machine may be a second late
         assert report.unfinished_threads == []
         assert not [thread for thread in threading.enumerate() if thread.name.startswith("nsq-producer")]
         assert all(future.done() for future in futures)
@@ -291,7 +291,7 @@ producer.publish(topic, b"first")
 producer.publish(topic, b"first")
 import atexit, time
 def at_the_end():
-    producer._pool._endpoints[0].cut_off()
+    producer._pool.endpoints.all[0].cut_off()
     for n in range(499):
         producer.publish_async(topic, b"%d" % n)
 atexit.register(at_the_end)

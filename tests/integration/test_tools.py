@@ -153,7 +153,7 @@ class TestStat:
     @pytest.mark.parametrize(
         ("arguments", "said"),
         [
-            ([CHANNEL], "no nsqd has channel billing"),
+            ([CHANNEL], "no nsqd has topic orders"),
             ([CHANNEL, "--nsqd-http-address=127.0.0.1:1"], "127.0.0.1:1"),
             ([CHANNEL, "--lookupd-http-address=127.0.0.1:1"], "not both"),
             ([CHANNEL, "--nsqd-http-address=http://a:1"], "without a scheme"),

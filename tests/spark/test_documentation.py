@@ -83,18 +83,18 @@ def test_the_blocks_of_the_walkthrough_run(
         == names["did"].rows
         > 0
     )
-    assert (ROOT / "docs" / "visits.png").read_bytes().startswith(PNG)
+    assert (ROOT / "docs" / "images" / "visits.png").read_bytes().startswith(PNG)
 
 
-def test_the_spark_blocks_of_the_readme_run(java: None, tmp_path: Path) -> None:
-    """The commands for Spark run in the shell in which nsqd was started."""
+def test_the_commands_for_spark_in_the_tutorial_run(java: None, tmp_path: Path) -> None:
+    """They run in the shell in which the daemons were started."""
     environment = {
         name: value for name, value in os.environ.items() if name.startswith(("JAVA", "SPARK", "MPL"))
     }
     with shell_session(tmp_path, **environment) as session:
         session.run("nsq up &", "Ctrl-C stops them")
         session.follow(
-            ROOT / "README.md",
+            ROOT / "docs" / "tutorial.md",
             [
                 (
                     "nsq-spark metrics clicks --nsqd 127.0.0.1:4150 --window '1 second' --chart clicks.png",

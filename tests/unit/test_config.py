@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 import nsq
 from nsq import other_clients
-from nsq.config import Config
+from nsq.config import Config, Options
 from nsq.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -238,6 +238,26 @@ class TestCombinations:
         for tls in (True, context):
             assert Config(tls=tls, tls_server_name="nsqd.example").tls_server_name == "nsqd.example"
         assert refusal(tls_server_name="nsqd.example").endswith("add tls=True")
+
+
+class TestForEditors:
+    def test_the_keywords_of_clients_have_the_types_of_the_options(self) -> None:
+        assert Options.__annotations__.keys() == set(NAMES)
+        keywords = {name: kind.__forward_arg__ for name, kind in Options.__annotations__.items()}
+        assert keywords == {field.name: field.type for field in dataclasses.fields(Config)}
+
+    @pytest.mark.parametrize("client", [nsq.Consumer, nsq.Producer])
+    def test_a_clients_signature_shows_every_option_with_its_default(self, client: type) -> None:
+        shown = inspect.signature(client).parameters
+        assert {name: shown[name].default for name in NAMES} == dict(vars(Config()))
+        assert "options" not in shown
+
+    def test_a_subclass_shows_its_own_parameters(self) -> None:
+        class Billing(nsq.Consumer):
+            def __init__(self, max_attempts: int = 9) -> None:
+                super().__init__("orders", "billing", nsqd="nsqd-a:4150", max_attempts=max_attempts)
+
+        assert [*inspect.signature(Billing).parameters] == ["max_attempts"]
 
 
 class TestSecrets:

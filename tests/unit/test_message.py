@@ -31,9 +31,21 @@ def test_a_message_has_what_came_over_the_wire() -> None:
     ("body", "shown"),
     [(b"\xff\n", r"2 bytes: b'\xff\n'"), (b"x" * 41, f"41 bytes: b'{'x' * 40}'…")],
 )
-def test_the_repr_of_a_message_shows_topic_and_beginning_of_the_body(body: bytes, shown: str) -> None:
-    message = Message(Delegate(), 1.0, math.inf, 17, 3, id_of(7), body)
+def test_the_repr_of_a_message_shows_topic_state_and_beginning_of_the_body(body: bytes, shown: str) -> None:
+    delegate = Delegate()
+    message = Message(delegate, 1.0, math.inf, 17, 3, id_of(7), body)
     assert repr(message) == f"<Message 0000000000000007 of orders, attempt 3, {shown}>"
+    delegate.held = False
+    assert "of orders, no longer in flight, attempt 3" in repr(message)
+
+
+@pytest.mark.parametrize("name", ["partition", "internal_id", "trace_id", "offset", "size", "headers", "tag"])
+def test_a_plain_message_has_none_of_what_a_partitioned_nsq_tells(name: str) -> None:
+    assert getattr(made(), name) is None
+
+
+def test_a_plain_message_stores_nothing_of_what_a_partitioned_nsq_tells() -> None:
+    assert len(Message.__slots__) == 8
 
 
 @pytest.mark.parametrize(

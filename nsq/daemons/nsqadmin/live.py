@@ -7,7 +7,6 @@ so it runs in threads.
 from __future__ import annotations
 
 import asyncio
-import base64
 import functools
 import secrets
 import time
@@ -19,6 +18,7 @@ from nsq.daemons.nsqadmin.aggregate import Json
 from nsq.daemons.nsqadmin.cluster import Cluster
 from nsq.daemons.nsqadmin.guard import reply_with
 from nsq.daemons.nsqadmin.options import NsqadminOptions
+from nsq.daemons.nsqadmin.peek import opened_letter, text_or_base64
 from nsq.daemons.serve.routes import HttpError, Reply, Request
 from nsq.daemons.serve.worker_thread import in_thread
 from nsq.work.redrive import Mover
@@ -246,10 +246,7 @@ def redrive(
 
 def _shown(message: nsq.Message) -> Json:
     body = message.body[:_BODY_BYTES]
-    try:
-        encoded = {"encoding": "utf-8", "body": body.decode()}
-    except UnicodeDecodeError:
-        encoded = {"encoding": "base64", "body": base64.b64encode(body).decode()}
+    encoded = opened_letter(body) or text_or_base64(body)
     return {
         "node": message.nsqd_address,
         "id": message.id.decode("latin-1"),

@@ -20,7 +20,7 @@ from typing import Any, Protocol, TypeVar
 
 from nsq.daemons import COMPATIBLE_VERSION
 from nsq.daemons.serve.logs import DaemonLog, LogOptions
-from nsq.errors import NsqError
+from nsq.errors import NsqError, how_to_install
 from nsq.flags import parse_or_exit
 from nsq.gc_settings import tune_gc
 from nsq.threads.stop_signals import DAEMON_SIGNALS, StopSignals
@@ -55,7 +55,7 @@ def run_program(
     version = f"{program} v{COMPATIBLE_VERSION} (built w/python{platform.python_version()})"
     parsed = parse_or_exit(options_class, argv, prog=program, version=version)
     if importlib.util.find_spec("aiohttp") is None:
-        raise SystemExit(f"{program} needs the server extra: pip install 'nsq[server]'")
+        raise SystemExit(f"{program} needs the server extra: {how_to_install('server')}")
     try:
         log = DaemonLog.of(parsed.options)
     except NsqError as error:

@@ -297,7 +297,7 @@ def send(
     entries: Iterable[ArchivedMessage],
     begin: Mark,
     *,
-    publish: Callable[[list[bytes]], None],
+    publish: Callable[[list[bytes]], object],
     save: Callable[[Mark], None],
     stop: threading.Event,
     rate: float | None = None,

@@ -28,7 +28,7 @@ from datetime import timedelta
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import parse_qsl, urlsplit
 
-from nsq.errors import ConfigError, WalError
+from nsq.errors import ConfigError, WalError, how_to_install
 
 
 class Conflict(WalError):
@@ -171,7 +171,7 @@ class Bucket:
             from obstore.store import from_url
         except ImportError as error:
             raise ConfigError(
-                f"a log in an object store needs obstore ({error}): pip install 'nsq[s3]'"
+                f"a log in an object store needs obstore ({error}): {how_to_install('s3')}"
             ) from None
         self._obstore: Any = obstore
         self._shown = f"{scheme}://{parts.netloc.rpartition('@')[2]}{parts.path.rstrip('/')}"

@@ -28,7 +28,7 @@ def test_our_own_error_is_shown_as_it_is() -> None:
 
 def test_a_missing_package_is_named_with_its_extra() -> None:
     error = ModuleNotFoundError("No module named 'pyarrow'")
-    assert in_a_line(error) == "No module named 'pyarrow': pip install 'nsq[spark]'"
+    assert in_a_line(error) == "No module named 'pyarrow': pip install -e '.[spark]'"
 
 
 def test_a_long_error_is_cut_after_its_first_line() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-pytest.importorskip("pyarrow", reason="pip install 'nsq[spark]'")
+pytest.importorskip("pyarrow", reason="pip install -e '.[spark]'")
 
 from nsq.spark.cli import main
 from nsq.spark.simulate import PRICES, Scene, simulate

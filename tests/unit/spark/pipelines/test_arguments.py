@@ -49,4 +49,4 @@ def test_wrong_arguments_are_refused_before_spark_starts(
 def test_a_replay_repeats_rather_than_ends() -> None:
     with _producer([NSQD, "b:4150"], (), Config(publish_timeout=7.0)) as producer:
         assert (producer._config.retry_uncertain, producer._config.publish_timeout) == (True, 7.0)
-        assert repr(producer) == f"<Producer {NSQD} b:4150>"
+        assert repr(producer) == f"<Producer {NSQD} b:4150 not connected>"

@@ -11,7 +11,7 @@ import pytest
 
 from nsq.errors import ConfigError, UsageError, WalError
 
-pytest.importorskip("pyarrow", reason="pip install 'nsq[spark]'")
+pytest.importorskip("pyarrow", reason="pip install -e '.[spark]'")
 
 from nsq.spark.receiver import job
 from nsq.spark.source.options import SourceOptions

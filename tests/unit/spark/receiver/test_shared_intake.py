@@ -45,6 +45,9 @@ class Delegate:
     def holds(self, message: Message) -> bool:
         return True
 
+    def time_out(self, message: Message) -> bool:
+        return True
+
 
 def messages(nsqd: Delegate, *bodies: bytes, left: float = 60.0, timeout: float = 60.0) -> list[Message]:
     now = time.monotonic()
