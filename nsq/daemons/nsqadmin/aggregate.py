@@ -260,5 +260,5 @@ def _plain(number: float) -> float:
 def _number(given: Json, name: str) -> float:
     found = given.get(name, 0)
     if type(found) not in (int, float) or not abs(found) < 1e300:
-        raise Misshapen(f"{name} is no number")
+        raise Misshapen(f"{name} is not a number")
     return _plain(found)

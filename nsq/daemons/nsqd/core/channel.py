@@ -201,10 +201,6 @@ class Channel:
     def deferred_count(self) -> int:
         return len(self._deferred)
 
-    @property
-    def delivery_count(self) -> int:
-        return sum(self.delivered)
-
     # Messages in.
 
     def put(self, messages: Batch | list[Message]) -> None:

@@ -114,7 +114,7 @@ def test_statistics_that_are_none_are_refused_by_both_readers(wrong: Any) -> Non
         ({"clients": 1, "finished": 10.0, "requeued": 4.0}, Health(NOTICE, "clients requeue 4/s")),
     ],
 )
-def test_the_health_of_a_channel_in_words(state: dict[str, Any], judged: Health) -> None:
+def test_the_health_of_a_channel_is_described(state: dict[str, Any], judged: Health) -> None:
     assert health.of_channel(ChannelState(**state)) == judged
 
 
@@ -334,9 +334,9 @@ def test_long_answers_are_compressed_as_the_client_wants(accepted: str, encoding
         ({}, "--lookupd-http-address=127.0.0.1:4161"),
         ({**ADDRESSES, "nsqd_http_addresses": ("b:1",)}, "not both kinds"),
         ({"nsqd_http_addresses": ("ftp://b",)}, "scheme 'ftp'"),
-        ({**ADDRESSES, "allow_config_from_cidr": "nowhere"}, "'nowhere' is no network"),
+        ({**ADDRESSES, "allow_config_from_cidr": "nowhere"}, "'nowhere' is not a network"),
         ({**ADDRESSES, "http_client_tls_cert": "c.pem"}, "go together"),
-        ({**ADDRESSES, "allow_hosts": ("https://nsq.example",)}, "'https://nsq.example' is no host name"),
+        ({**ADDRESSES, "allow_hosts": ("https://nsq.example",)}, "'https://nsq.example' is not a host name"),
         ({**ADDRESSES, "proxy_graphite": True}, "needs --graphite-url"),
         ({**ADDRESSES, "notification_http_endpoint": "ftp://x"}, "--notification-http-endpoint"),
     ],

@@ -35,7 +35,7 @@ def samples(api: Api) -> dict[str, float]:
     return found
 
 
-def test_topics_channels_and_clients() -> None:
+def test_metrics_count_topics_channels_and_clients() -> None:
     api = Api(e2e_processing_latency_percentiles=(0.99,))
     client, producer = api.client(), api.client()
     client.send(commands.sub("orders", "billing"), commands.rdy(2))

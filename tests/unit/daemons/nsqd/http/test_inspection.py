@@ -47,7 +47,7 @@ def test_info_has_version_and_addresses() -> None:
 # /stats
 
 
-def test_an_empty_nsqd() -> None:
+def test_stats_of_an_empty_nsqd_are_as_gos() -> None:
     api = Api()
     assert list(api.json("/stats?format=json")) == [
         "version", "health", "start_time", "topics", "memory", "producers"
@@ -61,7 +61,7 @@ def test_an_empty_nsqd() -> None:
     }
 
 
-def test_a_consumer_holding_a_message() -> None:
+def test_stats_show_a_consumer_that_holds_a_message() -> None:
     api = Api()
     client = api.client(address="10.0.0.7:50360")
     client.identify(client_id="id", hostname="host", user_agent="ua/1", sample_rate=99)
@@ -161,7 +161,7 @@ def test_messages_are_counted_by_how_near_their_consumers_are() -> None:
     assert [channel[key] for key in counts] == [1, 1, 1]
 
 
-def test_layers_and_terms_of_a_client() -> None:
+def test_stats_show_layers_and_negotiated_values_of_a_client() -> None:
     api = Api(tls=True)
     client = api.client()
     client.upgrade(["tls_v1", "snappy"])
