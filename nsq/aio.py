@@ -402,11 +402,18 @@ class Consumer:
                 again = requeue_for_exception(error, no_backoff)
                 if not isinstance(error, Requeue):
                     if pool.failed_for_good(message):
-                        log.exception("handler failed on %r; given up", message)
+                        log.exception(
+                            "handler failed on %r; given up", message, extra=pool.fields_of(message)
+                        )
                         await asyncio.to_thread(pool.give_up, message, error)
                         continue
                     again = pool.requeue_delay(message.attempts), again[1]
-                    log.exception("handler failed on %r; again in %g s", message, again[0])
+                    log.exception(
+                        "handler failed on %r; again in %g s",
+                        message,
+                        again[0],
+                        extra=pool.fields_of(message),
+                    )
             _answer(message, again)
 
     # Messages: from the handler thread to the loop.

@@ -139,6 +139,7 @@ class Engine(ConnDelegate):
         """Whether auto_touch also touches messages that the program answers after their handler's end."""
         self.config = config
         self.pool = make_pool(self)
+        self.pool.fields = self._fields()
         self._own_transport = SocketTransport(config.local_address)
         self.transport = transport or self._own_transport
         self.context = context_of(config)
@@ -351,9 +352,12 @@ class Engine(ConnDelegate):
         if not (report.in_flight or report.cut_off or report.unfinished_threads):
             report = StopReport(clean=True)
         elif answered and not report.unfinished_threads:  # as after ``stop(0)``
-            log.info("%s stopped, nothing was in flight; cut off: %s", self.name, ", ".join(report.cut_off))
+            cut_off = ", ".join(report.cut_off)
+            log.info(
+                "%s stopped, nothing was in flight; cut off: %s", self.name, cut_off, extra=self._fields()
+            )
         else:
-            log.warning("%s did not stop cleanly: %s", self.name, report)
+            log.warning("%s did not stop cleanly: %s", self.name, report, extra=self._fields())
         self.report = report
 
     def _join(self, join: Callable[[float], list[str]], by: Callable[[], float]) -> None:
@@ -405,8 +409,9 @@ class Engine(ConnDelegate):
         if handling.active:
             oldest = max((conn.session.oldest(now) for conn in conns), default=0.0)
             if handling.relax(now, self._handling_time(), self.windows.max_in_flight, oldest):
+                allowed, extra = self.windows.allowed, self._fields()
                 log.info(
-                    "%s: the handlers are quick: at most %d messages now", self.name, self.windows.allowed
+                    "%s: the handlers are quick: at most %d messages now", self.name, allowed, extra=extra
                 )
         self.windows.tick(now, self._in_flight())
         self._decide()
@@ -431,6 +436,7 @@ class Engine(ConnDelegate):
                 limit,
                 most,
                 timeout,
+                extra=self._fields(),
             )
             self._shrunk = True
             self._decide()
@@ -463,7 +469,7 @@ class Engine(ConnDelegate):
             conn.put(answer)
         if (backoff.level, backoff.until) != before:
             if backoff.until is None:
-                log.info("%s: backing off is over", self.name)
+                log.info("%s: backing off is over", self.name, extra=self._fields())
             else:
                 log.log(
                     logging.WARNING if outcome is Outcome.FAILURE else logging.INFO,
@@ -471,6 +477,7 @@ class Engine(ConnDelegate):
                     self.name,
                     backoff.until - now,
                     backoff.level,
+                    extra=self._fields(),
                 )
             self._tell(self._hooks.backing_off, backoff.level)
 
@@ -654,7 +661,7 @@ class Engine(ConnDelegate):
         return requeue_delay(attempts, self.config, random.random())
 
     def on_timed_out(self, conn: Conn, message: Message) -> None:
-        log.warning("%r from %s timed out here", message, conn.address)
+        log.warning("%r from %s timed out here", message, conn.address, extra=self.pool.fields_of(message))
         self._tell(self._hooks.timed_out, message)
         if message.auto_response:  # it was in the inbox, or its handler began it too late
             self.owner.ask(self._handlers_are_late)
@@ -684,7 +691,10 @@ class Engine(ConnDelegate):
             dead = f"{self.topic.removesuffix(EPHEMERAL)}.dead"
             fate = f"it is lost. Consumer(…, dead_letters={dead!r}) would keep it in that topic"
         most = self.config.max_attempts
-        log.error("gave up on %r from %s (max_attempts is %d): %s", message, message.nsqd_address, most, fate)
+        log.error(
+            "gave up on %r from %s (max_attempts is %d): %s",
+            message, message.nsqd_address, most, fate, extra=self.pool.fields_of(message),
+        )  # fmt: skip
         with self._counting:
             self._given_up += 1
         self._tell(self._hooks.given_up, message)
@@ -778,9 +788,10 @@ class Engine(ConnDelegate):
         endpoints = sorted(self.endpoints.all, key=lambda endpoint: endpoint.label)
         return self.discovery.health() + [endpoint.words(now) for endpoint in endpoints]
 
-    def _fields(self, address: str) -> dict[str, str]:
+    def _fields(self, address: str = "") -> dict[str, str]:
         """Return the fields of a structured log line."""
-        return {"nsq_topic": self.topic, "nsq_channel": self.channel, "nsqd_address": address}
+        fields = {"nsq_topic": self.topic, "nsq_channel": self.channel}
+        return fields | ({"nsqd_address": address} if address else {})
 
 
 def plain_discovery(arguments: Mapping[str, Any], engine: Engine) -> Discovery:
