@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from nsq.config import Config
 from nsq.connection.backoff import Pauses
 from nsq.connection.conn import Conn, ConnDelegate
-from nsq.connection.endpoint import Endpoint
+from nsq.connection.endpoint import Endpoint, Status
 from nsq.connection.handshake import describe
 from nsq.consumer.rdy import Outcome
 from nsq.errors import Closed, NsqError, ServerError
@@ -52,6 +52,8 @@ class ConsumingEndpoint(Endpoint, ConnDelegate):
 
     def connected(self, conn: Conn) -> None:
         self._engine.adopt(self, conn)
+        if self.status is not Status.CONNECTED:  # the owner stops, and carries the request out no more
+            raise Closed(f"the connection to {self.address} is not needed any more")
 
     def refused(self, error: NsqError, news: bool) -> None:
         """Log and report that a dial has failed, unless it failed so before."""
