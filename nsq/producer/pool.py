@@ -74,6 +74,9 @@ _LEAST_TO_CLOSE = 0.1
 #: The most seconds by which each producer delays the end of the program.
 _EXIT_TIMEOUT = 5.0
 
+#: The most nsqds whose reasons an error lists.
+_MOST_REASONS = 10
+
 Hook = Callable[[Any], None] | None
 
 
@@ -795,7 +798,10 @@ class Pool:
         """Return for each address why its nsqd could not be reached."""
         if not self.endpoints.all:
             return f"no nsqd is known: {self.discovery.absence}"
-        reasons = (endpoint.reason for endpoint in self.endpoints.all)
+        endpoints = self.endpoints.all
+        reasons = [endpoint.reason for endpoint in endpoints[:_MOST_REASONS]]
+        if len(endpoints) > _MOST_REASONS:
+            reasons.append(f"and {len(endpoints) - _MOST_REASONS} more")
         return f"no nsqd could be reached in time: {'; '.join(reasons)}"
 
 
