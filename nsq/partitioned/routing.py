@@ -37,8 +37,9 @@ from nsq.partitioned.lookups import Lookups
 from nsq.partitioned.rules import NO_TRIES, PATIENCE, Particular, PartitionRules, Taker, Topic, Tries
 from nsq.partitioned.table import Kind, TopicTable
 from nsq.partitioned.tracing import Tracing, log_publish
+from nsq.producer.book import AddressBook, Takers
 from nsq.producer.endpoint import PublishingEndpoint
-from nsq.producer.pool import AddressBook, Pool, Takers
+from nsq.producer.pool import Pool
 from nsq.producer.publishes import (
     P,
     Publish,
