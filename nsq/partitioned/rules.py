@@ -88,6 +88,8 @@ class PartitionRules(Rules):
     """The rules of a publish without options, to any partition."""
 
     patience = PATIENCE
+    keeps_order = False
+    """Whether it must be stored behind earlier ones of its partition, in an ordered topic."""
     key: Key | None = None
     partition: int | None = None
 
@@ -200,6 +202,8 @@ class Particular(PartitionRules):
     ) -> None:
         super().__init__(router)
         self.key, self.partition = key, partition
+        self.keeps_order = key is not None or partition is not None
+        self.awaited = False  # the pool's thread has sent it, and sends the next of its partition afterwards
         self.trace_id = traces[0] if traces else None
         self._bodies, self._several = bodies, several
         self._traces, self._headers = traces, headers
