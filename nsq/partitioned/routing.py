@@ -106,9 +106,8 @@ class Router(AddressBook):
         self._parked: dict[Place, list[Publish]] = {}  # in the order of their calls
         self._turns: dict[str, itertools.count[int]] = {}
         self._named_turn = itertools.count()
-        self._blocked: dict[
-            Place, tuple[object, float]
-        ] = {}  # what was known at the last try; when to try again
+        # Of parked publishes, what was known at the last try, and when to try again.
+        self._blocked: dict[Place, tuple[object, float]] = {}
         self._open: dict[str, Taker] = {}  # by address
         self._current: dict[str, Topic] = {}
         self._lanes: dict[str, Takers] = {}
@@ -117,6 +116,7 @@ class Router(AddressBook):
         self._held: dict[tuple[str, int], float] = {}  # while a former leader owes an answer: since when
         self._owing = False  # an nsqd owes an answer
         self._wanted: frozenset[str] = frozenset()  # leaders that are not connected, and publishes wait for
+        self._incomplete = False  # a partition has no leader, or one that is not connected or does not answer
         self._seen: object = None  # what the snapshots were made of
         self._shown: object = None  # the places that callers do not see
         self._counts: dict[str, int] = {}  # partitions by topic
@@ -517,6 +517,12 @@ class Router(AddressBook):
             for partition, taker in topic.takers.items()
         }
         self._shown = None
+        self._incomplete = any(
+            topic.table.incomplete
+            or len(topic.takers) < len(topic.table.leaders)
+            or any(endpoint.overdue for endpoint, _ in topic.takers.values())  # another node may lead by now
+            for topic in self._current.values()
+        )
         self._note_moves()
 
     def _note_moves(self) -> None:
@@ -601,13 +607,7 @@ class Router(AddressBook):
         if absent - self._wanted:
             self._pool.endpoints.hurry()  # their pauses are shorter now
         self._wanted = frozenset(absent)
-        incomplete = any(
-            topic.table.incomplete
-            or len(topic.takers) < len(topic.table.leaders)
-            or any(endpoint.overdue for endpoint, _ in topic.takers.values())  # another node may lead by now
-            for topic in self._current.values()
-        )
-        due = self.lookups.refresh(now, urgent=waits, incomplete=incomplete)
+        due = self.lookups.refresh(now, urgent=waits, incomplete=self._incomplete)
         self.due_at = min([due, *(retry_at for _, retry_at in self._blocked.values())])
         if self._held:
             self.due_at = min(self.due_at, now + _HOLD)

@@ -60,6 +60,7 @@ class Tries:
     """What happened to a publish that is tried again."""
 
     count: int = 0  # tries that were refused
+    chances: int = 0  # those of them with an answer that allows few more
     losses: int = 0  # tries without an answer
     not_before: float = -math.inf  # when the same nsqd may be tried again
     address: str = ""  # that nsqd
@@ -134,7 +135,9 @@ class PartitionRules(Rules):
             publish.uncertain_at += (address,)
         tried = _tries(publish)
         tried.count += 1
-        again = tried.count <= tries
+        if tries < math.inf:
+            tried.chances += 1
+        again = tries == math.inf or tried.chances <= tries
         if again:
             self._pause(publish, tried.count, address)
             tried.error = error

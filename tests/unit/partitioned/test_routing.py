@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nsq.errors import NotLeader, NotWritable, PublishFailed, TopicNotExist, UsageError
+from nsq.errors import InvalidCommand, NotLeader, NotWritable, PublishFailed, TopicNotExist, UsageError
 from nsq.partitioned.routing import Router
 from nsq.partitioned.table import ClusterAnswer, TopicAnswer
 from nsq.partitioned.wire import Meta
@@ -346,3 +346,22 @@ def test_a_topic_without_order_has_several_batches_under_way() -> None:
         scene.publish(body, partition=0)
         write(scene.endpoints[A])
     assert len(scene.endpoints[A]._sent) == 3
+
+
+def test_an_answer_that_allows_one_more_try_does_so_after_others_too() -> None:
+    scene = Scene({0: A}, count=1)
+    publish = scene.publish(b"1", partition=0)
+    for error in (NotLeader(""), NotLeader(""), InvalidCommand("E_INVALID what")):
+        scene.turn()
+        write(scene.endpoints[A])
+        conn: Any = scene.endpoints[A].conn
+        scene.endpoints[A].on_error(conn, error)
+        scene.turn()
+        scene.reconnect(A)
+        scene.pool.time.now += 2.0
+        scene.look_up()
+        assert not publish.done()
+    write(scene.endpoints[A])
+    conn = scene.endpoints[A].conn
+    scene.endpoints[A].on_error(conn, InvalidCommand("E_INVALID what"))
+    assert isinstance(publish.error, InvalidCommand)
