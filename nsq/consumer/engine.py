@@ -118,6 +118,7 @@ class Engine(ConnDelegate):
         hooks: ConsumerHooks | None = None,
         give_up: Callable[[Message], None] | None = None,
         dead_letters: str | None = None,
+        dead_letter_reasons: bool = False,
     ) -> None:
         self.topic = subscription.topic
         self.channel = subscription.channel
@@ -138,16 +139,20 @@ class Engine(ConnDelegate):
         """Whether auto_touch also touches messages that the program answers after their handler's end."""
         self.config = config
         self.pool = make_pool(self)
+        self.pool.fields = self._fields()
         self._own_transport = SocketTransport(config.local_address)
         self.transport = transport or self._own_transport
         self.context = context_of(config)
         self._hooks = hooks or ConsumerHooks()
         self._hooked = hooks is not None  # without hooks, events cost nothing
         self._callbacks = Callbacks(f"{self.name}-hooks", log)
+        self.pool.gives_up_at_last_failure = dead_letter_reasons
+        reasons_of = f"{self.topic}/{self.channel}" if dead_letter_reasons else ""
         self._dead_letters: DeadLetters | None = None
         if dead_letters is not None:
-            self._dead_letters = DeadLetters(dead_letters, config, transport, self._known_addresses)
-        self._user_give_up = self._dead_letters or give_up
+            known = self._known_addresses
+            self._dead_letters = DeadLetters(dead_letters, config, transport, known, reasons_of)
+        self._user_give_up = give_up
         self._decision_due = False  # the windows may have to change
         # The connections, and the totals of ended ones: received, finished, requeued, timed out.
         self._conns_and_totals: tuple[dict[Key, Conn], list[int]] = {}, [0, 0, 0, 0]
@@ -347,9 +352,12 @@ class Engine(ConnDelegate):
         if not (report.in_flight or report.cut_off or report.unfinished_threads):
             report = StopReport(clean=True)
         elif answered and not report.unfinished_threads:  # as after ``stop(0)``
-            log.info("%s stopped, nothing was in flight; cut off: %s", self.name, ", ".join(report.cut_off))
+            cut_off = ", ".join(report.cut_off)
+            log.info(
+                "%s stopped, nothing was in flight; cut off: %s", self.name, cut_off, extra=self._fields()
+            )
         else:
-            log.warning("%s did not stop cleanly: %s", self.name, report)
+            log.warning("%s did not stop cleanly: %s", self.name, report, extra=self._fields())
         self.report = report
 
     def _join(self, join: Callable[[float], list[str]], by: Callable[[], float]) -> None:
@@ -401,8 +409,9 @@ class Engine(ConnDelegate):
         if handling.active:
             oldest = max((conn.session.oldest(now) for conn in conns), default=0.0)
             if handling.relax(now, self._handling_time(), self.windows.max_in_flight, oldest):
+                allowed, extra = self.windows.allowed, self._fields()
                 log.info(
-                    "%s: the handlers are quick: at most %d messages now", self.name, self.windows.allowed
+                    "%s: the handlers are quick: at most %d messages now", self.name, allowed, extra=extra
                 )
         self.windows.tick(now, self._in_flight())
         self._decide()
@@ -427,6 +436,7 @@ class Engine(ConnDelegate):
                 limit,
                 most,
                 timeout,
+                extra=self._fields(),
             )
             self._shrunk = True
             self._decide()
@@ -459,7 +469,7 @@ class Engine(ConnDelegate):
             conn.put(answer)
         if (backoff.level, backoff.until) != before:
             if backoff.until is None:
-                log.info("%s: backing off is over", self.name)
+                log.info("%s: backing off is over", self.name, extra=self._fields())
             else:
                 log.log(
                     logging.WARNING if outcome is Outcome.FAILURE else logging.INFO,
@@ -467,6 +477,7 @@ class Engine(ConnDelegate):
                     self.name,
                     backoff.until - now,
                     backoff.level,
+                    extra=self._fields(),
                 )
             self._tell(self._hooks.backing_off, backoff.level)
 
@@ -491,7 +502,7 @@ class Engine(ConnDelegate):
         self.windows.grows = self.config.max_in_flight is None and not self.max_in_flight_set
         self._decision_due = True
         connections = len(self.endpoints.table)
-        if not self.windows.grows and 0 < self.windows.allowed < connections and not self._warned_of_turns:
+        if self.windows.must_take_turns(connections) and not self._warned_of_turns:
             self._warned_of_turns = True
             log.warning(
                 "%s: max_in_flight is %d, but there are %d partitions: they take turns, one message each. "
@@ -650,7 +661,7 @@ class Engine(ConnDelegate):
         return requeue_delay(attempts, self.config, random.random())
 
     def on_timed_out(self, conn: Conn, message: Message) -> None:
-        log.warning("%r from %s timed out here", message, conn.address)
+        log.warning("%r from %s timed out here", message, conn.address, extra=self.pool.fields_of(message))
         self._tell(self._hooks.timed_out, message)
         if message.auto_response:  # it was in the inbox, or its handler began it too late
             self.owner.ask(self._handlers_are_late)
@@ -669,15 +680,21 @@ class Engine(ConnDelegate):
         sessions = [conn.session for conn in self._conns.values()]
         return any(each.in_flight > 0 and each.in_flight >= each.rdy * _STARVED_AT for each in sessions)
 
-    def give_up(self, message: Message) -> None:
-        if self._user_give_up is None:
+    def give_up(self, message: Message, error: BaseException | None) -> None:
+        if self._dead_letters is not None:
+            self._dead_letters(message, error)
+            fate = f"topic {self._dead_letters.topic} has it"
+        elif self._user_give_up is not None:
+            self._user_give_up(message)
+            fate = "give_up has it"
+        else:
             dead = f"{self.topic.removesuffix(EPHEMERAL)}.dead"
             fate = f"it is lost. Consumer(…, dead_letters={dead!r}) would keep it in that topic"
-        else:
-            self._user_give_up(message)
-            fate = f"{f'topic {self._dead_letters.topic}' if self._dead_letters else 'give_up'} has it"
         most = self.config.max_attempts
-        log.error("gave up on %r from %s (max_attempts is %d): %s", message, message.nsqd_address, most, fate)
+        log.error(
+            "gave up on %r from %s (max_attempts is %d): %s",
+            message, message.nsqd_address, most, fate, extra=self.pool.fields_of(message),
+        )  # fmt: skip
         with self._counting:
             self._given_up += 1
         self._tell(self._hooks.given_up, message)
@@ -771,9 +788,10 @@ class Engine(ConnDelegate):
         endpoints = sorted(self.endpoints.all, key=lambda endpoint: endpoint.label)
         return self.discovery.health() + [endpoint.words(now) for endpoint in endpoints]
 
-    def _fields(self, address: str) -> dict[str, str]:
+    def _fields(self, address: str = "") -> dict[str, str]:
         """Return the fields of a structured log line."""
-        return {"nsq_topic": self.topic, "nsq_channel": self.channel, "nsqd_address": address}
+        fields = {"nsq_topic": self.topic, "nsq_channel": self.channel}
+        return fields | ({"nsqd_address": address} if address else {})
 
 
 def plain_discovery(arguments: Mapping[str, Any], engine: Engine) -> Discovery:

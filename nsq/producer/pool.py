@@ -308,13 +308,16 @@ class Pool:
 
     def _has_room(self) -> bool:
         """Whether the limits allow another publish. Summing the bytes visits every publish: do it only when
-        the last result is used up. Two threads at once may subtract only one; the next sum corrects that.
+        the last result is used up.
+
+        Without the GIL most of the subtractions of several threads may get lost. So only an eighth of what is
+        left is given out before the next sum.
         """
         if len(self.pending) >= self._config.max_pending:
             return False
         if self._bytes_left <= 0:
             used = sum([publish.size for publish in self.pending.copy()])
-            self._bytes_left = self._config.max_pending_bytes - used
+            self._bytes_left = math.ceil((self._config.max_pending_bytes - used) / 8)
         return self._bytes_left > 0
 
     def cancel(self, publish: Publish) -> None:
@@ -543,11 +546,12 @@ class Pool:
     def _take_back(self, left: Iterable[deque[Any]]) -> None:
         publishes = []
         for each in left:
-            while each:
-                item = each.popleft()
-                if type(item) is not bytes:
-                    item.endpoint = None
-                    publishes.append(item)
+            with suppress(IndexError):  # not ``while each``: ``popleft`` locks the deque
+                while True:
+                    item = each.popleft()
+                    if type(item) is not bytes:
+                        item.endpoint = None
+                        publishes.append(item)
         # In front of newer publishes: all of them, except some that were taken back a moment ago.
         older = []
         while publishes and self.waiting and self.waiting[0].started < publishes[0].started:

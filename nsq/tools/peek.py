@@ -1,4 +1,7 @@
-"""``nsq peek``: shows the waiting messages of a topic or a channel without consuming them."""
+"""``nsq peek``: shows the waiting messages of a topic or a channel without consuming them.
+
+Of a dead letter with a reason it shows the reason and the message that it was.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,7 @@ from nsq.tables import printable
 from nsq.tools.cluster import Cluster, ClusterFlags, topic_and_channel, warn_of
 from nsq.tools.nsq_tail import pretty
 from nsq.tools.program import flag, run_command
+from nsq.wire.envelope import dead_letter_in
 
 #: What to do about a refusal, by its code.
 _REMEDIES = {
@@ -48,13 +52,13 @@ def _peek(options: PeekOptions, words: tuple[str, ...]) -> int:
     topic, channel = topic_and_channel(words[0])
     cluster = Cluster(options)
     stats = cluster.stats(topic)
-    nsqds = {address: cluster.nsqds[address] for address, told in stats.items() if told["topics"]}
+    nsqds = {address: cluster.nsqds[address] for address, of_nsqd in stats.items() if of_nsqd["topics"]}
     answers = ask_all(nsqds, lambda address: nsqds[address].peek(topic, channel, n=options.n))
-    told: list[dict[str, Any]] = []
+    shown: list[dict[str, Any]] = []
     for address, messages in answers.found.items():
         for message in messages:
             if options.json:
-                told.append(_as_json(address, message))
+                shown.append(_as_json(address, message))
             else:
                 _show(address, message, options)
     for address, error in answers.errors.items():
@@ -62,11 +66,11 @@ def _peek(options: PeekOptions, words: tuple[str, ...]) -> int:
         if code != "CHANNEL_NOT_FOUND":
             cluster.problems.append(f"{address}: {_REMEDIES.get(code, error)}")
     if options.json:
-        sys.stdout.write(json.dumps(told, indent=2) + "\n")
+        sys.stdout.write(json.dumps(shown, indent=2) + "\n")
     if not nsqds and not cluster.problems:
         cluster.problems.append(f"no nsqd has the topic {topic}")
     if not channel and not any(answers.found.values()):
-        waiting = {each.name: each.depth for told in count_topics(stats.values()) for each in told.channels}
+        waiting = {each.name: each.depth for topic in count_topics(stats.values()) for each in topic.channels}
         for name, depth in waiting.items():
             if depth:
                 sys.stderr.write(f"{depth} messages wait in a channel: nsq peek {topic}/{printable(name)}\n")
@@ -76,17 +80,27 @@ def _peek(options: PeekOptions, words: tuple[str, ...]) -> int:
 def _show(address: str, message: PeekedMessage, options: PeekOptions) -> None:
     size = f" of {message.size} bytes, of which the first {len(message.body)}" if message.truncated else ""
     head = f"{address} {message.id} attempts={message.attempts} age={message.age:.3f}s{size}\n"
-    body = pretty(message.body) if options.pretty else message.body
+    body, letter = message.body, dead_letter_in(message.body)
+    if letter is not None:
+        body, about = letter.body, letter.attributes
+        why = [about[name] for name in ("reason", "error", "place") if name in about]
+        head += printable(f"{about['source'][1:]} gave it up: {' · '.join(why)}") + "\n"
+    if options.pretty:
+        body = pretty(body)
     sys.stdout.buffer.write(head.encode() + body + b"\n")
     sys.stdout.buffer.flush()
 
 
 def _as_json(address: str, message: PeekedMessage) -> dict[str, Any]:
     """A message as JSON; a body that is not UTF-8 is in Base64, under another key."""
-    told: dict[str, Any] = {"nsqd": address, **vars(message)}
+    fields: dict[str, Any] = {"nsqd": address, **vars(message)}
+    body, letter = message.body, dead_letter_in(message.body)
+    if letter is not None:
+        body = letter.body
+        fields["dead_letter"] = letter.attributes
     try:
-        told["body"] = message.body.decode()
+        fields["body"] = body.decode()
     except UnicodeDecodeError:
-        del told["body"]
-        told["body_base64"] = base64.b64encode(message.body).decode()
-    return told
+        del fields["body"]
+        fields["body_base64"] = base64.b64encode(body).decode()
+    return fields

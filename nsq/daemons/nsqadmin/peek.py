@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import functools
 import time
 from collections.abc import Sequence
@@ -9,10 +10,11 @@ from collections.abc import Sequence
 from nsq.daemons.nsqadmin.aggregate import Json
 from nsq.daemons.nsqadmin.cluster import Cluster, Found, get
 from nsq.daemons.nsqadmin.guard import reply_with
-from nsq.daemons.routes import HttpError, Reply, Request
+from nsq.daemons.serve.routes import HttpError, Reply, Request
 from nsq.errors import ApiRefused
 from nsq.http.calls import json_value
 from nsq.http.cluster import Node, rows, value
+from nsq.wire.envelope import dead_letter_in
 
 _MAX_PEEKED = 100
 #: How many channels of each nsqd are asked, the deepest first, when the topic's own queue is empty.
@@ -20,6 +22,8 @@ _MOST_CHANNELS = 10
 
 _KINDS = {"id": str, "timestamp": int, "age_ms": int, "attempts": int, "size": int, "truncated": bool}
 _KINDS |= {"encoding": str, "body": str}
+#: What is shown of a dead letter's headers.
+_REASON = ("source", "time", "reason", "error", "place", "attempts", "published")
 
 
 async def peek(cluster: Cluster, request: Request) -> Reply:
@@ -56,7 +60,7 @@ async def _ask(
     args |= {"in_flight": "true"} if in_flight else {}
     path = "/channel/peek" if channel else "/topic/peek"
     try:
-        told = await cluster.ask(get(node.url, path, args, json_value))
+        reply = await cluster.ask(get(node.url, path, args, json_value))
     except ApiRefused as error:
         if error.code in ("NOT_FOUND", "PEEK_FROM_THIS_MACHINE_ONLY"):
             refused[node.name] = error.code
@@ -64,7 +68,7 @@ async def _ask(
         if error.code in ("TOPIC_NOT_FOUND", "CHANNEL_NOT_FOUND"):
             return []
         raise
-    return [{"node": node.name, **_message(each, in_flight)} for each in rows(told, "messages")]
+    return [{"node": node.name, **_message(each, in_flight)} for each in rows(reply, "messages")]
 
 
 async def _deepest_channels(
@@ -74,10 +78,12 @@ async def _deepest_channels(
     stats = await cluster.stats(nodes, time.time(), topic=topic)
     by_name = {node.name: node for node in nodes}
     places = []
-    for told in stats.value:
-        waiting = [each for each in told["channels"] if each["depth"] and told["topic_name"] == topic]
+    for topic_stats in stats.value:
+        waiting = [
+            each for each in topic_stats["channels"] if each["depth"] and topic_stats["topic_name"] == topic
+        ]
         waiting.sort(key=lambda each: -each["depth"])
-        places += [(by_name[told["node"]], each["channel_name"]) for each in waiting[:_MOST_CHANNELS]]
+        places += [(by_name[topic_stats["node"]], each["channel_name"]) for each in waiting[:_MOST_CHANNELS]]
     return Found(places, stats.failures)
 
 
@@ -91,12 +97,36 @@ def _distinct(found: dict[tuple[Node, str], list[Json]]) -> list[Json]:
     return list(messages.values())
 
 
-def _message(told: object, in_flight: bool) -> Json:
+def _message(given: object, in_flight: bool) -> Json:
     """Check a waiting or in-flight message from an nsqd, and copy its fields."""
-    shown: Json = {name: value(told, name, kind) for name, kind in _KINDS.items()}
+    shown: Json = {name: value(given, name, kind) for name, kind in _KINDS.items()}
+    shown |= _opened(shown)
     if in_flight:
-        client = value(told, "client", dict)
+        client = value(given, "client", dict)
         names = ("client_id", "hostname", "remote_address")
         shown["client"] = {name: value(client, name, str) for name in names}
-        shown["in_flight_ms"] = value(told, "in_flight_ms", int)
+        shown["in_flight_ms"] = value(given, "in_flight_ms", int)
     return shown
+
+
+def _opened(shown: Json) -> Json:
+    """Return the fields that differ if the message is a dead letter with a reason."""
+    if shown["encoding"] != "utf-8":
+        return {}
+    return opened_letter(shown["body"].encode("utf-8", "replace"))
+
+
+def opened_letter(body: bytes) -> Json:
+    """Return what to show of a dead letter with a reason; nothing for another message."""
+    letter = dead_letter_in(body)
+    if letter is None:
+        return {}
+    reason = {name: letter.attributes[name] for name in _REASON if name in letter.attributes}
+    return {"dead_letter": reason, **text_or_base64(letter.body)}
+
+
+def text_or_base64(body: bytes) -> Json:
+    try:
+        return {"encoding": "utf-8", "body": body.decode()}
+    except UnicodeDecodeError:
+        return {"encoding": "base64", "body": base64.b64encode(body).decode()}

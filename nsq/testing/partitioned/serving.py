@@ -16,7 +16,7 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple, Protocol
 
-from nsq.collector import tune_gc
+from nsq.gc_settings import tune_gc
 
 from .http import Answer, HttpConnection, LookupPages, LookupState, NsqdPages
 from .nsqd import NsqdConnection, headers_of
