@@ -356,6 +356,7 @@ class Consumer:
         return self
 
     async def _work(self, handler: AsyncHandler, no_backoff: Exceptions) -> None:
+        pool = self._engine.pool
         while (message := await self._take()) is not None:
             again: RequeueDecision | None
             try:
@@ -372,11 +373,15 @@ class Consumer:
                 raise
             except GiveUp as error:
                 message.enable_auto_response()
-                await asyncio.to_thread(self._engine.pool.give_up_for, error, [message])
+                await asyncio.to_thread(pool.give_up_for, error, [message])
                 continue
             except BaseException as error:
                 again = requeue_for_exception(error, no_backoff)
                 if not isinstance(error, Requeue):
+                    if pool.failed_for_good(message):
+                        log.exception("handler failed on %r; given up", message)
+                        await asyncio.to_thread(pool.give_up, message, error)
+                        continue
                     again = self._engine.requeue_delay(message.attempts), again[1]
                     log.exception("handler failed on %r; again in %g s", message, again[0])
             _answer(message, again)

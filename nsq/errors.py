@@ -18,6 +18,16 @@ error may be stored nevertheless. This module imports nothing of the package.
 
 from __future__ import annotations
 
+import os
+
+_ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+
+def how_to_install(extra: str) -> str:
+    """Return the command that installs an extra, in a clone or for the released package."""
+    package = "-e '." if os.path.isfile(os.path.join(_ROOT, "setup.cfg")) else "'nsq"
+    return f"pip install {package}[{extra}]'"
+
 
 class NsqError(Exception):
     """The root: ``except nsq.NsqError`` catches all errors of this package and no others."""
@@ -83,7 +93,7 @@ class Unanswered(ConnectionFailed):
 
 
 class ServerError(NsqError):
-    """nsqd refused a command. ``code`` is its E_ code, ``text`` its explanation."""
+    """nsqd refused a command. ``code`` is its ``E_`` code, ``text`` its explanation."""
 
     code = ""
     fatal = True  # nsqd closes the connection after it

@@ -75,16 +75,24 @@ class Message:
         body: bytes,
     ) -> None:
         self._delegate = delegate
-        self.received_at = received_at  # on the monotonic clock, as is ``expires_at``
-        self.expires_at = expires_at  # when nsqd gives the message to another consumer
+        #: When the message arrived, on the monotonic clock.
+        self.received_at = received_at
+        #: When nsqd gives the message to another consumer, on the monotonic clock.
+        self.expires_at = expires_at
+        #: When nsqd received the message, in nanoseconds since the epoch.
         self.timestamp = timestamp
+        #: How many times nsqd has delivered the message, from 1.
         self.attempts = attempts
+        #: The id that nsqd gave the message: 16 bytes.
         self.id = message_id
+        #: The body, as it was published.
         self.body = body
+        #: Whether the end of the handler answers the message.
         self.auto_response = True
 
     def __repr__(self) -> str:
-        return f"<Message {self.id.decode('latin-1')} of {self.topic}, {self._shown()}>"
+        state = "" if self._delegate.holds(self) else ", no longer in flight"
+        return f"<Message {self.id.decode('latin-1')} of {self.topic}{state}, {self._shown()}>"
 
     def _shown(self) -> str:
         begin = f"{self.body[:_SHOWN]!r}{'…' if len(self.body) > _SHOWN else ''}"

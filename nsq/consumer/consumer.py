@@ -10,9 +10,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import datetime
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar, Unpack, cast, overload
 
-from nsq.config import Config
+from nsq.config import Config, Options, SignatureWithOptions
 from nsq.connection.subscription import Subscription
 from nsq.consumer.engine import Engine, plain_discovery, plain_pool
 from nsq.consumer.handlers import BatchHandler, Handler, HandlerPool, check_handler
@@ -59,7 +59,8 @@ class Consumer:
 
     After more than ``max_attempts`` attempts the consumer gives a message up: it is logged and finished, and
     so lost. With ``dead_letters="orders.dead"`` it is published to that topic before, on one of the nsqds
-    that the consumer knows; ``give_up`` is a function that gets it instead.
+    that the consumer knows; ``give_up`` is a function that gets it instead. ``dead_letter_reasons=True`` puts
+    dead letters into an envelope that says why, and gives a message up right when its last attempt fails.
 
     With nsqlookupds of a partitioned NSQ the consumer has a connection for each partition of the topic, or of
     ``partitions``. With ``ordered=True`` it handles the messages of each partition one after the other. A
@@ -74,6 +75,8 @@ class Consumer:
     handler's threads. ``at_thread_end`` is called by every handler thread before it ends.
     """
 
+    __signature__ = SignatureWithOptions()
+
     def __init__(
         self,
         topic: str,
@@ -83,6 +86,7 @@ class Consumer:
         nsqlookupd: Addresses = (),
         threads: int = 1,
         dead_letters: str | None = None,
+        dead_letter_reasons: bool = False,
         give_up: Callable[[Message], None] | None = None,
         hooks: ConsumerHooks | None = None,
         around_handler: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None,
@@ -100,11 +104,14 @@ class Consumer:
         header_filter: Mapping[str, str] | None = None,
         transport: Transport | None = None,
         config: Config | None = None,
-        **options: Any,
+        **options: Unpack[Options],
     ) -> None:
         refuse_eventlet()
+        #: The topic of the messages.
         self.topic = check_topic(topic)
+        #: The channel of the topic.
         self.channel = check_channel(channel)
+        #: The options, with those that were given as keywords.
         self.config = Config.of(config, options)
         nsqds, nsqlookupds = checked_nsqds(nsqd), checked("nsqlookupd", nsqlookupd)
         if not nsqds and not nsqlookupds:
@@ -144,6 +151,7 @@ class Consumer:
             hooks,
             checked_callable("give_up", give_up),
             self._checked_dead_letters(dead_letters, give_up),
+            self._checked_reasons(dead_letter_reasons, dead_letters),
         )
         self._engine.pool.threads = checked_whole("threads", threads)
         self._engine.pool.at_thread_end = checked_callable("at_thread_end", at_thread_end)
@@ -180,6 +188,14 @@ class Consumer:
         if not self.config.max_attempts:
             raise ConfigError("dead_letters needs max_attempts above 0: with 0 no message is ever given up")
         return topic
+
+    @staticmethod
+    def _checked_reasons(reasons: bool, dead_letters: str | None) -> bool:
+        if not isinstance(reasons, bool):
+            raise ConfigError(f"dead_letter_reasons is {reasons!r}; it must be True or False")
+        if reasons and dead_letters is None:
+            raise ConfigError("dead_letter_reasons needs dead_letters: give the topic for them")
+        return reasons
 
     def __repr__(self) -> str:
         return f"<Consumer {self.topic}/{self.channel} {self._state}>"

@@ -118,6 +118,7 @@ class Engine(ConnDelegate):
         hooks: ConsumerHooks | None = None,
         give_up: Callable[[Message], None] | None = None,
         dead_letters: str | None = None,
+        dead_letter_reasons: bool = False,
     ) -> None:
         self.topic = subscription.topic
         self.channel = subscription.channel
@@ -144,10 +145,14 @@ class Engine(ConnDelegate):
         self._hooks = hooks or ConsumerHooks()
         self._hooked = hooks is not None  # without hooks, events cost nothing
         self._callbacks = Callbacks(f"{self.name}-hooks", log)
+        self.pool.gives_up_at_last_failure = dead_letter_reasons
+        reasons_of = f"{self.topic}/{self.channel}" if dead_letter_reasons else ""
         self._dead_letters = (
-            None if dead_letters is None else DeadLetters(dead_letters, config, transport, self._known_nsqds)
+            None
+            if dead_letters is None
+            else DeadLetters(dead_letters, config, transport, self._known_nsqds, reasons_of)
         )
-        self._user_give_up = self._dead_letters or give_up
+        self._user_give_up = give_up
         self._decision_due = False  # the windows may have to change
         # The connections, and the totals of ended ones: received, finished, requeued, timed out.
         self._conns_and_totals: tuple[dict[Key, Conn], list[int]] = {}, [0, 0, 0, 0]
@@ -667,13 +672,16 @@ class Engine(ConnDelegate):
         sessions = [conn.session for conn in self._conns.values()]
         return any(each.in_flight > 0 and each.in_flight >= each.rdy * _STARVED_AT for each in sessions)
 
-    def give_up(self, message: Message) -> None:
-        if self._user_give_up is None:
+    def give_up(self, message: Message, error: BaseException | None) -> None:
+        if self._dead_letters is not None:
+            self._dead_letters(message, error)
+            fate = f"topic {self._dead_letters.topic} has it"
+        elif self._user_give_up is not None:
+            self._user_give_up(message)
+            fate = "give_up has it"
+        else:
             dead = f"{self.topic.removesuffix(EPHEMERAL)}.dead"
             fate = f"it is lost. Consumer(…, dead_letters={dead!r}) would keep it in that topic"
-        else:
-            self._user_give_up(message)
-            fate = f"{f'topic {self._dead_letters.topic}' if self._dead_letters else 'give_up'} has it"
         most = self.config.max_attempts
         log.error("gave up on %r from %s (max_attempts is %d): %s", message, message.nsqd_address, most, fate)
         with self._counting:

@@ -18,20 +18,23 @@ import os
 import queue
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from datetime import UTC, datetime
 from functools import partial
 from types import MethodType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from nsq.config import Config
 from nsq.consumer.reports import PartitionHealth
-from nsq.errors import AlreadyResponded, Closed, ConfigError, InvalidMessage, NsqError, UsageError
+from nsq.errors import AlreadyResponded, BadMessage, Closed, ConfigError, InvalidMessage, NsqError, UsageError
 from nsq.log import Logger
 from nsq.message import Message, finish_all, time_out
 from nsq.threads.waiters import join_threads
 from nsq.transport.base import Transport
+from nsq.wire.envelope import DEAD_LETTER, wrap
 from nsq.wire.names import check_topic
 
 if TYPE_CHECKING:
@@ -47,6 +50,8 @@ Exceptions = tuple[type[BaseException], ...]
 _MAX_SIZE = 2**31 - 1
 #: Seconds; the shortest timeout of a publish.
 _LEAST_TIMEOUT = 0.001
+#: The most characters of an error's text in a dead letter.
+_MOST_OF_AN_ERROR = 1000
 #: The most messages for which we count how often they timed out before a handler saw them.
 _MAX_TIMED_OUT_UNHANDLED = 10_000
 
@@ -54,9 +59,10 @@ _MAX_TIMED_OUT_UNHANDLED = 10_000
 class HandlerPool:
     """Threads in groups, one group for each handler; all of them take from one inbox.
 
-    ``give_up`` is called with a message that has failed too often: the message is finished if it returns,
-    requeued if it raises. ``starved`` says whether nsqds send nothing more until a message here is answered.
-    ``requeue_delay`` maps a message's attempts to the seconds after which it comes again.
+    ``give_up`` is called with a message that has failed too often, and with its last error if that is known:
+    the message is finished if it returns, requeued if it raises. ``starved`` says whether nsqds send nothing
+    more until a message here is answered. ``requeue_delay`` maps a message's attempts to the seconds after
+    which it comes again.
     """
 
     def __init__(
@@ -64,7 +70,7 @@ class HandlerPool:
         name: str,
         *,
         max_attempts: int,
-        give_up: Callable[[Message], None],
+        give_up: Callable[[Message, BaseException | None], None],
         starved: Callable[[], bool],
         requeue_delay: Callable[[int], float],
     ) -> None:
@@ -84,6 +90,9 @@ class HandlerPool:
         # For each handler: the function its threads run, their number, the messages one works on at once.
         self._groups: list[tuple[Callable[[], None], int | None, int]] = []
         self._threads: list[threading.Thread] = []
+        self.gives_up_at_last_failure = False
+        """Whether a message is given up right when it fails at its last attempt, while its error is known;
+        otherwise when it comes once more."""
         self.at_thread_end: Callable[[], object] | None = None
         """Called by each thread before it ends."""
         self._closed = False
@@ -248,6 +257,9 @@ class HandlerPool:
                         delay = self._requeue_delay(message.attempts)
                         again = delay, again[1]
                         log.exception("handler failed on %r; %s", message, self._outlook(message, delay))
+                        if message.auto_response and self.failed_for_good(message):
+                            self.give_up(message, error)
+                            continue
                 if again is None and message.auto_response:
                     message.finish()
                     if timed_out_unhandled:
@@ -262,12 +274,20 @@ class HandlerPool:
                     raise
                 log.exception("handling %r failed, which is a bug of ours; nsqd delivers it again", message)
 
+    def failed_for_good(self, message: Message) -> bool:
+        """Whether the message, which has just failed, is to be given up now."""
+        if not self.gives_up_at_last_failure or message.responded:
+            return False
+        return self._handled_attempts(message) >= self._max_attempts
+
     def _outlook(self, message: Message, delay: float) -> str:
         """Return what becomes of a message whose handler has raised."""
         if message.responded:
             return "it was answered before, or has timed out"
         if not message.auto_response:
             return "the program answers it later"
+        if self.failed_for_good(message):
+            return f"given up (max_attempts is {self._max_attempts})"
         last = self._handled_attempts(message) >= self._max_attempts
         return f"again in {delay:g} s" + (f", then given up (max_attempts is {self._max_attempts})" * last)
 
@@ -341,11 +361,11 @@ class HandlerPool:
         self.give_up(message)
         return False
 
-    def give_up(self, message: Message) -> None:
+    def give_up(self, message: Message, error: BaseException | None = None) -> None:
         """Give a message up, and finish it; requeue it if that fails."""
         with suppress(AlreadyResponded):  # ``give_up`` has answered it, or was too slow
             try:
-                self._give_up(message)
+                self._give_up(message, error)
             except BaseException:
                 log.exception("giving up on %r failed; nsqd delivers it again", message)
                 message.requeue(backoff=False)
@@ -358,9 +378,10 @@ class HandlerPool:
         for message in messages:
             if message.auto_response and not message.responded:
                 log.error("the handler gives up on %r: %s", message, error)
-                self.give_up(message)
+                self.give_up(message, error)
 
     def _handle_batch(self, handler: BatchHandler, no_backoff: Exceptions, batch: list[Message]) -> None:
+        failure: BaseException | None = None
         try:
             result = handler(batch)
             again = None if result is None else requeue_for_result(result)
@@ -373,11 +394,18 @@ class HandlerPool:
             again = requeue_for_exception(error, no_backoff)
             if not isinstance(error, Requeue):
                 log.exception("batch handler failed on %d messages; %s", len(batch), self._outlook_of(batch))
+                failure = error
         unanswered = [message for message in batch if message.auto_response]
         if again is not None:
+            final: list[Message] = []
             for message in unanswered:
+                if failure is not None and self.failed_for_good(message):
+                    final.append(message)
+                    continue
                 with suppress(AlreadyResponded):
                     message.requeue(again[0], backoff=again[1])
+            for message in final:  # last, as this may take long
+                self.give_up(message, failure)
             return
         now = time.monotonic()
         finish_all(unanswered)
@@ -497,14 +525,20 @@ class DeadLetterTopic:
 
 class DeadLetters:
     """The option ``dead_letters`` of a consumer: publishes the unchanged body to ``topic``, on the nsqds that
-    the consumer knows. ``known`` returns their addresses.
+    the consumer knows. ``known`` returns their addresses. With ``reasons_of``, which is the consumer's name
+    then, the body stands in an envelope that says why the message was given up.
 
     The producer is made for the first message. No thread that a signal can interrupt takes the lock, and a
     forked child does not use it.
     """
 
     def __init__(
-        self, topic: str, config: Config, transport: Transport | None, known: Callable[[], set[str]]
+        self,
+        topic: str,
+        config: Config,
+        transport: Transport | None,
+        known: Callable[[], set[str]],
+        reasons_of: str = "",
     ) -> None:
         # Here, not for the first message: at the end of a program it may be too late for an import.
         from nsq.producer.producer import Producer
@@ -518,12 +552,13 @@ class DeadLetters:
         )
         self._timeout = config.publish_timeout
         self._known = known
+        self._reasons_of, self._max_attempts = reasons_of, config.max_attempts
         self._lock = threading.Lock()
         self._producer: Producer | None = None
         self._nsqds: set[str] = set()
         self._closed = False
 
-    def __call__(self, message: Message) -> None:
+    def __call__(self, message: Message, error: BaseException | None = None) -> None:
         nsqds = {*self._known(), message.nsqd_address}
         with self._lock:
             if self._closed:
@@ -535,6 +570,14 @@ class DeadLetters:
             self._nsqds = nsqds
         # Not longer than the message is ours: after that another consumer has it.
         timeout = max(_LEAST_TIMEOUT, min(self._timeout, message.time_left))
+        if self._reasons_of:
+            letter = dead_letter(message, error, self._reasons_of, self._max_attempts)
+            try:
+                self._producer.publish(self.topic, letter, timeout=timeout)
+                return
+            except BadMessage:
+                log.warning("with its reason %r is too large for the topic %s: only its body goes there",
+                            message, self.topic)  # fmt: skip
         self._producer.publish(self.topic, message.body, timeout=timeout)
 
     def close(self, timeout: float) -> list[str]:
@@ -544,6 +587,50 @@ class DeadLetters:
         with self._lock:
             self._closed = True
         return [] if self._producer is None else self._producer.close(timeout).unfinished_threads
+
+
+def dead_letter(message: Message, error: BaseException | None, consumer: str, max_attempts: int) -> bytes:
+    """Return the message in an envelope whose headers say why ``consumer`` has given it up."""
+    if isinstance(error, GiveUp):
+        reason = "its handler gave it up"
+    elif error is not None:
+        reason = f"it failed at its last attempt (max_attempts is {max_attempts})"
+    else:
+        reason = f"its attempts were used up, by requeues or timeouts (max_attempts is {max_attempts})"
+    headers = {
+        "id": f"{message.id.decode('latin-1')}-{message.attempts}",
+        "source": f"/{consumer}",
+        "type": DEAD_LETTER,
+        "time": _iso(time.time()),
+        "reason": reason,
+        "error": "" if error is None else _in_one_line(error),
+        "place": "" if error is None else _place_of(error),
+        "attempts": str(message.attempts),
+        "published": _iso(message.timestamp / 1e9),
+        "nsqd": message.nsqd_address,
+    }
+    return wrap(message.body, {name: value for name, value in headers.items() if value})
+
+
+def _iso(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _in_one_line(error: BaseException) -> str:
+    """Return class and text of an error, without characters that a header of CloudEvents may not have."""
+    try:
+        text = str(error)
+    except Exception:
+        text = "(its text cannot be had)"
+    name = "" if isinstance(error, GiveUp) else type(error).__qualname__
+    joined = ": ".join(part for part in (name, text) if part)
+    return "".join(each if each.isprintable() else " " for each in joined[:_MOST_OF_AN_ERROR])
+
+
+def _place_of(error: BaseException) -> str:
+    """Return where the error, or the one that it was raised from, comes from; empty if nothing says so."""
+    frames = traceback.extract_tb((error.__cause__ or error).__traceback__)
+    return f"{frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name}" if frames else ""
 
 
 class DeadLetterFile:

@@ -17,13 +17,13 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 
 from nsq import Consumer
 from nsq.consumer.reports import ConsumerHealth
 from nsq.errors import ConfigError
-from nsq.transport.addresses import join, split
-from nsq.transport.sockets import address_family
+from nsq.transport.addresses import join
+from nsq.work.listening import HttpServer, listen_address
 
 #: Seconds that a client may take for its request.
 _REQUEST_SECONDS = 5
@@ -36,14 +36,8 @@ def serving_health(address: str, *consumers: Consumer) -> Iterator[str]:
     """Serve on ``host:port`` in the block, on own threads; give the address. Port 0 takes a free one."""
     if not consumers:
         raise ConfigError("serving_health needs at least one consumer")
-    host, port = _listen_address(address)
-
-    class Server(ThreadingHTTPServer):
-        address_family = address_family(host)
-        daemon_threads = True
-
     try:
-        server = Server((host, port), _page_of(consumers))
+        server = HttpServer(address, _page_of(consumers))
     except OSError as error:
         raise ConfigError(f"the health endpoint cannot listen on {address}: {error}") from error
     thread = threading.Thread(
@@ -51,19 +45,11 @@ def serving_health(address: str, *consumers: Consumer) -> Iterator[str]:
     )
     thread.start()
     try:
-        yield join(host, server.server_port)
+        yield join(listen_address(address)[0], server.server_port)
     finally:
         server.shutdown()
         thread.join()
         server.server_close()  # waits for no request: they are short, and on daemon threads
-
-
-def _listen_address(text: str) -> tuple[str, int]:
-    """Split ``host:port``; ``:8080`` means every interface, and port 0 a free port."""
-    text = f"0.0.0.0{text}" if text.startswith(":") else text
-    if text.endswith(":0"):
-        return split(f"{text[:-1]}1")[0], 0
-    return split(text)
 
 
 def _page_of(consumers: tuple[Consumer, ...]) -> type[BaseHTTPRequestHandler]:

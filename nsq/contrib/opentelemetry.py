@@ -18,18 +18,20 @@ from contextlib import contextmanager
 from functools import wraps
 from typing import Any
 
+from nsq.errors import how_to_install
+
 try:
     from opentelemetry import metrics, propagate, trace
     from opentelemetry.context import Context
     from opentelemetry.trace import Link, Span, SpanKind, StatusCode
 except ImportError as error:
     raise ImportError(
-        "nsq.contrib.opentelemetry needs opentelemetry-api: pip install 'nsq[opentelemetry]'"
+        f"nsq.contrib.opentelemetry needs opentelemetry-api: {how_to_install('opentelemetry')}"
     ) from error
 
 from nsq import GiveUp, Message, Requeue, __version__
 from nsq.consumer.handlers import is_async
-from nsq.transport.addresses import split
+from nsq.transport.addresses import is_unix, split, unix_path
 from nsq.wire.envelope import unwrap, wrap
 
 #: The parts of a trace's context that may stand in an envelope.
@@ -167,13 +169,14 @@ def _attributes(name: str, kind: str, topic: str) -> dict[str, Any]:
 
 
 def _attributes_of(message: Message) -> dict[str, Any]:
-    host, port = split(message.nsqd_address)
-    return {
+    about = {
         "messaging.message.id": message.id.decode("latin-1"),
         "messaging.message.body.size": len(message.body),
-        "server.address": host,
-        "server.port": port,
     }
+    if is_unix(message.nsqd_address):
+        return about | {"server.address": unix_path(message.nsqd_address)}
+    host, port = split(message.nsqd_address)
+    return about | {"server.address": host, "server.port": port}
 
 
 def _context_of(message: Message) -> Context | None:

@@ -18,13 +18,15 @@ from collections.abc import Callable, Iterable
 from functools import wraps
 from typing import Any
 
+from nsq.errors import how_to_install
+
 try:
     from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
     from prometheus_client.core import GaugeMetricFamily
     from prometheus_client.registry import Collector
 except ImportError as error:
     raise ImportError(
-        "nsq.contrib.prometheus needs prometheus_client: pip install 'nsq[prometheus]'"
+        f"nsq.contrib.prometheus needs prometheus_client: {how_to_install('prometheus')}"
     ) from error
 
 from nsq import Acknowledged, Consumer, ConsumerHooks, Failed, Message, NsqError, Producer
@@ -73,7 +75,7 @@ class Metrics:
             "connections_lost", "Connections of consumers that an error ended.", "topic", "channel", "nsqd"
         )
         self._watched: weakref.WeakSet[Producer | Consumer] = weakref.WeakSet()
-        self._gauges: dict[str, Gauge] = {}
+        self._gauges: dict[str, tuple[Gauge, set[tuple[str, ...]]]] = {}  # with the labels that were set
         self._collects = False
 
     def of_producer(self) -> dict[str, Any]:
@@ -118,10 +120,11 @@ class Metrics:
         """Read the state of these clients whenever the registry is collected. Forgets clients that are
         garbage.
         """
-        self._watched.update(clients)
+        # A new set: another thread may read the old one for a scrape.
+        self._watched = weakref.WeakSet([*self._watched, *clients])
         if not self._collects:
             self._collects = True
-            self.registry.register(_Gauges(self._watched))
+            self.registry.register(_Gauges(lambda: list(self._watched)))
 
     def update(self, *clients: Producer | Consumer) -> None:
         """Set the gauges from the state of these clients, for the multiprocess mode: there the numbers of all
@@ -129,11 +132,12 @@ class Metrics:
         """
         for name, text, labels, values in _state(clients):
             if name not in self._gauges:
-                self._gauges[name] = Gauge(
-                    name, text, labels, registry=self.registry, multiprocess_mode="livesum"
-                )
-            for each, number in values.items():
-                self._gauges[name].labels(*each).set(number)
+                gauge = Gauge(name, text, labels, registry=self.registry, multiprocess_mode="livesum")
+                self._gauges[name] = gauge, set()
+            gauge, known = self._gauges[name]
+            known.update(values)
+            for each in known:  # an nsqd that is gone falls to 0: this mode cannot remove it
+                gauge.labels(*each).set(values.get(each, 0.0))
 
 
 class _Hooks(ConsumerHooks):
@@ -163,11 +167,11 @@ class _Hooks(ConsumerHooks):
 
 
 class _Gauges(Collector):
-    def __init__(self, clients: Iterable[Producer | Consumer]) -> None:
+    def __init__(self, clients: Callable[[], list[Producer | Consumer]]) -> None:
         self._clients = clients
 
     def collect(self) -> Iterable[GaugeMetricFamily]:
-        for name, text, labels, values in _state(list(self._clients)):
+        for name, text, labels, values in _state(self._clients()):
             family = GaugeMetricFamily(name, text, labels=labels)
             for each, number in values.items():
                 family.add_metric(each, number)

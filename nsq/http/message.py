@@ -66,6 +66,11 @@ def parse_url(text: str, default_port: int = 80) -> Url:
         raise UsageError(f"address {_shown(text)} is not a URL: {error}") from None
     if parts.scheme not in _DEFAULT_PORTS:
         raise UsageError(f"address {_shown(text)} has the scheme {parts.scheme!r}; there are http and https")
+    if port is None and "://" not in text and (parts.hostname or "").isdecimal():
+        example = f"127.0.0.1:{parts.hostname}"
+        raise UsageError(
+            f"address {_shown(text)} is a port without a host: give HOST:PORT, such as {example}"
+        )
     if not parts.hostname:
         raise UsageError(f"address {_shown(text)} names no host")
     if "@" in parts.netloc:

@@ -408,7 +408,7 @@ class OrderedPool(HandlerPool):
         self,
         name: str,
         *,
-        give_up: Callable[[Message], None],
+        give_up: Callable[[Message, BaseException | None], None],
         starved: Callable[[], bool],
         pause: Callable[[int], float],
         wake: Callable[[], object],

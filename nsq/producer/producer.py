@@ -9,9 +9,9 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, NoReturn, Self
+from typing import Any, NoReturn, Self, Unpack
 
-from nsq.config import Config
+from nsq.config import Config, Options, SignatureWithOptions
 from nsq.connection.handshake import describe, dial
 from nsq.errors import ConfigError, ConnectionFailed, NsqError, Unanswered, UsageError
 from nsq.producer.futures import PublishFuture
@@ -58,6 +58,8 @@ class Producer:
     ``timeout``. If an exception out of a signal handler interrupts a publish, the message may be stored.
     """
 
+    __signature__ = SignatureWithOptions()
+
     def __init__(
         self,
         *addresses: str,
@@ -71,7 +73,7 @@ class Producer:
         key_hash: Callable[[Any], int] | None = None,
         key_partitions: Mapping[str, int] | None = None,
         least_pending: bool = False,
-        **options: Any,
+        **options: Unpack[Options],
     ) -> None:
         """``nsqd`` and ``nsqlookupd`` take one address or several. ``on_acknowledged`` is called for every
         publish that was stored, ``on_failed`` for every other, on the thread that runs futures' callbacks.
@@ -133,8 +135,11 @@ class Producer:
         return router
 
     def __repr__(self) -> str:
-        closed = " closed" * self._pool.closed
-        return f"<Producer {' '.join(self._addresses or self._lookupds)}{closed}>"
+        pool = self._pool
+        state = f"connected to {len(pool.usable)}" if pool.usable else "not connected"
+        pending = f", {len(pool.pending)} pending" if pool.pending else ""
+        shown = "closed" if pool.closed else state + pending
+        return f"<Producer {' '.join(self._addresses or self._lookupds)} {shown}>"
 
     # Publishing.
 
@@ -442,14 +447,18 @@ class Producer:
 
 # The hook around a publish.
 
+_BODY = (bytes, bytearray, memoryview)
+
 
 def begin(
     hook: PublishHook, topic: str, bodies: Iterable[bytes]
 ) -> tuple[list[bytes], Callable[[BaseException | None], object]]:
     """Call the hook, unless the bodies are none: then the checks of a publish say so."""
-    if isinstance(bodies, (bytes, bytearray, memoryview, str)) or not isinstance(bodies, Iterable):
+    if isinstance(bodies, (*_BODY, str)) or not isinstance(bodies, Iterable):
         return bodies, lambda _: None  # type: ignore[return-value]
     given = list(bodies)
+    if not all(isinstance(body, _BODY) for body in given):
+        return given, lambda _: None
     several, ended = hook(topic, given)
     if len(several) != len(given):
         raise UsageError(f"around_publish returned {len(several)} bodies for {len(given)}")

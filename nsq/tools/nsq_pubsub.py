@@ -76,7 +76,6 @@ def serve(options: PubSubOptions) -> int:
 
 
 class PubSubServer(HttpServer):
-    daemon_threads = True
     block_on_close = False  # a client that sends a byte a minute must not delay the end
     request_queue_size = 128
 

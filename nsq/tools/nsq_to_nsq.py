@@ -18,8 +18,8 @@ from typing import Any, NoReturn
 
 from nsq import AlreadyResponded, Message, NsqError, Producer, Requeue
 from nsq.errors import BadBody, BadMessage, ConfigError
-from nsq.literals import parse_number
 from nsq.message import finish_all
+from nsq.options import parse_number
 from nsq.tools.destinations import (
     EPSILON_GREEDY,
     HOSTPOOL,

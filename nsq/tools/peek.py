@@ -1,4 +1,7 @@
-"""``nsq peek``: shows the waiting messages of a topic or a channel without consuming them."""
+"""``nsq peek``: shows the waiting messages of a topic or a channel without consuming them.
+
+Of a dead letter with a reason it shows the reason and the message that it was.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,7 @@ from nsq.tables import printable
 from nsq.tools.cluster import Cluster, ClusterFlags, topic_and_channel, warn_of
 from nsq.tools.nsq_tail import pretty
 from nsq.tools.program import flag, run_command
+from nsq.wire.envelope import dead_letter_in
 
 #: What to do about a refusal, by its code.
 _REMEDIES = {
@@ -76,7 +80,13 @@ def _peek(options: PeekOptions, words: tuple[str, ...]) -> int:
 def _show(address: str, message: PeekedMessage, options: PeekOptions) -> None:
     size = f" of {message.size} bytes, of which the first {len(message.body)}" if message.truncated else ""
     head = f"{address} {message.id} attempts={message.attempts} age={message.age:.3f}s{size}\n"
-    body = pretty(message.body) if options.pretty else message.body
+    body, letter = message.body, dead_letter_in(message.body)
+    if letter is not None:
+        body, about = letter.body, letter.attributes
+        why = [about[name] for name in ("reason", "error", "place") if name in about]
+        head += printable(f"{about['source'][1:]} gave it up: {' · '.join(why)}") + "\n"
+    if options.pretty:
+        body = pretty(body)
     sys.stdout.buffer.write(head.encode() + body + b"\n")
     sys.stdout.buffer.flush()
 
@@ -84,9 +94,13 @@ def _show(address: str, message: PeekedMessage, options: PeekOptions) -> None:
 def _as_json(address: str, message: PeekedMessage) -> dict[str, Any]:
     """A message as JSON; a body that is not UTF-8 is in Base64, under another key."""
     told: dict[str, Any] = {"nsqd": address, **vars(message)}
+    body, letter = message.body, dead_letter_in(message.body)
+    if letter is not None:
+        body = letter.body
+        told["dead_letter"] = letter.attributes
     try:
-        told["body"] = message.body.decode()
+        told["body"] = body.decode()
     except UnicodeDecodeError:
         del told["body"]
-        told["body_base64"] = base64.b64encode(message.body).decode()
+        told["body_base64"] = base64.b64encode(body).decode()
     return told

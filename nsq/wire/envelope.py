@@ -89,6 +89,32 @@ def unwrap(data: bytes) -> Envelope | None:
     return Envelope(attributes, body, content_type or _JSON)
 
 
+# Dead letters.
+
+#: The type of the envelope of a dead letter, whose headers say why the message was given up.
+DEAD_LETTER = "nsq.deadletter"
+_BODY_BEGINS = b',"data_base64":"'
+
+
+def dead_letter_in(data: bytes) -> Envelope | None:
+    """Return what is in the envelope of a dead letter; None for any other message. ``data`` may be only the
+    beginning of the message: then so is the body.
+    """
+    head, mark, rest = data.partition(_BODY_BEGINS)
+    if not mark or not data.startswith(b"{") or DEAD_LETTER.encode() not in head:
+        return None
+    encoded = rest.partition(b'"')[0]
+    whole = b'%b,"data_base64":"%b"}' % (head, encoded[: len(encoded) // 4 * 4])
+    envelope = unwrap(whole)
+    return envelope if envelope is not None and envelope.attributes["type"] == DEAD_LETTER else None
+
+
+def without_reason(data: bytes) -> bytes:
+    """Return the message that became a dead letter; ``data`` itself if that is no dead letter's envelope."""
+    envelope = dead_letter_in(data)
+    return data if envelope is None else envelope.body
+
+
 def _is_json(content_type: str) -> bool:
     kind = content_type.partition(";")[0].strip().lower()
     return kind.endswith(("/json", "+json"))

@@ -1,4 +1,4 @@
-"""The HTTP server of ``nsq_pubsub`` and of the health page of ``nsq work``: where it listens."""
+"""The HTTP server of ``nsq_pubsub`` and of the health pages: where it listens."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from nsq.transport.sockets import address_family
 
 
 def listen_address(text: str) -> tuple[str, int]:
-    """Split ``host:port`` or ``[::1]:8080``; ``:8080`` means every interface."""
-    return split(f"0.0.0.0{text}" if text.startswith(":") else text)
+    """Split ``host:port`` or ``[::1]:8080``; ``:8080`` means every interface, and port 0 a free port."""
+    text = f"0.0.0.0{text}" if text.startswith(":") else text
+    if text.endswith(":0"):
+        return split(f"{text[:-1]}1")[0], 0
+    return split(text)
 
 
 class HttpServer(ThreadingHTTPServer):

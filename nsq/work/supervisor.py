@@ -25,6 +25,7 @@ from typing import Any, NoReturn, Protocol
 from nsq import Consumer
 from nsq.log import Logger
 from nsq.threads.signals import SignalWatch
+from nsq.work import before_forks
 from nsq.work.listening import HttpServer
 from nsq.work.workers import STEP, Slots, WorkFlags, health_server, run_worker
 
@@ -145,6 +146,11 @@ class Supervisor:
     # Forking
 
     def _fork(self, work: Any) -> int:
+        for function in before_forks:
+            try:
+                function()
+            except Exception:
+                log.exception("%r, which is called before a fork, failed", function)
         sys.stdout.flush()
         sys.stderr.flush()
         # A signal must not reach the child while it still has our pipe.

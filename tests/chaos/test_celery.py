@@ -1,4 +1,4 @@
-"""Celery on a durable nsqd, while workers and their processes are killed and nsqd restarts."""
+"""Celery on a durable nsqd, while workers are killed, time limits end tasks, and nsqd restarts."""
 
 from __future__ import annotations
 
@@ -30,6 +30,8 @@ POOLS = {
     "w3": ("-P", "gevent", "-c", "8"),
 }
 SECONDS = 600.0
+#: Seconds that a task hangs if no time limit ends it before.
+HANG = 4.0
 
 
 def published(publish: Callable[[], object]) -> None:
@@ -43,13 +45,20 @@ def published(publish: Callable[[], object]) -> None:
 
 
 def publish_all(site: Site) -> None:
-    """Publish plain tasks, tasks with a countdown, tasks that retry, and a chord for every thousand."""
-    tasks = site.tasks
+    """Publish plain tasks, tasks with a countdown, tasks that retry, tasks that hang until a time limit ends
+    them, and a chord for every thousand.
+    """
+    tasks, chance = site.tasks, random.Random(8)
     for number in range(TASKS):
         if number % 20 == 0:
             published(lambda number=number: tasks.fail_once.delay(number))  # type: ignore[misc]
         elif number % 20 == 1:
             published(lambda number=number: tasks.run.apply_async((number,), countdown=2.0))  # type: ignore[misc]
+        elif number % 50 == 2:
+            limit = {chance.choice(["time_limit", "soft_time_limit"]): chance.uniform(0.5, 1.5)}
+            published(
+                lambda number=number, limit=limit: tasks.hang_at_first.apply_async((number, HANG), **limit)  # type: ignore[misc]
+            )
         else:
             published(lambda number=number: tasks.run.delay(number))  # type: ignore[misc]
         if number % 1000 == 0:
@@ -106,7 +115,11 @@ def test_every_task_is_done_while_workers_are_killed_and_nsqd_restarts(tmp_path:
             publisher.join()
             counts = Counter(line for line in site.runs if line.split()[0] in ("done", "sum"))
             again = sum(count - 1 for count in counts.values())
-            print(f"{TASKS} tasks, {dict(faults)}: {again} ran again")
+            ended = Counter(line.split()[0] for line in site.runs)
+            print(f"{TASKS} tasks, {dict(faults)}, {dict(ended)}: {again} ran again")
+            # Some hung until a soft limit, some until a hard one, or until their process was killed.
+            assert ended["limited"] > 0
+            assert ended["hang"] > ended["limited"] + ended["slept"]
             # Each killed worker may repeat what it held, each restart what was published and not answered.
             assert again <= 200 * faults.total()
         finally:

@@ -1,4 +1,4 @@
-"""An nsqd that says anything at all, over every layer: the client stays whole and raises its own errors.
+"""An nsqd that sends anything, over every layer: the client raises only its own errors, and keeps working.
 
 make chaos ARGS='-k fuzz_client'                 # a million frames, and their rate
 NSQ_FUZZ_SEED=7 NSQ_FUZZ_FRAMES=100000 make chaos ARGS='-k fuzz_client'
@@ -181,7 +181,7 @@ class Fuzz:
 
     @property
     def frames(self) -> int:
-        """Those that were understood, and those that ended a connection: what followed them was not read."""
+        """Count valid frames, and those that ended a connection, behind which nothing was read."""
         return sum(self.seen[what] for what in ("messages", "responses", "errors", "heartbeats", "ends"))
 
     def _converse(self) -> None:
@@ -269,7 +269,7 @@ def _resident() -> int:
 
 
 class Meter(Witness):
-    """Keeps the highest water mark, and nothing of what it is told."""
+    """A log handler that only measures the longest line."""
 
     def __init__(self, chance: random.Random) -> None:
         super().__init__(chance)

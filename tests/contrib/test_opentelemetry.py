@@ -24,7 +24,9 @@ import nsq
 from nsq import aio
 from nsq.contrib.codecs import body_of
 from nsq.contrib.opentelemetry import Telemetry
+from nsq.message import Message
 from nsq.testing import Nsqd
+from tests.fakes.messages import Delegate
 
 PATIENCE = 60.0
 
@@ -73,6 +75,30 @@ def until(condition: Callable[[], object]) -> None:
 
 def id_of(span: Any) -> int:
     return int(span.get_span_context().span_id)
+
+
+def test_messages_that_come_over_a_unix_socket_are_traced(recorded: Recorded) -> None:
+    handled = []
+    around = recorded.telemetry().of_consumer("orders", "billing")["around_handler"]
+    delegate = Delegate()
+    delegate.address = "/run/nsqd.sock"
+    around(handled.append)(Message(delegate, 0.0, 1.0, 17, 1, b"0123456789abcdef", b"body"))
+    assert len(handled) == 1
+    (span,) = recorded.spans(SpanKind.CONSUMER)
+    assert span.attributes is not None
+    assert span.attributes["server.address"] == "/run/nsqd.sock"
+    assert "server.port" not in span.attributes
+
+
+def test_a_body_that_is_no_bytes_is_refused_as_ever_and_leaves_no_span(recorded: Recorded) -> None:
+    telemetry = recorded.telemetry(source="/shop")
+    with nsq.Producer("127.0.0.1:1", **telemetry.of_producer()) as producer:
+        for publish in (producer.publish, producer.publish_async):
+            with pytest.raises(nsq.InvalidMessage, match="str"):
+                publish("orders", "text")  # type: ignore[operator]
+        with pytest.raises(nsq.InvalidMessage, match="str"):
+            producer.multi_publish("orders", [b"bytes", "text"])  # type: ignore[list-item]
+    assert recorded.spans(SpanKind.PRODUCER) == []
 
 
 def consumer_of(nsqd: Nsqd, telemetry: Telemetry) -> nsq.Consumer:
@@ -182,4 +208,4 @@ def test_without_the_extra_the_error_names_it() -> None:
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=root, capture_output=True, text=True, check=False
     )
-    assert "pip install 'nsq[opentelemetry]'" in done.stderr
+    assert "pip install -e '.[opentelemetry]'" in done.stderr

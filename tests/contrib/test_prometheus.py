@@ -145,6 +145,17 @@ print(generate_latest(registry).decode())
             process.communicate(b"\n", timeout=PATIENCE)
 
 
+def test_a_gauge_that_is_set_falls_to_zero_when_its_nsqd_is_gone(nsqd: Nsqd) -> None:
+    registry = CollectorRegistry()
+    metrics = Metrics(registry)
+    rdy = {"topic": "orders", "channel": "billing", "nsqd": nsqd.tcp_address}
+    consumer = nsq.Consumer("orders", "billing", nsqd=nsqd.tcp_address, max_in_flight=3)
+    with consumer.add_handler(lambda message: None):
+        until(lambda: metrics.update(consumer) or registry.get_sample_value("nsq_client_rdy", rdy) == 3)
+    metrics.update(consumer)
+    assert registry.get_sample_value("nsq_client_rdy", rdy) == 0
+
+
 def test_the_dashboard_asks_for_metrics_that_exist() -> None:
     registry = CollectorRegistry()
     metrics = Metrics(registry)
@@ -162,4 +173,4 @@ def test_without_the_extra_the_error_names_it() -> None:
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
     )
-    assert "pip install 'nsq[prometheus]'" in done.stderr
+    assert "pip install -e '.[prometheus]'" in done.stderr

@@ -91,8 +91,8 @@ class Desk:
     def holds(self, message: Message) -> bool:
         return message.id not in self.answered
 
-    def give_up(self, message: Message) -> None:
-        self.note("give up", int(message.id))
+    def give_up(self, message: Message, error: BaseException | None = None) -> None:
+        self.note("give up", int(message.id), *([] if error is None else [str(error)]))
         if self.trouble is not None:
             raise self.trouble
 

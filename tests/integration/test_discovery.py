@@ -18,8 +18,9 @@ import trustme
 
 from nsq.config import Config
 from nsq.connection.subscription import Subscription
-from nsq.consumer.engine import Engine
-from nsq.discovery.lookups import Asker, Discovery
+from nsq.consumer.engine import Engine, plain_discovery, plain_pool
+from nsq.consumer.rdy import RdyWindows
+from nsq.discovery.lookups import Asker
 from nsq.errors import ApiError
 from nsq.testing import Nsqd, Nsqlookupd, V2Client
 from nsq.testing.plugin import Factory
@@ -51,10 +52,15 @@ class Host:
     def __init__(self, nsqds: list[str], lookupds: list[str], **options: Any) -> None:
         config, subscription = Config(**options), Subscription(TOPIC, CHANNEL)
         self._transport = Dialing()
-        discover = partial(
-            Discovery, subscription, config, nsqds=nsqds, nsqlookupds=lookupds, chance=lambda: 0.5
-        )
-        self.engine = Engine(subscription, config, discover, self._transport)
+        arguments = {
+            "subscription": subscription,
+            "config": config,
+            "nsqds": nsqds,
+            "nsqlookupds": lookupds,
+            "chance": lambda: 0.5,
+        }
+        discovery = partial(plain_discovery, arguments)
+        self.engine = Engine(subscription, config, discovery, plain_pool, RdyWindows, self._transport)
 
     @property
     def dials(self) -> list[str]:

@@ -1,5 +1,5 @@
-"""How far it is from a publish to its answer: the functions and files of ours that it runs through, counted
-over all threads. Run with -s to see them.
+"""The length of the way from a publish to its reply: the number of our functions and files, over all
+threads. Run with -s to see them.
 """
 
 from __future__ import annotations

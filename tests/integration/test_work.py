@@ -217,7 +217,7 @@ def test_what_cannot_be_run(
 
 
 def test_a_module_that_runs_its_consumer_while_it_is_imported_is_refused(work: Work) -> None:
-    """Its workers could not use the consumer, which was started before they were forked."""
+    """The workers could not use the consumer, which was started before they were forked."""
     work.write(text=f"{PROGRAM}\nconsumer.start()\nconsumer.stop()\n")
     with work.running("app:consumer", status=1):
         until("refused", lambda: work.process.poll() is not None)
@@ -235,3 +235,34 @@ def test_a_signal_a_second_after_the_first_ends_the_workers_at_once(work: Work) 
         work.terminate()
         work.process.wait(60)
     until("back", lambda: channel_of(work.nsqd)["depth"] == 2)
+
+
+FORKS = """
+import os
+import nsq.work
+
+@nsq.work.before_fork
+def close():
+    with open("forks", "a") as file:
+        file.write(f"{{os.getpid()}} {{os.getppid()}}\\n")
+
+@nsq.work.before_fork
+def fail():
+    raise RuntimeError("cannot be closed")
+""" + PROGRAM.replace(
+    "    time.sleep({pause})\n", "    if not os.fork():\n        os._exit(0)\n    os.wait()\n"
+)
+
+
+def test_before_fork_is_called_by_the_supervisor_before_each_of_its_forks_alone(work: Work) -> None:
+    work.write(text=FORKS)
+    with work.running("app:consumer", "--processes=2"):
+        work.connected()
+        publish(work.nsqd, numbered(3))  # each is handled by another fork, in a worker
+        until("handled", lambda: len(work.handled()) == 3)
+        os.kill(work.started()[0], signal.SIGKILL)
+        until("replaced", lambda: len(work.started()) == 3)
+        work.terminate()
+    forks = [line.split() for line in (work.directory / "forks").read_text().splitlines()]
+    assert forks == [[str(work.process.pid), str(os.getpid())]] * 3
+    assert work.log.read_text().count("which is called before a fork, failed") == 3

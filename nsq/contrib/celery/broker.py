@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from nsq.contrib.celery.envelope import Envelope
 from nsq.contrib.celery.names import is_for_live_workers, nsq_name, takes
-from nsq.contrib.celery.settings import Settings
+from nsq.contrib.celery.settings import BrokerSettings
 from nsq.errors import ConnectionFailed, NsqError
 from nsq.http.nsqlookupd import NsqlookupdApi
 from nsq.log import Logger
@@ -52,7 +52,7 @@ class Queue:
 
 
 class Broker:
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: BrokerSettings) -> None:
         self.settings = settings
         self.exchanges: dict[str, Exchange] = {}
         self.queues: dict[str, Queue] = {}
@@ -168,11 +168,11 @@ def _note_loss(future: Future[None]) -> None:
 
 # One for each broker.
 
-_brokers: dict[Settings, Broker] = {}
+_brokers: dict[BrokerSettings, Broker] = {}
 _lock = threading.Lock()
 
 
-def broker_of(settings: Settings) -> Broker:
+def broker_of(settings: BrokerSettings) -> Broker:
     # The lock only for the first one: a fork may copy it while another thread holds it.
     found = _brokers.get(settings)
     if found is None:

@@ -145,7 +145,10 @@ class Connection:
         pause = 0.0
         while True:
             with suppress(queue.Empty):
-                if not self._requests.get(timeout=pause):
+                go_on = self._requests.get(timeout=pause)
+                while go_on and not self._requests.empty():  # one round serves all requests
+                    go_on = self._requests.get()
+                if not go_on:
                     return
             pause = self._shortest_timeout / 4
             for channel in self.channels.copy():

@@ -63,6 +63,8 @@ class Delivery:
     queue: Queue
     at_limit: bool = False
     """Whether nsqd gives it no more time."""
+    asked_back: bool = False
+    """Whether its task asks to be put back, by ``Reject(requeue=True)``: it has not lost its process."""
 
 
 class Held:
@@ -292,7 +294,7 @@ def requeue_after_death(broker: Broker, delivery: Delivery) -> None:
     topic = own_topic(delivery.queue) if again else dead_letters(own_topic(delivery.queue))
     if not again:
         log.error(
-            "task %s lost its process or was rejected %d times, max_deaths is %d: it goes to the topic %s",
+            "task %s has lost its process %d times, max_deaths is %d: it goes to the topic %s",
             envelope.headers.get("id"), deaths, most, topic,
         )  # fmt: skip
     try:

@@ -52,7 +52,7 @@ class Client(Protocol):
 
 
 @dataclass(frozen=True)
-class Settings:
+class BrokerSettings:
     nsqds: tuple[str, ...]
     lookupds: tuple[str, ...]
     config: Config
@@ -76,7 +76,7 @@ def _until_path(rest: str) -> tuple[str, str, str]:
     return rest[:place], rest[place : place + 1], rest[place + 1 :]
 
 
-def settings_of(client: Client) -> Settings:
+def settings_of(client: Client) -> BrokerSettings:
     """Raises ConfigError for an option or an address that is wrong; the message shows no secret."""
     urls = client.alt or [client.hostname or ""]
     nsqds: list[str] = []
@@ -100,7 +100,7 @@ def settings_of(client: Client) -> Settings:
         options["auth_secret"] = client.password
     if encrypted:
         options.setdefault("tls", True)
-    return Settings(
+    return BrokerSettings(
         tuple(dict.fromkeys(nsqds)), tuple(dict.fromkeys(lookupds)), Config(**options), max_deaths
     )
 

@@ -11,8 +11,11 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import wraps
 from typing import Any
 
+from celery import current_app
+from celery.exceptions import Reject
 from kombu.transport import base
 
 import nsq
@@ -20,10 +23,12 @@ from nsq.consumer.rdy import Backoff, RdyWindows, exponential
 from nsq.contrib.celery.broker import Exchange, Queue
 from nsq.contrib.celery.connection import Connection, purge
 from nsq.contrib.celery.envelope import Envelope
-from nsq.contrib.celery.limits import check_time_limits
 from nsq.contrib.celery.receiving import Delivery, Held, Subscription, requeue_after_death
 from nsq.contrib.celery.settings import split_secret
-from nsq.errors import ConnectionFailed, PublishFailed, PublishUncertain, UsageError
+from nsq.errors import ConfigError, ConnectionFailed, PublishFailed, PublishUncertain, UsageError
+from nsq.log import Logger
+
+log = Logger("nsq.celery")
 
 #: In flight where Celery sets no limit, and for consumers that acknowledge nothing.
 _UNLIMITED, _NO_ACK = 2500, 500
@@ -163,7 +168,7 @@ class Channel(base.StdChannel):  # type: ignore[misc]
         subscriptions = self.connection.subscribe(self._broker.queue(queue))
         self._subscriptions[tag] = subscriptions
         if not no_ack:
-            check_time_limits(min(each.longest_delivery for each in subscriptions))
+            _check_time_limits(min(each.longest_delivery for each in subscriptions))
         for subscription in subscriptions:
             subscription.deliver_to(self.held, tag, lambda delivery: self.connection.arrived(self, delivery))
             if no_ack:
@@ -236,12 +241,18 @@ class Channel(base.StdChannel):  # type: ignore[misc]
         delivery = self.held.get(delivery_tag)
         if delivery is None or not requeue:
             self.held.finish(delivery_tag)
-        elif delivery.envelope.is_task and not delivery.queue.transient:
+        elif delivery.envelope.is_task and not delivery.queue.transient and not delivery.asked_back:
             self.held.release(delivery_tag)
             requeue_after_death(self._broker, delivery)
         else:
             self.held.give_back(delivery_tag)
         self._make_room()
+
+    def expect_reject(self, delivery_tag: int) -> None:
+        """Note that the next reject of a message is its task's own wish."""
+        delivery = self.held.get(delivery_tag)
+        if delivery is not None:
+            delivery.asked_back = True
 
     def basic_recover(self, requeue: bool = False) -> None:
         for tag in self.held.tags():
@@ -292,6 +303,29 @@ class Channel(base.StdChannel):  # type: ignore[misc]
             self.held.give_back(tag)
 
 
+def _check_time_limits(longest: float) -> None:
+    """Say how long a task may take whose message is acknowledged at its end, and refuse longer time limits.
+
+    ``longest`` is the time in seconds that nsqd allows for one delivery. Does nothing but in a worker.
+    """
+    if "celery.worker.consumer.consumer" not in sys.modules:
+        return
+    late = [task for task in current_app.tasks.values() if task.acks_late]
+    for task in late:
+        limit = task.time_limit or current_app.conf.task_time_limit
+        if limit and limit > longest:
+            raise ConfigError(
+                f"task {task.name} has acks_late and a time_limit of {limit:g} s, but after {longest:g} s "
+                "nsqd gives it to another worker: raise nsqd's --max-msg-timeout, or lower the limit"
+            )
+    if late:
+        log.info(
+            "acks_late: a task may take %g s from its delivery to its end (nsqd's --max-msg-timeout), then "
+            "another worker may get it too",
+            longest,
+        )
+
+
 class Transport(base.Transport):  # type: ignore[misc]
     Channel = Channel
 
@@ -313,6 +347,7 @@ class Transport(base.Transport):  # type: ignore[misc]
         super().__init__(client, **kwargs)
         _hide_secrets(client)
         _admit_to_mingle_and_gossip()
+        _tell_rejects_from_deaths()
 
     def driver_version(self) -> str:
         return nsq.__version__
@@ -364,3 +399,23 @@ def _admit_to_mingle_and_gossip() -> None:
         step = getattr(sys.modules.get(f"celery.worker.consumer.{module}"), name, None)
         if step is not None:
             step.compatible_transports = step.compatible_transports | {"nsq"}
+
+
+def _tell_rejects_from_deaths() -> None:
+    """Have Celery's requests mark messages whose tasks ask to be put back.
+
+    ``basic_reject`` is called in the same way for tasks that have lost their process.
+    """
+    request = getattr(sys.modules.get("celery.worker.request"), "Request", None)
+    if request is None or hasattr(request.on_failure, "__wrapped__"):
+        return
+    original = request.on_failure
+
+    @wraps(original)
+    def on_failure(self: Any, exc_info: Any, *args: Any, **options: Any) -> Any:
+        error = exc_info.exception
+        if isinstance(getattr(error, "exc", error), Reject) and isinstance(self._message.channel, Channel):
+            self._message.channel.expect_reject(self._message.delivery_tag)
+        return original(self, exc_info, *args, **options)
+
+    request.on_failure = on_failure

@@ -6,9 +6,7 @@ has no request, so that a connection that the database has ended would fail for 
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
-from contextlib import suppress
 from functools import wraps
 from typing import Any
 
@@ -22,8 +20,6 @@ def with_connections(handler: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(handler)
     def handle(messages: Any) -> Any:
-        if not hasattr(_thread, "end"):
-            _thread.end = _ThreadEnd()
         reset_queries()  # with DEBUG Django keeps them
         close_old_connections()
         try:
@@ -41,24 +37,19 @@ def close_old_connections() -> None:
             connection.close_if_unusable_or_obsolete()
 
 
-class _ThreadEnd:
-    """Lives as long as the thread that holds it in ``_thread``, and closes its connections.
-
-    Otherwise they stay open until the garbage collector finds them. The thread's own variables end on the
-    thread, in any order: hence the references to the connections.
+def closing_connections(at_thread_end: Callable[[], object] | None) -> Callable[[], object]:
+    """Return a function for a thread's end: it calls the user's own one, if there is one, and closes the
+    thread's connections, which otherwise stay open until the garbage collector finds them.
     """
 
-    def __init__(self) -> None:
-        # Those that the handler opens later too: the objects are made here, the connections at first use.
-        self._connections = connections.all()
+    def end() -> None:
+        try:
+            if at_thread_end is not None:
+                at_thread_end()
+        finally:
+            connections.close_all()
 
-    def __del__(self) -> None:
-        for connection in self._connections:
-            with suppress(Exception):  # of a connection that is broken nothing is left to close
-                connection.close()
-
-
-_thread = threading.local()
+    return end
 
 
 def close_before_fork() -> None:

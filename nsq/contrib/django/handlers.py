@@ -21,7 +21,7 @@ from django.conf import settings
 from django.utils.module_loading import autodiscover_modules
 
 from nsq import Consumer, UsageError
-from nsq.contrib.django.connections import with_connections
+from nsq.contrib.django.connections import closing_connections, with_connections
 from nsq.contrib.django.publishing import current_settings
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -52,6 +52,7 @@ class Declared:
         read = current_settings()
         addresses = {"nsqd": read.nsqd, "nsqlookupd": read.nsqlookupd}
         options: dict[str, Any] = {"config": read.config, **addresses, **self.options}
+        options["at_thread_end"] = closing_connections(options.get("at_thread_end"))
         made = Consumer(self.topic, self.channel, threads=self.threads, **options)
         handler = with_connections(self.handler)
         if self.batch is None:
@@ -86,15 +87,15 @@ def consumer(
         label = config.label if config is not None else module
         _declared.append(
             Declared(
-                topic,
-                channel,
-                handler,
-                label,
-                name,
-                threads,
-                options,
-                None if batch is None else (batch, wait),
-                no_backoff,
+                topic=topic,
+                channel=channel,
+                handler=handler,
+                label=label,
+                name=name,
+                threads=threads,
+                options=options,
+                batch=None if batch is None else (batch, wait),
+                no_backoff=no_backoff,
             )
         )
         return handler
@@ -124,7 +125,11 @@ def _tasks() -> list[Declared]:
             label="django.tasks",  # no app can have this label
             name=queue,
             threads=backend.nsq.threads,
-            options={"auto_touch": True, "dead_letters": backend.nsq.dead_letters},
+            options={
+                "auto_touch": True,
+                "dead_letters": backend.nsq.dead_letters,
+                "dead_letter_reasons": backend.nsq.dead_letter_reasons,
+            },
         )
         for backend in task_backends.all()
         if isinstance(backend, tasks.NsqBackend)

@@ -130,7 +130,7 @@ def publish_on_commit(
     the outermost ``atomic``, or with ``robust=True`` it is logged, and the messages are lost either way. Use
     the outbox where that must not happen.
     """
-    pending = _Pending(check_topic(topic), checked_body(body), _checked_defer(defer))
+    pending = _Pending(check_topic(topic), checked_body(body), checked_defer(defer))
     connection = connections[using or "default"]
     if not connection.in_atomic_block:
         timeout = current_settings().on_commit_timeout
@@ -154,7 +154,8 @@ def checked_body(body: bytes) -> bytes:
     return bytes(body)
 
 
-def _checked_defer(defer: float | None) -> float | None:
+def checked_defer(defer: float | None) -> float | None:
+    """Return the seconds; raise InvalidMessage if nsqd does not defer for so long."""
     most = current_settings().config.max_defer
     if defer is not None and not 0 <= defer <= most:
         raise InvalidMessage(f"defer is {defer!r}; it must be 0 to {most:g} seconds (max_defer)")

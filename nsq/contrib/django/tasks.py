@@ -25,12 +25,11 @@ from typing import Any
 from asgiref.sync import sync_to_async
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
-from django.db import transaction
 from django.utils import timezone
 from django.utils.module_loading import import_string
 
-from nsq import Message
-from nsq.contrib.django.publishing import current_settings, publish
+from nsq import GiveUp, Message
+from nsq.contrib.django.publishing import current_settings, publish, publish_on_commit
 from nsq.log import Logger
 from nsq.wire.names import check_channel, check_topic
 
@@ -57,6 +56,7 @@ class Options:
     channel: str = "workers"
     threads: int = 1
     dead_letters: str = "tasks.dead"
+    dead_letter_reasons: bool = False
     #: Send when the transaction of ``database`` commits. Django's own rule is: at once.
     enqueue_on_commit: bool = False
     database: str = "default"
@@ -102,7 +102,8 @@ class NsqBackend(BaseTaskBackend):
         body = encode(result)
         self.add_result(result)
         if self.nsq.enqueue_on_commit:
-            transaction.on_commit(lambda: self.send(task, body), using=self.nsq.database)
+            topic, defer = self.address_of(task)
+            publish_on_commit(topic, body, defer=defer, using=self.nsq.database)
         else:
             self.send(task, body)
         task_enqueued.send(type(self), task_result=result)
@@ -115,10 +116,16 @@ class NsqBackend(BaseTaskBackend):
         return await enqueue(task=task, args=args, kwargs=kwargs)
 
     def send(self, task: Any, body: bytes) -> None:
-        """Publish a task; before its ``run_after``, as far ahead as nsqd allows."""
+        topic, defer = self.address_of(task)
+        publish(topic, body, defer=defer)
+
+    def address_of(self, task: Any) -> tuple[str, float | None]:
+        """Return the topic of a task and the seconds to defer it: until its ``run_after``, but no longer than
+        nsqd allows.
+        """
         left = seconds_until(task.run_after)
         longest = current_settings().config.max_defer
-        publish(self.topic_of(task.queue_name), body, defer=min(left, longest) if left > 0 else None)
+        return self.topic_of(task.queue_name), min(left, longest) if left > 0 else None
 
     # Results: in the database, if the app is installed
 
@@ -152,15 +159,13 @@ class NsqBackend(BaseTaskBackend):
     # Running
 
     def handle(self, message: Message) -> None:
-        """Run the task of a message. Returns when the message is done; raises when it must come again."""
+        """Run the task of a message. Returns when the message is done; raises when it must come again, or
+        GiveUp.
+        """
         try:
             result = decode(message.body)
         except Exception as error:
-            log.error(
-                "%r is no task that can run here, it goes to %s: %r", message, self.nsq.dead_letters, error
-            )
-            publish(self.nsq.dead_letters, message.body)
-            return
+            raise GiveUp(f"no task that can run here: {error!r}") from error
         if seconds_until(result.task.run_after) > 0:
             self.send(result.task, message.body)
             return

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import sys
-import threading
 from collections.abc import Iterable
 
 import django
@@ -12,25 +10,14 @@ import django
 from nsq import Consumer
 from nsq.contrib.django.connections import close_before_fork
 from nsq.contrib.django.handlers import chosen
+from nsq.work import before_fork
 from nsq.work.supervisor import files_of
 
 
 def setup() -> None:
     """Set Django up: ``DJANGO_SETTINGS_MODULE=shop.settings nsq work --setup nsq.contrib.django:setup …``."""
     django.setup()
-    close_at_forks()
-
-
-def close_at_forks() -> None:
-    """Close database connections before every fork of this process's main thread, which the supervisor is."""
-    supervisor = os.getpid()
-
-    def close() -> None:
-        # Not in a worker, whose handlers may fork while other threads use the database.
-        if os.getpid() == supervisor and threading.current_thread() is threading.main_thread():
-            close_before_fork()
-
-    os.register_at_fork(before=close)
+    before_fork(close_before_fork)
 
 
 class DjangoProgram:

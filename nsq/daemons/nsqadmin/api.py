@@ -13,7 +13,6 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-from nsq.daemons.logs import DaemonLog
 from nsq.daemons.nsqadmin import aggregate
 from nsq.daemons.nsqadmin.actions import Actions
 from nsq.daemons.nsqadmin.aggregate import Json
@@ -26,7 +25,8 @@ from nsq.daemons.nsqadmin.options import NsqadminOptions
 from nsq.daemons.nsqadmin.overview import Overview
 from nsq.daemons.nsqadmin.page import Page
 from nsq.daemons.nsqadmin.peek import peek
-from nsq.daemons.routes import OK, Handler, HttpError, Reply, Request, Route, read_body
+from nsq.daemons.serve.logs import DaemonLog
+from nsq.daemons.serve.routes import OK, Handler, HttpError, Reply, Request, Route, read_body
 from nsq.flags import config_key, is_duration
 from nsq.http.cluster import Node, newest_version
 from nsq.http.nsqlookupd import nsqlookupd_address

@@ -14,8 +14,8 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from nsq.daemons.nsqadmin.cluster import UpstreamError
 from nsq.daemons.nsqadmin.options import NsqadminOptions, config_network
-from nsq.daemons.routes import Handler, HttpError, Reply, Request, read_body
-from nsq.daemons.sites import own_names, refuse_other_sites, unknown_name
+from nsq.daemons.serve.routes import Handler, HttpError, Reply, Request, read_body
+from nsq.daemons.serve.sites import own_names, refuse_other_sites, unknown_name
 from nsq.wire.identify import values_of
 
 Json = dict[str, object]

@@ -7,10 +7,10 @@ import base64
 import binascii
 import socket
 
-from nsq.daemons.logs import DaemonLog
 from nsq.daemons.nsqadmin.aggregate import Json
 from nsq.daemons.nsqadmin.cluster import Cluster
-from nsq.daemons.routes import Request, go_json
+from nsq.daemons.serve.logs import DaemonLog
+from nsq.daemons.serve.routes import Request, go_json
 from nsq.errors import NsqError
 from nsq.http.calls import Call
 from nsq.http.message import HttpRequest, parse_url

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import functools
 import time
 from collections.abc import Sequence
@@ -9,10 +10,11 @@ from collections.abc import Sequence
 from nsq.daemons.nsqadmin.aggregate import Json
 from nsq.daemons.nsqadmin.cluster import Cluster, Found, get
 from nsq.daemons.nsqadmin.guard import reply_with
-from nsq.daemons.routes import HttpError, Reply, Request
+from nsq.daemons.serve.routes import HttpError, Reply, Request
 from nsq.errors import ApiRefused
 from nsq.http.calls import json_value
 from nsq.http.cluster import Node, rows, value
+from nsq.wire.envelope import dead_letter_in
 
 _MAX_PEEKED = 100
 #: How many channels of each nsqd are asked, the deepest first, when the topic's own queue is empty.
@@ -20,6 +22,8 @@ _MOST_CHANNELS = 10
 
 _KINDS = {"id": str, "timestamp": int, "age_ms": int, "attempts": int, "size": int, "truncated": bool}
 _KINDS |= {"encoding": str, "body": str}
+#: What is shown of a dead letter's headers.
+_REASON = ("source", "time", "reason", "error", "place", "attempts", "published")
 
 
 async def peek(cluster: Cluster, request: Request) -> Reply:
@@ -94,9 +98,33 @@ def _distinct(found: dict[tuple[Node, str], list[Json]]) -> list[Json]:
 def _message(told: object, in_flight: bool) -> Json:
     """Check a waiting or in-flight message from an nsqd, and copy its fields."""
     shown: Json = {name: value(told, name, kind) for name, kind in _KINDS.items()}
+    shown |= _opened(shown)
     if in_flight:
         client = value(told, "client", dict)
         names = ("client_id", "hostname", "remote_address")
         shown["client"] = {name: value(client, name, str) for name in names}
         shown["in_flight_ms"] = value(told, "in_flight_ms", int)
     return shown
+
+
+def _opened(shown: Json) -> Json:
+    """Return the fields that differ if the message is a dead letter with a reason."""
+    if shown["encoding"] != "utf-8":
+        return {}
+    return opened_letter(shown["body"].encode("utf-8", "replace"))
+
+
+def opened_letter(body: bytes) -> Json:
+    """Return what to show of a dead letter with a reason; nothing for another message."""
+    letter = dead_letter_in(body)
+    if letter is None:
+        return {}
+    reason = {name: letter.attributes[name] for name in _REASON if name in letter.attributes}
+    return {"dead_letter": reason, **text_or_base64(letter.body)}
+
+
+def text_or_base64(body: bytes) -> Json:
+    try:
+        return {"encoding": "utf-8", "body": body.decode()}
+    except UnicodeDecodeError:
+        return {"encoding": "base64", "body": base64.b64encode(body).decode()}

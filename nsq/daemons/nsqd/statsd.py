@@ -11,14 +11,14 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import suppress
 from typing import Any
 
-from nsq.daemons.listen import TcpAddress, UnixAddress, address_of
-from nsq.daemons.logs import DaemonLog
 from nsq.daemons.nsqd import stats
 from nsq.daemons.nsqd.core.broker import Broker
 from nsq.daemons.nsqd.options import NsqdOptions
 from nsq.daemons.nsqd.stats import Channels, Json, Memory, Topics
-from nsq.daemons.slices import Slices
-from nsq.daemons.worker_thread import in_thread
+from nsq.daemons.serve.listen import TcpAddress, UnixAddress, address_of
+from nsq.daemons.serve.logs import DaemonLog
+from nsq.daemons.serve.slices import Slices
+from nsq.daemons.serve.worker_thread import in_thread
 from nsq.errors import ConfigError
 from nsq.wire.names import is_ephemeral
 

@@ -16,8 +16,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType
 
-from nsq.collector import tune_gc
 from nsq.errors import NsqError, UsageError, WalForeign
+from nsq.gc_settings import tune_gc
 from nsq.log import Logger
 from nsq.spark.receiver import protocol
 from nsq.spark.receiver.protocol import Begin, Event, Failed, Roll, Status, Stop, Stopped, unpacked

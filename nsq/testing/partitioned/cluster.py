@@ -18,11 +18,10 @@ import nsq
 from nsq.errors import UsageError
 
 from ..daemons.errors import DaemonFailed
+from .reports import ChannelState, StoredMessage
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
-
-    from .serving import ChannelState, StoredMessage
 
 _TIMEOUT = 30.0
 _PAUSE = 0.005

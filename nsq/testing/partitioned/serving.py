@@ -14,12 +14,13 @@ import socket
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
-from nsq.collector import tune_gc
+from nsq.gc_settings import tune_gc
 
 from .http import Answer, HttpConnection, LookupPages, LookupState, NsqdPages
 from .nsqd import NsqdConnection, headers_of
+from .reports import ChannelState, StoredMessage
 from .state import ClusterState, NodeState, Partition, Refusal
 
 _HOST = "127.0.0.1"
@@ -29,27 +30,6 @@ _BACKLOG = 1024
 _TICK = 0.02
 #: The same numbers for epoll and poll.
 _READ, _WRITE = select.POLLIN, select.POLLOUT
-
-
-class StoredMessage(NamedTuple):
-    """A message in the log of a partition."""
-
-    body: bytes
-    internal_id: int
-    trace_id: int
-    offset: int
-    size: int
-    headers: dict[str, Any]
-    timestamp: int  # nanoseconds since the epoch
-
-
-class ChannelState(NamedTuple):
-    """The state of a channel of one partition."""
-
-    depth: int
-    in_flight: int
-    finished: int
-    subscribers: int
 
 
 class Conversation(Protocol):

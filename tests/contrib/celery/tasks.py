@@ -8,6 +8,9 @@ import time
 from contextlib import suppress
 
 from celery import Celery
+from celery.exceptions import Reject, SoftTimeLimitExceeded
+
+import nsq
 
 app = Celery("tests", broker=os.environ["BROKER"], backend=os.environ.get("BACKEND", "rpc://"))
 app.conf.update(
@@ -19,6 +22,10 @@ app.conf.update(
     task_time_limit=float(os.environ.get("TIME_LIMIT", "0")) or None,
     task_reject_on_worker_lost="LATE" in os.environ,
 )
+
+
+# Made before the pool forks: each process goes on with connections of its own.
+producer = nsq.Producer(os.environ.get("TARGET", "127.0.0.1:1"), publish_timeout=20.0)
 
 
 def note(name: str, argument: object) -> None:
@@ -57,6 +64,23 @@ def fail_once(self, number: int):  # type: ignore[no-untyped-def]
     return number
 
 
+@app.task(bind=True, max_retries=None, acks_on_failure_or_timeout=False)
+def hang_at_first(self, number: int, seconds: float):  # type: ignore[no-untyped-def]
+    """Sleep at the first run until a time limit ends it. A hard one puts it back, a soft one retries it."""
+    with open(os.environ["RUNS"], encoding="utf-8") as file:
+        hangs = f"hang {number}\n" not in file.read()
+    if hangs:
+        note("hang", number)
+        try:
+            time.sleep(seconds)
+            note("slept", number)  # threads know no time limits
+        except SoftTimeLimitExceeded:
+            note("limited", number)
+            raise self.retry(countdown=0) from None
+    note("done", number)
+    return number
+
+
 @app.task
 def connections_to(port: int) -> int:
     """Count the connections of this process to a port."""
@@ -80,3 +104,33 @@ def sum_up(numbers: list[int], number: int) -> int:
 def kill_its_process(number: int) -> None:
     note("die", number)
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+@app.task(acks_late=True, reject_on_worker_lost=True)
+def ask_back(number: int, runs: int) -> int:
+    """Ask to be put back until the task has run so many times."""
+    note("back", number)
+    with open(os.environ["RUNS"], encoding="utf-8") as file:
+        if file.read().count(f"back {number}\n") < runs:
+            raise Reject("not yet", requeue=True)
+    return number
+
+
+@app.task
+def publish(topic: str, number: int) -> int:
+    producer.publish(topic, b"%d" % number)
+    return number
+
+
+@app.task
+def publish_until_the_limit(topic: str, number: int) -> None:
+    """Publish without a pause, until a time limit interrupts it, and note what was confirmed."""
+    with suppress(SoftTimeLimitExceeded):
+        for count in range(100_000):
+            producer.publish(topic, b"%d-%d" % (number, count))
+            note("sent", f"{number}-{count}")
+
+
+@app.task
+def count_order(body: dict[str, int]) -> None:
+    note("order", body["order"])

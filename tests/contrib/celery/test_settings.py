@@ -8,10 +8,10 @@ import kombu.serialization  # loads the entry point, as importing celery does
 import pytest
 
 import nsq
-from nsq.contrib.celery.settings import Settings, settings_of
+from nsq.contrib.celery.settings import BrokerSettings, settings_of
 
 
-def settings(url: str | list[str], **options: Any) -> Settings:
+def settings(url: str | list[str], **options: Any) -> BrokerSettings:
     connection = kombu.Connection(url, **options)
     connection.transport  # noqa: B018 - kombu makes it now
     return settings_of(connection)

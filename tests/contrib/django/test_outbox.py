@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -46,6 +47,10 @@ def outbox(database: None) -> Any:
         yield locmem.outbox
 
 
+def test_the_migrations_make_the_tables_that_the_models_describe() -> None:
+    call_command("makemigrations", "nsq_outbox", "nsq_results", check_changes=True, dry_run=True, verbosity=0)
+
+
 def test_a_message_is_stored_with_the_data_and_only_with_it(outbox: Any) -> None:
     with transaction.atomic():
         Order.objects.create(item="tea")
@@ -77,6 +82,39 @@ def test_a_relay_publishes_in_batches_by_topic_and_deletes(
     numbers = [b"%d" % number for number in range(10)]
     assert batches == [("orders", numbers), ("invoices", numbers)]
     assert waiting() == []
+
+
+def test_a_deferred_message_is_deferred_by_nsqd_for_what_is_left_and_keeps_its_place(
+    outbox: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with transaction.atomic():
+        publish("orders", b"1", key="ada")
+        publish("orders", b"2", key="ada", defer=60.0)
+        publish("orders", b"3", key="ada", defer=0.001)
+        publish("orders", b"4", key="ada")
+    OutboxMessage.objects.filter(body=b"2").update(due_at=timezone.now() + timedelta(seconds=40))
+    time.sleep(0.01)
+    call_command("nsq_relay", "--once")
+    assert [each.body for each in outbox] == [b"1", b"2", b"3", b"4"]
+    assert [each.defer is not None for each in outbox] == [False, True, False, False]
+    assert 30 < outbox[1].defer <= 40
+    for defer in (-1.0, 3601.0):
+        with pytest.raises(nsq.InvalidMessage, match="must be 0 to 3600 seconds"):
+            publish("orders", b"5", defer=defer)
+
+
+def test_a_message_that_nsqd_cannot_defer_for_so_long_is_set_aside(
+    database: None, nsqd_factory: Factory[Nsqd]
+) -> None:
+    nsqd = nsqd_factory(max_req_timeout=1.0)
+    with override_settings(NSQ={"NSQD": nsqd.tcp_address}):
+        publish("orders", b"1", key="ada", defer=30.0)
+        publish("orders", b"2", key="ada")
+        call_command("nsq_relay", "--once", verbosity=0)
+        assert bodies(nsqd, "orders", 1) == [b"2"]
+    left = OutboxMessage.objects.get()
+    assert left.refused_at is not None
+    assert "out of range" in left.error
 
 
 def test_a_relay_leaves_a_leased_shard_alone_until_the_lease_ends(outbox: Any) -> None:
@@ -158,6 +196,20 @@ def test_the_admin_lists_what_waits_and_why_and_sends_refused_messages_again(out
     client.post(page, {"action": "send_again", "_selected_action": [chosen]})
     call_command("nsq_relay", "--once")
     assert [each.body for each in outbox] == [b"tea"]
+
+
+def test_a_purge_deletes_what_was_refused_long_ago_and_nothing_else(
+    outbox: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for body, days in ((b"old", 31), (b"new", 29), (b"waits", None)):
+        publish("orders", body)
+        refused_at = None if days is None else timezone.now() - timedelta(days=days)
+        OutboxMessage.objects.filter(body=body).update(refused_at=refused_at)
+    call_command("nsq_relay", "--purge=30")
+    assert waiting() == ["new", "waits"]
+    assert capsys.readouterr().out == "1 messages deleted\n"
+    with pytest.raises(CommandError, match="--purge is -1"):
+        call_command("nsq_relay", "--purge=-1")
 
 
 def test_sqlite_without_immediate_transactions_is_refused(

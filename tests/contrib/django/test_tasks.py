@@ -17,12 +17,13 @@ from django.db import transaction
 from django.test import override_settings
 from django.utils import timezone
 
+import nsq
 from nsq.contrib.django import locmem
 from nsq.contrib.django.testing import handle
 from nsq.testing import Nsqd
 from tests.integration.consuming import channel_of, until
 
-from .conftest import PROJECT, Site
+from .conftest import PROJECT, Site, bodies
 from .postgres import postgres
 
 __all__ = ["postgres"]
@@ -114,17 +115,15 @@ def test_a_second_delivery_of_a_finished_task_does_not_run_it(outbox: Any) -> No
         (None, "Expecting value"),
     ],
 )
-def test_what_is_no_task_here_goes_to_the_dead_letters(
-    change: Any, said: str, outbox: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_is_no_task_here_is_given_up(change: Any, said: str, outbox: Any) -> None:
     from shop import tasks
 
     tasks.add.enqueue(1, 2)
     body = b"hello" if change is None else json.dumps(json.loads(outbox.pop().body) | change).encode()
     outbox.clear()
-    deliver(body)
-    assert [(each.topic, each.body) for each in outbox] == [("tasks.dead", body)]
-    assert said in caplog.text
+    with pytest.raises(nsq.GiveUp, match=f"no task that can run here: .*{said}"):
+        deliver(body)
+    assert outbox == []
 
 
 @needs_tasks
@@ -217,11 +216,38 @@ asyncio.run(several())
 tasks.mail.enqueue("ada")
 """
     site.manage("shell", "--no-imports", "-c", program)
+    with nsq.Producer(nsqd.tcp_address) as producer:
+        producer.publish("tasks.default", b"no task")
     with site.running(MANAGE, "nsq_consume", "django.tasks", "--processes=2"):
         until("all have run", lambda: len(site.billed()) == 21)
         finished = "select count(*) from nsq_results_storedresult where status = 'SUCCESSFUL'"
         until("all results are there", lambda: site.query(finished) == [(21,)])
+        assert bodies(nsqd, "tasks.dead", 1) == [b"no task"]
     assert "mail to ada" in site.billed()
+
+
+@needs_tasks
+def test_tasks_of_one_transaction_leave_together_and_within_the_time_for_commits(
+    database: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from shop import tasks
+
+    batches: list[tuple[str, int, float | None]] = []
+    monkeypatch.setattr(
+        locmem, "multi_publish", lambda topic, bodies, timeout: batches.append((topic, len(bodies), timeout))
+    )
+    options = {
+        "default": {"BACKEND": "nsq.contrib.django.NsqBackend", "OPTIONS": {"ENQUEUE_ON_COMMIT": True}}
+    }
+    nsq_setting = {"BACKEND": "nsq.contrib.django.locmem", "ON_COMMIT_TIMEOUT": 0.5}
+    with override_settings(TASKS=options, NSQ=nsq_setting), transaction.atomic():
+        for number in range(3):
+            tasks.multiply.enqueue(number, 2)
+        assert batches == []
+    ((topic, count, timeout),) = batches
+    assert (topic, count) == ("tasks.default", 3)
+    assert timeout is not None
+    assert 0 < timeout <= 0.5
 
 
 @needs_tasks

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from nsq.consumer.handlers import HandlerPool, Requeue
+from nsq.consumer.handlers import GiveUp, HandlerPool, Requeue, dead_letter
 from nsq.errors import ConfigError
 from nsq.message import Message
+from nsq.wire.envelope import dead_letter_in
 from tests.fakes.messages import Desk
 from tests.fakes.nsqd import id_of
 from tests.fakes.threads import PATIENCE
@@ -219,6 +220,76 @@ class TestBeforeTheHandler:
         assert "a bug of ours" in caplog.text
 
 
+class TestLastFailure:
+    """Of a consumer that wants the reason in its dead letters."""
+
+    @pytest.fixture(params=["each", "batch"])
+    def add(self, request: pytest.FixtureRequest, pool: HandlerPool) -> Callable[[Callable[[], Any]], None]:
+        pool.gives_up_at_last_failure = True
+
+        def add(act: Callable[[], Any]) -> None:
+            if request.param == "each":
+                pool.add(lambda message: act(), 1)
+            else:
+                pool.add_batch(lambda messages: act(), 3, 0.0, 1)
+
+        return add
+
+    def test_gives_up_at_once_with_its_error(
+        self, add: Callable[[Callable[[], Any]], None], pool: HandlerPool, desk: Desk
+    ) -> None:
+        def fail() -> None:
+            raise ValueError("no such order")
+
+        add(fail)
+        work(pool, desk.message(1, attempts=5), desk.message(2, attempts=4), desk.message(3, attempts=6))
+        desk.wait_for(("give up", 1, "no such order"), ("finish", 1), ("give up", 3), ("finish", 3))
+        assert pool.stop(time.monotonic() + PATIENCE) == []
+        assert sorted({note[:2] for note in desk.notes} - {("finish", 1), ("finish", 3)}) == [
+            ("give up", 1), ("give up", 3), ("requeue", 2)
+        ]  # fmt: skip
+
+    @pytest.mark.parametrize("result", [False, Requeue(1.0)])
+    def test_a_requeue_is_no_failure(
+        self, add: Callable[[Callable[[], Any]], None], pool: HandlerPool, desk: Desk, result: object
+    ) -> None:
+        def act() -> object:
+            if isinstance(result, Exception):
+                raise result
+            return result
+
+        add(act)
+        work(pool, desk.message(1, attempts=5))
+        desk.wait_for(("requeue", 1, 1.0 if result else None, True))
+        assert len(desk.notes) == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "reason", "shown"),
+    [
+        (GiveUp("cannot be read"), "its handler gave it up", "cannot be read"),
+        (
+            ValueError("a\nb\x00c" + "d" * 2000),
+            "it failed at its last attempt (max_attempts is 5)",
+            "ValueError: a b c",
+        ),
+        (None, "its attempts were used up, by requeues or timeouts (max_attempts is 5)", ""),
+    ],
+)
+def test_a_dead_letter_says_why(error: Exception | None, reason: str, shown: str, desk: Desk) -> None:
+    if error is not None:
+        with pytest.raises(type(error)):
+            raise error
+    letter = dead_letter_in(dead_letter(desk.message(7, attempts=5), error, "orders/billing", 5))
+    assert letter is not None
+    about = letter.attributes
+    assert letter.body == b"body"
+    assert (about["source"], about["reason"], about["attempts"]) == ("/orders/billing", reason, "5")
+    assert about.get("error", "").startswith(shown)
+    assert len(about.get("error", "")) <= 1000
+    assert ("in test_a_dead_letter_says_why" in about.get("place", "")) == (error is not None)
+
+
 class TestThreads:
     def test_as_many_at_once_as_there_are(self, pool: HandlerPool, desk: Desk) -> None:
         together = threading.Barrier(4)
@@ -273,7 +344,7 @@ class TestThreads:
         self, pool: HandlerPool, desk: Desk, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         seen: list[list[Message]] = []
-        monkeypatch.setattr(pool, "_give_up", lambda message: seen.append(pool.in_work()))
+        monkeypatch.setattr(pool, "_give_up", lambda message, error: seen.append(pool.in_work()))
         pool.add(lambda message: None, 1)
         dead = desk.message(1, attempts=6)
         work(pool, dead)
@@ -336,7 +407,7 @@ class TestBatches:
     def test_the_others_do_not_wait_for_one_that_is_given_up(self, desk: Desk) -> None:
         handled = threading.Event()
 
-        def give_up(message: Message) -> None:
+        def give_up(message: Message, error: BaseException | None) -> None:
             assert handled.wait(PATIENCE)
 
         pool = HandlerPool(

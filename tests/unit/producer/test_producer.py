@@ -540,7 +540,7 @@ def test_a_producer_that_did_nothing_closes(p: Producer) -> None:
 
 @pytest.mark.usefixtures("nsqd")
 def test_one_that_is_forgotten_warns(p: Producer) -> None:
-    with pytest.warns(ResourceWarning, match=r"<Producer nsqd-a:4150> was not closed"):
+    with pytest.warns(ResourceWarning, match=r"<Producer nsqd-a:4150 connected to 1> was not closed"):
         p.__del__()
 
 
@@ -674,4 +674,4 @@ def test_it_cannot_be_pickled_and_its_repr_holds_no_secret() -> None:
     with producer(MemoryTransport(), A, auth_secret="s3cret") as p:
         with pytest.raises(TypeError, match="make one in each process"):
             pickle.dumps(p)
-        assert repr(p) == "<Producer nsqd-a:4150>"
+        assert repr(p) == "<Producer nsqd-a:4150 not connected>"

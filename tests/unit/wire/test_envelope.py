@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsq.errors import InvalidMessage
-from nsq.wire.envelope import Envelope, unwrap, wrap
+from nsq.wire.envelope import DEAD_LETTER, Envelope, dead_letter_in, unwrap, without_reason, wrap
 
 HEAD = {"id": "1", "source": "/shop", "type": "order.paid", "traceparent": "00-ab-cd-03"}
 headers = st.dictionaries(st.from_regex(r"\Ax[a-z0-9]{0,18}\Z"), st.text(), max_size=3)
@@ -68,7 +68,7 @@ def test_the_official_package_reads_ours_and_we_read_its() -> None:
         b'{"specversion": ' + b"[" * 100_000,
     ],
 )
-def test_what_is_no_envelope_is_left_alone(data: bytes) -> None:
+def test_a_body_without_an_envelope_is_unchanged(data: bytes) -> None:
     assert unwrap(data) is None
 
 
@@ -93,3 +93,32 @@ def test_text_of_another_type_is_the_body_itself() -> None:
 def test_headers_that_cannot_be_are_refused_by_name(attributes: Any) -> None:
     with pytest.raises(InvalidMessage, match=r"source|Upper|data|'x'"):
         wrap(b"body", attributes)
+
+
+@given(st.binary(min_size=1), st.text(), st.integers(0, 100))
+def test_a_dead_letter_gives_its_body_back_and_shows_the_beginning_of_it(
+    body: bytes, reason: str, cut: int
+) -> None:
+    letter = wrap(body, {**HEAD, "type": DEAD_LETTER, "reason": f"x{reason}"})
+    assert without_reason(letter) == body
+    assert without_reason(body) == body
+    shown = dead_letter_in(letter[: len(letter) - cut])
+    if shown is not None:  # else even its headers are cut
+        assert shown.attributes["reason"] == f"x{reason}"
+        assert body.startswith(shown.body)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b'{"data_base64":"aaaa"}',
+        b'{"type":"nsq.deadletter","data_base64":"aaaa"}',
+        b'{"specversion":"1.0","id":"1","source":"a","type":"other","data_base64":"aaaa"}',
+        b'nsq.deadletter,"data_base64":"aaaa"}',
+        wrap(wrap(b"x", {**HEAD, "type": DEAD_LETTER}), HEAD),
+    ],
+)
+def test_other_messages_are_no_dead_letters(data: bytes) -> None:
+    assert dead_letter_in(data) is None
+    assert without_reason(data) == data

@@ -11,7 +11,7 @@ from nsq.contrib.django.outbox.models import OutboxMessage
 
 @admin.register(OutboxMessage)
 class OutboxMessageAdmin(admin.ModelAdmin):
-    list_display = ("id", "topic", "key", "size", "created_at", "attempts", "refused_at", "error")
+    list_display = ("id", "topic", "key", "size", "created_at", "due_at", "attempts", "refused_at", "error")
     list_filter = ("topic", ("refused_at", admin.EmptyFieldListFilter))
     search_fields = ("key", "error")
     ordering = ("id",)

@@ -16,6 +16,8 @@ class OutboxMessage(models.Model):
     key = models.CharField(max_length=200, blank=True)
     shard = models.PositiveSmallIntegerField()
     created_at = models.DateTimeField(auto_now_add=True)
+    #: When consumers get it; None: at once.
+    due_at = models.DateTimeField(null=True, blank=True)
     attempts = models.PositiveIntegerField(default=0)
     #: Why the last attempt failed.
     error = models.CharField(max_length=500, blank=True)

@@ -13,7 +13,8 @@ from __future__ import annotations
 import random
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from itertools import groupby
 from typing import Any
 
 from django.db import DatabaseError, InterfaceError
@@ -25,7 +26,7 @@ from nsq.contrib.django.connections import close_old_connections
 from nsq.contrib.django.outbox.models import SHARDS, OutboxMessage, Shard
 from nsq.contrib.django.publishing import current_settings, cut, multi_publish
 from nsq.contrib.django.publishing import publish as publish_one
-from nsq.errors import BadBody, BadMessage, BadTopic, InvalidMessage, InvalidName
+from nsq.errors import BadBody, BadMessage, BadTopic, InvalidCommand, InvalidMessage, InvalidName
 from nsq.log import Logger
 
 log = Logger("nsq.contrib.django")
@@ -131,32 +132,45 @@ class Relay:
         for row in rows:
             by_topic.setdefault(row.topic, []).append(row)
         for topic, several in by_topic.items():
-            start = 0
-            for bodies in cut(bytes(row.body) for row in several):
-                self._keep(number)
-                part = several[start : start + len(bodies)]
-                start += len(bodies)
-                self._publish_part(number, topic, part, bodies)
+            # A deferred message goes alone, between those before and behind it.
+            for deferred, neighbours in groupby(several, lambda row: row.due_at is not None):
+                if deferred:
+                    self._publish_each(number, neighbours)
+                else:
+                    self._publish_together(number, topic, list(neighbours))
         return len(rows)
+
+    def _publish_together(self, number: int, topic: str, rows: list[OutboxMessage]) -> None:
+        for bodies in cut(bytes(row.body) for row in rows):
+            self._keep(number)
+            part, rows = rows[: len(bodies)], rows[len(bodies) :]
+            self._publish_part(number, topic, part, bodies)
 
     def _publish_part(self, number: int, topic: str, rows: list[OutboxMessage], bodies: list[bytes]) -> None:
         try:
             multi_publish(topic, bodies, timeout=self._timeout)
         except _FINAL:
             # Some of them are at fault: find out which.
-            for row, body in zip(rows, bodies, strict=True):
-                self._keep(number)
-                self._publish_alone(row, body)
+            self._publish_each(number, rows)
         except NsqError as error:
             self._note(rows, error)
             raise
         else:
             self._messages.filter(pk__in=[row.pk for row in rows]).delete()
 
-    def _publish_alone(self, row: OutboxMessage, body: bytes) -> None:
+    def _publish_each(self, number: int, rows: Iterable[OutboxMessage]) -> None:
+        for row in rows:
+            self._keep(number)
+            self._publish_alone(row)
+
+    def _publish_alone(self, row: OutboxMessage) -> None:
+        left = 0.0 if row.due_at is None else (row.due_at - timezone.now()).total_seconds()
+        final = (
+            (*_FINAL, InvalidCommand) if left > 0 else _FINAL
+        )  # E_INVALID: nsqd does not defer for so long
         try:
-            publish_one(row.topic, body, timeout=self._timeout)
-        except _FINAL as error:
+            publish_one(row.topic, bytes(row.body), defer=left if left > 0 else None, timeout=self._timeout)
+        except final as error:
             log.error("the message %s is set aside, as nsqd refuses it: %s", row, error)
             self._note([row], error, refused_at=timezone.now())
         except NsqError as error:

@@ -4,25 +4,32 @@ from __future__ import annotations
 
 import hashlib
 import random
+from datetime import timedelta
 from typing import Any
 
 from django.core.checks import CheckMessage, Error
 from django.db import connections, router, transaction
+from django.utils import timezone
 
 from nsq import UsageError
 from nsq.contrib.django.outbox.models import SHARDS, OutboxMessage
-from nsq.contrib.django.publishing import checked_body
+from nsq.contrib.django.publishing import checked_body, checked_defer
 from nsq.wire.names import check_topic
 
 
-def publish(topic: str, body: bytes, *, key: str = "", using: str | None = None) -> None:
-    """Store a message in the current transaction; a relay publishes it after the commit.
+def publish(
+    topic: str, body: bytes, *, key: str = "", defer: float | None = None, using: str | None = None
+) -> None:
+    """Store a message in the current transaction; a relay publishes it after the commit. Consumers get it
+    ``defer`` seconds after this call, at the earliest.
 
     Messages with the same ``key`` are published in the order of their calls. For that, the first call with a
     key makes other transactions wait that publish with this key, until this one ends.
     """
     alias = using or router.db_for_write(OutboxMessage)
     message = OutboxMessage(topic=check_topic(topic), body=checked_body(body), key=key)
+    if checked_defer(defer):
+        message.due_at = timezone.now() + timedelta(seconds=defer or 0.0)
     digest = hashlib.blake2b(key.encode(), digest_size=8).digest()
     number = int.from_bytes(digest, "big", signed=True)
     message.shard = number % SHARDS if key else random.randrange(SHARDS)

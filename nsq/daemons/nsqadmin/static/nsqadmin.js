@@ -596,7 +596,7 @@ function peeking(topic, channel) {
 
   function show() {
     const word = filter.value.toLowerCase();
-    const found = shown.filter((each) => !word || `${textOf(each)} ${holderOf(each)}`.toLowerCase().includes(word));
+    const found = shown.filter((each) => !word || `${textOf(each)} ${holderOf(each)} ${reasonOf(each)}`.toLowerCase().includes(word));
     list.replaceChildren(...found.map((each) => messageNode(each, word)));
   }
 
@@ -718,6 +718,12 @@ function holderOf(message) {
   return `with ${[name || hostname, address].filter(Boolean).join(", ")} for ${span(message.in_flight_ms / 1000)}`;
 }
 
+function reasonOf(message) {
+  const letter = message.dead_letter;
+  if (!letter) return "";
+  return [`${(letter.source || "").slice(1)} gave it up: ${letter.reason}`, letter.error, letter.place].filter(Boolean).join(" · ");
+}
+
 function messageNode(message, word) {
   const age = `${span(message.age_ms / 1000)} old`;
   const attempts = message.attempts === 1 ? "1 attempt" : `${message.attempts} attempts`;
@@ -725,7 +731,8 @@ function messageNode(message, word) {
   if (message.channels) facts.push(`in ${message.channels.join(", ")}`);
   if (message.truncated) facts.push("only its beginning is shown");
   const holder = holderOf(message);
-  return h("li", {}, holder ? h("div", {}, marked(holder, word)) : null, h("div", { class: "soft" }, facts.join(" · ")), bodyNode(message, word));
+  const about = [reasonOf(message), holder].filter(Boolean).map((each) => h("div", {}, marked(each, word)));
+  return h("li", {}, ...about, h("div", { class: "soft" }, facts.join(" · ")), bodyNode(message, word));
 }
 
 function bodyNode(message, word) {

@@ -1,4 +1,4 @@
-"""A log in memory that fails when told to, messages that remember their end, time as a number."""
+"""A log in memory that fails on request, messages that record their answers, and a clock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What becomes of events when the owner does not read."""
+"""Events are dropped when the owner does not read them."""
 
 from __future__ import annotations
 

@@ -9,9 +9,10 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError
 
 from nsq import NsqError
-from nsq.contrib.django.work import DjangoProgram, close_at_forks
+from nsq.contrib.django.connections import close_before_fork
+from nsq.contrib.django.work import DjangoProgram
 from nsq.options import METADATA
-from nsq.work import supervisor
+from nsq.work import before_fork, supervisor
 from nsq.work.workers import WorkFlags
 
 _LEVELS = {0: logging.WARNING, 1: logging.INFO}
@@ -47,7 +48,7 @@ class Command(BaseCommand):
             program = DjangoProgram(names)
             # Made once here: a wrong option is an error of the command, not of every worker.
             program.consumers()
-            close_at_forks()
+            before_fork(close_before_fork)
             status = supervisor.run(flags, program)
         except NsqError as error:
             raise CommandError(str(error)) from error

@@ -33,6 +33,7 @@ class Migration(migrations.Migration):
                 ("key", models.CharField(blank=True, max_length=200)),
                 ("shard", models.PositiveSmallIntegerField()),
                 ("created_at", models.DateTimeField(auto_now_add=True)),
+                ("due_at", models.DateTimeField(blank=True, null=True)),
                 ("attempts", models.PositiveIntegerField(default=0)),
                 ("error", models.CharField(blank=True, max_length=500)),
                 ("refused_at", models.DateTimeField(blank=True, null=True)),

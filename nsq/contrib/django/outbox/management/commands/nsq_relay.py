@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
 from django.db import router
+from django.utils import timezone
 
 from nsq.contrib.django.management.commands.nsq_consume import log_to_stderr
 from nsq.contrib.django.outbox.models import OutboxMessage
@@ -27,6 +29,12 @@ class Command(BaseCommand):
             help="seconds to sleep when nothing waits (default: 1)",
         )
         parser.add_argument("--once", action="store_true", help="end when nothing more can be published")
+        parser.add_argument(
+            "--purge",
+            type=float,
+            metavar="DAYS",
+            help="publish nothing: delete the messages that nsqd has refused so many days ago, and end",
+        )
 
     def handle(self, *_: Any, verbosity: int, batch: int, poll: float, once: bool, **options: Any) -> None:
         log_to_stderr(verbosity)
@@ -34,6 +42,10 @@ class Command(BaseCommand):
             raise CommandError(f"--batch is {batch} and --poll {poll}; both must be above 0")
         for problem in check_databases():
             raise CommandError(f"{problem.msg}. {problem.hint}")
+        using = options["database"] or router.db_for_write(OutboxMessage)
+        if options["purge"] is not None:
+            self._purge(using, options["purge"])
+            return
         with SignalWatch() as watch:
             stopped = False
 
@@ -42,7 +54,7 @@ class Command(BaseCommand):
                 stopped = stopped or watch.wait(0.0) is not None
                 return stopped
 
-            relay = Relay(options["database"] or router.db_for_write(OutboxMessage), batch, stop_requested)
+            relay = Relay(using, batch, stop_requested)
             while not stop_requested():
                 pause = relay.run_once()
                 if once and pause:
@@ -50,3 +62,10 @@ class Command(BaseCommand):
                 if once and pause is None:
                     return
                 stopped = stopped or watch.wait(poll if pause is None else pause) is not None
+
+    def _purge(self, using: str, days: float) -> None:
+        if not days >= 0:
+            raise CommandError(f"--purge is {days}; it must be a number of days")
+        old = OutboxMessage.objects.using(using).filter(refused_at__lt=timezone.now() - timedelta(days=days))
+        count, _ = old.delete()
+        self.stdout.write(f"{count} messages deleted")
