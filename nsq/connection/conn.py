@@ -131,6 +131,8 @@ class Conn:
         self.closed = False
         """Whether writing has ended."""
         self.session = Session(IdentifyReply())
+        self.version = ""
+        """nsqd's version, once connected."""
         self._config = config
         self._delegate = delegate
         self._transport = transport
@@ -170,6 +172,7 @@ class Conn:
         silent = self._config.heartbeat_interval < 0  # then any silence is allowed
         self._stream.read_timeout = None if silent else self._config.read_timeout
         self.session = Session(ready.reply)
+        self.version = ready.reply.version
         self._parser: FrameParser[Message] = FrameParser(
             partial(self._decode, self, 0.0, 0.0), max_frame=self._config.max_frame_size
         )
@@ -196,7 +199,7 @@ class Conn:
     def put(self, item: Any) -> None:
         """Queue an item. Look at ``closed`` afterwards: items put after closing are never written."""
         self.waiting.append(item)
-        if self._asleep and self._wakeup.empty():
+        if self._asleep and self._wakeup.empty():  # ``_wake``, inlined on the hot path
             self._wakeup.put(None)
 
     def send_rdy(self, count: int) -> None:
@@ -212,7 +215,9 @@ class Conn:
         self.put(commands.CLS)
 
     def _wake(self) -> None:
-        """Wake the write loop if it sleeps; awake, it looks again anyway."""
+        """Wake the write loop if it sleeps; awake, it looks again anyway. First make the change that it is to
+        see.
+        """
         if self._asleep and self._wakeup.empty():
             self._wakeup.put(None)
 
@@ -245,14 +250,17 @@ class Conn:
         data = self._encode(self.waiting)
         if not data:
             # Set the flag first, then look again: either we see the item that another thread puts, or that
-            # thread sees the flag and wakes us.
+            # thread sees the flag and wakes us. Each look is a method of the shared deque, set or lock, which
+            # locks it: a bare ``len`` or ``bool`` could see an old state where there is no GIL.
             self._asleep = True
             if self.session.close_wait and self.session.drained:  # close_wait first: it saves a call
                 self._asked_to_close = self._closing = True
             data = self._encode(self.waiting)
             if not data and self._closing:
                 return False
-            if not (data or (self._layers is not None and self._layers.has_pending)):
+            if not data:
+                if self._layers is not None:
+                    self._layers.flush_pending(self._config.write_timeout)
                 self._wakeup.get()
             self._asleep = False
         for start in range(0, len(data), _PIECE):
@@ -267,7 +275,13 @@ class Conn:
         answered: list[Message] = []
         session = self.session
         popleft = waiting.popleft  # no other thread removes items
-        for kind, row in groupby([popleft() for _ in range(len(waiting))], type):
+        try:
+            first = popleft()  # not ``len``: see ``_write_what_waits``
+        except IndexError:
+            items = []
+        else:
+            items = [first, *[popleft() for _ in range(len(waiting))]]
+        for kind, row in groupby(items, type):
             if issubclass(kind, Message):
                 done: list[Message] = list(row)
                 parts.append(commands.fins([message.id for message in done]))
@@ -419,8 +433,8 @@ class Conn:
             self._refuse(message)
         if not self._delegate.on_finished(self, message):
             self.waiting.append(message)  # ``put``, inlined on the hot path
-            if self._asleep and self._wakeup.empty():
-                self._wakeup.put(None)
+            if self._asleep:
+                self._wake()
 
     def finish_all(self, messages: list[Message]) -> None:
         """Finish the messages that still need an answer; skip the others."""

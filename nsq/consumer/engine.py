@@ -139,6 +139,7 @@ class Engine(ConnDelegate):
         """Whether auto_touch also touches messages that the program answers after their handler's end."""
         self.config = config
         self.pool = make_pool(self)
+        self.pool.fields = self._fields()
         self._own_transport = SocketTransport(config.local_address)
         self.transport = transport or self._own_transport
         self.context = context_of(config)
@@ -147,11 +148,10 @@ class Engine(ConnDelegate):
         self._callbacks = Callbacks(f"{self.name}-hooks", log)
         self.pool.gives_up_at_last_failure = dead_letter_reasons
         reasons_of = f"{self.topic}/{self.channel}" if dead_letter_reasons else ""
-        self._dead_letters = (
-            None
-            if dead_letters is None
-            else DeadLetters(dead_letters, config, transport, self._known_nsqds, reasons_of)
-        )
+        self._dead_letters: DeadLetters | None = None
+        if dead_letters is not None:
+            known = self._known_addresses
+            self._dead_letters = DeadLetters(dead_letters, config, transport, known, reasons_of)
         self._user_give_up = give_up
         self._decision_due = False  # the windows may have to change
         # The connections, and the totals of ended ones: received, finished, requeued, timed out.
@@ -352,9 +352,12 @@ class Engine(ConnDelegate):
         if not (report.in_flight or report.cut_off or report.unfinished_threads):
             report = StopReport(clean=True)
         elif answered and not report.unfinished_threads:  # as after ``stop(0)``
-            log.info("%s stopped, nothing was in flight; cut off: %s", self.name, ", ".join(report.cut_off))
+            cut_off = ", ".join(report.cut_off)
+            log.info(
+                "%s stopped, nothing was in flight; cut off: %s", self.name, cut_off, extra=self._fields()
+            )
         else:
-            log.warning("%s did not stop cleanly: %s", self.name, report)
+            log.warning("%s did not stop cleanly: %s", self.name, report, extra=self._fields())
         self.report = report
 
     def _join(self, join: Callable[[float], list[str]], by: Callable[[], float]) -> None:
@@ -406,8 +409,9 @@ class Engine(ConnDelegate):
         if handling.active:
             oldest = max((conn.session.oldest(now) for conn in conns), default=0.0)
             if handling.relax(now, self._handling_time(), self.windows.max_in_flight, oldest):
+                allowed, extra = self.windows.allowed, self._fields()
                 log.info(
-                    "%s: the handlers are quick: at most %d messages now", self.name, self.windows.allowed
+                    "%s: the handlers are quick: at most %d messages now", self.name, allowed, extra=extra
                 )
         self.windows.tick(now, self._in_flight())
         self._decide()
@@ -432,6 +436,7 @@ class Engine(ConnDelegate):
                 limit,
                 most,
                 timeout,
+                extra=self._fields(),
             )
             self._shrunk = True
             self._decide()
@@ -464,7 +469,7 @@ class Engine(ConnDelegate):
             conn.put(answer)
         if (backoff.level, backoff.until) != before:
             if backoff.until is None:
-                log.info("%s: backing off is over", self.name)
+                log.info("%s: backing off is over", self.name, extra=self._fields())
             else:
                 log.log(
                     logging.WARNING if outcome is Outcome.FAILURE else logging.INFO,
@@ -472,6 +477,7 @@ class Engine(ConnDelegate):
                     self.name,
                     backoff.until - now,
                     backoff.level,
+                    extra=self._fields(),
                 )
             self._tell(self._hooks.backing_off, backoff.level)
 
@@ -515,7 +521,7 @@ class Engine(ConnDelegate):
     def _drop(self, key: Key) -> None:
         """Close a connection that is not wanted any more."""
         conn = self._conns.get(key)
-        if conn is not None:
+        if conn is not None and not conn.session.closing:
             conn.send_cls()
             self.windows.closing(conn)
             self._decide()
@@ -547,7 +553,7 @@ class Engine(ConnDelegate):
         self._conns_and_totals = {**conns, conn.key: conn}, gone
         # Before the loops run: hooks must hear of a connection's beginning before its end.
         self._tell(self._hooks.connected, conn.address)
-        self.discovery.connected(conn.key)
+        self.discovery.connected(conn)
         log.info("%s: connected to nsqd %s", self.name, conn.address, extra=self._fields(conn.address))
 
     def _forget(self, conn: Conn, cause: NsqError | None) -> None:
@@ -655,7 +661,7 @@ class Engine(ConnDelegate):
         return requeue_delay(attempts, self.config, random.random())
 
     def on_timed_out(self, conn: Conn, message: Message) -> None:
-        log.warning("%r from %s timed out here", message, conn.address)
+        log.warning("%r from %s timed out here", message, conn.address, extra=self.pool.fields_of(message))
         self._tell(self._hooks.timed_out, message)
         if message.auto_response:  # it was in the inbox, or its handler began it too late
             self.owner.ask(self._handlers_are_late)
@@ -664,8 +670,10 @@ class Engine(ConnDelegate):
 
     # The handlers' threads.
 
-    def _known_nsqds(self) -> set[str]:
-        return {endpoint.address for endpoint in self.endpoints.all}
+    def _known_addresses(self) -> tuple[set[str], set[str]]:
+        """Return where to publish dead letters: nsqds, or the nsqlookupds of a partitioned NSQ."""
+        nsqlookupds = self.discovery.partitioned_by
+        return set() if nsqlookupds else {each.address for each in self.endpoints.all}, nsqlookupds
 
     @property
     def starved(self) -> bool:
@@ -683,7 +691,10 @@ class Engine(ConnDelegate):
             dead = f"{self.topic.removesuffix(EPHEMERAL)}.dead"
             fate = f"it is lost. Consumer(…, dead_letters={dead!r}) would keep it in that topic"
         most = self.config.max_attempts
-        log.error("gave up on %r from %s (max_attempts is %d): %s", message, message.nsqd_address, most, fate)
+        log.error(
+            "gave up on %r from %s (max_attempts is %d): %s",
+            message, message.nsqd_address, most, fate, extra=self.pool.fields_of(message),
+        )  # fmt: skip
         with self._counting:
             self._given_up += 1
         self._tell(self._hooks.given_up, message)
@@ -748,6 +759,8 @@ class Engine(ConnDelegate):
     def _summary(self, connections: list[ConnectionHealth]) -> str:
         if self.state != "running":
             return self.state
+        if self.refusal is not None:
+            return str(self.refusal)
         if not connections:
             endpoints = sorted(self.endpoints.all, key=lambda endpoint: endpoint.label)
             reasons = dict.fromkeys(each.reason for each in endpoints if each.backoff.reason is not None)
@@ -757,16 +770,28 @@ class Engine(ConnDelegate):
         if not open_ones:
             return f"no nsqd may send: {stuck[0].reason}"
         if many == 1:
-            return "1 connection, which may send"
-        return f"{many} connections, {open_ones if stuck else 'all'} of which may send"
+            return f"1 connection, which may send{self._troubles()}"
+        return f"{many} connections, {open_ones if stuck else 'all'} of which may send{self._troubles()}"
+
+    def _troubles(self) -> str:
+        """Name the partitions that deliver nothing, as the end of a sentence."""
+        partitions, missing = self.pool.partitions(time.monotonic()), self.discovery.missing
+        found = {
+            "stuck": [each.partition for each in partitions if each.stuck and not each.stopped],
+            "stopped": [each.partition for each in partitions if each.stopped],
+            "without a leader": missing,
+        }
+        named = [f"{', '.join(map(str, numbers))} {state}" for state, numbers in found.items() if numbers]
+        return f"; partitions {'; '.join(named)}" if named else ""
 
     def _discovery_health(self, now: float) -> list[str]:
         endpoints = sorted(self.endpoints.all, key=lambda endpoint: endpoint.label)
         return self.discovery.health() + [endpoint.words(now) for endpoint in endpoints]
 
-    def _fields(self, address: str) -> dict[str, str]:
+    def _fields(self, address: str = "") -> dict[str, str]:
         """Return the fields of a structured log line."""
-        return {"nsq_topic": self.topic, "nsq_channel": self.channel, "nsqd_address": address}
+        fields = {"nsq_topic": self.topic, "nsq_channel": self.channel}
+        return fields | ({"nsqd_address": address} if address else {})
 
 
 def plain_discovery(arguments: Mapping[str, Any], engine: Engine) -> Discovery:

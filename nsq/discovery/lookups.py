@@ -17,6 +17,7 @@ from typing import Any
 
 from nsq.config import Config
 from nsq.connection.backoff import Pauses
+from nsq.connection.conn import Conn
 from nsq.connection.endpoint import Key, Wanted
 from nsq.connection.subscription import Subscription
 from nsq.discovery.directory import SPACING, Answer, Directory, Lookupd, LookupSchedule, Nsqd
@@ -37,6 +38,8 @@ Accept = Callable[[list[str]], Iterable[str]]
 
 #: A question ends by itself at its deadline, with a reason. If not, it has failed so many seconds later.
 _MARGIN = 0.25
+#: A part of every version of the partitioned NSQ's nsqd.
+_PARTITIONED = "-HA."
 
 
 class Asker:
@@ -110,6 +113,7 @@ class Discovery:
         self._nsqlookupds = {nsqlookupd_address(text): text for text in checked("nsqlookupd", nsqlookupds)}
         self._owner = Owner(f"{name}-lookupd", log, turn=self._turn, clock=clock)
         self._stopping = False
+        self._warned_of_kind = False
         # All attributes below belong to the discovery thread; it replaces the tuples and ``wanted``, and
         # never changes them.
         self._tasks: tuple[threading.Thread, ...] = ()
@@ -216,7 +220,15 @@ class Discovery:
 
     # What becomes of the connections: any thread. For subclasses.
 
-    def connected(self, key: Key) -> None: ...
+    def connected(self, conn: Conn) -> None:
+        if _PARTITIONED in conn.version and not self._warned_of_kind:
+            self._warned_of_kind = True
+            log.warning(
+                "nsqd %s (version %s) belongs to a partitioned NSQ, of which nsqd= reaches one partition at "
+                "most: give nsqlookupd=",
+                conn.address,
+                conn.version,
+            )
 
     def disconnected(self, key: Key, cause: NsqError | None) -> None: ...
 
@@ -228,6 +240,11 @@ class Discovery:
         """Leave a partition for good."""
 
     # State and reports.
+
+    @property
+    def partitioned_by(self) -> set[str]:
+        """The nsqlookupds, if they belong to a partitioned NSQ."""
+        return set()
 
     @property
     def missing(self) -> tuple[int, ...]:

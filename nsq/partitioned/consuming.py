@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 from nsq.config import Config
+from nsq.connection.conn import Conn
 from nsq.connection.endpoint import Key, Wanted
 from nsq.connection.subscription import Subscription
 from nsq.consumer.engine import Engine, backoff_strategy, plain_pool
@@ -134,9 +135,17 @@ class PartitionDiscovery(Discovery):
 
     # Events of connections: any thread.
 
-    def connected(self, key: Key) -> None:
-        if isinstance(key[1], int):
-            self._started.add(key[1])
+    def connected(self, conn: Conn) -> None:
+        _, partition = conn.key
+        if isinstance(partition, int):
+            self._started.add(partition)
+        else:
+            super().connected(conn)
+
+    @property
+    def partitioned_by(self) -> set[str]:
+        partitioned = self._questions.cluster.kind == "partitioned"
+        return set(self._nsqlookupds.copy().values()) if partitioned else set()
 
     def disconnected(self, key: Key, cause: NsqError | None) -> None:
         self._owner.ask(partial(self._lost, cause))

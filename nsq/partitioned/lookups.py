@@ -42,12 +42,6 @@ _UNKNOWN = ("Key not found", "TOPIC_NOT_FOUND", "Topic has no channel")
 class PartitionedLookupdApi(NsqlookupdApi):
     """The HTTP API of one nsqlookupd, with the questions that a partitioned cluster answers."""
 
-    def list_lookupds(self) -> tuple[str, tuple[str, ...]] | None:
-        """Return the HTTP addresses of the leader and of all nsqlookupds; None without a coordinator. Raises
-        ApiRefused with the status 404 from an original nsqlookupd.
-        """
-        return self._get("/listlookup", {}, parse_list)
-
     def partitions(self, topic: str, access: Access) -> TopicAnswer:
         """Return a topic's settings and the leaders of its partitions."""
         path = "/lookup" if self._url.target.partition("?")[0] == "/" else ""
@@ -58,26 +52,6 @@ class PartitionedLookupdApi(NsqlookupdApi):
             if refusal.code.startswith(_UNKNOWN):
                 return TopicAnswer(known=False, reason=refusal.code)
             raise
-
-
-def parse_list(reply: HttpReply) -> tuple[str, tuple[str, ...]] | None:
-    data = json_value(reply) if reply.body.strip() else None
-    if data is None:
-        return None
-    listed = conform(data, dict[str, Any])
-    if "lookupdnodes" not in listed:
-        raise Misshapen("lookupdnodes is missing")
-    nodes = conform(listed["lookupdnodes"], list[dict[str, Any]], "lookupdnodes")
-    leader = listed.get("lookupdleader")
-    leading = _http_address(leader) if isinstance(leader, dict) and leader.get("NodeIP") else ""
-    return leading, tuple(map(_http_address, nodes))
-
-
-def _http_address(node: Mapping[str, Any]) -> str:
-    host, port = node.get("NodeIP"), str(node.get("HttpPort"))
-    if not isinstance(host, str) or not host or not port.isascii() or not port.isdigit():
-        raise Misshapen(f"an nsqlookupd is listed with the address {host!r:.200}, port {port!r:.20}")
-    return join(host, int(port))
 
 
 def parse_partitions(reply: HttpReply) -> TopicAnswer:

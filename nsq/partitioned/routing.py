@@ -59,6 +59,8 @@ Place = tuple[str, int | None]
 
 #: Stands for a partition while publishes go to nsqds that the user named.
 _NAMED = -1
+#: Seconds without an answer after which a former leader, that owes one, is given up.
+_FORMER_PATIENCE = 0.5
 #: Seconds between two looks at a former leader that owes an answer.
 _HOLD = 0.02
 _DPUB = b"DPUB "
@@ -252,6 +254,10 @@ class Router(AddressBook):
         other = live[int(self.chance() * len(live)) % len(live)]
         loads = [topic.takers[each][0].load if each in topic.takers else math.inf for each in (first, other)]
         return other if loads[1] < loads[0] else first
+
+    def note_version(self, address: str, version: str) -> None:
+        if self.kind == "original":
+            super().note_version(address, version)
 
     def note_refusal(self, publish: Publish, error: ServerError, address: str) -> None:
         """Have a node left out that does not lead the partition. For the endpoints, and for callers."""
@@ -498,7 +504,7 @@ class Router(AddressBook):
             name, partition = place
             former = self._last[place]
             if former.owes(f"{name} {partition}") and now - since < 3 * PATIENCE:
-                if now - since > PATIENCE:
+                if now - since > _FORMER_PATIENCE and now - former.silent_since > _FORMER_PATIENCE:
                     former.give_up()
             else:
                 del self._held[place]

@@ -105,6 +105,7 @@ class PublishingEndpoint(Endpoint, ConnDelegate):
 
     def connected(self, conn: Conn) -> None:
         log.info("connected to %s", self.address, extra=self._fields())
+        self._pool.book.note_version(self.address, conn.version)
 
     def refused(self, error: NsqError, news: bool) -> None:
         if not self._stopped:
@@ -270,13 +271,13 @@ class PublishingEndpoint(Endpoint, ConnDelegate):
         return waiting + sum(map(len, self._sent.copy()))
 
     def owes(self, lane: str) -> bool:
-        """Whether it has not answered, or not sent, a publish of this lane."""
-        waiting = self.conn.waiting.copy() if self.conn is not None else ()
-        return (
-            any(batch[0].lane == lane for batch in self._sent.copy())
-            or any(type(item) is not bytes and item.lane == lane for item in waiting)
-            or self.own.serves(lane)
-        )
+        """Whether it has a publish of this lane that has not ended, unsent or unanswered. Round trips do not
+        count: their callers wait, and publish nothing meanwhile.
+        """
+        unsent = self.conn.waiting.copy() if self.conn is not None else ()
+        sent = [publish for batch in self._sent.copy() if batch[0].lane == lane for publish in batch]
+        waiting = [item for item in unsent if type(item) is not bytes and item.lane == lane]
+        return not all(publish.done() for publish in (*sent, *waiting))
 
     @property
     def silent_since(self) -> float:

@@ -286,6 +286,12 @@ class OwnConns:
             if holder is None or holder.caller not in spared:
                 conn.cut_off()
 
+    def dispose_of_lost(self) -> None:
+        """Close the connections that interrupted callers lost, after ``cut_off`` and the last publish."""
+        for conn in self.everyone:
+            if conn.holder is None or conn.holder.done():
+                conn.dispose()
+
     def abandon(self) -> None:
         """Drop everything in a forked child: it belongs to the parent."""
         self._stopped = True
@@ -322,11 +328,6 @@ class OwnConns:
         self._opening = stream
         if self._stopped:  # after the line above: either ``stop`` sees the stream, or we see this
             stream.close()
-
-    def serves(self, lane: str) -> bool:
-        """Whether a publish of this lane has a connection now."""
-        holders = [conn.holder for conn in self.everyone if not conn.closed]
-        return any(holder is not None and holder.lane == lane and not holder.done() for holder in holders)
 
     @property
     def busy(self) -> int:

@@ -81,6 +81,10 @@ Hook = Callable[[Any], None] | None
 Takers = tuple[tuple[PublishingEndpoint, Conn], ...]
 
 
+#: What the version of an nsqd with partitions contains.
+_PARTITIONED = "-HA."
+
+
 class AddressBook:
     """Knows which nsqds take a publish: any of them, with the original NSQ. Belongs to one pool.
 
@@ -88,6 +92,7 @@ class AddressBook:
     and ``new_multi_publish``; the pool's thread calls the other methods.
     """
 
+    _warned = False
     asker: Asker | None = None
     """Asks nsqlookupds; None: as for the original NSQ."""
     due_at = math.inf
@@ -105,6 +110,18 @@ class AddressBook:
         connection may take any publish.
         """
         return False
+
+    def note_version(self, address: str, version: str) -> None:
+        """Note the version of an nsqd that has been connected. Called by endpoints' threads."""
+        if _PARTITIONED in version and not self._warned:
+            self._warned = True
+            log.warning(
+                "%s is nsqd %s of a partitioned NSQ, but this producer takes it for an original one, and "
+                "publishes to its default partition. Give nsqlookupd= instead of nsqd addresses",
+                address,
+                version,
+                extra={"nsqd_address": address},
+            )
 
     def trace(self, topic: str, on: bool) -> None:
         """Switch tracing of a topic on or off."""
@@ -350,13 +367,16 @@ class Pool:
 
     def _has_room(self) -> bool:
         """Whether the limits allow another publish. Summing the bytes visits every publish: do it only when
-        the last result is used up. Two threads at once may subtract only one; the next sum corrects that.
+        the last result is used up.
+
+        Without the GIL most of the subtractions of several threads may get lost. So only an eighth of what is
+        left is given out before the next sum.
         """
         if len(self.pending) >= self._config.max_pending:
             return False
         if self._bytes_left <= 0:
             used = sum([publish.size for publish in self.pending.copy()])
-            self._bytes_left = self._config.max_pending_bytes - used
+            self._bytes_left = math.ceil((self._config.max_pending_bytes - used) / 8)
         return self._bytes_left > 0
 
     def cancel(self, publish: Publish) -> None:
@@ -585,11 +605,12 @@ class Pool:
     def _take_back(self, left: Iterable[deque[Any]]) -> None:
         publishes = []
         for each in left:
-            while each:
-                item = each.popleft()
-                if type(item) is not bytes:
-                    item.endpoint = None
-                    publishes.append(item)
+            with suppress(IndexError):  # not ``while each``: ``popleft`` locks the deque
+                while True:
+                    item = each.popleft()
+                    if type(item) is not bytes:
+                        item.endpoint = None
+                        publishes.append(item)
         # In front of newer publishes: all of them, except some that were taken back a moment ago.
         older = []
         while publishes and self.waiting and self.waiting[0].started < publishes[0].started:
@@ -770,6 +791,8 @@ class Pool:
         for publish in self.pending.copy():  # added while we closed; later ones look at ``_gone``
             if publish.caller not in self._closers:
                 self.give_up(publish, "the producer was closed")
+        for endpoint in self.endpoints.all:
+            endpoint.own.dispose_of_lost()
         unfinished += self.callbacks.stop(self._join_by)
         _running.discard(self)
         if left:

@@ -191,6 +191,12 @@ class Cluster:
             )
         return addresses
 
+    @cached_property
+    def partitioned(self) -> bool:
+        """Whether the nsqlookupds belong to a partitioned NSQ."""
+        answers = ask_all(self.lookupds, lambda address: _is_partitioned(self.lookupds[address]))
+        return any(answers.found.values())
+
     def stats(self, topic: str = "", channel: str = "") -> dict[str, NsqdStats]:
         """Return the statistics of each nsqd that answers."""
         found = self._ask(self.nsqds, lambda nsqd: nsqd.stats(topic, channel, include_clients=False))
@@ -238,6 +244,16 @@ class Cluster:
         if on_lookupd is not None:
             outcomes += _outcomes("nsqlookupd", self.lookupds, on_lookupd)
         return outcomes + _outcomes("nsqd", nsqds, on_nsqd)
+
+
+def _is_partitioned(lookupd: NsqlookupdApi) -> bool:
+    try:
+        lookupd.list_lookupds()
+    except ApiRefused as refusal:
+        if refusal.status == 404:
+            return False
+        raise
+    return True
 
 
 def _outcomes(kind: str, daemons: dict[str, Any], step: Callable[[Any], None]) -> list[Outcome]:
@@ -487,8 +503,8 @@ def _report(
         outcomes = [Outcome("nothing", f"{daemons} has {target}")]
     if options.json:
         steps = [{"where": each.where, "ok": not each.error, "error": each.error} for each in outcomes]
-        told = {"action": action, "target": target, "steps": steps, "problems": cluster.problems}
-        sys.stdout.write(json.dumps(told, indent=2) + "\n")
+        report = {"action": action, "target": target, "steps": steps, "problems": cluster.problems}
+        sys.stdout.write(json.dumps(report, indent=2) + "\n")
     else:
         for each in outcomes:
             stream = sys.stderr if each.error else sys.stdout

@@ -262,7 +262,7 @@ class TestMoves:
             for number in range(5):
                 cluster.move_leader(TOPIC, 0)
                 publish(cluster, 0, [number])
-                handler.wait_for(lambda number=number: number in handler.got[0])
+                handler.wait_for_count(number + 1)
             until("one connection", lambda: len(consumer.health().connections) == 4)
         assert hooks.errors == []
         assert not ordered or handler.got[0] == list(range(5))
@@ -302,6 +302,39 @@ class TestMoves:
         assert hooks.errors == []
         assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
+    def test_a_partition_that_is_said_to_have_moved_is_left_when_its_message_is_done(
+        self, cluster: PartitionedCluster
+    ) -> None:
+        create(cluster, 1, ordered=True)
+        begun, go_on = threading.Event(), threading.Event()
+
+        def work(message: nsq.Message) -> None:
+            begun.set()
+            assert go_on.wait(PATIENCE)
+
+        handler, hooks = Handler(work), Hooks()
+        leader = cluster.leader(TOPIC, 0)
+        [other, *_] = [node for node in cluster.nodes if node != leader]
+        with consuming(
+            cluster, handler, 1, ordered=True, hooks=hooks, lookupd_poll_interval=0.05
+        ) as consumer:
+            publish(cluster, 0, [1])
+            assert begun.wait(PATIENCE)
+            for lookup in cluster.lookups:
+                lookup.claim(TOPIC, 0, other)
+            until("the end begins", lambda: consumer.health().connections[0].rdy == 0)
+            time.sleep(0.5)  # several answers of nsqlookupds
+            assert cluster.channel(TOPIC, 0, CHANNEL).subscribers == 1
+            go_on.set()
+            until("it is finished", lambda: cluster.channel(TOPIC, 0, CHANNEL).finished == 1)
+            until("it is left", lambda: cluster.channel(TOPIC, 0, CHANNEL).subscribers == 0)
+            assert sum(node.received.get("CLS", 0) for node in cluster.nodes) == 1
+            for lookup in cluster.lookups:
+                lookup.tell_the_truth()
+            publish(cluster, 0, [2])
+            handler.wait_for(lambda: handler.got[0] == [1, 2])
+        assert hooks.errors == []
+
     def test_a_partition_without_a_leader_is_reported_as_missing(self) -> None:
         with PartitionedCluster(nodes=2) as cluster:
             create(cluster, 4, replicas=1)
@@ -311,6 +344,7 @@ class TestMoves:
             with consuming(cluster, handler) as consumer:
                 lost.kill()
                 until("missing partitions", lambda: consumer.health().missing_partitions == [1, 3])
+                assert "partitions 1, 3 without a leader" in consumer.health().summary
                 publish(cluster, 0, [5])
                 handler.wait_for(lambda: handler.got[0] == [5])
                 lost.restart()
@@ -375,6 +409,7 @@ class TestOrder:
             [stuck, fine] = consumer.health().partitions
             assert (stuck.stuck, fine.stuck) == (True, False)
             assert stuck.stuck_seconds > 0.0
+            assert "partitions 0 stuck" in consumer.health().summary
             assert "b'13'" in stuck.stuck_at
             assert "does not work yet" in stuck.error
             until("two reports", lambda: len(hooks.stuck_messages) >= 2)
@@ -413,6 +448,20 @@ class TestOrder:
             publish(cluster, 1, [23])
             handler.wait_for(lambda: handler.got[1] == [23] and handler.got[0] == [13, *rest])
         assert given_up == [b"13"] * (decision is nsq.Decision.SKIP)
+
+    def test_a_skipped_message_goes_to_the_dead_letters(self, cluster: PartitionedCluster) -> None:
+        create(cluster, 1, ordered=True)
+        cluster.create_topic("dead", partitions=1)
+
+        def work(message: nsq.Message) -> None:
+            if message.body == b"13":
+                raise nsq.GiveUp("no use")
+
+        handler = Handler(work)
+        with consuming(cluster, handler, 1, ordered=True, dead_letters="dead"):
+            publish(cluster, 0, [13, 14])
+            handler.wait_for(lambda: handler.got[0] == [13, 14])
+        assert [message.body for message in cluster.messages("dead", 0)] == [b"13"]
 
     def test_a_message_in_its_pause_is_given_back_at_a_stop(self, cluster: PartitionedCluster) -> None:
         create(cluster, 1, ordered=True)
@@ -482,6 +531,19 @@ def test_tracing_is_switched_while_the_consumer_runs(
     assert (line["trace_id"], line["attempts"], line["channel"]) == (41, 1, CHANNEL)
     assert {"internal_id", "offset", "size", "message_id", "nsqd", "timestamp"} <= line.keys()
     assert line["local_ip"] == "127.0.0.1"
+
+
+def test_an_nsqd_of_a_partitioned_nsq_without_its_nsqlookupds_is_warned_about(
+    cluster: PartitionedCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    create(cluster, 1)
+    leader = cluster.leader(TOPIC, 0)
+    assert leader is not None
+    consumer = nsq.Consumer(TOPIC, CHANNEL, nsqd=leader.tcp_address)
+    consumer.add_handler(Handler())
+    with consumer:
+        assert consumer.wait_until_connected(PATIENCE)
+    assert caplog.text.count("belongs to a partitioned NSQ") == 1
 
 
 class TestRefusals:

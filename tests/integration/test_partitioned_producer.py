@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import os
@@ -9,15 +10,19 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import nsq
+from nsq import aio
 from nsq.partitioned import rules
+from nsq.partitioned.keys import partition_for
 from nsq.testing import Nsqd, Nsqlookupd, PartitionedCluster
 from nsq.testing.partitioned import Node
 from nsq.testing.plugin import partitioned_cluster as cluster
+from nsq.tools.front_door import main
 
 from .patience import eventually
 
@@ -249,6 +254,19 @@ def test_a_first_publish_that_is_deferred_is_refused_when_the_cluster_is_known(
         producer.publish("orders", b"x", defer=1.0)
 
 
+def test_an_nsqd_of_a_partitioned_cluster_is_warned_about_once_when_only_nsqds_are_named(
+    orders: PartitionedCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    addresses = [node.tcp_address for node in orders.nodes]
+    with nsq.Producer(*addresses, publish_timeout=PATIENCE) as producer:
+        eventually(lambda: producer.publish("orders", b"x") and all_open(producer, 3))
+    assert caplog.text.count("of a partitioned NSQ, but this producer takes it for an original one") == 1
+
+
+def all_open(producer: nsq.Producer, count: int) -> bool:
+    return [each.state for each in producer.stats().connections] == ["open"] * count
+
+
 # Keys.
 
 
@@ -322,6 +340,51 @@ def test_publishes_prefer_the_nsqd_that_owes_fewer_answers(orders: PartitionedCl
         futures = [producer.publish_async("orders", b"x") for _ in range(200)]
         eventually(lambda: sum(future.done() for future in futures) > 150)
         leading(orders).resume()
+
+
+async def publish_from_a_coroutine(orders: PartitionedCluster) -> list[nsq.Published]:
+    async with aio.Producer(nsqlookupd=orders.lookup_addresses, publish_timeout=PATIENCE) as producer:
+        return [
+            await producer.publish("orders", b"x", partition=2, trace=7),
+            await producer.multi_publish("orders", [b"y", b"z"], partition=2),
+        ]
+
+
+def test_coroutines_publish_with_the_same_options(orders: PartitionedCluster) -> None:
+    traced, batch = asyncio.run(publish_from_a_coroutine(orders))
+    first = orders.messages("orders", 2)[0]
+    assert traced == (first.internal_id, 7, first.offset, first.size)
+    assert batch == nsq.Published()
+    assert bodies(orders, 2) == [b"x", b"y", b"z"]
+
+
+def test_nsq_pub_publishes_by_key_and_to_a_partition(
+    orders: PartitionedCluster,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "in").write_bytes(b"three\nfour\n")
+    address = f"--lookupd-http-address={orders.lookup_addresses[0]}"
+    assert main(["pub", address, "--key=customer-42", "orders", "one", "two"]) == 0
+    with (tmp_path / "in").open() as stdin:
+        monkeypatch.setattr("sys.stdin", stdin)
+        assert main(["pub", address, "--partition=3", "orders"]) == 0
+    assert main(["pub", address, "orders", *"abcdef"]) == 0
+    assert "WARNING" not in capfd.readouterr().err
+    partition = partition_for("customer-42", 4)
+    assert bodies(orders, partition)[:2] == [b"one", b"two"]
+    assert {b"three", b"four"} <= set(bodies(orders, 3))
+    assert sum(len(bodies(orders, number)) for number in range(4)) == 10
+    assert main(["pub", address, "--partition=4", "orders", "x"]) == 1
+    assert "partition 4 of 'orders' does not exist" in capfd.readouterr().err
+
+
+def test_nsq_pub_refuses_a_key_by_name_in_an_original_cluster(
+    nsqd: Nsqd, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["pub", f"--nsqd-http-address={nsqd.http_address}", "--key=k", "orders", "x"]) == 1
+    assert "key= needs a partitioned NSQ" in capfd.readouterr().err
 
 
 # Tracing and health.

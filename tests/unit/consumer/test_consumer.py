@@ -440,7 +440,7 @@ class TestStopping:
         nsqd.deliver(1)
         assert entered.wait(PATIENCE)
         try:
-            report = consumer.stop(timeout=0.2)
+            report = consumer.stop(timeout=1.0)
             stats = consumer.stats()
         finally:
             may_go_on.set()

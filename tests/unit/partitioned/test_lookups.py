@@ -12,7 +12,8 @@ import pytest
 from nsq.errors import ApiError, ApiRefused
 from nsq.http.calls import Call
 from nsq.http.message import HttpReply, HttpRequest, parse_url
-from nsq.partitioned.lookups import key_of, parse_list, parse_partitions
+from nsq.http.nsqlookupd import parse_list
+from nsq.partitioned.lookups import key_of, parse_partitions
 from nsq.partitioned.table import TopicAnswer
 from nsq.partitioned.wire import Meta
 

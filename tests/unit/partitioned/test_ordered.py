@@ -524,7 +524,7 @@ class Site:
         self.wake = self._owner.wake
         self.pool = OrderedPool(
             "nsq-test",
-            give_up=lambda message: self.notes.add("give up", message.internal_id),
+            give_up=lambda message, error: self.notes.add("give up", message.internal_id),
             starved=lambda: False,
             pause=lambda attempts: pause,
             wake=self.wake,

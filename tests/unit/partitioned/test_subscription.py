@@ -161,7 +161,7 @@ FOUR = ("a:1", "b:1", "c:1", "d:1")
     ],
 )
 def test_a_topic_that_cannot_be_read_like_this_is_refused(
-    topic: TopicTable, options: dict[str, Any], kind: type, reason: str
+    topic: TopicTable, options: dict[str, Any], kind: type[Exception], reason: str
 ) -> None:
     problem = mismatch(topic, Reading.checked(**options))
     assert type(problem) is kind

@@ -288,3 +288,15 @@ def test_close_and_flush_do_not_wait_for_the_round_trip_that_they_interrupt() ->
     published.result(PATIENCE)
     assert [bool(report) for report in reports] == [True, True]
     scene.own.peer.wait_closed()
+
+
+def test_close_also_closes_a_connection_that_an_interrupted_publish_has_left(scene: Scene) -> None:
+    def interrupt() -> bool:
+        raise KeyboardInterrupt
+
+    (own,) = scene.conns.everyone
+    own.readable = interrupt  # a signal comes when the publish has taken the connection
+    with pytest.raises(KeyboardInterrupt):
+        scene.p.publish("orders", b"interrupted")
+    assert scene.p.close(PATIENCE)
+    assert scene.own.peer.abandoned  # closed, even if its reader has not left it
