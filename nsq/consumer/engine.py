@@ -502,7 +502,7 @@ class Engine(ConnDelegate):
         self.windows.grows = self.config.max_in_flight is None and not self.max_in_flight_set
         self._decision_due = True
         connections = len(self.endpoints.table)
-        if not self.windows.grows and 0 < self.windows.allowed < connections and not self._warned_of_turns:
+        if self.windows.must_take_turns(connections) and not self._warned_of_turns:
             self._warned_of_turns = True
             log.warning(
                 "%s: max_in_flight is %d, but there are %d partitions: they take turns, one message each. "

@@ -31,20 +31,17 @@ from functools import partial
 from typing import Any
 
 from nsq.config import Config
-from nsq.connection.conn import Conn
 from nsq.connection.endpoint import DIALS, Endpoints, Key, Wanted
-from nsq.discovery.lookups import Asker, Discovery
+from nsq.discovery.lookups import Discovery
 from nsq.errors import Closed, Forked, NsqError, PublishFailed, QueueFull, UsageError
 from nsq.log import Logger
+from nsq.producer.book import AddressBook, Takers
 from nsq.producer.endpoint import PublishingEndpoint
 from nsq.producer.own import OwnConn
 from nsq.producer.publishes import (
     Publish,
     Verdict,
     checked_timeout,
-    new_multi_publish,
-    new_publish,
-    refused_option,
     unanswered,
     unsent,
 )
@@ -78,62 +75,6 @@ _LEAST_TO_CLOSE = 0.1
 _EXIT_TIMEOUT = 5.0
 
 Hook = Callable[[Any], None] | None
-Takers = tuple[tuple[PublishingEndpoint, Conn], ...]
-
-
-#: What the version of an nsqd with partitions contains.
-_PARTITIONED = "-HA."
-
-
-class AddressBook:
-    """Knows which nsqds take a publish: any of them, with the original NSQ. Belongs to one pool.
-
-    A book for another NSQ makes its own publishes, and gives each to its nsqd. Callers read ``new_publish``
-    and ``new_multi_publish``; the pool's thread calls the other methods.
-    """
-
-    _warned = False
-    asker: Asker | None = None
-    """Asks nsqlookupds; None: as for the original NSQ."""
-    due_at = math.inf
-    """When to assign again, unless something happens before."""
-    urgent = False
-    """Whether a publish waits for a connection to a particular nsqd."""
-    new_publish: Any = staticmethod(new_publish)
-    new_multi_publish: Any = staticmethod(new_multi_publish)
-
-    def begin(self, pool: Pool) -> None:
-        """Note the pool."""
-
-    def assign(self, takers: Takers) -> bool:
-        """Give the pool's waiting publishes to these connections, and set its ``lanes``. False: any
-        connection may take any publish.
-        """
-        return False
-
-    def note_version(self, address: str, version: str) -> None:
-        """Note the version of an nsqd that has been connected. Called by endpoints' threads."""
-        if _PARTITIONED in version and not self._warned:
-            self._warned = True
-            log.warning(
-                "%s is nsqd %s of a partitioned NSQ, but this producer takes it for an original one, and "
-                "publishes to its default partition. Give nsqlookupd= instead of nsqd addresses",
-                address,
-                version,
-                extra={"nsqd_address": address},
-            )
-
-    def trace(self, topic: str, on: bool) -> None:
-        """Switch tracing of a topic on or off."""
-        raise refused_option(trace=on)
-
-    def reason(self, publish: Publish) -> str:
-        """Return why the publish has not found its nsqd; empty if any would do."""
-        return ""
-
-    def problems(self) -> dict[str, str]:
-        """Return what is wrong, by name, for ``Producer.health``."""
-        return {}
 
 
 class Pool:
@@ -441,7 +382,7 @@ class Pool:
         self.futures.difference_update(publishes)
         if self._room.locks:
             self._room.wake()
-        if self.closed:
+        if self.closed or publishes[0].rules.awaited:
             self.owner.wake()
 
     def _tell(self, publish: Publish, error: NsqError | None) -> None:
