@@ -457,6 +457,7 @@ class TestStopping:
         assert entered.wait(PATIENCE)
         try:
             report = consumer.stop(timeout=0.2)
+            assert consumer.wait(PATIENCE)  # until the owner is through
             stats = consumer.stats()
         finally:
             may_go_on.set()
