@@ -104,6 +104,17 @@ def _channel(told: Any, topic: str, node: str, hostname: str, now: float) -> Jso
         "clients": listed,
         "paused": value(told, "paused", bool),
         "e2e_processing_latency": _latency(told),
+        **_due(told),
+    }
+
+
+def _due(told: Json) -> Json:
+    """Return how many deferred messages are due within which time, if the nsqd says so: Go's does not."""
+    if "deferred_due" not in told:
+        return {}
+    due = [an_object(each) for each in rows(told, "deferred_due")]
+    return {
+        "deferred_due": [{"within": each.get("within"), "count": value(each, "count", int)} for each in due]
     }
 
 

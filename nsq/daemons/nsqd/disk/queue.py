@@ -96,7 +96,7 @@ class DiskQueue:
         self._closed = False
         self._job: QueueSync | None = None
         self._named = -1  # the last file that existed when the directory was synced
-        sizes = self._sizes = bounds(min_record, max_record)
+        sizes = self.sizes = bounds(min_record, max_record)
         self._segments, self._committed, self._synced_meta = recover(
             directory, os.listdir(directory) if files is None else files, self._layout, sizes, log
         )
@@ -174,7 +174,7 @@ class DiskQueue:
             )
             for segment in self._segments.since(file)
         ]
-        return functools.partial(peek_records, ranges, self._sizes, n, max_bytes, but)
+        return functools.partial(peek_records, ranges, self.sizes, n, max_bytes, but)
 
     def skip(self, position: Position) -> None:
         """Move the cursor to ``position``: the caller has the records before it already."""
@@ -234,6 +234,40 @@ class DiskQueue:
         if self._segments.last.end:
             self._writer.roll()
             self._skip_full_files()
+
+    def join_file(self, path: Path, records: int, size: int) -> None:
+        """Rename a file of records to be the queue's next file."""
+        self.begin_new_file()
+        last = self._segments.last
+        self._writer.forget(last.number)
+        os.rename(path, self._directory / self._layout.data(last.number))
+        last.end = size
+        self._segments.count += records
+        self._writer.unsynced.add(last.number)
+        self._writer.roll()
+        self._skip_full_files()
+
+    def last_full_file(self, number: int) -> Path | None:
+        """Return the path of this file if it has the queue's last records and none of them was read."""
+        if number not in self._segments or self._segments.last.end:
+            return None
+        following = self._segments.after(number)
+        if following is not self._segments.last or (number, 0) < self._reader.cursor.place:
+            return None
+        path = self._directory / self._layout.data(number)
+        return path if path.is_file() else None
+
+    def take_out_last_file(self, target: Path, records: int) -> None:
+        """Rename the ``last_full_file``, with so many records, to ``target``."""
+        number = self._segments.before(self._segments.last.number)[-1].number
+        os.rename(self._directory / self._layout.data(number), target)
+        first = max(0, self._segments.count - records)
+        empty = Segment(number, 0, first)
+        self._writer.forget(self._segments.last.number)
+        self._segments.remove(self._segments.last.number)
+        self._segments.remove(number)
+        self._segments.add(empty)
+        self._segments.count = first
 
     def make_room(self) -> bool:
         """Remove all files without uncommitted records at once. Returns whether there were any.

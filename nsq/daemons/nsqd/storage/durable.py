@@ -7,27 +7,15 @@ rewrites it at the end, so that neither the files nor the messages that a restar
 
 from __future__ import annotations
 
-import errno
 import itertools
-import os
-import struct
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
-from pathlib import Path
 
 from nsq.daemons.nsqd.core.backlog import Batch, Message, StorageFailed, Waiting, weight
-from nsq.daemons.nsqd.core.clock import Clock
 from nsq.daemons.nsqd.disk.layout import Position
 from nsq.daemons.nsqd.disk.queue import DiskQueue
-from nsq.daemons.nsqd.disk.syncing import (
-    Check,
-    OpenFiles,
-    Replacement,
-    SyncFailure,
-    SyncJob,
-    read_regular,
-    replace_content,
-)
+from nsq.daemons.nsqd.disk.syncing import SyncJob
+from nsq.daemons.nsqd.storage.dues import DueTimes
 from nsq.daemons.nsqd.storage.memory_first import append, decode, encode, peek
 
 #: With more finished messages than this behind an unfinished one, that one is rewritten at the end.
@@ -90,6 +78,7 @@ class DurableBacklog:
         self._taken_unread: dict[bytes, Message | None] = {}
         # Messages that only the topic has on disk, and the function to call when they are finished.
         self._memory_only: dict[bytes, tuple[Message, Callable[[list[Message]], None]]] = {}
+        self._obsolete: Counter[bytes] = Counter()  # unread records to skip, by id
         self._finished_to: Position | None = None
         self._finished_unread: list[bytes] = []  # at a stop: ids of finished messages with unread records
 
@@ -112,15 +101,6 @@ class DurableBacklog:
             self._ready.extend(messages)
             self._enter(zip(positions, messages, strict=True))
 
-    def keep(self, message: Message) -> None:
-        caught_up = not self.disk.unread
-        (position,) = self._append([message])
-        if caught_up:
-            self.disk.skip(position)
-            self._enter([(position, message)])
-        else:
-            self._taken_unread[message.id] = message
-
     def hold_in_memory(self, messages: list[Message], finished: Callable[[list[Message]], None]) -> bool:
         if weight([message for message, _ in self._memory_only.values()]) >= _MOST_MEMORY_ONLY:
             return False
@@ -130,6 +110,25 @@ class DurableBacklog:
 
     def put_back(self, messages: list[Message]) -> None:
         self._ready.extend(messages)
+
+    def put_due(self, messages: list[Message]) -> None:
+        stored = [message for message in messages if self._has(message)]
+        new = [message for message in messages if not self._has(message)]
+        if new:
+            self.put(new)
+        self.put_back(stored)
+
+    def _has(self, message: Message) -> bool:
+        """Whether the unfinished message is here: the disk refused it when it was deferred."""
+        return (
+            message.id in self._by_id
+            or self._taken_unread.get(message.id) is not None
+            or message.id in self._memory_only
+        )
+
+    def forget(self, records: Counter[bytes]) -> None:
+        """Skip so many unread records of each of these messages: nsqd was killed, and later ones count."""
+        self._obsolete = records
 
     def _append(self, messages: list[Message]) -> list[Position]:
         if (known := self._sync_error()) is not None:
@@ -198,6 +197,9 @@ class DurableBacklog:
                 self._enter([(position, self._taken_unread.pop(message.id))])
             elif message.id in self._by_id or self.dues.was_finished(message.id):
                 self._enter([(position, None)])
+            elif self._obsolete[message.id]:
+                self._obsolete[message.id] -= 1
+                self._enter([(position, None)])
             else:
                 message.due = self.dues.get(message.id)
                 self._enter([(position, message)])
@@ -205,7 +207,7 @@ class DurableBacklog:
         return messages
 
     async def peek(self, n: int, max_bytes: int) -> list[Waiting]:
-        taken = {*self._taken_unread, *self._by_id} | self.dues.finished_ids
+        taken = {*self._taken_unread, *self._by_id, *+self._obsolete} | self.dues.finished_ids
         return await peek(self._ready, self.disk, n, max_bytes, taken)
 
     def finished(self, messages: list[Message]) -> None:
@@ -304,6 +306,7 @@ class DurableBacklog:
         self._entries.clear()
         self._by_id.clear()
         self._taken_unread.clear()
+        self._obsolete.clear()
         self._finished_to = None
 
     def persist(self, taken: list[Message]) -> None:
@@ -316,6 +319,7 @@ class DurableBacklog:
             self.dues.add(message for message in taken if message.id not in self._memory_only)
             self._rewrite_for_restart()
             self._finished_unread = [each for each, message in self._taken_unread.items() if message is None]
+            self._finished_unread += +self._obsolete
         except OSError as error:
             raise self.not_synced(error) from error
 
@@ -350,164 +354,3 @@ class DurableBacklog:
         self._forget()
         self.dues.delete()
         self.disk.delete()
-
-
-_ENTRY = struct.Struct(">16sq")
-#: Instead of a due time: the message is finished, though its record is still unread.
-_FINISHED = 0
-#: A year in nanoseconds. An entry due later is damaged: its message is delivered at once.
-_LONGEST = 366 * 86_400 * 10**9
-#: The file is rewritten when it holds more obsolete entries than this plus the number of needed ones.
-_SPARE = 4096
-
-
-class DueSync(SyncJob):
-    """Syncs the first ``written`` entries; pass it to ``DueTimes.synced`` afterwards."""
-
-    def __init__(self, path: Path, written: int, *, named: bool, check: Check) -> None:
-        super().__init__(path.parent, [path], new_names=not named, check=check)
-        self.written = written
-
-
-class DueTimes:
-    """An append-only file of message ids and due times. An entry of a finished or due message is obsolete.
-
-    Methods that write may raise OSError, and then change nothing.
-    """
-
-    def __init__(
-        self, directory: Path, queue_name: str, clock: Clock, open_files: OpenFiles | None = None
-    ) -> None:
-        self._files = OpenFiles(1) if open_files is None else open_files
-        self._sync_failure = SyncFailure()
-        self._path = directory / f"{queue_name}.dues.dat"
-        self._clock = clock
-        self._dues, self.finished_ids, self._size = _load(self._path, clock.time_ns())
-        self._file = -1  # opened by the first write
-        self._written = self._synced = 0  # entries in this run
-        self._released = False
-        self._named = False  # whether the directory was synced since the file was created
-
-    def get(self, message_id: bytes) -> float:
-        """Return a message's due time on the monotonic clock; 0 if it has none."""
-        due = self._dues.get(message_id)
-        return 0.0 if due is None else self._clock.now() + (due - self._clock.time_ns()) / 1e9
-
-    def add(self, messages: Iterable[Message]) -> None:
-        """Write the due times of those messages that are due later."""
-        now, now_ns = self._clock.now(), self._clock.time_ns()
-        later = {each.id: now_ns + round((each.due - now) * 1e9) for each in messages if each.due > now}
-        if not later:
-            return
-        self._tidy()
-        self._write(b"".join([_ENTRY.pack(*entry) for entry in later.items()]))
-        self._written += len(later)
-        self._dues |= later
-
-    def remove(self, message_id: bytes) -> None:
-        self._dues.pop(message_id, None)
-
-    def was_finished(self, message_id: bytes) -> bool:
-        """Whether the message was finished before nsqd stopped. Returns True only once."""
-        if message_id not in self.finished_ids:
-            return False
-        self.finished_ids.remove(message_id)
-        return True
-
-    def all_read(self) -> None:
-        """Forget the finished ids: all records of the last run have been read."""
-        self.finished_ids.clear()
-
-    def _write(self, entries: bytes) -> None:
-        if self._file < 0:
-            self._file = self._files.open(self._path, os.O_WRONLY | os.O_CREAT, self._close_early)
-        self._files.wrote(self._file)
-        # At a known offset, to overwrite what a failed write may have left there.
-        end = self._size
-        while entries:
-            written = os.pwrite(self._file, entries, end)
-            if not written:
-                raise OSError(errno.EIO, "nothing was written", str(self._path))
-            end += written
-            entries = entries[written:]
-        self._size = end
-
-    def _tidy(self) -> None:
-        if self._size > _ENTRY.size * (2 * (len(self._dues) + len(self.finished_ids)) + _SPARE):
-            self._rewrite()
-
-    def _rewrite(self) -> None:
-        """Rewrite the file with only the needed entries, and sync it."""
-        content = self._content()
-        self._close_file()
-        replace_content(self._path, content)
-        self._size = len(content)
-
-    def _content(self) -> bytes:
-        entries = [*self._dues.items(), *((each, _FINISHED) for each in self.finished_ids)]
-        return b"".join([_ENTRY.pack(*entry) for entry in entries])
-
-    def sync_job(self) -> DueSync | None:
-        if self._synced == self._written:
-            return None
-        return DueSync(self._path, self._written, named=self._named, check=self._sync_failure.check())
-
-    def synced(self, job: DueSync) -> None:
-        """Note that ``job`` has succeeded. Raises OSError if entries were lost all the same."""
-        job.check()
-        if job.missing and not self._released:
-            self._rewrite()  # another program has removed the file
-        self._synced = max(self._synced, job.written)
-        if self._file >= 0 and self._synced == self._written:
-            self._files.synced(self._file)
-        self._named = True
-
-    def clear(self) -> None:
-        self._dues.clear()
-        self.finished_ids.clear()
-
-    def last_job(self, finished: Iterable[bytes]) -> SyncJob | None:
-        """Return a job that writes all that a restart needs; nothing may be written afterwards.
-
-        ``finished`` are ids of finished messages whose records are unread.
-        """
-        self.finished_ids.update(finished)
-        if not self._dues and not self.finished_ids:
-            self.delete()
-            return None
-        return SyncJob(self._path.parent, (), replacement=Replacement(self._path, self._content()))
-
-    def release(self) -> None:
-        self._released = True
-        self._close_file()
-
-    def delete(self) -> None:
-        self.release()
-        self._path.unlink(missing_ok=True)
-
-    def _close_file(self) -> None:
-        if self._file >= 0:
-            file, self._file = self._file, -1
-            self._files.close(file)
-
-    def _close_early(self) -> None:
-        """Close, as too many files are open. Sync first: after a close, a failed write goes unnoticed."""
-        try:
-            if self._files.is_dirty(self._file):
-                os.fsync(self._file)
-        except OSError as error:
-            self._sync_failure.record(error)
-        finally:
-            self._close_file()
-
-
-def _load(path: Path, now: int) -> tuple[dict[bytes, int], set[bytes], int]:
-    """Return due times in the future, finished ids, and the size without a torn entry at the end."""
-    try:
-        content = read_regular(path)
-    except FileNotFoundError:
-        return {}, set(), 0
-    size = len(content) // _ENTRY.size * _ENTRY.size
-    entries = dict(_ENTRY.iter_unpack(content[:size]))
-    dues = {message_id: due for message_id, due in entries.items() if now < due <= now + _LONGEST}
-    return dues, {message_id for message_id, due in entries.items() if due == _FINISHED}, size

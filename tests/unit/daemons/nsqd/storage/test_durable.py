@@ -13,8 +13,8 @@ from nsq.daemons.nsqd.core.backlog import Message, StorageFailed
 from nsq.daemons.nsqd.disk import syncing
 from nsq.daemons.nsqd.disk.layout import files_by_queue, parse_meta
 from nsq.daemons.nsqd.disk.syncing import OpenFiles
-from nsq.daemons.nsqd.storage import durable
-from nsq.daemons.nsqd.storage.durable import DueTimes
+from nsq.daemons.nsqd.storage import dues, durable
+from nsq.daemons.nsqd.storage.dues import DueTimes
 from tests.fakes.clock import FakeClock
 from tests.unit.daemons.nsqd.disk.files import meta, room_for
 from tests.unit.daemons.nsqd.storage.backlogs import Durable, bodies, ids, message, messages
@@ -124,22 +124,11 @@ def test_attempts_survive_a_clean_stop(backlog: Durable, tmp_path: Path) -> None
 
 
 class TestDeferred:
-    def test_it_counts_as_taken(self, backlog: Durable) -> None:
-        deferred = message(b"a", due=1060.0)
-        backlog.keep(deferred)
-        assert (len(backlog), backlog.take(1)) == (0, [])
-        backlog.put_back([deferred])
-        assert backlog.take(1) == [deferred]
-
-    def test_behind_others_on_disk_it_is_passed_over_when_its_record_is_read(self, backlog: Durable) -> None:
-        backlog.put(many(5))
-        deferred = message(b"a", due=1060.0)
-        backlog.keep(deferred)
-        backlog.put(messages(b"z"))
-        assert len(backlog) == 6
-        assert deferred.id not in ids(backlog.take(10))
-        backlog.put_back([deferred])
-        assert backlog.take(10) == [deferred]
+    def test_one_that_the_deferred_store_had_is_stored_again(self, backlog: Durable, tmp_path: Path) -> None:
+        backlog.put(messages(b"a"))
+        (held,) = backlog.take(1)  # the disk refused to defer it, so its record is still here
+        backlog.put_due([held, message(b"b")])
+        assert (bodies(backlog.take(5)), backlog.disk.depth) == ([b"b", b"a"], 2)
 
     @pytest.mark.parametrize("before", [0, 5])
     def test_a_kill_leaves_it_and_its_moment(self, tmp_path: Path, before: int) -> None:
@@ -147,7 +136,7 @@ class TestDeferred:
         backlog = Durable(tmp_path / "q")
         if before:
             backlog.put(many(before))
-        backlog.keep(message(b"a", due=1060.0))
+        backlog.put([message(b"a", due=1060.0)])
         # The computer was started anew meanwhile: its monotonic clock is another one.
         reborn = killed(backlog, tmp_path / "after", clock=FakeClock(now=5.0))
         found = {each.body: each.due for each in reborn.take(10)}
@@ -162,7 +151,7 @@ class TestDeferred:
         reborn.delete()
 
     def test_one_that_is_due_by_then_comes_at_once(self, backlog: Durable, tmp_path: Path) -> None:
-        backlog.keep(message(b"a", due=1060.0))
+        backlog.put([message(b"a", due=1060.0)])
         clock = FakeClock()
         clock.advance(61.0)
         reborn = killed(backlog, tmp_path / "after", clock=clock)
@@ -179,23 +168,6 @@ class TestDeferred:
         reborn = Durable(tmp_path)
         assert reborn.take(1)[0].due == pytest.approx(1030.0)
         reborn.delete()
-
-    def test_finished_before_its_record_was_read_it_does_not_come_again_after_a_stop(
-        self, backlog: Durable, tmp_path: Path
-    ) -> None:
-        backlog.put(many(5))
-        deferred = message(b"a", due=1060.0)
-        backlog.keep(deferred)
-        backlog.finished([deferred])
-        backlog.close([])
-        for _ in range(2):  # a second stop must not forget it either
-            backlog = Durable(tmp_path)
-            assert len(backlog) >= 5
-            backlog.close([])
-        backlog = Durable(tmp_path)
-        assert bodies(backlog.take(10)) == [b"x"] * 5
-        assert len(backlog) == 0
-        backlog.delete()
 
 
 class TestStragglers:
@@ -229,7 +201,8 @@ class TestStragglers:
     def test_those_that_all_wait_are_left_alone(self, backlog: Durable) -> None:
         """Ten thousand deferred ones would be written anew in every round."""
         for _ in range(20):
-            backlog.keep(message(b"a", due=5000.0))
+            backlog.put([message(b"a", due=5000.0)])
+        assert len(backlog.take(20)) == 20
         size = backlog.disk.size
         with small_lag(6):
             for _ in range(5):
@@ -266,7 +239,7 @@ class TestFaults:
         with room_for(RECORD), pytest.raises(StorageFailed, match="No space left"):
             backlog.put(many(3))
         with room_for(10), pytest.raises(StorageFailed):
-            backlog.keep(message(b"a", due=1060.0))
+            backlog.put([message(b"a", due=1060.0)])
         assert (len(backlog), len(backlog.faults), backlog.writes) == (0, 2, 0)
         backlog.put(messages(b"later"))
         reborn = killed(backlog, tmp_path / "after")
@@ -278,7 +251,7 @@ class TestFaults:
         with pytest.raises(StorageFailed, match="Input/output"):
             backlog.put(many(1))
         with pytest.raises(StorageFailed):
-            backlog.keep(message(b"a", due=1060.0))
+            backlog.put([message(b"a", due=1060.0)])
         backlog.broken = None
         backlog.put(many(1))
         assert (len(backlog), backlog.faults) == (1, [])
@@ -297,7 +270,7 @@ class TestFaults:
         self, backlog: Durable, tmp_path: Path
     ) -> None:
         backlog.put(many(5))
-        backlog.keep(message(b"a", due=1060.0))
+        backlog.put([message(b"a", due=1060.0)])
         for path in tmp_path.glob("*.diskqueue.0*.dat"):
             path.write_bytes(b"\xff" * path.stat().st_size)
         assert backlog.take(10) == []
@@ -353,7 +326,7 @@ class TestBorrowed:
 def test_clearing_forgets_everything_for_good(backlog: Durable, tmp_path: Path) -> None:
     backlog.put(many(5))
     backlog.take(2)
-    backlog.keep(message(b"a", due=1060.0))
+    backlog.put([message(b"a", due=1060.0)])
     backlog.clear()
     assert (len(backlog), backlog.take(1)) == (0, [])
     backlog.put(messages(b"later"))
@@ -365,26 +338,11 @@ def test_clearing_forgets_everything_for_good(backlog: Durable, tmp_path: Path) 
 def test_deleting_leaves_no_file(tmp_path: Path) -> None:
     backlog = Durable(tmp_path)
     backlog.put(many(9))
-    backlog.keep(message(b"a", due=1060.0))
+    backlog.put([message(b"a", due=1060.0)])
     backlog.sync()
     assert len(list(tmp_path.iterdir())) == 5
     backlog.delete()
     assert list(tmp_path.iterdir()) == []
-
-
-def test_records_of_what_was_taken_before_are_passed_over_when_nothing_else_waits(
-    backlog: Durable, tmp_path: Path
-) -> None:
-    """Else their files would stay, and Go's nsqd would be given them after a stop."""
-    backlog.put(many(4))
-    deferred = [message(b"a", due=1060.0) for _ in range(3)]
-    for each in deferred:
-        backlog.keep(each)
-    backlog.finished(backlog.take(4))
-    backlog.finished(deferred)
-    assert (len(backlog), backlog.disk.unread) == (0, 3)
-    backlog.sync()
-    assert (backlog.disk.depth, len(list(tmp_path.glob("*.0*.dat")))) == (0, 1)
 
 
 FILE = "t:c.dues.dat"
@@ -477,7 +435,7 @@ def test_what_the_disk_refuses_leaves_the_book_as_it_was(book: DueTimes, tmp_pat
 def test_the_file_does_not_grow_with_what_is_long_gone(book: DueTimes, tmp_path: Path) -> None:
     (stays,) = deferred(1)
     book.add([stays])
-    with patch.object(durable, "_SPARE", 10):
+    with patch.object(dues, "_SPARE", 10):
         for each in deferred(200):
             book.add([each])
             book.remove(each.id)
