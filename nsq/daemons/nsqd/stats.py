@@ -101,7 +101,7 @@ def _channels(topic: Topic, wanted: Filter) -> Channels:
     for channel in sorted(topic.channels.values(), key=lambda channel: channel.name):
         if not wanted.channel or wanted.channel == channel.name:
             figures = _channel(channel)
-            if wanted.channel:
+            if wanted.channel and channel.deferred_count:
                 figures["deferred_due"] = due_within(channel.deferred.due_ranges(), channel.now())
             yield figures, _clients(channel) if wanted.include_clients else None
 
@@ -127,11 +127,10 @@ def _channel(channel: Channel) -> Json:
 
 def _deferred(channel: Channel) -> Json:
     """Return more about deferred messages, if there are any; Go's nsqd has none of these figures."""
-    ranges = channel.deferred.due_ranges()
-    if not ranges:
+    if not channel.deferred_count:
         return {}
-    next_due = min(each.first for each in ranges) - channel.now()
-    return {"deferred_on_disk": channel.deferred.on_disk, "next_deferred_ms": max(0, round(next_due * 1000))}
+    seconds = max(0.0, channel.deferred.next_due() - channel.now())
+    return {"deferred_on_disk": channel.deferred.on_disk, "next_deferred_ms": round(seconds * 1000)}
 
 
 #: The bounds of ``due_within``: a minute, ten minutes, an hour, six hours, a day, a week, a month.

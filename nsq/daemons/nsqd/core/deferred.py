@@ -42,6 +42,9 @@ class Deferred(Protocol):
     def release(self, now: float, put: Callable[[list[Message]], None]) -> None:
         """Remove messages that are due, and call ``put`` with them. If it raises StorageFailed, they stay."""
 
+    def next_due(self) -> float:
+        """Return when the next message is due, roughly for those on disk."""
+
     def due_ranges(self) -> list[DueRange]:
         """Return how many messages are due when, roughly for those on disk."""
 
@@ -79,6 +82,9 @@ class DeferredInMemory:
         heapq.heappush(self._heap, (message.due, next(self._sequence), message, source))
 
     def next_check(self) -> float:
+        return self._heap[0][0] if self._heap else float("inf")
+
+    def next_due(self) -> float:
         return self._heap[0][0] if self._heap else float("inf")
 
     def release(self, now: float, put: Callable[[list[Message]], None]) -> None:

@@ -240,7 +240,10 @@ class Segments:
 
     def remove(self, number: int) -> None:
         del self._by_number[number]
-        self._order.remove(number)
+        if self._order[-1] == number:
+            self._order.pop()
+        else:
+            self._order.remove(number)
 
     def since(self, number: int) -> Iterator[Segment]:
         return (segment for segment in self if segment.number >= number)

@@ -257,9 +257,8 @@ class DiskQueue:
         path = self._directory / self._layout.data(number)
         return path if path.is_file() else None
 
-    def take_out_last_file(self, target: Path, records: int) -> None:
+    def take_out_last_file(self, number: int, target: Path, records: int) -> None:
         """Rename the ``last_full_file``, with so many records, to ``target``."""
-        number = self._segments.before(self._segments.last.number)[-1].number
         os.rename(self._directory / self._layout.data(number), target)
         first = max(0, self._segments.count - records)
         empty = Segment(number, 0, first)

@@ -42,6 +42,7 @@ from nsq.daemons.nsqd.disk.layout import (
     pack_size,
 )
 from nsq.daemons.nsqd.disk.queue import DiskQueue
+from nsq.daemons.nsqd.disk.reading import survey
 from nsq.daemons.nsqd.disk.syncing import SyncJob, open_regular, read_regular
 from nsq.daemons.nsqd.storage.memory_first import decode, encode
 from nsq.daemons.worker_thread import in_thread
@@ -52,11 +53,13 @@ _HAS_LEFT = 0
 _JOINED, _BYTES = b"joined the queue", b"bytes of records"
 
 #: The most messages and bytes of one file: reading one must not keep clients waiting.
-_FILE_RECORDS, _FILE_BYTES = 4000, 4 << 20
+_FILE_RECORDS, _FILE_BYTES = 1000, 1 << 20
 #: Messages due within so many nanoseconds are in memory, if there is room.
 _SOON = 2 * 10**9
-#: The widths of buckets, as powers of two of nanoseconds: 208 days, 78 hours, 73 minutes, 69 s and 1.07 s.
-_SHIFTS = (54, 48, 42, 36, 30)
+#: The widths of buckets, as powers of two of nanoseconds (208 days, 78 hours, 73 minutes, 69 s, 1.07 s), and
+#: how long before its beginning each is opened: the wider, the earlier, as many messages may have to be
+#: written to narrower buckets in time.
+_WIDTHS = [(shift, (1 << shift - 4) + _SOON) for shift in (54, 48, 42, 36, 30)]
 #: Look at the files at least so often, in seconds: the wall clock may have been set.
 _LOOK_EVERY = 60.0
 #: How soon a file is tried again that could not be written or read.
@@ -85,15 +88,10 @@ def deferred_files(filenames: Iterable[str]) -> dict[str, set[int]]:
 
 def bucket(due: int, wall: int) -> Bucket:
     """Return the widest bucket that is not opened yet."""
-    for shift in _SHIFTS:
-        if _opens(due >> shift << shift, 1 << shift) > wall:
+    for shift, before in _WIDTHS:
+        if (due >> shift << shift) - before > wall:
             return shift, due >> shift
     return None
-
-
-def _opens(first: int, width: int) -> int:
-    # The wider, the earlier, as many messages may have to be written to narrower buckets in time.
-    return first - (width >> 4) - _SOON
 
 
 class DeferredFile:
@@ -109,13 +107,14 @@ class DeferredFile:
         self.sizes = (0, 0)  # of the index and of the records
         self.leaving: dict[bytes, None] = {}  # messages that have left; the index does not say so yet
         self.intact = False  # whether it has exactly the messages that it says, so that it can be joined
+        self.damaged = False  # whether some messages were lost, or their due times
         self.removed = False
         self._open: list[int] = []
 
     @property
     def opens(self) -> int:
         """The time on the wall clock to read it."""
-        return _opens(self.first, self.last - self.first)
+        return self.first - (self.last - self.first >> 4) - _SOON
 
     @property
     def full(self) -> bool:
@@ -199,18 +198,15 @@ class DeferredFile:
         return (number, size) if mark == _JOINED else (-1, 0)
 
     def remove(self) -> None:
+        """Remove it; a damaged one is renamed."""
         self.removed = True
         self.close()
         for path in (self.data, self.index):  # the records first: without them the index means nothing
             with suppress(OSError):
-                path.unlink(missing_ok=True)
-
-    def keep_aside(self) -> None:
-        self.removed = True
-        self.close()
-        for path in (self.data, self.index):
-            with suppress(OSError):
-                path.replace(path.with_name(path.name + BAD))
+                if self.damaged:
+                    path.replace(path.with_name(path.name + BAD))
+                else:
+                    path.unlink()
 
     def close(self) -> None:
         while self._open:
@@ -296,7 +292,7 @@ class DeferredOnDisk(DeferredInMemory):
         self._current: dict[Bucket, DeferredFile] = {}
         self._in_memory: set[DeferredFile] = set()  # with --durable
         self._dirty: set[DeferredFile] = set()
-        self._rewritten: list[Callable[[], None]] = []
+        self._rewritten: list[DeferredFile] = []
         self.on_disk = 0
         #: After a kill: how many of the next records of messages in the queue to skip.
         self.obsolete: Counter[bytes] = Counter()
@@ -350,14 +346,14 @@ class DeferredOnDisk(DeferredInMemory):
             raise
 
     def _spill(self) -> None:
-        """Write the messages due last to files, until half of the room is free. Raises OSError."""
+        """Write the messages due last to files, until a quarter of the room is free. Raises OSError."""
         now, wall = self._clock.now(), self._clock.time_ns()
         self._heap.sort()
         kept = weight = 0
         by_bucket: dict[Bucket, list[Entry]] = {}
         for due, _, message, _ in self._heap:
             each = _weight(message)
-            if weight + each <= self._limit // 2:
+            if weight + each <= self._limit * 3 // 4:
                 kept, weight = kept + 1, weight + each
                 continue
             at = wall + round((due - now) * 1e9)
@@ -467,9 +463,7 @@ class DeferredOnDisk(DeferredInMemory):
         file.left = len(entries)
         self._report(file, problem)
         self._put_in_place(file, entries, now, wall)
-        if problem:
-            file.keep_aside()
-        elif not self._durable:
+        if not self._durable:
             file.remove()
         else:
             self._in_memory.add(file)
@@ -498,6 +492,7 @@ class DeferredOnDisk(DeferredInMemory):
 
     def _report(self, file: DeferredFile, problem: str) -> None:
         if problem:
+            file.damaged = True
             name, left = file.data.name, file.left
             self._log.error(
                 "%s %s; keeping it as %s%s, with %d readable messages", name, problem, name, BAD, left
@@ -578,7 +573,7 @@ class DeferredOnDisk(DeferredInMemory):
         with open(path, "rb") as records:
             if _id(records.read(SIZE_BYTES + HEAD_SIZE)[SIZE_BYTES:]) != next(iter(dues)):
                 return False
-        self._disk.take_out_last_file(file.data, len(dues))
+        self._disk.take_out_last_file(place, file.data, len(dues))
         file.sizes = (_ENTRY.size * len(dues), size)
         file.intact = True
         self._take_in(file, dues)
@@ -588,6 +583,8 @@ class DeferredOnDisk(DeferredInMemory):
         """Note a file of an earlier run."""
         later = [due for due in dues.values() if due != _HAS_LEFT]
         file.count, file.left = len(dues), len(later)
+        if not dues:
+            file.count = file.left = survey(file.data, 0, file.sizes[1], self._sizes).records
         if dues and not later:
             file.remove()
             return
@@ -611,19 +608,19 @@ class DeferredOnDisk(DeferredInMemory):
         Raises StorageFailed if some of them are lost, or not in the queue.
         """
         now, wall = self._clock.now(), self._clock.time_ns()
-        files = sorted((file for _, _, file in self._unread if file.intact), key=lambda file: file.first)
-        self._rewritten += [file.remove for _, _, file in self._unread if not file.left]
-        files = [file for file in files if file.left]
+        unread = sorted((file for _, _, file in self._unread), key=lambda file: file.first)
+        files = [file for file in unread if file.left and file.intact]
+        self._rewritten += [file for file in unread if not file.left]
         left = len(self)
         try:
             in_memory = [(wall + round((due - now) * 1e9), encode(each)) for due, _, each, _ in self._heap]
             files += self._write_files(sorted(in_memory))
-            self._rewritten += [file.remove for file in self._in_memory]
-            for file in [file for _, _, file in self._unread if file.left and not file.intact]:
+            self._rewritten += self._in_memory
+            for file in [file for file in unread if file.left and not file.intact]:
                 entries, problem = file.read(self._sizes)
                 self._report(file, problem)
                 files += self._write_files(sorted(entries))
-                self._rewritten.append(file.keep_aside if problem else file.remove)
+                self._rewritten.append(file)
             for file in files:
                 self._join(file)
                 left -= file.left
@@ -638,15 +635,22 @@ class DeferredOnDisk(DeferredInMemory):
     def _write_files(self, entries: list[Entry]) -> list[DeferredFile]:
         """Write messages to new files."""
         files: list[DeferredFile] = []
-        while entries:
-            size = count = 0
-            while count < min(_FILE_RECORDS, len(entries)) and size < _FILE_BYTES:
-                size += len(entries[count][1])
-                count += 1
-            files.append(self._new_file())
-            files[-1].append(entries[:count])
-            files[-1].close()
-            entries = entries[count:]
+        try:
+            while entries:
+                size = count = 0
+                while count < min(_FILE_RECORDS, len(entries)) and size < _FILE_BYTES:
+                    size += len(entries[count][1])
+                    count += 1
+                files.append(self._new_file())
+                files[-1].append(entries[:count])
+                files[-1].close()
+                entries = entries[count:]
+        except OSError:
+            for file in files:
+                file.close()
+                if self._durable:  # the messages are in other files
+                    file.remove()
+            raise
         return files
 
     def _join(self, file: DeferredFile) -> None:
@@ -659,10 +663,15 @@ class DeferredOnDisk(DeferredInMemory):
 
     def remove_rewritten(self) -> None:
         """Remove files whose messages are elsewhere, after everything is synced."""
-        for remove in self._rewritten:
-            remove()
+        for file in self._rewritten:
+            file.remove()
 
     # Seeing, emptying and deleting.
+
+    def next_due(self) -> float:
+        now, wall = self._clock.now(), self._clock.time_ns()
+        on_disk = min((file.first for _, _, file in self._unread), default=float("inf"))
+        return min(super().next_due(), now + (on_disk - wall) / 1e9)
 
     def due_ranges(self) -> list[DueRange]:
         now, wall = self._clock.now(), self._clock.time_ns()

@@ -79,6 +79,7 @@ class DurableBacklog:
         # Messages that only the topic has on disk, and the function to call when they are finished.
         self._memory_only: dict[bytes, tuple[Message, Callable[[list[Message]], None]]] = {}
         self._obsolete: Counter[bytes] = Counter()  # unread records to skip, by id
+        self._obsolete_count = 0
         self._finished_to: Position | None = None
         self._finished_unread: list[bytes] = []  # at a stop: ids of finished messages with unread records
 
@@ -88,7 +89,7 @@ class DurableBacklog:
     @property
     def backend_depth(self) -> int:
         # max(): if files were damaged, records of taken messages may be missing.
-        return max(0, self.disk.unread - len(self._taken_unread))
+        return max(0, self.disk.unread - len(self._taken_unread) - self._obsolete_count)
 
     # Adding messages.
 
@@ -128,7 +129,7 @@ class DurableBacklog:
 
     def forget(self, records: Counter[bytes]) -> None:
         """Skip so many unread records of each of these messages: nsqd was killed, and later ones count."""
-        self._obsolete = records
+        self._obsolete, self._obsolete_count = records, records.total()
 
     def _append(self, messages: list[Message]) -> list[Position]:
         if (known := self._sync_error()) is not None:
@@ -186,6 +187,7 @@ class DurableBacklog:
         messages = self._decode_records(found)
         if not self.disk.unread:
             self._taken_unread.clear()
+            self.forget(Counter())
             self.dues.all_read()
         return messages if found else None
 
@@ -199,6 +201,7 @@ class DurableBacklog:
                 self._enter([(position, None)])
             elif self._obsolete[message.id]:
                 self._obsolete[message.id] -= 1
+                self._obsolete_count -= 1
                 self._enter([(position, None)])
             else:
                 message.due = self.dues.get(message.id)
@@ -306,7 +309,7 @@ class DurableBacklog:
         self._entries.clear()
         self._by_id.clear()
         self._taken_unread.clear()
-        self._obsolete.clear()
+        self.forget(Counter())
         self._finished_to = None
 
     def persist(self, taken: list[Message]) -> None:

@@ -185,7 +185,7 @@ def test_many_due_at_once_come_in_portions(tmp_path: Path, durable: bool) -> Non
     node = Node(tmp_path, durable=durable)
     node.add(*[5000.0] * 9000)
     assert node.run(4990.0) == []
-    assert len(node.deferred._heap) <= 4010
+    assert len(node.deferred._heap) <= 1010
     assert len(node.run(11.0)) == 9000
     assert max(node.lateness()) < 0.002
 
@@ -350,9 +350,12 @@ def test_on_a_full_disk_files_are_read_without_room_for_narrower_buckets(tmp_pat
 
 
 @pytest.mark.parametrize("damage", ["cut records", "cut index", "no index", "no records"])
-def test_a_damaged_file_is_kept_aside_and_what_is_readable_comes(tmp_path: Path, damage: str) -> None:
+@MODES
+def test_a_damaged_file_is_kept_aside_and_what_is_readable_comes(
+    tmp_path: Path, damage: str, durable: bool
+) -> None:
     (tmp_path / "a").mkdir()
-    node = Node(tmp_path / "a")
+    node = Node(tmp_path / "a", durable=durable)
     node.add(*[5000.0] * 50)
     after_kill = node.copy(tmp_path / "b")
     count = node.deferred.on_disk
@@ -365,6 +368,7 @@ def test_a_damaged_file_is_kept_aside_and_what_is_readable_comes(tmp_path: Path,
         path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     after = later(node, after_kill)
     found = after.run(6000.0)
+    after.sync()
     expected = {"cut records": 1 / 3 * count, "no records": 0}.get(damage, count)
     assert len(found) >= expected if expected else found == []
     if damage != "no records":
@@ -428,3 +432,31 @@ def test_messages_that_the_disk_refused_to_defer_go_back_to_the_backlog_at_a_sto
     node.deferred.hold(held)
     assert node.deferred.take_held() == [held]
     assert len(node.deferred) == 0
+
+
+@MODES
+def test_a_stop_on_a_full_disk_says_what_is_lost_and_loses_no_more(tmp_path: Path, durable: bool) -> None:
+    node = Node(tmp_path, durable=durable)
+    node.add(*delays(100))
+    node.add(1.0, 1.5)
+    node.sync()
+    in_memory = len(node.deferred._heap)
+    with (
+        room_for(50),
+        pytest.raises(StorageFailed, match="deferred messages of t:c are lost or not in the queue"),
+    ):
+        node.deferred.persist()
+    node.disk.close()
+    after = later(node, tmp_path)
+    assert len(after.run(2 * DAY)) == 102 - (0 if durable else in_memory)
+
+
+def test_a_stop_right_after_the_start_keeps_messages_whose_index_is_gone(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    node = Node(tmp_path / "a")
+    node.add(*[5000.0] * 50)
+    after_kill = node.copy(tmp_path / "b")
+    for index in after_kill.glob("*.dues.dat"):
+        index.unlink()
+    after = restarted(later(node, after_kill))
+    assert len(after.run(10.0)) == node.deferred.on_disk

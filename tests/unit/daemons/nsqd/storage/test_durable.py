@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from unittest.mock import patch
@@ -16,6 +17,7 @@ from nsq.daemons.nsqd.disk.syncing import OpenFiles
 from nsq.daemons.nsqd.storage import dues, durable
 from nsq.daemons.nsqd.storage.dues import DueTimes
 from tests.fakes.clock import FakeClock
+from tests.integration import go_reader
 from tests.unit.daemons.nsqd.disk.files import meta, room_for
 from tests.unit.daemons.nsqd.storage.backlogs import Durable, bodies, ids, message, messages
 
@@ -168,6 +170,23 @@ class TestDeferred:
         reborn = Durable(tmp_path)
         assert reborn.take(1)[0].due == pytest.approx(1030.0)
         reborn.delete()
+
+
+def test_obsolete_records_are_skipped_and_gos_nsqd_does_not_get_them(tmp_path: Path) -> None:
+    backlog = Durable(tmp_path, limit=0)
+    first, second = messages(b"deferred", b"waits")
+    backlog.put([first, first, second])
+    backlog.forget(Counter({first.id: 2}))
+    assert len(backlog) == 1
+    (taken,) = backlog.take(10)
+    assert taken.body == b"waits"
+    backlog.put([first])  # it is due now
+    assert bodies(backlog.take(10)) == [b"deferred"]
+    backlog.finished([taken, first])
+    backlog.put([second])
+    backlog.forget(Counter({second.id: 1}))
+    backlog.close([])
+    assert go_reader.bodies(tmp_path, "t:c") == []
 
 
 class TestStragglers:
