@@ -167,6 +167,15 @@ def decode_record(record: bytes) -> Record:
     return Record(timestamp, attempts, message_id, record[HEAD_SIZE:])
 
 
+def message_id(record: bytes) -> bytes:
+    """Return the id in a record, without decoding the rest."""
+    return record[HEAD_SIZE - 16 : HEAD_SIZE]
+
+
+#: A file's number and the offset after a record in it.
+Place = tuple[int, int]
+
+
 class Position(NamedTuple):
     """The position right after a record: a file's number and an offset in it.
 
@@ -179,7 +188,7 @@ class Position(NamedTuple):
     ordinal: int
 
     @property
-    def place(self) -> tuple[int, int]:
+    def place(self) -> Place:
         return self[:2]
 
 

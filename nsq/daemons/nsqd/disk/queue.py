@@ -18,13 +18,14 @@ from nsq.daemons.nsqd.disk.layout import (
     Layout,
     Log,
     Meta,
+    Place,
     Position,
     Segment,
     Segments,
     bounds,
     pack_size,
 )
-from nsq.daemons.nsqd.disk.reading import FileRange, PeekedRecord, Reader, peek_records
+from nsq.daemons.nsqd.disk.reading import FileRange, PeekedRecord, Reader, peek_records, record_ids
 from nsq.daemons.nsqd.disk.recovery import recover
 from nsq.daemons.nsqd.disk.syncing import Check, OpenFiles, Replacement, SyncFailure, SyncJob, share_of_limit
 from nsq.errors import Closed, InvalidMessage, UsageError
@@ -97,12 +98,13 @@ class DiskQueue:
         self._job: QueueSync | None = None
         self._named = -1  # the last file that existed when the directory was synced
         sizes = self.sizes = bounds(min_record, max_record)
-        self._segments, self._committed, self._synced_meta = recover(
+        self._segments, self._committed, self._synced_meta, unsynced = recover(
             directory, os.listdir(directory) if files is None else files, self._layout, sizes, log
         )
         self._writer = Writer(
             directory, self._layout, self._segments, sizes, max_bytes_per_file, log, open_files
         )
+        self._writer.unsynced |= unsynced
         self._reader = Reader(
             directory, self._layout, self._segments, self._committed, sizes, log, open_files
         )
@@ -159,22 +161,29 @@ class DiskQueue:
         self._skip_full_files()
         return found
 
-    def peek_job(self, n: int, max_bytes: int, but: Container[bytes]) -> Callable[[], list[PeekedRecord]]:
+    def peek_job(self, n: int, max_bytes: int, but: Container[Place]) -> Callable[[], list[PeekedRecord]]:
         """Return a function that reads the next ``n`` messages without changing anything.
 
-        Any thread may call it. It skips messages with an id in ``but`` and reads at most ``max_bytes`` of
+        Any thread may call it. It skips the records at the places ``but`` and reads at most ``max_bytes`` of
         bodies.
         """
+        return functools.partial(peek_records, self._unread_ranges(), self.sizes, n, max_bytes, but)
+
+    def unread_ids(self, n: int) -> list[tuple[bytes, Place]]:
+        """Return the message ids and places of the next ``n`` records, without moving the cursor."""
+        return record_ids(self._unread_ranges(), self.sizes, n)
+
+    def _unread_ranges(self) -> list[FileRange]:
         file, end, _ = self._reader.cursor
-        ranges = [
+        return [
             FileRange(
                 self._directory / self._layout.data(segment.number),
+                segment.number,
                 end if segment.number == file else 0,
                 segment.end,
             )
             for segment in self._segments.since(file)
         ]
-        return functools.partial(peek_records, ranges, self.sizes, n, max_bytes, but)
 
     def skip(self, position: Position) -> None:
         """Move the cursor to ``position``: the caller has the records before it already."""
@@ -225,7 +234,7 @@ class DiskQueue:
     def flushed(self, job: QueueSync) -> None:
         """Note that ``job`` has succeeded. Raises OSError if records were lost all the same."""
         job.check()
-        self._named = max(self._named, job.written.file)
+        self._named = max(self._named, _last_file(job.written))
         self._writer.synced(job.numbers, job.written)
 
     def begin_new_file(self) -> None:
@@ -296,7 +305,7 @@ class DiskQueue:
         self._job = None
         job.check()
         self._synced_meta = job.content
-        self._named = max(self._named, job.written.file)
+        self._named = max(self._named, _last_file(job.written))
         self._writer.synced(job.numbers, job.written)
         self._forget_files(job.committed.file)
 
@@ -354,7 +363,7 @@ class DiskQueue:
             written=self._segments.written,
             committed=self._committed,
             content=content,
-            new_names=self._segments.last.number > self._named,
+            new_names=_last_file(self._segments.written) > self._named,
             check=self._writer.sync_failure.check(),
         )
 
@@ -419,6 +428,11 @@ class DiskQueue:
                 f"{position} is after the end of disk queue {self.name}, {self._segments.written}: "
                 "it is from another queue"
             )
+
+
+def _last_file(written: Position) -> int:
+    """Return the number of the last file that exists: one is created by its first record."""
+    return written.file if written.end else written.file - 1
 
 
 class _Piece:

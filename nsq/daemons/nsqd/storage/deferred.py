@@ -23,7 +23,6 @@ import heapq
 import os
 import re
 import struct
-from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -37,8 +36,10 @@ from nsq.daemons.nsqd.disk.layout import (
     SIZE_BYTES,
     Bounds,
     Log,
+    Place,
     cut,
     decode_record,
+    message_id,
     pack_size,
 )
 from nsq.daemons.nsqd.disk.queue import DiskQueue
@@ -51,6 +52,9 @@ _ENTRY = struct.Struct(">16sq")
 _HAS_LEFT = 0
 #: Instead of an id: the records were joined to the queue as the file of this number, which has so many bytes.
 _JOINED, _BYTES = b"joined the queue", b"bytes of records"
+
+#: Instead of an id: the file was read into memory, so that its messages may have other records as well.
+_READ = b"read into memory"
 
 #: The most messages and bytes of one file: reading one must not keep clients waiting.
 _FILE_RECORDS, _FILE_BYTES = 1000, 1 << 20
@@ -107,6 +111,7 @@ class DeferredFile:
         self.sizes = (0, 0)  # of the index and of the records
         self.leaving: dict[bytes, None] = {}  # messages that have left; the index does not say so yet
         self.intact = False  # whether it has exactly the messages that it says, so that it can be joined
+        self.was_read = False  # into memory, in this run or an earlier one
         self.damaged = False  # whether some messages were lost, or their due times
         self.removed = False
         self._open: list[int] = []
@@ -121,14 +126,14 @@ class DeferredFile:
         return self.count >= _FILE_RECORDS or self.sizes[1] >= _FILE_BYTES
 
     def append(self, entries: list[Entry]) -> None:
-        index = [_ENTRY.pack(_id(record), due) for due, record in entries]
+        index = [_ENTRY.pack(message_id(record), due) for due, record in entries]
         # The index first: a record whose entry is missing would be delivered at once.
         self._write(b"".join(index), b"".join([pack_size(len(each)) + each for _, each in entries]))
         self.count += len(entries)
         self.left += len(entries)
         self.intact = self.count == self.left
         for _, record in entries:  # it has come back before the index said that it had left
-            self.leaving.pop(_id(record), None)
+            self.leaving.pop(message_id(record), None)
 
     def undo(self, count: int, sizes: tuple[int, int]) -> None:
         """Remove the messages behind the first ``count``."""
@@ -140,6 +145,7 @@ class DeferredFile:
         before = len(self.leaving)
         self.leaving.update(dict.fromkeys(ids))
         self.left -= len(self.leaving) - before
+        self.intact = False
 
     def write_left(self, ids: Iterable[bytes]) -> None:
         """Note in the index that these messages have left."""
@@ -148,6 +154,11 @@ class DeferredFile:
         self.intact = False
         for each in gone:
             del self.leaving[each]
+
+    def write_read(self) -> None:
+        self.was_read = True
+        self.intact = False
+        self._write(_ENTRY.pack(_READ, _HAS_LEFT), b"")
 
     def write_joined(self, number: int) -> None:
         index, _ = self.sizes
@@ -183,7 +194,8 @@ class DeferredFile:
         except OSError:
             return {}
         dues = dict(_ENTRY.iter_unpack(content[: len(content) // _ENTRY.size * _ENTRY.size]))
-        for special in (_JOINED, _BYTES):
+        self.was_read |= _READ in dues
+        for special in (_JOINED, _BYTES, _READ):
             dues.pop(special, None)
         return dues
 
@@ -231,10 +243,6 @@ class DeferredFile:
         for descriptor, size in zip(self._open, self.sizes, strict=False):
             with suppress(OSError):
                 os.ftruncate(descriptor, size)
-
-
-def _id(record: bytes) -> bytes:
-    return record[10:HEAD_SIZE]
 
 
 class DeferredSync(SyncJob):
@@ -294,8 +302,8 @@ class DeferredOnDisk(DeferredInMemory):
         self._dirty: set[DeferredFile] = set()
         self._rewritten: list[DeferredFile] = []
         self.on_disk = 0
-        #: After a kill: how many of the next records of messages in the queue to skip.
-        self.obsolete: Counter[bytes] = Counter()
+        #: After a kill: records in the queue to skip, with the message's id; see ``_choose_records``.
+        self.obsolete: dict[Place, bytes] = {}
         self._recover(sorted(numbers))
 
     def __len__(self) -> int:
@@ -462,12 +470,20 @@ class DeferredOnDisk(DeferredInMemory):
         self.on_disk -= file.left
         file.left = len(entries)
         self._report(file, problem)
+        if self._durable:
+            self._note_read(file)
         self._put_in_place(file, entries, now, wall)
         if not self._durable:
             file.remove()
-        else:
-            self._in_memory.add(file)
-            self._written()
+
+    def _note_read(self, file: DeferredFile) -> None:
+        self._in_memory.add(file)
+        self._dirty.add(file)
+        try:
+            file.write_read()
+        except OSError as error:
+            self._failed(error, 0)
+        self._written()
 
     def _put_in_place(self, file: DeferredFile, entries: list[Entry], now: float, wall: int) -> None:
         """Take a file's messages into memory; without room, only those due soon, and write the others to
@@ -481,7 +497,7 @@ class DeferredOnDisk(DeferredInMemory):
             soon = by_bucket.pop(None, [])
             try:
                 self._store(by_bucket)
-                file.leave(_id(record) for some in by_bucket.values() for _, record in some)
+                file.leave(message_id(record) for some in by_bucket.values() for _, record in some)
             except OSError as error:
                 self._failed(error, _SPILL_BYTES)
                 soon = entries
@@ -549,19 +565,49 @@ class DeferredOnDisk(DeferredInMemory):
             if not file.data.exists() and not self._take_back(file):
                 file.remove()
         left = [file for file in files if not file.removed and not file.intact]
-        in_queue: Counter[bytes] = Counter()
-        if left and self._durable and self._disk.unread:
-            in_queue.update(found.record.id for found in self._disk.peek_job(_COMPARED, 0, ())())
-            # Of several records of a message, the last has its attempts.
-            self.obsolete.update({each: count - 1 for each, count in in_queue.items() if count > 1})
         for file in left:  # by a kill
             dues = file.read_index()
             index = file.index.stat().st_size // _ENTRY.size * _ENTRY.size if dues else 0
             file.sizes = (index, file.data.stat().st_size)
             self._take_in(file, dues)
-            for each, due in dues.items():
-                if due != _HAS_LEFT and each in in_queue:
-                    self.obsolete[each] = in_queue[each]
+        if left and self._durable:
+            self._dirty.update(file for file in left if not file.removed)
+            self._choose_records()
+
+    def _choose_records(self) -> None:
+        """Of each message that a kill left with several records, choose one.
+
+        A message gets its next record before the last one is given up. So the files can have it twice: the
+        one due last counts. And the queue can have it too: it was deferred after that, or is due already.
+        """
+        queued = self._disk.unread_ids(_COMPARED)
+        suspects = {each for each, _ in queued}
+        files = [file for _, _, file in self._unread]
+        now = self._clock.time_ns()
+        for file in files:
+            if file.was_read or file.opens <= now:
+                suspects.update(file.read_index())
+        chosen: dict[bytes, tuple[int, DeferredFile]] = {}
+        for file in files:
+            if suspects.isdisjoint(file.read_index()):
+                continue
+            with suppress(OSError):  # reading it later logs the problem
+                for due, record in file.read(self._sizes)[0]:
+                    self._choose(chosen, message_id(record), due, file)
+        last = dict(queued)
+        self.obsolete = {place: each for each, place in queued if each in chosen or last[each] != place}
+
+    def _choose(
+        self, chosen: dict[bytes, tuple[int, DeferredFile]], each: bytes, due: int, file: DeferredFile
+    ) -> None:
+        other_due, other = chosen.get(each, (due, file))
+        if due >= other_due:
+            chosen[each] = due, file
+        if other is not file:
+            worse = other if due >= other_due else file
+            before = worse.left
+            worse.leave([each])
+            self.on_disk += worse.left - before
 
     def _take_back(self, file: DeferredFile) -> bool:
         """Take a file's records back from the queue, if no message of it has been read and it is the same."""
@@ -571,7 +617,7 @@ class DeferredOnDisk(DeferredInMemory):
         if path is None or not dues or path.stat().st_size != size:
             return False
         with open(path, "rb") as records:
-            if _id(records.read(SIZE_BYTES + HEAD_SIZE)[SIZE_BYTES:]) != next(iter(dues)):
+            if message_id(records.read(SIZE_BYTES + HEAD_SIZE)[SIZE_BYTES:]) != next(iter(dues)):
                 return False
         self._disk.take_out_last_file(place, file.data, len(dues))
         file.sizes = (_ENTRY.size * len(dues), size)

@@ -1,7 +1,7 @@
 """When the deferred messages of a topic's queue are due; records in the format of Go's nsqd do not hold that.
 
 A file beside the queue, which Go's nsqd ignores. A durable queue also notes in it, at a stop, which of its
-unread records are finished. Channels keep their deferred messages apart, see ``deferred``.
+unread records are not needed. Channels keep their deferred messages apart, see ``deferred``.
 """
 
 from __future__ import annotations
@@ -9,11 +9,12 @@ from __future__ import annotations
 import errno
 import os
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from nsq.daemons.nsqd.core.backlog import Message
 from nsq.daemons.nsqd.core.clock import Clock
+from nsq.daemons.nsqd.disk.layout import Place
 from nsq.daemons.nsqd.disk.syncing import (
     Check,
     OpenFiles,
@@ -25,8 +26,8 @@ from nsq.daemons.nsqd.disk.syncing import (
 )
 
 _ENTRY = struct.Struct(">16sq")
-#: Instead of a due time: the message is finished, though its record is still unread.
-_FINISHED = 0
+#: The bits of an offset in ``_finished``; the rest of 63 bits is for the file's number.
+_OFFSET_BITS = 40
 #: A year in nanoseconds. An entry due later is damaged: its message is delivered at once.
 _LONGEST = 366 * 86_400 * 10**9
 #: The file is rewritten when it holds more obsolete entries than this plus the number of needed ones.
@@ -54,7 +55,7 @@ class DueTimes:
         self._sync_failure = SyncFailure()
         self._path = directory / f"{queue_name}.dues.dat"
         self._clock = clock
-        self._dues, self.finished_ids, self._size = _load(self._path, clock.time_ns())
+        self._dues, self._finished, self._size = _load(self._path, clock.time_ns())
         self._file = -1  # opened by the first write
         self._written = self._synced = 0  # entries in this run
         self._released = False
@@ -82,16 +83,18 @@ class DueTimes:
     def remove(self, message_id: bytes) -> None:
         self._dues.pop(message_id, None)
 
-    def was_finished(self, message_id: bytes) -> bool:
-        """Whether the message was finished before nsqd stopped. Returns True only once."""
-        if message_id not in self.finished_ids:
+    def was_finished(self, message_id: bytes, place: Place) -> bool:
+        """Whether this record was not needed any more when nsqd stopped."""
+        if not self._finished:
             return False
-        self.finished_ids.remove(message_id)
-        return True
+        entry = message_id, _finished(place)
+        found = entry in self._finished
+        self._finished.discard(entry)
+        return found
 
     def all_read(self) -> None:
-        """Forget the finished ids: all records of the last run have been read."""
-        self.finished_ids.clear()
+        """Forget which records are not needed: all records of the last run have been read."""
+        self._finished.clear()
 
     def _write(self, entries: bytes) -> None:
         if self._file < 0:
@@ -108,7 +111,7 @@ class DueTimes:
         self._size = end
 
     def _tidy(self) -> None:
-        if self._size > _ENTRY.size * (2 * (len(self._dues) + len(self.finished_ids)) + _SPARE):
+        if self._size > _ENTRY.size * (2 * (len(self._dues) + len(self._finished)) + _SPARE):
             self._rewrite()
 
     def _rewrite(self) -> None:
@@ -119,8 +122,7 @@ class DueTimes:
         self._size = len(content)
 
     def _content(self) -> bytes:
-        entries = [*self._dues.items(), *((each, _FINISHED) for each in self.finished_ids)]
-        return b"".join([_ENTRY.pack(*entry) for entry in entries])
+        return b"".join([_ENTRY.pack(*entry) for entry in [*self._dues.items(), *self._finished]])
 
     def sync_job(self) -> DueSync | None:
         if self._synced == self._written:
@@ -139,15 +141,15 @@ class DueTimes:
 
     def clear(self) -> None:
         self._dues.clear()
-        self.finished_ids.clear()
+        self._finished.clear()
 
-    def last_job(self, finished: Iterable[bytes]) -> SyncJob | None:
+    def last_job(self, finished: Mapping[Place, bytes]) -> SyncJob | None:
         """Return a job that writes all that a restart needs; nothing may be written afterwards.
 
-        ``finished`` are ids of finished messages whose records are unread.
+        ``finished`` are the unread records that are not needed, with their messages' ids.
         """
-        self.finished_ids.update(finished)
-        if not self._dues and not self.finished_ids:
+        self._finished.update((message_id, _finished(place)) for place, message_id in finished.items())
+        if not self._dues and not self._finished:
             self.delete()
             return None
         return SyncJob(self._path.parent, (), replacement=Replacement(self._path, self._content()))
@@ -176,13 +178,22 @@ class DueTimes:
             self._close_file()
 
 
-def _load(path: Path, now: int) -> tuple[dict[bytes, int], set[bytes], int]:
-    """Return due times in the future, finished ids, and the size without a torn entry at the end."""
+def _finished(place: Place) -> int:
+    """Return the negative number that stands for a record's place instead of a due time.
+
+    A note by id alone would also hide a later record of the message: it may have been deferred meanwhile.
+    """
+    file, end = place
+    return -(file << _OFFSET_BITS & (1 << 63) - 1 | end)
+
+
+def _load(path: Path, now: int) -> tuple[dict[bytes, int], set[tuple[bytes, int]], int]:
+    """Return due times in the future, records that are not needed, and the size without a torn entry."""
     try:
         content = read_regular(path)
     except FileNotFoundError:
         return {}, set(), 0
     size = len(content) // _ENTRY.size * _ENTRY.size
-    entries = dict(_ENTRY.iter_unpack(content[:size]))
-    dues = {message_id: due for message_id, due in entries.items() if now < due <= now + _LONGEST}
-    return dues, {message_id for message_id, due in entries.items() if due == _FINISHED}, size
+    entries = list(_ENTRY.iter_unpack(content[:size]))
+    dues = {message_id: due for message_id, due in entries if now < due <= now + _LONGEST}
+    return dues, {entry for entry in entries if entry[1] < 0}, size

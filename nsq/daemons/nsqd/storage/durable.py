@@ -8,11 +8,11 @@ rewrites it at the end, so that neither the files nor the messages that a restar
 from __future__ import annotations
 
 import itertools
-from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
 
 from nsq.daemons.nsqd.core.backlog import Batch, Message, StorageFailed, Waiting, weight
-from nsq.daemons.nsqd.disk.layout import Position
+from nsq.daemons.nsqd.disk.layout import Place, Position
 from nsq.daemons.nsqd.disk.queue import DiskQueue
 from nsq.daemons.nsqd.disk.syncing import SyncJob
 from nsq.daemons.nsqd.storage.dues import DueTimes
@@ -74,14 +74,15 @@ class DurableBacklog:
         self._ready: deque[Message] = deque()
         self._entries: deque[_Entry] = deque()  # in the order of the files
         self._by_id: dict[bytes, _Entry] = {}  # entries of unfinished messages
-        # Messages taken already whose record is still unread, to recognise it later; None if finished.
-        self._taken_unread: dict[bytes, Message | None] = {}
+        # Records that were rewritten while others were unread, until the cursor reaches them.
+        self._rewritten: dict[Place, tuple[bytes, _Entry]] = {}
+        # Unread records to skip, with the message's id: another record or a deferred file has the message.
+        # By place, because the message can come back later, and then has another record behind them.
+        self._obsolete: dict[Place, bytes] = {}
         # Messages that only the topic has on disk, and the function to call when they are finished.
         self._memory_only: dict[bytes, tuple[Message, Callable[[list[Message]], None]]] = {}
-        self._obsolete: Counter[bytes] = Counter()  # unread records to skip, by id
-        self._obsolete_count = 0
         self._finished_to: Position | None = None
-        self._finished_unread: list[bytes] = []  # at a stop: ids of finished messages with unread records
+        self._finished_unread: dict[Place, bytes] = {}  # at a stop: unread records that are not needed
 
     def __len__(self) -> int:
         return len(self._ready) + self.backend_depth
@@ -89,7 +90,7 @@ class DurableBacklog:
     @property
     def backend_depth(self) -> int:
         # max(): if files were damaged, records of taken messages may be missing.
-        return max(0, self.disk.unread - len(self._taken_unread) - self._obsolete_count)
+        return max(0, self.disk.unread - len(self._rewritten) - len(self._obsolete))
 
     # Adding messages.
 
@@ -121,15 +122,11 @@ class DurableBacklog:
 
     def _has(self, message: Message) -> bool:
         """Whether the unfinished message is here: the disk refused it when it was deferred."""
-        return (
-            message.id in self._by_id
-            or self._taken_unread.get(message.id) is not None
-            or message.id in self._memory_only
-        )
+        return message.id in self._by_id or message.id in self._memory_only
 
-    def forget(self, records: Counter[bytes]) -> None:
-        """Skip so many unread records of each of these messages: nsqd was killed, and later ones count."""
-        self._obsolete, self._obsolete_count = records, records.total()
+    def skip_records(self, obsolete: Mapping[Place, bytes]) -> None:
+        """Skip these unread records: after a kill, other records of their messages count."""
+        self._obsolete.update(obsolete)
 
     def _append(self, messages: list[Message]) -> list[Position]:
         if (known := self._sync_error()) is not None:
@@ -186,22 +183,20 @@ class DurableBacklog:
             return None
         messages = self._decode_records(found)
         if not self.disk.unread:
-            self._taken_unread.clear()
-            self.forget(Counter())
+            self._rewritten.clear()
+            self._obsolete.clear()
             self.dues.all_read()
         return messages if found else None
 
     def _decode_records(self, found: list[tuple[Position, bytes]]) -> list[Message]:
         messages = []
         for position, data in found:
+            if (rewritten := self._rewritten.pop(position.place, None)) is not None:
+                self._entries.append(rewritten[1])
+                continue
             message = decode(data)
-            if message.id in self._taken_unread:
-                self._enter([(position, self._taken_unread.pop(message.id))])
-            elif message.id in self._by_id or self.dues.was_finished(message.id):
-                self._enter([(position, None)])
-            elif self._obsolete[message.id]:
-                self._obsolete[message.id] -= 1
-                self._obsolete_count -= 1
+            obsolete = self._obsolete.pop(position.place, None) is not None
+            if obsolete or message.id in self._by_id or self.dues.was_finished(message.id, position.place):
                 self._enter([(position, None)])
             else:
                 message.due = self.dues.get(message.id)
@@ -210,16 +205,14 @@ class DurableBacklog:
         return messages
 
     async def peek(self, n: int, max_bytes: int) -> list[Waiting]:
-        taken = {*self._taken_unread, *self._by_id, *+self._obsolete} | self.dues.finished_ids
-        return await peek(self._ready, self.disk, n, max_bytes, taken)
+        skipped = {*self._rewritten, *self._obsolete}
+        return await peek(self._ready, self.disk, n, max_bytes, skipped)
 
     def finished(self, messages: list[Message]) -> None:
         for message in messages:
             entry = self._by_id.pop(message.id, None)
             if entry is not None:
                 entry.message = None
-            elif message.id in self._taken_unread:
-                self._taken_unread[message.id] = None
             elif message.id in self._memory_only:
                 _, tell = self._memory_only.pop(message.id)
                 tell([message])
@@ -240,7 +233,8 @@ class DurableBacklog:
         """Move the commit point past finished messages. Called before every sync."""
         self._skip_taken()
         self._forget_finished()
-        finished = len(self._entries) - len(self._by_id)
+        rewritten = sum(entry.message is not None for _, entry in self._rewritten.values())
+        finished = len(self._entries) + rewritten - len(self._by_id)
         if finished > _MAX_LAG:
             places = (place for place, entry in enumerate(reversed(self._entries)) if entry.message is None)
             count = len(self._entries) - next(places)
@@ -286,13 +280,14 @@ class DurableBacklog:
         positions = self.disk.append(map(encode, stragglers)) if stragglers else []
         for _ in range(count):
             self._finished_to = self._entries.popleft().position
-        for message in stragglers:
-            del self._by_id[message.id]
-        if not caught_up:
-            self._taken_unread.update((message.id, message) for message in stragglers)
-        elif stragglers:
+        if caught_up and stragglers:
             self.disk.skip(positions[-1])
-            self._enter(zip(positions, stragglers, strict=True))
+        for position, message in zip(positions, stragglers, strict=True):
+            entry = self._by_id[message.id] = _Entry(position, message)
+            if caught_up:
+                self._entries.append(entry)
+            else:
+                self._rewritten[position.place] = message.id, entry
 
     # Emptying and stopping.
 
@@ -308,8 +303,8 @@ class DurableBacklog:
         self._ready.clear()
         self._entries.clear()
         self._by_id.clear()
-        self._taken_unread.clear()
-        self.forget(Counter())
+        self._rewritten.clear()
+        self._obsolete.clear()
         self._finished_to = None
 
     def persist(self, taken: list[Message]) -> None:
@@ -321,8 +316,10 @@ class DurableBacklog:
             # Messages that were requeued with a delay have no due time on disk yet.
             self.dues.add(message for message in taken if message.id not in self._memory_only)
             self._rewrite_for_restart()
-            self._finished_unread = [each for each, message in self._taken_unread.items() if message is None]
-            self._finished_unread += +self._obsolete
+            finished = {
+                place: each for place, (each, entry) in self._rewritten.items() if entry.message is None
+            }
+            self._finished_unread = finished | self._obsolete
         except OSError as error:
             raise self.not_synced(error) from error
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Container, Iterable
 from contextlib import suppress
 
 from nsq.daemons.nsqd.core.backlog import Batch, MemoryBacklog, Message, StorageFailed, Waiting, show, weight
-from nsq.daemons.nsqd.disk.layout import Position, decode_record, encode_record
+from nsq.daemons.nsqd.disk.layout import Place, Position, decode_record, encode_record
 from nsq.daemons.nsqd.disk.queue import DiskQueue
 from nsq.daemons.nsqd.disk.syncing import SyncJob
 from nsq.daemons.nsqd.storage.dues import DueTimes
@@ -184,7 +184,7 @@ class MemoryFirstBacklog(MemoryBacklog):
 
     def sync_jobs(self) -> list[SyncJob]:
         """Return the jobs that sync all writes."""
-        jobs = [self._dues.last_job(()), self.disk.sync_job()]
+        jobs = [self._dues.last_job({}), self.disk.sync_job()]
         return [job for job in jobs if job is not None]
 
     def not_synced(self, error: OSError) -> StorageFailed:
@@ -224,9 +224,9 @@ def decode(data: bytes) -> Message:
 
 
 async def peek(
-    memory: Iterable[Message], disk: DiskQueue, n: int, max_bytes: int, but: Container[bytes] = ()
+    memory: Iterable[Message], disk: DiskQueue, n: int, max_bytes: int, but: Container[Place] = ()
 ) -> list[Waiting]:
-    """Return the first messages of ``memory``, then of the disk, except those with an id in ``but``."""
+    """Return the first messages of ``memory``, then of the disk, except the records at the places ``but``."""
     found = show(memory, n, max_bytes)
     if len(found) < n and disk.unread:
         left = max_bytes - sum(len(each.body) for each in found)

@@ -273,7 +273,7 @@ class Storage:
             make_room=self._make_room,
         )
         if isinstance(backlog, DurableBacklog):
-            backlog.forget(made.obsolete)
+            backlog.skip_records(made.obsolete)
         return made
 
     def _wrote_durably(self, name: str) -> None:

@@ -3,7 +3,6 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from unittest.mock import patch
@@ -12,7 +11,7 @@ import pytest
 
 from nsq.daemons.nsqd.core.backlog import Message, StorageFailed
 from nsq.daemons.nsqd.disk import syncing
-from nsq.daemons.nsqd.disk.layout import files_by_queue, parse_meta
+from nsq.daemons.nsqd.disk.layout import Place, files_by_queue, parse_meta
 from nsq.daemons.nsqd.disk.syncing import OpenFiles
 from nsq.daemons.nsqd.storage import dues, durable
 from nsq.daemons.nsqd.storage.dues import DueTimes
@@ -176,7 +175,7 @@ def test_obsolete_records_are_skipped_and_gos_nsqd_does_not_get_them(tmp_path: P
     backlog = Durable(tmp_path, limit=0)
     first, second = messages(b"deferred", b"waits")
     backlog.put([first, first, second])
-    backlog.forget(Counter({first.id: 2}))
+    backlog.skip_records(dict.fromkeys([each for _, each in backlog.disk.unread_ids(2)], first.id))
     assert len(backlog) == 1
     (taken,) = backlog.take(10)
     assert taken.body == b"waits"
@@ -184,9 +183,26 @@ def test_obsolete_records_are_skipped_and_gos_nsqd_does_not_get_them(tmp_path: P
     assert bodies(backlog.take(10)) == [b"deferred"]
     backlog.finished([taken, first])
     backlog.put([second])
-    backlog.forget(Counter({second.id: 1}))
+    backlog.skip_records({each: second.id for _, each in backlog.disk.unread_ids(1)})
     backlog.close([])
     assert go_reader.bodies(tmp_path, "t:c") == []
+
+
+def test_a_record_that_is_not_needed_hides_no_later_record_of_its_message(tmp_path: Path) -> None:
+    """A message whose record is unread was deferred; it comes back after a stop, and nsqd is killed."""
+    before = tmp_path / "before"
+    before.mkdir()
+    backlog = Durable(before, limit=0)
+    first, second = messages(b"deferred", b"waits")
+    backlog.put([second, first])
+    backlog.skip_records({place: each for each, place in backlog.disk.unread_ids(2)[1:]})
+    backlog.close([])
+    again = Durable(before, limit=0)
+    again.put_due([first])
+    assert bodies(again.take(10)) == [b"waits", b"deferred"]
+    after_kill = killed(again, tmp_path / "after")
+    assert bodies(after_kill.take(10)) == [b"waits", b"deferred"]
+    after_kill.delete()
 
 
 class TestStragglers:
@@ -382,7 +398,7 @@ def reopened(directory: Path, now: float = 1000.0) -> DueTimes:
     return DueTimes(directory, "t:c", clock)
 
 
-def close(book: DueTimes, finished: list[bytes]) -> None:
+def close(book: DueTimes, finished: dict[Place, bytes]) -> None:
     """As a stop does it."""
     job = book.last_job(finished)
     if job is not None:
@@ -437,7 +453,7 @@ def test_a_torn_entry_at_the_end_is_written_over(book: DueTimes, tmp_path: Path,
     again.add([second])
     third = reopened(tmp_path)
     assert third.get(first.id) == third.get(second.id) == pytest.approx(1060.0)
-    close(again, [])
+    close(again, {})
 
 
 def test_what_the_disk_refuses_leaves_the_book_as_it_was(book: DueTimes, tmp_path: Path) -> None:
@@ -466,23 +482,27 @@ def test_a_clean_stop_leaves_a_file_only_if_it_is_needed(book: DueTimes, tmp_pat
     one, two = deferred(2)
     book.add([one, two])
     book.remove(one.id)
-    close(book, [])
+    close(book, {})
     assert (tmp_path / FILE).stat().st_size == ENTRY
     again = reopened(tmp_path)
     again.remove(two.id)
-    close(again, [])
+    close(again, {})
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_was_finished_unread_is_struck_once(book: DueTimes, tmp_path: Path) -> None:
-    close(book, [b"a" * 16, b"b" * 16])
+def test_a_note_about_a_record_is_for_that_record_alone(book: DueTimes, tmp_path: Path) -> None:
+    ids, places = [b"a" * 16, b"a" * 16, b"b" * 16], [(0, 30), (7, 30), (7, 60)]
+    close(book, dict(zip(places, ids, strict=True)))
     again = reopened(tmp_path)
-    assert (again.was_finished(b"a" * 16), again.was_finished(b"a" * 16)) == (True, False)
-    close(again, [])
+    assert not again.was_finished(b"a" * 16, (7, 60))
+    assert not again.was_finished(b"c" * 16, (0, 30))
+    assert again.was_finished(b"a" * 16, (0, 30))
+    close(again, {})
     third = reopened(tmp_path)
-    assert (third.was_finished(b"a" * 16), third.was_finished(b"b" * 16)) == (False, True)
+    found = [third.was_finished(*each) for each in zip(ids, places, strict=True)]
+    assert found == [False, True, True]
     third.all_read()
-    close(third, [])
+    close(third, {})
     assert list(tmp_path.iterdir()) == []
 
 
@@ -537,7 +557,7 @@ def test_clearing_forgets_all_moments(book: DueTimes, tmp_path: Path) -> None:
     book.add([one])
     book.clear()
     assert book.get(one.id) == 0.0
-    close(book, [])
+    close(book, {})
     assert list(tmp_path.iterdir()) == []
 
 
