@@ -15,6 +15,7 @@ from nsq.daemons.nsqd.disk.layout import (
     BAD,
     SIZE_BYTES,
     Bounds,
+    Flaw,
     Layout,
     Log,
     Meta,
@@ -96,6 +97,8 @@ class DiskQueue:
         self._log = log
         self._closed = False
         self._job: QueueSync | None = None
+        #: Whether another program has removed files with uncommitted records.
+        self.lost_files = False
         self._named = -1  # the last file that existed when the directory was synced
         sizes = self.sizes = bounds(min_record, max_record)
         self._segments, self._committed, self._synced_meta, unsynced = recover(
@@ -210,9 +213,11 @@ class DiskQueue:
         """Return a job that syncs everything so far, in any thread; None if nothing has changed.
 
         The queue can be used meanwhile. Call ``synced`` with the job when it has succeeded. There is one job
-        at a time: making the next one cancels the previous one.
+        at a time: making the next one cancels the previous one. Raises OSError if another program has removed
+        a file that is needed.
         """
         self._check_open()
+        self.check_files()
         self._cancel_job()
         if self._segments.last.end >= _WORTH_REMOVING:
             self._roll_if_consumed()
@@ -234,8 +239,38 @@ class DiskQueue:
     def flushed(self, job: QueueSync) -> None:
         """Note that ``job`` has succeeded. Raises OSError if records were lost all the same."""
         job.check()
+        self._check_files(self._segments[number] for number in job.numbers if number in self._segments)
         self._named = max(self._named, _last_file(job.written))
         self._writer.synced(job.numbers, job.written)
+
+    def check_files(self) -> None:
+        """Raise OSError, once, if another program has removed files of uncommitted records."""
+        self._check_files(self._segments.since(self._committed.file))
+
+    def _check_files(self, segments: Iterable[Segment]) -> None:
+        """Check these files, see ``check_files``.
+
+        The thread that calls this is the only one that removes the queue's files. So it cannot take a file
+        for lost that the queue itself has removed.
+        """
+        lost = [
+            segment
+            for segment in segments
+            if segment.end
+            and segment.flaw is None
+            and (segment.number, segment.end) > self._committed.place
+            and not (self._directory / self._layout.data(segment.number)).exists()
+        ]
+        if not lost:
+            return
+        self.lost_files = True
+        for segment in lost:
+            segment.flaw = Flaw("was removed by another program", keep=False)
+            self._writer.forget(segment.number)
+        if self._segments.last.flaw is not None:
+            self._writer.roll()
+        names = ", ".join(self._layout.data(segment.number) for segment in lost)
+        raise OSError(errno.ENOENT, "another program has removed files of messages", names)
 
     def begin_new_file(self) -> None:
         """Append to a new file from now on, because an fsync of this one has failed."""

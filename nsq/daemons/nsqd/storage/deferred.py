@@ -523,11 +523,16 @@ class DeferredOnDisk(DeferredInMemory):
         return DeferredSync(self._directory, self._dirty, leaving)
 
     def synced(self, job: DeferredSync) -> None:
-        """Note that ``job`` has succeeded, and the queue has synced the messages that had left by then."""
-        lost = [file.data for file in job.dirty if not file.removed and file.data in job.missing]
+        """Note that ``job`` has succeeded, and the queue has synced the messages that had left by then.
+
+        Raises OSError if another program has removed files.
+        """
+        lost = [file for file in job.dirty if not file.removed and not file.data.exists()]
         if lost:
-            self.begin_new_files()
-            raise OSError(errno.ENOENT, "another program has removed this file of messages", str(lost[0]))
+            for file in lost:
+                self._replace_lost(file)
+            names = ", ".join(file.data.name for file in lost)
+            raise OSError(errno.ENOENT, "another program has removed files of messages", names)
         for file, sizes in job.dirty.items():
             if file.sizes == sizes:
                 self._dirty.discard(file)
@@ -550,6 +555,30 @@ class DeferredOnDisk(DeferredInMemory):
         if self._current.get(file.bucket) is file:
             del self._current[file.bucket]
         file.remove()
+
+    def _replace_lost(self, file: DeferredFile) -> None:
+        """Write a removed file's messages in memory to another file; the others are lost."""
+        file.remove()
+        self._in_memory.discard(file)
+        self._dirty.discard(file)
+        if any(file is each for _, _, each in self._unread):
+            self._unread = [entry for entry in self._unread if entry[2] is not file]
+            heapq.heapify(self._unread)
+            self.on_disk -= file.left
+        if self._current.get(file.bucket) is file:
+            del self._current[file.bucket]
+        now, wall = self._clock.now(), self._clock.time_ns()
+        places = [place for place, entry in enumerate(self._heap) if entry[3] is file]
+        try:
+            for start in range(0, len(places), _FILE_RECORDS):
+                portion = places[start : start + _FILE_RECORDS]
+                entries = [self._heap[place] for place in portion]
+                due = [(wall + round((each[0] - now) * 1e9), encode(each[2])) for each in entries]
+                [other] = self._store({None: due})
+                for place, entry in zip(portion, entries, strict=True):
+                    self._heap[place] = (*entry[:3], other)
+        except OSError as error:
+            self._failed(error, 0)
 
     def begin_new_files(self) -> None:
         """Append to new files from now on: a sync has failed, so bytes of these may be lost."""

@@ -231,6 +231,7 @@ class DurableBacklog:
 
     def advance(self) -> None:
         """Move the commit point past finished messages. Called before every sync."""
+        self._replace_lost_files()
         self._skip_taken()
         self._forget_finished()
         rewritten = sum(entry.message is not None for _, entry in self._rewritten.values())
@@ -244,8 +245,15 @@ class DurableBacklog:
         self._commit()
 
     def begin_new_file(self) -> None:
-        """Append to a new file from now on: an fsync has failed."""
+        """Append to a new file from now on: an fsync has failed, or another program has removed files."""
         self.disk.begin_new_file()
+        self._replace_lost_files()
+
+    def _replace_lost_files(self) -> None:
+        """Write the messages in memory again, if their records may have been in files that were removed."""
+        if self.disk.lost_files:
+            self.disk.lost_files = not self._try_to_rewrite(len(self._entries))
+            self._written()
 
     def _commit(self) -> None:
         if self._finished_to is not None:
@@ -265,12 +273,14 @@ class DurableBacklog:
         self._ready.extend(found or [])
         return found is not None
 
-    def _try_to_rewrite(self, count: int) -> None:
+    def _try_to_rewrite(self, count: int) -> bool:
         """Rewrite, unless the disk is full; the caller then still moves the commit point, to free space."""
         try:
             self._rewrite_unfinished(count)
         except OSError as error:
             self._failed(error, 0)
+            return False
+        return True
 
     def _rewrite_unfinished(self, count: int) -> None:
         """Rewrite the unfinished messages of the first ``count`` records at the end; forget those records."""
@@ -312,6 +322,10 @@ class DurableBacklog:
 
         Unfinished messages are on disk already. Raises StorageFailed if finished ones may be repeated.
         """
+        try:
+            self.disk.check_files()
+        except OSError as error:
+            self._failed(error, 0)
         try:
             # Messages that were requeued with a delay have no due time on disk yet.
             self.dues.add(message for message in taken if message.id not in self._memory_only)

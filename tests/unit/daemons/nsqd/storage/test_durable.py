@@ -325,6 +325,18 @@ class TestFaults:
         assert ids(reborn.take(10)) == ids(taken)
         reborn.delete()
 
+    def test_a_stop_writes_messages_again_whose_file_was_removed(
+        self, backlog: Durable, tmp_path: Path
+    ) -> None:
+        backlog.put(many(3))
+        taken = backlog.take(3)
+        (tmp_path / "t:c.diskqueue.000000.dat").unlink()
+        backlog.close(taken)
+        assert len(backlog.faults) == 1
+        reborn = Durable(tmp_path)
+        assert ids(reborn.take(10)) == ids(taken)
+        reborn.delete()
+
 
 class TestBorrowed:
     """Messages that a topic's disk keeps, as this one took no more."""
