@@ -104,6 +104,17 @@ def _channel(given: Any, topic: str, node: str, hostname: str, now: float) -> Js
         "clients": listed,
         "paused": value(given, "paused", bool),
         "e2e_processing_latency": _latency(given),
+        **_due(given),
+    }
+
+
+def _due(given: Json) -> Json:
+    """Return how many deferred messages are due within which time, if the nsqd says so: Go's does not."""
+    if "deferred_due" not in given:
+        return {}
+    due = [an_object(each) for each in rows(given, "deferred_due")]
+    return {
+        "deferred_due": [{"within": each.get("within"), "count": value(each, "count", int)} for each in due]
     }
 
 

@@ -63,6 +63,14 @@ def test_a_channel_of_two_nsqds_is_added_up_and_each_keeps_its_own_figures() -> 
     assert [part["channels"][0]["depth"] for part in merged["nodes"]] == [2, 3]
 
 
+def test_each_nsqd_of_a_channel_keeps_when_its_deferred_messages_are_due() -> None:
+    due = [{"within": 60, "count": 2}, {"within": None, "count": 1}]
+    (ours,) = aggregate.read_topics(stats(topic("orders", channel(deferred_due=due))), "n1:1", "n1", 0.0)
+    (gos,) = aggregate.read_topics(stats(topic("orders", channel())), "n2:1", "n2", 0.0)
+    merged = aggregate.merge_channels("orders", "billing", ours["channels"] + gos["channels"])
+    assert [part.get("deferred_due") for part in merged["nodes"]] == [due, None]
+
+
 @pytest.mark.parametrize(
     "wrong",
     [

@@ -15,6 +15,7 @@ from nsq.daemons.nsqd.core.channel import (
     Subscriber,
     TooManyConsumers,
 )
+from nsq.daemons.nsqd.core.deferred import DeferredInMemory
 from tests.fakes.clock import FakeClock
 from tests.unit.daemons.nsqd.core.consumer import Consumer
 
@@ -32,6 +33,7 @@ class Setup:
             "t",
             "c",
             MemoryBacklog(),
+            DeferredInMemory(),
             self.clock,
             wake=self._wake,
             on_another_turn=self.clock.call_soon,
@@ -530,13 +532,14 @@ def test_a_message_that_cannot_be_read_yet_delays_no_other() -> None:
     assert (setup.channel.depth, setup.channel.in_flight_count) == (1, 0)
 
 
-def test_a_stop_gives_back_what_is_in_flight_and_deferred() -> None:
+def test_a_stop_gives_back_what_is_in_flight_and_leaves_what_is_deferred() -> None:
     setup = Setup()
     setup.consumer(rdy=1)
     setup.put(b"a", b"b")
     setup.defer(b"c", 5.0)
     setup.clock.settle()
-    assert [each.body for each in setup.channel.close()] == [b"a", b"c"]
+    assert [each.body for each in setup.channel.close()] == [b"a"]
+    assert setup.channel.deferred_count == 1
 
 
 def test_messages_delivered_after_an_empty_time_out_too() -> None:

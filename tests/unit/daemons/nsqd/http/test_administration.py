@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from nsq.daemons.nsqd.core.backlog import InMemory, StorageFailed
+from nsq.daemons.nsqd.core.backlog import StorageFailed
+from nsq.daemons.nsqd.core.broker import InMemory
 from nsq.daemons.serve.routes import EMPTY
 from nsq.wire import commands
 from tests.unit.daemons.nsqd.http.api import Api

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from nsq.daemons import COMPATIBLE_VERSION
+from nsq.daemons.nsqd.core.deferred import DueRange
 from nsq.daemons.nsqd.http import tls_gate
 from nsq.daemons.nsqd.options import TOPOLOGY_AWARE
+from nsq.daemons.nsqd.stats import due_within
 from nsq.daemons.serve.routes import OK, HttpError, Reply, Request
 from nsq.wire import commands
 from nsq.wire.frames import RawMessage
@@ -507,3 +509,28 @@ def test_thousands_of_topics_are_shown_in_slices() -> None:
         reply = asyncio.run(both(target))
         assert turns > 5, target
         assert reply.rest, target
+
+
+def test_deferred_messages_are_shown_by_stats_and_peek() -> None:
+    api = Api()
+    client = api.client()
+    client.send(
+        commands.sub("t", "c"), commands.dpub("t", 90_000, b"second"), commands.dpub("t", 5000, b"first")
+    )
+    client.settle()
+    [topic] = api.json("/stats?format=json&topic=t&channel=c")["topics"]
+    [channel] = topic["channels"]
+    assert (channel["deferred_count"], channel["deferred_on_disk"], channel["next_deferred_ms"]) == (
+        2,
+        0,
+        5000,
+    )
+    assert [each["count"] for each in channel["deferred_due"]] == [1, 1, 0, 0, 0, 0, 0, 0]
+    found = api.json("/channel/peek?topic=t&channel=c&deferred=true")["messages"]
+    assert [(each["body"], each["due_in_ms"]) for each in found] == [("first", 5000), ("second", 90_000)]
+
+
+def test_deferred_messages_on_disk_count_as_spread_over_the_time_of_their_file() -> None:
+    ranges = [DueRange(10.0, 10.0, 2), DueRange(0.0, 120.0, 100), DueRange(90_000.0, 90_010.0, 7)]
+    counts = [each["count"] for each in due_within(ranges, 0.0)]
+    assert counts == [52, 50, 0, 0, 0, 7, 0, 0]
