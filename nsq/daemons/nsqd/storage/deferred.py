@@ -46,7 +46,7 @@ from nsq.daemons.nsqd.disk.queue import DiskQueue
 from nsq.daemons.nsqd.disk.reading import survey
 from nsq.daemons.nsqd.disk.syncing import SyncJob, open_regular, read_regular
 from nsq.daemons.nsqd.storage.memory_first import decode, encode
-from nsq.daemons.worker_thread import in_thread
+from nsq.daemons.serve.worker_thread import in_thread
 
 _ENTRY = struct.Struct(">16sq")
 _HAS_LEFT = 0

@@ -21,7 +21,6 @@ from unittest.mock import patch
 
 import pytest
 
-from nsq.daemons.logs import DaemonLog
 from nsq.daemons.nsqd.core.broker import Broker
 from nsq.daemons.nsqd.core.channel import Channel
 from nsq.daemons.nsqd.disk import syncing
@@ -29,6 +28,7 @@ from nsq.daemons.nsqd.options import NsqdOptions
 from nsq.daemons.nsqd.storage import deferred, durable, storage
 from nsq.daemons.nsqd.storage.committer import Round
 from nsq.daemons.nsqd.storage.storage import Storage
+from nsq.daemons.serve.logs import DaemonLog
 from tests.fakes.clock import EPOCH_NS, FakeClock
 from tests.integration import go_reader
 from tests.unit.daemons.nsqd.core.consumer import Consumer
