@@ -84,7 +84,7 @@ class HandlerPool:
         self._max_attempts = max_attempts or float("inf")
         self._give_up = give_up
         self._starved = starved
-        self._requeue_delay = requeue_delay
+        self.requeue_delay = requeue_delay
         self.threads = 1
         """The number of threads of a handler that is added without one."""
         # For each handler: the function its threads run, their number, the messages one works on at once.
@@ -256,7 +256,7 @@ class HandlerPool:
                         continue
                     again = requeue_for_exception(error, no_backoff)
                     if not isinstance(error, Requeue):
-                        delay = self._requeue_delay(message.attempts)
+                        delay = self.requeue_delay(message.attempts)
                         again = delay, again[1]
                         outlook, extra = self._outlook(message, delay), self.fields_of(message)
                         log.exception("handler failed on %r; %s", message, outlook, extra=extra)
@@ -306,7 +306,7 @@ class HandlerPool:
         left = [message for message in batch if message.auto_response and not message.responded]
         if not left:
             return "all were answered before, have timed out, or are answered later"
-        delays = [self._requeue_delay(message.attempts) for message in left]
+        delays = [self.requeue_delay(message.attempts) for message in left]
         first, last = f"{min(delays):g}", f"{max(delays):g}"
         return f"{len(left)} again in {first if first == last else f'{first} to {last}'} s"
 
@@ -588,17 +588,20 @@ class DeadLetters:
             elif nsqds != self._nsqds:
                 self._producer.set_nsqds(nsqds)
             self._nsqds = nsqds
-        # Not longer than the message is ours: after that another consumer has it.
-        timeout = max(_LEAST_TIMEOUT, min(self._timeout, message.time_left))
         if self._reasons_of:
             letter = dead_letter(message, error, self._reasons_of, self._max_attempts)
             try:
-                self._producer.publish(self.topic, letter, timeout=timeout)
+                self._publish(self._producer, letter, message)
                 return
             except BadMessage:
-                log.warning("with its reason %r is too large for the topic %s: only its body goes there",
-                            message, self.topic)  # fmt: skip
-        self._producer.publish(self.topic, message.body, timeout=timeout)
+                text = "with its reason %r is too large for the topic %s: only its body goes there"
+                log.warning(text, message, self.topic)
+        self._publish(self._producer, message.body, message)
+
+    def _publish(self, producer: Producer, body: bytes, message: Message) -> None:
+        # Not longer than the message is ours: after that another consumer has it.
+        timeout = max(_LEAST_TIMEOUT, min(self._timeout, message.time_left))
+        producer.publish(self.topic, body, timeout=timeout)
 
     def close(self, timeout: float) -> list[str]:
         """Close the producer, which ends publishes under way; return the names of threads that have not ended
