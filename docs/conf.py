@@ -15,6 +15,7 @@ from sphinx.addnodes import pending_xref
 from sphinx.application import Sphinx
 
 import nsq
+from nsq import aio
 from nsq.options import OptionHelp
 
 project = "nsq"
@@ -57,7 +58,8 @@ settings.configure(INSTALLED_APPS=["nsq.contrib.django", "nsq.contrib.django.out
 django.setup()
 
 # The page has a table of the options; signatures need not repeat it.
-del nsq.Consumer.__signature__, nsq.Producer.__signature__
+for client in (nsq.Consumer, nsq.Producer, aio.Consumer, aio.Producer):
+    del client.__signature__
 
 FINAL_UNDERSCORE = re.compile(r"(?<![\w`])(\w+)_(?![\w`])")
 OPTIONS = re.compile(r"<!-- options(?:: ([\w.]+))? -->")

@@ -18,6 +18,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar, cast
 
+from nsq.config import SignatureWithOptions
 from nsq.consumer import consumer as threads_consumer
 from nsq.consumer.consumer import checked_callable, checked_seconds, checked_whole
 from nsq.consumer.handlers import (
@@ -149,6 +150,8 @@ class Producer:
     still waited for room among max_pending. ``producer`` is the nsq.Producer itself: its ``stats`` and
     ``health`` do not block.
     """
+
+    __signature__ = SignatureWithOptions(threads_producer.Producer)
 
     def __init__(self, *addresses: str, **options: Any) -> None:
         self.producer = threads_producer.Producer(*addresses, **options)
@@ -324,6 +327,8 @@ class Consumer:
     back off; a cancelled task requeues it at once and without backing off. ``consumer`` is the nsq.Consumer:
     its ``stats`` and ``health`` do not block.
     """
+
+    __signature__ = SignatureWithOptions(threads_consumer.Consumer, without="threads")
 
     def __init__(
         self,

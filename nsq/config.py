@@ -473,20 +473,29 @@ class Options(TypedDict, total=False):
 
 
 class SignatureWithOptions:
-    """The ``__signature__`` of a client: notebooks and help() show every option in place of ``**options``."""
+    """The ``__signature__`` of a client: notebooks and help() show every option in place of ``**options``.
+
+    With ``inner`` they show every argument of that client but ``without``.
+    """
+
+    def __init__(self, inner: type[Any] | None = None, *, without: str = "") -> None:
+        self._inner = inner
+        self._without = without
 
     def __get__(self, _: object, client: type[Any]) -> inspect.Signature:
         shown = inspect.signature(client.__init__)
         own = list(shown.parameters.values())[1:]
         if not own or own[-1].kind is not inspect.Parameter.VAR_KEYWORD:
             return shown.replace(parameters=own)
-        defaults = Config()
-        every = [
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=getattr(defaults, name))
-            for name in _FIELDS
-            if name not in shown.parameters
-        ]
-        return shown.replace(parameters=[*own[:-1], *every])
+        hidden = [*shown.parameters, self._without]
+        more = [each for each in self._options() if each.name not in hidden]
+        return shown.replace(parameters=[*own[:-1], *more])
+
+    def _options(self) -> Iterable[inspect.Parameter]:
+        if self._inner is not None:
+            return inspect.signature(self._inner).parameters.values()
+        keyword, defaults = inspect.Parameter.KEYWORD_ONLY, Config()
+        return [inspect.Parameter(name, keyword, default=getattr(defaults, name)) for name in _FIELDS]
 
 
 def _default_of(name: str) -> Any:

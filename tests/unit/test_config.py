@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import nsq
-from nsq import other_clients
+from nsq import aio, other_clients
 from nsq.config import Config, Options
 from nsq.errors import ConfigError
 
@@ -246,11 +246,15 @@ class TestForEditors:
         keywords = {name: kind.__forward_arg__ for name, kind in Options.__annotations__.items()}
         assert keywords == {field.name: field.type for field in dataclasses.fields(Config)}
 
-    @pytest.mark.parametrize("client", [nsq.Consumer, nsq.Producer])
+    @pytest.mark.parametrize("client", [nsq.Consumer, nsq.Producer, aio.Consumer, aio.Producer])
     def test_a_clients_signature_shows_every_option_with_its_default(self, client: type) -> None:
         shown = inspect.signature(client).parameters
         assert {name: shown[name].default for name in NAMES} == dict(vars(Config()))
         assert "options" not in shown
+        assert "nsqlookupd" in shown
+
+    def test_a_consumer_on_an_event_loop_shows_no_threads(self) -> None:
+        assert "threads" not in inspect.signature(aio.Consumer).parameters
 
     def test_a_subclass_shows_its_own_parameters(self) -> None:
         class Billing(nsq.Consumer):
