@@ -25,7 +25,7 @@ jobs := $(or $(JOBS),$(if $(ARGS),0,$(shell expr $$(getconf _NPROCESSORS_ONLN) +
 inputs := setup.cfg setup.py Makefile .ci/environment.py .ci/python
 # What is linted and typed: of examples and benchmarks, what there is.
 typed := nsq $(patsubst %/,%,$(sort $(dir $(wildcard examples/*.py benchmarks/*.py))))
-sources := $(typed) tests .ci .ci/packaging setup.py nsq_command.py $(wildcard pyspark_*.py)
+sources := $(typed) tests docs .ci .ci/packaging setup.py nsq_command.py $(wildcard pyspark_*.py)
 
 # A .venv that was made for another directory (a copied tree), or whose Python is gone, is made anew.
 usable := $(shell test "$$(cat .venv/made-for 2>/dev/null)" = "$$(pwd -P)" && $(python) -I -c '' 2>/dev/null && echo yes)
@@ -33,10 +33,10 @@ ifneq ($(usable),yes)
 anew := anew
 endif
 
-.PHONY: help run test django lint types format docs bench chaos races soak clean anew
+.PHONY: help run test django lint types format coverage packages docs bench chaos races soak clean anew
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' Makefile
 
 run: .venv/installed-run $(if $(SPARK),.venv/installed-spark) ## a web shop on a whole NSQ of its own (KEEP=1: goes on until Ctrl-C; SPARK=1)
 	@$(python) -m examples.demo $(if $(KEEP),--keep) $(if $(SPARK),--spark) $(ARGS)
@@ -47,19 +47,30 @@ test: .venv/installed-dev $(if $(SMOKE),,.venv/installed-spark .venv/installed-b
 django: .venv/installed-django6 ## the tests of nsq.contrib.django with Django 6, in a second environment
 	@if [ -x .venv/django6/bin/python ]; then .venv/django6/bin/python -m pytest tests/contrib/django $(ARGS); fi
 
-lint: .venv/installed-dev ## ruff: rules and format
+lint: .venv/installed-dev ## ruff: rules and format; the schemas of .github
 	@$(python) -m ruff check --quiet $(sources)
 	@$(python) -m ruff format --quiet --check $(sources) || { echo "not formatted: run 'make format'" >&2; exit 1; }
+	@$(python) -m check_jsonschema -q --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	@$(python) -m check_jsonschema -q --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/[!c]*.yml
 
-types: .venv/installed-dev .venv/installed-spark ## mypy --strict
-	@$(python) -m mypy --strict $(typed)
+types: .venv/installed-dev .venv/installed-spark ## mypy --strict, and less strictly over the tests
+	@$(python) -m mypy --strict $(typed) tests
 
 format: .venv/installed-dev ## put the code into ruff's format
 	@$(python) -m ruff check --quiet --fix-only $(sources)
 	@$(python) -m ruff format $(sources)
 
+coverage: .venv/installed-dev .venv/installed-spark ## the branches that the unit tests take, file by file
+	@$(python) -m coverage erase
+	@$(python) -m coverage run -m pytest -q tests/unit $(ARGS)
+	@$(python) -m coverage combine -q
+	@$(python) -m coverage report
+
+packages: .venv/installed-dev ## the sdist and the wheel, checked and installed into empty environments, in dist
+	@rm -rf dist && $(python) .ci/packaging dist
+
 docs: .venv/installed-docs ## the pages of docs/ and the reference, as HTML in build/docs
-	@$(python) -m mkdocs --quiet build --strict --clean $(ARGS)
+	@$(python) -m sphinx -q -W --keep-going -b html $(ARGS) docs build/docs
 	@echo build/docs/index.html
 
 bench: .venv/installed-dev .venv/installed-spark .venv/installed-interop ## the benchmarks (OLD=DIRECTORY: only beside the package in that older checkout)

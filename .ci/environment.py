@@ -38,15 +38,15 @@ EXTRAS = {
     "run": "server",
     "dev": "dev",
     "spark": "dev,spark-test",
-    "browser": "dev,browser-test",
+    "browser": "dev,browser-test,docs",
     "docs": "docs",
 }
 CONTENTS = {
     "run": "what the daemons need",
     "dev": "what tests and checks need, about 350 MB",
     "spark": "pyspark, pyarrow and deltalake, about 1 GB: this takes minutes",
-    "browser": "playwright, about 170 MB",
-    "docs": "mkdocs and its plugins",
+    "browser": "playwright and sphinx, about 200 MB",
+    "docs": "sphinx, and what the reference describes",
 }
 # Put the tree's directory on sys.path: Spark lists the modules there to find format("nsq"), and does not see
 # setuptools' usual import hook.

@@ -18,13 +18,14 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from benchmarks import client, daemon, picture, report, rounds, spark, tools
+from benchmarks import client, daemon, partitioned, picture, report, rounds, spark, tools
 from benchmarks.comparison import Comparison, Measure, Outcome, beside_old
 from benchmarks.processes import Broken, package_of
 
 SUITES: dict[str, Callable[[], Sequence[Comparison]]] = {
     "client": client.comparisons,
     "daemon": daemon.comparisons,
+    "partitioned": partitioned.comparisons,
     "spark": spark.comparisons,
     "tools": tools.comparisons,
 }

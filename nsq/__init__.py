@@ -25,26 +25,38 @@ from nsq.errors import AuthFirst as AuthFirst
 from nsq.errors import AuthServerError as AuthServerError
 from nsq.errors import BadBody as BadBody
 from nsq.errors import BadChannel as BadChannel
+from nsq.errors import BadExt as BadExt
 from nsq.errors import BadMessage as BadMessage
+from nsq.errors import BadPartition as BadPartition
 from nsq.errors import BadTopic as BadTopic
+from nsq.errors import ChannelNotRegistered as ChannelNotRegistered
 from nsq.errors import Closed as Closed
 from nsq.errors import ConfigError as ConfigError
 from nsq.errors import ConnectionFailed as ConnectionFailed
 from nsq.errors import ConnectionLost as ConnectionLost
+from nsq.errors import CreateTopicFailed as CreateTopicFailed
 from nsq.errors import DialFailed as DialFailed
 from nsq.errors import DpubFailed as DpubFailed
+from nsq.errors import ExtendForbidden as ExtendForbidden
+from nsq.errors import ExtendNeeded as ExtendNeeded
+from nsq.errors import ExtNotSupported as ExtNotSupported
 from nsq.errors import FinFailed as FinFailed
 from nsq.errors import Forked as Forked
 from nsq.errors import FrameError as FrameError
 from nsq.errors import HandshakeFailed as HandshakeFailed
 from nsq.errors import IdentifyFailed as IdentifyFailed
 from nsq.errors import InvalidCommand as InvalidCommand
+from nsq.errors import InvalidHeader as InvalidHeader
 from nsq.errors import InvalidMessage as InvalidMessage
 from nsq.errors import InvalidName as InvalidName
+from nsq.errors import InvalidTraceId as InvalidTraceId
 from nsq.errors import LayerError as LayerError
 from nsq.errors import MpubFailed as MpubFailed
+from nsq.errors import NotLeader as NotLeader
 from nsq.errors import NotNsqd as NotNsqd
+from nsq.errors import NotWritable as NotWritable
 from nsq.errors import NsqError as NsqError
+from nsq.errors import OrderIsMust as OrderIsMust
 from nsq.errors import PubFailed as PubFailed
 from nsq.errors import PublishFailed as PublishFailed
 from nsq.errors import PublishUncertain as PublishUncertain
@@ -52,6 +64,9 @@ from nsq.errors import QueueFull as QueueFull
 from nsq.errors import ReqFailed as ReqFailed
 from nsq.errors import ServerError as ServerError
 from nsq.errors import SubFailed as SubFailed
+from nsq.errors import TagNotSupported as TagNotSupported
+from nsq.errors import TooMuchWaiting as TooMuchWaiting
+from nsq.errors import TopicNotExist as TopicNotExist
 from nsq.errors import TouchFailed as TouchFailed
 from nsq.errors import Unanswered as Unanswered
 from nsq.errors import Unauthorized as Unauthorized
@@ -70,11 +85,14 @@ if TYPE_CHECKING:
     from nsq.consumer.reports import ConsumerHooks as ConsumerHooks
     from nsq.consumer.reports import StopReport as StopReport
     from nsq.message import Message as Message
+    from nsq.partitioned.ordered import Decision as Decision
+    from nsq.partitioned.ordered import Stuck as Stuck
     from nsq.producer.producer import Producer as Producer
     from nsq.producer.reports import Acknowledged as Acknowledged
     from nsq.producer.reports import CloseReport as CloseReport
     from nsq.producer.reports import Failed as Failed
     from nsq.producer.reports import FlushReport as FlushReport
+    from nsq.wire.frames import Published as Published
 
 _ERRORS = [name for name, value in globals().items() if isinstance(value, type)]
 
@@ -89,11 +107,14 @@ _HOME = {
     "ConsumerHooks": "nsq.consumer.reports",
     "StopReport": "nsq.consumer.reports",
     "Message": "nsq.message",
+    "Decision": "nsq.partitioned.ordered",
+    "Stuck": "nsq.partitioned.ordered",
     "Producer": "nsq.producer.producer",
     "Acknowledged": "nsq.producer.reports",
     "CloseReport": "nsq.producer.reports",
     "Failed": "nsq.producer.reports",
     "FlushReport": "nsq.producer.reports",
+    "Published": "nsq.wire.frames",
 }
 
 __all__ = ["__version__", *_ERRORS, *_HOME]

@@ -12,7 +12,7 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from types import TracebackType
@@ -37,11 +37,12 @@ from nsq.message import Message
 from nsq.producer import producer as threads_producer
 from nsq.producer.futures import PublishFuture
 from nsq.producer.producer import around
-from nsq.producer.publishes import Defer, checked_timeout, new_multi_publish, new_publish
+from nsq.producer.publishes import Defer, checked_timeout
 from nsq.producer.reports import CloseReport, FlushReport
 from nsq.threads.signals import SignalWatch
 from nsq.threads.stop_signals import StopSignals
 from nsq.threads.waiters import Waiters
+from nsq.wire.frames import Published
 
 log = Logger("nsq.aio")
 
@@ -160,28 +161,47 @@ class Producer:
         return f"<aio.{repr(self.producer)[1:]}"
 
     async def publish(
-        self, topic: str, body: bytes, *, defer: Defer | None = None, timeout: float | None = None
-    ) -> None:
+        self,
+        topic: str,
+        body: bytes,
+        *,
+        key: str | bytes | int | None = None,
+        partition: int | None = None,
+        trace: int | None = None,
+        headers: Mapping[str, Any] | None = None,
+        tag: str | None = None,
+        defer: Defer | None = None,
+        timeout: float | None = None,
+    ) -> Published:
         """Return when an nsqd has stored the message. ``timeout`` covers everything, waiting for room too."""
         hook, config = self.producer._around_publish, self.producer._config
+        make, more = self.producer._pool.book.new_publish, (key, partition, trace, headers, tag)
         if hook is None:
-            await self._send(new_publish(PublishFuture, topic, body, defer, config), timeout)
-            return
+            return await self._send(make(PublishFuture, topic, body, defer, config, *more), timeout)
         with around(hook, topic, [body]) as (body,):
-            await self._send(new_publish(PublishFuture, topic, body, defer, config), timeout)
+            return await self._send(make(PublishFuture, topic, body, defer, config, *more), timeout)
 
     async def multi_publish(
-        self, topic: str, bodies: Iterable[bytes], *, timeout: float | None = None
-    ) -> None:
+        self,
+        topic: str,
+        bodies: Iterable[bytes],
+        *,
+        key: str | bytes | int | None = None,
+        partition: int | None = None,
+        trace: int | None = None,
+        headers: Mapping[str, Any] | None = None,
+        tag: str | None = None,
+        timeout: float | None = None,
+    ) -> Published:
         """Publish all messages at once to one nsqd, which stores all or, unless it fails midway, none."""
         hook, config = self.producer._around_publish, self.producer._config
+        make, more = self.producer._pool.book.new_multi_publish, (key, partition, trace, headers, tag)
         if hook is None:
-            await self._send(new_multi_publish(PublishFuture, topic, bodies, config), timeout)
-            return
+            return await self._send(make(PublishFuture, topic, bodies, config, *more), timeout)
         with around(hook, topic, bodies) as several:
-            await self._send(new_multi_publish(PublishFuture, topic, several, config), timeout)
+            return await self._send(make(PublishFuture, topic, several, config, *more), timeout)
 
-    async def _send(self, publish: PublishFuture, timeout: float | None) -> None:
+    async def _send(self, publish: PublishFuture, timeout: float | None) -> Published:
         results = self._own_results()
         deadline = time.monotonic() + checked_timeout(timeout, self.producer._config.publish_timeout)
         result = _Result(results, publish, deadline)
@@ -193,6 +213,7 @@ class Producer:
         error = await result.ended
         if error is not None:
             raise error
+        return publish.published
 
     def _own_results(self) -> _FromThreads[_Result]:
         loop = asyncio.get_running_loop()

@@ -11,17 +11,17 @@ and certifi are loaded only when TLS is used.
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypedDict
 
 from nsq import options
 from nsq.errors import ConfigError
-from nsq.literals import parse_boolean
-from nsq.options import METADATA, Option, OptionHelp
+from nsq.options import METADATA, Option, OptionHelp, parse_boolean
 from nsq.other_clients import option_here
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class Config:
 
     # The connection to an nsqd
     dial_timeout: float = options.seconds(
-        5.0, 0.001, 300.0, "Time to reach an nsqd. go-nsq's 1 s is lost to a single dropped packet."
+        5.0, 0.001, 300.0, "Time to reach an nsqd. go-nsq: 1 s, which a single lost packet uses up."
     )
     handshake_timeout: float = options.seconds(
         15.0, 0.001, 300.0, "Time until a connection is ready: dialing, TLS, IDENTIFY, AUTH, SUB."
@@ -82,19 +82,21 @@ class Config:
         30.0,
         1.0,
         300.0,
-        "How often nsqd asks for a sign of life; -1 switches it off: then nothing finds a connection that "
-        "died in silence.",
+        "How often nsqd sends a heartbeat, which the client answers; -1 turns heartbeats off: then a "
+        "connection that died in silence is not noticed.",
         also=(-1.0,),
     )
     reconnect_initial: float = options.seconds(
         0.25, 0.001, 3600.0, "Pause before a lost or refused connection is dialed again, at first."
     )
-    reconnect_max: float = options.seconds(60.0, 0.001, 3600.0, "The longest that pause grows to.")
+    reconnect_max: float = options.seconds(
+        60.0, 0.001, 3600.0, "Longest pause before a lost or refused connection is dialed again."
+    )
     max_frame_size: int = options.count(
         64 * _MIB,
         1024,
         2**31 - 1,
-        "Bytes of the largest frame accepted from an nsqd; more ends the connection.",
+        "Bytes of the largest frame accepted from an nsqd; a larger one ends the connection.",
     )
 
     # How a client identifies itself
@@ -139,16 +141,18 @@ class Config:
         options.PATH, "Authorities that may sign nsqd's certificate, instead of certifi's."
     )
     tls_cert_file: str | None = options.maybe(options.PATH, "This client's certificate.")
-    tls_key_file: str | None = options.maybe(options.PATH, "Its key, unless it is in tls_cert_file.")
+    tls_key_file: str | None = options.maybe(
+        options.PATH, "Key of this client's certificate, unless tls_cert_file contains it."
+    )
     tls_server_name: str | None = options.maybe(
         options.TEXT, "Name expected in nsqd's certificate, instead of the host dialed."
     )
     tls_min_version: str = options.choice("TLSv1.2", ("TLSv1.2", "TLSv1.3"), "Oldest TLS version accepted.")
     tls_verify: bool = options.switch(
-        "Check nsqd's certificate and name; without, anybody can pose as your nsqd.", default=True
+        "Check nsqd's certificate and name; if not, any server can pose as your nsqd.", default=True
     )
     deflate: bool = options.switch("Compress connections with deflate.")
-    deflate_level: int = options.count(6, 1, 9, "How hard deflate tries.")
+    deflate_level: int = options.count(6, 1, 9, "Compression level of deflate.")
     snappy: bool = options.switch("Compress connections with snappy; not together with deflate.")
     auth_secret: str = options.declare("", Option("Secret to authorize with.", options.TEXT, secret=True))
     lookupd_authorization: str = options.choice(
@@ -165,13 +169,19 @@ class Config:
         "How often the nsqlookupds are asked. Sooner at first while none lists an nsqd.",
     )
     lookupd_poll_jitter: float = options.share(
-        0.3, "Random share of the interval, so that clients spread out."
+        0.3, "Random share of lookupd_poll_interval, so that clients spread out."
     )
     lookupd_poll_timeout: float = options.seconds(
-        5.0, 0.1, 300.0, "Time for one whole round of asking all of them. go-nsq: 60 s for each."
+        5.0, 0.1, 300.0, "Time for one round of asking all nsqlookupds. go-nsq: 60 s for each."
+    )
+    cluster: str = options.choice(
+        "detect",
+        ("detect", "original", "partitioned"),
+        "Which NSQ the nsqlookupds belong to; detect asks them, and follows a change.",
     )
     prune: bool = options.switch(
-        "Leave an nsqd that three complete rounds in a row do not list any more; failed lookups never count."
+        "Disconnect from an nsqd that three complete rounds in a row did not list; a round with a failed "
+        "lookup is not complete."
     )
 
     # Consuming
@@ -193,8 +203,10 @@ class Config:
     default_requeue_delay: float = options.seconds(
         90.0, 0.0, 3600.0, "Delay of a requeued message, times its attempts so far."
     )
-    max_requeue_delay: float = options.seconds(900.0, 0.0, 3600.0, "The longest such delay.")
-    requeue_jitter: float = options.share(0.0, "Random share of such a delay, so that messages spread out.")
+    max_requeue_delay: float = options.seconds(900.0, 0.0, 3600.0, "Longest delay of a requeued message.")
+    requeue_jitter: float = options.share(
+        0.0, "Random share added to the delay of a requeued message, so that messages spread out."
+    )
     auto_touch: bool = options.switch("Touch a message while its handler runs, as long as nsqd allows.")
     backoff_strategy: str | BackoffStrategy = options.choice(  # noqa: RUF009
         EXPONENTIAL,
@@ -202,15 +214,20 @@ class Config:
         "How long to back off after failures: a name, or a function from the step (1, 2, …) to seconds.",
         kind=options.STRATEGY,
     )
-    backoff_multiplier: float = options.seconds(1.0, 0.0, 3600.0, "Seconds that the named strategies double.")
+    backoff_multiplier: float = options.seconds(
+        1.0,
+        0.0,
+        3600.0,
+        "Seconds that the named strategies double at every step: with 1, pauses of 2, 4, 8 … seconds.",
+    )
     max_backoff_duration: float = options.seconds(
-        120.0, 0.0, 3600.0, "Longest backing off; 0 switches it off."
+        120.0, 0.0, 3600.0, "Longest pause of backing off; 0 turns backoff off."
     )
     low_rdy_idle_timeout: float = options.seconds(
         10.0, 1.0, 300.0, "Idle time after which an nsqd's RDY may go to another one."
     )
     low_rdy_timeout: float = options.seconds(
-        30.0, 1.0, 300.0, "Time after which its RDY may go, idle or not."
+        30.0, 1.0, 300.0, "Time after which an nsqd's RDY may go to another one even if it is busy."
     )
     rdy_redistribute_interval: float = options.seconds(5.0, 0.001, 5.0, "How often RDY is redistributed.")
 
@@ -391,6 +408,85 @@ class Config:
 
 _FIELDS = {field.name: field for field in dataclasses.fields(Config)}
 _OPTIONS: dict[str, Option] = {name: field.metadata[METADATA] for name, field in _FIELDS.items()}
+
+
+class Options(TypedDict, total=False):
+    """The options as keyword arguments of a client, for type checkers and editors."""
+
+    dial_timeout: float
+    handshake_timeout: float
+    read_timeout: float
+    write_timeout: float
+    local_address: str | None
+    heartbeat_interval: float
+    reconnect_initial: float
+    reconnect_max: float
+    max_frame_size: int
+    client_id: str
+    hostname: str
+    user_agent: str
+    topology_region: str
+    topology_zone: str
+    msg_timeout: float
+    sample_rate: int
+    output_buffer_size: int | None
+    output_buffer_timeout: float
+    low_latency: bool
+    tls: bool | ssl.SSLContext
+    tls_ca_file: str | None
+    tls_cert_file: str | None
+    tls_key_file: str | None
+    tls_server_name: str | None
+    tls_min_version: str
+    tls_verify: bool
+    deflate: bool
+    deflate_level: int
+    snappy: bool
+    auth_secret: str
+    lookupd_authorization: str
+    lookupd_poll_interval: float
+    lookupd_poll_jitter: float
+    lookupd_poll_timeout: float
+    cluster: str
+    prune: bool
+    max_in_flight: int | None
+    max_attempts: int
+    default_requeue_delay: float
+    max_requeue_delay: float
+    requeue_jitter: float
+    auto_touch: bool
+    backoff_strategy: str | BackoffStrategy
+    backoff_multiplier: float
+    max_backoff_duration: float
+    low_rdy_idle_timeout: float
+    low_rdy_timeout: float
+    rdy_redistribute_interval: float
+    publish_timeout: float
+    publish_connections: int
+    max_pending: int
+    max_pending_bytes: int
+    coalesce: bool
+    max_msg_size: int
+    max_body_size: int
+    max_defer: float
+    retry_uncertain: bool
+
+
+class SignatureWithOptions:
+    """The ``__signature__`` of a client: notebooks and help() show every option in place of ``**options``."""
+
+    def __get__(self, _: object, client: type[Any]) -> inspect.Signature:
+        shown = inspect.signature(client.__init__)
+        own = list(shown.parameters.values())[1:]
+        if not own or own[-1].kind is not inspect.Parameter.VAR_KEYWORD:
+            return shown.replace(parameters=own)
+        defaults = Config()
+        every = [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=getattr(defaults, name))
+            for name in _FIELDS
+            if name not in shown.parameters
+        ]
+        return shown.replace(parameters=[*own[:-1], *every])
 
 
 def _default_of(name: str) -> Any:

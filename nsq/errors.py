@@ -18,6 +18,16 @@ error may be stored nevertheless. This module imports nothing of the package.
 
 from __future__ import annotations
 
+import os
+
+_ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+
+def how_to_install(extra: str) -> str:
+    """Return the command that installs an extra, in a clone or for the released package."""
+    package = "-e '." if os.path.isfile(os.path.join(_ROOT, "setup.cfg")) else "'nsq"
+    return f"pip install {package}[{extra}]'"
+
 
 class NsqError(Exception):
     """The root: ``except nsq.NsqError`` catches all errors of this package and no others."""
@@ -83,7 +93,7 @@ class Unanswered(ConnectionFailed):
 
 
 class ServerError(NsqError):
-    """nsqd refused a command. ``code`` is its E_ code, ``text`` its explanation."""
+    """nsqd refused a command. ``code`` is its ``E_`` code, ``text`` its explanation."""
 
     code = ""
     fatal = True  # nsqd closes the connection after it
@@ -193,6 +203,103 @@ class ReqFailed(ServerError):
 
 class TouchFailed(ServerError):
     code = "E_TOUCH_FAILED"
+    fatal = False
+
+
+# Errors of partitioned NSQ. ``fatal`` says what each does to the connection of a publish.
+
+
+class NotLeader(ServerError):
+    """E_FAILED_ON_NOT_LEADER: another node leads this partition, or too few replicas are alive."""
+
+    code = "E_FAILED_ON_NOT_LEADER"
+    fatal = False
+    retry = True
+
+
+class NotWritable(ServerError):
+    """E_FAILED_ON_NOT_WRITABLE: the partition takes no writes at the moment, as while its leader moves."""
+
+    code = "E_FAILED_ON_NOT_WRITABLE"
+    fatal = False
+    retry = True
+
+
+class TopicNotExist(ServerError):
+    """E_TOPIC_NOT_EXIST: this node does not have the partition. Publishing creates no topic here."""
+
+    code = "E_TOPIC_NOT_EXIST"
+    retry = True
+
+
+class BadPartition(ServerError):
+    code = "E_BAD_PARTITION"
+
+
+class TooMuchWaiting(ServerError):
+    """E_PUB_TOO_MUCH_WAITING: too many publishes wait on this node."""
+
+    code = "E_PUB_TOO_MUCH_WAITING"
+    retry = True
+
+
+class ExtNotSupported(ServerError):
+    """E_EXT_NOT_SUPPORT: the topic was created without support for headers and tags."""
+
+    code = "E_EXT_NOT_SUPPORT"
+    fatal = False
+
+
+class TagNotSupported(ServerError):
+    code = "E_TAG_NOT_SUPPORT"
+    fatal = False
+
+
+class BadExt(ServerError):
+    code = "E_BAD_EXT"
+    fatal = False
+
+
+class InvalidHeader(ServerError):
+    """E_INVALID_JSON_HEADER: the headers are not a JSON object that nsqd accepts."""
+
+    code = "E_INVALID_JSON_HEADER"
+    fatal = False
+
+
+class InvalidTraceId(ServerError):
+    code = "INVALID_TRACE_ID"
+    fatal = False
+
+
+class OrderIsMust(ServerError):
+    """E_SUB_ORDER_IS_MUST: the topic allows only ordered subscriptions."""
+
+    code = "E_SUB_ORDER_IS_MUST"
+
+
+class ExtendNeeded(ServerError):
+    """E_SUB_EXTEND_NEED: the topic has headers, and the subscription did not ask for them."""
+
+    code = "E_SUB_EXTEND_NEED"
+    retry = True
+
+
+class ExtendForbidden(ServerError):
+    """E_SUB_EXTEND_FORBIDDON, as the server spells it: the topic has no headers, and they were asked for."""
+
+    code = "E_SUB_EXTEND_FORBIDDON"
+    retry = True
+
+
+class ChannelNotRegistered(ServerError):
+    """E_SUB_CHANNEL_NOT_REGISTERED: the topic's channels are created by its administrators only."""
+
+    code = "E_SUB_CHANNEL_NOT_REGISTERED"
+
+
+class CreateTopicFailed(ServerError):
+    code = "E_CREATE_TOPIC_FAILED"
     fatal = False
 
 

@@ -20,8 +20,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from nsq.errors import ConfigError, NsqError, UsageError
-from nsq.literals import quote
-from nsq.options import METADATA, NUMBER, SECONDS, TEXT, WHOLE, YES_NO, Kind, Option, closest, declare
+from nsq.options import METADATA, NUMBER, SECONDS, TEXT, WHOLE, YES_NO, Kind, Option, closest, declare, quote
 
 OptionsT = TypeVar("OptionsT")
 
@@ -303,7 +302,8 @@ def parse_command(
         options, words = _parse_mixed(options_class, list(argv), prog)
     except FlagExit as end:
         if not end.status:
-            end.text = end.text.replace(f"Usage of {prog}:", f"Usage: {prog} {line}\n\n{about}\n\nFlags:", 1)
+            usage = f"Usage: {prog} {line}".rstrip()
+            end.text = end.text.replace(f"Usage of {prog}:", f"{usage}\n\n{about}\n\nFlags:", 1)
         raise
     names = line.split()
     least = sum(not name.startswith("[") for name in names)

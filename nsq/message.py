@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from itertools import groupby
 from operator import attrgetter
@@ -43,6 +43,9 @@ class MessageDelegate(Protocol):
     def holds(self, message: Message) -> bool:
         """Whether the message is in flight: neither answered nor, as far as we know, timed out."""
 
+    def time_out(self, message: Message) -> bool:
+        """Drop a message that timed out before a handler began it; return whether it was in flight."""
+
 
 class Message:
     """A message: ``id`` and ``body`` are bytes, ``timestamp`` is in nanoseconds since the epoch.
@@ -72,20 +75,28 @@ class Message:
         body: bytes,
     ) -> None:
         self._delegate = delegate
-        self.received_at = received_at  # on the monotonic clock, as is ``expires_at``
-        self.expires_at = expires_at  # when nsqd gives the message to another consumer
+        #: When the message arrived, on the monotonic clock.
+        self.received_at = received_at
+        #: When nsqd gives the message to another consumer, on the monotonic clock.
+        self.expires_at = expires_at
+        #: When nsqd received the message, in nanoseconds since the epoch.
         self.timestamp = timestamp
+        #: How many times nsqd has delivered the message, from 1.
         self.attempts = attempts
+        #: The id that nsqd gave the message: 16 bytes.
         self.id = message_id
+        #: The body, as it was published.
         self.body = body
+        #: Whether the end of the handler answers the message.
         self.auto_response = True
 
     def __repr__(self) -> str:
+        state = "" if self._delegate.holds(self) else ", no longer in flight"
+        return f"<Message {self.id.decode('latin-1')} of {self.topic}{state}, {self._shown()}>"
+
+    def _shown(self) -> str:
         begin = f"{self.body[:_SHOWN]!r}{'…' if len(self.body) > _SHOWN else ''}"
-        return (
-            f"<Message {self.id.decode('latin-1')} of {self.topic}, attempt {self.attempts}, "
-            f"{len(self.body)} bytes: {begin}>"
-        )
+        return f"attempt {self.attempts}, {len(self.body)} bytes: {begin}"
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a Message cannot be pickled, as its connection cannot: pass its body on")
@@ -113,6 +124,43 @@ class Message:
     def time_left(self) -> float:
         """Seconds until the message expires."""
         return max(0.0, self.expires_at - time.monotonic())
+
+    # From a partitioned NSQ; None where nsqd does not tell.
+
+    @property
+    def partition(self) -> int | None:
+        """The topic's partition that the message belongs to."""
+        return None
+
+    @property
+    def internal_id(self) -> int | None:
+        """The number that nsqd gave the message; within a partition it only grows."""
+        return None
+
+    @property
+    def trace_id(self) -> int | None:
+        """The number that its publisher gave the message; 0 if there was none."""
+        return None
+
+    @property
+    def offset(self) -> int | None:
+        """Where the message begins in its partition, in bytes."""
+        return None
+
+    @property
+    def size(self) -> int | None:
+        """The bytes that the message takes up in its partition."""
+        return None
+
+    @property
+    def headers(self) -> Mapping[str, Any] | None:
+        """The headers that the message was published with, without those reserved for NSQ."""
+        return None
+
+    @property
+    def tag(self) -> str | None:
+        """The tag that the message was published with."""
+        return None
 
     def json(self) -> Any:
         """Return the body, parsed as JSON. Raises ValueError if it is none."""
@@ -171,3 +219,8 @@ def finish_all(messages: Iterable[Message]) -> None:
     """Finish the messages that still need an answer; skip the others."""
     for delegate, own in groupby(messages, attrgetter("_delegate")):
         delegate.finish_all(list(own))
+
+
+def time_out(message: Message) -> None:
+    """Drop a message that timed out before a handler began it."""
+    message._delegate.time_out(message)

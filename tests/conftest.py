@@ -1,4 +1,4 @@
-"""Applies to every test: a test must leave nothing behind."""
+"""Fixtures for every test: a test must leave nothing behind."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def spark_said() -> str:
-    lacks = f"NO SPARK TESTS: {' and '.join(SPARK_LACKS)} not installed (pip install 'nsq[spark]')"
+    lacks = f"NO SPARK TESTS: {' and '.join(SPARK_LACKS)} not installed (pip install -e '.[spark]')"
     return lacks if SPARK_LACKS else "spark: its tests are included"
 
 

@@ -1,5 +1,5 @@
-"""``NSQ_TEST_LATE=7 pytest tests/unit/producer`` makes one line in forty late, whichever thread comes there;
-the number decides which.
+"""``NSQ_TEST_LATE=7 pytest tests/unit/producer`` delays one line in forty, in whichever thread runs it;
+the number chooses the lines.
 
 A test that asks what another thread is about to do passes a thousand times, and fails on a machine that has
 something else to do just then. So may a program. Between any two lines a thread can stand still for as long

@@ -49,7 +49,7 @@ Tool = Callable[[Setting], Sequence[str]]
 
 _NOTHING_PROGRAM = """\
 import nsq
-from nsq.collector import tune_gc
+from nsq.gc_settings import tune_gc
 tune_gc()
 consumer = nsq.Consumer("{topic}", "{channel}", nsqd="{nsqd}", max_in_flight={in_flight})
 consumer.add_handler(lambda message: None).run()

@@ -24,6 +24,7 @@ from typing import Any, NoReturn, cast
 from nsq.config import Config
 from nsq.connection.handshake import dial
 from nsq.connection.session import GONE, Session
+from nsq.connection.subscription import Subscription
 from nsq.errors import (
     AlreadyResponded,
     ConnectionLost,
@@ -35,7 +36,6 @@ from nsq.errors import (
 )
 from nsq.log import Logger
 from nsq.message import Message
-from nsq.threads.waiters import join_threads
 from nsq.transport.base import Stream, Transport
 from nsq.transport.layered import LayeredStream
 from nsq.wire import commands
@@ -102,12 +102,11 @@ class ConnDelegate:
 
 
 class Conn:
-    """A connection, and the delegate of its messages. ``connect`` blocks until the connection is ready,
-    ``start`` starts its loops.
+    """A connection, and the delegate of its messages. ``connect`` blocks until the connection is ready; then
+    two threads run ``write_loop`` and ``read_loop``.
 
-    The names of the threads begin with ``name``. The write loop calls ``encode`` to turn the items given to
-    ``put`` into bytes; by default these are commands and answers to messages. A delegate with threads of its
-    own calls ``write_loop`` and ``read_loop`` there instead of ``start``.
+    The write loop calls ``encode`` to turn the items given to ``put`` into bytes; by default these are
+    commands and answers to messages.
     """
 
     def __init__(
@@ -118,13 +117,13 @@ class Conn:
         *,
         transport: Transport,
         context: TlsContext | None = None,
-        topic: str = "",
-        channel: str = "",
-        name: str = "nsq",
+        subscription: Subscription | None = None,
         encode: Encoder | None = None,
     ) -> None:
         self.address = address
-        self.topic = topic
+        self.subscription = subscription
+        self.key = address, None if subscription is None else subscription.key
+        self.topic = "" if subscription is None else subscription.topic
         self.connected_at = 0.0
         self.last_message_at = 0.0
         self.waiting: deque[Any] = deque()
@@ -132,13 +131,14 @@ class Conn:
         self.closed = False
         """Whether writing has ended."""
         self.session = Session(IdentifyReply())
+        self.version = ""
+        """nsqd's version, once connected."""
         self._config = config
         self._delegate = delegate
         self._transport = transport
         self._context = context
-        self._channel = channel
         self._encode = encode or self._encode_answers
-        self._name = name
+        self._decode: Callable[..., Message] = Message if subscription is None else subscription.decode
         self._wakeup: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._asleep = False  # the write loop waits on ``_wakeup``
         self._asked_to_close = False
@@ -148,7 +148,6 @@ class Conn:
         self._reading = False
         self._layered: LayeredStream | None = None  # set before the first byte
         self._writer_left = threading.Event()
-        self._threads: list[threading.Thread] = []
 
     def __repr__(self) -> str:
         return f"<Conn {self.address}{'' if self.open else ' closed'}>"
@@ -162,8 +161,7 @@ class Conn:
             self._config,
             self._transport,
             self._context,
-            topic=self.topic,
-            channel=self._channel,
+            self.subscription,
             deadline=deadline,
             opened=self._adopt,
         )
@@ -174,8 +172,9 @@ class Conn:
         silent = self._config.heartbeat_interval < 0  # then any silence is allowed
         self._stream.read_timeout = None if silent else self._config.read_timeout
         self.session = Session(ready.reply)
+        self.version = ready.reply.version
         self._parser: FrameParser[Message] = FrameParser(
-            partial(Message, self, 0.0, 0.0), max_frame=self._config.max_frame_size
+            partial(self._decode, self, 0.0, 0.0), max_frame=self._config.max_frame_size
         )
         self._rest = ready.rest
         self.connected_at = self.last_message_at = time.monotonic()
@@ -185,21 +184,10 @@ class Conn:
         if self.closed:  # checked after the line above: ``close`` sees the stream, or we see ``closed``
             stream.close()
 
-    def start(self) -> None:
-        """Start the loops, which call the delegate. Raises ConnectionLost when no thread can be started."""
-        try:
-            for loop, job in ((self.write_loop, "write"), (self.read_loop, "read")):
-                name = f"{self._name}-{job}-{self.address}"
-                thread = threading.Thread(target=loop, name=name, daemon=True)
-                thread.start()
-                self._threads.append(thread)
-        except RuntimeError as error:
-            self.close()
-            raise ConnectionLost(f"{self.address}: no thread for the connection: {error}") from error
-
     @property
-    def started(self) -> bool:
-        return len(self._threads) > 1
+    def local_ip(self) -> str | None:
+        """The IP address that the connection comes from, if the transport knows it."""
+        return None if self._layered is None else getattr(self._layered.stream, "local_ip", None)
 
     @property
     def open(self) -> bool:
@@ -211,7 +199,7 @@ class Conn:
     def put(self, item: Any) -> None:
         """Queue an item. Look at ``closed`` afterwards: items put after closing are never written."""
         self.waiting.append(item)
-        if self._asleep and self._wakeup.empty():
+        if self._asleep and self._wakeup.empty():  # ``_wake``, inlined on the hot path
             self._wakeup.put(None)
 
     def send_rdy(self, count: int) -> None:
@@ -227,7 +215,9 @@ class Conn:
         self.put(commands.CLS)
 
     def _wake(self) -> None:
-        """Wake the write loop if it sleeps; awake, it looks again anyway."""
+        """Wake the write loop if it sleeps; awake, it looks again anyway. First make the change that it is to
+        see.
+        """
         if self._asleep and self._wakeup.empty():
             self._wakeup.put(None)
 
@@ -260,14 +250,17 @@ class Conn:
         data = self._encode(self.waiting)
         if not data:
             # Set the flag first, then look again: either we see the item that another thread puts, or that
-            # thread sees the flag and wakes us.
+            # thread sees the flag and wakes us. Each look is a method of the shared deque, set or lock, which
+            # locks it: a bare ``len`` or ``bool`` could see an old state where there is no GIL.
             self._asleep = True
             if self.session.close_wait and self.session.drained:  # close_wait first: it saves a call
                 self._asked_to_close = self._closing = True
             data = self._encode(self.waiting)
             if not data and self._closing:
                 return False
-            if not (data or (self._layers is not None and self._layers.has_pending)):
+            if not data:
+                if self._layers is not None:
+                    self._layers.flush_pending(self._config.write_timeout)
                 self._wakeup.get()
             self._asleep = False
         for start in range(0, len(data), _PIECE):
@@ -282,8 +275,14 @@ class Conn:
         answered: list[Message] = []
         session = self.session
         popleft = waiting.popleft  # no other thread removes items
-        for kind, row in groupby([popleft() for _ in range(len(waiting))], type):
-            if kind is Message:
+        try:
+            first = popleft()  # not ``len``: see ``_write_what_waits``
+        except IndexError:
+            items = []
+        else:
+            items = [first, *[popleft() for _ in range(len(waiting))]]
+        for kind, row in groupby(items, type):
+            if issubclass(kind, Message):
                 done: list[Message] = list(row)
                 parts.append(commands.fins([message.id for message in done]))
                 answered += done
@@ -304,8 +303,10 @@ class Conn:
 
     # The read loop.
 
-    def read_loop(self) -> None:
-        """Read until the connection ends, then release everything and tell the delegate."""
+    def read_loop(self) -> NsqError | None:
+        """Read until the connection ends, then release everything and tell the delegate. Return the cause, as
+        ``on_close`` gets it.
+        """
         cause: NsqError | None = None
         self._reading = True
         try:
@@ -324,7 +325,7 @@ class Conn:
         except Exception as error:
             log.exception("reading from %s failed, which is a bug of ours", self.address)
             cause = ConnectionLost(f"{self.address}: {error!r}")
-        self._end(cause)
+        return self._end(cause)
 
     def _receive(self, data: bytes) -> None:
         parser = self._parser
@@ -332,14 +333,14 @@ class Conn:
             self._delegate.on_ok(self, 1)
             return
         now = time.monotonic()
-        parser.message = partial(Message, self, now, now + self.session.msg_timeout)
+        parser.message = partial(self._decode, self, now, now + self.session.msg_timeout)
         replies = parser.replies
         frames = parser.feed(data)
         if parser.replies == replies:
             if frames:
                 self._on_messages(cast("list[Message]", frames), now)
             return
-        messages = [frame for frame in frames if type(frame) is Message]
+        messages = [frame for frame in frames if isinstance(frame, Message)]
         if messages:
             self._on_messages(messages, now)
         # Replies after messages: a CLOSE_WAIT must find the messages of the same chunk in flight.
@@ -376,7 +377,7 @@ class Conn:
     # The end.
 
     def close(self, *, after_writing: bool = False) -> None:
-        """End the connection, now or when all waiting items are written. Does not wait: ``join`` does."""
+        """End the connection, now or when all waiting items are written. Does not wait."""
         self._asked_to_close = True
         if after_writing:
             self._closing = True
@@ -395,7 +396,7 @@ class Conn:
             else:
                 self._layered.close()  # no read loop will do it
 
-    def _end(self, cause: NsqError | None) -> None:
+    def _end(self, cause: NsqError | None) -> NsqError | None:
         """Release everything and tell the delegate, at the end of the read loop."""
         self._reading = False
         self._fail(cause)
@@ -403,11 +404,9 @@ class Conn:
         # Wait for the write loop: closing the stream has ended a write that it was blocked in.
         self._writer_left.wait(_WRITER_GRACE + self._config.write_timeout)
         # A fatal error of nsqd's tells more than how the connection broke.
-        self._delegate.on_close(self, None if self._asked_to_close else self._refusal or self._causes[0])
-
-    def join(self, deadline: float) -> bool:
-        """Wait for both loops to end; return whether they have."""
-        return not join_threads(self._threads, deadline)
+        cause = None if self._asked_to_close else self._refusal or self._causes[0]
+        self._delegate.on_close(self, cause)
+        return cause
 
     def abandon(self) -> None:
         """Forget the connection in a forked child: it belongs to the parent. Takes no lock."""
@@ -434,8 +433,8 @@ class Conn:
             self._refuse(message)
         if not self._delegate.on_finished(self, message):
             self.waiting.append(message)  # ``put``, inlined on the hot path
-            if self._asleep and self._wakeup.empty():
-                self._wakeup.put(None)
+            if self._asleep:
+                self._wake()
 
     def finish_all(self, messages: list[Message]) -> None:
         """Finish the messages that still need an answer; skip the others."""

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from nsq.config import Config
+from nsq.connection.subscription import Subscription
 from nsq.errors import (
     AuthFirst,
     BadBody,
@@ -47,9 +48,8 @@ def dial(
     config: Config,
     transport: Transport,
     context: TlsContext | None,
+    subscription: Subscription | None = None,
     *,
-    topic: str = "",
-    channel: str = "",
     deadline: float,
     opened: Callable[[LayeredStream], None] = lambda _: None,
 ) -> Ready:
@@ -64,7 +64,7 @@ def dial(
         nsqd = ReplyStream(address, stream, deadline)
         try:
             opened(stream)
-            reply = shake_hands(nsqd, config, context, topic, channel)
+            reply = shake_hands(nsqd, config, context, subscription)
         except BaseException as error:
             stream.close()
             if isinstance(error, LayerError):
@@ -84,10 +84,11 @@ def dial(
 
 
 def shake_hands(
-    nsqd: ReplyStream, config: Config, context: TlsContext | None, topic: str, channel: str
+    nsqd: ReplyStream, config: Config, context: TlsContext | None, subscription: Subscription | None
 ) -> IdentifyReply:
-    """Return nsqd's answer to IDENTIFY, or raise the error. Does not subscribe without a topic."""
-    data = nsqd.ask(commands.MAGIC_V2 + commands.identify(identify_request(config).encode()))
+    """Return nsqd's answer to IDENTIFY, or raise the error."""
+    more = {} if subscription is None else subscription.identify
+    data = nsqd.ask(commands.MAGIC_V2 + commands.identify(identify_request(config).encode(more)))
     try:
         # An nsqd too old to negotiate says OK: it grants nothing and does not tell its limits.
         reply = IdentifyReply() if data == OK else IdentifyReply.decode(data)
@@ -108,8 +109,8 @@ def shake_hands(
         if not config.auth_secret:
             raise AuthFirst("this nsqd requires AUTH: give auth_secret")
         nsqd.ask(commands.auth(config.auth_secret.encode()))  # raises if nsqd refuses
-    if topic:
-        _expect_ok(nsqd.ask(commands.sub(topic, channel)), "SUB")
+    if subscription is not None:
+        _expect_ok(nsqd.ask(subscription.command()), "SUB")
     return reply
 
 

@@ -79,6 +79,7 @@ class Session:
 
     @property
     def in_flight(self) -> int:
+        self._in_flight.pop(b"", None)  # locks the dict, so that no answer given before this is missed
         return len(self._in_flight)
 
     def holds(self, message: Message) -> bool:
@@ -168,7 +169,7 @@ class Session:
     @property
     def drained(self) -> bool:
         """Whether the connection may end: no more messages come, and all are answered."""
-        return self.close_wait and not self._unsettled
+        return self.close_wait and not self._unsettled.copy()  # ``copy`` locks the set; ``bool`` does not
 
     # RDY.
 

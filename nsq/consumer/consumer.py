@@ -6,17 +6,20 @@ import math
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
+from datetime import datetime
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar, Unpack, cast, overload
 
-from nsq.config import Config
-from nsq.consumer.engine import Engine
-from nsq.consumer.handlers import BatchHandler, Handler, check_handler
+from nsq.config import Config, Options, SignatureWithOptions
+from nsq.connection.subscription import Subscription
+from nsq.consumer.engine import Engine, plain_discovery, plain_pool
+from nsq.consumer.handlers import BatchHandler, Handler, HandlerPool, check_handler
+from nsq.consumer.rdy import RdyWindows
 from nsq.consumer.reports import ConsumerHealth, ConsumerHooks, ConsumerStats, StopReport
 from nsq.discovery.lookups import Discovery
-from nsq.errors import Closed, ConfigError, Forked, ServerError, UsageError
+from nsq.errors import Closed, ConfigError, Forked, NsqError, UsageError
 from nsq.log import Logger
 from nsq.message import Message
 from nsq.threads.signals import SignalWatch
@@ -26,6 +29,9 @@ from nsq.transport.base import Transport
 from nsq.wire.names import check_channel, check_topic
 
 log = Logger("nsq.consumer")
+
+if TYPE_CHECKING:
+    from nsq.partitioned.tracing import Tracing
 
 T = TypeVar("T")
 H = TypeVar("H", bound=Callable[..., Any])
@@ -56,9 +62,20 @@ class Consumer:
     that the consumer knows; ``give_up`` is a function that gets it instead. ``dead_letter_reasons=True`` puts
     dead letters into an envelope that says why, and gives a message up right when its last attempt fails.
 
+    With nsqlookupds of a partitioned NSQ the consumer has a connection for each partition of the topic, or of
+    ``partitions``. With ``ordered=True`` it handles the messages of each partition one after the other. A
+    message whose handler fails then comes again after a growing pause, for ever, and its partition waits:
+    ``on_stuck`` is a function that decides otherwise, and after every ``stuck_after`` attempts the log and
+    the hook ``stuck`` report it. ``out_of_order="stop"`` leaves a partition when a message of it comes out of
+    order. ``start`` begins at a position (``"end"``, ``"offset:BYTES"``, ``"count:MESSAGES"``, an aware
+    datetime), ``trace=True`` traces the topic from the beginning, ``desired_tag`` and ``header_filter``
+    select messages.
+
     ``around_handler`` gets each handler when it is added, and returns the function to call instead, on the
     handler's threads. ``at_thread_end`` is called by every handler thread before it ends.
     """
+
+    __signature__ = SignatureWithOptions()
 
     def __init__(
         self,
@@ -76,13 +93,25 @@ class Consumer:
         at_thread_end: Callable[[], object] | None = None,
         rewrite_address: Callable[[str], str] | None = None,
         accept_addresses: Callable[[list[str]], Iterable[str]] | None = None,
+        ordered: bool = False,
+        on_stuck: Callable[[Any], object] | None = None,
+        stuck_after: int | None = None,
+        out_of_order: str | None = None,
+        partitions: Collection[int] | None = None,
+        start: str | datetime | None = None,
+        trace: bool = False,
+        desired_tag: str | None = None,
+        header_filter: Mapping[str, str] | None = None,
         transport: Transport | None = None,
         config: Config | None = None,
-        **options: Any,
+        **options: Unpack[Options],
     ) -> None:
         refuse_eventlet()
+        #: The topic of the messages.
         self.topic = check_topic(topic)
+        #: The channel of the topic.
         self.channel = check_channel(channel)
+        #: The options, with those that were given as keywords.
         self.config = Config.of(config, options)
         nsqds, nsqlookupds = checked_nsqds(nsqd), checked("nsqlookupd", nsqlookupd)
         if not nsqds and not nsqlookupds:
@@ -91,10 +120,33 @@ class Consumer:
             raise ConfigError(f"hooks is {hooks!r}; it must be an instance of a subclass of ConsumerHooks")
         self._follow_handlers = self.config.max_in_flight is None
         self._warned_of_zero = False
+        subscription = Subscription(self.topic, self.channel)
+        discovery: dict[str, Any] = {
+            "subscription": subscription,
+            "config": self.config,
+            "nsqds": nsqds,
+            "nsqlookupds": nsqlookupds,
+            "rewrite": checked_callable("rewrite_address", rewrite_address),
+            "accept": checked_callable("accept_addresses", accept_addresses),
+        }
+        if ordered and "max_attempts" in options:
+            raise ConfigError("max_attempts is given with ordered=True, which skips no message: use on_stuck")
+        of_partitions = {
+            "ordered": ordered,
+            "on_stuck": checked_callable("on_stuck", on_stuck),
+            "stuck_after": None if stuck_after is None else checked_whole("stuck_after", stuck_after),
+            "out_of_order": out_of_order,
+            "partitions": partitions,
+            "start": start,
+            "trace": trace,
+            "desired_tag": desired_tag,
+            "header_filter": header_filter,
+        }
+        self._tracing: Tracing | None = None
         self._engine = Engine(
-            self.topic,
-            self.channel,
+            subscription,
             self.config,
+            *self._parts(discovery, of_partitions),
             transport,
             hooks,
             checked_callable("give_up", give_up),
@@ -104,17 +156,23 @@ class Consumer:
         self._engine.pool.threads = checked_whole("threads", threads)
         self._engine.pool.at_thread_end = checked_callable("at_thread_end", at_thread_end)
         self._around_handler = checked_callable("around_handler", around_handler)
-        self._engine.discovery = Discovery(  # made here, so that a wrong address raises here
-            self.topic,
-            self.config,
-            self._engine,
-            name=self._engine.name,
-            nsqds=nsqds,
-            nsqlookupds=nsqlookupds,
-            rewrite=checked_callable("rewrite_address", rewrite_address),
-            accept=checked_callable("accept_addresses", accept_addresses),
-        )
         self._pid = os.getpid()
+
+    def _parts(
+        self, discovery: dict[str, Any], options: dict[str, Any]
+    ) -> tuple[Callable[[Engine], Discovery], Callable[[Engine], HandlerPool], type[RdyWindows]]:
+        """Return the parts of the engine that differ for a partitioned NSQ. Which NSQ it is shows later."""
+        given = {name: value for name, value in options.items() if value is not None and value is not False}
+        if discovery["nsqlookupds"] and self.config.cluster != "original":
+            from nsq.partitioned.consuming import parts_for
+
+            parts = parts_for(discovery, given)
+            self._tracing = parts.tracing
+            return parts.make_discovery, parts.make_pool, parts.windows
+        for name in given:
+            reason = "cluster is 'original'" if discovery["nsqlookupds"] else "give nsqlookupd"
+            raise ConfigError(f"{name} needs a partitioned NSQ and its nsqlookupds: {reason}")
+        return partial(plain_discovery, discovery), plain_pool, RdyWindows
 
     def _checked_dead_letters(self, dead_letters: str | None, give_up: object) -> str | None:
         if dead_letters is None:
@@ -354,9 +412,17 @@ class Consumer:
         engine = self._own_engine
         checked_whole("max_in_flight", max_in_flight, least=0)
         self._follow_handlers = False
+        engine.max_in_flight_set = True
         engine.windows.max_in_flight = max_in_flight
         engine.decide_soon()
         self._warn_of_zero()
+
+    def set_tracing(self, on: bool) -> None:
+        """Log a line on ``nsq.trace`` for each message from now on, or stop to. Needs a partitioned NSQ."""
+        engine = self._own_engine
+        if self._tracing is None:
+            raise UsageError("tracing needs a partitioned NSQ and its nsqlookupds: give nsqlookupd")
+        self._tracing.switch(engine.topic, on)
 
     def pause(self) -> None:
         """Take no new messages until ``resume``."""
@@ -371,8 +437,10 @@ class Consumer:
         engine.decide_soon()
 
     @property
-    def refusal(self) -> ServerError | None:
-        """The error of an nsqd, if every known nsqd refuses this consumer for good; ``run`` raises it."""
+    def refusal(self) -> NsqError | None:
+        """The error of an nsqd, if every known nsqd refuses this consumer for good; or the reason why its
+        options do not suit the topic. ``run`` raises it.
+        """
         return self._engine.refusal
 
     @property

@@ -3,7 +3,8 @@
     a user's thread   makes a request for start, stop, pause …, and waits until it is carried out
     read loops        put messages into the inbox; a connection's end is a request
     handler threads   answer; an answer that changes the backoff is a request, and the owner sends it
-    discovery         dials on threads of its own; a new connection is a request
+    endpoints         dial on their read threads; a new connection is a request, and so is a failure
+    discovery         finds the nsqds to connect to; each change is a request
     the owner         (NAME-rdy) carries out the requests, one after the other, and looks at the clock
 
 Connections, windows and the stop belong to the owner alone, so they need no lock, and a signal may interrupt
@@ -18,13 +19,17 @@ import math
 import random
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from nsq.config import Config
+from nsq.connection.backoff import Pauses
 from nsq.connection.conn import Conn, ConnDelegate
+from nsq.connection.endpoint import Endpoint, Endpoints, Key, Status, Wanted
 from nsq.connection.handshake import describe
+from nsq.connection.subscription import Subscription
 from nsq.consumer.handlers import DeadLetters, HandlerPool, requeue_delay
 from nsq.consumer.rdy import Backoff, Outcome, RdyWindows, Strategy, exponential
 from nsq.consumer.reports import (
@@ -60,72 +65,109 @@ _STEP = 0.05
 _STARVED_AT = 0.85
 #: Seconds that a caller waits for the owner to carry out a request such as ``pause``.
 _PATIENCE = 5.0
+#: Seconds. If a connection lived at least so long, and longer than the longest pause before the next dial, it
+#: was a good one: pauses begin anew. An nsqd that accepts and then hangs up never gets there.
+_STEADY = 10.0
+
+
+class ConsumingEndpoint(Endpoint):
+    """One nsqd of a consumer, for one subscription."""
+
+    def __init__(self, engine: Engine, config: Config, pauses: Pauses) -> None:
+        super().__init__(engine, config, time.monotonic, pauses.draw)
+        self._engine, self._pauses = engine, pauses
+
+    def make_conn(self) -> Conn:
+        return Conn(
+            self.address,
+            self._config,
+            self._engine,
+            transport=self._engine.transport,
+            context=self._engine.context,
+            subscription=self.subscription,
+        )
+
+    def connected(self, conn: Conn) -> None:
+        self._engine.adopt(self, conn)
+
+    def refused(self, error: NsqError, news: bool) -> None:
+        self._engine.refused(self, error, news)
+
+    def ended(self, conn: Conn, cause: NsqError | None) -> None:
+        now = self._clock()
+        if cause is None:  # as we ordered; it may be wanted again meanwhile
+            self.backoff.lost(None, now)
+            return
+        if now - conn.connected_at >= max(_STEADY, self._pauses.ceiling(self.backoff.failures)):
+            self.backoff.failures = 0
+        self.backoff.failed(cause, now)
+        self._engine.discovery.ask_soon()
 
 
 class Engine(ConnDelegate):
-    """The owner and its state; also discovery's host. ``discovery`` is set before the start."""
+    """The owner and its state. Discovery reports to ``found`` and ``dropped``."""
 
     def __init__(
         self,
-        topic: str,
-        channel: str,
+        subscription: Subscription,
         config: Config,
-        transport: Transport | None,
-        hooks: ConsumerHooks | None,
-        give_up: Callable[[Message], None] | None,
+        make_discovery: Callable[[Engine], Discovery],
+        make_pool: Callable[[Engine], HandlerPool],
+        windows: type[RdyWindows],
+        transport: Transport | None = None,
+        hooks: ConsumerHooks | None = None,
+        give_up: Callable[[Message], None] | None = None,
         dead_letters: str | None = None,
         dead_letter_reasons: bool = False,
     ) -> None:
-        self.topic = topic
-        self.channel = channel
-        self.name = f"nsq-{topic}/{channel}"
-        self.discovery: Discovery
-        self.windows = RdyWindows(
+        self.topic = subscription.topic
+        self.channel = subscription.channel
+        self.name = f"nsq-{self.topic}/{self.channel}"
+        self.windows = windows(
             config.max_in_flight or 0,
-            Backoff(_strategy(config), config.max_backoff_duration),
+            Backoff(backoff_strategy(config), config.max_backoff_duration),
             random.choice,
             config.low_rdy_idle_timeout,
             config.low_rdy_timeout,
         )
         self.owner = Owner(f"{self.name}-rdy", log, begin=self._begin, turn=self._turn)
         self.report: StopReport | None = None  # set when the consumer has stopped
-        self.refusal: ServerError | None = None
-        """The error of an nsqd, if every nsqd refuses the subscription."""
+        self.refusal: NsqError | None = None
+        """The error of an nsqd, if every nsqd refuses the subscription; or why it is impossible."""
         self.watch: SignalWatch | None = None  # set while ``run`` waits for ``report`` or ``refusal``
-        self.pool = HandlerPool(
-            self.name,
-            max_attempts=config.max_attempts,
-            give_up=self._gives_up,
-            expired=self._expired,
-            starved=lambda: self.starved,
-            requeue_delay=self.requeue_delay,
-        )
-        self.pool.fields = self._fields()
         self.touches_unanswered = False
         """Whether auto_touch also touches messages that the program answers after their handler's end."""
-        self._config = config
+        self.config = config
+        self.pool = make_pool(self)
+        self.pool.fields = self._fields()
         self._own_transport = SocketTransport(config.local_address)
-        self._transport = transport or self._own_transport
-        self._context = context_of(config)
+        self.transport = transport or self._own_transport
+        self.context = context_of(config)
         self._hooks = hooks or ConsumerHooks()
         self._hooked = hooks is not None  # without hooks, events cost nothing
         self._callbacks = Callbacks(f"{self.name}-hooks", log)
         self.pool.gives_up_at_last_failure = dead_letter_reasons
-        reasons_of = f"{topic}/{channel}" if dead_letter_reasons else ""
-        self._dead_letters = (
-            None
-            if dead_letters is None
-            else DeadLetters(dead_letters, config, transport, self._known_nsqds, reasons_of)
-        )
-        self._give_up = give_up
+        reasons_of = f"{self.topic}/{self.channel}" if dead_letter_reasons else ""
+        self._dead_letters: DeadLetters | None = None
+        if dead_letters is not None:
+            known = self._known_addresses
+            self._dead_letters = DeadLetters(dead_letters, config, transport, known, reasons_of)
+        self._user_give_up = give_up
         self._decision_due = False  # the windows may have to change
-        # The connections by address, and the totals of ended ones: received, finished, requeued, timed out.
-        self._conns_and_totals: tuple[dict[str, Conn], list[int]] = {}, [0, 0, 0, 0]
-        self._dialing: set[Conn] = set()
-        self._refusals: dict[str, ServerError] = {}  # by address
+        # The connections, and the totals of ended ones: received, finished, requeued, timed out.
+        self._conns_and_totals: tuple[dict[Key, Conn], list[int]] = {}, [0, 0, 0, 0]
+        pauses = Pauses(config.reconnect_initial, config.reconnect_max, random.random)
+        self.endpoints: Endpoints[ConsumingEndpoint] = Endpoints(
+            lambda: ConsumingEndpoint(self, config, pauses),
+            time.monotonic,
+            search=lambda: self.discovery.ask_soon(),
+        )
         self._given_up = 0
         self._counting = threading.Lock()  # guards the line above; taken by handler threads alone
         self._ticked_at = 0.0
+        self.max_in_flight_set = False
+        """Whether the user has set max_in_flight while the consumer ran."""
+        self._warned_of_turns = False
         self._shrunk = False  # the log has a warning about the handlers' limit
         # The beginning and the end.
         self._failed: Exception | None = None  # why not all threads could be started
@@ -134,6 +176,7 @@ class Engine(ConnDelegate):
         self._closing: list[Conn] | None = None  # during a stop: the connections that got CLS
         self._left: StopReport | None = None  # for a ``stop`` whose time is up before the threads have ended
         self._stop_by = self._handlers_by = self._join_by = math.inf
+        self.discovery = make_discovery(self)
 
     # Requests: any thread.
 
@@ -217,8 +260,7 @@ class Engine(ConnDelegate):
         self.pool.abandon()
         self.discovery.abandon()
         self._own_transport.abandon()
-        for conn in [*self._conns.values(), *self._dialing.copy()]:
-            conn.abandon()
+        self.endpoints.abandon()
         self._conns_and_totals = {}, self._conns_and_totals[1]
         self._inherited = True
         watch, self.watch = self.watch, None
@@ -242,17 +284,18 @@ class Engine(ConnDelegate):
 
     def _turn(self) -> float | None:
         self._tick()
+        if self._closing is None:
+            self._see_to_endpoints()
         if self._decision_due:
             self._decision_due = False
             self._decide()
-        if self._refusals:
-            self._see_whether_all_refuse()
         if self._closing is not None:
-            self._stop_when_done(self._closing)
+            self._stop_when_done()
         if self.report is not None:
             self._wake_run()
             return None
-        return min(self._next_tick(), self._stop_by)
+        due = self.pool.turn(time.monotonic())
+        return min(due, self._next_tick(), self._stop_by, self.endpoints.next_due())
 
     # The stop: the owner.
 
@@ -270,16 +313,15 @@ class Engine(ConnDelegate):
         self._closing = conns = list(self._conns.values())
         self.owner.changed.wake()
         self.discovery.stop()
+        self.endpoints.stop()
         self._own_transport.interrupt()
-        for conn in self._dialing.copy():
-            conn.close()
         # Close all before deciding: one's RDY must not go to another that is about to close.
         for conn in conns:
             conn.send_cls()
             self.windows.closing(conn)
         self._decide()
 
-    def _stop_when_done(self, closing: list[Conn]) -> None:
+    def _stop_when_done(self) -> None:
         if self._conns and time.monotonic() < self._stop_by:
             return
         left = list(self._conns.values())
@@ -291,17 +333,16 @@ class Engine(ConnDelegate):
         answered = all(conn.session.answered for conn in left)
         for conn in left:
             conn.close()
-        # Join also those that have ended by themselves: their loops report events until their end.
-        conns = {*closing, *left}
-        self._join(
-            lambda by: [] if all(conn.join(by) for conn in conns) else ["connections"], lambda: self._join_by
-        )
+        # Their loops report events until their end. Those that still dial are joined later.
+        ending = set(Status) - {Status.DIALING}
+        self._join(lambda by: self.endpoints.join(by, ending), lambda: self._join_by)
         if self._dead_letters is not None:
             # First, as handlers may wait for it: those of messages that are not ours any more.
             seconds = max(0.0, (self._handlers_by - time.monotonic()) / 2)
             threads = [*self._left.unfinished_threads, *self._dead_letters.close(seconds)]
             self._left = replace(self._left, unfinished_threads=threads)
         self._join(self.pool.stop, lambda: self._handlers_by)
+        self._join(self.endpoints.join, lambda: self._join_by)
         self._join(self.discovery.join, lambda: self._join_by)
         self.owner.run_requests()
         for conn in list(self._conns.values()):  # cut off, but its threads have not ended yet
@@ -327,7 +368,8 @@ class Engine(ConnDelegate):
         before = self._left
         step = 0.0  # the first join does not wait: it fills in ``_left``
         while left := join(min(by(), time.monotonic() + step)):
-            self._left = replace(before, unfinished_threads=[*before.unfinished_threads, *left])
+            names = dict.fromkeys([*before.unfinished_threads, *left])
+            self._left = replace(before, unfinished_threads=list(names))
             self.owner.run_requests()
             if time.monotonic() >= by():
                 return
@@ -337,8 +379,8 @@ class Engine(ConnDelegate):
     # The clock: the owner.
 
     def _next_tick(self) -> float:
-        interval = self._config.rdy_redistribute_interval
-        if self._config.auto_touch:
+        interval = self.config.rdy_redistribute_interval
+        if self.config.auto_touch:
             interval = min(interval, self._shortest_timeout() / 4)
         if self.windows.handling.active:
             interval = min(interval, self._shortest_timeout() / 8)
@@ -354,7 +396,7 @@ class Engine(ConnDelegate):
             return
         self._ticked_at = now
         conns = list(self._conns.values())
-        if self._config.auto_touch:
+        if self.config.auto_touch:
             working = None if self.touches_unanswered else set(self.pool.in_work())
             for conn in conns:
                 conn.touch_expiring(now, working)
@@ -376,14 +418,14 @@ class Engine(ConnDelegate):
 
     def _handling_time(self) -> float:
         """Return the seconds within which a handler must begin with a message."""
-        if not self._config.auto_touch:
+        if not self.config.auto_touch:
             return self._shortest_timeout()
         return min((conn.session.max_msg_timeout for conn in self._conns.values()), default=900.0)
 
     def _handlers_are_late(self) -> None:
         """Lower the handlers' limit: a message has timed out before its handler was done."""
         now, timeout, most = time.monotonic(), self._handling_time(), self.windows.max_in_flight
-        if self.windows.handling.expired(now, timeout, most, len(self.pool)):
+        if self.windows.handled_late(now, timeout, len(self.pool)):
             limit = self.windows.allowed
             log.log(
                 logging.INFO if self._shrunk else logging.WARNING,
@@ -416,11 +458,6 @@ class Engine(ConnDelegate):
             assert isinstance(conn, Conn)
             conn.send_rdy(rdy)
 
-    def expect(self, connections: int) -> None:
-        """Note how many connections there will be shortly. Called by discovery."""
-        self.windows.expected = connections
-        self.request_decision()
-
     def _outcome(self, outcome: Outcome, conn: Conn, answer: Message | tuple[Message, int]) -> None:
         """Note an outcome, and send the answer after the RDY: the answer makes room for another message."""
         backoff, now = self.windows.backoff, time.monotonic()
@@ -448,56 +485,80 @@ class Engine(ConnDelegate):
         if self._hooked:
             self._callbacks.tell(hook, *args)
 
-    # Connections come and go.
+    # Connections come and go. Requests of discovery and of endpoints, and the owner.
 
     @property
-    def _conns(self) -> dict[str, Conn]:
+    def _conns(self) -> dict[Key, Conn]:
         return self._conns_and_totals[0]
 
-    def dial(self, address: str) -> None:
-        """Dial an nsqd, on a thread of discovery."""
-        conn = Conn(
-            address,
-            self._config,
-            self,
-            transport=self._transport,
-            context=self._context,
-            topic=self.topic,
-            channel=self.channel,
-            name=self.name,
-        )
-        self._dialing.add(conn)
-        try:
-            if self._stop_requested:  # after ``add``: ``_begin_to_stop`` sees the connection, or we see that
-                raise Closed("the consumer is stopping")
-            conn.connect(time.monotonic() + self._config.handshake_timeout)
-            self._do(partial(self._adopt, conn), math.inf)
-        finally:
-            self._dialing.discard(conn)
-            if not conn.started:
-                conn.close()
+    def connected_keys(self) -> list[Key]:
+        return list(self._conns)
 
-    def _adopt(self, conn: Conn) -> None:
-        if self._stop_requested or conn.address in self._conns:
+    def give_each_room(self) -> None:
+        """Let each connection have a message at a time, unless the user has set a smaller max_in_flight."""
+        self.owner.ask(self._give_each_room)
+
+    def _give_each_room(self) -> None:
+        self.windows.grows = self.config.max_in_flight is None and not self.max_in_flight_set
+        self._decision_due = True
+        connections = len(self.endpoints.table)
+        if not self.windows.grows and 0 < self.windows.allowed < connections and not self._warned_of_turns:
+            self._warned_of_turns = True
+            log.warning(
+                "%s: max_in_flight is %d, but there are %d partitions: they take turns, one message each. "
+                "Leave it out, or give at least their number",
+                self.name,
+                self.windows.max_in_flight,
+                connections,
+            )
+
+    def found(self, wanted: dict[Key, Wanted]) -> None:
+        self.owner.ask(partial(self.endpoints.want, wanted))
+
+    def dropped(self, key: Key) -> None:
+        self.owner.ask(partial(self._drop, key))
+
+    def _drop(self, key: Key) -> None:
+        """Close a connection that is not wanted any more."""
+        conn = self._conns.get(key)
+        if conn is not None and not conn.session.closing:
+            conn.send_cls()
+            self.windows.closing(conn)
+            self._decide()
+
+    def _see_to_endpoints(self) -> None:
+        if self.endpoints.changed:
+            self.endpoints.changed = False
+            # Before the dials, so that RDY is shared among all connections to come, not among the first.
+            expected = self.endpoints.expected()
+            if expected != self.windows.expected:
+                self.windows.expected = expected
+                self._decision_due = True
+            self._see_whether_all_refuse()
+        self.endpoints.dial_due()
+
+    def adopt(self, endpoint: ConsumingEndpoint, conn: Conn) -> None:
+        """Have the owner accept a new connection. Raises Closed if it is not needed any more."""
+        self._do(partial(self._adopt, endpoint, conn), math.inf)
+
+    def _adopt(self, endpoint: ConsumingEndpoint, conn: Conn) -> None:
+        if self._stop_requested or endpoint.wanted is None:
             raise Closed(f"the connection to {conn.address} is not needed any more")
-        self._refusals.pop(conn.address, None)
-        conns, gone = self._conns_and_totals
-        self._conns_and_totals = {**conns, conn.address: conn}, gone
-        self._dialing.discard(conn)  # here: a stop from now on must not cut it off
-        # Before the loops run: hooks must hear of a connection's beginning before its end.
+        endpoint.status = Status.CONNECTED  # here: a stop from now on must not cut it off
+        endpoint.backoff.reason, endpoint.backoff.final = None, False
         self.windows.connected(conn, conn.session.max_rdy, time.monotonic())
         self._decide()
+        # When it has its share: ``wait_until_connected`` counts it from now on.
+        conns, gone = self._conns_and_totals
+        self._conns_and_totals = {**conns, conn.key: conn}, gone
+        # Before the loops run: hooks must hear of a connection's beginning before its end.
         self._tell(self._hooks.connected, conn.address)
+        self.discovery.connected(conn)
         log.info("%s: connected to nsqd %s", self.name, conn.address, extra=self._fields(conn.address))
-        try:
-            conn.start()
-        except NsqError as error:
-            self._forget(conn, error)
-            raise
 
     def _forget(self, conn: Conn, cause: NsqError | None) -> None:
         self._conns_and_totals = (
-            {address: each for address, each in self._conns.items() if each is not conn},
+            {key: each for key, each in self._conns.items() if each is not conn},
             _added(self._conns_and_totals[1], [conn]),
         )
         self.windows.disconnected(conn)
@@ -508,35 +569,44 @@ class Engine(ConnDelegate):
         else:
             log.warning("%s: connection lost: %s", self.name, describe(conn.address, cause), extra=fields)
         self._tell(self._hooks.disconnected, conn.address, cause)
+        self.discovery.disconnected(conn.key, cause)
 
-    def drop(self, address: str) -> None:
-        """Close a connection that is not wanted any more. Called by discovery."""
-        self.owner.ask(partial(self._drop, address))
-
-    def _drop(self, address: str) -> None:
-        conn = self._conns.get(address)
-        if conn is not None:
-            conn.send_cls()
-            self.windows.closing(conn)
-            self._decide()
-
-    def refused(self, address: str, error: NsqError) -> None:
-        """Note that a dial has failed. Called by discovery."""
-        self.owner.ask(partial(self._refused, address, error))
-
-    def _refused(self, address: str, error: NsqError) -> None:
-        if not isinstance(error, ServerError) or error.retry:
-            self._refusals.pop(address, None)  # the nsqd no longer refuses us for good
+    def refused(self, endpoint: ConsumingEndpoint, error: NsqError, news: bool) -> None:
+        """Log and report that a dial has failed, unless it failed so before."""
+        wanted = endpoint.wanted
+        passing = wanted is not None and self.discovery.refused(wanted.key, error)
+        if not news or isinstance(error, Closed):
             return
-        if str(self._refusals.get(address)) != str(error):
-            self._tell(self._hooks.server_error, address, error)
-        self._refusals[address] = error
+        reason, fields = describe(endpoint.address, error), self._fields(endpoint.address)
+        level = logging.INFO if passing else logging.WARNING
+        log.log(level, "no connection to an nsqd, trying again: %s", reason, extra=fields)
+        if isinstance(error, ServerError) and not error.retry:
+            self._tell(self._hooks.server_error, endpoint.address, error)
 
     def _see_whether_all_refuse(self) -> None:
-        """End ``run`` if every known nsqd has refused the subscription and none is connected."""
-        known = {nsqd.address for nsqd in self.discovery.state.nsqds}
-        if self.refusal is None and not self._conns and known and known <= self._refusals.keys():
-            self.refusal = next(iter(self._refusals.values()))
+        """End ``run`` if every known nsqd has refused the subscription for good."""
+        if self.refusal is not None or self._conns:
+            return
+        reasons = [each.backoff.reason for each in self.endpoints.all]
+        refusals = [each for each in reasons if isinstance(each, ServerError) and not each.retry]
+        if refusals and len(refusals) == len(reasons):
+            self.refusal = refusals[0]
+            self._wake_run()
+
+    def tell_stuck(self, message: Message) -> None:
+        self._tell(self._hooks.stuck, message)
+
+    def tell_out_of_order(self, message: Message) -> None:
+        self._tell(self._hooks.out_of_order, message)
+
+    def refuse(self, error: NsqError) -> None:
+        """Note that the topic cannot be consumed with the user's options. Called by discovery."""
+        log.error("%s: %s", self.name, error)
+        self.owner.ask(partial(self._refuse, error))
+
+    def _refuse(self, error: NsqError) -> None:
+        if self.refusal is None:
+            self.refusal = error
             self._wake_run()
 
     # The connections' delegate, called by their loops and by threads that answer.
@@ -547,7 +617,7 @@ class Engine(ConnDelegate):
         if nsqd is not None:
             silent = now - nsqd.last_message_at
             nsqd.last_message_at = nsqd.has_sent_at = now
-            if silent >= self._config.low_rdy_idle_timeout:
+            if silent >= self.config.low_rdy_idle_timeout:
                 self.request_decision()  # this nsqd's share grows again
         self._tell(self._hooks.received, messages)
         self.pool.put(messages)
@@ -562,7 +632,6 @@ class Engine(ConnDelegate):
 
     def on_close(self, conn: Conn, cause: NsqError | None) -> None:
         self.owner.ask(partial(self._forget, conn, cause))
-        self.discovery.lost(conn.address, time.monotonic() - conn.connected_at, cause)
 
     def wants_answers(self) -> bool:
         return self._hooked or self.windows.backoff.level > 0 or self.windows.below_target
@@ -589,7 +658,7 @@ class Engine(ConnDelegate):
         return False
 
     def requeue_delay(self, attempts: int) -> float:
-        return requeue_delay(attempts, self._config, random.random())
+        return requeue_delay(attempts, self.config, random.random())
 
     def on_timed_out(self, conn: Conn, message: Message) -> None:
         log.warning("%r from %s timed out here", message, conn.address, extra=self.pool.fields_of(message))
@@ -601,25 +670,27 @@ class Engine(ConnDelegate):
 
     # The handlers' threads.
 
-    def _known_nsqds(self) -> set[str]:
-        return {nsqd.address for nsqd in self.discovery.state.nsqds}
+    def _known_addresses(self) -> tuple[set[str], set[str]]:
+        """Return where to publish dead letters: nsqds, or the nsqlookupds of a partitioned NSQ."""
+        nsqlookupds = self.discovery.partitioned_by
+        return set() if nsqlookupds else {each.address for each in self.endpoints.all}, nsqlookupds
 
     @property
     def starved(self) -> bool:
         sessions = [conn.session for conn in self._conns.values()]
         return any(each.in_flight > 0 and each.in_flight >= each.rdy * _STARVED_AT for each in sessions)
 
-    def _gives_up(self, message: Message, error: BaseException | None) -> None:
+    def give_up(self, message: Message, error: BaseException | None) -> None:
         if self._dead_letters is not None:
             self._dead_letters(message, error)
             fate = f"topic {self._dead_letters.topic} has it"
-        elif self._give_up is not None:
-            self._give_up(message)
+        elif self._user_give_up is not None:
+            self._user_give_up(message)
             fate = "give_up has it"
         else:
             dead = f"{self.topic.removesuffix(EPHEMERAL)}.dead"
             fate = f"it is lost. Consumer(…, dead_letters={dead!r}) would keep it in that topic"
-        most = self._config.max_attempts
+        most = self.config.max_attempts
         log.error(
             "gave up on %r from %s (max_attempts is %d): %s",
             message, message.nsqd_address, most, fate, extra=self.pool.fields_of(message),
@@ -628,21 +699,17 @@ class Engine(ConnDelegate):
             self._given_up += 1
         self._tell(self._hooks.given_up, message)
 
-    def _expired(self, message: Message) -> None:
-        """Time out a message that no handler has begun."""
-        conn = self._conns.get(message.nsqd_address)
-        if conn is not None:
-            conn.time_out(message)
-
     # State and reports: any thread.
 
     def wait_until_connected(self, connections: int, deadline: float) -> bool:
-        self.owner.changed.wait_for(lambda: self._started >= connections or self._stop_requested, deadline)
-        return self._started >= connections
+        self.owner.changed.wait_for(lambda: len(self._conns) >= connections or self._stop_requested, deadline)
+        return len(self._conns) >= connections
 
     @property
-    def _started(self) -> int:
-        return sum([conn.started for conn in self._conns.values()])
+    def threads(self) -> int:
+        endpoints = sum([len(endpoint.threads) for endpoint in self.endpoints.all])
+        own = self.owner.exists + (self._hooked and self.running)
+        return endpoints + own + len(self.discovery.threads) + (len(self.pool) if self.running else 0)
 
     def stats(self) -> ConsumerStats:
         conns, gone = self._conns_and_totals
@@ -656,6 +723,7 @@ class Engine(ConnDelegate):
             in_flight=sum([conn.session.in_flight for conn in conns.values()]),
             waiting=self.pool.inbox.qsize(),
             connections=len(conns),
+            order_errors=sum(each.order_errors for each in self.pool.partitions(time.monotonic())),
         )
 
     def health(self) -> ConsumerHealth:
@@ -669,6 +737,7 @@ class Engine(ConnDelegate):
                 in_flight=conn.session.in_flight,
                 seconds_connected=now - conn.connected_at,
                 seconds_since_message=now - conn.last_message_at,
+                partition=conn.key[1] if isinstance(conn.key[1], int) else None,
             )
             for conn in conns
         ]
@@ -681,24 +750,43 @@ class Engine(ConnDelegate):
             starved=self.starved,
             backoff_level=self.windows.backoff.level,
             connections=connections,
-            discovery=self.discovery.health() if self.running else [],
+            partitions=self.pool.partitions(now),
+            missing_partitions=list(self.discovery.missing),
+            threads=self.threads,
+            discovery=self._discovery_health(now) if self.running else [],
         )
 
     def _summary(self, connections: list[ConnectionHealth]) -> str:
         if self.state != "running":
             return self.state
+        if self.refusal is not None:
+            return str(self.refusal)
         if not connections:
-            found = [describe(*refusal) for refusal in self._refusals.copy().items()]
-            found += [nsqd.error for nsqd in self.discovery.state.nsqds if nsqd.error]
-            reasons = dict.fromkeys(found)  # a refusal is in both, but not at the same moment
+            endpoints = sorted(self.endpoints.all, key=lambda endpoint: endpoint.label)
+            reasons = dict.fromkeys(each.reason for each in endpoints if each.backoff.reason is not None)
             return "; ".join(["no connection to any nsqd", *itertools.islice(reasons, 3)])
         stuck = [connection for connection in connections if not connection.rdy]
         many, open_ones = len(connections), len(connections) - len(stuck)
         if not open_ones:
             return f"no nsqd may send: {stuck[0].reason}"
         if many == 1:
-            return "1 connection, which may send"
-        return f"{many} connections, {open_ones if stuck else 'all'} of which may send"
+            return f"1 connection, which may send{self._troubles()}"
+        return f"{many} connections, {open_ones if stuck else 'all'} of which may send{self._troubles()}"
+
+    def _troubles(self) -> str:
+        """Name the partitions that deliver nothing, as the end of a sentence."""
+        partitions, missing = self.pool.partitions(time.monotonic()), self.discovery.missing
+        found = {
+            "stuck": [each.partition for each in partitions if each.stuck and not each.stopped],
+            "stopped": [each.partition for each in partitions if each.stopped],
+            "without a leader": missing,
+        }
+        named = [f"{', '.join(map(str, numbers))} {state}" for state, numbers in found.items() if numbers]
+        return f"; partitions {'; '.join(named)}" if named else ""
+
+    def _discovery_health(self, now: float) -> list[str]:
+        endpoints = sorted(self.endpoints.all, key=lambda endpoint: endpoint.label)
+        return self.discovery.health() + [endpoint.words(now) for endpoint in endpoints]
 
     def _fields(self, address: str = "") -> dict[str, str]:
         """Return the fields of a structured log line."""
@@ -706,12 +794,26 @@ class Engine(ConnDelegate):
         return fields | ({"nsqd_address": address} if address else {})
 
 
+def plain_discovery(arguments: Mapping[str, Any], engine: Engine) -> Discovery:
+    return Discovery(found=engine.found, dropped=engine.dropped, name=engine.name, **arguments)
+
+
+def plain_pool(engine: Engine) -> HandlerPool:
+    return HandlerPool(
+        engine.name,
+        max_attempts=engine.config.max_attempts,
+        give_up=engine.give_up,
+        starved=lambda: engine.starved,
+        requeue_delay=engine.requeue_delay,
+    )
+
+
 def _added(gone: list[int], conns: Iterable[Conn]) -> list[int]:
     """Add the connections' totals (received, finished, requeued, timed out) to those of ended ones."""
     return [sum(each) for each in zip(gone, *[conn.session.totals for conn in conns], strict=True)]
 
 
-def _strategy(config: Config) -> Strategy:
+def backoff_strategy(config: Config) -> Strategy:
     fallback = exponential(config.backoff_multiplier)
     strategy = config.backoff_strategy
     if strategy == "full_jitter":

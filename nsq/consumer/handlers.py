@@ -28,9 +28,10 @@ from types import MethodType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from nsq.config import Config
+from nsq.consumer.reports import PartitionHealth
 from nsq.errors import AlreadyResponded, BadMessage, Closed, ConfigError, InvalidMessage, NsqError, UsageError
 from nsq.log import Logger
-from nsq.message import Message, finish_all
+from nsq.message import Message, finish_all, time_out
 from nsq.threads.waiters import join_threads
 from nsq.transport.base import Transport
 from nsq.wire.envelope import DEAD_LETTER, wrap
@@ -59,9 +60,9 @@ class HandlerPool:
     """Threads in groups, one group for each handler; all of them take from one inbox.
 
     ``give_up`` is called with a message that has failed too often, and with its last error if that is known:
-    the message is finished if it returns, requeued if it raises. ``expired`` is called with a message that
-    timed out before it was handled, and ``starved`` says whether nsqds send nothing more until a message here
-    is answered. ``requeue_delay`` maps a message's attempts to the seconds after which it comes again.
+    the message is finished if it returns, requeued if it raises. ``starved`` says whether nsqds send nothing
+    more until a message here is answered. ``requeue_delay`` maps a message's attempts to the seconds after
+    which it comes again.
     """
 
     def __init__(
@@ -70,7 +71,6 @@ class HandlerPool:
         *,
         max_attempts: int,
         give_up: Callable[[Message, BaseException | None], None],
-        expired: Callable[[Message], None],
         starved: Callable[[], bool],
         requeue_delay: Callable[[int], float],
     ) -> None:
@@ -83,7 +83,6 @@ class HandlerPool:
         self._name = name
         self._max_attempts = max_attempts or float("inf")
         self._give_up = give_up
-        self._expired = expired
         self._starved = starved
         self._requeue_delay = requeue_delay
         self.threads = 1
@@ -166,6 +165,14 @@ class HandlerPool:
     def owns_current_thread(self) -> bool:
         return threading.current_thread() in self._threads
 
+    def turn(self, now: float) -> float:
+        """Do what is due, on the owner's thread; return when to be called again."""
+        return math.inf
+
+    def partitions(self, now: float) -> list[PartitionHealth]:
+        """Return the health of each partition that is handled in order."""
+        return []
+
     def put(self, messages: list[Message]) -> None:
         """Put each message into the inbox by itself: that takes 0.1 µs."""
         put = self.inbox.put
@@ -207,7 +214,7 @@ class HandlerPool:
             self.timed_out_unhandled[key] = self.timed_out_unhandled.pop(key, 0) + 1
             if len(self.timed_out_unhandled) > _MAX_TIMED_OUT_UNHANDLED:
                 del self.timed_out_unhandled[next(iter(self.timed_out_unhandled))]
-        self._expired(message)
+        time_out(message)
 
     def _handled_attempts(self, message: Message) -> int:
         """Return the attempts without those that timed out before a handler saw them."""
@@ -535,8 +542,9 @@ class DeadLetterTopic:
 
 class DeadLetters:
     """The option ``dead_letters`` of a consumer: publishes the unchanged body to ``topic``, on the nsqds that
-    the consumer knows. ``known`` returns their addresses. With ``reasons_of``, which is the consumer's name
-    then, the body stands in an envelope that says why the message was given up.
+    the consumer knows. ``known`` returns their addresses; or none, and those of nsqlookupds. With
+    ``reasons_of``, which is the consumer's name then, the body stands in an envelope that says why the
+    message was given up.
 
     The producer is made for the first message. No thread that a signal can interrupt takes the lock, and a
     forked child does not use it.
@@ -547,7 +555,7 @@ class DeadLetters:
         topic: str,
         config: Config,
         transport: Transport | None,
-        known: Callable[[], set[str]],
+        known: Callable[[], tuple[set[str], set[str]]],
         reasons_of: str = "",
     ) -> None:
         # Here, not for the first message: at the end of a program it may be too late for an import.
@@ -569,12 +577,14 @@ class DeadLetters:
         self._closed = False
 
     def __call__(self, message: Message, error: BaseException | None = None) -> None:
-        nsqds = {*self._known(), message.nsqd_address}
+        nsqds, nsqlookupds = self._known()
+        if not nsqlookupds:
+            nsqds.add(message.nsqd_address)
         with self._lock:
             if self._closed:
                 raise Closed("the consumer has stopped")
             if self._producer is None:
-                self._producer = self._new_producer(nsqd=nsqds)
+                self._producer = self._new_producer(nsqd=nsqds, nsqlookupd=nsqlookupds)
             elif nsqds != self._nsqds:
                 self._producer.set_nsqds(nsqds)
             self._nsqds = nsqds

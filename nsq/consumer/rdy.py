@@ -167,6 +167,8 @@ class RdyWindows:
     pick: Callable[[list[Hashable]], Hashable]
     low_rdy_idle_timeout: float = 10.0
     low_rdy_timeout: float = 30.0
+    grows: bool = False
+    """Whether there is room for one message on each connection, even beyond ``max_in_flight``."""
 
     def __post_init__(self) -> None:
         self.nsqds: dict[Hashable, Nsqd] = {}
@@ -181,7 +183,8 @@ class RdyWindows:
     @property
     def allowed(self) -> int:
         """The most messages that may be here: ``max_in_flight``, or fewer if the handlers are slow."""
-        return int(min(self.max_in_flight, self.handling.limit))
+        most = max(self.max_in_flight, self.expected, len(self.nsqds)) if self.grows else self.max_in_flight
+        return int(min(most, self.handling.limit))
 
     # Facts.
 
@@ -208,6 +211,10 @@ class RdyWindows:
         """End waits that are over, and take windows from connections that do not use them."""
         self.backoff.expire(now)
         self._rotate(now, in_flight)
+
+    def handled_late(self, now: float, timeout: float, least: int) -> bool:
+        """Note that a message has timed out before its handler was done; return whether fewer may be here."""
+        return self.handling.expired(now, timeout, self.max_in_flight, least)
 
     # Decisions.
 
@@ -304,10 +311,13 @@ class RdyWindows:
         that they have messages.
         """
         since = now - self.low_rdy_idle_timeout
-        idle = [nsqd for nsqd in nsqds if nsqd.last_message_at <= since and not in_flight.get(nsqd.key, 0)]
-        if len(idle) == len(nsqds):
-            idle = []
-        busy = [nsqd for nsqd in nsqds if nsqd not in idle]
+        idle: list[Nsqd] = []
+        busy: list[Nsqd] = []
+        for nsqd in nsqds:
+            is_idle = nsqd.last_message_at <= since and not in_flight.get(nsqd.key, 0)
+            (idle if is_idle else busy).append(nsqd)
+        if not busy:
+            idle, busy = [], nsqds
         _set_all(idle, 1, "idle: its share is with connections that have messages")
         missing = max(0, self.expected - len(nsqds))
         share, rest = divmod(self.allowed - len(idle), max(1, len(busy) + missing))
@@ -336,6 +346,26 @@ class RdyWindows:
         if since >= self.low_rdy_idle_timeout and not in_flight.get(nsqd.key, 0):
             return True
         return now - nsqd.granted_at >= self.low_rdy_timeout
+
+
+class OneEach(RdyWindows):
+    """A window of one for every connection, for nsqds that deliver in order: the next message comes when the
+    one before it is finished. Failures and slow handlers hold up the connection of their message alone.
+    """
+
+    @property
+    def allowed(self) -> int:
+        return 2 * len(self.nsqds)  # also room for a second one where nsqd repeats a message
+
+    def outcome(self, outcome: Outcome, now: float) -> bool:
+        return False
+
+    def handled_late(self, now: float, timeout: float, least: int) -> bool:
+        return False
+
+    def _set_targets(self, nsqds: list[Nsqd], now: float, in_flight: Mapping[Hashable, int]) -> None:
+        stopped = self._why_stopped(now)
+        _set_all(nsqds, 0 if stopped else 1, stopped or "its messages come in order, one at a time")
 
 
 def _set_all(nsqds: Iterable[Nsqd], target: int, reason: str) -> None:

@@ -20,6 +20,7 @@ class ConsumerStats:
     in_flight: int
     waiting: int
     connections: int
+    order_errors: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +33,26 @@ class ConnectionHealth:
     in_flight: int
     seconds_connected: float
     seconds_since_message: float
+    partition: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartitionHealth:
+    """One partition of a topic whose messages are handled in order. If its message has failed, the partition
+    is stuck: ``stuck_at`` shows the message, ``stuck_seconds`` the time since its first failure.
+    """
+
+    partition: int
+    stopped: bool = False
+    attempts: int = 0
+    stuck_seconds: float = 0.0
+    stuck_at: str = ""
+    error: str = ""
+    order_errors: int = 0
+
+    @property
+    def stuck(self) -> bool:
+        return bool(self.stuck_at)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +67,11 @@ class ConsumerHealth:
     starved: bool
     backoff_level: int
     connections: list[ConnectionHealth] = field(default_factory=list)
+    partitions: list[PartitionHealth] = field(default_factory=list)
+    missing_partitions: list[int] = field(default_factory=list)
+    """Partitions of the topic that no nsqd leads at the moment."""
+    threads: int = 0
+    """The threads of the consumer: two for each connection, the handlers', and a few more."""
     discovery: list[str] = field(default_factory=list)
 
 
@@ -99,6 +125,14 @@ class ConsumerHooks:
         """Called for an error frame, such as E_FIN_FAILED; also for one that refuses the subscription, such
         as E_UNAUTHORIZED.
         """
+
+    def stuck(self, message: Message) -> None:
+        """Called when a message of an ordered consumer has failed ``stuck_after`` times, and again after as
+        many more: its partition waits for it.
+        """
+
+    def out_of_order(self, message: Message) -> None:
+        """Called when nsqd delivers a message that comes before the one that was finished last."""
 
     def backing_off(self, level: int) -> None:
         """Called when delivery stops for a while; ``level`` is 0 when it is back to normal."""

@@ -23,6 +23,7 @@ from typing import Any, Generic, TypeVar
 
 from nsq import GiveUp, Message
 from nsq.consumer.handlers import is_async
+from nsq.errors import how_to_install
 from nsq.producer.producer import PublishHook
 from nsq.wire.envelope import unwrap, wrap
 
@@ -77,7 +78,7 @@ class Msgspec(Codec[T]):
         try:
             import msgspec
         except ImportError as error:
-            raise ImportError("codecs.Msgspec needs msgspec: pip install 'nsq[msgspec]'") from error
+            raise ImportError(f"codecs.Msgspec needs msgspec: {how_to_install('msgspec')}") from error
         self._encoder, self._decoder = msgspec.json.Encoder(), msgspec.json.Decoder(kind)
 
     def encode(self, value: T) -> bytes:
@@ -94,7 +95,7 @@ class Pydantic(Codec[T]):
         try:
             from pydantic import TypeAdapter
         except ImportError as error:
-            raise ImportError("codecs.Pydantic needs pydantic: pip install 'nsq[pydantic]'") from error
+            raise ImportError(f"codecs.Pydantic needs pydantic: {how_to_install('pydantic')}") from error
         self._adapter = TypeAdapter(kind)
 
     def encode(self, value: T) -> bytes:

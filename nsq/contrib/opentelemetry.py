@@ -19,13 +19,15 @@ from contextlib import contextmanager
 from functools import wraps
 from typing import Any
 
+from nsq.errors import how_to_install
+
 try:
     from opentelemetry import metrics, propagate, trace
     from opentelemetry.context import Context
     from opentelemetry.trace import Link, Span, SpanKind, StatusCode
 except ImportError as error:
     raise ImportError(
-        "nsq.contrib.opentelemetry needs opentelemetry-api: pip install 'nsq[opentelemetry]'"
+        f"nsq.contrib.opentelemetry needs opentelemetry-api: {how_to_install('opentelemetry')}"
     ) from error
 
 from nsq import GiveUp, Message, Requeue, __version__

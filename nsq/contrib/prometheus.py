@@ -18,13 +18,15 @@ from collections.abc import Callable, Iterable
 from functools import wraps
 from typing import Any
 
+from nsq.errors import how_to_install
+
 try:
     from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
     from prometheus_client.core import GaugeMetricFamily
     from prometheus_client.registry import Collector
 except ImportError as error:
     raise ImportError(
-        "nsq.contrib.prometheus needs prometheus_client: pip install 'nsq[prometheus]'"
+        f"nsq.contrib.prometheus needs prometheus_client: {how_to_install('prometheus')}"
     ) from error
 
 from nsq import Acknowledged, Consumer, ConsumerHooks, Failed, Message, NsqError, Producer

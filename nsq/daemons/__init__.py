@@ -1,6 +1,6 @@
-"""The daemons: nsqd, nsqlookupd and nsqadmin, and what they share.
+"""The daemons: nsqd, nsqlookupd and nsqadmin, and ``serve``, which they share.
 
-They import errors, wire, http and flags, never the client. Only ``httpd`` imports aiohttp.
+They import errors, wire, http and flags, never the client. Only ``serve.httpd`` imports aiohttp.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Discovery of nsqds for a client: one thread that orders questions to nsqlookupds and dials of nsqds.
+"""Discovery of nsqds for a client: one thread that asks nsqlookupds and reports which nsqds are wanted.
 
-``Directory`` and ``LookupSchedule`` decide what to do and when. They belong to that thread alone. Other
-threads change a dict, put an event into the thread's queue, and take no lock: a signal handler may interrupt
-them at any bytecode and call the same method. Must not import socket.
+``Directory`` and ``LookupSchedule`` decide. They belong to that thread alone. Other threads change a dict,
+put an event into the thread's queue, and take no lock: a signal handler may interrupt them at any bytecode
+and call the same method. Must not import socket.
 """
 
 from __future__ import annotations
@@ -12,14 +12,16 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from copy import copy
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 from nsq.config import Config
-from nsq.connection.handshake import describe
-from nsq.discovery.directory import Answer, Directory, Lookupd, LookupSchedule, Nsqd, Pauses
-from nsq.errors import Closed, NsqError, UsageError
+from nsq.connection.backoff import Pauses
+from nsq.connection.conn import Conn
+from nsq.connection.endpoint import Key, Wanted
+from nsq.connection.subscription import Subscription
+from nsq.discovery.directory import SPACING, Answer, Directory, Lookupd, LookupSchedule, Nsqd
+from nsq.errors import NsqError, UsageError
 from nsq.http.nsqlookupd import NsqdNode, NsqlookupdApi, nsqlookupd_address
 from nsq.log import Logger
 from nsq.threads.owner import Owner
@@ -29,8 +31,6 @@ from nsq.transport.dialing import SocketTransport
 
 log = Logger("nsq.discovery")
 
-T = TypeVar("T")
-
 #: Maps the address that an nsqd advertises to the address to dial.
 Rewrite = Callable[[str], str]
 #: Returns those of the addresses to which this consumer connects.
@@ -38,22 +38,8 @@ Accept = Callable[[list[str]], Iterable[str]]
 
 #: A question ends by itself at its deadline, with a reason. If not, it has failed so many seconds later.
 _MARGIN = 0.25
-
-
-class Host(Protocol):
-    """The consumer. The discovery thread calls all methods but ``dial``; they must not block."""
-
-    def dial(self, address: str) -> None:
-        """Return when the nsqd is connected, or raise NsqError. Called on a thread of its own."""
-
-    def refused(self, address: str, error: NsqError) -> None:
-        """Note that a dial has failed."""
-
-    def drop(self, address: str) -> None:
-        """Begin to close the connection. Report its end, like any other, to ``Discovery.lost``."""
-
-    def expect(self, connections: int) -> None:
-        """Note how many connections there will be shortly, including the present ones."""
+#: A part of every version of the partitioned NSQ's nsqd.
+_PARTITIONED = "-HA."
 
 
 class Asker:
@@ -86,32 +72,24 @@ def _text(address: object) -> str:
     return address
 
 
-@dataclass(frozen=True)
-class DiscoveryState:
-    """A snapshot of copies."""
-
-    nsqlookupds: tuple[Lookupd, ...] = ()
-    nsqds: tuple[Nsqd, ...] = ()
-
-
 class Discovery:
-    """Finds nsqds. For a consumer (``host``) it orders dials of the nsqds that have the topic or that the
-    user named. For a producer (``found``, and no topic) it reports all addresses at each answer: those that
-    the user named, and those in the latest answer of each nsqlookupd.
+    """Finds the nsqds that a client wants: those that the user names, and those that have the topic of
+    ``subscription``; without one, all that there are.
 
-    Its threads are NAME-lookupd and, each for a short while, NAME-ask-LOOKUPD and NAME-dial-NSQD.
+    ``found`` is called with all of them whenever they change. ``dropped`` is called with one that the user
+    has removed, or that was pruned: disconnect from it. Both run on the discovery thread and must not block.
     ``rewrite`` and ``accept`` are the user's functions: ``rewrite`` is called with each address of an answer,
-    then ``accept`` with their sorted list. They run on the discovery thread, so a slow one delays discovery
-    and nothing else. ``found`` runs there too and must not block.
+    then ``accept`` with their sorted list. They run there too, so a slow one delays discovery and nothing
+    else. The threads are NAME-lookupd and, each for a short while, NAME-ask-LOOKUPD.
     """
 
     def __init__(
         self,
-        topic: str | None,
+        subscription: Subscription | None,
         config: Config,
-        host: Host | None = None,
         *,
-        found: Callable[[frozenset[str]], None] | None = None,
+        found: Callable[[dict[Key, Wanted]], object],
+        dropped: Callable[[Key], object] = lambda _: None,
         name: str,
         nsqds: Iterable[str] = (),
         nsqlookupds: Iterable[str] = (),
@@ -123,25 +101,25 @@ class Discovery:
     ) -> None:
         self.absence = "none is discovered yet"
         """The reason why no nsqd is known, from the latest answer or failure of an nsqlookupd."""
-        self._topic = topic
-        self._host = host
-        self._found = found
+        self._subscription = subscription
+        self._topic = None if subscription is None else subscription.topic
+        self._found, self._dropped = found, dropped
         self._name = name
         self._clock = clock
-        self._asker = asker or Asker(topic, config)
+        self._asker = asker or Asker(self._topic, config)
         # The user's addresses. Any thread changes these dicts, one method call at a time; the discovery
         # thread compares them with its own state.
         self._nsqds = {address: address for address in checked_nsqds(nsqds)}
         self._nsqlookupds = {nsqlookupd_address(text): text for text in checked("nsqlookupd", nsqlookupds)}
         self._owner = Owner(f"{name}-lookupd", log, turn=self._turn, clock=clock)
         self._stopping = False
-        # All attributes below belong to the discovery thread; it replaces the tuple and the snapshot, and
+        self._warned_of_kind = False
+        # All attributes below belong to the discovery thread; it replaces the tuples and ``wanted``, and
         # never changes them.
         self._tasks: tuple[threading.Thread, ...] = ()
         self._rewrite, self._accept = rewrite, accept
         self._said: dict[str, str] = {}  # by user's function: the failure logged last
-        pauses = Pauses(config.reconnect_initial, config.reconnect_max, chance)
-        self._directory = Directory(pauses, config.lookupd_poll_interval, prune=config.prune)
+        self._directory = Directory(config.lookupd_poll_interval, prune=config.prune)
         self._poll_interval = config.lookupd_poll_interval
         self._poll_timeout = config.lookupd_poll_timeout
         self._schedule = LookupSchedule(
@@ -150,12 +128,13 @@ class Discovery:
             self._poll_timeout + _MARGIN,
             Pauses(config.reconnect_initial, config.lookupd_poll_interval, chance),
         )
-        self._direct: frozenset[str] = frozenset()  # the nsqds that the directory was told to dial
+        self._given: frozenset[str] = frozenset()  # the user's nsqds that the directory knows
         self._lookupds = self._schedule.lookupds
-        self._expected = 0
-        self._topic_doubtful = True  # perhaps misspelt: not listed yet, and no warning given
+        self._topic_doubtful = self._topic is not None  # perhaps misspelt: not listed, and no warning given
+        self.wanted: dict[Key, Wanted] = {}
+        """The nsqds as ``found`` got them last."""
         self._follow_user(clock())
-        self.state = self._look()
+        self.nsqlookupds: tuple[Lookupd, ...] = self._copies()
 
     # Beginning and end.
 
@@ -171,17 +150,17 @@ class Discovery:
         return self._tasks if own is None else (own, *self._tasks)
 
     def start(self) -> None:
-        """Start the discovery thread, unless it exists or has nothing to do. Raises RuntimeError when no
-        thread can be started; may be called again then.
+        """Start the discovery thread, unless it exists. Raises RuntimeError when no thread can be started;
+        may be called again then.
         """
-        if self._owner.exists or self._stopping or (self._host is None and not self.asks):
+        if self._owner.exists or self._stopping:
             return
         self._owner.start()
         if self._owner.failure is not None:
             raise self._owner.failure
 
     def stop(self) -> None:
-        """Begin no more questions and dials, and cut questions short; the host ends dials. Does not wait."""
+        """Begin no more questions, and cut short those under way. Does not wait."""
         self._stopping = True
         self._owner.wake()
 
@@ -235,26 +214,50 @@ class Discovery:
             "add another one first, or stop the consumer"
         )
 
-    def ask_soon(self) -> None:
-        """Have the nsqlookupds asked ahead of time, at most once a second."""
-        self._owner.ask(lambda: self._schedule.request(self._clock()))
+    def ask_soon(self, spacing: float = SPACING) -> None:
+        """Have the nsqlookupds asked ahead of time, at most once in ``spacing`` seconds."""
+        self._owner.ask(lambda: self._schedule.request(self._clock(), spacing))
 
-    def lost(self, address: str, lived: float, cause: NsqError | None) -> None:
-        """Note that a connection has ended, as ordered or not, after ``lived`` seconds. Called once for each
-        that ``dial`` made, perhaps before ``dial`` returns.
-        """
-        error = "" if cause is None else describe(address, cause)
-        self._owner.ask(lambda: self._directory.lost(address, lived, error, self._clock()))
+    # What becomes of the connections: any thread. For subclasses.
+
+    def connected(self, conn: Conn) -> None:
+        if _PARTITIONED in conn.version and not self._warned_of_kind:
+            self._warned_of_kind = True
+            log.warning(
+                "nsqd %s (version %s) belongs to a partitioned NSQ, of which nsqd= reaches one partition at "
+                "most: give nsqlookupd=",
+                conn.address,
+                conn.version,
+            )
+
+    def disconnected(self, key: Key, cause: NsqError | None) -> None: ...
+
+    def refused(self, key: Key, error: NsqError) -> bool:
+        """Note that a dial or a subscription has failed; return whether that is expected to pass soon."""
+        return False
+
+    def stop_partition(self, partition: int) -> None:
+        """Leave a partition for good."""
 
     # State and reports.
 
-    def health(self) -> list[str]:
-        """Return a line of text for each nsqlookupd and each nsqd."""
-        now, state = self._clock(), self.state
-        return [each.words(now) for each in state.nsqlookupds] + [each.words(now) for each in state.nsqds]
+    @property
+    def partitioned_by(self) -> set[str]:
+        """The nsqlookupds, if they belong to a partitioned NSQ."""
+        return set()
 
-    def _look(self) -> DiscoveryState:
-        return DiscoveryState(tuple(map(copy, self._lookupds.values())), self._directory.nsqds())
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """The partitions of the topic that no nsqd has at the moment."""
+        return ()
+
+    def health(self) -> list[str]:
+        """Return a line of text for each nsqlookupd."""
+        now = self._clock()
+        return [each.words(now) for each in self.nsqlookupds]
+
+    def _copies(self) -> tuple[Lookupd, ...]:
+        return tuple(map(copy, self._lookupds.values()))
 
     # The discovery thread.
 
@@ -265,8 +268,8 @@ class Discovery:
         try:
             self._act()
         finally:
-            self.state = self._look()
-        return min(self._schedule.next_due(), self._directory.next_due())
+            self.nsqlookupds = self._copies()
+        return self._schedule.next_due()
 
     def _act(self) -> None:
         """Do everything that is due."""
@@ -275,24 +278,20 @@ class Discovery:
         for lookupd in self._schedule.overdue(now):
             reason = f"{lookupd.address} did not answer within {self._poll_timeout:g} s"
             self._note_failure(lookupd, reason, still_busy=True)
-        if self._schedule.round_over() and self._host is not None:
+        if self._schedule.round_over():
             self._end_round(now)
-        if self._host is not None:
-            self._connect(self._host, now)
-        if self._directory.wants_round():
-            self._schedule.request(now)
+        self._report()
         for lookupd in self._schedule.due(now):
-            ask, over = partial(self._asker.ask, lookupd.text), partial(self._asked, lookupd)
-            self._start_task(f"ask-{lookupd.address}", ask, over)
+            self._ask(lookupd)
 
     def _follow_user(self, now: float) -> None:
         """Adopt the nsqds and nsqlookupds that the user has added and removed."""
-        direct = frozenset(self._nsqds.copy()) if self._host is not None else frozenset()
-        for address in sorted(direct - self._direct):
-            self._directory.add(address, now)
-        for address in sorted(self._direct - direct):
+        given = frozenset(self._nsqds.copy())
+        for address in sorted(given - self._given):
+            self._directory.add(address)
+        for address in sorted(self._given - given):
             self._directory.remove(address)
-        self._direct = direct
+        self._given = given
         wanted = self._nsqlookupds.copy()
         for url in self._lookupds.keys() - wanted.keys():
             del self._lookupds[url]
@@ -302,25 +301,40 @@ class Discovery:
             if url not in self._lookupds:
                 self._lookupds[url] = Lookupd(text, str(url))
 
-    def _start_task(self, job: str, work: Callable[[], T], over: Callable[[T | NsqError], None]) -> None:
-        """Start a thread for ``work``, which blocks; the discovery thread calls ``over`` in any case."""
+    def _report(self) -> None:
+        """Tell the client what has changed."""
+        for address in self._directory.to_drop():
+            self._dropped(self._wanted(address, Nsqd()).key)
+        nsqds = self._directory.nsqds.items()
+        wanted = {(each := self._wanted(address, nsqd)).key: each for address, nsqd in sorted(nsqds)}
+        if wanted != self.wanted:
+            self.wanted = wanted
+            self._found(wanted)
+
+    def _wanted(self, address: str, nsqd: Nsqd) -> Wanted:
+        dial = self._directory.may_be_there(nsqd)
+        return Wanted(address, self._subscription, nsqd.given, nsqd.listed, dial)
+
+    def _ask(self, lookupd: Lookupd) -> None:
+        """Ask an nsqlookupd, on a thread for this question."""
 
         def task() -> None:
-            result: T | NsqError
+            result: frozenset[str] | NsqError
             try:
-                result = work()
+                result = self._asker.ask(lookupd.text)
             except NsqError as error:
                 result = error
             except BaseException as error:
-                log.exception("%s-%s failed, which is a bug of ours", self._name, job)
+                log.exception("%s failed, which is a bug of ours", name)
                 result = NsqError(f"{type(error).__name__}, a bug of ours; see the log")
-            self._owner.ask(partial(over, result))
+            self._owner.ask(partial(self._asked, lookupd, result))
 
-        thread = threading.Thread(target=task, name=f"{self._name}-{job}", daemon=True)
+        name = f"{self._name}-ask-{lookupd.address}"
+        thread = threading.Thread(target=task, name=name, daemon=True)
         try:
             thread.start()
         except RuntimeError as error:  # no more threads, or the interpreter is ending
-            self._owner.ask(partial(over, NsqError(f"no thread for {job}: {error}")))
+            self._owner.ask(partial(self._asked, lookupd, NsqError(f"no thread for {name}: {error}")))
         else:
             self._tasks = (*(each for each in self._tasks if each.is_alive()), thread)
 
@@ -336,12 +350,8 @@ class Discovery:
             log.info("nsqlookupd %s answers again", lookupd.address)
         answer = self._accepted(listed)
         self._schedule.answered(lookupd, listed, answer, self._clock())
-        if self._found is not None:
-            self.absence = f"nsqlookupd {lookupd.address} lists none"
-            self._found(
-                frozenset(self._nsqds.copy()).union(*[each.listed for each in self._lookupds.values()])
-            )
-        elif answer is not None:
+        self.absence = f"nsqlookupd {lookupd.address} lists none"
+        if answer is not None:
             self._directory.heard(answer)
 
     def _note_failure(self, lookupd: Lookupd, reason: str, *, still_busy: bool = False) -> None:
@@ -356,7 +366,7 @@ class Discovery:
         self._directory.round_ended(answers, now)
         if any(lookupd.listed for lookupd in lookupds):
             self._topic_doubtful = False
-        elif self._topic_doubtful and None not in answers and not self._direct:
+        elif self._topic_doubtful and None not in answers and not self._given:
             self._topic_doubtful = False
             log.warning(
                 "no nsqlookupd lists an nsqd with topic %r (asked: %s; asked again in %.1f s, then less "
@@ -401,27 +411,3 @@ class Discovery:
         if self._said.get(what) != repr(error):
             self._said[what] = repr(error)
             log.error("%s failed; %s", what, consequence, exc_info=error)
-
-    # nsqds.
-
-    def _connect(self, host: Host, now: float) -> None:
-        drops = self._directory.to_drop()
-        # Before the dials, so that RDY is shared among all connections to come, not among the first.
-        expected = self._directory.expected(now)
-        if expected != self._expected:
-            self._expected = expected
-            host.expect(expected)
-        for address in drops:
-            host.drop(address)
-        for address in self._directory.due(now):
-            over = partial(self._dialed, host, address)
-            self._start_task(f"dial-{address}", partial(host.dial, address), over)
-
-    def _dialed(self, host: Host, address: str, error: NsqError | None) -> None:
-        reason = None if error is None else describe(address, error)
-        news = self._directory.dialed(address, reason, self._clock())
-        if error is not None:
-            host.refused(address, error)
-        # Closed means that the consumer stops, or has this connection already.
-        if news and not isinstance(error, Closed):
-            log.warning("no connection to an nsqd, trying again: %s", reason, extra={"nsqd_address": address})

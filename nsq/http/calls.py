@@ -41,9 +41,25 @@ class Call(Generic[T]):
                 raise _refusal(reply)
             return self.parse(reply)
         except ApiRefused as error:
-            raise ApiRefused(f"{url} answered {error}", error.status, error.code) from None
+            hint = _other_daemon(url) if error.code == "NOT_FOUND" else ""
+            raise ApiRefused(f"{url} answered {error}{hint}", error.status, error.code) from None
         except ApiError as error:
             raise ApiError(f"{url} sent a reply that this request cannot have: {error}") from None
+
+
+#: Paths that only one of the daemons has.
+_OF_NSQLOOKUPD = ("/lookup", "/nodes", "/topics", "/channels")
+_OF_NSQD = ("/stats", "/pub", "/mpub")
+
+
+def _other_daemon(url: Url) -> str:
+    """A hint if an nsqd was asked as an nsqlookupd, or the reverse; else empty."""
+    path = "/" + url.target.partition("?")[0].rpartition("/")[2]
+    if path in _OF_NSQLOOKUPD:
+        return f" (only an nsqlookupd has {path}: its HTTP port is usually 4161)"
+    if path in _OF_NSQD:
+        return f" (only an nsqd has {path}: its HTTP port is usually 4151)"
+    return ""
 
 
 class Api:
@@ -132,8 +148,8 @@ def _refusal(reply: HttpReply) -> ApiRefused:
     if 300 <= reply.status < 400:
         return ApiRefused(f"{reply.status}: a redirect, which is not followed", reply.status, "")
     # A code such as TOPIC_NOT_FOUND. A body without one does not come from nsqd or nsqlookupd.
-    told = fields_of(reply.body)
-    code = told.get("message", told.get("status_txt"))
+    fields = fields_of(reply.body)
+    code = fields.get("message", fields.get("status_txt"))
     code = code[:_MAX_REASON] if isinstance(code, str) else ""
     return ApiRefused(f"{reply.status} {code or _excerpt(reply)}", reply.status, code)
 

@@ -66,6 +66,11 @@ def parse_url(text: str, default_port: int = 80) -> Url:
         raise UsageError(f"address {_shown(text)} is not a URL: {error}") from None
     if parts.scheme not in _DEFAULT_PORTS:
         raise UsageError(f"address {_shown(text)} has the scheme {parts.scheme!r}; there are http and https")
+    if port is None and "://" not in text and (parts.hostname or "").isdecimal():
+        example = f"127.0.0.1:{parts.hostname}"
+        raise UsageError(
+            f"address {_shown(text)} is a port without a host: give HOST:PORT, such as {example}"
+        )
     if not parts.hostname:
         raise UsageError(f"address {_shown(text)} names no host")
     if "@" in parts.netloc:
@@ -133,7 +138,7 @@ class ReplyParser:
 
     @property
     def another_may_follow(self) -> bool:
-        """Whether the reply told its own end, and this was also the end of the bytes fed."""
+        """Whether the reply said where it ends, and the bytes end there too."""
         end = b"\r\n" if self._chunked else b""
         return self.reply is not None and (self._chunked or self._left is not None) and self._buffer == end
 
@@ -271,8 +276,8 @@ def fields_of(body: bytes) -> dict[str, Any]:
 
 def tls_port(reply: HttpReply) -> int | None:
     """Return the HTTPS port that an nsqd names when it refuses plain HTTP; None for other replies."""
-    told = fields_of(reply.body)
-    if reply.status != 403 or told.get("message") != "TLS_REQUIRED":
+    fields = fields_of(reply.body)
+    if reply.status != 403 or fields.get("message") != "TLS_REQUIRED":
         return None
-    port = told.get("https_port")
+    port = fields.get("https_port")
     return port if type(port) is int and 0 < port < 65536 else None

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import ssl
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, NotRequired, Self, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, NotRequired, Self, TypedDict, TypeVar
 
 from nsq.errors import ApiRefused, UsageError
-from nsq.http.calls import Api, Misshapen, endpoint, ok, read, read_key
+from nsq.http.calls import Api, Misshapen, conform, endpoint, json_value, ok, read, read_key
 from nsq.http.message import HttpReply, Url, parse_url
 from nsq.http.sending import DEFAULT_TIMEOUT
 from nsq.log import Logger
@@ -119,6 +119,12 @@ class NsqlookupdApi(Api):
                 return ()
             raise
 
+    def list_lookupds(self) -> tuple[str, tuple[str, ...]] | None:
+        """Return the HTTP addresses of the leader and of all nsqlookupds; None without a coordinator. Raises
+        ApiRefused with the status 404 from an original nsqlookupd.
+        """
+        return self._get("/listlookup", {}, parse_list)
+
     def debug(self) -> dict[str, list[DebugEntry]]:
         """Return all registrations, with keys ``category:topic:channel``."""
         return self._get("/debug", {}, lambda reply: read(reply, dict[str, list[DebugEntry]]))
@@ -202,6 +208,26 @@ class DebugEntry(TypedDict):
     tombstoned_at: NotRequired[int]
     topology_region: NotRequired[str]
     topology_zone: NotRequired[str]
+
+
+def parse_list(reply: HttpReply) -> tuple[str, tuple[str, ...]] | None:
+    data = json_value(reply) if reply.body.strip() else None
+    if data is None:
+        return None
+    listed = conform(data, dict[str, Any])
+    if "lookupdnodes" not in listed:
+        raise Misshapen("lookupdnodes is missing")
+    nodes = conform(listed["lookupdnodes"], list[dict[str, Any]], "lookupdnodes")
+    leader = listed.get("lookupdleader")
+    leading = _http_address(leader) if isinstance(leader, dict) and leader.get("NodeIP") else ""
+    return leading, tuple(map(_http_address, nodes))
+
+
+def _http_address(node: Mapping[str, Any]) -> str:
+    host, port = node.get("NodeIP"), str(node.get("HttpPort"))
+    if not isinstance(host, str) or not host or not port.isascii() or not port.isdigit():
+        raise Misshapen(f"an nsqlookupd is listed with the address {host!r:.200}, port {port!r:.20}")
+    return join(host, int(port))
 
 
 def parse_lookup(reply: HttpReply) -> Lookup:

@@ -1,30 +1,25 @@
-"""One nsqd of a producer, with two threads that dial it, publish over the connection, and dial it again.
+"""One nsqd of a producer: its publishes, from the connection's queue to nsqd's answer.
 
-The read thread dials and then runs the connection's read loop; the write thread runs its write loop. Both
-live as long as the producer: at the end of a program Python starts no more threads, and none is needed. The
-read thread writes all attributes, except where noted; other threads read them.
+The write thread joins and sends what waits, the read thread matches answers to it. The read thread writes all
+attributes, except where noted; other threads read them.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-import queue
-import threading
 from collections import deque
 from collections.abc import Callable, Container
-from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from nsq.config import Config
+from nsq.connection.backoff import Pauses
 from nsq.connection.conn import Conn, ConnDelegate
-from nsq.connection.handshake import describe
-from nsq.discovery.directory import Pauses
+from nsq.connection.endpoint import Endpoint, Status
 from nsq.errors import (
     ConnectionFailed,
     ConnectionLost,
-    DialFailed,
     MpubFailed,
     NsqError,
     ServerError,
@@ -34,77 +29,33 @@ from nsq.errors import (
 from nsq.log import Logger
 from nsq.message import Message
 from nsq.producer.own import OwnConns
-from nsq.producer.publishes import Publish, Verdict, command_of, join, lost, refused
+from nsq.producer.publishes import PLAIN, Publish, Verdict, command_of, join
 from nsq.producer.reports import ConnectionState, ConnectionStats
 
 if TYPE_CHECKING:
+    from nsq.connection.endpoint import Wanted
     from nsq.producer.pool import Pool
 
 log = Logger("nsq.producer")
 
 #: Bytes that the write loop takes at a time: publishes it has not taken can be cancelled or sent elsewhere.
 _CHUNK = 512 * 1024
-#: The longest pause, in seconds, when a publish waits and no nsqd is connected.
-_URGENT_PAUSE = 1.0
 
 
-class Backoff:
-    """The pause before the next dial, and the reason for it."""
-
-    def __init__(self, pauses: Pauses) -> None:
-        self._pauses = pauses
-        self.failures = 0  # since nsqd last answered a publish
-        self.failed_at = -math.inf
-        self.pause = 0.0
-        self.reason: NsqError | None = None
-        self.final = False  # waiting does not help: a wrong secret, no TLS, another protocol
-
-    def failed(self, reason: NsqError, now: float, *, final: bool = False) -> None:
-        """Note that a dial failed, or that nsqd hung up before it answered anything, or cannot store."""
-        self.failed_at = now
-        self.reason = reason
-        self.final = final
-        self.pause = self._pauses.draw_late(self.failures)
-        self.failures += 1
-
-    def lost(self, reason: NsqError | None, now: float) -> None:
-        """Note that a working connection is gone. Dial at once: nsqds restart, idle connections are cut."""
-        self.failed_at = now
-        self.reason = reason
-        self.pause = 0.0
-        self.final = False
-
-    def succeeded(self) -> None:
-        self.failures = 0
-        self.pause = 0.0
-        self.reason = None
-        self.final = False
-
-    def due_at(self, *, urgent: bool) -> float:
-        """Return when to dial next. ``urgent``: a publish waits, and no other nsqd is connected."""
-        return self.failed_at + (min(self.pause, _URGENT_PAUSE) if urgent else self.pause)
-
-
-class Endpoint(ConnDelegate):
-    """One nsqd, its connection and two threads. The read thread dials once ``assign`` sets ``address``."""
+class PublishingEndpoint(Endpoint, ConnDelegate):
+    """One nsqd of a producer."""
 
     def __init__(
         self, pool: Pool, config: Config, clock: Callable[[], float], chance: Callable[[], float]
     ) -> None:
-        self.address = ""
-        self.conn: Conn | None = None  # the latest, which may still be dialed
-        self.dialing = False
+        pauses = Pauses(config.reconnect_initial, config.reconnect_max, chance)
+        super().__init__(pool, config, clock, pauses.draw_late)
         self.overdue = False
         """Whether a publish waited in vain for its answer: other nsqds come first. Set by the pool's thread.
         """
-        self.wanted = True
-        """Whether nsqlookupd lists it. Set by the pool's thread."""
-        self.backoff = Backoff(Pauses(config.reconnect_initial, config.reconnect_max, chance))
         self.published = 0  # messages
         self.failed = 0  # publishes
         self._pool = pool
-        self._config = config
-        self._clock = clock
         self._sent: deque[list[Publish]] = deque()  # batches without an answer, in the order of the wire
         self._asked_at = 0.0  # when the oldest of ``_sent`` was sent, or later
         self._has_stored = False  # nsqd has stored something over this connection
@@ -113,95 +64,37 @@ class Endpoint(ConnDelegate):
         self._caller_error = False  # a caller's mistake made nsqd close the connection; nsqd is well
         self._again: deque[Publish] = deque()  # publishes to send elsewhere after the connection's end
         self._largest = config.max_body_size if config.coalesce else 0  # bytes of a joined MPUB
-        self._stopped = False
-        self._wakeup: queue.SimpleQueue[None] = queue.SimpleQueue()
-        self._to_write: queue.SimpleQueue[Conn | None] = queue.SimpleQueue()
-        self.threads: list[threading.Thread] = []
         self.own = OwnConns(config, clock, pool.dispose)
 
-    def __repr__(self) -> str:
-        return f"<Endpoint {self.address}, {self.pending} pending>"
+    # The pool's thread.
 
-    # The two threads. The pool's thread calls the public methods of this section.
-
-    def start(self) -> None:
-        """Start both threads. Raises RuntimeError when no thread can be started."""
-        try:
-            for run, name in ((self._write, "nsq-producer-write"), (self._run, "nsq-producer-read")):
-                thread = threading.Thread(target=run, name=name, daemon=True)
-                thread.start()
-                self.threads.append(thread)
-        except RuntimeError:
-            self._to_write.put(None)
-            raise
-
-    def assign(self, address: str) -> None:
-        self.dialing = True
-        self.own.address = address
-        self.address = address  # the read thread waits for it
-        for thread in self.threads:
-            thread.name = f"{thread.name}-{address}"
-        self.wake()
-
-    def wake(self) -> None:
-        """Wake the read thread, so that it looks again whether to dial."""
-        self._wakeup.put(None)
+    def assign(self, wanted: Wanted) -> None:
+        self.own.address = wanted.address
+        super().assign(wanted)
 
     def stop(self) -> None:
-        """End the dial, or the connection once everything is written, then both threads. Does not wait."""
-        self._stopped = True
         self.own.stop()
-        self.wake()
-        if self.conn is not None:
-            self.conn.close(after_writing=not self.dialing)
+        super().stop()
+        if self.conn is not None and self.status is Status.CONNECTED:
+            self.conn.close(after_writing=True)
 
     def cut_off(self, spared: Container[int] = ()) -> None:
         """End all connections at once, except those that the ``spared`` threads use."""
         self.own.cut_off(spared)
-        self._cut_off()
+        super().cut_off()
 
-    def _cut_off(self) -> None:
-        if self.conn is not None:
-            self.conn.close()
+    def abandon(self) -> None:
+        self.own.abandon()
+        super().abandon()
 
-    def _run(self) -> None:
-        while not (self.address or self._stopped):
-            self._wakeup.get()
-        while not self._stopped:
-            try:
-                self._dial()
-            except Exception as error:
-                log.exception("the connection to %s failed, which is a bug of ours", self.address)
-                self._dial_failed(ConnectionLost(f"{self.address}: {error!r}"))
-            self._pause()
-        self._to_write.put(None)
-        self._pool.owner.wake()
+    # Connections come and go: the read thread.
 
-    def _write(self) -> None:
-        while (conn := self._to_write.get()) is not None:
-            try:
-                conn.write_loop()
-            except Exception:
-                log.exception("writing to %s failed, which is a bug of ours", self.address)
-
-    def _pause(self) -> None:
-        self._pool.owner.wake()
-        while not self._stopped:
-            due = self.backoff.due_at(urgent=self._pool.urgent) if self.wanted else math.inf
-            left = due - self._clock()
-            if left <= 0:
-                break
-            with suppress(queue.Empty):
-                self._wakeup.get(timeout=min(left, 3600.0))
-
-    def _dial(self) -> None:
-        """Dial once, and run the connection's read loop to its end."""
-        self.dialing = True
+    def make_conn(self) -> Conn:
         # New deques: a write loop that ends late must not touch those of the next connection.
         self._sent, self._again = deque(), deque()
         self._error, self._has_stored, self._server_stopped, self._caller_error = None, False, False, False
         self.overdue = False
-        self.conn = conn = Conn(
+        return Conn(
             self.address,
             self._config,
             self,
@@ -209,27 +102,12 @@ class Endpoint(ConnDelegate):
             context=self._pool.context,
             encode=partial(self._encode, sent=self._sent),
         )
-        try:
-            # After the lines above: either ``stop`` sees the connection, or we see ``_stopped`` here.
-            if self._stopped:
-                conn.close()
-            conn.connect(self._clock() + self._config.handshake_timeout)
-        except NsqError as error:
-            self._dial_failed(error)
-        except Exception as error:  # from a user's transport
-            log.exception("dialing %s failed", self.address, extra=self._fields())
-            self._dial_failed(DialFailed(f"{self.address}: {error!r}"))
-        else:
-            self._to_write.put(conn)
-            self.dialing = False
-            log.info("connected to %s", self.address, extra=self._fields())
-            self._pool.owner.wake()
-            conn.read_loop()
 
-    def _dial_failed(self, error: NsqError) -> None:
-        self._cut_off()  # an unclosed connection would count as open
-        self.backoff.failed(error, self._clock(), final=not error.retry)
-        self.dialing = False
+    def connected(self, conn: Conn) -> None:
+        log.info("connected to %s", self.address, extra=self._fields())
+        self._pool.book.note_version(self.address, conn.version)
+
+    def refused(self, error: NsqError, news: bool) -> None:
         if not self._stopped:
             log.log(
                 logging.WARNING if self.backoff.failures == 1 else logging.INFO,
@@ -292,17 +170,28 @@ class Endpoint(ConnDelegate):
         self._pool.complete(answered, None)
 
     def on_response(self, conn: Conn, data: bytes) -> None:
-        self._desynchronized(repr(data[:80]))
+        if isinstance(self._error, WireError):
+            return
+        batch = self._sent[0] if self._sent else []
+        if batch and batch[0].rules.accepts(batch[0], data):
+            self.on_ok(conn, 1)
+        else:
+            self._desynchronized(repr(data[:80]))
 
     def on_error(self, conn: Conn, error: ServerError) -> None:
         if isinstance(self._error, WireError):
             return
         batch = self._sent.popleft() if self._sent else []
-        verdicts = refused(batch, error, self.address, self._config.retry_uncertain)
+        now = self._clock()
+        took, self._asked_at = now - self._asked_at, now
+        rules = batch[0].rules if batch else PLAIN
+        verdicts = rules.refused(
+            batch, error, self.address, retry_uncertain=self._config.retry_uncertain, took=took
+        )
         if isinstance(error, MpubFailed):
             self._largest = 0  # no joining: nsqd can refuse each publish, which then goes elsewhere
         if error.fatal:  # nsqd closes too, and executes no more commands
-            self._server_stopped, self._caller_error = True, bool(batch) and not error.retry
+            self._server_stopped, self._caller_error = True, bool(batch) and rules.is_nsqd_well(error)
             self._break(error)
         self.failed += sum(not (each.again and each.publish.no_batching) for each in verdicts)
         self._carry_out(verdicts)
@@ -327,8 +216,9 @@ class Endpoint(ConnDelegate):
         self.own.drop_idle()
         verdicts: list[Verdict] = []
         while self._sent:
-            verdicts += lost(
-                self._sent.popleft(),
+            batch = self._sent.popleft()
+            verdicts += batch[0].rules.lost(
+                batch,
                 cause,
                 self.address,
                 executed=not self._server_stopped,
@@ -364,7 +254,7 @@ class Endpoint(ConnDelegate):
 
     def _break(self, error: NsqError) -> None:
         self._error = self._error or error
-        self._cut_off()
+        super().cut_off()
 
     # State and reports.
 
@@ -372,13 +262,39 @@ class Endpoint(ConnDelegate):
     def open(self) -> Conn | None:
         """The connection, if it takes publishes. Read once: another may replace it at any moment."""
         conn = self.conn
-        return conn if conn is not None and not self.dialing and conn.open else None
+        return conn if conn is not None and self.status is Status.CONNECTED and conn.open else None
 
     @property
     def pending(self) -> int:
         """Count the publishes that wait here or have no answer, also those whose caller has given up."""
         waiting = len(self.conn.waiting) if self.conn is not None else 0
         return waiting + sum(map(len, self._sent.copy()))
+
+    def owes(self, lane: str) -> bool:
+        """Whether it has a publish of this lane that has not ended, unsent or unanswered. Round trips do not
+        count: their callers wait, and publish nothing meanwhile.
+        """
+        unsent = self.conn.waiting.copy() if self.conn is not None else ()
+        sent = [publish for batch in self._sent.copy() if batch[0].lane == lane for publish in batch]
+        waiting = [item for item in unsent if type(item) is not bytes and item.lane == lane]
+        return not all(publish.done() for publish in (*sent, *waiting))
+
+    @property
+    def silent_since(self) -> float:
+        """When nsqd last answered a publish, or got the oldest that it has not answered; infinity: it owes
+        nothing.
+        """
+        return self._asked_at if self._sent else math.inf
+
+    def give_up(self) -> None:
+        """End the connection because nsqd has not answered for long. Any thread may call this."""
+        self._break(Unanswered(f"{self.address} has not answered for {self._clock() - self._asked_at:.1f} s"))
+
+    @property
+    def load(self) -> int:
+        """Roughly how many answers it owes; cheaper to count than ``pending``."""
+        waiting = len(self.conn.waiting) if self.conn is not None else 0
+        return waiting + len(self._sent) + self.own.busy
 
     def cannot_succeed(self, since: float) -> bool:
         """Whether the last dial, made after ``since`` or a moment ago, failed for a reason that stays."""
@@ -397,14 +313,6 @@ class Endpoint(ConnDelegate):
             return "dialing"
         return "paused" if self._clock() < self.backoff.due_at(urgent=False) else "idle"
 
-    @property
-    def reason(self) -> str:
-        """The reason why this nsqd has no connection; names its address."""
-        reason = self.backoff.reason
-        if reason is None:
-            return f"{self.address}: {'still being dialed' if self.dialing else 'not reached yet'}"
-        return describe(self.address, reason)
-
     def stats(self) -> ConnectionStats:
         return ConnectionStats(
             address=self.address,
@@ -418,9 +326,3 @@ class Endpoint(ConnDelegate):
     def _fields(self) -> dict[str, str]:
         """Return the fields of a structured log line."""
         return {"nsqd_address": self.address}
-
-    def abandon(self) -> None:
-        """Drop the connections in a forked child: they belong to the parent."""
-        self.own.abandon()
-        if self.conn is not None:
-            self.conn.abandon()

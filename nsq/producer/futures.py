@@ -23,11 +23,12 @@ from nsq.errors import NsqError, UsageError
 from nsq.log import Logger
 from nsq.producer.publishes import Publish
 from nsq.threads.waiters import Callbacks, SafeEvent, event_loop
+from nsq.wire.frames import Published
 
 log = Logger("nsq.producer")
 
 
-class PublishFuture(Publish, Future[None]):
+class PublishFuture(Publish, Future[Any]):
     """The result of ``publish_async``: a concurrent.futures.Future without its Condition.
 
     A signal handler that raises inside a Condition leaks its lock. Here a waiting thread brings its own lock.
@@ -53,10 +54,11 @@ class PublishFuture(Publish, Future[None]):
 
     done = Publish.done
 
-    def result(self, timeout: float | None = None) -> None:
+    def result(self, timeout: float | None = None) -> Published:
         error = self.exception(timeout)
         if error is not None:
             raise error
+        return self.published
 
     def exception(self, timeout: float | None = None) -> NsqError | None:
         if not self.done():
@@ -74,23 +76,23 @@ class PublishFuture(Publish, Future[None]):
                 "callbacks: add a callback to that one instead, or wait on another thread"
             )
 
-    def __await__(self) -> Generator[Any, None, None]:
+    def __await__(self) -> Generator[Any, None, Published]:
         """Wait in a coroutine, as in ``await producer.publish_async(…)``."""
         if event_loop() is None:
             raise UsageError("a future was awaited where no asyncio event loop runs: use its result() there")
-        waiter: Awaitable[None] = sys.modules["asyncio"].wrap_future(self)
+        waiter: Awaitable[Published] = sys.modules["asyncio"].wrap_future(self)
         return waiter.__await__()
 
-    def add_done_callback(self, fn: Callable[[Future[None]], object]) -> None:
+    def add_done_callback(self, fn: Callable[[Future[Any]], object]) -> None:
         """Call ``fn`` with the future when it ends, on a thread of the producer; at once if it has ended."""
         callback = Callback(self, fn)
         self.locks.append(callback)
         if self.done():  # ``end`` may have missed the callback; only one of us runs it
             callback.run(Exception)
 
-    def _get_snapshot(self) -> tuple[bool, bool, None, NsqError | None]:
+    def _get_snapshot(self) -> tuple[bool, bool, Published | None, NsqError | None]:
         """Return done, cancelled, result and exception, for the asyncio of newer Pythons."""
-        return (True, False, None, self.error) if self.done() else (False, False, None, None)
+        return (True, False, self.published, self.error) if self.done() else (False, False, None, None)
 
     # Internals that concurrent.futures.wait and as_completed use.
 
@@ -117,7 +119,7 @@ class PublishFuture(Publish, Future[None]):
 class Callback:
     """A future's callback, stored with the waiters' locks; ``release`` queues it for the callback thread."""
 
-    def __init__(self, future: PublishFuture, fn: Callable[[Future[None]], object]) -> None:
+    def __init__(self, future: PublishFuture, fn: Callable[[Future[Any]], object]) -> None:
         self.fn = fn
         self._future = future
         self._left = [None]  # popped by the thread that runs it
@@ -175,7 +177,7 @@ class _WaiterCallback:
 
     waiter: Any
 
-    def __call__(self, future: Future[None]) -> None:
+    def __call__(self, future: Future[Any]) -> None:
         if future.exception() is None:
             self.waiter.add_result(future)
         else:

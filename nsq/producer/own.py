@@ -82,30 +82,44 @@ class OwnConn:
         self.readable: Callable[[], bool] | None = getattr(self._stream, "readable", None)
         """Returns whether nsqd has sent something, or has hung up. None: a user's own stream cannot tell."""
 
-    def round_trip(self, command: bytes, deadline: float, clock: Callable[[], float]) -> ServerError | None:
+    def round_trip(
+        self,
+        command: bytes,
+        deadline: float,
+        clock: Callable[[], float],
+        publish: Publish | None = None,
+    ) -> ServerError | None:
         """Send a command and return None for nsqd's OK, or its error. Raises NsqError if it is not answered:
-        close the connection then.
+        close the connection then. ``publish`` judges other answers.
         """
         for start in range(0, len(command), _PIECE):
             self._stream.write(command[start : start + _PIECE], self._config.write_timeout)
-        wait = min(deadline - clock(), self._config.read_timeout)
+        patience = self._config.read_timeout if publish is None else publish.rules.patience
+        wait = min(deadline - clock(), self._config.read_timeout, patience)
         if abs(wait - self._wait) > _CLOSE_ENOUGH:
             self._set_wait(wait)
         data = self._stream.read()
-        return None if data == OK_FRAME else self._answer(data, deadline, clock)
+        return None if data == OK_FRAME else self._answer(data, deadline, clock, publish)
 
     def _set_wait(self, wait: float) -> None:
         self._wait = max(wait, _CLOSE_ENOUGH)
         self._stream.read_timeout = self._wait
 
-    def _answer(self, data: bytes, deadline: float, clock: Callable[[], float]) -> ServerError | None:
+    def _answer(
+        self,
+        data: bytes,
+        deadline: float,
+        clock: Callable[[], float],
+        publish: Publish | None,
+    ) -> ServerError | None:
         """Read until the answer is complete; answer heartbeats before and behind it."""
         self.in_step = False
         replies: list[Response | ErrorReply] = []
         while data or not replies:
             found = split_reply(data)
             if found is None:
-                self._set_wait(min(deadline - clock(), self._config.read_timeout))
+                patience = self._config.read_timeout if publish is None else publish.rules.patience
+                self._set_wait(min(deadline - clock(), self._config.read_timeout, patience))
                 more = self._stream.read()
                 if not more:
                     raise ConnectionLost(f"{self.address} closed the connection")
@@ -117,7 +131,10 @@ class OwnConn:
             else:
                 replies.append(reply)
         reply = replies[0]
-        if len(replies) > 1 or not (isinstance(reply, ErrorReply) or reply.data == OK):
+        known = isinstance(reply, ErrorReply) or reply.data == OK
+        if publish is not None and not known:
+            known = publish.rules.accepts(publish, reply.data)
+        if len(replies) > 1 or not known:
             said = b", ".join(each.data for each in replies)[:80]
             raise WireError(f"{self.address} sent a reply that a publish cannot have: {said!r}")
         error = server_error(reply.data) if isinstance(reply, ErrorReply) else None
@@ -269,6 +286,12 @@ class OwnConns:
             if holder is None or holder.caller not in spared:
                 conn.cut_off()
 
+    def dispose_of_lost(self) -> None:
+        """Close the connections that interrupted callers lost, after ``cut_off`` and the last publish."""
+        for conn in self.everyone:
+            if conn.holder is None or conn.holder.done():
+                conn.dispose()
+
     def abandon(self) -> None:
         """Drop everything in a forked child: it belongs to the parent."""
         self._stopped = True
@@ -305,6 +328,11 @@ class OwnConns:
         self._opening = stream
         if self._stopped:  # after the line above: either ``stop`` sees the stream, or we see this
             stream.close()
+
+    @property
+    def busy(self) -> int:
+        """How many serve a publish now."""
+        return len(self.everyone) - len(self._idle)
 
     @property
     def published(self) -> int:

@@ -25,24 +25,26 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any
 
 from nsq.config import Config
 from nsq.connection.conn import Conn
-from nsq.discovery.lookups import Discovery
+from nsq.connection.endpoint import DIALS, Endpoints, Key, Wanted
+from nsq.discovery.lookups import Asker, Discovery
 from nsq.errors import Closed, Forked, NsqError, PublishFailed, QueueFull, UsageError
 from nsq.log import Logger
-from nsq.producer.endpoint import Endpoint
+from nsq.producer.endpoint import PublishingEndpoint
 from nsq.producer.own import OwnConn
 from nsq.producer.publishes import (
     Publish,
     Verdict,
     checked_timeout,
-    lost,
-    refused,
+    new_multi_publish,
+    new_publish,
+    refused_option,
     unanswered,
     unsent,
 )
@@ -76,6 +78,62 @@ _LEAST_TO_CLOSE = 0.1
 _EXIT_TIMEOUT = 5.0
 
 Hook = Callable[[Any], None] | None
+Takers = tuple[tuple[PublishingEndpoint, Conn], ...]
+
+
+#: What the version of an nsqd with partitions contains.
+_PARTITIONED = "-HA."
+
+
+class AddressBook:
+    """Knows which nsqds take a publish: any of them, with the original NSQ. Belongs to one pool.
+
+    A book for another NSQ makes its own publishes, and gives each to its nsqd. Callers read ``new_publish``
+    and ``new_multi_publish``; the pool's thread calls the other methods.
+    """
+
+    _warned = False
+    asker: Asker | None = None
+    """Asks nsqlookupds; None: as for the original NSQ."""
+    due_at = math.inf
+    """When to assign again, unless something happens before."""
+    urgent = False
+    """Whether a publish waits for a connection to a particular nsqd."""
+    new_publish: Any = staticmethod(new_publish)
+    new_multi_publish: Any = staticmethod(new_multi_publish)
+
+    def begin(self, pool: Pool) -> None:
+        """Note the pool."""
+
+    def assign(self, takers: Takers) -> bool:
+        """Give the pool's waiting publishes to these connections, and set its ``lanes``. False: any
+        connection may take any publish.
+        """
+        return False
+
+    def note_version(self, address: str, version: str) -> None:
+        """Note the version of an nsqd that has been connected. Called by endpoints' threads."""
+        if _PARTITIONED in version and not self._warned:
+            self._warned = True
+            log.warning(
+                "%s is nsqd %s of a partitioned NSQ, but this producer takes it for an original one, and "
+                "publishes to its default partition. Give nsqlookupd= instead of nsqd addresses",
+                address,
+                version,
+                extra={"nsqd_address": address},
+            )
+
+    def trace(self, topic: str, on: bool) -> None:
+        """Switch tracing of a topic on or off."""
+        raise refused_option(trace=on)
+
+    def reason(self, publish: Publish) -> str:
+        """Return why the publish has not found its nsqd; empty if any would do."""
+        return ""
+
+    def problems(self) -> dict[str, str]:
+        """Return what is wrong, by name, for ``Producer.health``."""
+        return {}
 
 
 class Pool:
@@ -91,6 +149,7 @@ class Pool:
         on_acknowledged: Hook = None,
         on_failed: Hook = None,
         *,
+        book: AddressBook | None = None,
         clock: Callable[[], float] = time.monotonic,
         chance: Callable[[], float] = random.random,
     ) -> None:
@@ -103,7 +162,10 @@ class Pool:
         self.futures: set[Publish] = set()
         """Those of them that came from ``publish_async``."""
         self.waiting: deque[Publish] = deque()  # publishes for which no connection is open
-        self.usable: tuple[tuple[Endpoint, Conn], ...] = ()
+        self.usable: Takers = ()
+        """The connections that take a publish of any lane that ``lanes`` does not name."""
+        self.lanes: Mapping[str, Takers] = {}
+        """By lane: the connections that take its publishes. Replaced, never changed."""
         self.closed = False
         """Whether new publishes are refused."""
         self.exiting = False
@@ -111,8 +173,19 @@ class Pool:
         self.report: CloseReport | None = None  # once it is closed
         self.callbacks = Callbacks(f"{NAME}-callbacks", log)
         self.own_threads: dict[int, threading.Thread] = {}  # by ident, without the callbacks' thread
+        self.book = book or AddressBook()
         self.discovery = Discovery(
-            None, config, found=self.set_addresses, name=NAME, nsqds=addresses, nsqlookupds=lookupds
+            None,
+            config,
+            found=self._found,
+            name=NAME,
+            nsqds=addresses,
+            nsqlookupds=lookupds,
+            asker=self.book.asker,
+        )
+        self.name = NAME
+        self.endpoints: Endpoints[PublishingEndpoint] = Endpoints(
+            self._make_endpoint, clock, removed=self._add_counts, urgent=lambda: self.urgent
         )
         self._addresses = tuple(addresses)
         self._config, self._clock, self._chance = config, clock, chance
@@ -123,7 +196,7 @@ class Pool:
         self._wakes_at = math.inf  # when the pool's thread looks at deadlines next
         self._sweep_interval = (config.heartbeat_interval if config.heartbeat_interval > 0 else 30.0) / 2
         self._sweeps_at = math.inf  # when it looks at the idle connections next
-        self._dials: queue.SimpleQueue[Endpoint | None] = queue.SimpleQueue()
+        self._dials: queue.SimpleQueue[PublishingEndpoint | None] = queue.SimpleQueue()
         self._dialer: threading.Thread | None = None
         self._closers: set[int] = set()  # threads that have called ``close``
         self.owner = Owner(
@@ -138,10 +211,10 @@ class Pool:
         self._gone = False  # the owner ends: it carries out no more requests
         self._warned_of_loop = False
         self._redial_requested = False  # endpoints know that a publish waits
-        self._endpoints: tuple[Endpoint, ...] = ()
         self._counts_gone = [0, 0]  # published and failed, of endpoints that are gone
         # Its threads run already, for an nsqd that discovery finds when no more threads can be started.
-        self._spare: Endpoint | None = None
+        self._spare: PublishingEndpoint | None = None
+        self.book.begin(self)
 
     # Publishing: any of the user's threads.
 
@@ -155,7 +228,7 @@ class Pool:
         try:
             self.pending.add(publish)
             self._bytes_left -= publish.size
-            usable, turn = self.usable, next(self._turn)
+            usable, turn = self.lanes.get(publish.lane, self.usable), next(self._turn)
             if usable and publish.started < usable[turn % len(usable)][0].own.rests_until:
                 turn += 1
             # Keep order: stay behind unanswered futures, and behind what waits for a connection.
@@ -180,7 +253,7 @@ class Pool:
         if error is not None:
             raise error
 
-    def _round_trip(self, publish: Publish, endpoint: Endpoint, own: OwnConn) -> bool:
+    def _round_trip(self, publish: Publish, endpoint: PublishingEndpoint, own: OwnConn) -> bool:
         """Send a publish over a connection of its own; return whether nsqd has stored it. If not, it has
         ended with an error, or can be sent again.
         """
@@ -189,8 +262,8 @@ class Pool:
             publish.sent = publish.handed_over = True
             publish.claim.acquire(False)  # no other thread sends it now
             try:
-                command = publish.command or commands.pub(publish.topic, publish.body)
-                error = own.round_trip(command, publish.deadline, self._clock)
+                command = publish.command or commands.pub(publish.lane, publish.body)
+                error = own.round_trip(command, publish.deadline, self._clock, publish)
             except NsqError as cause:
                 own.failed += 1
                 endpoint.own.drop(own, publish)
@@ -201,6 +274,14 @@ class Pool:
                 own.published += publish.messages
             else:
                 own.failed += 1
+                verdicts = publish.rules.refused(
+                    [publish],
+                    error,
+                    endpoint.address,
+                    retry_uncertain=self._config.retry_uncertain,
+                    took=self._clock() - publish.started,
+                )
+                own.in_step = not error.fatal
             endpoint.own.put_back(own)
         except BaseException:
             endpoint.own.drop(own, publish)
@@ -208,7 +289,7 @@ class Pool:
         if error is None:
             self.complete([publish], None)
             return True
-        self._carry_out(refused([publish], error, endpoint.address, self._config.retry_uncertain))
+        self._carry_out(verdicts)
         return False
 
     def _end_unanswered(self, publish: Publish, address: str, cause: NsqError) -> None:
@@ -216,7 +297,7 @@ class Pool:
             self.complete([publish], unanswered(publish, address, "no answer in time", cause))
             return
         retry = self._config.retry_uncertain
-        self._carry_out(lost([publish], cause, address, executed=True, retry_uncertain=retry))
+        self._carry_out(publish.rules.lost([publish], cause, address, executed=True, retry_uncertain=retry))
 
     def _carry_out(self, verdicts: list[Verdict]) -> None:
         for publish, error, again in verdicts:
@@ -254,7 +335,7 @@ class Pool:
 
     def _queue(self, publish: Publish, turn: int) -> None:
         """Put a publish into a connection's queue, or among those that wait for a connection."""
-        usable = self.usable
+        usable = self.lanes.get(publish.lane, self.usable)
         # Keep order: queue behind publishes that wait for a connection.
         if usable and not self.waiting:
             publish.endpoint, conn = usable[turn % len(usable)]
@@ -286,13 +367,16 @@ class Pool:
 
     def _has_room(self) -> bool:
         """Whether the limits allow another publish. Summing the bytes visits every publish: do it only when
-        the last result is used up. Two threads at once may subtract only one; the next sum corrects that.
+        the last result is used up.
+
+        Without the GIL most of the subtractions of several threads may get lost. So only an eighth of what is
+        left is given out before the next sum.
         """
         if len(self.pending) >= self._config.max_pending:
             return False
         if self._bytes_left <= 0:
             used = sum([publish.size for publish in self.pending.copy()])
-            self._bytes_left = self._config.max_pending_bytes - used
+            self._bytes_left = math.ceil((self._config.max_pending_bytes - used) / 8)
         return self._bytes_left > 0
 
     def cancel(self, publish: Publish) -> None:
@@ -301,7 +385,7 @@ class Pool:
             address = "an nsqd" if publish.endpoint is None else publish.endpoint.address
             self.complete([publish], unanswered(publish, address, "the call was interrupted"))
         elif publish.claim.acquire(False):
-            self._forget(publish)
+            self.forget(publish)
             publish.end(unsent(publish, "the call was interrupted"))
             if self.closed:
                 self.owner.wake()
@@ -315,7 +399,7 @@ class Pool:
         if publish.claim.acquire(False) or not publish.sent:
             if not reason and endpoint is not None:
                 reason = f"{endpoint.address} did not take it in time"
-            self.complete([publish], unsent(publish, reason or self._reasons()))
+            self.complete([publish], unsent(publish, reason or self.book.reason(publish) or self._reasons()))
             publish.body, publish.command = b"", None  # it may stay queued for long
         else:
             # It keeps its place on the connection: its answer must not be taken for that of the next.
@@ -399,14 +483,16 @@ class Pool:
             raise Closed("the producer is closed")
         # Threads that an earlier attempt has started still run.
         self.callbacks.start()
-        for address in self._addresses[len(self._endpoints) :]:
-            self._add_endpoint(self._started(), address)
+        self.endpoints.want(_given(self._addresses))
+        for endpoint in self.endpoints.all[:DIALS]:
+            endpoint.start()
         self._keep_spare()
         if self._config.publish_connections and self._dialer is None:
             dialer = threading.Thread(target=self._dial_own, name=f"{NAME}-dial", daemon=True)
             dialer.start()
             self._dialer = dialer
-        self.discovery.start()
+        if self.discovery.asks:
+            self.discovery.start()
         _flush_at_exit(self)
         self._note_own_threads()
         self.owner.ask(self._note_own_threads)  # once more later, for discovery's threads
@@ -415,23 +501,29 @@ class Pool:
         if self.closed:
             self._close_unstarted()
 
-    def _started(self) -> Endpoint:
-        endpoint = Endpoint(self, self._config, self._clock, self._chance)
-        endpoint.start()
-        return endpoint
+    def _make_endpoint(self) -> PublishingEndpoint:
+        endpoint, self._spare = self._spare, None
+        return endpoint or self._new_endpoint()
 
-    def _add_endpoint(self, endpoint: Endpoint, address: str) -> None:
-        endpoint.assign(address)
-        self._endpoints += (endpoint,)
+    def _new_endpoint(self) -> PublishingEndpoint:
+        return PublishingEndpoint(self, self._config, self._clock, self._chance)
 
     def _keep_spare(self) -> None:
-        """Start an endpoint for the next nsqd that discovery finds, if threads can be started."""
+        """Start the threads for the next nsqd that discovery finds, if threads can be started."""
         if self.discovery.asks and self._spare is None:
             with suppress(RuntimeError):
-                self._spare = self._started()
+                spare = self._new_endpoint()
+                spare.start()
+                self._spare = spare
+
+    def _add_counts(self, gone: PublishingEndpoint) -> None:
+        """Keep the counts of an endpoint that is removed."""
+        counts = gone.stats()
+        self._counts_gone[0] += counts.published
+        self._counts_gone[1] += counts.failed
 
     def _note_own_threads(self) -> None:
-        threads = [thread for each in self._endpoints for thread in each.threads]
+        threads = [thread for each in self.endpoints.all for thread in each.threads]
         own = [self.owner.thread, self._dialer, *threads, *self.discovery.threads]
         self.own_threads = {each.ident: each for each in own if each is not None and each.ident is not None}
 
@@ -439,28 +531,24 @@ class Pool:
 
     def _take_turn(self) -> float | None:
         self._choose()
+        if self.endpoints.dial_due():
+            self._note_own_threads()
         self._sweep()
         self._expire()
         if self._close_by < math.inf:
             self._close_when_done()
-        return None if self._gone else min(self._wakes_at, self._close_by, self._sweeps_at)
+        if self._gone:
+            return None
+        next_dial = self.endpoints.next_due()
+        return min(self._wakes_at, self._close_by, self._sweeps_at, self.book.due_at, next_dial)
 
     def _choose(self) -> None:
         """Choose the connections to use from now on. Waiting publishes go first."""
-        unwanted = [
-            each for each in self._endpoints if not each.wanted and not each.open and not each.dialing
-        ]
-        if unwanted:
-            self._endpoints = tuple(each for each in self._endpoints if each not in unwanted)
-            for endpoint in unwanted:
-                endpoint.stop()
-                gone = endpoint.stats()
-                self._counts_gone[0] += gone.published
-                self._counts_gone[1] += gone.failed
-            self._note_own_threads()
         # Pairs: an endpoint's next connection is used only after this one's rest has been taken back.
-        takers = [(each, conn) for each in self._endpoints if (conn := each.open) is not None]
-        usable = tuple(each for each in takers if not each[0].overdue) or tuple(takers)
+        takers = tuple((each, conn) for each in self.endpoints.all if (conn := each.open) is not None)
+        if self.book.assign(takers):
+            return
+        usable = tuple(each for each in takers if not each[0].overdue) or takers
         if usable:
             self._redial_requested = False
             self._hand_out(usable)
@@ -478,19 +566,18 @@ class Pool:
             self._redial_requested = True
             if self.discovery.asks:
                 self.discovery.ask_soon()
-            for endpoint in self._endpoints:
-                endpoint.wake()  # its pause is shorter now
+            self.endpoints.hurry()
 
     @property
     def urgent(self) -> bool:
         """Whether a publish waits for any connection."""
-        return bool(self.waiting) and not self.usable
+        return self.book.urgent or (bool(self.waiting) and not self.usable)
 
-    def _hand_out(self, usable: tuple[tuple[Endpoint, Conn], ...]) -> None:
+    def _hand_out(self, usable: Takers) -> None:
         while self.waiting:
             publish = self.waiting[0]
             if publish.done():
-                self._forget(publish)
+                self.forget(publish)
             else:
                 publish.endpoint, conn = usable[next(self._turn) % len(usable)]
                 conn.put(publish)
@@ -498,7 +585,7 @@ class Pool:
                     self.take_back(conn.waiting)
             self.waiting.popleft()  # last: while ``waiting`` is empty, newer publishes overtake
 
-    def _forget(self, publish: Publish) -> None:
+    def forget(self, publish: Publish) -> None:
         """Forget a publish that ended while it waited to be sent again."""
         self.pending.discard(publish)
         self.futures.discard(publish)
@@ -507,22 +594,23 @@ class Pool:
     def _forget_ended(self) -> None:
         """Forget ended publishes in ``waiting``: they must not pile up while no nsqd can be reached."""
         while self.waiting and self.waiting[0].done():
-            self._forget(self.waiting.popleft())
+            self.forget(self.waiting.popleft())
         if len(self.waiting) > 2 * len(self.pending):  # most have ended, after one with a long timeout
             for publish in self.waiting.copy():
                 if publish.done():
-                    self._forget(publish)
+                    self.forget(publish)
                     with suppress(ValueError):
                         self.waiting.remove(publish)
 
     def _take_back(self, left: Iterable[deque[Any]]) -> None:
         publishes = []
         for each in left:
-            while each:
-                item = each.popleft()
-                if type(item) is not bytes:
-                    item.endpoint = None
-                    publishes.append(item)
+            with suppress(IndexError):  # not ``while each``: ``popleft`` locks the deque
+                while True:
+                    item = each.popleft()
+                    if type(item) is not bytes:
+                        item.endpoint = None
+                        publishes.append(item)
         # In front of newer publishes: all of them, except some that were taken back a moment ago.
         older = []
         while publishes and self.waiting and self.waiting[0].started < publishes[0].started:
@@ -530,7 +618,7 @@ class Pool:
         self.waiting.extendleft(reversed(older + publishes))
 
     def _raise_if_none_can_succeed(self) -> None:
-        endpoints = self._endpoints
+        endpoints = self.endpoints.all
         if not all(each.backoff.final for each in endpoints):
             return
         for publish in self.waiting.copy():
@@ -546,6 +634,10 @@ class Pool:
             if publish.claim.acquire(False):
                 self.complete([publish], error)
 
+    def expect_publishes(self) -> None:
+        """Have the next publish that goes through the loops wake the pool's thread."""
+        self._look_at_deadlines()
+
     def _look_at_deadlines(self) -> None:
         self._wakes_at = -math.inf
 
@@ -559,7 +651,7 @@ class Pool:
         for publish in self.pending.copy():
             if publish.done():
                 if not publish.sent or publish.caller:  # its caller was interrupted while it gave up
-                    self._forget(publish)
+                    self.forget(publish)
                 continue
             if publish.deadline <= now:
                 self.give_up(publish)
@@ -567,7 +659,7 @@ class Pool:
                 earliest = min(earliest, publish.deadline)
         self._wakes_at = earliest
 
-    def _suspect(self, endpoint: Endpoint) -> None:
+    def _suspect(self, endpoint: PublishingEndpoint) -> None:
         """Mark an nsqd that left a publish unanswered: other nsqds come first until it answers."""
         # First: the answer may come this moment, and the read thread clears only an ``overdue`` that it sees.
         endpoint.overdue = True
@@ -576,7 +668,7 @@ class Pool:
 
     # Connections for round trips: the pool's thread, and one that dials.
 
-    def _grow(self, endpoint: Endpoint) -> None:
+    def _grow(self, endpoint: PublishingEndpoint) -> None:
         """Have one more connection dialed for the round trips of blocking publishes."""
         if endpoint.own.may_grow:
             self._dials.put(endpoint)
@@ -593,7 +685,7 @@ class Pool:
             if conn is not None:
                 self.owner.ask(partial(self._adopt, endpoint, conn))
 
-    def _adopt(self, endpoint: Endpoint, conn: OwnConn) -> None:
+    def _adopt(self, endpoint: PublishingEndpoint, conn: OwnConn) -> None:
         endpoint.own.adopt(conn)
         self._sweeps_at = min(self._sweeps_at, self._clock() + self._sweep_interval)
 
@@ -602,31 +694,25 @@ class Pool:
         if now < self._sweeps_at:
             return
         self._look_at_deadlines()
-        for endpoint in self._endpoints:
+        for endpoint in self.endpoints.all:
             endpoint.own.sweep()
-        some = any(endpoint.own.everyone for endpoint in self._endpoints)
+        some = any(endpoint.own.everyone for endpoint in self.endpoints.all)
         self._sweeps_at = now + self._sweep_interval if some else math.inf
 
-    # Addresses from discovery: its thread.
+    # The nsqds to publish to: any thread.
 
     def set_addresses(self, addresses: Iterable[str]) -> None:
-        """Replace the discovered addresses. An nsqd no longer listed is kept while its connection lasts."""
-        self.owner.ask(partial(self._set_addresses, set(addresses)))
+        """Replace the nsqds. One that is left out is kept while its connection lasts."""
+        self.owner.ask(partial(self._set_wanted, _given(addresses)))
 
-    def _set_addresses(self, wanted: set[str]) -> None:
-        known = {endpoint.address: endpoint for endpoint in self._endpoints}
-        for address, endpoint in known.items():
-            endpoint.wanted = address in wanted
-            endpoint.wake()
-        for address in sorted(wanted - known.keys()):
-            try:
-                endpoint = self._spare or self._started()
-            except RuntimeError as error:
-                log.warning("%s is not dialed: no thread can be started: %s", address, error)
-                continue
-            self._spare = None
-            self._add_endpoint(endpoint, address)
-            self._keep_spare()
+    def _found(self, nsqds: dict[Key, Wanted]) -> None:
+        # Without those that no nsqlookupd lists any more: others are there to publish to.
+        wanted = {key: each for key, each in nsqds.items() if each.dial}
+        self.owner.ask(partial(self._set_wanted, wanted))
+
+    def _set_wanted(self, wanted: dict[Key, Wanted]) -> None:
+        self.endpoints.want(wanted)
+        self._keep_spare()
         self._note_own_threads()
 
     # The end.
@@ -692,20 +778,21 @@ class Pool:
         for publish in left:
             self.give_up(publish, "the producer was closed")
         self._stop_all()
-        threads = [thread for endpoint in self._endpoints for thread in endpoint.threads]
         if not self.pending:  # else a connection still owes an answer: cut it off
-            join_threads(threads, min(self._join_by - self._clock(), _FAREWELL_SECONDS) / 2 + self._clock())
-        for endpoint in self._endpoints:
+            self.endpoints.join(min(self._join_by - self._clock(), _FAREWELL_SECONDS) / 2 + self._clock())
+        for endpoint in self.endpoints.all:
             endpoint.cut_off(self._closers)
-        if self._dialer is not None:
-            threads.append(self._dialer)
-        unfinished = join_threads(threads, self._join_by)
+        spare = () if self._spare is None else self._spare.threads
+        unfinished = self.endpoints.join(self._join_by)
+        unfinished += join_threads([*spare, *filter(None, [self._dialer])], self._join_by)
         unfinished += self.discovery.join(self._join_by)
         self._gone = True
         self.owner.run_requests()
         for publish in self.pending.copy():  # added while we closed; later ones look at ``_gone``
             if publish.caller not in self._closers:
                 self.give_up(publish, "the producer was closed")
+        for endpoint in self.endpoints.all:
+            endpoint.own.dispose_of_lost()
         unfinished += self.callbacks.stop(self._join_by)
         _running.discard(self)
         if left:
@@ -718,10 +805,8 @@ class Pool:
     def _stop_all(self) -> None:
         self.discovery.stop()
         if self._spare is not None:
-            self._endpoints += (self._spare,)
-            self._spare = None
-        for endpoint in self._endpoints:
-            endpoint.stop()
+            self._spare.stop()
+        self.endpoints.stop()
         self._dials.put(None)
         self._own_transport.interrupt()
 
@@ -739,7 +824,7 @@ class Pool:
         _running.discard(self)
         self.discovery.abandon()
         self._own_transport.abandon()
-        for endpoint in self._endpoints:
+        for endpoint in self.endpoints.all:
             endpoint.abandon()
         for publish in self.pending.copy():
             publish.end(Forked("it was published by the parent process, which sees to it"))
@@ -752,10 +837,10 @@ class Pool:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        return tuple(endpoint.address for endpoint in self._endpoints) or self._addresses
+        return tuple(endpoint.address for endpoint in self.endpoints.all) or self._addresses
 
     def stats(self) -> ProducerStats:
-        connections = tuple(endpoint.stats() for endpoint in self._endpoints)
+        connections = tuple(endpoint.stats() for endpoint in self.endpoints.all)
         if not connections:
             connections = tuple(ConnectionStats(address=address) for address in self._addresses)
         return ProducerStats(
@@ -767,10 +852,14 @@ class Pool:
 
     def _reasons(self) -> str:
         """Return for each address why its nsqd could not be reached."""
-        if not self._endpoints:
+        if not self.endpoints.all:
             return f"no nsqd is known: {self.discovery.absence}"
-        reasons = (endpoint.reason for endpoint in self._endpoints)
+        reasons = (endpoint.reason for endpoint in self.endpoints.all)
         return f"no nsqd could be reached in time: {'; '.join(reasons)}"
+
+
+def _given(addresses: Iterable[str]) -> dict[Key, Wanted]:
+    return {(each := Wanted(address, given=True)).key: each for address in addresses}
 
 
 # At the end of a program, producers that were not closed send the publishes that are pending.

@@ -6,23 +6,17 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, NoReturn, Self
+from typing import Any, NoReturn, Self, Unpack
 
-from nsq.config import Config
+from nsq.config import Config, Options, SignatureWithOptions
 from nsq.connection.handshake import describe, dial
 from nsq.errors import ConfigError, ConnectionFailed, NsqError, Unanswered, UsageError
 from nsq.producer.futures import PublishFuture
-from nsq.producer.pool import Pool
-from nsq.producer.publishes import (
-    Defer,
-    Publish,
-    checked_timeout,
-    new_multi_publish,
-    new_publish,
-)
+from nsq.producer.pool import AddressBook, Pool
+from nsq.producer.publishes import Defer, Publish, checked_timeout
 from nsq.producer.reports import (
     Acknowledged,
     CloseReport,
@@ -37,6 +31,7 @@ from nsq.transport.addresses import Addresses, checked, checked_nsqds
 from nsq.transport.base import Transport
 from nsq.transport.dialing import SocketTransport
 from nsq.transport.tls import context_of
+from nsq.wire.frames import Published
 
 #: Called before a publish with its topic and its bodies. Returns the bodies to send, as many, and a function
 #: that is called once with the publish's error, or with None when nsqd has stored it.
@@ -63,6 +58,8 @@ class Producer:
     ``timeout``. If an exception out of a signal handler interrupts a publish, the message may be stored.
     """
 
+    __signature__ = SignatureWithOptions()
+
     def __init__(
         self,
         *addresses: str,
@@ -73,7 +70,10 @@ class Producer:
         on_acknowledged: Callable[[Acknowledged], None] | None = None,
         on_failed: Callable[[Failed], None] | None = None,
         around_publish: PublishHook | None = None,
-        **options: Any,
+        key_hash: Callable[[Any], int] | None = None,
+        key_partitions: Mapping[str, int] | None = None,
+        least_pending: bool = False,
+        **options: Unpack[Options],
     ) -> None:
         """``nsqd`` and ``nsqlookupd`` take one address or several. ``on_acknowledged`` is called for every
         publish that was stored, ``on_failed`` for every other, on the thread that runs futures' callbacks.
@@ -81,6 +81,11 @@ class Producer:
         ``around_publish(topic, bodies)`` is called on the publishing thread, before anything is sent. It
         returns the bodies to send instead, and a function that gets the publish's error, or None; of
         ``publish_async`` that function is called on the thread that runs futures' callbacks.
+
+        For a partitioned NSQ: ``key_hash`` maps a key, as it was given, to an int from 0 on; by default it is
+        murmur3. The key's partition is that number modulo the topic's number of partitions, or modulo the
+        topic's entry in ``key_partitions``. With ``least_pending``, publishes without a key prefer the nsqd
+        that owes fewer answers.
         """
         refuse_eventlet()
         self._config = Config.of(config, options)
@@ -102,6 +107,10 @@ class Producer:
                 raise ConfigError(f"{name} is {hook!r}, must be a function")
         self._hooks = on_acknowledged, on_failed
         self._around_publish = around_publish
+        if key_hash is not None and not callable(key_hash):
+            raise ConfigError(f"key_hash is {key_hash!r}, must be a function from a key to an int")
+        self._tracing: Any = None
+        self._routing = key_hash, dict(key_partitions or {}), least_pending
         self._pool = self._new_pool()
         abandon_in_children(self)
 
@@ -113,42 +122,100 @@ class Producer:
             self._transport,
             self._context,
             *self._hooks,
+            book=self._new_book(),
         )
 
+    def _new_book(self) -> AddressBook:
+        if not self._lookupds or self._config.cluster == "original":
+            return AddressBook()
+        from nsq.partitioned.routing import Router
+
+        router = Router(self._config, self._addresses, self._lookupds, *self._routing, self._tracing)
+        self._tracing = router.tracing  # a forked child goes on with it
+        return router
+
     def __repr__(self) -> str:
-        closed = " closed" * self._pool.closed
-        return f"<Producer {' '.join(self._addresses or self._lookupds)}{closed}>"
+        pool = self._pool
+        state = f"connected to {len(pool.usable)}" if pool.usable else "not connected"
+        pending = f", {len(pool.pending)} pending" if pool.pending else ""
+        shown = "closed" if pool.closed else state + pending
+        return f"<Producer {' '.join(self._addresses or self._lookupds)} {shown}>"
 
     # Publishing.
 
     def publish(
-        self, topic: str, body: bytes, *, defer: Defer | None = None, timeout: float | None = None
-    ) -> None:
+        self,
+        topic: str,
+        body: bytes,
+        *,
+        key: str | bytes | int | None = None,
+        partition: int | None = None,
+        trace: int | None = None,
+        headers: Mapping[str, Any] | None = None,
+        tag: str | None = None,
+        defer: Defer | None = None,
+        timeout: float | None = None,
+    ) -> Published:
         """Return when an nsqd has stored the message.
 
         nsqd delivers it after ``defer``: seconds, a timedelta, or an aware datetime. ``timeout`` (default:
         publish_timeout) covers everything: waiting for room among the pending publishes, connecting, sending,
         nsqd's answer, further attempts.
+
+        The other options need a partitioned NSQ. Messages with the same ``key`` (a str, bytes or int) go to
+        the same partition; ``partition`` names one. ``trace`` is a number of your choice for this message,
+        ``headers`` a mapping that travels with it as JSON, ``tag`` restricts it to consumers with this tag.
+        The result says what nsqd has told of the message.
         """
+        pool, config = self._pool, self._config
+        more = key, partition, trace, headers, tag
         if self._around_publish is not None:
             with around(self._around_publish, topic, [body]) as (body,):
-                self._pool.publish_and_wait(new_publish(Publish, topic, body, defer, self._config), timeout)
-            return
-        self._pool.publish_and_wait(new_publish(Publish, topic, body, defer, self._config), timeout)
+                publish: Publish = pool.book.new_publish(Publish, topic, body, defer, config, *more)
+                pool.publish_and_wait(publish, timeout)
+            return publish.published
+        publish = pool.book.new_publish(Publish, topic, body, defer, config, *more)
+        pool.publish_and_wait(publish, timeout)
+        return publish.published
 
-    def multi_publish(self, topic: str, bodies: Iterable[bytes], *, timeout: float | None = None) -> None:
-        """Publish all messages at once to one nsqd, which stores all or, unless it fails midway, none."""
+    def multi_publish(
+        self,
+        topic: str,
+        bodies: Iterable[bytes],
+        *,
+        key: str | bytes | int | None = None,
+        partition: int | None = None,
+        trace: int | None = None,
+        headers: Mapping[str, Any] | None = None,
+        tag: str | None = None,
+        timeout: float | None = None,
+    ) -> Published:
+        """Publish all messages at once to one nsqd, which stores all or, unless it fails midway, none.
+
+        The other options are those of ``publish``, for each message. Of a traced batch the result describes
+        the first message, and the size of all.
+        """
+        pool, config = self._pool, self._config
+        more = key, partition, trace, headers, tag
         if self._around_publish is not None:
             with around(self._around_publish, topic, bodies) as several:
-                self._pool.publish_and_wait(new_multi_publish(Publish, topic, several, self._config), timeout)
-            return
-        self._pool.publish_and_wait(new_multi_publish(Publish, topic, bodies, self._config), timeout)
+                publish: Publish = pool.book.new_multi_publish(Publish, topic, several, config, *more)
+                pool.publish_and_wait(publish, timeout)
+            return publish.published
+        publish = pool.book.new_multi_publish(Publish, topic, bodies, config, *more)
+        pool.publish_and_wait(publish, timeout)
+        return publish.published
 
     def publish_async(
         self,
         topic: str,
         body: bytes,
         *,
+        key: str | bytes | int | None = None,
+        partition: int | None = None,
+        trace: int | None = None,
+        headers: Mapping[str, Any] | None = None,
+        tag: str | None = None,
         defer: Defer | None = None,
         timeout: float | None = None,
         block: bool = True,
@@ -161,41 +228,59 @@ class Producer:
         thread of the producer, one after the other: they should be quick, and must not flush, close, or wait
         for other futures.
         """
-        pool = self._pool
+        pool, config = self._pool, self._config
+        more = key, partition, trace, headers, tag
         if self._around_publish is not None:
             return self._send_around(
                 self._around_publish,
                 topic,
                 [body],
-                lambda bodies: new_publish(PublishFuture, topic, bodies[0], defer, self._config),
+                lambda bodies: pool.book.new_publish(PublishFuture, topic, bodies[0], defer, config, *more),
                 timeout,
                 block,
             )
-        publish = new_publish(PublishFuture, topic, body, defer, self._config)
+        publish: PublishFuture = pool.book.new_publish(PublishFuture, topic, body, defer, config, *more)
         publish.callbacks = pool.callbacks
         pool.publish(publish, timeout, block)
         return publish
 
     def multi_publish_async(
-        self, topic: str, bodies: Iterable[bytes], *, timeout: float | None = None, block: bool = True
+        self,
+        topic: str,
+        bodies: Iterable[bytes],
+        *,
+        key: str | bytes | int | None = None,
+        partition: int | None = None,
+        trace: int | None = None,
+        headers: Mapping[str, Any] | None = None,
+        tag: str | None = None,
+        timeout: float | None = None,
+        block: bool = True,
     ) -> PublishFuture:
         """Do ``multi_publish``, but return a future at once, as ``publish_async`` does: several batches under
         way at a time keep nsqd busy while you make the next one.
         """
-        pool = self._pool
+        pool, config = self._pool, self._config
+        more = key, partition, trace, headers, tag
         if self._around_publish is not None:
             return self._send_around(
                 self._around_publish,
                 topic,
                 bodies,
-                lambda several: new_multi_publish(PublishFuture, topic, several, self._config),
+                lambda several: pool.book.new_multi_publish(PublishFuture, topic, several, config, *more),
                 timeout,
                 block,
             )
-        publish = new_multi_publish(PublishFuture, topic, bodies, self._config)
+        publish: PublishFuture = pool.book.new_multi_publish(PublishFuture, topic, bodies, config, *more)
         publish.callbacks = pool.callbacks
         pool.publish(publish, timeout, block)
         return publish
+
+    def trace(self, topic: str, on: bool = True) -> None:
+        """Trace every publish to a topic from now on, or no longer: partitioned NSQ tells where it stored a
+        traced message, and the logger ``nsq.trace`` gets a line for it.
+        """
+        self._current().book.trace(topic, on)
 
     def _send_around(
         self,
@@ -353,6 +438,7 @@ class Producer:
             for each in connections
             if each.reason or each.state == "overdue"
         }
+        problems |= self._current().book.problems()
         return ProducerHealth(
             healthy=any(each.state == "open" for each in connections) or (not problems and bool(connections)),
             problems=problems,

@@ -34,10 +34,11 @@ from nsq.errors import (
 from nsq.log import Logger
 from nsq.threads.waiters import Waiters
 from nsq.wire import commands
+from nsq.wire.frames import PUBLISHED, Published
 from nsq.wire.names import check_topic
 
 if TYPE_CHECKING:
-    from nsq.producer.endpoint import Endpoint
+    from nsq.producer.endpoint import PublishingEndpoint
 
 log = Logger("nsq.producer")
 
@@ -55,9 +56,9 @@ MAX_TIMEOUT = 10.0**9
 class Publish(Waiters):
     """One publish, from the user's call until it has ended and its place on a connection is free.
 
-    ``command`` is ready to be sent; None means a message that may be joined with others. Its ends are kept in
-    ``locks``, in front of the waiting threads' locks: this saves a list for every message, and the garbage
-    collector a visit.
+    ``command`` is ready to be sent; None means a message that may be joined with others of its ``lane``. Its
+    ends are kept in ``locks``, in front of the waiting threads' locks: this saves a list for every message,
+    and the garbage collector a visit.
     """
 
     # Attributes that few publishes need have class defaults; a publish that sets one gets a ``__dict__``.
@@ -69,6 +70,8 @@ class Publish(Waiters):
         "deadline",
         "endpoint",
         "handed_over",
+        "lane",
+        "rules",
         "sent",
         "size",
         "started",
@@ -78,17 +81,24 @@ class Publish(Waiters):
     messages = 1
     no_batching = False  # nsqd refused it together with others: do not join it again
     uncertain_at: tuple[str, ...] = ()  # the nsqds that may have stored it
+    memory: Any = None
+    """What its rules remember between tries."""
+    published: Published = PUBLISHED
+    """What nsqd has told about it."""
 
     def __init__(self, topic: str, body: bytes) -> None:
         self.locks: list[Any] = []  # instead of Waiters.__init__: a call less per publish
         self.topic = topic
+        self.lane = topic
+        """The words after PUB: publishes with the same words go to the same nsqds, and are joined."""
+        self.rules: Rules = PLAIN
         self.body = body
         self.size = len(body)
         self.claim = _thread.allocate_lock()
         # The pool sets these before another thread sees the publish.
         self.started: float
         self.deadline: float
-        self.endpoint: Endpoint | None  # the nsqd where it waits or was sent
+        self.endpoint: PublishingEndpoint | None  # the nsqd where it waits or was sent
         self.caller: int  # the thread whose own connection it takes; 0: it goes through the loops
         self.handed_over: bool  # its caller has put it into a queue, or sends it
         self.sent: bool  # a connection has tried to claim it
@@ -145,8 +155,23 @@ Defer = float | timedelta | datetime
 # Making a publish from a user's arguments.
 
 
-def new_publish(make: type[P], topic: str, body: object, defer: Defer | None, config: Config) -> P:
-    """Make a PUB, or a DPUB for a message that nsqd delivers after ``defer``."""
+def new_publish(
+    make: type[P],
+    topic: str,
+    body: object,
+    defer: Defer | None,
+    config: Config,
+    key: object = None,
+    partition: object = None,
+    trace: object = None,
+    headers: object = None,
+    tag: object = None,
+) -> P:
+    """Make a PUB, or a DPUB for a message that nsqd delivers after ``defer``. Refuses what the original NSQ
+    cannot do.
+    """
+    if not (key is partition is trace is headers is tag is None):
+        raise refused_option(key=key, partition=partition, trace=trace, headers=headers, tag=tag)
     name = _checked_topic(topic) if type(topic) is str else check_topic(topic)
     # The usual case first: this runs for every message.
     if type(body) is not bytes or not 0 < len(body) <= config.max_msg_size:
@@ -160,30 +185,58 @@ def new_publish(make: type[P], topic: str, body: object, defer: Defer | None, co
     return publish
 
 
-def new_multi_publish(make: type[P], topic: str, bodies: Iterable[object], config: Config) -> P:
-    """Make an MPUB."""
+def new_multi_publish(
+    make: type[P],
+    topic: str,
+    bodies: Iterable[object],
+    config: Config,
+    key: object = None,
+    partition: object = None,
+    trace: object = None,
+    headers: object = None,
+    tag: object = None,
+) -> P:
+    """Make an MPUB. Refuses what the original NSQ cannot do."""
+    if not (key is partition is trace is headers is tag is None):
+        raise refused_option(key=key, partition=partition, trace=trace, headers=headers, tag=tag)
     name = check_topic(topic)
+    checked = checked_bodies(bodies, config)
+    size = sum(map(len, checked))
+    publish = make(name, b"")
+    publish.command, publish.messages, publish.size = commands.mpub(name, checked), len(checked), size
+    return publish
+
+
+def refused_option(**options: object) -> UsageError:
+    """Return the error for options that only a partitioned NSQ has."""
+    given = [f"{name}=" for name, value in options.items() if value is not None]
+    return UsageError(
+        f"{' and '.join(given)} needs a partitioned NSQ. This producer publishes to the original one, or has "
+        "only nsqd addresses: a partitioned cluster is found through nsqlookupd="
+    )
+
+
+def checked_bodies(bodies: Iterable[object], config: Config, overhead: int = 0) -> list[bytes]:
+    """Return the messages of a batch. Each takes ``overhead`` bytes more when it is sent."""
     if isinstance(bodies, (bytes, bytearray, memoryview, str)):
         raise UsageError(
             f"bodies is one {type(bodies).__name__}, must be several: a list, or another iterable"
         )
     if not isinstance(bodies, Iterable):
         raise UsageError(f"bodies is {bodies!r}, must be a list, or another iterable")
-    checked = _checked_bodies(list(bodies), config)
+    checked = _checked_each(list(bodies), config)
     if not checked:
         raise UsageError("bodies is empty, must hold at least one message")
     size = sum(map(len, checked))
     # If an nsqd runs with a larger --max-msg-size, it runs with a larger --max-body-size too.
     limit = max(config.max_body_size, config.max_msg_size + 8)
-    packed = 4 + 4 * len(checked) + size
+    packed = 4 + (4 + overhead) * len(checked) + size
     if packed > limit:
         raise InvalidMessage(
             f"{len(checked)} messages take {packed} bytes together, must be at most {limit} "
             "(max_body_size, to be that of nsqd): publish them in smaller batches"
         )
-    publish = make(name, b"")
-    publish.command, publish.messages, publish.size = commands.mpub(name, checked), len(checked), size
-    return publish
+    return checked
 
 
 def checked_timeout(timeout: float | None, default: float, *, may_be_zero: bool = False) -> float:
@@ -202,7 +255,7 @@ def checked_timeout(timeout: float | None, default: float, *, may_be_zero: bool 
 _checked_topic = lru_cache(maxsize=1024)(check_topic)
 
 
-def _checked_bodies(bodies: list[object], config: Config) -> list[bytes]:
+def _checked_each(bodies: list[object], config: Config) -> list[bytes]:
     """Check the usual case, bytes only, in one go: one by one takes ten times as long."""
     if set(map(type, bodies)) == {bytes}:
         checked = cast("list[bytes]", bodies)
@@ -248,21 +301,21 @@ def _checked_delay(defer: Defer, longest: float) -> int:
 
 
 def join(publishes: list[Publish], largest: int) -> list[list[Publish]]:
-    """Return batches that are sent as one command each; they keep the order within every topic.
+    """Return batches that are sent as one command each; they keep the order within every lane.
 
-    Messages for one topic that wait together become one MPUB of at most ``largest`` bytes (0: no joining).
+    Messages of one lane that wait together become one MPUB of at most ``largest`` bytes (0: no joining).
     Larger messages go alone, as do publishes with a command of their own.
     """
     largest = min(largest, _JOINED_BYTES)
     batches: list[list[Publish]] = []
-    growing: dict[str, tuple[list[Publish], int]] = {}  # by topic: the last batch, and its bytes
-    topic, batch, used = "", list[Publish](), largest  # the latest; the next publish usually joins it
+    growing: dict[str, tuple[list[Publish], int]] = {}  # by lane: the last batch, and its bytes
+    lane, batch, used = "", list[Publish](), largest  # the latest; the next publish usually joins it
     for publish in publishes:
         size = 4 + publish.size
-        if publish.topic != topic:
-            growing[topic] = batch, used
-            topic = publish.topic
-            batch, used = growing.get(topic, ([], largest))
+        if publish.lane != lane:
+            growing[lane] = batch, used
+            lane = publish.lane
+            batch, used = growing.get(lane, ([], largest))
         used += size
         alone = publish.no_batching or publish.command is not None
         if used <= largest and len(batch) < _JOINED_MESSAGES and not alone:
@@ -280,8 +333,8 @@ def command_of(batch: list[Publish]) -> bytes:
     if first.command is not None:
         return first.command
     if len(batch) == 1:
-        return commands.pub(first.topic, first.body)
-    return commands.mpub(first.topic, [publish.body for publish in batch])
+        return commands.pub(first.lane, first.body)
+    return commands.mpub(first.lane, [publish.body for publish in batch])
 
 
 # Refused and unanswered publishes.
@@ -343,3 +396,41 @@ def unsent(publish: Publish, reason: str) -> NsqError:
     if publish.uncertain_at:
         return unanswered(publish, " and ".join(publish.uncertain_at), f"then: {reason}")
     return PublishFailed(f"publishing to {publish.topic!r}: {reason}")
+
+
+class Rules:
+    """What nsqd's answers to publishes mean: here those of the original NSQ."""
+
+    patience = math.inf
+    """Seconds after which a connection without an answer is given up, if nothing else limits the wait."""
+
+    def accepts(self, publish: Publish, data: bytes) -> bool:
+        """Whether an answer other than OK says that nsqd has stored the publish."""
+        return False
+
+    def refused(
+        self, batch: list[Publish], error: ServerError, address: str, *, retry_uncertain: bool, took: float
+    ) -> list[Verdict]:
+        """Decide about a refused batch. ``took``: the seconds until the answer. May correct what the error
+        says about the connection.
+        """
+        return refused(batch, error, address, retry_uncertain)
+
+    def lost(
+        self,
+        batch: list[Publish],
+        cause: NsqError,
+        address: str,
+        *,
+        executed: bool,
+        retry_uncertain: bool,
+    ) -> list[Verdict]:
+        """Decide about a batch without an answer. ``executed``: it may be stored."""
+        return lost(batch, cause, address, executed=executed, retry_uncertain=retry_uncertain)
+
+    def is_nsqd_well(self, error: ServerError) -> bool:
+        """Whether nsqd goes on well after it has closed the connection with this error."""
+        return not error.retry
+
+
+PLAIN = Rules()

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from nsq.config import Config
 from nsq.connection.handshake import dial
-from nsq.errors import ConfigError, NsqError
+from nsq.errors import ConfigError, NsqError, how_to_install
 from nsq.http.nsqlookupd import NsqlookupdApi
 from nsq.spark.pipelines.files import sync
 from nsq.spark.source.options import SourceOptions
@@ -36,7 +36,7 @@ PACKAGES = {"pyspark": ("4.2", "5.0"), "pyarrow": ("18", ""), "pandas": ("2.2", 
 #: Seconds to wait for another program's version: a JVM on a busy machine is slow.
 PATIENCE = 30.0
 LITTLE_SPACE = 1 << 30
-INSTALL = "pip install 'nsq[spark]'"
+INSTALL = how_to_install("spark")
 _CHOOSE = f"export PYSPARK_PYTHON={sys.executable}"
 
 
@@ -170,8 +170,8 @@ def check_formats() -> Finding:
         return Finding("formats", OK, 'Spark finds format("nsq") and format("nsq_stats") from any directory')
     text = f"{python}: Spark does not find {' and '.join(missing)} there" if status == 0 else _lines(said)[-1]
     remedy = (
-        f"{INSTALL}; from a checkout: pip install --config-settings editable_mode=compat --editable .; or "
-        "call nsq.spark.register(spark) in every program"
+        f"{INSTALL}, in a clone with --config-settings editable_mode=compat; "
+        "or call nsq.spark.register(spark) in every program"
     )
     return Finding("formats", WARNING, text, remedy)
 

@@ -26,15 +26,30 @@ log = Logger("nsq.spark")
 #: Name, Prometheus name, help text, and the function that combines several sources of a query.
 _FIGURES: tuple[tuple[str, str, str, Callable[[Iterable[float]], float]], ...] = (
     ("rows", "batch_rows", "Rows of the last batch.", sum),
-    ("batchSeconds", "batch_seconds", "How long the last batch took.", sum),
-    ("inputRowsPerSecond", "input_rows_per_second", "Rows that arrived a second, last batch.", sum),
-    ("processedRowsPerSecond", "processed_rows_per_second", "Rows processed a second, last batch.", sum),
-    ("lag", "lag", "Messages that are in no batch yet, in nsqd and in the write-ahead log.", sum),
-    ("nsqdDepth", "depth", "Messages waiting in the channel.", sum),
-    ("nsqdInFlight", "in_flight", "Messages of the channel that clients hold.", sum),
+    ("batchSeconds", "batch_seconds", "Seconds that the last batch took.", sum),
+    ("inputRowsPerSecond", "input_rows_per_second", "Rows per second that arrived, in the last batch.", sum),
+    (
+        "processedRowsPerSecond",
+        "processed_rows_per_second",
+        "Rows per second that Spark processed, in the last batch.",
+        sum,
+    ),
+    ("lag", "lag", "Messages in nsqd and in the write-ahead log that are in no batch yet.", sum),
+    ("nsqdDepth", "depth", "Messages waiting in nsqd's channel.", sum),
+    ("nsqdInFlight", "in_flight", "Messages of nsqd's channel that clients have not answered yet.", sum),
     ("walRows", "wal_rows", "Messages in the write-ahead log that are in no batch yet.", sum),
-    ("walBytes", "wal_bytes", "Bytes of their bodies.", sum),
-    ("oldestSeconds", "oldest_seconds", "Age of the oldest of them.", max),
+    (
+        "walBytes",
+        "wal_bytes",
+        "Bytes of the bodies of messages in the write-ahead log that are in no batch yet.",
+        sum,
+    ),
+    (
+        "oldestSeconds",
+        "oldest_seconds",
+        "Seconds since the oldest message in the write-ahead log that is in no batch yet was published.",
+        max,
+    ),
     ("paused", "paused", "1 while receiving is paused, because the log is full or cannot be written.", max),
     ("received", "received_total", "Messages received since the query started.", sum),
 )

@@ -17,8 +17,19 @@ from typing import Any, ClassVar, Self
 
 from nsq.config import Config
 from nsq.errors import ConfigError
-from nsq.literals import parse_duration
-from nsq.options import METADATA, SECONDS, TEXT, WHOLE, YES_NO, Kind, Option, OptionHelp, closest, declare
+from nsq.options import (
+    METADATA,
+    SECONDS,
+    TEXT,
+    WHOLE,
+    YES_NO,
+    Kind,
+    Option,
+    OptionHelp,
+    closest,
+    declare,
+    parse_duration,
+)
 from nsq.wire.commands import Limits
 from nsq.wire.names import check_topic
 

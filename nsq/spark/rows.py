@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from json import dumps, loads
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from nsq.errors import ConfigError, UsageError
+from nsq.errors import ConfigError, UsageError, how_to_install
 from nsq.options import closest
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def require_arrow() -> None:
     """Raise UsageError when this Python has no pyarrow."""
     if importlib.util.find_spec("pyarrow") is None:
         raise UsageError(
-            f"pyarrow is missing in {sys.executable}: pip install 'nsq[spark]' there, or set "
+            f"pyarrow is missing in {sys.executable}: {how_to_install('spark')} there, or set "
             "PYSPARK_PYTHON to the Python that has it"
         )
 

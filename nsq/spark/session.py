@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Union
 
-from nsq.errors import ConfigError, UsageError
+from nsq.errors import ConfigError, UsageError, how_to_install
 from nsq.spark import doctor
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def _session_class() -> type[SparkSession]:
     try:
         from pyspark.sql import SparkSession
     except ImportError as error:
-        raise ConfigError(f"Spark is not installed ({error}): pip install 'nsq[spark]'") from error
+        raise ConfigError(f"Spark is not installed ({error}): {how_to_install('spark')}") from error
     return SparkSession
 
 

@@ -78,8 +78,8 @@ class _Counting(Memory):
         self.calls["get"] += 1
         return super().get(name)
 
-    def list_after(self, prefix: str, after: str = "") -> list[Entry]:
-        found = super().list_after(prefix, after)
+    def list_after(self, prefix: str, after: str = "", most: int | None = None) -> list[Entry]:
+        found = super().list_after(prefix, after, most)
         self.calls["list"] += max(1, math.ceil(len(found) / 1000))
         return found
 
@@ -121,7 +121,7 @@ class _Receiver:
     def tidy(self, now: float, committed: int) -> None:
         """Delete what is committed and not retained, as ``SharedWal.measure`` does."""
         self._store.list_after(manifest.HEADS)
-        self._store.list_after(readers.FOLDER)
+        self._store.list_after(f"{readers.FOLDER}/")
         self._store.get(readers.file_of(readers.DEFAULT))
         first = self.head.first
         while first <= committed and now - self._named[first - 1] >= self._scene.retention:

@@ -1,5 +1,5 @@
-"""Tools for tests, yours and ours: real daemons on free ports, a network that can be cut, a pytest plugin
-and a blocking protocol client.
+"""Tools for tests, yours and ours: real daemons on free ports, a double of the partitioned NSQ, a network
+that can be cut, a pytest plugin and a blocking protocol client.
 
     from nsq.testing import Nsqd, Nsqlookupd
 
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from .daemons import DaemonFailed, Nsqadmin, Nsqd, Nsqlookupd, Reply
 from .network import Fault, Link, Network, Schedule
+from .partitioned import PartitionedCluster
 from .v2 import V1Client, V2Client
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "Nsqadmin",
     "Nsqd",
     "Nsqlookupd",
+    "PartitionedCluster",
     "Reply",
     "Schedule",
     "V1Client",

@@ -1,5 +1,5 @@
-"""A pytest plugin: ``nsqd``, ``nsqlookupd``, ``nsqadmin`` and a factory for each, all stopped when the test
-ends.
+"""A pytest plugin: ``nsqd``, ``nsqlookupd``, ``nsqadmin`` and a factory for each, and
+``partitioned_cluster``, all stopped when the test ends.
 
     pytest_plugins = ["nsq.testing.plugin"]       # unless the installed package has registered it already
 
@@ -21,6 +21,7 @@ from typing import Any, Generic, TypeVar
 import pytest
 
 from .daemons import Daemon, Nsqadmin, Nsqd, Nsqlookupd
+from .partitioned import PartitionedCluster
 
 BIN_DIR = "NSQ_BIN_DIR"
 
@@ -97,3 +98,10 @@ def nsqd(nsqd_factory: Factory[Nsqd]) -> Nsqd:
 def nsqadmin(nsqadmin_factory: Factory[Nsqadmin], nsqd: Nsqd) -> Nsqadmin:
     """An nsqadmin for the test's ``nsqd``."""
     return nsqadmin_factory(nsqd=[nsqd])
+
+
+@pytest.fixture
+def partitioned_cluster() -> Iterator[PartitionedCluster]:
+    """A test double of a partitioned cluster: three nodes, two nsqlookupds, in a thread."""
+    with PartitionedCluster() as cluster:
+        yield cluster

@@ -41,7 +41,7 @@ class BenchOptions(ClusterFlags, ConsumerOptions, ProducerFlags):
     batch: int = flag(100, "messages per publish", low=1, high=10_000)
     publishers: int = flag(4, "threads that publish", low=1, high=1000)
     subscribers: int = flag(1, "consumers (0 only publishes)", low=0, high=100)
-    max_in_flight: int = flag(2500, "of each consumer", low=1, high=2**31 - 1)
+    max_in_flight: int = flag(2500, "maximum messages in flight of each consumer", low=1, high=2**31 - 1)
 
 
 def main(argv: Sequence[str]) -> int:

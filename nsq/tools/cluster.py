@@ -45,13 +45,13 @@ class ClusterFlags(HttpFlags):
         f"{_ENVIRONMENT} of the environment, else the first that answers of {' and '.join(_USUAL)})",
     )
     lookupd_http_address: tuple[str, ...] = repeated(
-        str, "like --address, for nsqlookupds alone (may be given multiple times)"
+        str, "HTTP address of an nsqlookupd (may be given multiple times)"
     )
     nsqd_http_address: tuple[str, ...] = repeated(
-        str, "like --address, for nsqds alone (may be given multiple times)"
+        str, "HTTP address of an nsqd (may be given multiple times)"
     )
     http_client_tls_root_ca_file: str = flag(
-        "", "authorities that may sign the certificates of HTTPS servers (default: the public ones)"
+        "", "path of the CA certificates for verifying HTTPS servers (default: the public CAs)"
     )
     json: bool = flag(False, "write JSON")
 
@@ -191,6 +191,12 @@ class Cluster:
             )
         return addresses
 
+    @cached_property
+    def partitioned(self) -> bool:
+        """Whether the nsqlookupds belong to a partitioned NSQ."""
+        answers = ask_all(self.lookupds, lambda address: _is_partitioned(self.lookupds[address]))
+        return any(answers.found.values())
+
     def stats(self, topic: str = "", channel: str = "") -> dict[str, NsqdStats]:
         """Return the statistics of each nsqd that answers."""
         found = self._ask(self.nsqds, lambda nsqd: nsqd.stats(topic, channel, include_clients=False))
@@ -204,8 +210,22 @@ class Cluster:
         known = self._ask(self.lookupds, NsqlookupdApi.topics)
         return count_topics(stats.values(), itertools.chain.from_iterable(known.values()))
 
-    def having(self, topic: str) -> dict[str, NsqdApi]:
-        return {each: self.nsqds[each] for each, stats in self.stats(topic).items() if stats["topics"]}
+    def having(self, topic: str, channel: str = "") -> dict[str, NsqdApi]:
+        """Return the nsqds that have a topic, or a channel of it."""
+        return {
+            address: self.nsqds[address]
+            for address, stats in self.stats(topic, channel).items()
+            if any(each["channels"] or not channel for each in stats["topics"])
+        }
+
+    def any_lookupd_may_have(self, topic: str, channel: str = "") -> bool:
+        """Whether an nsqlookupd knows a topic, or a channel of it, or does not answer."""
+
+        def knows(lookupd: NsqlookupdApi) -> bool:
+            return channel in lookupd.channels(topic) if channel else topic in lookupd.topics()
+
+        answers = ask_all(self.lookupds.values(), knows)
+        return bool(answers.errors) or any(answers.found.values())
 
     def _ask(self, daemons: dict[str, Any], question: Callable[[Any], T]) -> dict[str, T]:
         answers = ask_all(daemons, lambda address: question(daemons[address]))
@@ -224,6 +244,16 @@ class Cluster:
         if on_lookupd is not None:
             outcomes += _outcomes("nsqlookupd", self.lookupds, on_lookupd)
         return outcomes + _outcomes("nsqd", nsqds, on_nsqd)
+
+
+def _is_partitioned(lookupd: NsqlookupdApi) -> bool:
+    try:
+        lookupd.list_lookupds()
+    except ApiRefused as refusal:
+        if refusal.status == 404:
+            return False
+        raise
+    return True
 
 
 def _outcomes(kind: str, daemons: dict[str, Any], step: Callable[[Any], None]) -> list[Outcome]:
@@ -357,7 +387,9 @@ def main_delete(argv: Sequence[str]) -> int:
 def _delete(options: ConfirmedOptions, words: tuple[str, ...]) -> int:
     topic, channel = topic_and_channel(words[0])
     cluster = Cluster(options)
-    nsqds = cluster.having(topic)  # before the nsqlookupds forget it
+    nsqds = cluster.having(topic, channel)  # before the nsqlookupds forget it
+    if not nsqds and not cluster.any_lookupd_may_have(topic, channel):
+        return _report(options, "delete", words[0], [], cluster)
     confirm(options, f"delete {words[0]} and all its messages on {len(nsqds)} nsqds?")
 
     def on_lookupd(lookupd: NsqlookupdApi) -> None:
@@ -425,12 +457,8 @@ def _on_nsqds(
 ) -> int:
     topic, channel = topic_and_channel(target)
     cluster = Cluster(options)
-    nsqds = {
-        address: cluster.nsqds[address]
-        for address, stats in cluster.stats(topic, channel).items()
-        if any(each["channels"] or not channel for each in stats["topics"])
-    }
-    if ask is not None:
+    nsqds = cluster.having(topic, channel)
+    if ask is not None and nsqds:
         ask(len(nsqds))
 
     def change(nsqd: NsqdApi) -> None:
@@ -471,11 +499,12 @@ def _report(
 ) -> int:
     """Write the outcome of each step."""
     if not outcomes:
-        outcomes = [Outcome("nothing", f"no nsqd has {target}")]
+        daemons = "no nsqlookupd and no nsqd" if action == "delete" and cluster.lookupds else "no nsqd"
+        outcomes = [Outcome("nothing", f"{daemons} has {target}")]
     if options.json:
         steps = [{"where": each.where, "ok": not each.error, "error": each.error} for each in outcomes]
-        told = {"action": action, "target": target, "steps": steps, "problems": cluster.problems}
-        sys.stdout.write(json.dumps(told, indent=2) + "\n")
+        report = {"action": action, "target": target, "steps": steps, "problems": cluster.problems}
+        sys.stdout.write(json.dumps(report, indent=2) + "\n")
     else:
         for each in outcomes:
             stream = sys.stderr if each.error else sys.stdout

@@ -15,6 +15,7 @@ from functools import reduce
 
 from nsq.errors import ApiError, ConfigError
 from nsq.http.cluster import Channel, count_topics, merge_lookups
+from nsq.http.nsqlookupd import Lookup
 from nsq.tools.program import (
     HttpFlags,
     SignalWatch,
@@ -125,8 +126,8 @@ def ask(options: StatOptions, warned: set[str]) -> Poll:
     """
     addresses = options.nsqd_http_address
     if options.lookupd_http_address:
-        lookups = [options.lookupd_api(each).lookup(options.topic) for each in options.lookupd_http_address]
-        nodes = merge_lookups(lookups)
+        asked = [options.lookupd_api(each).nodes_of(options.topic) for each in options.lookupd_http_address]
+        nodes = merge_lookups(Lookup((), found) for found in asked)
         addresses = tuple(dict.fromkeys(node.name for node in nodes if not node.problem))
         for problem in {node.problem for node in nodes} - {""} - warned:
             log.warning("%s", problem)
@@ -139,8 +140,17 @@ def ask(options: StatOptions, warned: set[str]) -> Poll:
                 if (topic.name, channel.name) == (options.topic, options.channel):
                     found[address] = channel
     if not found:
-        raise ApiError(f"no nsqd has channel {options.channel} of topic {options.topic}")
+        raise ApiError(_what_is_missing(options, addresses))
     return Poll(found)
+
+
+def _what_is_missing(options: StatOptions, addresses: Sequence[str]) -> str:
+    stats = [options.nsqd_api(each).stats(options.topic, include_clients=False) for each in addresses]
+    topics = count_topics(stats)
+    if not topics:
+        return f"no nsqd has topic {options.topic}"
+    names = ", ".join(sorted(channel.name for topic in topics for channel in topic.channels))
+    return f"topic {options.topic} has no channel {options.channel}; it has {names or 'none'}"
 
 
 def lines(options: StatOptions, poll: Poll, before: Poll | None, number: int) -> str:

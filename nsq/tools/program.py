@@ -20,9 +20,9 @@ from datetime import datetime
 from typing import Any, TypeVar
 
 from nsq import Config, Consumer, NsqError, Producer, __version__, flags
-from nsq.collector import tune_gc
 from nsq.errors import ConfigError
 from nsq.flags import FlagExit, duration, flag, repeated
+from nsq.gc_settings import tune_gc
 from nsq.http.nsqd import NsqdApi
 from nsq.http.nsqlookupd import NsqlookupdApi
 from nsq.log import Logger

@@ -7,10 +7,11 @@ import os
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from nsq import Producer
 from nsq.tools.cluster import Cluster, ClusterFlags, warn_of
-from nsq.tools.program import ProducerFlags, SignalWatch, duration, run_command
+from nsq.tools.program import ProducerFlags, SignalWatch, duration, flag, run_command
 from nsq.tools.to_nsq import Publisher, publish_records
 from nsq.wire.names import check_topic
 
@@ -18,6 +19,8 @@ from nsq.wire.names import check_topic
 @dataclass(frozen=True, kw_only=True)
 class PubOptions(ClusterFlags, ProducerFlags):
     defer: float = duration(0.0, "delay after which nsqd delivers the message", low=0.0)
+    key: str = flag("", "key of the messages: those with the same key go to the same partition")
+    partition: int = flag(-1, "partition to publish to (-1 for any)", low=-1, high=1023)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -28,16 +31,21 @@ def main(argv: Sequence[str]) -> int:
 def _publish(options: PubOptions, words: tuple[str, ...]) -> int:
     topic, *bodies = words
     check_topic(topic)
+    more: dict[str, Any] = {"key": os.fsencode(options.key)} if options.key else {}
+    if options.partition >= 0:
+        more["partition"] = options.partition
     cluster = Cluster(options)
-    with options.producer("nsq-pub", *cluster.tcp_addresses) as producer:
+    with _producer(options, cluster) as producer:
+        if options.defer:
+            more["defer"] = options.defer
         if bodies:
-            count = _publish_each(topic, map(os.fsencode, bodies), producer, options.defer)
+            count = _publish_each(topic, map(os.fsencode, bodies), producer, more)
         elif options.defer:
             lines = (line.rstrip(b"\n") for line in sys.stdin.buffer)
-            count = _publish_each(topic, filter(None, lines), producer, options.defer)
+            count = _publish_each(topic, filter(None, lines), producer, more)
         else:
             with SignalWatch() as watch:
-                publisher = Publisher(topic, [producer], watch)
+                publisher = Publisher(topic, [producer], watch, **more)
                 publish_records(sys.stdin.fileno(), publisher, watch)
             count = publisher.published
     if options.json:
@@ -48,9 +56,15 @@ def _publish(options: PubOptions, words: tuple[str, ...]) -> int:
     return 0
 
 
-def _publish_each(topic: str, bodies: Iterable[bytes], producer: Producer, defer: float) -> int:
+def _producer(options: PubOptions, cluster: Cluster) -> Producer:
+    if cluster.partitioned:  # only nsqlookupd tells who leads which partition
+        return options.producer("nsq-pub", nsqlookupd=tuple(cluster.lookupds))
+    return options.producer("nsq-pub", *cluster.tcp_addresses)
+
+
+def _publish_each(topic: str, bodies: Iterable[bytes], producer: Producer, options: dict[str, Any]) -> int:
     count = 0
     for body in bodies:
-        producer.publish(topic, body, defer=defer or None)
+        producer.publish(topic, body, **options)
         count += 1
     return count

@@ -12,10 +12,10 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from nsq import Consumer, Message, NsqError, Producer, Requeue
+from nsq import Consumer, Message, NsqError
 from nsq.errors import UsageError
 from nsq.http.nsqd import NsqdStats
 from nsq.tools.cluster import Cluster, ClusterFlags, warn_of
@@ -29,11 +29,11 @@ from nsq.tools.program import (
     run_consumers,
 )
 from nsq.tools.to_nsq import Throttle
-from nsq.wire.envelope import without_reason
 from nsq.wire.names import check_channel, check_topic
+from nsq.work.redrive import Mover
 
 #: Seconds between two checks whether messages are left.
-_LOOK_EVERY = 1.0
+_CHECK_EVERY = 1.0
 _IN_FLIGHT = 200
 
 
@@ -70,8 +70,8 @@ def _redrive(options: RedriveOptions, words: tuple[str, ...]) -> int:
             sys.stdout.write(f"{address}: {count} messages wait in {source}\n")
     moved = 0 if options.dry_run or not wanted else _move(options, cluster, source, target, wanted)
     if options.json:
-        told = {"from": source, "to": target, "waiting": waiting, "wanted": wanted, "moved": moved}
-        sys.stdout.write(json.dumps(told | {"problems": cluster.problems}, indent=2) + "\n")
+        report = {"from": source, "to": target, "waiting": waiting, "wanted": wanted, "moved": moved}
+        sys.stdout.write(json.dumps(report | {"problems": cluster.problems}, indent=2) + "\n")
     elif options.dry_run or not wanted:
         sys.stdout.write(f"{wanted} messages would go to {target}\n")
     else:
@@ -83,7 +83,14 @@ def _move(options: RedriveOptions, cluster: Cluster, source: str, target: str, w
     """Move messages; return how many."""
     addresses = cluster.tcp_addresses
     with SignalWatch() as watch, options.producer("nsq-redrive", *addresses) as producer:
-        mover = Mover(producer, target, wanted, options.rate, watch.wake)
+        mover = Mover(producer, target, wanted, ended=watch.wake)
+        throttle = Throttle(options.rate, time.monotonic())
+
+        def move(message: Message) -> None:
+            while not mover.over.is_set() and not throttle.take(1, time.monotonic()):
+                mover.over.wait(throttle.pause())
+            mover(message)
+
         consumer = options.consumer_of(
             "nsq-redrive",
             source,
@@ -92,25 +99,25 @@ def _move(options: RedriveOptions, cluster: Cluster, source: str, target: str, w
             # With a rate, at most as many as it moves in a second: messages that wait here for long time out.
             max_in_flight=min(wanted, options.rate or _IN_FLIGHT, _IN_FLIGHT),
         )
-        consumer.add_handler(mover)
-        looker = threading.Thread(
-            target=_look,
+        consumer.add_handler(move)
+        watcher = threading.Thread(
+            target=_end_if_empty,
             args=(consumer, cluster, options, source, mover),
-            name="nsq-redrive-look",
+            name="nsq-redrive-watch",
             daemon=True,
         )
-        looker.start()
-        run_consumers([consumer], watch, lambda: mover.over.is_set(), [producer])
+        watcher.start()
+        run_consumers([consumer], watch, mover.over.is_set, [producer])
         mover.over.set()
-        looker.join()
+        watcher.join()
     return mover.moved
 
 
 def waiting_messages(stats: dict[str, NsqdStats], channel: str) -> dict[str, int]:
     """Count waiting messages, by nsqd. Those that wait in the topic will go to its first channel."""
     found = {}
-    for address, told in stats.items():
-        for each in told["topics"]:
+    for address, of_nsqd in stats.items():
+        for each in of_nsqd["topics"]:
             depths = [one["depth"] for one in each["channels"] if one["channel_name"] == channel]
             found[address] = sum(depths) + (0 if each["channels"] and not depths else each["depth"])
     return found
@@ -119,7 +126,7 @@ def waiting_messages(stats: dict[str, NsqdStats], channel: str) -> dict[str, int
 def paused_names(stats: dict[str, NsqdStats], channel: str) -> list[str]:
     """Return the names of the topic and of the channel if they are paused on any nsqd."""
     names = set()
-    for each in itertools.chain.from_iterable(told["topics"] for told in stats.values()):
+    for each in itertools.chain.from_iterable(of_nsqd["topics"] for of_nsqd in stats.values()):
         topic = each["topic_name"]
         if each["paused"]:
             names.add(topic)
@@ -128,9 +135,11 @@ def paused_names(stats: dict[str, NsqdStats], channel: str) -> list[str]:
     return sorted(names)
 
 
-def _look(consumer: Consumer, cluster: Cluster, options: RedriveOptions, source: str, mover: Mover) -> None:
+def _end_if_empty(
+    consumer: Consumer, cluster: Cluster, options: RedriveOptions, source: str, mover: Mover
+) -> None:
     """End the run when other consumers have taken the rest."""
-    while not mover.over.wait(_LOOK_EVERY):
+    while not mover.over.wait(_CHECK_EVERY):
         try:
             left = sum(waiting_messages(cluster.stats(source), options.channel).values())
         except NsqError as error:
@@ -138,33 +147,3 @@ def _look(consumer: Consumer, cluster: Cluster, options: RedriveOptions, source:
             continue
         if not left and not consumer.stats().in_flight and consumer.stats().connections:
             mover.end()
-
-
-class Mover:
-    """A handler, for one thread. ``over`` is set when it has moved enough messages."""
-
-    def __init__(
-        self, producer: Producer, topic: str, wanted: int, rate: int, ended: Callable[[], None]
-    ) -> None:
-        self.moved = 0
-        self.over = threading.Event()
-        self._producer = producer
-        self._topic = topic
-        self._wanted = wanted
-        self._throttle = Throttle(rate, time.monotonic())
-        self._ended = ended
-
-    def __call__(self, message: Message) -> None:
-        if self.over.is_set():
-            raise Requeue(0.0, backoff=False)
-        while not self._throttle.take(1, time.monotonic()):
-            if self.over.wait(self._throttle.pause()):
-                raise Requeue(0.0, backoff=False)
-        self._producer.publish(self._topic, without_reason(message.body))
-        self.moved += 1
-        if self.moved == self._wanted:
-            self.end()
-
-    def end(self) -> None:
-        self.over.set()
-        self._ended()

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import Any
 
 from nsq import NsqError, Producer
 from nsq.errors import BadBody, BadMessage, ConfigError
@@ -104,17 +105,21 @@ class Publisher:
     sets ``signalled``, a second one exits the program.
     """
 
-    def __init__(self, topic: str, producers: Sequence[Producer], watch: SignalWatch) -> None:
+    def __init__(self, topic: str, producers: Sequence[Producer], watch: SignalWatch, **options: Any) -> None:
         self.published = 0
         self.signalled = False
         self._watch = watch
         self._topic = topic
         self._producers = producers
+        self._options = options  # of every publish
         self._unanswered: deque[tuple[list[bytes], Sequence[Future[None]]]] = deque()
 
     def publish(self, records: list[bytes]) -> None:
         for batch in batches(records, len):
-            futures = [producer.multi_publish_async(self._topic, batch) for producer in self._producers]
+            futures = [
+                producer.multi_publish_async(self._topic, batch, **self._options)
+                for producer in self._producers
+            ]
             self._unanswered.append((batch, futures))
             if len(self._unanswered) > _UNANSWERED:
                 self._await_oldest()
@@ -133,7 +138,7 @@ class Publisher:
                 # nsqd has stored none of the batch: publish each record alone, up to the one that it refuses.
                 for place, record in enumerate(batch):
                     try:
-                        producer.publish(self._topic, record)
+                        producer.publish(self._topic, record, **self._options)
                     except NsqError:
                         self.published += place
                         raise

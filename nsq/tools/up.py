@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import nsq
-from nsq.errors import NsqError, UsageError
+from nsq.errors import NsqError, UsageError, how_to_install
 from nsq.http.nsqd import NsqdApi
 from nsq.tools.program import LEVELS, SignalWatch, check_ranges, flag, log, run_command
 from nsq.transport.addresses import join
@@ -71,7 +71,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _up(options: UpOptions, _: tuple[str, ...]) -> int:
     if importlib.util.find_spec("aiohttp") is None:
-        raise UsageError("nsq up needs the daemons: pip install 'nsq[server]'")
+        raise UsageError(f"nsq up needs the daemons: {how_to_install('server')}")
     data = Path(options.data_path).absolute()
     daemons = _daemons(options, data)
     for daemon in daemons:

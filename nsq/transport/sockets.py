@@ -63,6 +63,15 @@ class SocketStream:
             listed.add(self)
 
     @property
+    def local_ip(self) -> str | None:
+        """The IP address that the connection comes from."""
+        try:
+            name = self._in.getsockname()
+        except OSError:  # closed
+            return None
+        return str(name[0]) if isinstance(name, tuple) else None  # else a Unix socket
+
+    @property
     def read_timeout(self) -> float | None:
         return self._read_timeout
 

@@ -70,7 +70,7 @@ def pub(topic: str, body: bytes) -> bytes:
     return b"".join((_pub_line(topic), _SIZE.pack(len(body)), body))
 
 
-@functools.lru_cache(maxsize=1024)
+@functools.lru_cache(maxsize=4096)
 def _pub_line(topic: str) -> bytes:
     return b"PUB %s\n" % topic.encode()
 

@@ -56,6 +56,22 @@ class RawMessage(NamedTuple):
     body: bytes
 
 
+class Published(NamedTuple):
+    """The result of a publish, which is always true. Of a traced message a partitioned NSQ tells where it is
+    stored: ``internal_id``, ``offset`` and ``size`` in the partition, and the ``trace_id``; of a batch these
+    are the first message's, and the size of all. None means unknown.
+    """
+
+    internal_id: int | None = None
+    trace_id: int | None = None
+    offset: int | None = None
+    size: int | None = None
+
+
+#: The result of every publish of which nothing is known but that it is stored.
+PUBLISHED = Published()
+
+
 def encode_response(data: bytes) -> bytes:
     return _HEAD.pack(len(data) + 4, FRAME_RESPONSE) + data
 

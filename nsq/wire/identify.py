@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, fields
+from types import MappingProxyType
 from typing import Any, Self
 
 from nsq.errors import WireError
@@ -25,8 +26,9 @@ class BadJson(WireError):
 class JsonBody:
     """A JSON object with one typed field per attribute, in the order of the wire."""
 
-    def encode(self) -> bytes:
-        return json.dumps(asdict(self), separators=(",", ":")).encode()
+    def encode(self, more: Mapping[str, object] = MappingProxyType({})) -> bytes:
+        """Encode the fields, and ``more`` that only some peers know."""
+        return json.dumps({**asdict(self), **more}, separators=(",", ":")).encode()
 
     @classmethod
     def decode(cls, body: bytes) -> Self:

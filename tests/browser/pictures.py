@@ -1,5 +1,5 @@
-"""Takes the pictures of docs/nsqadmin.md: ``python -m tests.browser.pictures docs/images``, which needs two
-minutes: the curves are those of a small shop at work.
+"""Takes the pictures of docs/nsqadmin.md: ``python -m tests.browser.pictures docs/images``. It needs two
+minutes, because the curves show a small shop at work.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def order(number: int) -> bytes:
 
 
 class Shop:
-    """What is published and consumed while the pictures are taken."""
+    """Publishes and consumes while the pictures are taken."""
 
     def __init__(self, nsqds: list[Nsqd], lookupd: Nsqlookupd, stack: ExitStack) -> None:
         self._nsqds = nsqds

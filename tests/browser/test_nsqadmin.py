@@ -1,4 +1,4 @@
-"""An operator's walks through nsqadmin's page, in Chromium, over our daemons."""
+"""Tests of nsqadmin's page as an operator uses it: in Chromium, over our daemons."""
 
 from __future__ import annotations
 
@@ -214,7 +214,7 @@ def test_a_channel_is_paused_and_unpaused(visit: Visit, cluster: Cluster) -> Non
     assert not cluster.channel("clicks", "billing")["paused"]
 
 
-def test_a_channel_is_emptied_only_after_being_told_what_is_lost(visit: Visit, cluster: Cluster) -> None:
+def test_emptying_a_channel_first_shows_how_many_messages_are_lost(visit: Visit, cluster: Cluster) -> None:
     for _ in range(4):
         cluster.publish("clicks", b"x")
     page = visit.open("/topics/clicks/billing")
@@ -325,7 +325,7 @@ def test_views_are_walked_by_keyboard(visit: Visit) -> None:
     page.get_by_role("dialog").wait_for(state="hidden")
 
 
-def test_what_an_nsqd_says_of_itself_is_text_everywhere(browser: Any) -> None:
+def test_text_from_an_nsqd_is_never_read_as_html(browser: Any) -> None:
     with ExitStack() as stack:
         nsqd = stack.enter_context(CannedNsqd(1))
         told = big_cluster.stats(1)
@@ -386,10 +386,10 @@ new MutationObserver((records) => {
 """
 
 
-def test_a_large_cluster_is_shown_at_once_and_polled_without_writing_what_nobody_sees(
+def test_a_large_cluster_is_shown_at_once_and_only_visible_rows_are_updated(
     browser: Any,
 ) -> None:
-    """How long it takes is a matter of the machine; how much is done at a stroke is not."""
+    """The test counts the work, because the time depends on the machine."""
     with ExitStack() as stack:
         nsqds = [stack.enter_context(CannedNsqd(number)) for number in range(NODES)]
         answers = [json.dumps(big_cluster.stats(look)).encode() for look in range(2)]
@@ -432,7 +432,9 @@ def test_an_nsqd_that_died_is_marked(visit: Visit, cluster: Cluster) -> None:
         visit.see(re.compile(f"nsqd {other.http_address} gone"), within="#banner")
 
 
-def test_below_a_base_path_without_an_admin_and_with_graphite(browser: Any, cluster: Cluster) -> None:
+def test_the_page_works_below_a_base_path_for_a_user_without_rights_and_with_graphite(
+    browser: Any, cluster: Cluster
+) -> None:
     options = {"base_path": "/nsq", "admin_users": ("ann",), "graphite_url": "http://graphite.invalid/g/"}
     context = browser.new_context()
     with Nsqadmin(nsqd=[cluster.nsqd], **options) as admin:

@@ -1,4 +1,6 @@
-"""The client processes of the chaos: started, killed, stopped, started again; each has a file of its own."""
+"""The client processes of the chaos tests: each is started, killed, stopped and started again, and records
+into a file of its own.
+"""
 
 from __future__ import annotations
 

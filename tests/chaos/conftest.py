@@ -1,4 +1,6 @@
-"""Daemons by name, and NSQ_TEST_SWITCH_INTERVAL as for the unit tests: the programs obey it too."""
+"""Fixtures that make daemons by name. NSQ_TEST_SWITCH_INTERVAL works as for the unit tests, and also in
+the programs.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clients that work against an nsqd which dies again and again, and remember what they were promised.
+"""Clients that work with an nsqd which is killed again and again, and record what it confirmed.
 
 What is random comes from a seed, so a seed that fails fails again, as far as time itself is not what decided.
 """
@@ -24,7 +24,7 @@ _NAP = 0.02
 
 
 class Ledger:
-    """What was promised, and what came; the threads share it under its lock."""
+    """Confirmed and received messages; the threads share it under its lock."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -42,7 +42,7 @@ class Ledger:
             self.deliveries[(*place, body)] += 1
 
     def finish(self, place: tuple[str, str], body: bytes) -> None:
-        """Noted before it is sent: whether nsqd has heard it nobody can know."""
+        """Record the message before its FIN is sent: nsqd may or may not have received it."""
         with self.lock:
             self.finished[place].add(body)
 
@@ -70,7 +70,7 @@ class Ledger:
 
 
 class Worker:
-    """A thread that goes on until it is told to stop, whatever becomes of its connection."""
+    """A thread that works until ``stop``, over as many connections as it takes."""
 
     def __init__(self, nsqd: Nsqd, ledger: Ledger, name: str, seed: str) -> None:
         self.address, self.http = nsqd.tcp_address, nsqd
@@ -203,7 +203,9 @@ class Administrator(Worker):
             del self.paused[topic], self.depth[topic]
 
     def _compare(self) -> None:
-        """What an action had no answer to may have been done or not; all else is certain."""
+        """Compare the records with nsqd. An action without a reply may have been done or not; all else is
+        certain.
+        """
         reply = self.http.get("/stats?format=json&include_clients=false")
         found = {
             topic["topic_name"]: topic
@@ -230,7 +232,7 @@ class Administrator(Worker):
 
 
 def messages(client: V2Client, ended: Callable[[], bool]) -> Iterator[Message]:
-    """Those that come until there is an end to it; heartbeats are answered on the way."""
+    """Yield messages until the connection ends, and answer heartbeats."""
     while not ended():
         try:
             frame = client.frame(0.1)

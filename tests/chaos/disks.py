@@ -1,5 +1,6 @@
-"""A disk that can be full: a small file system of its own where root may make one, else a limit that the
-process is given."""
+"""A disk that can be full: a small file system of its own if root may make one, else a limit of the
+process.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recorded conversations, spoiled: every mutation comes from a ``Random``, so a seed names a conversation."""
+"""Mutations of recorded conversations. They come from a ``Random``, so a seed names a conversation."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ _INTERESTING = [
 
 
 def conversations() -> list[bytes]:
-    """What the recorded clients sent, each as one piece."""
+    """The bytes of the recorded clients, each as one piece."""
     return [
         b"".join(as_bytes(step["send"]) for step in case["steps"] if "send" in step)
         for name in RECORDINGS

@@ -1,4 +1,4 @@
-"""A program that forks while it publishes, as servers of the prefork kind do: children are killed, replaced.
+"""A program that forks while it publishes, like a prefork server: its children are killed and replaced.
 
     python -m tests.chaos.prefork '{"nsqd": …, "directory": …, "seed": …, "kills": …, "children": 8}'
 
@@ -24,7 +24,7 @@ from tests.chaos.records import CONFIRMED, Record, Recorder
 
 
 class Worker:
-    """Publishes numbered messages until told to end; ``number`` makes them its own."""
+    """Publishes numbered messages until it is asked to end; ``number`` marks them as its own."""
 
     def __init__(self, producer: nsq.Producer, topic: str, directory: Path, number: int) -> None:
         self._producer, self._topic = producer, topic
@@ -69,7 +69,7 @@ class Nursery:
         self.children.append(child)
 
     def _live(self, number: int) -> None:
-        """In the child: never returns."""
+        """Run the child; never returns."""
         status = 1
         try:
             worker = Worker(self._producer, self._plan["topic"], Path(self._plan["directory"]), number)
@@ -89,7 +89,7 @@ class Nursery:
         os.waitpid(child, 0)
 
     def end(self) -> list[int]:
-        """Their exit statuses."""
+        """End the children; return their exit statuses."""
         for child in self.children:
             os.kill(child, signal.SIGTERM)
         return [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in self.children]

@@ -1,4 +1,4 @@
-"""A program that publishes in every way there is until its input ends or asks it to close.
+"""A program that publishes in every possible way until its input ends or asks it to close.
 
     python -m tests.chaos.publisher '{"name": …}'
 
@@ -50,7 +50,7 @@ class Publisher:
             thread.start()
 
     def close(self, timeout: float) -> dict[str, Any]:
-        """In the middle of it all: the threads learn of it by the errors they get."""
+        """Close the producer while its threads publish: they get errors."""
         self.stopping.set()
         began = time.monotonic()
         left = self.producer.close(timeout).unanswered

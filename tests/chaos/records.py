@@ -1,4 +1,4 @@
-"""What the clients of the chaos write down, one ``write`` each, so that a kill costs at most the last one.
+"""Records of the chaos clients: one ``write`` each, so that a kill loses at most the last one.
 
 A record that was written outlives its process, and the clock is the machine's: records of several processes
 can be put in order.

@@ -1,4 +1,4 @@
-"""A Spark driver that is there to be killed: ``python -m tests.chaos.spark_driver JSON``.
+"""A Spark driver for tests that kill it: ``python -m tests.chaos.spark_driver JSON``.
 
 ``follow`` writes a topic to Parquet until its stdin says something; ``drain`` writes what there is, ends, and
 leaves every row of the sink, as Spark reads it, below ``folder/rows``. While ``folder/shut`` is there, tasks
@@ -32,7 +32,7 @@ Act = Literal["follow", "drain"]
 
 @dataclass(frozen=True)
 class Plan:
-    """What a driver is told. ``folder`` holds everything: checkpoint, sink, the log, Spark's own files."""
+    """A driver's parameters. ``folder`` holds everything: checkpoint, sink, the log, Spark's own files."""
 
     folder: str
     act: Act

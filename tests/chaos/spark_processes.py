@@ -1,5 +1,4 @@
-"""The processes that one Spark driver brings forth, wherever they went: all have its mark in their
-environment.
+"""Finds the processes that a Spark driver has started: their environment has its mark.
 
 Linux only: /proc is asked.
 """
@@ -23,7 +22,7 @@ RECEIVER = "nsq.spark.receiver"
 
 
 def marked(mark: str) -> dict[int, str]:
-    """Those that are alive, with their command lines."""
+    """The living processes with this mark, with their command lines."""
     wanted = f"{MARK}={mark}".encode()
     found = {}
     for name in filter(str.isdigit, os.listdir("/proc")):
@@ -35,7 +34,7 @@ def marked(mark: str) -> dict[int, str]:
 
 
 def called(mark: str, *roles: str) -> list[int]:
-    """By role, in that order: who could start others anew comes first, when all are to be killed."""
+    """The processes by role. Those that could restart others come first."""
     alive = marked(mark)
     return [pid for role in roles for pid, command in alive.items() if role in command]
 

@@ -1,4 +1,5 @@
-"""A topic that somebody publishes to, a stream that writes it to Parquet, a kill, and what is left then.
+"""A scene of a Spark test: messages are published, a stream writes them to Parquet, processes are killed,
+and the rows are counted.
 
 scene.publishing(): …            on and on, in a thread here
     scene.follow("local[2]")     Spark, in processes of its own
@@ -143,7 +144,7 @@ class Scene:
         self._start(replace(plan, on_executors=on_executors))
 
     def await_batches(self, count: int) -> None:
-        """So many more are committed."""
+        """Wait until this many more batches are committed."""
         before = len(self._batches("commits"))
         self._await(lambda: len(self._batches("commits")) >= before + count)
 
@@ -167,7 +168,7 @@ class Scene:
         return spark_processes.called(self.mark, *roles)
 
     def kill(self, *roles: str) -> None:
-        """All of them at once."""
+        """Kill all these processes at once."""
         self._kill(self.processes(*roles))
 
     def kill_one(self, role: str) -> int:
@@ -186,7 +187,7 @@ class Scene:
         spark_processes.kill(victims)
 
     def await_end(self) -> None:
-        """Nobody is left of the driver and all that it started."""
+        """Wait until no process of the driver is left."""
         assert self._driver is not None
         try:
             self._driver.wait(PATIENCE)
@@ -197,7 +198,7 @@ class Scene:
             self._forget()
 
     def stop(self) -> None:
-        """In good order."""
+        """Stop the query gracefully."""
         assert self._driver is not None
         assert self._driver.stdin is not None
         self._driver.stdin.close()
@@ -223,7 +224,7 @@ class Scene:
         return Plan(str(self._folder), act, master, self._options)
 
     def close(self) -> None:
-        """However it came to that: nobody stays."""
+        """Kill everything that is left."""
         while alive := self.processes(DRIVER, JVM) or list(spark_processes.marked(self.mark)):
             spark_processes.kill(alive)
             if self._driver is not None:

@@ -1,5 +1,6 @@
-"""Where the chaos of clients plays: two nsqds, an nsqlookupd, publishers and subscribers in processes of
-their own, a network between them all, and everything that can go wrong."""
+"""The stage of the chaos tests of clients: two nsqds, an nsqlookupd, publishers and subscribers in
+processes of their own, a network between them, and all faults.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +67,7 @@ _STOP_TIMEOUTS = (0.0, 0.1, 0.5, 2.0, 5.0)
 
 @dataclass(frozen=True)
 class Injury:
-    """What was done, until when it lasted, and which subscribers had to recover from it, by nsqd."""
+    """A fault, when it ended, and the subscribers that had to recover from it, by nsqd."""
 
     kind: str
     at: float
@@ -75,7 +76,9 @@ class Injury:
 
 
 class Stage:
-    """``steady``: the daemons are somebody else's, who need not survive a kill or a full disk."""
+    """All processes of a test. ``steady``: the daemons are not ours, and need not survive a kill or a full
+    disk.
+    """
 
     def __init__(
         self,
@@ -283,7 +286,7 @@ class Stage:
 
     @property
     def description(self) -> str:
-        """How things are, for whoever has to find out why."""
+        """The state of all processes, to find out why a test failed."""
         words = []
         for number, nsqd in enumerate(self.nsqds):
             stats = nsqd.get(f"/stats?format=json&topic={TOPIC}").text if nsqd.running else "not running"

@@ -1,4 +1,4 @@
-"""A program that consumes until its input ends or asks it to stop, with handlers that are not always good.
+"""A program that consumes until its input ends or asks it to stop, with handlers that sometimes fail.
 
     python -m tests.chaos.subscriber '{"name": …}'
 
@@ -22,7 +22,7 @@ from tests.chaos.records import CONNECTED, HANDLED, LOST, REFUSED, Record, Recor
 
 
 class Refused(Exception):
-    """What a handler raises on purpose."""
+    """An error that a handler raises on purpose."""
 
 
 class Subscriber(ConsumerHooks):
@@ -87,7 +87,7 @@ class Subscriber(ConsumerHooks):
 
 
 def log_what_matters() -> None:
-    """To stderr; what handlers raise on purpose is not worth a line."""
+    """Log to stderr, without the errors that handlers raise on purpose."""
     handler = logging.StreamHandler()
     handler.addFilter(lambda record: record.exc_info is None or record.exc_info[0] is not Refused)
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
@@ -114,7 +114,7 @@ def main() -> None:
 
 
 def _without_recorder(subscriber: Subscriber) -> leaks.Snapshot:
-    """Its handlers may write to the end; the file is no leak."""
+    """Ignore the recorder's file: handlers may write to the end."""
     seen = leaks.snapshot()
     ours = {each for each in seen.descriptors if each[0] == subscriber.recorder.descriptor}
     return leaks.Snapshot(seen.threads, seen.descriptors - ours, seen.children, seen.files)

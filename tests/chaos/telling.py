@@ -1,4 +1,6 @@
-"""Long tests say at once what came of them, whatever pytest captures; the sum of all seeds at the end."""
+"""Prints the results of long tests at once, although pytest captures output, and the sum of all seeds at
+the end.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ VERDICTS = pytest.StashKey[list[Verdict]]()
 
 @pytest.fixture
 def tell(request: pytest.FixtureRequest) -> Tell:
-    """Of a short test only the failures interest: what it says is captured as usual."""
+    """Print a result at once; in short tests pytest captures it as usual."""
     if request.node.get_closest_marker("chaos") is None:
         return print
     capture = request.config.pluginmanager.getplugin("capturemanager")
@@ -34,7 +36,7 @@ def tell(request: pytest.FixtureRequest) -> Tell:
 
 @pytest.fixture
 def verdicts(request: pytest.FixtureRequest) -> list[Verdict]:
-    """To be summed up at the end."""
+    """The verdicts that are summed up at the end."""
     return request.config.stash.setdefault(VERDICTS, [])
 
 

@@ -1,5 +1,5 @@
-"""One anonymous client attacks a daemon while another one uses it: the other one hardly notices, and the
-daemon's memory stays small.
+"""One client attacks a daemon while another uses it: the other is hardly slower, and the daemon's memory
+stays small.
 """
 
 from __future__ import annotations
@@ -206,7 +206,7 @@ def clock_set_back(directory: Path, hours: int) -> Path:
 
 
 def test_an_nsqd_with_absurd_limits_harms_no_good_one() -> None:
-    """It answers IDENTIFY with a negative timeout and sends messages, as often as it is dialed."""
+    """The bad nsqd answers IDENTIFY with a negative timeout, and sends messages after every dial."""
     with socket.create_server(("127.0.0.1", 0)) as server, Nsqd(process=True) as good:
         server.settimeout(0.5)
 

@@ -1,4 +1,4 @@
-"""Whatever happens to clients, daemons and the network between them: what was confirmed is handled.
+"""No confirmed message stays unhandled, whatever happens to clients, daemons and the network.
 
 make chaos ARGS=tests/chaos/test_client.py                     # these alone
 NSQ_CHAOS_SEED=7 make chaos ARGS=tests/chaos/test_client.py    # one seed, or several with spaces between
@@ -43,7 +43,7 @@ class Play:
         self.began = time.monotonic()
 
     def run(self, faults: int, messages: int, longest: float = 1.5) -> None:
-        """At least so many of both; no fault lasts longer than that."""
+        """Publish and consume at least this many messages; no fault lasts longer than that."""
         stage = self.stage
         stage.wait(1.0)
         for strike in Schedule(stage.seed, kinds=stage.kinds, pause=(0.02, 0.5), seconds=(0.05, longest)):

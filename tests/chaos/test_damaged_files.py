@@ -1,4 +1,4 @@
-"""Files in the data path are flipped, cut, replaced by garbage or gone: nsqd starts and works.
+"""nsqd starts and works although files in its data path are changed, cut, replaced or missing.
 
 NSQ_CHAOS_DAMAGES=500 make chaos ARGS='-k damaged'
 """
@@ -81,14 +81,18 @@ MODES = pytest.mark.parametrize("durable", [False, True], ids=["normal", "durabl
 
 
 @MODES
-def test_a_few_damages(nsqd_factory: Factory[Nsqd], tmp_path: Path, durable: bool) -> None:
+def test_an_nsqd_survives_a_few_damaged_files(
+    nsqd_factory: Factory[Nsqd], tmp_path: Path, durable: bool
+) -> None:
     run(nsqd_factory, tmp_path, durable, range(6))
 
 
 @pytest.mark.chaos
 @pytest.mark.timeout(900)
 @MODES
-def test_many_damages(nsqd_factory: Factory[Nsqd], tmp_path: Path, durable: bool) -> None:
+def test_an_nsqd_survives_many_damaged_files(
+    nsqd_factory: Factory[Nsqd], tmp_path: Path, durable: bool
+) -> None:
     run(nsqd_factory, tmp_path, durable, range(100, 100 + int(os.environ.get("NSQ_CHAOS_DAMAGES", "100"))))
 
 

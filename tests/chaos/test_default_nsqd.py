@@ -1,4 +1,4 @@
-"""An nsqd without --durable is killed: it loses what was in memory, in flight or deferred, and no more.
+"""A killed nsqd without --durable loses only messages in memory, in flight or deferred.
 
 NSQ_CHAOS_SEED=7 NSQ_CHAOS_KILLS=100 make chaos ARGS='-k default_nsqd'
 """
@@ -25,7 +25,7 @@ MEMORY = 20
 
 
 class Life:
-    """What one life of an nsqd was given and has finished, and what a kill may take from it."""
+    """The messages that one life of an nsqd got and finished, and those that a kill may lose."""
 
     def __init__(self, nsqd: Nsqd) -> None:
         self.nsqd = nsqd
@@ -99,7 +99,7 @@ def waiting_or_in_flight(nsqd: Nsqd) -> int:
 
 
 def drain(nsqd: Nsqd) -> list[bytes]:
-    """All that is there, finished."""
+    """Consume and finish all messages."""
     with consumer(nsqd, "t", rdy=100) as client:
         found = []
         for _ in range(waiting_or_in_flight(nsqd)):
@@ -118,12 +118,12 @@ def start(nsqd_factory: Factory[Nsqd]) -> Nsqd:
     )
 
 
-def test_a_few_kills_lose_what_they_may(nsqd_factory: Factory[Nsqd], tell: Tell) -> None:
+def test_a_few_kills_lose_only_messages_in_memory(nsqd_factory: Factory[Nsqd], tell: Tell) -> None:
     run(start(nsqd_factory), "a few", 3, tell)
 
 
 @pytest.mark.chaos
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("seed", os.environ.get("NSQ_CHAOS_SEED", "1 2 3").split())
-def test_many_kills_lose_what_they_may(nsqd_factory: Factory[Nsqd], seed: str, tell: Tell) -> None:
+def test_many_kills_lose_only_messages_in_memory(nsqd_factory: Factory[Nsqd], seed: str, tell: Tell) -> None:
     run(start(nsqd_factory), seed, int(os.environ.get("NSQ_CHAOS_KILLS", "40")), tell)

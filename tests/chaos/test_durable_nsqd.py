@@ -1,4 +1,4 @@
-"""An nsqd with --durable is killed at any moment: what it has confirmed is there afterwards.
+"""A killed nsqd with --durable has everything that it has confirmed.
 
 make chaos ARGS='-k durable'            # tells what happened
 NSQ_CHAOS_SEED=7 NSQ_CHAOS_KILLS=100 make chaos ARGS='-k durable'

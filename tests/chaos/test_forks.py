@@ -1,4 +1,4 @@
-"""A storm of forks: children of a publishing program are killed at random; nobody else notices."""
+"""Children of a publishing program are killed at random while it forks: the others are not affected."""
 
 from __future__ import annotations
 
@@ -83,7 +83,9 @@ def check(nsqd_factory: Factory[Nsqd], directory: Path, seed: str, kills: int, t
 
 
 @pytest.mark.timeout(400)
-def test_a_few_children_are_killed(nsqd_factory: Factory[Nsqd], tmp_path: Path, tell: Tell) -> None:
+def test_killing_a_few_children_harms_neither_parent_nor_siblings(
+    nsqd_factory: Factory[Nsqd], tmp_path: Path, tell: Tell
+) -> None:
     check(nsqd_factory, tmp_path, "a few", 10, tell)
 
 
@@ -94,7 +96,7 @@ def test_a_storm_of_forks(nsqd_factory: Factory[Nsqd], tmp_path: Path, seed: str
     check(nsqd_factory, tmp_path, seed, int(os.environ.get("NSQ_CHAOS_KILLS", "200")), tell)
 
 
-def test_no_codec_is_half_loaded_when_somebody_forks(nsqd_factory: Factory[Nsqd]) -> None:
+def test_a_fork_finds_no_codec_half_loaded(nsqd_factory: Factory[Nsqd]) -> None:
     """Found by the storm: children that were forked while their parent dialled for the first time could not
     resolve any address, ever."""
     nsqd = nsqd_factory()

@@ -1,4 +1,4 @@
-"""An nsqd that says anything at all, over every layer: the client stays whole and raises its own errors.
+"""An nsqd that sends anything, over every layer: the client raises only its own errors, and keeps working.
 
 make chaos ARGS='-k fuzz_client'                 # a million frames, and their rate
 NSQ_FUZZ_SEED=7 NSQ_FUZZ_FRAMES=100000 make chaos ARGS='-k fuzz_client'
@@ -24,12 +24,15 @@ import trustme
 
 from nsq.config import Config
 from nsq.connection.conn import Conn, ConnDelegate
+from nsq.connection.subscription import Subscription
 from nsq.daemons.nsqd.stats import Memory
 from nsq.errors import NsqError, ServerError
 from nsq.message import Message
+from nsq.threads.waiters import join_threads
 from nsq.wire.layers import MAX_OUTPUT
 from tests.chaos.mutations import Mutator
 from tests.chaos.telling import Tell
+from tests.fakes.connection import run_loops
 from tests.fakes.hostile_nsqd import LAYERS, HostileNsqd
 
 _MAX_FRAME = 1024 * 1024
@@ -178,7 +181,7 @@ class Fuzz:
 
     @property
     def frames(self) -> int:
-        """Those that were understood, and those that ended a connection: what followed them was not read."""
+        """Count valid frames, and those that ended a connection, behind which nothing was read."""
         return sum(self.seen[what] for what in ("messages", "responses", "errors", "heartbeats", "ends"))
 
     def _converse(self) -> None:
@@ -196,8 +199,7 @@ class Fuzz:
             witness,
             transport=nsqd,
             context=self.tangle.client,
-            topic="orders",
-            channel="billing",
+            subscription=Subscription("orders", "billing"),
         )
         try:
             conn.connect(time.monotonic() + _PATIENCE)
@@ -206,9 +208,9 @@ class Fuzz:
             return
         self._attack(nsqd)
         conn.send_rdy(self.random.choice([1, 10, 2500, 2500, 2500]))
-        conn.start()
+        threads = run_loops(conn)
         assert witness.closed.wait(_PATIENCE), "it does not end"
-        assert conn.join(time.monotonic() + _PATIENCE), "its threads do not end"
+        assert not join_threads(threads, time.monotonic() + _PATIENCE)
         assert witness.seen["ends"] == 1
         assert conn.session.in_flight == 0
         if not conn.session.close_wait:  # whoever is told that nothing more comes may end it by itself
@@ -267,7 +269,7 @@ def _resident() -> int:
 
 
 class Meter(Witness):
-    """Keeps the highest water mark, and nothing of what it is told."""
+    """A log handler that only measures the longest line."""
 
     def __init__(self, chance: random.Random) -> None:
         super().__init__(chance)
@@ -302,14 +304,13 @@ def test_a_decompression_bomb_is_taken_in_spoonfuls(count: int, tangle: Tangle) 
         Config(max_frame_size=_MAX_FRAME, deflate=True),
         meter,
         transport=nsqd,
-        topic="orders",
-        channel="billing",
+        subscription=Subscription("orders", "billing"),
     )
     conn.connect(time.monotonic() + _PATIENCE)
     nsqd.say([wire])  # another raw stream's blocks may follow its own: they refer to nothing before them
     before = _peak()
-    conn.start()
+    threads = run_loops(conn)
     assert meter.closed.wait(_PATIENCE * 4)
-    assert conn.join(time.monotonic() + _PATIENCE)
+    assert not join_threads(threads, time.monotonic() + _PATIENCE)
     assert meter.seen["responses"] == count
     assert meter.most - before < 24 * MAX_OUTPUT

@@ -1,4 +1,4 @@
-"""Recorded conversations, spoiled at random: no client harms nsqd, nor another client.
+"""Randomly changed conversations: no client harms nsqd or another client.
 
 make chaos ARGS='-k fuzz'                # a million, and their rate
 NSQ_FUZZ_SEED=7 NSQ_FUZZ_INPUTS=100000 make chaos ARGS='-k fuzz'
@@ -207,14 +207,14 @@ WORLDS: dict[str, dict[str, Any]] = {"plain": {}, "durable": {"durable": True}, 
 
 
 @pytest.mark.parametrize("world", WORLDS)
-def test_a_thousand_spoiled_conversations(world: str) -> None:
+def test_nsqd_survives_a_thousand_spoiled_conversations(world: str) -> None:
     Fuzz("a thousand", **WORLDS[world]).run(1000)
 
 
 @pytest.mark.chaos
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("world", WORLDS)
-def test_a_million_spoiled_conversations(world: str, tell: Tell) -> None:
+def test_nsqd_survives_a_million_spoiled_conversations(world: str, tell: Tell) -> None:
     inputs = int(os.environ.get("NSQ_FUZZ_INPUTS", "1000000")) // len(WORLDS)
     fuzz = Fuzz(os.environ.get("NSQ_FUZZ_SEED", "a million"), **WORLDS[world])
     fuzz.run(min(inputs, 5000))
@@ -236,7 +236,9 @@ def _resident() -> int:
     [pytest.param(200), pytest.param(20_000, marks=[pytest.mark.chaos, pytest.mark.timeout(900)])],
 )
 @pytest.mark.parametrize("durable", [False, True], ids=["normal", "durable"])
-def test_over_real_sockets(nsqd_factory: Factory[Nsqd], durable: bool, inputs: int) -> None:
+def test_nsqd_survives_spoiled_conversations_over_real_sockets(
+    nsqd_factory: Factory[Nsqd], durable: bool, inputs: int
+) -> None:
     nsqd = nsqd_factory(durable=durable, log_level="info", mem_queue_size=50, max_bytes_per_file=100_000)
     mutator = Mutator(f"sockets {inputs}")
     with connected(nsqd) as producer, consumer(nsqd, "bystanders", rdy=2) as listener:

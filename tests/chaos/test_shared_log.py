@@ -1,5 +1,5 @@
-"""A log in S3 under fire, without Spark: receivers are killed and suspended, the store fails, stalls and
-loses answers, and the reader's name is taken over. Then the rate that one receiver sustains.
+"""A log in S3 without Spark: receivers are killed and suspended, the store fails, stalls and loses
+replies, and the reader's name is taken over. Then the rate that one receiver sustains.
 
 make chaos ARGS='-k shared_log'                     # tells what happened
 NSQ_SUSTAIN=600 make chaos ARGS='-k sustained'      # for ten minutes instead of one
@@ -30,7 +30,7 @@ from tests.fakes.s3 import S3
 from tests.fakes.s3 import running as running_s3
 from tests.integration.patience import eventually
 
-pytest.importorskip("obstore", reason="pip install 'nsq[s3]'")
+pytest.importorskip("obstore", reason="pip install -e '.[s3]'")
 
 from nsq.spark.wal import manifest, open_wal, shared
 from nsq.spark.wal.names import Position

@@ -1,4 +1,5 @@
-"""A steady load for a long time, connections cut now and then: memory, threads and descriptors stay the same.
+"""A steady load for a long time, with connections that are cut: memory, threads and descriptors do not
+grow.
 
 make soak SOAK=600       # seconds; half an hour without it
 """
@@ -52,7 +53,7 @@ def sparkline(values: Sequence[float], width: int = _WIDTH) -> str:
 
 
 def flat(values: Sequence[float], slack: float) -> bool:
-    """Whether the last quarter is on average no higher than the first, but for ``slack``."""
+    """Whether the average of the last quarter is at most that of the first plus ``slack``."""
     quarter = max(1, len(values) // 4)
     return sum(values[-quarter:]) / quarter <= sum(values[:quarter]) / quarter + slack
 
@@ -80,7 +81,7 @@ class Samples:
         self.handled.append(handled)
 
     def settled(self) -> Samples:
-        """Without the warm-up, and without the last second, in which things end."""
+        """The figures without the warm-up and the last second."""
         begin = int(min(60, len(self.memory) * _WARM_UP))
         return Samples(*(values[begin:-1] for values in vars(self).values()))
 
@@ -164,7 +165,7 @@ class Load:
 @pytest.mark.chaos
 @pytest.mark.skipif(not os.environ.get("SOAK"), reason="SOAK=seconds asks for it")
 @pytest.mark.timeout(int(os.environ.get("SOAK") or 0) + 300)
-def test_nothing_grows(nsqd_factory: Factory[Nsqd], tell: Tell) -> None:
+def test_memory_descriptors_and_threads_do_not_grow(nsqd_factory: Factory[Nsqd], tell: Tell) -> None:
     seconds = int(os.environ["SOAK"])
     nsqd = nsqd_factory(process=True, msg_timeout=5.0, log_level="warn")
     chance, samples = random.Random(os.environ.get("NSQ_CHAOS_SEED", "soak")), Samples()

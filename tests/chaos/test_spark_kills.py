@@ -1,5 +1,5 @@
-"""Whoever has a part in a stream is killed while its batch is half done: no message is lost, and none is
-there twice but those that nsqd has delivered twice.
+"""Each process of a stream is killed in the middle of a batch: no message is lost, and only those that
+nsqd has delivered twice are there twice.
 
 make chaos ARGS='-k spark'              # tells what happened
 """
@@ -16,7 +16,7 @@ from nsq.testing import Nsqd
 from nsq.testing.plugin import Factory
 from tests.integration.patience import eventually
 
-pytest.importorskip("pyspark", reason="pip install 'nsq[spark]'")
+pytest.importorskip("pyspark", reason="pip install -e '.[spark]'")
 
 from tests.chaos.spark_processes import DRIVER, JVM, RECEIVER, RUNNER
 from tests.chaos.spark_scene import PATIENCE, WINDOW, Scene, Verdict, judge, playing
@@ -80,7 +80,7 @@ def test_the_python_driver(stage: Stage, told: Told) -> None:
     judge(told("Python driver", scene.drain()), 0)
 
 
-def test_the_jvm(stage: Stage, told: Told) -> None:
+def test_no_message_is_lost_when_the_jvm_is_killed(stage: Stage, told: Told) -> None:
     scene = stage()
     with in_the_middle(scene):
         scene.kill(JVM)
@@ -90,7 +90,7 @@ def test_the_jvm(stage: Stage, told: Told) -> None:
     judge(told("JVM", scene.drain()), 0)
 
 
-def test_a_receiver(stage: Stage, told: Told) -> None:
+def test_no_message_is_lost_when_a_receiver_is_killed(stage: Stage, told: Told) -> None:
     scene = stage(**_SOON)
     with in_the_middle(scene):
         victim = scene.kill_one(RECEIVER)
@@ -105,7 +105,7 @@ def test_a_receiver(stage: Stage, told: Told) -> None:
     judge(told("a receiver", scene.drain()), WINDOW)
 
 
-def test_an_executor(stage: Stage, told: Told) -> None:
+def test_no_message_is_lost_when_an_executor_is_killed(stage: Stage, told: Told) -> None:
     scene = stage()
     with in_the_middle(scene, "local-cluster[2,1,1024]"):
         (batch,) = scene.pending()
@@ -130,7 +130,7 @@ def test_an_executor_that_receives(stage: Stage, told: Told) -> None:
 
 
 def test_an_executor_that_receives_into_an_object_store(stage: Stage, told: Told, s3: S3) -> None:
-    """Its answers are slow and get lost, and it stalls for longer than a message's timeout."""
+    """The store is slow, loses replies, and stalls for longer than a message's timeout."""
     scene = stage(**_SOON, wal=s3.uri("orders"))
     s3.control(delay=0.05, errors=0.03, lost=0.03, conflicts=0.03)
     with in_the_middle(scene, "local-cluster[2,2,1024]", on_executors=2):
@@ -144,7 +144,7 @@ def test_an_executor_that_receives_into_an_object_store(stage: Stage, told: Told
     judge(told("an executor that receives into S3", scene.drain()), 4 * WINDOW)
 
 
-def test_everybody_at_once(stage: Stage, told: Told) -> None:
+def test_no_message_is_lost_when_all_processes_are_killed_at_once(stage: Stage, told: Told) -> None:
     scene = stage(**_SOON)
     with in_the_middle(scene):
         receivers = len(scene.processes(RECEIVER))
@@ -155,7 +155,7 @@ def test_everybody_at_once(stage: Stage, told: Told) -> None:
     judge(told("driver, JVM, runner and receivers", scene.drain()), receivers * WINDOW)
 
 
-def test_everybody_one_after_the_other(stage: Stage, told: Told) -> None:
+def test_no_message_is_lost_when_all_processes_are_killed_in_turn(stage: Stage, told: Told) -> None:
     """The same checkpoint and log survive them all."""
     scene, bound = stage(**_SOON), 0
     everybody = (DRIVER, JVM, RUNNER, RECEIVER)

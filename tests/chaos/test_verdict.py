@@ -1,4 +1,6 @@
-"""The judge of the chaos is judged: what is lost, inexplicable or not recovered from must not escape it."""
+"""Tests of the verdict of the chaos tests: it must report lost and inexplicable messages, and a missing
+recovery.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,7 @@ def published(kind: bytes, message: int) -> Record:
     return Record(kind, message, 0, 0, 1.0, 1.0)
 
 
-def test_what_was_confirmed_and_not_handled_is_missing(written: Written) -> None:
+def test_a_confirmed_message_that_was_not_handled_is_missing(written: Written) -> None:
     written.life("publisher", 1, published(CONFIRMED, 1), published(CONFIRMED, 2), published(DOUBTED, 3))
     written.life("consumer", 2, handled(1, 5.0))
     progress = Progress(written.actors.values())
@@ -76,7 +78,7 @@ def test_a_duplicate_without_a_reason_is_unexplained(written: Written) -> None:
         ("connection lost before the answer arrived", {}, [Record(LOST, 0, 0, 0, 5.3, 5.3)], []),
     ],
 )
-def test_every_reason_is_told(
+def test_every_reason_is_in_the_report(
     written: Written,
     reason: str,
     first: dict[str, Any],
@@ -92,8 +94,8 @@ def test_every_reason_is_told(
     assert verdict.unexplained == []
 
 
-def test_what_was_published_again_for_a_doubt_has_two_copies(written: Written) -> None:
-    """And each may come more than once, if there is a reason for that."""
+def test_a_message_published_again_after_an_uncertain_publish_has_two_copies(written: Written) -> None:
+    """Each copy may also be delivered more than once, for a reason."""
     written.life("publisher", 1, published(DOUBTED, 1))
     copies = handled(1, 5.0, attempts=2), handled(1, 5.0, attempts=2, copy=8)
     written.life("consumer", 2, *copies)
@@ -108,25 +110,25 @@ def test_two_copies_without_a_doubt_are_unexplained(written: Written) -> None:
     assert len(written.judge().unexplained) == 1
 
 
-def test_what_comes_again_after_its_time_was_answered_too_late(written: Written) -> None:
+def test_a_message_redelivered_after_its_timeout_was_answered_too_late(written: Written) -> None:
     written.life("consumer", 1, handled(1, 5.0), handled(1, 5.0 + MSG_TIMEOUT, attempts=2))
     assert written.judge().duplicates == {"answered too late": 1}
 
 
-def test_recovery_is_from_the_faults_end_to_the_next_message_from_there(written: Written) -> None:
+def test_recovery_lasts_from_the_end_of_the_fault_to_the_next_message(written: Written) -> None:
     written.life("consumer", 1, handled(1, 5.0), handled(2, 7.5, nsqd=1), handled(3, 8.0))
     stall = Injury("stall", 5.5, 7.0, frozenset({("consumer", 0)}))
     assert written.judge(stall).recoveries == [(1.0, "stall consumer")]
 
 
-def test_of_overlapping_faults_the_last_one_counts(written: Written) -> None:
+def test_the_last_of_overlapping_faults_counts(written: Written) -> None:
     written.life("consumer", 1, handled(1, 9.0))
     pair = frozenset({("consumer", 0)})
     verdict = written.judge(Injury("cut", 5.0, 5.0, pair), Injury("reset", 6.0, 6.0, pair))
     assert (verdict.recoveries, verdict.overlapping) == ([(3.0, "reset consumer")], 1)
 
 
-def test_who_hears_nothing_any_more_has_not_recovered(written: Written) -> None:
+def test_a_consumer_that_gets_no_more_messages_has_not_recovered(written: Written) -> None:
     written.life("consumer", 1, handled(1, 5.0))
     verdict = written.judge(Injury("cut", 6.0, 6.0, frozenset({("consumer", 0)})))
     assert verdict.unrecovered == ["cut: nothing came to consumer from nsqd 0"]

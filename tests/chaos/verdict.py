@@ -1,5 +1,6 @@
-"""What the records of a play say: what was promised, what was handled, what came twice and why, and how long
-it took to recover."""
+"""Evaluates the records of a chaos test: confirmed and handled messages, duplicates and their reasons, and
+how long the recovery took.
+"""
 
 from __future__ import annotations
 
@@ -165,7 +166,7 @@ class _Duplicates:
 
 
 def _copies(handlings: list[Handling]) -> list[list[Handling]]:
-    """Of each what became of it, in order; the one that came first is the first."""
+    """The history of each copy of a message; the one that came first is the first."""
     found: dict[tuple[int, int], list[Handling]] = {}
     for each in sorted(handlings, key=lambda each: each.record.since):
         found.setdefault((each.record.nsqd, each.record.copy), []).append(each)
@@ -188,8 +189,9 @@ def _all(actors: Iterable[Actor]) -> Iterator[tuple[Life, Record]]:
 
 
 def _measure(actors: list[Actor], injuries: list[Injury], verdict: Verdict) -> None:
-    """From the end of a fault until the subscriber has a message of that nsqd again, unless another fault
-    came in between: then that one's recovery is both's."""
+    """The time from the end of a fault until the subscriber gets a message of that nsqd again. If another
+    fault comes in between, its recovery counts for both.
+    """
     came: dict[tuple[str, int], list[float]] = defaultdict(list)
     for life, record in _all(actors):
         if record.kind == records.HANDLED:

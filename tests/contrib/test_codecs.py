@@ -166,4 +166,4 @@ def test_without_the_extra_the_error_names_it(kind: str, module: str) -> None:
         text=True,
         check=False,
     )
-    assert f"pip install 'nsq[{module}]'" in done.stderr
+    assert f"pip install -e '.[{module}]'" in done.stderr

@@ -226,4 +226,4 @@ def test_without_the_extra_the_error_names_it() -> None:
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=root, capture_output=True, text=True, check=False
     )
-    assert "pip install 'nsq[opentelemetry]'" in done.stderr
+    assert "pip install -e '.[opentelemetry]'" in done.stderr

@@ -173,4 +173,4 @@ def test_without_the_extra_the_error_names_it() -> None:
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
     )
-    assert "pip install 'nsq[prometheus]'" in done.stderr
+    assert "pip install -e '.[prometheus]'" in done.stderr

@@ -1,4 +1,4 @@
-"""A large fake cluster for nsqadmin: the replies of its nsqds are made beforehand."""
+"""A large fake cluster for nsqadmin: the replies of its nsqds are prepared before."""
 
 from __future__ import annotations
 

@@ -10,8 +10,10 @@ from typing import Any
 
 from nsq.config import Config
 from nsq.connection.conn import Conn, ConnDelegate, Encoder
+from nsq.connection.subscription import Subscription
 from nsq.errors import NsqError, ServerError
 from nsq.message import Message
+from nsq.threads.waiters import join_threads
 from nsq.transport import MemoryTransport
 from tests.fakes.nsqd import CHANNEL, TOPIC, A, Nsqd, accept
 from tests.fakes.threads import PATIENCE
@@ -87,6 +89,17 @@ class Delegate(ConnDelegate):
         return self.causes[0]
 
 
+def run_loops(conn: Conn) -> list[threading.Thread]:
+    """Start the loops, as an endpoint does."""
+    threads = [
+        threading.Thread(target=conn.write_loop, name=f"test-write-{conn.address}", daemon=True),
+        threading.Thread(target=conn.read_loop, name=f"test-read-{conn.address}", daemon=True),
+    ]
+    for thread in threads:
+        thread.start()
+    return threads
+
+
 class Pair:
     """A connection and its nsqd. ``inner`` is the memory transport that ``transport`` wraps, if any."""
 
@@ -105,18 +118,25 @@ class Pair:
             Config(**{"write_timeout": 3 * PATIENCE, **options}),
             self.delegate,
             transport=self.transport,
-            topic=TOPIC,
-            channel=CHANNEL,
-            name="test",
+            subscription=Subscription(TOPIC, CHANNEL),
             encode=encode,
         )
+        self.threads: list[threading.Thread] = []
         self._memory = inner or self.transport
 
     def connect(self, **granted: Any) -> Nsqd:
         """Connect and start the loops."""
         nsqd = self.shake_hands(**granted)
-        self.conn.start()
+        self.start()
         return nsqd
+
+    def start(self) -> None:
+        """Start the loops."""
+        self.threads = run_loops(self.conn)
+
+    def join(self) -> None:
+        """Wait for the loops to end."""
+        assert not join_threads(self.threads, time.monotonic() + PATIENCE)
 
     def shake_hands(self, **granted: Any) -> Nsqd:
         """Connect; the loops do not run yet."""
@@ -136,4 +156,4 @@ class Pair:
     def end(self) -> None:
         if self.conn.connected_at:
             self.conn.close()
-            assert self.conn.join(time.monotonic() + PATIENCE)
+            self.join()

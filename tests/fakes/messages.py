@@ -46,6 +46,10 @@ class Delegate:
     def holds(self, message: Message) -> bool:
         return self.held
 
+    def time_out(self, message: Message) -> bool:
+        self._note("time out", message)
+        return self.held
+
 
 class Desk:
     """Delivers messages, records answers, and receives the pool's calls."""
@@ -92,10 +96,11 @@ class Desk:
         if self.trouble is not None:
             raise self.trouble
 
-    def expired(self, message: Message) -> None:
+    def time_out(self, message: Message) -> bool:
         self.note("expired", int(message.id))
         if self.trouble is not None:
             raise self.trouble
+        return True
 
     def wait_for(self, *notes: tuple[Any, ...]) -> None:
         """Wait until these are recorded, in any order."""

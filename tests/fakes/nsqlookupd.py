@@ -120,10 +120,12 @@ class ScriptedLookupd:
             def do_GET(self) -> None:
                 requests.append((self.path, self.headers["Authorization"]))
                 allowed.wait(PATIENCE)
-                self.send_response(200)
-                self.send_header("Content-Length", str(len(body)))
+                found = not self.path.startswith("/listlookup")  # which only a partitioned NSQ has
+                answer = body if found else b'{"message":"NOT_FOUND"}'
+                self.send_response(200 if found else 404)
+                self.send_header("Content-Length", str(len(answer)))
                 self.end_headers()
-                self.wfile.write(body)
+                self.wfile.write(answer)
 
             def log_message(self, *_: object) -> None: ...
 

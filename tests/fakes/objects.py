@@ -48,8 +48,8 @@ class FaultyStore(Memory):
     def get(self, name: str) -> Found | None:
         return self._do("get", name, lambda: Memory.get(self, name))
 
-    def list_after(self, prefix: str, after: str = "") -> list[Entry]:
-        return self._do("list", prefix, lambda: Memory.list_after(self, prefix, after))
+    def list_after(self, prefix: str, after: str = "", most: int | None = None) -> list[Entry]:
+        return self._do("list", prefix, lambda: Memory.list_after(self, prefix, after, most))
 
     def delete_many(self, names: Iterable[str]) -> None:
         return self._do("delete", "", lambda: Memory.delete_many(self, names))

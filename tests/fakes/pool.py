@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from nsq.config import Config
+from nsq.connection.endpoint import Status, Wanted
 from nsq.errors import ConnectionLost, NsqError, ServerError, server_error
-from nsq.producer.endpoint import Endpoint
+from nsq.producer.endpoint import PublishingEndpoint
 from nsq.producer.own import OwnConn
 from nsq.producer.pool import Pool
 from nsq.producer.publishes import Publish
@@ -56,7 +57,7 @@ class FakePool:
     def __init__(self) -> None:
         self.transport: Any = MemoryTransport()
         self.context = None
-        self.urgent = False
+        self.name = "nsq-producer"
         self.wakes = 0
         self.ends: list[tuple[Publish, NsqError | None]] = []
         """Publishes and their errors, in the order of their ends."""
@@ -86,6 +87,12 @@ class FakePool:
     def owner(self) -> FakePool:
         return self
 
+    @property
+    def endpoints(self) -> FakePool:
+        return self
+
+    def lost(self, endpoint: PublishingEndpoint) -> None: ...
+
     def wake(self) -> None:
         self.wakes += 1
 
@@ -93,15 +100,15 @@ class FakePool:
         conn.dispose()
 
 
-def connect(endpoint: Endpoint) -> FakeConn:
+def connect(endpoint: PublishingEndpoint) -> FakeConn:
     """Connect the endpoint."""
     conn: Any = FakeConn()
     endpoint.conn = conn
-    endpoint.dialing = False
+    endpoint.status, endpoint.permitted = Status.CONNECTED, True
     return conn  # type: ignore[no-any-return]
 
 
-def write(endpoint: Endpoint) -> bytes:
+def write(endpoint: PublishingEndpoint) -> bytes:
     """Run its write loop once."""
     assert endpoint.conn is not None
     return endpoint._encode(endpoint.conn.waiting, endpoint._sent)
@@ -132,18 +139,17 @@ class StillPool(Pool):
         )
         self.owner.begun = True
         self.owner._once.acquire()
+        self.endpoints.dial_due = list  # type: ignore[method-assign]
 
-    def add(self, address: str = A, *, connected: bool = True) -> Endpoint:
+    def add(self, address: str = A, *, connected: bool = True) -> PublishingEndpoint:
         """An endpoint without threads."""
-        endpoint = self._started()
-        endpoint.address = address
-        self._endpoints += (endpoint,)
+        wanted = {key: each.wanted for key, each in self.endpoints.table.items() if each.wanted is not None}
+        new = Wanted(address, given=True)
+        self.endpoints.want({**wanted, new.key: new})
+        endpoint = self.endpoints.table[new.key]
         if connected:
             connect(endpoint)
         return endpoint
-
-    def _started(self) -> Endpoint:
-        return Endpoint(self, self._config, self._clock, self._chance)
 
     def do_jobs(self) -> None:
         """Carry out the pending requests, without the other steps of a turn."""
@@ -225,26 +231,28 @@ def ready(topic: str, command: bytes, messages: int = 1) -> Publish:
     return made
 
 
-def conn_of(endpoint: Endpoint) -> FakeConn:
+def conn_of(endpoint: PublishingEndpoint) -> FakeConn:
     conn: Any = endpoint.conn
     return conn  # type: ignore[no-any-return]
 
 
-def answer(endpoint: Endpoint, count: int = 1) -> None:
+def answer(endpoint: PublishingEndpoint, count: int = 1) -> None:
     conn: Any = endpoint.conn
     endpoint.on_ok(conn, count)
 
 
-def refuse(endpoint: Endpoint, error: ServerError) -> None:
+def refuse(endpoint: PublishingEndpoint, error: ServerError) -> None:
     conn: Any = endpoint.conn
     endpoint.on_error(conn, error)
 
 
-def lose(endpoint: Endpoint, cause: NsqError | None = LOST) -> None:
+def lose(endpoint: PublishingEndpoint, cause: NsqError | None = LOST) -> None:
     """End its connection."""
     conn: Any = endpoint.conn
     conn.closed = True
     endpoint.on_close(conn, cause)
+    endpoint.status = Status.WAITING
+    endpoint._client.endpoints.lost(endpoint)
 
 
 def bodies(items: Any) -> list[bytes]:
@@ -263,8 +271,8 @@ class Scene:
         self.pool = FakePool()
         pool: Any = self.pool
         options = {"reconnect_initial": 4.0, "read_timeout": READ_TIMEOUT, "coalesce": coalesce, **options}
-        self.endpoint = Endpoint(pool, Config(**options), self.clock, lambda: 0.0)
-        self.endpoint.address = A
+        self.endpoint = PublishingEndpoint(pool, Config(**options), self.clock, lambda: 0.0)
+        self.endpoint.assign(Wanted(A, given=True))
         self.fake = connect(self.endpoint)
         self.conn: Any = self.fake
 
@@ -347,18 +355,18 @@ def waits_to_be_written(pool: StillPool) -> Publish:
 
 def is_sent(pool: StillPool) -> Publish:
     made = waits_to_be_written(pool)
-    write(pool._endpoints[0])
+    write(pool.endpoints.all[0])
     return made
 
 
 def waits_to_be_sent_again(pool: StillPool) -> Publish:
     made = is_sent(pool)
-    lose(pool._endpoints[0])
+    lose(pool.endpoints.all[0])
     pool.turn()
     return made
 
 
 def is_stored(pool: StillPool) -> Publish:
     made = is_sent(pool)
-    answer(pool._endpoints[0])
+    answer(pool.endpoints.all[0])
     return made

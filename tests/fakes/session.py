@@ -12,11 +12,11 @@ from typing import Any, TypeVar
 
 import trustme
 
-from nsq.daemons.logs import DaemonLog
 from nsq.daemons.nsqd.core.broker import Broker
 from nsq.daemons.nsqd.options import NsqdOptions
 from nsq.daemons.nsqd.session.authorization import AuthError, Credentials, Grant
 from nsq.daemons.nsqd.session.session import Environment, Session
+from nsq.daemons.serve.logs import DaemonLog
 from nsq.wire import commands
 from nsq.wire.frames import ErrorReply, FrameParser, RawMessage, Response
 from nsq.wire.layers import Deflate, Layer, Snappy, Stack, Tls

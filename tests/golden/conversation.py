@@ -1,4 +1,4 @@
-"""Replaying a recorded TCP conversation step by step, comparing every byte that is not chance.
+"""Replays a recorded TCP conversation step by step, and compares every byte that is not random.
 
 What is chance is named here: message ids and timestamps. An id received stands for the recorded one in
 whatever is sent and expected later.
@@ -96,7 +96,9 @@ class Conversation:
             self._answer(expected, self.client.frame())
 
     def _silence(self, recorded: float) -> None:
-        """As recorded where that is the point: not from now on, as this may be late, and the daemon not."""
+        """Wait without a reply as the recorded client did, measured from the recorded moment: this test may
+        be late.
+        """
         left = self._since + recorded - time.monotonic() if self._exact_silence else SHORT
         if left > 0:
             self.client.expect_silence(left)

@@ -1,4 +1,4 @@
-"""Where our daemons answer otherwise than the recorded ones, on purpose, and why.
+"""Deliberate differences between our daemons and the recorded ones, with the reasons.
 
 Nowhere else is a difference excused. Other programs (NSQ_BIN_DIR) are held to the recordings as they are.
 docs/compatibility.md lists them for users, with those that no recording shows.

@@ -1,4 +1,4 @@
-"""The recorded answers beside this file, with our deviations applied unless another program is judged."""
+"""The recordings beside this file, with our deviations applied unless another program is tested."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def load(file: str) -> Any:
 
 
 def others_are_judged() -> bool:
-    """Whether the daemons under test are somebody else's binaries."""
+    """Whether the daemons under test are other binaries than ours."""
     return bool(os.environ.get(BIN_DIR))
 
 

@@ -1,4 +1,5 @@
-"""Replaying recorded HTTP exchanges in their order, comparing status, headers and body, key order included.
+"""Replays recorded HTTP exchanges in their order, and compares status, headers and body, also the order of
+keys.
 
 What is chance (ports, times, memory) is masked on both sides by the names of the fields, never by position.
 """
@@ -54,7 +55,7 @@ def request_name(exchange: Case) -> str:
 
 
 def ask_all(daemon: Daemon, exchanges: Iterable[Case]) -> Answers:
-    """Every exchange in order, as state carries over; what we answer otherwise last, disturbing nobody."""
+    """Send every request in order, because state carries over; deviations come last."""
     numbered = sorted(enumerate(exchanges), key=lambda pair: ("deviation" in pair[1], pair[0]))
     return {number: _ask(daemon, exchange) for number, exchange in numbered}
 

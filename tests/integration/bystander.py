@@ -1,4 +1,4 @@
-"""A well-behaved client, which other clients must not disturb; and the memory of a daemon."""
+"""A well-behaved client that other clients must not disturb, and the memory of a daemon."""
 
 from __future__ import annotations
 

@@ -9,7 +9,14 @@ from collections.abc import Iterator
 import pytest
 
 from nsq.testing import Nsqd
-from nsq.testing.plugin import Factory, nsqd, nsqd_factory, nsqlookupd, nsqlookupd_factory
+from nsq.testing.plugin import (
+    Factory,
+    nsqd,
+    nsqd_factory,
+    nsqlookupd,
+    nsqlookupd_factory,
+    partitioned_cluster,
+)
 from tests.integration.running_tools import tmux
 
 from .consuming import create, numbered, publish
@@ -42,4 +49,11 @@ def three(nsqd_factory: Factory[Nsqd]) -> list[Nsqd]:
     return nsqds
 
 
-__all__ = ["nsqd", "nsqd_factory", "nsqlookupd", "nsqlookupd_factory", "tmux"]
+__all__ = [
+    "nsqd",
+    "nsqd_factory",
+    "nsqlookupd",
+    "nsqlookupd_factory",
+    "partitioned_cluster",
+    "tmux",
+]

@@ -10,14 +10,16 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, TypeVar
 
 from nsq.consumer.consumer import Consumer
 from nsq.message import Message
 from nsq.testing import Nsqd
 
 from .patience import nap
+
+H = TypeVar("H", bound=logging.Handler)
 
 TOPIC = "orders"
 CHANNEL = "billing"
@@ -220,14 +222,18 @@ class LogRecords(logging.Handler):
 
 
 @contextmanager
-def log_of(name: str = "nsq") -> Iterator[LogRecords]:
-    records = LogRecords()
+def logging_to(handler: H, level: int, name: str = "nsq") -> Iterator[H]:
+    """Add a handler of ``logging`` in the block."""
     logger = logging.getLogger(name)
     before = logger.level
-    logger.addHandler(records)
-    logger.setLevel(logging.INFO)
+    logger.addHandler(handler)
+    logger.setLevel(level)
     try:
-        yield records
+        yield handler
     finally:
-        logger.removeHandler(records)
+        logger.removeHandler(handler)
         logger.setLevel(before)
+
+
+def log_of(name: str = "nsq") -> AbstractContextManager[LogRecords]:
+    return logging_to(LogRecords(), logging.INFO, name)

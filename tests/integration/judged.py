@@ -1,4 +1,4 @@
-"""Which daemons the tests run: ours, or those in NSQ_BIN_DIR."""
+"""Chooses the daemons under test: ours, or those in NSQ_BIN_DIR."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def blocks(page: Path) -> Iterator[Block]:
     said, at = "", 0
     while at < len(lines):
         line = lines[at]
-        fence = re.match(r"^```(\w*)", line)
+        fence = re.match(r"^```([\w{}-]*)", line)
         if fence:
             end = lines.index("```", at + 1)
             yield Block(page, at + 1, fence[1], "\n".join(lines[at + 1 : end]) + "\n", said)

@@ -1,4 +1,4 @@
-"""A reader who types what a page says: the blocks of a page, in order, in one shell.
+"""Runs the blocks of a page in order in one shell, as a reader types them.
 
 The shell has a network of its own, where the ports on the pages are free, and processes of its own, which all
 end with it.

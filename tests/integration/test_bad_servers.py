@@ -292,7 +292,7 @@ def test_a_server_that_goes_bad(
 
 
 def grown(call: Callable[[], None]) -> int:
-    """By how much, at most, Python's memory grew meanwhile."""
+    """The maximum growth of Python's memory inside the block."""
     gc.collect()
     tracemalloc.start()
     try:
@@ -422,7 +422,7 @@ def test_a_slow_handshake_does_not_delay_other_nsqds(nsqd: Nsqd) -> None:
             seen.wait_for(1)
 
 
-def test_who_accepts_and_hangs_up_is_dialled_less_and_less_often() -> None:
+def test_an_nsqd_that_hangs_up_at_once_is_dialed_less_and_less_often() -> None:
     with BadServer(hangs_up) as bad:
         consumer = make_consumer(bad.address, reconnect_initial=0.1, reconnect_max=30.0)
         consumer.add_handler(Recorder()).start()

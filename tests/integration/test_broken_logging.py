@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import NoReturn
 
 from nsq import Consumer, Message, Producer
 from nsq.testing import Nsqd, Nsqlookupd
 from nsq.testing.plugin import Factory
 
-from .consuming import Recorder, create, expect_drained, publish
+from .consuming import Recorder, create, expect_drained, logging_to, publish
 
 
 class Broken(logging.Handler):
@@ -24,19 +22,6 @@ class Broken(logging.Handler):
     def handle(self, record: logging.LogRecord) -> NoReturn:
         self.loggers.add(record.name)
         raise RuntimeError("the program's logging is broken")
-
-
-@contextmanager
-def broken_logging() -> Iterator[Broken]:
-    logger, handler = logging.getLogger("nsq"), Broken()
-    before = logger.level
-    logger.addHandler(handler)
-    logger.setLevel(logging.DEBUG)
-    try:
-        yield handler
-    finally:
-        logger.removeHandler(handler)
-        logger.setLevel(before)
 
 
 def test_a_consumer_goes_on_when_every_log_line_raises(
@@ -62,7 +47,7 @@ def test_a_consumer_goes_on_when_every_log_line_raises(
         reconnect_max=0.5,
         lookupd_poll_interval=0.2,
     )
-    with broken_logging() as broken, consumer.add_handler(seen):
+    with logging_to(Broken(), logging.DEBUG) as broken, consumer.add_handler(seen):
         publish(first, [b"before"])
         seen.wait_for(2)
         expect_drained(first, requeues=1)
@@ -78,7 +63,10 @@ def test_a_consumer_goes_on_when_every_log_line_raises(
 
 
 def test_a_producer_goes_on_when_every_log_line_raises(nsqd: Nsqd) -> None:
-    with broken_logging() as broken, Producer(nsqd.tcp_address, reconnect_max=0.5) as producer:
+    with (
+        logging_to(Broken(), logging.DEBUG) as broken,
+        Producer(nsqd.tcp_address, reconnect_max=0.5) as producer,
+    ):
         for _ in range(2):
             producer.publish("orders", b"body", timeout=60.0)
             nsqd.restart()

@@ -204,7 +204,7 @@ def test_a_consumer_without_connection_stops_at_once(nsqd_factory: Factory[Nsqd]
 @pytest.mark.parametrize("kind", ["nsqd", "nsqlookupd"])
 def test_stopping_does_not_wait_for_a_dial_into_nowhere(kind: str) -> None:
     def is_at_it(name: str) -> bool:
-        return "-dial-" in name or "-ask-" in name
+        return "-read-" in name or "-ask-" in name
 
     with unreachable() as hole:
         patient = {"dial_timeout": 300.0, "handshake_timeout": 300.0, "lookupd_poll_timeout": 300.0}

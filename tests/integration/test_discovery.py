@@ -7,8 +7,9 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,14 @@ import pytest
 import trustme
 
 from nsq.config import Config
-from nsq.connection.conn import Conn, ConnDelegate
-from nsq.discovery.lookups import Asker, Discovery
-from nsq.errors import ApiError, NsqError
+from nsq.connection.subscription import Subscription
+from nsq.consumer.engine import Engine, plain_discovery, plain_pool
+from nsq.consumer.rdy import RdyWindows
+from nsq.discovery.lookups import Asker
+from nsq.errors import ApiError
 from nsq.testing import Nsqd, Nsqlookupd, V2Client
 from nsq.testing.plugin import Factory
+from nsq.transport.base import Stream
 from nsq.transport.dialing import default_transport
 from nsq.wire import commands
 from tests.fakes.nsqlookupd import ScriptedLookupd
@@ -31,64 +35,41 @@ TOPIC, CHANNEL = "orders", "billing"
 PATIENCE = 60.0
 
 
-class Host(ConnDelegate):
-    """A consumer that connects and handles nothing: real connections, and a note of every dial."""
+class Dialing:
+    """Notes every dial."""
 
-    def __init__(self, config: Config) -> None:
-        self.discovery: Discovery | None = None
-        self._config = config
-        self._changed = threading.Condition()
+    def __init__(self) -> None:
         self.dials: list[str] = []
-        self.conns: dict[str, Conn] = {}
-        self._ended: list[Conn] = []
 
-    def dial(self, address: str) -> None:
-        with self._changed:
-            self.dials.append(address)
-            self._changed.notify_all()
-        conn = Conn(
-            address,
-            self._config,
-            self,
-            transport=default_transport,
-            topic=TOPIC,
-            channel=CHANNEL,
-            name="nsq-test",
-        )
-        conn.connect(time.monotonic() + PATIENCE)
-        with self._changed:
-            assert address not in self.conns
-            self.conns[address] = conn
-            self._changed.notify_all()
-        conn.start()
+    def connect(self, address: str, *, timeout: float) -> Stream:
+        self.dials.append(address)
+        return default_transport.connect(address, timeout=timeout)
 
-    def drop(self, address: str) -> None:
-        self.conns[address].send_cls()
 
-    def expect(self, connections: int) -> None: ...
-    def refused(self, address: str, error: NsqError) -> None: ...
+class Host:
+    """The engine of a consumer without handlers, whose chance is fixed."""
 
-    def await_(self, condition: Callable[[], bool], patience: float = PATIENCE) -> None:
-        with self._changed:
-            assert self._changed.wait_for(condition, patience), (self.dials, self.conns)
+    def __init__(self, nsqds: list[str], lookupds: list[str], **options: Any) -> None:
+        config, subscription = Config(**options), Subscription(TOPIC, CHANNEL)
+        self._transport = Dialing()
+        arguments = {
+            "subscription": subscription,
+            "config": config,
+            "nsqds": nsqds,
+            "nsqlookupds": lookupds,
+            "chance": lambda: 0.5,
+        }
+        discovery = partial(plain_discovery, arguments)
+        self.engine = Engine(subscription, config, discovery, plain_pool, RdyWindows, self._transport)
 
-    def connected(self, *nsqds: Nsqd, patience: float = PATIENCE) -> None:
-        """Wait until exactly these are."""
+    @property
+    def dials(self) -> list[str]:
+        return self._transport.dials
+
+    def connected(self, *nsqds: Nsqd) -> None:
+        """Wait until exactly these are connected."""
         addresses = {nsqd.tcp_address for nsqd in nsqds}
-        self.await_(lambda: set(self.conns) == addresses, patience)
-
-    def close(self) -> None:
-        for conn in [*self.conns.values(), *self._ended]:
-            conn.close()
-            assert conn.join(time.monotonic() + PATIENCE)
-
-    def on_close(self, conn: Conn, cause: NsqError | None) -> None:
-        with self._changed:
-            del self.conns[conn.address]
-            self._ended.append(conn)
-            self._changed.notify_all()
-        assert self.discovery is not None
-        self.discovery.lost(conn.address, time.monotonic() - conn.connected_at, cause)
+        eventually(lambda: {each.nsqd_address for each in self.engine.health().connections} == addresses)
 
 
 @contextmanager
@@ -96,26 +77,14 @@ def discovering(
     nsqds: list[str] | None = None, lookupds: list[str] | None = None, **options: Any
 ) -> Iterator[Host]:
     """Its chance is fixed, so pauses and intervals are known: half of their ceiling, and as configured."""
-    config = Config(**options)
-    host = Host(config)
-    discovery = Discovery(
-        TOPIC,
-        config,
-        host,
-        name=f"nsq-{TOPIC}/{CHANNEL}",
-        nsqds=nsqds or [],
-        nsqlookupds=lookupds or [],
-        chance=lambda: 0.5,
-    )
-    host.discovery = discovery
-    discovery.start()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("random.random", lambda: 0.5)
+        host = Host(nsqds or [], lookupds or [], **options)
+    host.engine.start()
     try:
         yield host
     finally:
-        began = time.monotonic()
-        discovery.stop()
-        assert not discovery.join(began + PATIENCE)
-        host.close()
+        assert not host.engine.stop(time.monotonic() + PATIENCE).unfinished_threads
 
 
 @contextmanager
@@ -184,8 +153,7 @@ def await_listing(lookupd: Nsqlookupd, nsqd: Nsqd) -> None:
 
 
 def health(host: Host) -> list[str]:
-    assert host.discovery is not None
-    return host.discovery.health()
+    return host.engine.health().discovery
 
 
 def await_health(host: Host, words: str) -> None:
@@ -240,7 +208,7 @@ class TestFinding:
         nsqd = nsqd_factory()
         nsqd.stop(keep_data=True)
         with discovering([nsqd.tcp_address], reconnect_initial=0.05, reconnect_max=0.2) as host:
-            host.await_(lambda: len(host.dials) >= 3)
+            eventually(lambda: len(host.dials) >= 3)
             nsqd.start()
             host.connected(nsqd)
 
@@ -252,7 +220,7 @@ class TestLosing:
         with discovering([], [lookupd.http_address], lookupd_poll_interval=60.0) as host:
             host.connected(nsqd)
             nsqd.restart()
-            host.await_(lambda: len(host.dials) >= 2)
+            eventually(lambda: len(host.dials) >= 2)
             host.connected(nsqd)
 
     def test_an_outage_of_the_nsqlookupd_does_not_prevent_reconnecting(
@@ -263,7 +231,7 @@ class TestLosing:
             lookupd.stop()
             await_health(host, "failed")
             nsqd.restart()
-            host.await_(lambda: len(host.dials) >= 2)
+            eventually(lambda: len(host.dials) >= 2)
             host.connected(nsqd)
 
     @pytest.mark.parametrize("listed", [False, True], ids=["given", "listed"])
@@ -286,7 +254,7 @@ class TestLosing:
             other.expect_ok()
             began = time.monotonic()
             with discovering([nsqd.tcp_address]) as host:
-                host.await_(lambda: len(host.dials) >= 4)
+                eventually(lambda: len(host.dials) >= 4)
                 assert time.monotonic() - began > 0.8  # as above
                 await_health(host, "E_SUB_FAILED")
                 other.close()

@@ -122,7 +122,7 @@ def place(nsqlookupd: Nsqlookupd, nsqd_factory: Factory[Nsqd], tmp_path: Path) -
 
 
 @pytest.mark.parametrize("block", python_blocks(), ids=lambda block: block.name)
-def test_python(block: Block, place: Place) -> None:
+def test_python_blocks_of_the_pages_run(block: Block, place: Place) -> None:
     if block.not_run:
         pytest.skip(block.not_run)
     code = place.substituted(block.code)
@@ -161,7 +161,8 @@ def as_service(code: str, place: Place) -> None:
     process = place.start("block.py")
     try:
         for topic, channel in consumed:
-            until("finished", lambda at=(topic, channel): finished_or_ended(place.first, *at, process))
+            is_done = partial(finished_or_ended, place.first, topic, channel, process)
+            until("finished", is_done)
         process.send_signal(signal.SIGTERM)
     except AssertionError:
         process.kill()
@@ -183,7 +184,7 @@ def finished_or_ended(nsqd: Nsqd, topic: str, channel: str, process: subprocess.
 
 
 @pytest.mark.parametrize("block", shell_blocks(), ids=lambda block: block.name)
-def test_shell(block: Block, place: Place) -> None:
+def test_shell_blocks_of_the_pages_run(block: Block, place: Place) -> None:
     for command in commands(place.substituted(block.code)):
         check(command, block, place)
 

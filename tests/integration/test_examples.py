@@ -23,7 +23,7 @@ import trustme
 from examples.demo.screen import Screen
 from nsq import Consumer, Producer
 from nsq.errors import Unauthorized
-from nsq.testing import Nsqd, Nsqlookupd
+from nsq.testing import Nsqd, Nsqlookupd, PartitionedCluster
 from nsq.testing.plugin import Factory
 
 from .consuming import PATIENCE, Recorder, channel_of, create, numbered, publish, running, until
@@ -66,7 +66,7 @@ class Example:
         return found
 
     def addresses(self) -> list[str]:
-        """Those that it has told so far, of daemons."""
+        """The addresses of daemons in the output so far."""
         told = [line for line in list(self.lines) if line.startswith("nsq")]
         return re.findall(r"(?:tcp|http) (\S+)", "\n".join(told))
 
@@ -87,7 +87,7 @@ class Example:
 
 
 def program(name: str) -> list[str]:
-    """How Python is told to run it: a file, or a folder with a ``__main__.py``."""
+    """The arguments of Python that run an example: a file, or a folder with a ``__main__.py``."""
     path = EXAMPLES / name
     return [str(path)] if path.is_file() else ["-m", f"examples.{name}"]
 
@@ -116,7 +116,9 @@ def test_every_example_is_tested() -> None:
     assert missing == []
 
 
-def test_script_consumer(example: Start, nsqlookupd: Nsqlookupd, nsqd_factory: Factory[Nsqd]) -> None:
+def test_the_script_consumer_example_runs(
+    example: Start, nsqlookupd: Nsqlookupd, nsqd_factory: Factory[Nsqd]
+) -> None:
     nsqd = nsqd_factory(lookupd=[nsqlookupd])
     create(nsqd)
     until("registered", lambda: nsqlookupd.get("/lookup?topic=orders").status == 200)
@@ -131,7 +133,7 @@ def test_script_consumer(example: Start, nsqlookupd: Nsqlookupd, nsqd_factory: F
     assert not [line for line in script.lines if "ERROR" in line or "WARNING" in line]
 
 
-def test_batch_consumer(example: Start, nsqd: Nsqd, tmp_path: Path) -> None:
+def test_the_batch_consumer_example_runs(example: Start, nsqd: Nsqd, tmp_path: Path) -> None:
     create(nsqd, channel="archive")
     publish(nsqd, numbered(250))
     path = tmp_path / "orders.db"
@@ -146,7 +148,7 @@ def test_batch_consumer(example: Start, nsqd: Nsqd, tmp_path: Path) -> None:
     assert 1 < max(sizes) <= 100  # as many as came within half a second
 
 
-def test_dead_letters(example: Start, nsqd: Nsqd) -> None:
+def test_the_dead_letters_example_runs(example: Start, nsqd: Nsqd) -> None:
     script = example("dead_letters.py", nsqd.tcp_address)
     assert script.end() == 0, script.lines
     for line in ("INFO 1 / 4 = 0.25", "INFO 1 / 8 = 0.125", "INFO dead: 0"):
@@ -180,7 +182,7 @@ def strict_nsqd(nsqd_factory: Factory[Nsqd], files: Path) -> Nsqd:
     )
 
 
-def test_tls_consumer(example: Start, strict_nsqd: Nsqd, files: Path) -> None:
+def test_the_tls_consumer_example_runs(example: Start, strict_nsqd: Nsqd, files: Path) -> None:
     address = strict_nsqd.tcp_address
     certificates = [files / name for name in ("authority.pem", "client.pem", "client.key")]
     script = example("tls_consumer.py", address, *certificates)
@@ -188,7 +190,7 @@ def test_tls_consumer(example: Start, strict_nsqd: Nsqd, files: Path) -> None:
     assert script.lines == [f"received the combination is 4711 from {address}"]
 
 
-def test_auth_server(example: Start, nsqd_factory: Factory[Nsqd]) -> None:
+def test_the_auth_server_example_runs(example: Start, nsqd_factory: Factory[Nsqd]) -> None:
     server = example("auth_server.py", "127.0.0.1:0")
     address = server.wait_for(r"listening on (.*)")[1]
     nsqd = nsqd_factory(auth_http_addresses=[address])
@@ -211,7 +213,7 @@ def test_auth_server(example: Start, nsqd_factory: Factory[Nsqd]) -> None:
     assert server.interrupt() == 0
 
 
-def test_producer(example: Start, nsqd_factory: Factory[Nsqd]) -> None:
+def test_the_producer_example_runs(example: Start, nsqd_factory: Factory[Nsqd]) -> None:
     nsqds = [nsqd_factory(), nsqd_factory()]
     script = example("producer.py", *(nsqd.tcp_address for nsqd in nsqds))
     assert script.end() == 0, script.lines
@@ -225,7 +227,7 @@ def test_producer(example: Start, nsqd_factory: Factory[Nsqd]) -> None:
         assert topic["message_count"] == counts.get(nsqd.tcp_address, 0)
 
 
-def test_custom_transport(example: Start, nsqd: Nsqd) -> None:
+def test_the_custom_transport_example_runs(example: Start, nsqd: Nsqd) -> None:
     script = example("custom_transport.py", nsqd.tcp_address)
     assert script.end() == 0, script.lines
     script.wait_for("nsqd says .*max_rdy_count")
@@ -233,8 +235,24 @@ def test_custom_transport(example: Start, nsqd: Nsqd) -> None:
     script.wait_for(rf"{nsqd.tcp_address}: [1-9]\d* bytes sent")
 
 
-def test_demo(example: Start, tmp_path: Path) -> None:
-    """It brings its own daemons, survives the kill of one of them, and leaves a file."""
+def test_the_ordered_example_handles_all_in_sequence(example: Start) -> None:
+    script = example("ordered.py")
+    assert script.end() == 0, script.lines
+    assert script.lines[-1] == "40 of 40 orders were handled completely and in sequence"
+    assert sum("moves to" in line for line in script.lines) == 4
+    assert "attempt 1 at b'order-7 paid' failed: the bank does not answer for order-7" in script.lines
+
+
+def test_the_ordered_example_runs_against_another_cluster(
+    example: Start, partitioned_cluster: PartitionedCluster
+) -> None:
+    partitioned_cluster.create_topic("order-steps", partitions=2, ordered=True, channels=["shipping"])
+    script = example("ordered.py", *partitioned_cluster.lookup_addresses)
+    assert script.end() == 0, script.lines
+
+
+def test_the_demo_runs(example: Start, tmp_path: Path) -> None:
+    """The demo starts its own daemons, survives the kill of one, and leaves a file."""
     script = example("demo", "--orders", "500", TMPDIR=str(tmp_path))
     assert script.end() == 0, script.lines
     assert_nothing_is_lost(script, tmp_path)
@@ -346,7 +364,7 @@ def is_listening(address: str) -> bool:
 @pytest.mark.parametrize(
     "name", ["batch_consumer.py", "dead_letters.py", "tls_consumer.py", "custom_transport.py"]
 )
-def test_without_arguments_an_example_says_what_it_wants(example: Start, name: str) -> None:
+def test_an_example_without_arguments_prints_its_usage(example: Start, name: str) -> None:
     script = example(name)
     assert script.end() == 1, script.lines
     script.wait_for("usage: ")

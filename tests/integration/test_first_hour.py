@@ -1,4 +1,4 @@
-"""README.md and then the tutorial, as a reader follows them: every block, in order, in one shell."""
+"""README.md and then the tutorial: every block, in order, in one shell."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ TUTORIAL = [
 
 
 def installs(command: str) -> bool:
-    """Other tests set up environments and run the demonstration; tests/spark runs the lines for Spark."""
+    """Whether a line belongs to other tests: these set up environments and run the demonstration."""
     words = ("make ", "pip ", ".venv/bin/pip ", "python3 -m venv", "nsq-spark ")
     return command.startswith(words) or "clicks" in command
 

@@ -116,7 +116,9 @@ class TestToHttp:
         assert to_http(nsqd, f"--post={web.address}/") == 0
         assert [asked[:3] for asked in web.asked] == [("POST", "/", b"one"), then]
 
-    def test_what_fails_is_requeued_more_often_than_go_nsqs_five_times(self, nsqd: Nsqd, web: Web) -> None:
+    def test_a_failing_message_is_requeued_more_often_than_go_nsqs_five_times(
+        self, nsqd: Nsqd, web: Web
+    ) -> None:
         create(nsqd)
         publish(nsqd, [b"one"])
         web.status = 500
@@ -141,7 +143,7 @@ class TestToHttp:
         assert channel_of(nsqd)["requeue_count"] == 0
 
     @pytest.mark.parametrize(("mode", "each"), [("round-robin", 5), ("multicast", 10)])
-    def test_modes(self, nsqd: Nsqd, web: Web, mode: str, each: int) -> None:
+    def test_mode_chooses_the_destinations(self, nsqd: Nsqd, web: Web, mode: str, each: int) -> None:
         create(nsqd)
         publish(nsqd, numbered(10))
         with Web() as other:
@@ -155,7 +157,7 @@ class TestToHttp:
         assert sorted(web.bodies()) == sorted(numbered(10))
         assert channel_of(nsqd)["requeue_count"] == 1
 
-    def test_what_is_sampled_out_is_finished(self, nsqd: Nsqd, web: Web) -> None:
+    def test_messages_left_out_by_sample_are_finished(self, nsqd: Nsqd, web: Web) -> None:
         create(nsqd)
         publish(nsqd, numbered(10))
         assert to_http(nsqd, f"--post={web.address}/", "--sample=0") == 0
@@ -248,7 +250,9 @@ class TestToNsq:
                 assert b"a second signal" in process.stderr.read()
         until("nothing is lost", lambda: channel_of(nsqd)["depth"] == 50)
 
-    def test_fields(self, nsqd_factory: Factory[Nsqd], capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    def test_only_the_required_and_listed_json_fields_are_forwarded(
+        self, nsqd_factory: Factory[Nsqd], capfdbinary: pytest.CaptureFixture[bytes]
+    ) -> None:
         source, target = nsqd_factory(), nsqd_factory()
         create(source)
         create(target)

@@ -86,7 +86,7 @@ def test_messages_are_published_to_a_nsqd_that_answers(
 
 
 @pytest.mark.parametrize("words", [("pub", "orders", "one"), ("bench",)])
-def test_when_there_is_no_nsqd_to_publish_to_the_reason_is_told(
+def test_pub_says_why_there_is_no_nsqd_to_publish_to(
     nsqlookupd: Nsqlookupd, run: Run, words: tuple[str, ...]
 ) -> None:
     for flag, said in (
@@ -99,7 +99,7 @@ def test_when_there_is_no_nsqd_to_publish_to_the_reason_is_told(
         assert said in err
 
 
-def test_without_a_flag_an_nsqlookupd_is_found_or_else_an_nsqd(
+def test_commands_without_an_address_find_an_nsqlookupd_or_else_an_nsqd(
     cluster: Cluster, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lookupd, nsqd = cluster.lookupd.http_address, cluster.nsqds[0].http_address
@@ -123,7 +123,7 @@ def test_without_a_flag_an_nsqlookupd_is_found_or_else_an_nsqd(
             assert said in out + error
 
 
-def test_one_flag_and_one_variable_name_nsqlookupds_or_nsqds(
+def test_address_and_its_variable_accept_nsqlookupds_or_nsqds(
     cluster: Cluster, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lookupd, nsqd = cluster.lookupd.http_address, cluster.nsqds[0].http_address
@@ -183,6 +183,21 @@ def test_topics_and_channels_are_added_up(cluster: Cluster) -> None:
     assert cluster("channels", "nope") == (1, "", "WARNING: no nsqd has the topic 'nope'\n")
 
 
+@pytest.mark.parametrize("target", ["nope", "nope/audit", "orders/nope"])
+def test_nothing_to_delete_is_an_error_and_asks_for_nothing(cluster: Cluster, target: str) -> None:
+    cluster("create", "orders/audit")
+    said = f"delete {target}: nothing: no nsqlookupd and no nsqd has {target}\n"
+    assert cluster("delete", target) == (1, "", said)
+
+
+def test_stat_names_what_is_missing(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
+    cluster("create", "orders/audit")
+    assert cluster("stat", "nope/audit", "--count=1")[0] == 1
+    assert "no nsqd has topic nope" in caplog.text
+    assert cluster("stat", "orders/nope", "--count=1")[0] == 1
+    assert "topic orders has no channel nope; it has audit" in caplog.text
+
+
 def test_a_channel_is_created_paused_emptied_and_deleted_everywhere(cluster: Cluster) -> None:
     lookupd, nsqds = cluster.lookupd, cluster.nsqds
 
@@ -214,7 +229,7 @@ def test_a_channel_is_created_paused_emptied_and_deleted_everywhere(cluster: Clu
     assert lookupd.get("/topics").json()["topics"] == []
 
 
-def test_what_fails_on_one_nsqd_is_told_and_done_on_the_others(cluster: Cluster) -> None:
+def test_a_change_that_fails_on_one_nsqd_is_reported_and_made_on_the_others(cluster: Cluster) -> None:
     gone, alive = cluster.nsqds
     address = gone.http_address
     gone.stop(keep_data=True)
@@ -265,7 +280,7 @@ def test_an_unusable_registration_is_skipped_with_a_warning(
         assert status == (0 if words[0] in ("doctor", "pub") else 1)
 
 
-def test_dead_letters_go_back_and_those_that_return_meanwhile_wait(cluster: Cluster) -> None:
+def test_redrive_moves_the_messages_that_waited_at_its_start(cluster: Cluster) -> None:
     for nsqd, count in zip(cluster.nsqds, (3, 4), strict=True):
         assert nsqd.post("/topic/create?topic=orders.dead").status == 200
         publish(nsqd, numbered(count), "orders.dead")
@@ -576,7 +591,7 @@ def test_output_that_cannot_be_written(nsqd: Nsqd, words: list[str], output: str
 
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "<&- >&- 2>&-"])
-def test_it_needs_no_standard_streams(nsqd: Nsqd, closed: str) -> None:
+def test_nsq_runs_without_standard_streams(nsqd: Nsqd, closed: str) -> None:
     create(nsqd)
     to_nsq = f"{sys.executable} -m nsq.tools.to_nsq --topic=orders --nsqd-tcp-address={nsqd.tcp_address}"
     done = subprocess.run(f"{to_nsq} {closed}", shell=True, input=b"", capture_output=True, check=False)

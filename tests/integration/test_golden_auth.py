@@ -65,7 +65,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  the base class names it so
-        """Not on stderr: what was asked is kept in ``asked``."""
+        """Log nothing to stderr: ``asked`` has the requests."""
 
 
 @contextmanager
@@ -96,7 +96,7 @@ def replayed() -> Iterator[Replayed]:
 
 
 @pytest.mark.parametrize("name", [case["case"] for case in CASES])
-def test_recorded_conversation(name: str, replayed: Replayed) -> None:
+def test_nsqd_answers_auth_as_gos_nsqd_did(name: str, replayed: Replayed) -> None:
     failure = replayed.outcomes[name]
     if failure is not None:
         raise failure

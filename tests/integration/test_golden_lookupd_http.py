@@ -1,4 +1,4 @@
-"""nsqlookupd's HTTP API against nsqlookupd_http.json, with the two nsqds registered that the recording had.
+"""nsqlookupd's HTTP API against nsqlookupd_http.json, with the two nsqds of the recording.
 
 The recorded daemon keeps topics and producers in maps and answers in any order: there, order is not compared.
 """
@@ -53,7 +53,7 @@ def answers() -> Iterator[web.Answers]:
     range(len(EXCHANGES)),
     ids=[f"{i:02d} {web.request_name(each)}" for i, each in enumerate(EXCHANGES)],
 )
-def test_recorded_exchange(number: int, answers: web.Answers) -> None:
+def test_nsqlookupd_answers_http_requests_as_gos_did(number: int, answers: web.Answers) -> None:
     web.check(answers[number], EXCHANGES[number], VOLATILE, _in_order)
 
 

@@ -24,7 +24,7 @@ def nsqlookupd() -> Iterator[Nsqlookupd]:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["case"])
-def test_recorded_conversation(case: dict[str, Any], nsqlookupd: Nsqlookupd) -> None:
+def test_nsqlookupd_answers_nsqds_as_gos_did(case: dict[str, Any], nsqlookupd: Nsqlookupd) -> None:
     magic, *steps = case["steps"]
     with V1Client(nsqlookupd.tcp_address, magic=as_bytes(magic["send"])) as client:
         for step in steps:
@@ -45,5 +45,5 @@ def _check(answer: bytes, recorded: dict[str, Any]) -> None:
 
 
 def _masked(reply: dict[str, Any]) -> list[tuple[str, object]]:
-    """In order; chance keeps its place and type and loses its value."""
+    """The replies in order, with random values replaced by their type."""
     return [(key, type(value) if key in VOLATILE else value) for key, value in reply.items()]

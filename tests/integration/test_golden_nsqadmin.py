@@ -29,7 +29,7 @@ G1 = {"hostname": "g1", "broadcast_address": "g1.invalid", "tcp_port": 4150, "ht
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[tuple[Nsqadmin, dict[str, str]]]:
-    """And what stands in the recording for the addresses that were really used."""
+    """The daemons, and what the recording has in place of their addresses."""
     with ExitStack() as stack:
         make_lookupd = stack.enter_context(factory(Nsqlookupd))
         lookupds = [make_lookupd(tombstone_lifetime=3600.0) for _ in LOOKUPDS]
@@ -78,7 +78,7 @@ def exchanges(cluster: tuple[Nsqadmin, dict[str, str]]) -> list[tuple[Any, Reply
     range(len(EXCHANGES)),
     ids=[f"{i:02d} {web.request_name(each)}" for i, each in enumerate(EXCHANGES)],
 )
-def test_recorded_exchange(number: int, exchanges: list[tuple[Any, Reply]]) -> None:
+def test_nsqadmin_answers_http_requests_as_gos_did(number: int, exchanges: list[tuple[Any, Reply]]) -> None:
     exchange, reply = exchanges[number]
     web.check(reply, exchange, VOLATILE, _comparable)
 

@@ -1,4 +1,4 @@
-"""nsqd's HTTP API against nsqd_http.json: one session in its order, each exchange reported for itself."""
+"""nsqd's HTTP API against nsqd_http.json: one session in its order; each exchange is a test."""
 
 from __future__ import annotations
 
@@ -26,5 +26,5 @@ def answers() -> Iterator[web.Answers]:
     range(len(EXCHANGES)),
     ids=[f"{i:02d} {web.request_name(each)}" for i, each in enumerate(EXCHANGES)],
 )
-def test_recorded_exchange(number: int, answers: web.Answers) -> None:
+def test_nsqd_answers_http_requests_as_gos_did(number: int, answers: web.Answers) -> None:
     web.check(answers[number], EXCHANGES[number], VOLATILE)

@@ -21,7 +21,7 @@ def outcomes() -> Iterator[Mapping[str, Exception | None]]:
 
 
 @pytest.mark.parametrize("name", [case["case"] for case in CASES])
-def test_recorded_conversation(name: str, outcomes: Mapping[str, Exception | None]) -> None:
+def test_nsqd_answers_clients_as_gos_did(name: str, outcomes: Mapping[str, Exception | None]) -> None:
     failure = outcomes[name]
     if failure is not None:
         raise failure

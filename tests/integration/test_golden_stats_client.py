@@ -37,5 +37,5 @@ def answers() -> Iterator[web.Answers]:
 
 
 @pytest.mark.parametrize("number", range(len(EXCHANGES)), ids=[web.request_name(each) for each in EXCHANGES])
-def test_recorded_exchange(number: int, answers: web.Answers) -> None:
+def test_statistics_of_clients_are_as_gos_were(number: int, answers: web.Answers) -> None:
     web.check(answers[number], EXCHANGES[number], VOLATILE)

@@ -46,7 +46,7 @@ def _issue(authority: trustme.CA, directory: Path) -> tuple[Path, Path]:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["case"])
-def test_recorded_upgrade(case: dict[str, Any], nsqd: Nsqd, authority: trustme.CA) -> None:
+def test_nsqd_negotiates_layers_as_gos_did(case: dict[str, Any], nsqd: Nsqd, authority: trustme.CA) -> None:
     context = ssl.create_default_context()
     authority.configure_trust(context)
     magic, identify, granted, *rest = case["steps"]
@@ -78,7 +78,7 @@ def _start_compression(client: V2Client, features: dict[str, Any]) -> None:
     ids=lambda case: case["case"],
 )
 def test_the_recorded_bytes_are_the_ok_we_expect_in_that_layer(case: dict[str, Any]) -> None:
-    """What the replay above waits for is what was recorded, of which some cases hold only the first bytes."""
+    """Checks the recording itself, which in some cases holds only the first bytes."""
     steps = case["steps"]
     raw = next(bytes.fromhex(step["recv_raw_hex"]) for step in steps if "recv_raw_hex" in step)
     features = next(step["recv"]["json"] for step in steps if "json" in step.get("recv", {}))

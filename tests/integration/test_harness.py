@@ -121,14 +121,14 @@ class TestProcess:
         with Nsqlookupd(binary=program) as lookupd:
             assert lookupd.get("/ping").status == 200
 
-    def test_one_that_ignores_sigterm_is_killed_with_all_it_started(self, tmp_path: Path) -> None:
+    def test_a_daemon_that_ignores_sigterm_is_killed_with_its_children(self, tmp_path: Path) -> None:
         stubborn = _script(tmp_path, f'trap "" TERM; "{sys.executable}" -m nsq.daemons.nsqlookupd "$@"')
         lookupd = Nsqlookupd(binary=stubborn, stop_timeout=0.2).start()
         with pytest.raises(DaemonFailed, match=r"0\.2 s after SIGTERM"):
             lookupd.stop()
         eventually(lambda: is_refused(lookupd.tcp_address))  # its grandchild is init's to bury, not ours
 
-    def test_it_does_not_outlive_the_process_that_forgot_to_stop_it(self) -> None:
+    def test_a_daemon_does_not_outlive_the_process_that_started_it(self) -> None:
         forgetful = "from nsq.testing import Nsqd; n = Nsqd(process=True).start(); print(n.pid, n.data_path)"
         done = subprocess.run([sys.executable, "-c", forgetful], capture_output=True, check=True, timeout=60)
         pid, data_path = done.stdout.split()
@@ -167,8 +167,8 @@ class TestFailures:
             assert lookupd.tcp_address != taken
             assert next(unlucky, None) is None
 
-    def test_a_port_that_somebody_had_for_a_moment_is_no_failure(self, tmp_path: Path) -> None:
-        """Gone when it is looked at, so nobody but the program can tell."""
+    def test_a_port_that_is_taken_for_a_moment_is_tried_again(self, tmp_path: Path) -> None:
+        """The port is free again when it is checked, so only the program can know."""
         tried = tmp_path / "tried"
         unlucky = f'[ -e "{tried}" ] || {{ touch "{tried}"; echo "bind: address already in use"; exit 1; }}'
         program = f'exec "{sys.executable}" -m nsq.daemons.nsqlookupd "$@"'
@@ -217,7 +217,7 @@ class TestNsqd:
         assert (tmp_path / "mark").exists()
 
     @MODES
-    def test_it_registers_with_the_lookup_daemons_it_is_given(self, process: bool) -> None:
+    def test_a_daemon_registers_with_the_given_nsqlookupds(self, process: bool) -> None:
         with Nsqlookupd() as lookupd, Nsqd(process=process, lookupd=[lookupd]) as nsqd:
             nsqd.post("/topic/create?topic=orders")
             eventually(lambda: lookupd.get("/lookup?topic=orders").status, lambda status: status == 200)

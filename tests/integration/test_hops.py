@@ -1,5 +1,5 @@
-"""How far it is from a publish to its answer: the functions and files of ours that it runs through, counted
-over all threads. Run with -s to see them.
+"""The length of the way from a publish to its reply: the number of our functions and files, over all
+threads. Run with -s to see them.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def test_a_publish_is_few_hops(kind: str, most_functions: int, most_files: int) 
         }
         for _ in range(5):
             calls[kind]()
-        while kind == "publish" and not producer._pool._endpoints[0].own._idle:
+        while kind == "publish" and not producer._pool.endpoints.all[0].own._idle:
             calls[kind]()
         # On a busy machine a call may have to set the timeout of its read anew.
         hops = min((count(calls[kind]) for _ in range(5)), key=len)

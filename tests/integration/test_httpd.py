@@ -1,4 +1,4 @@
-"""The HTTP server of the daemons over real sockets, against clients good and bad."""
+"""The HTTP server of the daemons over real sockets, with correct and misbehaving clients."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from unittest.mock import Mock
 import pytest
 import trustme
 
-from nsq.daemons import httpd
-from nsq.daemons.httpd import HttpServer
-from nsq.daemons.listen import Address, ListenError, TcpAddress, parse_address
-from nsq.daemons.logs import DaemonLog
-from nsq.daemons.routes import EMPTY, OK, HttpError, Reply, Request, Route, read_body
+from nsq.daemons.serve import httpd
+from nsq.daemons.serve.httpd import HttpServer
+from nsq.daemons.serve.listen import Address, ListenError, TcpAddress, parse_address
+from nsq.daemons.serve.logs import DaemonLog
+from nsq.daemons.serve.routes import EMPTY, OK, HttpError, Reply, Request, Route, read_body
 
 LIMIT = 300_000
 
@@ -154,7 +154,9 @@ CLOSE = {"Connection": "close"}
         (b"  V2", b"400 Bad Request", TEXT, b"400 Bad Request"),
     ],
 )
-def test_answers(asked: bytes, status: bytes, headers: dict[str, str], body: bytes) -> None:
+def test_replies_have_status_headers_and_body_as_gos_have(
+    asked: bytes, status: bytes, headers: dict[str, str], body: bytes
+) -> None:
     async def scenario() -> None:
         async with serving() as (_, address):
             expected = {**headers, **CLOSE, "Content-Length": str(len(body))}
@@ -163,7 +165,7 @@ def test_answers(asked: bytes, status: bytes, headers: dict[str, str], body: byt
     asyncio.run(scenario())
 
 
-def test_head_is_told_the_length_of_a_body_it_does_not_get() -> None:
+def test_head_gets_the_length_without_the_body() -> None:
     async def scenario() -> None:
         async with serving() as (_, address):
             status, headers, body = await exchange(address, request("HEAD", "/ping"))
@@ -190,7 +192,7 @@ def test_bodies_of_every_size_arrive_as_they_are(size: int) -> None:
     asyncio.run(scenario())
 
 
-def test_a_wanted_body_is_asked_for() -> None:
+def test_a_client_that_expects_100_continue_gets_it() -> None:
     async def scenario() -> None:
         async with serving() as (_, address), connected(address) as (reader, writer):
             writer.write(request("POST", "/echo", b"", "Expect: 100-continue", "Content-Length: 5"))
@@ -238,7 +240,7 @@ def test_a_body_of_unknown_length_is_read_no_further_than_the_limit() -> None:
 
 
 @pytest.mark.parametrize(("target", "status"), [("/echo", b"200 OK"), ("/nope", b"404 Not Found")])
-def test_many_small_chunks_of_one_client_are_read_in_turn_with_other_work(target: str, status: bytes) -> None:
+def test_a_body_of_many_small_chunks_does_not_block_other_clients(target: str, status: bytes) -> None:
     """The event loop makes a round after a few chunks, whether the body is wanted or discarded."""
     chunks = 20_000
 
@@ -259,7 +261,7 @@ def test_many_small_chunks_of_one_client_are_read_in_turn_with_other_work(target
     asyncio.run(scenario())
 
 
-def test_a_body_that_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_body_that_does_not_end_gets_408(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(httpd, "STALL_SECONDS", 0.05)
     monkeypatch.setattr(httpd, "LINGER_SECONDS", 0.05)
 
@@ -272,7 +274,7 @@ def test_a_body_that_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("start", [b"", b"GET /ping HTTP/1.1\r\nHost: x\r\nX-Slow: "])
-def test_a_head_that_does_not_end(monkeypatch: pytest.MonkeyPatch, start: bytes) -> None:
+def test_a_head_that_does_not_end_is_cut_off(monkeypatch: pytest.MonkeyPatch, start: bytes) -> None:
     monkeypatch.setattr(httpd, "IDLE_SECONDS", 0.1)
 
     async def scenario() -> None:
@@ -299,7 +301,7 @@ LONG = "x" * 60_000
         request("GET", "/ping", b"", *(f"X-{number}: 1" for number in range(250))),
     ],
 )
-def test_a_large_head(asked: bytes) -> None:
+def test_a_head_that_is_too_large_gets_431(asked: bytes) -> None:
     async def scenario() -> None:
         async with serving() as (_, address):
             status, _, body = await exchange(address, asked)
@@ -335,7 +337,7 @@ def test_an_endless_head_is_refused(asked: bytes) -> None:
     asyncio.run(scenario())
 
 
-def test_a_client_that_does_not_read_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_does_not_read_its_reply_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(httpd, "STALL_SECONDS", 0.05)
 
     async def scenario() -> None:
@@ -355,7 +357,7 @@ def test_a_client_that_does_not_read_its_answer(monkeypatch: pytest.MonkeyPatch)
     asyncio.run(scenario())
 
 
-def test_a_connection_serves_many_requests_also_sent_ahead() -> None:
+def test_a_connection_serves_many_requests_even_if_they_are_pipelined() -> None:
     async def scenario() -> None:
         async with serving() as (_, address), connected(address) as (reader, writer):
             one = b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\n"
@@ -495,7 +497,7 @@ def test_errors_are_counted_by_codes_and_not_by_what_a_caller_wrote() -> None:
     assert counted == {"FORBIDDEN": 2, "UNKNOWN_HOST": 1}
 
 
-def test_a_unix_socket_and_ipv6(tmp_path: Path) -> None:
+def test_a_server_listens_on_a_unix_socket_and_on_ipv6(tmp_path: Path) -> None:
     async def scenario() -> None:
         for where in (str(tmp_path / "http.sock"), "[::1]:0", ":0"):
             async with serving(where) as (served, address):
@@ -506,7 +508,7 @@ def test_a_unix_socket_and_ipv6(tmp_path: Path) -> None:
 
 
 def certified() -> tuple[ssl.SSLContext, ssl.SSLContext]:
-    """For a server, and for clients that trust its authority alone."""
+    """Contexts for a server, and for clients that trust only its authority."""
     authority = trustme.CA()
     server_side = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     authority.issue_cert("localhost").configure_cert(server_side)
@@ -515,7 +517,7 @@ def certified() -> tuple[ssl.SSLContext, ssl.SSLContext]:
     return server_side, client_side
 
 
-def test_tls_and_a_new_certificate() -> None:
+def test_a_new_certificate_is_used_for_new_connections() -> None:
     """A connection that is open goes on with the old one."""
     server_side, client_side = certified()
     renewed, trusting_renewed = certified()

@@ -31,7 +31,7 @@ PATIENCE = 20.0
 
 
 class Interrupted(BaseException):
-    """What the signal handler raises."""
+    """The exception of the signal handler."""
 
 
 @pytest.fixture
@@ -79,12 +79,12 @@ def unharmed(producer: nsq.Producer, conn: object) -> None:
 
 
 def conn_of(producer: nsq.Producer) -> object:
-    (endpoint,) = producer._pool._endpoints
+    (endpoint,) = producer._pool.endpoints.all
     return endpoint.conn
 
 
 def own_conns(producer: nsq.Producer) -> Any:
-    (endpoint,) = producer._pool._endpoints
+    (endpoint,) = producer._pool.endpoints.all
     return endpoint.own
 
 
@@ -133,7 +133,7 @@ class AtLine:
 
 @cache
 def clean_up_lines(path: str) -> frozenset[int]:
-    """Of ``finally``, of ``except BaseException``, and of ``with``, to which its exit is counted."""
+    """The lines of ``finally``, ``except BaseException``, and the exit of ``with``."""
     lines: set[int] = set()
     for node in ast.walk(ast.parse(Path(path).read_text())):
         bodies: list[ast.stmt] = []
@@ -234,7 +234,9 @@ class Signals:
             raise Interrupted
 
     def during(self, call: Callable[[], Any]) -> bool:
-        """Whether the call came through; the moment is chosen so that about half of them do."""
+        """Interrupt a call, at a moment chosen so that about half of the calls succeed; return whether it
+        did.
+        """
         try:
             self._inside = True
             signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-6, self._longest))

@@ -1,4 +1,4 @@
-"""Listening, at the moment it ends."""
+"""A listener that is closed while connections arrive."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from contextlib import suppress
 
 import pytest
 
-from nsq.daemons.listen import TcpAddress, listen, parse_address
+from nsq.daemons.serve.listen import TcpAddress, listen, parse_address
 from tests.integration.patience import PATIENCE
 
 
 @pytest.mark.parametrize("rounds", range(5))
-def test_no_connection_is_lost_between_accepting_it_and_closing(rounds: int) -> None:
-    """At whatever step of asyncio's the listener closes."""
+def test_closing_a_listener_loses_no_accepted_connection(rounds: int) -> None:
+    """The listener closes at any step of asyncio's."""
 
     async def scenario() -> None:
         made: list[asyncio.BaseTransport] = []

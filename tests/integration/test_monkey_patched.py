@@ -1,5 +1,5 @@
-"""Under gevent's monkey patching all works, with its deadlines; under eventlet's it is refused in plain
-words.
+"""Everything works under gevent's monkey patching, with its deadlines; eventlet's is refused with a clear
+error.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ ORDERS = {
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_gevent(order: str) -> None:
+def test_consumers_and_producers_work_under_gevent(order: str) -> None:
     with Nsqd(process=True) as nsqd:
         program = UNDER_GEVENT.format(imports=ORDERS[order])
         done = run(program, nsqd.tcp_address)

@@ -1,4 +1,4 @@
-"""The network of ``nsq.testing``, between plain sockets: what each end sees of every fault."""
+"""The network of ``nsq.testing`` between plain sockets: the effect of every fault on both ends."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def exactly(sock: socket.socket, size: int) -> bytes:
 
 
 def ended(sock: socket.socket) -> str:
-    """How: what came before is thrown away."""
+    """Return how the connection ends; bytes before that are dropped."""
     try:
         while sock.recv(65536):
             pass
@@ -88,7 +88,7 @@ def hears_nothing(sock: socket.socket, seconds: float = 0.1) -> None:
     sock.settimeout(PATIENCE)
 
 
-def test_without_faults_everything_gets_through_and_so_does_the_end(ends: Ends) -> None:
+def test_a_network_without_faults_passes_everything_including_the_end(ends: Ends) -> None:
     client, server = ends.pair()
     data = os.urandom(3_000_000)
     sender = threading.Thread(target=client.sendall, args=(data,))
@@ -120,7 +120,7 @@ def test_cut_and_reset(ends: Ends) -> None:
         assert (ended(client), ended(server)) == (seen, seen)
 
 
-def test_one_connection_alone(ends: Ends) -> None:
+def test_a_fault_can_hit_a_single_connection(ends: Ends) -> None:
     (client, server), (other, other_server) = ends.pair(), ends.pair()
     ends.link.connections[0].cut()
     assert (ended(client), ended(server)) == ("closed", "closed")
@@ -138,7 +138,7 @@ def test_half_closed_one_direction_goes_on(ends: Ends) -> None:
     assert ended(server) == "closed"
 
 
-def test_half_open_one_end_is_gone_and_the_other_is_not_told(ends: Ends) -> None:
+def test_a_half_open_connection_ends_on_one_side_only(ends: Ends) -> None:
     client, server = ends.pair()
     ends.link.half_open("server")
     assert ended(server) == "reset"
@@ -241,7 +241,7 @@ def test_ignored_and_served_late(ends: Ends) -> None:
     assert exactly(server, 5) == b"hello"
 
 
-def test_swallowed(ends: Ends) -> None:
+def test_swallowed_bytes_never_arrive(ends: Ends) -> None:
     for _ in range(2):  # also when it is done once more
         ends.link.swallow()
         with pytest.raises(TimeoutError):
@@ -250,7 +250,7 @@ def test_swallowed(ends: Ends) -> None:
     ends.pair()
 
 
-def test_where_nobody_listens_the_client_is_reset(network: Network) -> None:
+def test_a_client_is_reset_when_its_target_does_not_listen(network: Network) -> None:
     with listening(network) as ends:
         ends.listener.close()
         with pytest.raises(ConnectionResetError):  # while it dials, or right afterwards
@@ -284,7 +284,7 @@ def test_everything_at_once_and_what_was_done(network: Network) -> None:
         ]
 
 
-def test_wrong_faults_are_refused_and_change_nothing(network: Network, ends: Ends) -> None:
+def test_an_invalid_fault_is_refused_and_changes_nothing(network: Network, ends: Ends) -> None:
     client, server = ends.pair()
     with pytest.raises(UsageError, match="did you mean 'stall'"):
         ends.link.inflict(Fault("stal"))

@@ -71,7 +71,7 @@ def with_pubsub(nsqd: Nsqd, use: Callable[[Client], None]) -> int:
     return status
 
 
-def test_what_is_posted_is_published_and_streamed(nsqd: Nsqd) -> None:
+def test_a_posted_message_is_published_and_streamed(nsqd: Nsqd) -> None:
     create(nsqd)
 
     def use(client: Client) -> None:
@@ -92,7 +92,7 @@ def test_what_is_posted_is_published_and_streamed(nsqd: Nsqd) -> None:
     assert with_pubsub(nsqd, use) == 0
 
 
-def test_its_end_ends_the_streams_and_finishes_what_was_written(nsqd: Nsqd) -> None:
+def test_a_stop_ends_the_streams_and_finishes_written_messages(nsqd: Nsqd) -> None:
     create(nsqd)
     rest: list[bytes] = []
     readers: list[threading.Thread] = []
@@ -135,7 +135,7 @@ def test_requests_that_cannot_be_served(nsqd: Nsqd) -> None:
 
 
 @pytest.mark.parametrize(("listens", "reached"), [("[::1]:{}", "[::1]:{}"), (":{}", "127.0.0.1:{}")])
-def test_it_listens_on_ipv6_and_on_every_interface(nsqd: Nsqd, listens: str, reached: str) -> None:
+def test_nsq_pubsub_listens_on_ipv6_and_on_every_interface(nsqd: Nsqd, listens: str, reached: str) -> None:
     port = free_port()
     client = Client(reached.format(port))
     with signalled_when(client.is_there):

@@ -28,7 +28,7 @@ ARGUMENTS = ["--topic=orders", "--channel=billing"]
 
 
 def lines(directory: Path) -> list[bytes]:
-    """Of all files there, decompressed."""
+    """The lines of all files there, decompressed."""
     found: list[bytes] = []
     for path in sorted(directory.iterdir()):
         data = path.read_bytes()
@@ -69,7 +69,7 @@ def test_a_message_is_finished_once_it_is_on_disk(
     assert lines(tmp_path) == numbered(100)
 
 
-def test_what_waits_for_a_sync_is_written_at_a_signal(nsqd: Nsqd, tmp_path: Path) -> None:
+def test_a_signal_writes_the_messages_that_wait_for_a_sync(nsqd: Nsqd, tmp_path: Path) -> None:
     create(nsqd)
     publish(nsqd, numbered(3))
     with signalled_when(lambda: channel_of(nsqd)["in_flight_count"] == 3):

@@ -52,7 +52,7 @@ def test_dead_letters_are_sent_back_however_often_they_failed(cluster: tuple[Nsq
     assert channel(nsqd, "orders", "billing")["depth"] == 20
 
 
-def test_what_is_not_sent_back_is_told(cluster: tuple[Nsqadmin, Nsqd]) -> None:
+def test_a_redrive_reports_messages_that_were_not_sent(cluster: tuple[Nsqadmin, Nsqd]) -> None:
     admin, nsqd = cluster
     nsqd.post("/pub?topic=orders.failed", b"stays")
     nsqd.post("/channel/pause?topic=orders.failed&channel=archive")
@@ -130,7 +130,7 @@ def test_live_tail_and_sending_back_use_tls_and_a_secret(guarded: tuple[Nsqd, Au
         (True, ("auth_secret,nonsense",), "E_UNAUTHORIZED"),
     ],
 )
-def test_when_nsqd_refuses_the_client_it_is_told_why(
+def test_a_tail_reports_why_nsqd_refuses_it(
     guarded: tuple[Nsqd, Authority], tls: bool, options: tuple[str, ...], says: str
 ) -> None:
     nsqd, authority = guarded
@@ -146,7 +146,7 @@ def test_when_nsqd_refuses_the_client_it_is_told_why(
         nsqd.post("/channel/empty?topic=orders.failed&channel=archive")
 
 
-def test_an_option_of_the_client_that_is_none_is_told_at_the_start() -> None:
+def test_an_unknown_client_option_is_an_error_at_the_start() -> None:
     with pytest.raises(DaemonFailed, match=r"--client-opt: .*tls_v2"):
         Nsqadmin(nsqd=["127.0.0.1:1"], client_opts=("tls_v2,true",)).start()
 
@@ -156,7 +156,7 @@ def test_the_fixture_watches_the_tests_nsqd(nsqd: Nsqd, nsqadmin: Nsqadmin) -> N
     assert nsqadmin.get("/api/topics").json()["topics"] == ["orders"]
 
 
-def test_what_is_in_flight_is_told_with_who_has_it(cluster: tuple[Nsqadmin, Nsqd]) -> None:
+def test_messages_in_flight_are_shown_with_their_client(cluster: tuple[Nsqadmin, Nsqd]) -> None:
     admin, nsqd = cluster
     nsqd.post("/pub?topic=orders", b"hello")
     with V2Client(nsqd.tcp_address) as consumer:
@@ -198,7 +198,7 @@ def test_the_program_starts_says_where_it_listens_and_ends_on_sigterm() -> None:
         assert f"HTTP: listening on {admin.http_address}" in admin.log
 
 
-def test_without_an_address_it_says_what_to_give() -> None:
+def test_nsqadmin_without_an_address_says_what_to_give() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "nsq.daemons.nsqadmin"],
         capture_output=True,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from nsq.daemons.worker_thread import in_thread
+from nsq.daemons.serve.worker_thread import in_thread
 from nsq.testing import Nsqd, Nsqlookupd
 from nsq.testing.daemons.http import Reply
 from nsq.testing.plugin import Factory
@@ -38,7 +38,7 @@ def test_a_profile_of_the_event_loop_while_it_serves(nsqd: Nsqd) -> None:
         nsqd.post(f"/channel/create?topic=busy&channel=c{number}" if number else "/topic/create?topic=busy")
 
     def profile() -> str:
-        """Of a loop that serves meanwhile; how much is seen of that is up to the machine."""
+        """Profile a loop that serves meanwhile; how much of that shows depends on the machine."""
         told: list[str] = []
         asking = threading.Thread(target=lambda: told.append(nsqd.get("/debug/profile?seconds=0.7").text))
         asking.start()
@@ -59,10 +59,10 @@ def test_a_profile_for_flame_graphs(nsqd: Nsqd) -> None:
     assert all(re.fullmatch(r"[^; ]+(;[^;]+)* \d+", line) for line in text.splitlines())
 
 
-def test_allocations(nsqd: Nsqd) -> None:
+def test_a_trace_shows_allocations(nsqd: Nsqd) -> None:
 
     def lines() -> list[str]:
-        """What messages take that come meanwhile; how many do is up to the machine."""
+        """Trace allocations of messages that arrive meanwhile; their number depends on the machine."""
         found: list[str] = []
         target = "/debug/tracemalloc?seconds=0.7&limit=3"
         asking = threading.Thread(target=lambda: found.append(nsqd.get(target).text))
@@ -75,11 +75,11 @@ def test_allocations(nsqd: Nsqd) -> None:
     eventually(lines, lambda told: len(told) == 4 and int(told[0].split()[0]) > 10_000)
 
 
-def test_one_looks_at_a_time(nsqd: Nsqd) -> None:
+def test_only_one_profile_runs_at_a_time(nsqd: Nsqd) -> None:
     names = lambda: [thread.name for thread in threading.enumerate()]  # noqa: E731
 
     def second() -> Reply:
-        """Who asks while somebody else looks, unless that is over by then."""
+        """The reply to a request during another one, unless that has ended by then."""
         asking = threading.Thread(target=nsqd.get, args=("/debug/profile?seconds=0.5",))
         asking.start()
         eventually(lambda: "debug-profile" in names() or not asking.is_alive())
@@ -123,7 +123,7 @@ def test_the_index_and_what_go_calls_it(nsqd: Nsqd) -> None:
     assert nsqd.request("PUT", "/debug/setblockrate?rate=x").status == 400
 
 
-def test_over_a_unix_socket(nsqd_factory: Factory[Nsqd], tmp_path: Path) -> None:
+def test_debug_pages_are_served_over_a_unix_socket(nsqd_factory: Factory[Nsqd], tmp_path: Path) -> None:
     nsqd = nsqd_factory(http_address=str(tmp_path / "http"))
     assert nsqd.get("/debug/threads").status == 200
 
@@ -139,20 +139,20 @@ def test_memory_figures_follow_the_process(nsqd: Nsqd) -> None:
 
 
 class TestWorkerThread:
-    def test_an_answer(self) -> None:
+    def test_a_worker_thread_returns_its_result(self) -> None:
         async def ask() -> str:
             return await in_thread(lambda: threading.current_thread().name, "aside")
 
         assert asyncio.run(ask()) == "aside"
 
-    def test_a_fault(self) -> None:
+    def test_a_worker_thread_raises_its_error(self) -> None:
         async def ask() -> None:
             await in_thread(lambda: 1 // 0, "aside")
 
         with pytest.raises(ZeroDivisionError):
             asyncio.run(ask())
 
-    def test_one_that_nobody_waits_for_holds_up_neither_the_loop_nor_its_end(self) -> None:
+    def test_an_abandoned_worker_thread_delays_neither_the_loop_nor_its_end(self) -> None:
         go = threading.Event()
 
         async def ask() -> None:

@@ -1,4 +1,4 @@
-"""What nsqd does with messages between their publication and their FIN, over real connections."""
+"""Delivery of messages by nsqd from publication to FIN, over real connections."""
 
 from __future__ import annotations
 
@@ -42,21 +42,21 @@ NOBODYS = b"f" * 16
 
 @pytest.fixture(scope="module")
 def nsqd() -> Iterator[Nsqd]:
-    """As it is without any option; every test has a topic of its own."""
+    """An nsqd without options; every test has a topic of its own."""
     with factory(Nsqd) as make:
         yield make()
 
 
 @pytest.fixture(scope="module")
 def hasty() -> Iterator[Nsqd]:
-    """With timeouts that a test can wait for."""
+    """An nsqd with timeouts that a test can wait for."""
     with factory(Nsqd) as make:
         yield make(msg_timeout=1.0, max_msg_timeout=3.0, max_req_timeout=1.5)
 
 
 @pytest.fixture(scope="module")
 def program() -> Iterator[Nsqd]:
-    """As a program: it shares no interpreter with its clients."""
+    """An nsqd as a program, which shares no interpreter with its clients."""
     with factory(Nsqd) as make:
         yield make(process=True)
 
@@ -68,7 +68,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 @pytest.fixture(scope="module")
 def server(authority: Authority) -> Iterator[Nsqd]:
-    """With a certificate."""
+    """An nsqd with a certificate."""
     with factory(Nsqd) as make:
         yield make(**authority.server_options)
 
@@ -125,7 +125,7 @@ def finish(client: V2Client, message: Message) -> Message:
 
 
 class TestBalance:
-    def test_every_ready_client_gets_its_share_and_nobody_the_same(self, nsqd: Nsqd, topic: str) -> None:
+    def test_every_ready_client_gets_a_share_and_no_message_comes_twice(self, nsqd: Nsqd, topic: str) -> None:
         with ExitStack() as stack:
             clients = [stack.enter_context(consumer(nsqd, topic, rdy=10)) for _ in range(3)]
             publish(nsqd, topic, bodies(30))
@@ -135,7 +135,7 @@ class TestBalance:
                 client.expect_silence(NOTHING / 3)
 
     @only_ours("Go's scheduler may give most of a burst to one client")
-    def test_with_room_for_all_none_gets_all(self, nsqd: Nsqd, topic: str) -> None:
+    def test_no_client_gets_all_messages_while_others_are_ready(self, nsqd: Nsqd, topic: str) -> None:
         with ExitStack() as stack:
             for number in range(3):
                 stack.enter_context(consumer(nsqd, topic, rdy=2500, client_id=str(number)))
@@ -146,7 +146,7 @@ class TestBalance:
         assert sum(shares) == 2000
         assert min(shares) > 200
 
-    def test_one_message_at_a_time_is_not_always_for_the_same(self, nsqd: Nsqd, topic: str) -> None:
+    def test_single_messages_are_spread_over_the_ready_clients(self, nsqd: Nsqd, topic: str) -> None:
         with ExitStack() as stack:
             for number in range(3):
                 stack.enter_context(consumer(nsqd, topic, rdy=100, client_id=str(number)))
@@ -164,7 +164,7 @@ class TestBalance:
 
 
 class TestRdy:
-    def test_it_is_a_window_on_what_is_in_flight(self, nsqd: Nsqd, topic: str) -> None:
+    def test_rdy_is_a_window_on_messages_in_flight(self, nsqd: Nsqd, topic: str) -> None:
         publish(nsqd, topic, bodies(6))
         with consumer(nsqd, topic, rdy=2) as client:
             first, second = messages(client, 2)
@@ -178,7 +178,7 @@ class TestRdy:
             finish_all(client, [third, fourth])
             assert len({each.body for each in [first, second, third, fourth, *messages(client, 2)]}) == 6
 
-    def test_it_can_be_closed_and_opened(self, nsqd: Nsqd, topic: str) -> None:
+    def test_rdy_can_be_set_to_zero_and_back(self, nsqd: Nsqd, topic: str) -> None:
         publish(nsqd, topic, bodies(4))
         with consumer(nsqd, topic, rdy=1) as client:
             first = client.expect_message()
@@ -188,7 +188,7 @@ class TestRdy:
             client.send(commands.rdy(3))
             messages(client, 3)
 
-    def test_who_has_never_been_ready_gets_nothing(self, nsqd: Nsqd, topic: str) -> None:
+    def test_a_client_that_was_never_ready_gets_nothing(self, nsqd: Nsqd, topic: str) -> None:
         publish(nsqd, topic, bodies(3))
         with consumer(nsqd, topic, rdy=0) as idle, consumer(nsqd, topic, rdy=3) as ready:
             messages(ready, 3)
@@ -196,7 +196,7 @@ class TestRdy:
 
 
 class TestTimeouts:
-    def test_a_message_without_an_answer_comes_again(self, hasty: Nsqd, topic: str) -> None:
+    def test_a_message_without_an_answer_is_delivered_again(self, hasty: Nsqd, topic: str) -> None:
         with consumer(hasty, topic) as client:
             began = time.monotonic()
             publish(hasty, topic, [b"body"])
@@ -212,7 +212,7 @@ class TestTimeouts:
         counts = (channel["timeout_count"], channel["requeue_count"], channel["depth"])
         assert counts == (deliveries - 1, 0, 0)
 
-    def test_the_answer_must_come_in_time(self, hasty: Nsqd, topic: str) -> None:
+    def test_an_answer_after_the_timeout_is_refused(self, hasty: Nsqd, topic: str) -> None:
         with consumer(hasty, topic) as slow:
             publish(hasty, topic, [b"body"])
             late = slow.expect_message()
@@ -232,7 +232,7 @@ class TestTimeouts:
                 slow.expect_error("E_FIN_FAILED")
                 finish(other, once_more)
 
-    def test_a_client_may_ask_for_its_own(self, hasty: Nsqd, topic: str) -> None:
+    def test_a_client_may_request_its_own_message_timeout(self, hasty: Nsqd, topic: str) -> None:
         with consumer(hasty, topic, msg_timeout=1600) as client:
             began = time.monotonic()
             publish(hasty, topic, [b"body"])
@@ -240,7 +240,7 @@ class TestTimeouts:
             assert client.expect_message(timeout=1.6 + LATE).attempts == 2
             assert time.monotonic() - began > 1.6 - EARLY
 
-    def test_touch_starts_the_time_again(self, hasty: Nsqd, topic: str) -> None:
+    def test_touch_restarts_the_timeout(self, hasty: Nsqd, topic: str) -> None:
         with consumer(hasty, topic) as client:
             publish(hasty, topic, [b"body"])
             message, in_time = client.expect_message(), False
@@ -254,7 +254,7 @@ class TestTimeouts:
             assert client.expect_message(timeout=1.0 + LATE).attempts == message.attempts + 1
             assert time.monotonic() - touched > 1.0 - EARLY
 
-    def test_touch_can_not_exceed_the_longest(self, hasty: Nsqd, topic: str) -> None:
+    def test_touch_cannot_exceed_max_msg_timeout(self, hasty: Nsqd, topic: str) -> None:
         with consumer(hasty, topic) as client:
             # Who is held up in touching for longer than the timeout has to begin again.
             elapsed, _ = eventually(
@@ -321,7 +321,7 @@ class TestDelays:
         channel = channel_stats(nsqd, topic)
         assert channel["timeout_count"] == 0
 
-    def test_a_requeue_beyond_the_longest_takes_the_longest(self, hasty: Nsqd, topic: str) -> None:
+    def test_a_requeue_delay_is_cut_to_the_maximum(self, hasty: Nsqd, topic: str) -> None:
         with consumer(hasty, topic) as client:
             publish(hasty, topic, [b"body"])
             message, in_time = client.expect_message(), False
@@ -334,7 +334,7 @@ class TestDelays:
             assert client.expect_message(timeout=1.5 + LATE).attempts == message.attempts + 1
             assert time.monotonic() - began > 1.5 - EARLY
 
-    def test_a_deferral_beyond_the_longest_is_refused(self, hasty: Nsqd, topic: str) -> None:
+    def test_a_deferral_beyond_the_maximum_is_refused(self, hasty: Nsqd, topic: str) -> None:
         with connected(hasty) as client:
             client.send(commands.dpub(topic, 1501, b"body"))
             client.expect_error("E_INVALID")
@@ -342,7 +342,7 @@ class TestDelays:
         reply = hasty.post(f"/pub?topic={topic}&defer=1501", b"body")
         assert (reply.status, reply.json()) == (400, {"message": "INVALID_DEFER"})
 
-    def test_what_is_due_first_comes_first(self, nsqd: Nsqd, topic: str) -> None:
+    def test_the_message_that_is_due_first_comes_first(self, nsqd: Nsqd, topic: str) -> None:
         with consumer(nsqd, topic, rdy=3) as client, connected(nsqd) as publisher:
             # Together, and a second apart: on a busy machine much could happen between one and the next.
             delays = (3000, 1000, 2000)
@@ -377,7 +377,7 @@ class TestPause:
             assert nsqd.post(f"/topic/unpause?topic={topic}").status == 200
             assert Counter(each.body for each in messages(client, 3)) == Counter(bodies(3))
 
-    def test_what_is_in_flight_can_be_answered_meanwhile(self, nsqd: Nsqd, topic: str) -> None:
+    def test_messages_in_flight_can_be_answered_during_a_pause(self, nsqd: Nsqd, topic: str) -> None:
         with consumer(nsqd, topic, rdy=2) as client:
             publish(nsqd, topic, bodies(2))
             finished, requeued = messages(client, 2)
@@ -389,7 +389,7 @@ class TestPause:
 
 
 class TestSampling:
-    def test_about_the_share_asked_for_is_kept(self, nsqd_factory: Factory[Nsqd], topic: str) -> None:
+    def test_a_sample_rate_delivers_about_that_share(self, nsqd_factory: Factory[Nsqd], topic: str) -> None:
         nsqd = nsqd_factory(max_rdy_count=10_000)
         with consumer(nsqd, topic, rdy=10_000, sample_rate=30) as client:
             for _ in range(10):
@@ -406,7 +406,7 @@ class TestSampling:
 
 
 class TestConsumers:
-    def test_no_more_than_allowed(self, nsqd_factory: Factory[Nsqd], topic: str) -> None:
+    def test_a_consumer_beyond_the_limit_is_refused(self, nsqd_factory: Factory[Nsqd], topic: str) -> None:
         nsqd = nsqd_factory(max_channel_consumers=2)
         with consumer(nsqd, topic, rdy=1), consumer(nsqd, topic, "other"):
             with consumer(nsqd, topic, rdy=0), connected(nsqd) as third:
@@ -418,7 +418,7 @@ class TestConsumers:
                 publish(nsqd, topic, bodies(2))
                 another.expect_message()
 
-    def test_what_a_lost_client_had_comes_again(self, hasty: Nsqd, topic: str) -> None:
+    def test_messages_of_a_lost_client_are_delivered_again(self, hasty: Nsqd, topic: str) -> None:
         with consumer(hasty, topic) as lost:
             publish(hasty, topic, [b"body"])
             first = lost.expect_message()
@@ -429,7 +429,7 @@ class TestConsumers:
             assert again.attempts >= 2
 
     @only_ours("Go's nsqd waits for the message's timeout")
-    def test_it_goes_to_another_at_once(self, nsqd: Nsqd, topic: str) -> None:
+    def test_messages_of_a_lost_client_go_to_another_at_once(self, nsqd: Nsqd, topic: str) -> None:
         with consumer(nsqd, topic, rdy=0) as other:
             with consumer(nsqd, topic, rdy=3) as lost:
                 publish(nsqd, topic, bodies(3))
@@ -440,7 +440,7 @@ class TestConsumers:
         channel = eventually(lambda: channel_stats(nsqd, topic), lambda found: found and found["depth"] == 3)
         assert (channel["requeue_count"], channel["timeout_count"]) == (6, 0)
 
-    def test_after_cls_answers_count_and_nothing_new_comes(self, nsqd: Nsqd, topic: str) -> None:
+    def test_a_client_may_answer_after_cls_and_gets_no_new_message(self, nsqd: Nsqd, topic: str) -> None:
         with consumer(nsqd, topic, rdy=3) as client:
             publish(nsqd, topic, bodies(5))
             finished, requeued, touched = messages(client, 3)
@@ -456,7 +456,9 @@ class TestConsumers:
             assert channel["clients"][0]["finish_count"] == 2
 
     @pytest.mark.parametrize("kind", ["channel", "topic"])
-    def test_a_deletion_closes_their_connections(self, nsqd: Nsqd, topic: str, kind: str) -> None:
+    def test_deleting_a_channel_closes_its_consumers_connections(
+        self, nsqd: Nsqd, topic: str, kind: str
+    ) -> None:
         with (
             consumer(nsqd, topic) as busy,
             consumer(nsqd, topic, rdy=0) as idle,
@@ -489,7 +491,7 @@ class TestConsumers:
 
 
 def read_all(nsqd: Nsqd, topic: str, client: V2Client, client_id: str) -> int:
-    """Finish what the client is given until nothing waits for anybody; how many that were."""
+    """Finish the client's messages until none waits for any client; return their number."""
     read, deadline = 0, time.monotonic() + 100
     while time.monotonic() < deadline:
         channel = channel_stats(nsqd, topic)
@@ -512,13 +514,13 @@ LAYERS: dict[str, dict[str, bool]] = {
 
 
 class TestBodies:
-    """From the smallest to the largest, through every layer there is."""
+    """Bodies from the smallest to the largest, through every layer."""
 
     SIZES = (1, 2, 100, 4095, 4096, 65535, 65536, 65537, 300_000, 1024 * 1024)
 
     @pytest.mark.parametrize("layers", LAYERS)
     @pytest.mark.parametrize("kind", ["noise", "repetition"])
-    def test_arrive_as_they_were_sent(
+    def test_bodies_arrive_as_they_were_sent(
         self, server: Nsqd, authority: Authority, topic: str, layers: str, kind: str
     ) -> None:
         sent = [
@@ -539,7 +541,7 @@ class TestBodies:
             until_in_flight(server, topic, 0)
 
     @pytest.mark.parametrize("size", [0, 1024 * 1024 + 1])
-    def test_others_are_refused(self, server: Nsqd, topic: str, size: int) -> None:
+    def test_bodies_of_invalid_size_are_refused(self, server: Nsqd, topic: str, size: int) -> None:
         with connected(server) as client:
             client.send(commands.pub(topic, bytes(size)))
             client.expect_error("E_BAD_MESSAGE")
@@ -556,7 +558,7 @@ def put_on(client: V2Client, authority: Authority, layers: Mapping[str, bool]) -
 
 
 class TestEphemeral:
-    def test_a_channel_goes_with_its_last_consumer(self, nsqd: Nsqd, topic: str) -> None:
+    def test_an_ephemeral_channel_ends_with_its_last_consumer(self, nsqd: Nsqd, topic: str) -> None:
         with consumer(nsqd, topic, "tail#ephemeral"):
             with consumer(nsqd, topic, "tail#ephemeral"):
                 pass
@@ -568,14 +570,14 @@ class TestEphemeral:
         found = eventually(lambda: topic_stats(nsqd, topic), lambda found: found and not found["channels"])
         assert (found["message_count"], found["depth"]) == (1, 0)
 
-    def test_a_topic_goes_with_its_last_channel(self, nsqd: Nsqd, topic: str) -> None:
+    def test_an_ephemeral_topic_ends_with_its_last_channel(self, nsqd: Nsqd, topic: str) -> None:
         name = f"{topic}#ephemeral"
         publish(nsqd, name, [b"waits for a channel"])
         with consumer(nsqd, name, "tail#ephemeral") as client:
             assert client.expect_message().body == b"waits for a channel"
         eventually(lambda: topic_stats(nsqd, name), lambda found: not found)
 
-    def test_a_topic_with_a_lasting_channel_stays(self, nsqd: Nsqd, topic: str) -> None:
+    def test_an_ephemeral_topic_with_a_lasting_channel_stays(self, nsqd: Nsqd, topic: str) -> None:
         name = f"{topic}#ephemeral"
         with consumer(nsqd, name, "lasting"), consumer(nsqd, name, "tail#ephemeral"):
             pass
@@ -587,7 +589,9 @@ class TestEphemeral:
         assert nsqd.post(f"/channel/delete?topic={topic}%23ephemeral&channel=lasting").status == 200
         eventually(lambda: topic_stats(nsqd, name), lambda found: not found)
 
-    def test_only_so_many_messages_are_kept(self, nsqd_factory: Factory[Nsqd], topic: str) -> None:
+    def test_an_ephemeral_channel_keeps_only_messages_that_fit_into_memory(
+        self, nsqd_factory: Factory[Nsqd], topic: str
+    ) -> None:
         nsqd = nsqd_factory(mem_queue_size=10)
         publish(nsqd, f"{topic}#ephemeral", bodies(25))
         found = topic_stats(nsqd, f"{topic}#ephemeral")
@@ -603,7 +607,7 @@ class TestEphemeral:
 
 
 class TestMany:
-    def test_topics(self, program: Nsqd) -> None:
+    def test_many_topics_are_served(self, program: Nsqd) -> None:
         names = [f"many-{number}" for number in range(2000)]
         with connected(program) as client:
             for start in range(0, len(names), 200):
@@ -617,7 +621,7 @@ class TestMany:
             with consumer(program, name) as client:
                 assert client.expect_message().body == name.encode()
 
-    def test_connections(self, program: Nsqd, topic: str) -> None:
+    def test_many_connections_are_served(self, program: Nsqd, topic: str) -> None:
         with ExitStack() as stack:
             clients = [stack.enter_context(consumer(program, topic, rdy=10)) for _ in range(500)]
             found = channel_stats(program, topic)
@@ -644,7 +648,7 @@ class TestLatency:
             ),
         ],
     )
-    def test_a_message_now_and_then_arrives_at_once(
+    def test_an_occasional_message_arrives_at_once(
         self, program: Nsqd, topic: str, rdy: int, identify: dict[str, Any]
     ) -> None:
         took, bare = [], []

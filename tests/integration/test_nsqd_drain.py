@@ -25,7 +25,7 @@ def nodes(lookupd: Nsqlookupd) -> int:
     return len(lookupd.get("/nodes").json()["producers"])
 
 
-def test_a_drain(nsqd_factory: Factory[Nsqd], nsqlookupd: Nsqlookupd) -> None:
+def test_a_drain_lets_consumers_finish_and_exits(nsqd_factory: Factory[Nsqd], nsqlookupd: Nsqlookupd) -> None:
     nsqd = nsqd_factory(process=True, lookupd=[nsqlookupd])
     publish(nsqd, "nobody", [b"stays"])
     with consumer(nsqd, "orders", rdy=1) as client, connected(nsqd) as publisher:

@@ -24,7 +24,7 @@ MANY = 60_000
 
 
 def loaded(nsqd_factory: Factory[Nsqd], durable: bool, count: int) -> Nsqd:
-    """With so many messages in a topic that has no channel."""
+    """An nsqd with this many messages in a topic without channels."""
     nsqd = nsqd_factory(
         process=True, mem_queue_size=500, stop_timeout=60, **({"durable": True} if durable else {})
     )
@@ -70,7 +70,7 @@ def drain(nsqd: Nsqd, count: int) -> list[bytes]:
     return found
 
 
-def test_others_are_served_before_it_has_got_everything(nsqd_factory: Factory[Nsqd]) -> None:
+def test_other_clients_are_served_while_the_first_channel_takes_over(nsqd_factory: Factory[Nsqd]) -> None:
     """The requests arrive together, and nothing but turns of the loop lies between their answers; with
     --durable the disk would, and all could be over first.
     """

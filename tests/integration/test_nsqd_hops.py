@@ -1,4 +1,4 @@
-"""How far it is from a PUB to its subscriber: the functions and files of nsqd that it runs through."""
+"""The length of the way from a PUB to its subscriber: the number of nsqd's functions and files."""
 
 from __future__ import annotations
 

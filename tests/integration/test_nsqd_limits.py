@@ -48,7 +48,7 @@ def raw(nsqd: Nsqd, timeout: float = 60.0) -> socket.socket:
 
 
 def swallow(client: socket.socket, data: bytes) -> int:
-    """How much nsqd takes of it before it stops to, or hangs up."""
+    """The number of bytes that nsqd reads before it stops or hangs up."""
     client.settimeout(1.0)
     view, sent = memoryview(data), 0
     with contextlib.suppress(TimeoutError, ConnectionError):
@@ -58,7 +58,7 @@ def swallow(client: socket.socket, data: bytes) -> int:
 
 
 def ends(client: socket.socket, within: float = 60.0) -> bytes:
-    """What it is told before the connection ends, which must be soon."""
+    """The bytes that arrive before the connection ends, which must be soon."""
     client.settimeout(within)
     said = b""
     with contextlib.suppress(ConnectionError):
@@ -68,7 +68,7 @@ def ends(client: socket.socket, within: float = 60.0) -> bytes:
 
 
 def expect_the_end(client: V2Client) -> None:
-    """Whatever else it is told before."""
+    """Read until the connection ends."""
     with contextlib.suppress(PeerClosed):
         while client.frame(timeout=60):
             pass
@@ -112,7 +112,7 @@ class TestAClientThatDoesNotRead:
                 assert (message.body, message.attempts) == (b"a", 2)
             expect_the_end(client)
 
-    def test_half_a_command_keeps_nobody_alive(self, nsqd: Nsqd) -> None:
+    def test_half_a_command_does_not_count_as_a_heartbeat(self, nsqd: Nsqd) -> None:
         with connected(nsqd, heartbeat_interval=1000) as client:
             client.send(commands.pub("t", b"x" * 1000)[:500])
             expect_the_end(client)
@@ -144,8 +144,8 @@ def begin_body(nsqd: Nsqd, way: str) -> socket.socket:
 
 class TestBodiesThatDoNotCome:
     @pytest.mark.parametrize("way", ["http", "tcp"])
-    def test_what_was_cut_off_leaves_nothing(self, nsqd_factory: Factory[Nsqd], way: str) -> None:
-        """Without a collector: it may come late, and the next body before it."""
+    def test_a_body_that_was_cut_off_leaves_no_memory(self, nsqd_factory: Factory[Nsqd], way: str) -> None:
+        """The garbage collector is off: it might run only after the next body."""
         nsqd = nsqd_factory(log_level="fatal")  # in this process, whose collector is switched off
         begin_body(nsqd, way).close()
         gc.collect()
@@ -163,7 +163,7 @@ class TestBodiesThatDoNotCome:
         lines = (b"x" * 999 + b"\n") * 2000
 
         def beside_another() -> int:
-            """Of the two the one is refused for which there is no room: usually the later one."""
+            """Of the two bodies, the one for which there is no room is refused: usually the later one."""
             with begin_body(nsqd, "http"):
                 status = nsqd.post("/mpub?topic=t", lines).status
                 assert nsqd.post("/pub?topic=t", b"small").status == 200
@@ -172,7 +172,7 @@ class TestBodiesThatDoNotCome:
         eventually(beside_another, lambda status: status == 503)
         eventually(lambda: nsqd.post("/mpub?topic=t", lines).status, lambda status: status == 200)
 
-    def test_over_tcp_clients_wait_for_each_other(self, nsqd_factory: Factory[Nsqd]) -> None:
+    def test_tcp_clients_wait_while_bodies_exceed_the_limit(self, nsqd_factory: Factory[Nsqd]) -> None:
         nsqd = nsqd_factory(process=True, max_total_body_size=6 * MB, mem_queue_size=0)
         before = resident(nsqd)
 
@@ -208,7 +208,7 @@ class TestGarbage:
             assert b"E_" in ends(client) or len(garbage) > 100_000  # a reset may overtake the answer
             assert resident(nsqd) - before < 30 * MB
 
-    def test_a_client_that_resets_is_no_fault_of_ours(self, nsqd: Nsqd) -> None:
+    def test_a_connection_reset_is_not_logged_as_an_error(self, nsqd: Nsqd) -> None:
         for _ in range(50):
             with raw(nsqd) as client:
                 client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
@@ -240,7 +240,7 @@ class TestWhatExplodes:
             assert resident(nsqd) - before < 60 * MB
 
     @pytest.mark.parametrize("how", ["MPUB", "/mpub?topic=t", "/mpub?topic=t&binary=true"])
-    def test_many_tiny_messages_take_turns_with_others(self, nsqd: Nsqd, how: str) -> None:
+    def test_a_publish_of_many_tiny_messages_does_not_block_others(self, nsqd: Nsqd, how: str) -> None:
         channels = ("a", "b", "c")
         nsqd.post("/topic/create?topic=t")
         for channel in channels:
@@ -280,7 +280,7 @@ class TestWhatExplodes:
 
 @contextlib.contextmanager
 def crowd(nsqd: Nsqd, count: int) -> Iterator[list[socket.socket]]:
-    """So many consumers, of a channel each of a hundred."""
+    """This many consumers of a hundred channels."""
     made: list[socket.socket] = []
     try:
         for number in range(count):
@@ -297,7 +297,7 @@ def crowd(nsqd: Nsqd, count: int) -> Iterator[list[socket.socket]]:
 @pytest.mark.parametrize(
     "count", [300, pytest.param(10_000, marks=[pytest.mark.chaos, pytest.mark.timeout(300)])]
 )
-def test_a_crowd(nsqd: Nsqd, count: int) -> None:
+def test_many_clients_at_once_are_served(nsqd: Nsqd, count: int) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard < count + 500:
         pytest.skip(f"{count} connections need more than the {hard} files that are allowed")
@@ -315,7 +315,7 @@ def test_a_crowd(nsqd: Nsqd, count: int) -> None:
     eventually(lambda: descriptors(nsqd), lambda now: now <= open_before + 5, within=60)
 
 
-def test_without_free_descriptors_those_that_are_in_go_on(nsqd_factory: Factory[Nsqd]) -> None:
+def test_connected_clients_are_served_without_free_descriptors(nsqd_factory: Factory[Nsqd]) -> None:
     nsqd = nsqd_factory(process=True, mem_queue_size=10_000, log_level="warning")
     resource.prlimit(nsqd.pid, resource.RLIMIT_NOFILE, (40, 40))
     with bystander(nsqd) as other:
@@ -363,7 +363,7 @@ def test_thousands_of_topics(nsqd_factory: Factory[Nsqd], durable: bool, count: 
     assert sum(depths) == count - 1
 
 
-def test_one_connection_too_many_is_told_so(nsqd_factory: Factory[Nsqd]) -> None:
+def test_a_tcp_connection_beyond_the_limit_gets_an_error(nsqd_factory: Factory[Nsqd]) -> None:
     nsqd = nsqd_factory(max_connections=2, log_level="fatal")
     with connected(nsqd) as first, connected(nsqd) as second:
         with raw(nsqd) as third:
@@ -382,7 +382,7 @@ def connects(nsqd: Nsqd) -> bool:
     return False
 
 
-def test_one_http_connection_too_many_is_told_so(nsqd_factory: Factory[Nsqd]) -> None:
+def test_an_http_connection_beyond_the_limit_gets_503(nsqd_factory: Factory[Nsqd]) -> None:
     nsqd = nsqd_factory(max_connections=1, log_level="fatal")
     host, _, port = nsqd.http_address.rpartition(":")
     first, second = (http.client.HTTPConnection(host, int(port), timeout=60) for _ in range(2))

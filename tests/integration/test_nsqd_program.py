@@ -95,7 +95,7 @@ class TestFlags:
             assert re.search(rf"^ +-{name}\b", done.stdout + done.stderr, re.MULTILINE)
 
     @pytest.mark.parametrize("flag", ["--version", "-version", "--version=true"])
-    def test_version(self, tmp_path: Path, flag: str) -> None:
+    def test_version_prints_the_version(self, tmp_path: Path, flag: str) -> None:
         done = run(flag, cwd=tmp_path)
         assert (done.returncode, done.stderr) == (0, "")
         assert re.fullmatch(r"nsqd v1\.3\.\d+ \(.+\)\n", done.stdout)
@@ -111,7 +111,9 @@ class TestFlags:
             ("---max-rdy-count=1", "bad flag syntax: ---max-rdy-count=1"),
         ],
     )
-    def test_what_cannot_be_read_is_status_2_and_a_line(self, tmp_path: Path, flag: str, said: str) -> None:
+    def test_a_flag_that_cannot_be_parsed_is_status_2_and_a_line(
+        self, tmp_path: Path, flag: str, said: str
+    ) -> None:
         done = run(flag, cwd=tmp_path)
         first, *_ = done.stderr.splitlines()
         assert (done.returncode, done.stdout) == (2, "")
@@ -130,7 +132,7 @@ class TestFlags:
         ],
         ids=lambda value: " ".join(value) if isinstance(value, list) else "",
     )
-    def test_what_cannot_be_meant_is_status_1_and_one_line(
+    def test_an_invalid_value_is_status_1_and_one_line(
         self, tmp_path: Path, flags: list[str], named: str
     ) -> None:
         done = run(*ANY_PORTS, *flags, cwd=tmp_path)
@@ -144,7 +146,7 @@ class TestFlags:
         ["--msg-timeout=0s", "--max-rdy-count=0", "--max-msg-size=0", "--data-path=/nowhere",
          "--tcp-address=nowhere", "--http-address=127.0.0.1:99999"],
     )  # fmt: skip
-    def test_other_nonsense_is_refused_as_well(self, tmp_path: Path, flag: str) -> None:
+    def test_more_invalid_values_are_refused(self, tmp_path: Path, flag: str) -> None:
         done = run(*ANY_PORTS, flag, cwd=tmp_path)
         assert done.returncode == 1
         assert flag.partition("=")[2].removesuffix("s") in last_line(done.stderr)
@@ -196,7 +198,7 @@ class TestConfigFile:
         assert sorted(nsqd.get("/config/nsqlookupd_tcp_addresses").json()) == ["127.0.0.1:1", "127.0.0.1:2"]
 
     @pytest.mark.parametrize("text", ["max_rdy_count = \n", "node_id", "= 1\n"])
-    def test_what_is_no_toml_is_status_1_and_names_the_file(self, tmp_path: Path, text: str) -> None:
+    def test_an_invalid_config_file_is_status_1_and_is_named(self, tmp_path: Path, text: str) -> None:
         done = run(config(tmp_path, text), *ANY_PORTS, cwd=tmp_path)
         assert done.returncode == 1
         assert "nsqd.cfg" in last_line(done.stderr)
@@ -209,7 +211,7 @@ class TestConfigFile:
 
 class TestPorts:
     @pytest.mark.parametrize("which", ["tcp", "http"])
-    def test_one_in_use_is_status_1_and_named(self, tmp_path: Path, which: str) -> None:
+    def test_an_address_in_use_is_status_1_and_is_named(self, tmp_path: Path, which: str) -> None:
         with socket.create_server(("127.0.0.1", 0)) as taken:
             address = f"127.0.0.1:{taken.getsockname()[1]}"
             done = run(*ANY_PORTS, f"--{which}-address={address}", cwd=tmp_path)
@@ -218,7 +220,7 @@ class TestPorts:
         assert "address already in use" in last_line(done.stderr)
         assert "Traceback" not in done.stderr
 
-    def test_unix_sockets(self, process: Callable[..., Nsqd], tmp_path: Path) -> None:
+    def test_nsqd_listens_on_unix_sockets(self, process: Callable[..., Nsqd], tmp_path: Path) -> None:
         tcp, web = tmp_path / "tcp.sock", tmp_path / "http.sock"
         nsqd = process(tcp_address=str(tcp), http_address=str(web))
         assert nsqd.post("/pub?topic=t", b"body").status == 200
@@ -243,7 +245,7 @@ class TestEnd:
             read_until_closed(busy)
         assert not re.search("Traceback|panic:|never retrieved|never awaited", nsqd.log)
 
-    def test_its_ports_are_free_at_once(self, process: Callable[..., Nsqd]) -> None:
+    def test_the_ports_of_a_stopped_nsqd_are_free_at_once(self, process: Callable[..., Nsqd]) -> None:
         nsqd = process()
         with consumer(nsqd, "t"):
             assert nsqd.terminate() == 0
@@ -258,14 +260,14 @@ def read_until_closed(client: V2Client) -> None:
 
 
 def status(nsqd: Nsqd) -> int:
-    """The exit status of one that was told to end, within the deadline of its stop."""
+    """The exit status of a process that was asked to stop, within its deadline."""
     eventually(lambda: not nsqd.running)
     return nsqd.terminate()
 
 
 @contextlib.contextmanager
 def publishing(nsqd: Nsqd, topic: str) -> Iterator[None]:
-    """Somebody publishes without a pause until nsqd hangs up."""
+    """Publish without a pause until nsqd hangs up."""
 
     def publish() -> None:
         with V2Client(nsqd.tcp_address) as client, contextlib.suppress(PeerClosed):
@@ -284,7 +286,7 @@ def publishing(nsqd: Nsqd, topic: str) -> Iterator[None]:
 
 @only_ours("they have an extra")
 class TestWithoutTheServerExtra:
-    def test_the_version_is_told(self, tmp_path: Path) -> None:
+    def test_version_works_without_the_server_extra(self, tmp_path: Path) -> None:
         done = run_without_aiohttp(tmp_path, "--version")
         assert (done.returncode, done.stderr) == (0, "")
         assert done.stdout.startswith("nsqd v1.3.0 (built w/python3.")
@@ -294,7 +296,7 @@ class TestWithoutTheServerExtra:
         assert done.returncode == 0
         assert done.stdout.startswith("Usage of nsqd:\n")
 
-    def test_mistakes_are_told_first(self, tmp_path: Path) -> None:
+    def test_a_wrong_flag_is_reported_before_the_missing_extra(self, tmp_path: Path) -> None:
         done = run_without_aiohttp(tmp_path, "--no-such-flag")
         assert done.returncode == 2
         assert done.stderr.startswith("flag provided but not defined: -no-such-flag\n")
@@ -302,11 +304,11 @@ class TestWithoutTheServerExtra:
     def test_a_start_tells_how_to_install_it(self, tmp_path: Path) -> None:
         done = run_without_aiohttp(tmp_path)
         assert (done.returncode, done.stdout) == (1, "")
-        assert done.stderr == "nsqd needs the server extra: pip install 'nsq[server]'\n"
+        assert done.stderr == "nsqd needs the server extra: pip install -e '.[server]'\n"
 
 
 def run_without_aiohttp(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """With the standard library and nsq alone to import from."""
+    """Run with only the standard library and nsq to import from."""
     return subprocess.run(
         [sys.executable, "-S", "-m", "nsq.daemons.nsqd", *arguments],
         cwd=directory,
@@ -319,7 +321,7 @@ def run_without_aiohttp(directory: Path, *arguments: str) -> subprocess.Complete
 
 
 class TestQuickStart:
-    """What somebody does who reads about NSQ for the first time."""
+    """The first steps of a new user."""
 
     @pytest.mark.parametrize(
         "path",
@@ -350,7 +352,7 @@ class TestQuickStart:
 
 @only_ours("the event loop is Python's")
 @pytest.mark.parametrize("durable", [False, True], ids=["normal", "durable"])
-def test_without_uvloop_it_delivers_and_restarts_all_the_same(
+def test_nsqd_delivers_and_restarts_without_uvloop(
     durable: bool, nsqd_factory: Factory[Nsqd], tmp_path: Path
 ) -> None:
     binary = tmp_path / "nsqd"

@@ -31,14 +31,14 @@ UNTIL_REGISTERED_AGAIN = 100.0
 
 
 def nodes(lookupd: Nsqlookupd, topic: str) -> set[str]:
-    """Where the topic is to be had, as its consumers are told."""
+    """The topic's nsqds, as its consumers find them."""
     reply = lookupd.get(f"/lookup?topic={topic.replace('#', '%23')}")
     producers = reply.json()["producers"] if reply.status == 200 else []
     return {f"{each['broadcast_address']}:{each['tcp_port']}" for each in producers}
 
 
 def registered(lookupd: Nsqlookupd) -> set[str]:
-    """What somebody has registered right now: ``topic:orders:``, ``channel:orders:archive``."""
+    """The current registrations: ``topic:orders:``, ``channel:orders:archive``."""
     return {key for key in lookupd.get("/debug").json() if not key.startswith("client:")}
 
 
@@ -85,7 +85,7 @@ def test_an_nsqlookupd_on_a_unix_socket(
 
 
 class TestWhatIsRegistered:
-    def test_every_nsqlookupd_hears_of_every_topic_and_channel(
+    def test_every_topic_and_channel_is_registered_with_every_nsqlookupd(
         self, nsqlookupd_factory: Factory[Nsqlookupd], nsqd_factory: Factory[Nsqd]
     ) -> None:
         lookupds = [nsqlookupd_factory(), nsqlookupd_factory()]
@@ -98,7 +98,7 @@ class TestWhatIsRegistered:
             channels = lookupd.get("/channels?topic=orders").json()["channels"]
             assert sorted(channels) == ["archive", "billing"]
 
-    def test_the_addresses_it_is_to_be_reached_at_are_what_it_tells(
+    def test_nsqd_registers_its_broadcast_addresses(
         self, nsqlookupd: Nsqlookupd, nsqd_factory: Factory[Nsqd]
     ) -> None:
         own = {"broadcast_address": "nsqd.example", "broadcast_tcp_port": 7, "broadcast_http_port": 8}
@@ -109,7 +109,7 @@ class TestWhatIsRegistered:
         wanted = {"broadcast_address": "nsqd.example", "tcp_port": 7, "http_port": 8, "version": "1.3.0"}
         assert told == wanted
 
-    def test_what_is_created_shows_up_and_what_is_deleted_vanishes(
+    def test_created_and_deleted_topics_and_channels_are_registered_and_unregistered(
         self, nsqlookupd: Nsqlookupd, nsqd_factory: Factory[Nsqd]
     ) -> None:
         nsqd = nsqd_factory(lookupd=[nsqlookupd])
@@ -124,7 +124,7 @@ class TestWhatIsRegistered:
             until_registered(nsqlookupd, everything)
             assert nodes(nsqlookupd, "created") == set()
 
-    def test_what_is_ephemeral_vanishes_with_its_last_consumer(
+    def test_an_ephemeral_channel_is_unregistered_with_its_last_consumer(
         self, nsqlookupd: Nsqlookupd, nsqd_factory: Factory[Nsqd]
     ) -> None:
         nsqd = nsqd_factory(lookupd=[nsqlookupd])
@@ -135,7 +135,7 @@ class TestWhatIsRegistered:
         assert nsqlookupd.get("/topics").json()["topics"] == ["orders"]
         assert nsqlookupd.get("/channels?topic=orders").json()["channels"] == []
 
-    def test_an_nsqd_that_ends_is_gone_at_once(
+    def test_a_stopped_nsqd_is_unregistered_at_once(
         self, nsqlookupd: Nsqlookupd, nsqd_factory: Factory[Nsqd]
     ) -> None:
         staying, leaving = nsqd_factory(lookupd=[nsqlookupd]), nsqd_factory(lookupd=[nsqlookupd])
@@ -148,7 +148,7 @@ class TestWhatIsRegistered:
 
 
 class TestUpheavals:
-    def test_all_is_registered_again_after_a_restart(
+    def test_everything_is_registered_again_after_a_restart_of_nsqlookupd(
         self, nsqlookupd: Nsqlookupd, nsqd_factory: Factory[Nsqd]
     ) -> None:
         nsqd = nsqd_factory(lookupd=[nsqlookupd])
@@ -171,7 +171,7 @@ class TestUpheavals:
         nsqlookupd.start()
         until_registered(nsqlookupd, keys("orders", ["archive"]), UNTIL_REGISTERED_AGAIN)
 
-    def test_a_connection_that_is_reset_while_idle_is_made_anew(
+    def test_a_connection_reset_while_idle_is_made_again(
         self, nsqlookupd: Nsqlookupd, nsqd_factory: Factory[Nsqd]
     ) -> None:
         with Network() as network:
@@ -194,7 +194,7 @@ class TestUpheavals:
             set_nsqlookupds(nsqd, mute.address)
             mute.wait_until_registered(60)
 
-    def test_the_list_can_be_changed_while_it_runs(
+    def test_the_list_of_nsqlookupds_can_be_changed_at_run_time(
         self, nsqlookupd_factory: Factory[Nsqlookupd], nsqd_factory: Factory[Nsqd]
     ) -> None:
         old, kept, new = (nsqlookupd_factory() for _ in range(3))
@@ -212,7 +212,7 @@ class TestUpheavals:
         assert registered(old) == set()
         assert sorted(nsqd.get("/config/nsqlookupd_tcp_addresses").json()) == sorted(wanted)
 
-    def test_the_list_can_be_emptied_and_filled_again(
+    def test_the_list_of_nsqlookupds_can_be_emptied_and_filled_again(
         self, nsqlookupd: Nsqlookupd, nsqd_factory: Factory[Nsqd]
     ) -> None:
         nsqd = nsqd_factory(lookupd=[nsqlookupd])
@@ -224,7 +224,7 @@ class TestUpheavals:
         until_registered(nsqlookupd, keys("orders"))
 
     @pytest.mark.parametrize("body", [b"127.0.0.1:4160", b'"127.0.0.1:4160"', b"[1]", b"["])
-    def test_what_is_no_list_of_addresses_changes_nothing(
+    def test_an_invalid_list_of_nsqlookupds_changes_nothing(
         self, nsqlookupd: Nsqlookupd, nsqd_factory: Factory[Nsqd], body: bytes
     ) -> None:
         nsqd = nsqd_factory(lookupd=[nsqlookupd])
@@ -233,7 +233,7 @@ class TestUpheavals:
         create(nsqd, "orders")
         until_registered(nsqlookupd, keys("orders"))
 
-    def test_one_that_never_answers_disturbs_nobody(
+    def test_an_nsqlookupd_that_never_answers_delays_nothing(
         self, nsqlookupd: Nsqlookupd, nsqd_factory: Factory[Nsqd]
     ) -> None:
         with black_hole() as silent:
@@ -252,7 +252,7 @@ class TestChannelsOfOthers:
 
     @pytest.fixture
     def newcomer(self, nsqlookupd: Nsqlookupd, nsqd_factory: Factory[Nsqd]) -> Nsqd:
-        """Registered next to an nsqd that has the topic orders, and has been told where to ask."""
+        """An nsqd that registers next to one with the topic orders."""
         veteran, newcomer = (nsqd_factory(lookupd=[nsqlookupd]) for _ in range(2))
         create(veteran, "orders", "archive", "billing")
         create(newcomer, "known")
@@ -260,7 +260,9 @@ class TestChannelsOfOthers:
         until_registered(nsqlookupd, known)
         return newcomer
 
-    def test_all_get_every_message_from_the_first(self, nsqlookupd: Nsqlookupd, newcomer: Nsqd) -> None:
+    def test_channels_known_to_nsqlookupd_get_every_message_of_a_new_topic(
+        self, nsqlookupd: Nsqlookupd, newcomer: Nsqd
+    ) -> None:
         publish(newcomer, "orders", [b"1", b"2"])
         for channel in ("archive", "billing"):
             until_depth(newcomer, channel, 2)
@@ -268,7 +270,7 @@ class TestChannelsOfOthers:
                 assert {client.expect_message().body for _ in range(2)} == {b"1", b"2"}
         eventually(lambda: len(nodes(nsqlookupd, "orders")), lambda count: count == 2)
 
-    def test_so_do_those_that_subscribe_here_first(self, newcomer: Nsqd) -> None:
+    def test_a_channel_subscribed_before_the_first_publish_gets_every_message(self, newcomer: Nsqd) -> None:
         with consumer(newcomer, "orders", "own") as client:
             publish(newcomer, "orders", [b"body"])
             message = client.expect_message()
@@ -277,7 +279,7 @@ class TestChannelsOfOthers:
         for channel in ("archive", "billing"):
             until_depth(newcomer, channel, 1)
 
-    def test_ephemeral_ones_stay_where_their_consumers_are(
+    def test_ephemeral_channels_are_not_copied_from_nsqlookupd(
         self, nsqlookupd: Nsqlookupd, nsqd_factory: Factory[Nsqd]
     ) -> None:
         veteran, newcomer = (nsqd_factory(lookupd=[nsqlookupd]) for _ in range(2))
@@ -299,7 +301,7 @@ class TestChannelsOfOthers:
     def test_a_new_topic_waits_until_every_nsqlookupd_was_asked(
         self, nsqlookupd: Nsqlookupd, nsqd_factory: Factory[Nsqd], mute: Mute, over: str
     ) -> None:
-        """For its publishers and for /topic/create. Publishes to other topics do not wait."""
+        """Its publishers and /topic/create wait; publishes to other topics do not."""
         create(nsqd_factory(lookupd=[nsqlookupd]), "orders", "archive")
         newcomer = self.knowing_both(nsqd_factory, nsqlookupd, mute, patience=120.0)
 
@@ -324,7 +326,7 @@ class TestChannelsOfOthers:
         assert not publisher.is_alive()
         until_depth(newcomer, "archive", 1)
 
-    def test_it_does_not_wait_for_ever(
+    def test_a_new_topic_does_not_wait_for_ever_for_nsqlookupd(
         self, nsqlookupd: Nsqlookupd, nsqd_factory: Factory[Nsqd], mute: Mute
     ) -> None:
         create(nsqd_factory(lookupd=[nsqlookupd]), "orders", "archive")

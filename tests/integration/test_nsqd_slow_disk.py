@@ -72,7 +72,7 @@ def wait_for(process: subprocess.Popen[str], text: str) -> None:
 
 @pytest.mark.parametrize("flags", [[], ["--durable"]], ids=["normal", "durable"])
 @pytest.mark.parametrize("thread", ["nsqd-sync", "nsqd-write-down"])
-def test_no_signal_cuts_a_stop_short_that_waits_for_a_hanging_disk(
+def test_a_stop_waits_for_a_hanging_disk_in_spite_of_signals(
     thread: str, flags: list[str], tmp_path: Path
 ) -> None:
     with hanging(thread, tmp_path, *flags) as process:
@@ -94,7 +94,7 @@ def test_no_signal_cuts_a_stop_short_that_waits_for_a_hanging_disk(
 
 
 def wait_for_both(process: subprocess.Popen[str], texts: list[str]) -> None:
-    """In whichever order."""
+    """Wait for both, in any order."""
     assert process.stdout is not None
     left = set(texts)
     for line in process.stdout:
@@ -113,7 +113,7 @@ def few_files(directory: Path, limit: int) -> Path:
 
 
 @pytest.mark.parametrize("durable", [False, True], ids=["normal", "durable"])
-def test_more_queues_than_files_that_may_be_open(
+def test_nsqd_serves_more_queues_than_it_may_open_files(
     nsqd_factory: Factory[Nsqd], tmp_path: Path, durable: bool
 ) -> None:
     others = {"durable": True} if durable else {"mem_queue_size": 0}

@@ -1,4 +1,4 @@
-"""What an nsqd pushes to statsd, over a real socket."""
+"""Packets that nsqd pushes to statsd, over a real socket."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_the_end_is_pushed_too(statsd: Statsd, nsqd_factory: Factory[Nsqd]) -> N
     ]
 
 
-def test_many_topics_come_in_many_packets_without_loss(statsd: Statsd, nsqd_factory: Factory[Nsqd]) -> None:
+def test_figures_of_many_topics_arrive_in_many_packets(statsd: Statsd, nsqd_factory: Factory[Nsqd]) -> None:
     nsqd = nsqd_factory(statsd_address=statsd.address, statsd_udp_packet_size=200)
     for number in range(30):
         nsqd.post(f"/topic/create?topic=t{number}")

@@ -76,7 +76,7 @@ def restart_under(client: V2Client, nsqd: Nsqd) -> None:
 
 
 def drain(nsqd: Nsqd, topic: str, count: int, channel: str = "channel") -> list[bytes]:
-    """So many messages, finished; there are no more."""
+    """Finish this many messages; there must be no more."""
     with consumer(nsqd, topic, channel, rdy=min(count, 2500) or 1) as client:
         found = []
         for _ in range(count):
@@ -340,7 +340,7 @@ class TestAKill:
     def test_brings_back_few_of_those_that_overtook_others(
         self, nsqd_factory: Factory[Nsqd], older: int
     ) -> None:
-        """So many older ones are in flight while thousands are finished; positions are not synced by time."""
+        """Older messages stay in flight while thousands are finished; positions are not synced by time."""
         nsqd = nsqd_factory(**options(True, sync_timeout=600, msg_timeout=600))
         with consumer(nsqd, "t", rdy=older) as slow, connected(nsqd) as client:
             publish(nsqd, "t", numbered(older))
@@ -406,7 +406,7 @@ class TestAFullDisk:
         assert "storage works again" in nsqd.log
 
     def publish_until_refused(self, nsqd: Nsqd) -> list[bytes]:
-        """What was confirmed."""
+        """Publish until nsqd refuses; return the confirmed messages."""
         taken: list[bytes] = []
         with V2Client(nsqd.tcp_address) as client:
             while True:
@@ -449,7 +449,7 @@ class TestAFullDisk:
     def test_that_is_held_by_consumed_messages_recovers(
         self, nsqd_factory: Factory[Nsqd], small_disk: Path, durable: bool
     ) -> None:
-        """All messages are in the one file that is written to; nothing else can make room."""
+        """All messages are in the file that is being written; only its end can make room."""
         nsqd = nsqd_factory(**options(durable, mem_queue_size=0, data_path=str(small_disk)))
         with consumer(nsqd, "t", rdy=0):
             pass
@@ -469,7 +469,7 @@ class TestAFullDisk:
             eventually(lambda: nsqd.get("/ping").status, lambda status: status == 200)
 
     def agrees(self, nsqd: Nsqd) -> bool:
-        """Whether publishers are served; /ping says the same."""
+        """Whether publishers are served, as /ping says too."""
         before = nsqd.get("/ping").status
         status = nsqd.post("/pub?topic=probe", b"x" * 4000).status
         # It may have recovered, or found out, in between.

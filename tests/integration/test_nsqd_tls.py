@@ -40,20 +40,20 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 @pytest.fixture(scope="module")
 def stranger(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    """An authority nobody here trusts."""
+    """A certificate authority that is not trusted."""
     return Authority(tmp_path_factory.mktemp("stranger"))
 
 
 @pytest.fixture(scope="module")
 def nsqd(authority: Authority) -> Iterator[Nsqd]:
-    """With a certificate, and content with clients that do not care."""
+    """An nsqd with a certificate that does not require TLS."""
     with factory(Nsqd) as make:
         yield make(**authority.server_options)
 
 
 @pytest.fixture(scope="module")
 def demanding(authority: Authority) -> Iterator[dict[str, Nsqd]]:
-    """By what --tls-required says."""
+    """An nsqd with --tls-required."""
     with factory(Nsqd) as make:
         yield {
             required: make(**authority.server_options, tls_required=required)
@@ -63,7 +63,7 @@ def demanding(authority: Authority) -> Iterator[dict[str, Nsqd]]:
 
 @pytest.fixture(scope="module")
 def strict(authority: Authority) -> Iterator[dict[str, Nsqd]]:
-    """By what --tls-client-auth-policy says."""
+    """An nsqd with --tls-client-auth-policy."""
     with factory(Nsqd) as make:
         yield {
             policy: make(
@@ -115,14 +115,14 @@ class TestBothPorts:
         with connected(nsqd) as client:
             assert consume_one(client, f"https-{version}") == b"body"
 
-    def test_without_tls_as_well(self, nsqd: Nsqd) -> None:
+    def test_a_client_without_tls_is_served(self, nsqd: Nsqd) -> None:
         assert nsqd.get("/ping").status == 200
         with connected(nsqd) as client:
             client.send(commands.pub("plain", b"body"))
             client.expect_ok()
 
     @pytest.mark.parametrize("layer", ["snappy", "deflate"])
-    def test_compression_over_tls(self, nsqd: Nsqd, authority: Authority, layer: str) -> None:
+    def test_messages_pass_compressed_over_tls(self, nsqd: Nsqd, authority: Authority, layer: str) -> None:
         incompressible, topic = os.urandom(100_000), f"compressed-{layer}"
         with encrypted(nsqd, authority.client_context(), **{layer: True}) as client:
             client.start_snappy() if layer == "snappy" else client.start_deflate()
@@ -138,7 +138,7 @@ class TestBothPorts:
         assert nsqd.get("/ping").status == 200
 
     @VERSIONS
-    def test_the_statistics_show_it(self, nsqd: Nsqd, authority: Authority, version: str) -> None:
+    def test_the_statistics_show_tls(self, nsqd: Nsqd, authority: Authority, version: str) -> None:
         topic = f"shown-{version}"
         with encrypted(nsqd, authority.client_context(version=version), client_id="safe") as client:
             subscribe(client, topic)
@@ -151,7 +151,7 @@ class TestBothPorts:
         assert shown["open"]["tls"] is False
         assert shown["open"]["tls_version"] == shown["open"]["tls_cipher_suite"] == ""
 
-    def test_a_server_without_a_certificate_grants_none(self, nsqd_factory: Factory[Nsqd]) -> None:
+    def test_an_nsqd_without_a_certificate_grants_no_tls(self, nsqd_factory: Factory[Nsqd]) -> None:
         nsqd = nsqd_factory()
         with V2Client(nsqd.tcp_address) as client:
             assert client.identify(tls_v1=True)["tls_v1"] is False
@@ -205,7 +205,9 @@ class TestRequired:
             assert consume_one(client, "t") == b"body"
 
     @pytest.mark.parametrize("target", ["GET /ping", "POST /pub?topic=t", "GET /stats", "GET /nothing"])
-    def test_plain_http_is_told_where_to_go(self, demanding: dict[str, Nsqd], target: str) -> None:
+    def test_plain_http_gets_an_error_that_names_the_https_port(
+        self, demanding: dict[str, Nsqd], target: str
+    ) -> None:
         nsqd = demanding["true"]
         method, path = target.split()
         reply = nsqd.request(method, path, b"x" if method == "POST" else None)
@@ -227,7 +229,7 @@ POLICY = pytest.mark.parametrize("policy", ["require", "require-verify"])
 class TestClientCertificates:
     @POLICY
     @VERSIONS
-    def test_a_client_with_a_certificate_is_welcome(
+    def test_a_client_with_a_certificate_is_served(
         self, strict: dict[str, Nsqd], authority: Authority, policy: str, version: str
     ) -> None:
         nsqd, topic = strict[policy], f"known-{version}"
@@ -238,7 +240,7 @@ class TestClientCertificates:
 
     @POLICY
     @VERSIONS
-    def test_a_client_without_one_is_refused(
+    def test_a_client_without_a_certificate_is_refused(
         self, strict: dict[str, Nsqd], authority: Authority, policy: str, version: str
     ) -> None:
         self._refuses(strict[policy], authority.client_context(version=version))
@@ -251,12 +253,12 @@ class TestClientCertificates:
         self._refuses(strict["require-verify"], context)
 
     @only_ours("Python's TLS cannot demand a certificate without verifying it")
-    def test_even_if_it_need_only_be_there(
+    def test_require_refuses_a_certificate_of_another_authority_too(
         self, strict: dict[str, Nsqd], authority: Authority, stranger: Authority
     ) -> None:
         self._refuses(strict["require"], authority.client_context(known_by=stranger))
 
-    def test_without_a_policy_nobody_is_measured_by_one(
+    def test_a_client_needs_no_certificate_without_a_policy(
         self, nsqd_factory: Factory[Nsqd], authority: Authority, stranger: Authority
     ) -> None:
         nsqd = nsqd_factory(**authority.server_options, tls_root_ca_file=authority.certificate)
@@ -281,7 +283,7 @@ class TestClientCertificates:
 
 
 class TestVersion:
-    def test_an_older_one_than_the_least_is_refused(
+    def test_a_tls_version_below_the_minimum_is_refused(
         self, nsqd_factory: Factory[Nsqd], authority: Authority
     ) -> None:
         nsqd = nsqd_factory(**authority.server_options, tls_min_version="tls1.3")
@@ -302,20 +304,22 @@ class TestNoHandshake:
         [b"GET / HTTP/1.1\r\nHost: nsqd\r\n\r\n", commands.pub("t", b"x"), b"\x16\x03\x01\x00\x05AAAAA"],
         ids=["HTTP", "a command", "a broken record"],
     )
-    def test_what_is_no_handshake_ends_the_connection(self, nsqd: Nsqd, instead: bytes) -> None:
+    def test_bytes_that_are_no_handshake_end_the_connection(self, nsqd: Nsqd, instead: bytes) -> None:
         with asked_for_tls(nsqd) as sock:
             sock.sendall(instead)
             until_closed(sock)
         assert nsqd.get("/ping").status == 200
 
-    def test_what_is_no_handshake_ends_an_https_connection(self, nsqd: Nsqd) -> None:
+    def test_bytes_that_are_no_handshake_end_an_https_connection(self, nsqd: Nsqd) -> None:
         assert nsqd.https_address is not None
         with socket.create_connection(address(nsqd.https_address), timeout=60) as sock:
             sock.sendall(b"GET /ping HTTP/1.1\r\nHost: nsqd\r\n\r\n" * 10)
             until_closed(sock)
         assert nsqd.get("/ping").status == 200
 
-    def test_who_leaves_halfway_disturbs_nobody(self, nsqd: Nsqd, authority: Authority) -> None:
+    def test_a_client_that_leaves_during_the_handshake_disturbs_no_other(
+        self, nsqd: Nsqd, authority: Authority
+    ) -> None:
         with asked_for_tls(nsqd) as sock:
             sock.sendall(b"\x16\x03\x01")
         with encrypted(nsqd, authority.client_context()) as client:
@@ -347,7 +351,7 @@ def address(text: str) -> tuple[str, int]:
 
 
 def serial_number(nsqd: Nsqd, trusted: Authority) -> object:
-    """Of the certificate that HTTPS clients are shown; TCP clients trust theirs by the same authority."""
+    """The serial number of the certificate for HTTPS clients."""
     context = trusted.client_context()
     assert nsqd.https_address is not None
     host, _, port = nsqd.https_address.rpartition(":")

@@ -21,12 +21,12 @@ from pathlib import Path
 
 import pytest
 
-from nsq.collector import tune_gc
-from nsq.daemons.listen import ListenError
-from nsq.daemons.logs import DaemonLog
 from nsq.daemons.nsqlookupd import tcp
 from nsq.daemons.nsqlookupd.daemon import Nsqlookupd
 from nsq.daemons.nsqlookupd.options import NsqlookupdOptions
+from nsq.daemons.serve.listen import ListenError
+from nsq.daemons.serve.logs import DaemonLog
+from nsq.gc_settings import tune_gc
 from nsq.wire import lookup
 from nsq.wire.lookup import PeerInfo, ReplyParser
 
@@ -168,7 +168,7 @@ def test_stopping_ends_connections_and_frees_the_addresses() -> None:
     asyncio.run(scenario())
 
 
-def test_unix_sockets(tmp_path: Path) -> None:
+def test_nsqlookupd_listens_on_unix_sockets(tmp_path: Path) -> None:
     tcp, web = tmp_path / "tcp.sock", tmp_path / "http.sock"
 
     async def scenario() -> None:
@@ -188,7 +188,7 @@ def test_unix_sockets(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_a_socket_file_nobody_listens_on_is_replaced(tmp_path: Path) -> None:
+def test_a_socket_file_of_a_dead_process_is_replaced(tmp_path: Path) -> None:
     path = tmp_path / "left.sock"
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(path))
@@ -212,7 +212,7 @@ def test_a_port_in_use_is_named_and_nothing_stays_open() -> None:
     asyncio.run(scenario())
 
 
-def test_who_never_introduces_itself_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_sends_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
         async with running() as daemon, connected(daemon.tcp_address) as nsqd:
             await nsqd.ask(lookup.identify(NSQD))
@@ -234,7 +234,7 @@ def flood(address: str) -> None:
             sock.sendall(b"PING\n" * 20_000)
 
 
-def test_who_never_reads_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_never_reads_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tcp, "UNREAD_SECONDS", 0.05)
 
     async def scenario() -> None:
@@ -277,7 +277,7 @@ def collector() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("collector")
-def test_a_large_directory_keeps_nobody_waiting() -> None:
+def test_a_large_registry_does_not_delay_other_requests() -> None:
     """Two hundred thousand topics are listed, and lost, in slices: all others are served in between. At most
     50 ms are promised, and machines may be slow.
     """
@@ -321,7 +321,7 @@ def program(*arguments: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def listening(process: subprocess.Popen[str]) -> list[str]:
-    """The TCP and the HTTP address, once both are told."""
+    """The TCP and the HTTP address, once both are in the log."""
     assert process.stderr is not None
     addresses: list[str] = []
     for line in process.stderr:
@@ -402,7 +402,7 @@ def test_a_vanished_stderr_does_not_stop_it() -> None:
 
 
 def run_without_aiohttp(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """With the standard library and nsq alone to import from."""
+    """Run with only the standard library and nsq to import from."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.run(
         [sys.executable, "-S", "-m", "nsq.daemons.nsqlookupd", *arguments],
@@ -415,10 +415,10 @@ def run_without_aiohttp(tmp_path: Path, *arguments: str) -> subprocess.Completed
     )
 
 
-def test_without_the_server_extra(tmp_path: Path) -> None:
+def test_nsqlookupd_names_the_missing_server_extra(tmp_path: Path) -> None:
     version = run_without_aiohttp(tmp_path, "--version")
     assert (version.returncode, version.stderr) == (0, "")
     assert re.fullmatch(r"nsqlookupd v1\.3\.0 \(built w/python3\.\S+\)\n", version.stdout)
     refused = run_without_aiohttp(tmp_path)
     assert (refused.returncode, refused.stdout) == (1, "")
-    assert refused.stderr == "nsqlookupd needs the server extra: pip install 'nsq[server]'\n"
+    assert refused.stderr == "nsqlookupd needs the server extra: pip install -e '.[server]'\n"

@@ -1,5 +1,5 @@
-"""Two signals to stop, as ``timeout``, terminals and supervisors send them: within a second they are
-one, and nothing is lost. Each test starts the real program.
+"""Two signals to stop within a second, as ``timeout``, terminals and supervisors send them, count as one,
+and nothing is lost. Each test starts the real program.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""process.run seen from outside: signals, failures, and messages to systemd."""
+"""``serve.process.run`` seen from outside: signals, errors, and messages to systemd."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """
 import asyncio, contextlib, sys
 sys.modules.update(dict.fromkeys({hidden!r}.split()))  # their import then fails
-from nsq.daemons.logs import DaemonLog
-from nsq.daemons.process import run
+from nsq.daemons.serve.logs import DaemonLog
+from nsq.daemons.serve.process import run
 
 class Daemon:
     async def start(self):
@@ -223,7 +223,7 @@ def test_sighup_reloads_and_opens_the_log_anew(tmp_path: Path) -> None:
     assert (tmp_path / "log.1").read_text() == ""
 
 
-def test_what_fails_in_the_event_loop_is_in_the_log(tmp_path: Path) -> None:
+def test_an_error_in_the_event_loop_is_logged(tmp_path: Path) -> None:
     log = tmp_path / "log"
     start = "asyncio.get_running_loop().call_soon(lambda: 1 // 0); print('started', flush=True)"
     with started(start, path=str(log)) as process:
@@ -264,12 +264,12 @@ def systemd(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[so
 
 
 def heard(sock: socket.socket, wanted: str) -> None:
-    """Wait for this message; what the watchdog is told may come in between."""
+    """Wait for this message; those for the watchdog may come in between."""
     while (message := sock.recv(4096).decode()) != wanted:
         assert message == "WATCHDOG=1"
 
 
-def test_systemd_is_told_how_it_goes(systemd: tuple[socket.socket, str]) -> None:
+def test_systemd_is_notified_of_start_reload_and_stop(systemd: tuple[socket.socket, str]) -> None:
     sock, name = systemd
     with started(environment={"NOTIFY_SOCKET": name, "WATCHDOG_USEC": "20000"}) as process:
         heard(sock, "READY=1")

@@ -35,6 +35,7 @@ from nsq.producer.reports import Acknowledged
 from nsq.testing import Network, Nsqd, Nsqlookupd, V2Client
 from nsq.testing.plugin import Factory, factory
 from nsq.wire import commands
+from nsq.wire.frames import PUBLISHED
 from tests.fakes.network import silent_resolver, unreachable
 from tests.fakes.nsqlookupd import ScriptedLookupd
 
@@ -179,7 +180,7 @@ def test_a_flood_of_futures_within_its_bound_and_in_order(shared: Nsqd, topic: s
             futures.append(producer.publish_async(topic, body))
             assert producer.stats().pending <= 100
     for future in futures:
-        assert future.result(0) is None
+        assert future.result(0) is PUBLISHED
     assert drain(shared, topic) == bodies
 
 

@@ -1,5 +1,5 @@
-"""A producer is called where no other code could be: in signal handlers, ``__del__``, callbacks, at the end
-of a program; it is dropped, and closed at any moment. Nothing waits for itself, and every publish ends.
+"""A producer is called, dropped and closed at unusual moments: in signal handlers, ``__del__`` and
+callbacks, and at the end of a program. No call waits for itself, and every publish ends.
 """
 
 from __future__ import annotations
@@ -204,7 +204,7 @@ def test_close_in_a_signal_handler(nsqd: Nsqd) -> None:
 
 @pytest.mark.parametrize("warm", [True, False])
 def test_every_future_ends_when_it_is_closed(nsqd: Nsqd, warm: bool) -> None:
-    """Those too that are issued while ``close(0)`` runs."""
+    """Also the futures that are made while ``close(0)`` runs."""
     for _ in range(10):
         futures: list[concurrent.futures.Future[None]] = []
         producer = nsq.Producer(nsqd.tcp_address)
@@ -239,11 +239,11 @@ def test_close_keeps_its_time(nsqd: Nsqd) -> None:
         try:
             futures += [producer.publish_async("reentrance", BODY) for _ in range(10)]
             started = time.monotonic()
-            report = producer.close(0.5)
+            report = producer.close(2.0)
             took = time.monotonic() - started
         finally:
             os.kill(nsqd.pid, signal.SIGCONT)
-        assert took < 0.5 + 1.0  # a busy machine may be a second late
+        assert took < 2.0 + 1.0  # a busy machine may be a second late
         assert report.unfinished_threads == []
         assert not [thread for thread in threading.enumerate() if thread.name.startswith("nsq-producer")]
         assert all(future.done() for future in futures)
@@ -291,7 +291,7 @@ producer.publish(topic, b"first")
 producer.publish(topic, b"first")
 import atexit, time
 def at_the_end():
-    producer._pool._endpoints[0].cut_off()
+    producer._pool.endpoints.all[0].cut_off()
     for n in range(499):
         producer.publish_async(topic, b"%d" % n)
 atexit.register(at_the_end)
@@ -404,7 +404,7 @@ if __name__ == "__main__":
 
 
 def test_an_interpreter_beside_the_main_one_ends_with_its_producer_unclosed(nsqd: Nsqd) -> None:
-    """As applications do under mod_wsgi. A thread that is left would abort the process."""
+    """Applications do that under mod_wsgi. A thread that is left would abort the process."""
     for number, python in enumerate(pythons()):
         topic = f"beside-{number}"
         inner = f"""

@@ -60,7 +60,7 @@ class TestTail:
         assert nsq_tail.main([TOPIC, CHANNEL, nsqd_of(nsqd), "--consumer-opt=msg_timeout,1h"]) == 1
         assert "E_BAD_BODY" in capfd.readouterr().err.splitlines()[-1]
 
-    def test_what_comes_behind_the_last_one_is_not_lost(
+    def test_messages_after_the_last_shown_one_are_not_lost(
         self, nsqd: Nsqd, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         create(nsqd)
@@ -82,7 +82,7 @@ class TestTail:
         assert capfdbinary.readouterr().out == b"one\n"
         assert until("requeued", lambda: channel_of(nsqd)["depth"] == 1)
 
-    def test_until_a_signal_from_several_topics(
+    def test_nsq_tail_shows_several_topics_until_a_signal(
         self, nsqd: Nsqd, capfdbinary: pytest.CaptureFixture[bytes]
     ) -> None:
         create(nsqd)
@@ -105,7 +105,7 @@ class TestTail:
             b"returns | two",
         ]
 
-    def test_its_own_channel_is_ephemeral(
+    def test_nsq_tail_uses_an_ephemeral_channel(
         self, nsqd: Nsqd, capfdbinary: pytest.CaptureFixture[bytes]
     ) -> None:
         def channels() -> list[str]:
@@ -134,7 +134,7 @@ class TestTail:
 
 
 class TestStat:
-    def test_rows(
+    def test_nsq_stat_writes_rows_of_rates(
         self, nsqlookupd: Nsqlookupd, nsqd_factory: Factory[Nsqd], capfd: pytest.CaptureFixture[str]
     ) -> None:
         for count in (3, 4):
@@ -153,7 +153,7 @@ class TestStat:
     @pytest.mark.parametrize(
         ("arguments", "said"),
         [
-            ([CHANNEL], "no nsqd has channel billing"),
+            ([CHANNEL], "no nsqd has topic orders"),
             ([CHANNEL, "--nsqd-http-address=127.0.0.1:1"], "127.0.0.1:1"),
             ([CHANNEL, "--lookupd-http-address=127.0.0.1:1"], "not both"),
             ([CHANNEL, "--nsqd-http-address=http://a:1"], "without a scheme"),
@@ -210,7 +210,7 @@ class TestToNsq:
             assert nsq_tail.main([TOPIC, CHANNEL, nsqd_of(nsqd), "-n=3"]) == 0
             assert capfdbinary.readouterr().out == b"one\ntwo\nlast\n"
 
-    def test_what_stands_before_a_record_that_nsqd_refuses_is_stored(
+    def test_records_before_one_that_nsqd_refuses_are_published(
         self, run: Callable[..., int], nsqd_factory: Factory[Nsqd], capfd: pytest.CaptureFixture[str]
     ) -> None:
         nsqd = nsqd_factory(max_msg_size=10)
@@ -277,7 +277,7 @@ class TestToNsq:
             (["--topic=a b"], 1, "to_nsq: topic name 'a b' contains ' '"),
         ],
     )
-    def test_mistakes(
+    def test_wrong_flags_are_reported(
         self,
         run: Callable[..., int],
         arguments: list[str],

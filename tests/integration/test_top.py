@@ -51,7 +51,7 @@ def test_keys_sort_filter_pause_and_quit(nsqd: Nsqd, tmux: Callable[..., str], t
 
 
 @only_ours("the age of the oldest message comes from peek, which Go's nsqd does not have")
-def test_without_a_terminal_it_writes_a_table(nsqd: Nsqd, capfd: pytest.CaptureFixture[str]) -> None:
+def test_top_writes_a_table_without_a_terminal(nsqd: Nsqd, capfd: pytest.CaptureFixture[str]) -> None:
     create(nsqd)
     publish(nsqd, [b"one"])
     until("there", lambda: channel_of(nsqd)["depth"] == 1)

@@ -347,7 +347,7 @@ def test_an_error_that_meets_our_own_close_is_an_end() -> None:
 
 
 def test_closing_under_fire_never_touches_another_connection(listening: Callable[..., Listener]) -> None:
-    """Numbers are reused at once: whoever reads, writes or closes too late would hit the next connection."""
+    """Descriptors are reused at once: a late read, write or close would hit the next connection."""
     tcp = listening()
     for _ in range(100):
         doomed, bystander = tcp.connect(), tcp.connect()
@@ -499,7 +499,7 @@ def test_a_local_address_of_the_other_kind_is_named(listening: Callable[..., Lis
 
 @pytest.fixture
 def unused() -> Iterator[str]:
-    """A port that is taken, so nobody else gets it, and where nobody listens."""
+    """A port that is taken, but on which nothing listens."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         yield f"127.0.0.1:{taken.getsockname()[1]}"
@@ -654,7 +654,7 @@ def test_a_race_without_a_winner_names_every_address(
 
 
 def test_a_dial_does_not_reach_itself() -> None:
-    """A source port that happens to be the port dialled connects to itself, and nobody is there."""
+    """A socket whose source port is the dialed port would connect to itself."""
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
         target = Target(socket.AF_INET, 0, holder.getsockname())

@@ -1,4 +1,4 @@
-"""``nsq up``: all daemons on one machine, with one command."""
+"""``nsq up`` runs all daemons on one machine."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def running(port: int, directory: Path) -> Iterator[Up]:
                 process.kill()
 
 
-def test_it_labels_addresses_and_keeps_messages_for_the_next_run(tmp_path: Path) -> None:
+def test_up_labels_addresses_and_keeps_messages_for_the_next_run(tmp_path: Path) -> None:
     port = free_port()
     with running(port, tmp_path) as up:
         assert up.read_labels() == [
@@ -117,7 +117,7 @@ def test_a_daemon_that_dies_ends_the_others(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("count", [2, 3])
-def test_more_signals_leave_no_process(tmp_path: Path, count: int) -> None:
+def test_repeated_signals_leave_no_process(tmp_path: Path, count: int) -> None:
     with running(free_port(), tmp_path) as up:
         up.read_labels()
         pids = up.daemons()
@@ -143,7 +143,7 @@ def test_a_taken_port_is_named(tmp_path: Path, capfd: pytest.CaptureFixture[str]
     assert f"127.0.0.1:{port + 1}, for nsqd, is in use: stop what runs there, or give another --port" in error
 
 
-def test_without_the_server_extra_it_says_what_to_install(
+def test_up_names_the_missing_server_extra(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     find: Callable[..., object] = importlib.util.find_spec
@@ -151,5 +151,5 @@ def test_without_the_server_extra_it_says_what_to_install(
         importlib.util, "find_spec", lambda name, *more: None if name == "aiohttp" else find(name, *more)
     )
     assert main(["up", f"--data-path={tmp_path}/data"]) == 1
-    assert "pip install 'nsq[server]'" in capfd.readouterr().err
+    assert "pip install -e '.[server]'" in capfd.readouterr().err
     assert not (tmp_path / "data").exists()

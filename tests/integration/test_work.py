@@ -217,7 +217,7 @@ def test_what_cannot_be_run(
 
 
 def test_a_module_that_runs_its_consumer_while_it_is_imported_is_refused(work: Work) -> None:
-    """Its workers could not use the consumer, which was started before they were forked."""
+    """The workers could not use the consumer, which was started before they were forked."""
     work.write(text=f"{PROGRAM}\nconsumer.start()\nconsumer.stop()\n")
     with work.running("app:consumer", status=1):
         until("refused", lambda: work.process.poll() is not None)

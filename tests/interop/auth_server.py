@@ -1,4 +1,4 @@
-"""An auth server for nsqd that knows one secret, and what that may."""
+"""An auth server for nsqd with one secret and its permissions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from urllib.parse import parse_qs, urlsplit
 
 @contextmanager
 def running_auth_server(allowed: Mapping[str, list[dict[str, Any]]]) -> Iterator[str]:
-    """Its address. ``allowed`` has the authorizations of each secret; any other has none."""
+    """Run the server; yield its address. ``allowed`` has the authorizations of each secret; others have
+    none.
+    """
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -27,7 +29,7 @@ def running_auth_server(allowed: Mapping[str, list[dict[str, Any]]]) -> Iterator
             self.wfile.write(body)
 
         def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  the base class names it so
-            """Not on stderr."""
+            """Log nothing to stderr."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,), name="auth-server")

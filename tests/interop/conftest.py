@@ -1,4 +1,4 @@
-"""Other people's clients, each in a driver of its own, and the daemons they share.
+"""Fixtures for other clients, each in a driver of its own, and for the daemons that they share.
 
 The daemons are processes: a thread of ours would compete with the clients' tests for one interpreter, and
 its connections would be ours.

@@ -1,4 +1,4 @@
-"""The test's end of a driver: a child process in which one foreign client produces and consumes.
+"""The test's side of a driver: a child process in which another client produces and consumes.
 
     with driver.producer(nsqd.tcp_address) as producer:
         producer.publish("orders", [b"one"])
@@ -162,7 +162,7 @@ class Drivers:
         self._running: dict[str, Driver] = {}
 
     def start(self) -> None:
-        """All of them together, until each has imported its client and answers."""
+        """Start all drivers together, and wait until each has imported its client."""
         for client in installed.CLIENTS:
             if installed.hindrance(client) is None:
                 self._running[client] = Driver(client, self._directory)
@@ -201,7 +201,7 @@ class Producer(_Client):
 
     @property
     def connected(self) -> bool:
-        """Whether the client thinks so."""
+        """Whether the client says that it is connected."""
         return bool(self._ask("connected"))
 
     def publish(self, topic: str, bodies: list[bytes], *, patience: float = PATIENCE) -> None:

@@ -1,4 +1,4 @@
-"""Where other people's clients are installed, and why a test that needs one cannot run.
+"""Finds the environments of other clients, or says why a test cannot run.
 
 They are put there by .ci/environment.py, one environment each: pynsq's module is called ``nsq`` like ours.
 """
@@ -46,7 +46,7 @@ def hindrance(client: str) -> Hindrance | None:
 
 
 def refuse(client: str) -> NoReturn:
-    """Skips the test when that is excused, and fails it otherwise: whoever runs it wants to know."""
+    """Skip the test if that is allowed, else fail it."""
     found = hindrance(client)
     if found is not None and found.excused:
         pytest.skip(found.reason)

@@ -1,4 +1,4 @@
-"""What nsqd itself tells about a topic and its clients, and waiting for it.
+"""nsqd's statistics of a topic and its clients, and waiting for them.
 
 Nothing here asks a client: the point is that both sides agree.
 """
@@ -18,7 +18,7 @@ _TROUBLE = re.compile(r"E_\w+_FAILED|Traceback| dropped")
 
 
 def eventually(look: Callable[[], Any], wanted: Any, timeout: float = 60.0) -> None:
-    """``look()`` becomes what is wanted; a FIN, for one, is answered by nobody."""
+    """Wait until ``look()`` returns the wanted value: nsqd does not answer a FIN."""
     deadline = time.monotonic() + timeout
     while (seen := look()) != wanted:
         assert time.monotonic() < deadline, f"{seen} instead of {wanted}, even after {timeout:g} s"
@@ -45,7 +45,7 @@ def producers(nsqd: Nsqd, topic: str) -> list[dict[str, Any]]:
 
 
 def expect_drained(nsqd: Nsqd, topic: str, count: int, *, requeues: int = 0, timeouts: int = 0) -> None:
-    """As many messages out as in: all went to the one channel there is, and none is left there."""
+    """Expect that the only channel has delivered all messages and has none left."""
 
     def look() -> dict[str, Any]:
         stats = topic_stats(nsqd, topic)
@@ -61,7 +61,7 @@ def expect_drained(nsqd: Nsqd, topic: str, count: int, *, requeues: int = 0, tim
 
 
 def expect_listed(lookupd: Nsqlookupd, topic: str, count: int = 1) -> None:
-    """So many nsqds have told nsqlookupd that they have the topic."""
+    """Expect that this many nsqds have registered the topic."""
 
     def look() -> int:
         reply = lookupd.get(f"/lookup?topic={topic}")

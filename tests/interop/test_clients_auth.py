@@ -1,4 +1,4 @@
-"""Other people's clients against an nsqd that wants AUTH."""
+"""Other clients with an nsqd that requires AUTH."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_the_secret_opens(client: str, drivers: Drivers, guarded_nsqd: Nsqd, top
 
 
 @pytest.mark.parametrize("client", CAN)
-def test_what_is_not_allowed_is_refused(
+def test_a_topic_that_is_not_granted_is_refused(
     client: str, drivers: Drivers, guarded_nsqd: Nsqd, topic: str
 ) -> None:
     with (
@@ -56,7 +56,7 @@ def test_what_is_not_allowed_is_refused(
 
 
 @pytest.mark.parametrize("client", CAN)
-def test_another_secret_does_not_open(client: str, drivers: Drivers, guarded_nsqd: Nsqd, topic: str) -> None:
+def test_a_wrong_secret_is_refused(client: str, drivers: Drivers, guarded_nsqd: Nsqd, topic: str) -> None:
     topic = f"allowed-{topic}"
     with drivers.required(client).consumer(topic, nsqd=guarded_nsqd.tcp_address, auth_secret="wrong"):
         nsqds.eventually(lambda: "AUTH no authorizations found" in guarded_nsqd.log, True)

@@ -1,4 +1,4 @@
-"""Other people's clients over TLS, snappy and deflate, as far as each of them really can."""
+"""Other clients over TLS, snappy and deflate, as far as each supports them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def each_of(combinations: list[tuple[str, Layers]]) -> pytest.MarkDecorator:
 
 
 def options_for(layers: Layers, certificate: Certificate) -> dict[str, Any]:
-    """pynsq's and gnsq's are called the same. gnsq verifies the server only when told to."""
+    """The options of a client: pynsq and gnsq share names. gnsq verifies the server only on request."""
     options: dict[str, Any] = {layer: True for layer in layers if layer != "tls"}
     if "tls" in layers:
         trust = {"cert_reqs": ssl.CERT_REQUIRED, "ca_certs": str(certificate.authority)}
@@ -92,7 +92,7 @@ def test_large_and_many_messages_go_through_the_layers(
     certificate: Certificate,
     topic: str,
 ) -> None:
-    """What is read ends anywhere: within a frame, a record or a compressed block."""
+    """Reads end anywhere: within a frame, a record or a compressed block."""
     driver, address = drivers.required(client), shared_nsqd.tcp_address
     options = options_for(layers, certificate)
     many = [os.urandom(number % 61 + 1) * (number % 7 + 1) for number in range(1000)]

@@ -1,4 +1,4 @@
-"""Other people's clients find our nsqds through our nsqlookupd, whoever has published there."""
+"""Other clients find our nsqds through our nsqlookupd."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Other people's clients publish to nsqd and consume from it: every command, body and window of theirs.
+"""Other clients publish to nsqd and consume from it, with all their commands, bodies and windows.
 
 What a client cannot do is listed where it would be tested, with the reason; nothing is skipped.
 """
@@ -32,21 +32,21 @@ MSG_TIMEOUT = 3.0
 
 
 class TestAboutTheClient:
-    def test_it_is_the_pinned_one_from_its_own_environment(self, driver: Driver) -> None:
+    def test_each_client_is_the_pinned_release_in_its_own_environment(self, driver: Driver) -> None:
         about = driver.ask("about")
         assert f"=={about['version']}" == str(installed.pin(driver.client).specifier)
         assert about["module"].startswith(str(installed.ENVIRONMENTS / driver.client))
 
 
 class TestPublishing:
-    def test_pub(self, driver: Driver, shared_nsqd: Nsqd, topic: str) -> None:
+    def test_a_client_publishes_one_message(self, driver: Driver, shared_nsqd: Nsqd, topic: str) -> None:
         address = shared_nsqd.tcp_address
         with driver.producer(address) as producer, driver.consumer(topic, nsqd=address) as consumer:
             producer.publish(topic, BODIES)
             assert consumer.bodies(len(BODIES)) == BODIES
             nsqds.expect_drained(shared_nsqd, topic, len(BODIES))
 
-    def test_mpub(self, driver: Driver, shared_nsqd: Nsqd, topic: str) -> None:
+    def test_a_client_publishes_several_messages(self, driver: Driver, shared_nsqd: Nsqd, topic: str) -> None:
         address = shared_nsqd.tcp_address
         with driver.producer(address) as producer, driver.consumer(topic, nsqd=address) as consumer:
             producer.multi_publish(topic, BODIES)
@@ -63,7 +63,9 @@ class TestPublishing:
             assert all(each.at - sent >= DELAY for each in received)
             nsqds.expect_drained(shared_nsqd, topic, 2)
 
-    def test_a_megabyte(self, driver: Driver, shared_nsqd: Nsqd, topic: str) -> None:
+    def test_a_client_receives_a_message_of_a_megabyte(
+        self, driver: Driver, shared_nsqd: Nsqd, topic: str
+    ) -> None:
         address = shared_nsqd.tcp_address
         large = [bytes([number]) + os.urandom(MEGABYTE - 1) for number in range(6)]
         with driver.producer(address) as producer, driver.consumer(topic, nsqd=address) as consumer:

@@ -1,4 +1,4 @@
-"""nsqd goes away and comes back; other people's clients return by themselves, and nothing is lost or doubled.
+"""nsqd restarts: other clients reconnect by themselves, and no message is lost or doubled.
 
 One restart serves all clients: how soon each returns is its own affair. A gnsq or ansq connection is dialled
 again within seconds. A pynsq Reader with fixed addresses would wait 15 s, one with nsqlookupd waits 10 s

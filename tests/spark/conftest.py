@@ -41,7 +41,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="package")
 def java(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """For tests that start a Spark of their own."""
+    """The environment of tests that start a Spark of their own."""
     _require_java()
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("SPARK_HOME", str(make_home(tmp_path_factory.mktemp("spark") / "home")))

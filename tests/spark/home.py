@@ -1,4 +1,4 @@
-"""A home for Spark in which Java and Spark's Python processes start with half the work."""
+"""A configuration with which Java and Spark's Python processes start in half the time."""
 
 from __future__ import annotations
 

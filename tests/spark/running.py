@@ -1,4 +1,4 @@
-"""Streams under test: where they read from, where their rows end up, and waiting for what they do."""
+"""Streams under test: their source, their sink, and waiting for their progress."""
 
 from __future__ import annotations
 
@@ -140,13 +140,13 @@ def written(folder: Path, column: str = "body") -> list[Any]:
 
 
 def arrival(folder: Path, wanted: Iterable[bytes]) -> list[bytes]:
-    """What is written once all that is wanted has come."""
+    """Wait until all wanted rows have arrived; return them."""
     expected = set(wanted)
     return eventually(lambda: written(folder), lambda got: expected <= set(got), PATIENCE)
 
 
 def difference(got: Iterable[bytes], wanted: Iterable[bytes]) -> tuple[int, int, int]:
-    """How many are missing, how many came once too often, and how many nobody published."""
+    """The numbers of missing rows, of duplicates, and of rows that were never published."""
     counted, expected = Counter(got), set(wanted)
     repeated = sum(count - 1 for count in counted.values())
     return len(expected - set(counted)), repeated, len(set(counted) - expected)

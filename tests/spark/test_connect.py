@@ -1,4 +1,4 @@
-"""Spark Connect: source, sink, receivers, archive, metrics and the listener, in a program of its own."""
+"""Spark Connect, in a program of its own: source, sink, receivers, archive, metrics and the listener."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ROOT = Path(__file__).resolve().parents[2]
 COUNT = 300
 
 
-def test_all_of_it_works_with_spark_connect(java: None, nsqd: Nsqd, tmp_path: Path) -> None:
+def test_source_sink_and_pipelines_work_with_spark_connect(java: None, nsqd: Nsqd, tmp_path: Path) -> None:
     api = NsqdApi(nsqd.http_address)
     api.create_topic("orders")
     for channel in ("spark", "archive", "metrics"):

@@ -1,6 +1,4 @@
-"""``make run SPARK=1``, in small: the demonstration goes on to the commands of nsq-spark, which run as
-anybody would run them.
-"""
+"""``make run SPARK=1`` on a small scale: the demonstration runs the commands of nsq-spark too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Python of the Spark pages, and the README's commands for Spark, run in order, in one session."""
+"""Python blocks of the Spark pages, and the README's commands for Spark, run in order in one session."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def place(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def listeners(spark: SparkSession) -> Iterator[dict[str, Any]]:
-    """What a page leaves in the session is taken out of it again."""
+    """Remove the listeners that a page leaves in the session."""
     names: dict[str, Any] = {}
     yield names
     if "listener" in names:
@@ -48,7 +48,7 @@ def test_each_page_is_tested() -> None:
     assert {page.name for page in SPARK_PAGES} == {"spark.md", "spark-walkthrough.md"}
 
 
-def test_the_guide(
+def test_the_blocks_of_the_guide_run(
     spark: SparkSession,
     listeners: dict[str, Any],
     nsqlookupd: Nsqlookupd,
@@ -71,7 +71,7 @@ def test_the_guide(
     assert api.stats("greetings")["topics"][0]["message_count"] == 2
 
 
-def test_the_walkthrough(
+def test_the_blocks_of_the_walkthrough_run(
     spark: SparkSession, nsqlookupd: Nsqlookupd, nsqd_factory: Factory[Nsqd], place: Path
 ) -> None:
     nsqd = with_neighbouring_ports(nsqd_factory)
@@ -83,18 +83,18 @@ def test_the_walkthrough(
         == names["did"].rows
         > 0
     )
-    assert (ROOT / "docs" / "visits.png").read_bytes().startswith(PNG)
+    assert (ROOT / "docs" / "images" / "visits.png").read_bytes().startswith(PNG)
 
 
-def test_the_readme(java: None, tmp_path: Path) -> None:
-    """Its commands for Spark, in the shell in which nsqd was started."""
+def test_the_commands_for_spark_in_the_tutorial_run(java: None, tmp_path: Path) -> None:
+    """They run in the shell in which the daemons were started."""
     environment = {
         name: value for name, value in os.environ.items() if name.startswith(("JAVA", "SPARK", "MPL"))
     }
     with shell_session(tmp_path, **environment) as session:
         session.run("nsq up &", "Ctrl-C stops them")
         session.follow(
-            ROOT / "README.md",
+            ROOT / "docs" / "tutorial.md",
             [
                 (
                     "nsq-spark metrics clicks --nsqd 127.0.0.1:4150 --window '1 second' --chart clicks.png",
@@ -111,7 +111,7 @@ def test_the_readme(java: None, tmp_path: Path) -> None:
 def run_page(
     name: str, place: Path, nsqd: Nsqd, nsqlookupd: Nsqlookupd, names: dict[str, Any]
 ) -> dict[str, Any]:
-    """What the blocks have called by a name."""
+    """Run the blocks of a page; return their variables."""
     stands_for = {
         "127.0.0.1:4150": nsqd.tcp_address,
         "127.0.0.1:4151": nsqd.http_address,

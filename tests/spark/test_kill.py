@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def test_whatever_is_killed_in_the_middle_of_a_batch_nothing_is_lost(
+def test_no_message_is_lost_when_a_process_is_killed_in_the_middle_of_a_batch(
     spark: SparkSession, nsqd_factory: Factory[Nsqd], tmp_path: Path
 ) -> None:
     nsqd = nsqd_factory(process=True)

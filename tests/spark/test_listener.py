@@ -1,4 +1,4 @@
-"""The listener beside a real query."""
+"""The listener with a real query."""
 
 from __future__ import annotations
 

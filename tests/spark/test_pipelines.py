@@ -1,4 +1,6 @@
-"""The pipelines on streams of files with the columns of the source: shapes, and what faults make of them."""
+"""The pipelines on streams of files with the columns of the source: results, and repeated or failed
+batches.
+"""
 
 from __future__ import annotations
 
@@ -169,7 +171,7 @@ def test_a_batch_that_failed_is_stored_once_however_it_is_cut_the_next_time(
 
 @pytest.fixture(scope="session")
 def deltalake(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """At its first use it starts threads that stay."""
+    """Use deltalake once, because it starts threads that stay."""
     found = pytest.importorskip("deltalake")
     import pyarrow as pa
 
@@ -230,7 +232,7 @@ def test_bodies_as_text_and_as_json(spark: SparkSession, tmp_path: Path) -> None
     ]
 
 
-def test_it_follows_until_it_is_stopped(spark: SparkSession, tmp_path: Path) -> None:
+def test_archive_with_follow_runs_until_it_is_stopped(spark: SparkSession, tmp_path: Path) -> None:
     put(tmp_path, "1", numbered(5))
     put(tmp_path, "2", numbered(5, 5), first=5)
     stop = threading.Event()
@@ -411,7 +413,7 @@ def test_an_archive_refuses_what_would_make_it_unreadable(spark: SparkSession, t
         (tmp_path / "out" / "_schema.json").unlink(missing_ok=True)  # as before there was such a file
 
 
-def test_what_cannot_be_replayed_says_why(spark: SparkSession, tmp_path: Path) -> None:
+def test_replay_says_why_a_folder_cannot_be_replayed(spark: SparkSession, tmp_path: Path) -> None:
     put(tmp_path, "1", [b'{"id": 1}'])
     archived(spark, tmp_path, "json", "id bigint")
     with pytest.raises(UsageError, match="body is bigint, not bytes or text"):

@@ -1,4 +1,4 @@
-"""The pipelines from nsqd to nsqd, with everything in between."""
+"""The pipelines from nsqd to nsqd, with all parts in between."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def options(nsqd: Nsqd) -> dict[str, str]:
-    """Its HTTP port is not where one would look for it."""
+    """The options of an nsqd whose HTTP port does not follow its TCP port."""
     return {"nsqdHttp": nsqd.http_address}
 
 

@@ -1,4 +1,4 @@
-"""The sink under Spark: every row a message, once more after what Spark does again, and plain errors."""
+"""The sink under Spark: every row becomes a message, rows of repeated tasks come twice, errors are plain."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def depth(nsqd: Nsqd, topic: str = TOPIC) -> int:
 
 
 def drain(nsqd: Nsqd, topic: str = TOPIC) -> Counter[str]:
-    """All that the topic holds; no channel may have had it before."""
+    """Return all messages of the topic, which must have no channel yet."""
     count = depth(nsqd, topic)
     found: Counter[str] = Counter()
     with V2Client(nsqd.tcp_address) as client:
@@ -69,7 +69,7 @@ def test_rows_go_where_their_columns_say_and_when(spark: SparkSession, nsqd: Nsq
 
 
 def test_a_task_that_is_tried_again_publishes_again(spark: SparkSession, nsqd: Nsqd) -> None:
-    """At least once: no row is missing."""
+    """Delivery is at least once: no row is missing."""
 
     def fail_once(batches: Iterator[Any]) -> Iterator[Any]:
         from pyspark import TaskContext
@@ -96,7 +96,7 @@ def test_a_task_that_is_tried_again_publishes_again(spark: SparkSession, nsqd: N
         (["'x' AS body"], {"mode": "overwrite"}, 'cannot be overwritten: .mode("append")'),
     ],
 )
-def test_what_cannot_be_published_is_told_before_anything_is(
+def test_a_frame_that_cannot_be_published_fails_before_anything_is_sent(
     spark: SparkSession, nsqd: Nsqd, columns: list[str], options: dict[str, str], words: str
 ) -> None:
     from pyspark.errors import AnalysisException
@@ -134,7 +134,7 @@ class Stream:
         path.write_text("".join(f"{number}\n" for number in lines))
 
     def run(self, *columns: str, mode: str = "append") -> None:
-        """All that there is."""
+        """Write all rows there are."""
         lines = self._spark.readStream.text(str(self._folder / "in"))
         writer = (
             lines.repartition(2, "value")
@@ -154,7 +154,7 @@ class Stream:
             query.stop()
 
     def forget_last_commit(self) -> None:
-        """As if all had died when the last batch was published, and Spark had not written it down."""
+        """Make the checkpoint as if Spark had died after publishing the last batch."""
         commits = self._checkpoint / "commits"
         last = max(int(path.name) for path in commits.iterdir() if path.name.isdecimal())
         (commits / str(last)).unlink()

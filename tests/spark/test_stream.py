@@ -1,4 +1,4 @@
-"""The source under Spark: rows in, exactly those rows out."""
+"""The source under Spark: every published message becomes one row."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def queue(nsqd: Nsqd) -> Nsqd:
     return nsqd
 
 
-def test_available_now_ends_while_somebody_publishes(
+def test_available_now_ends_although_new_messages_are_published(
     spark: SparkSession, queue: Nsqd, tmp_path: Path
 ) -> None:
     before = bodies(1000, 1_000_000)
@@ -62,7 +62,7 @@ def test_available_now_ends_while_somebody_publishes(
     assert segments(tmp_path) == []  # no query will ask for them again
 
 
-def test_over_tls_and_with_a_secret_all_the_way_there_and_back(
+def test_messages_go_through_source_and_sink_over_tls_with_a_secret(
     spark: SparkSession, nsqd_factory: Factory[Nsqd], tmp_path: Path
 ) -> None:
     authority = Authority(tmp_path)

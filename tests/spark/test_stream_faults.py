@@ -1,4 +1,4 @@
-"""What goes wrong under a stream, and what becomes of its rows."""
+"""Faults of a stream and their effect on its rows."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def queue(nsqd: Nsqd) -> Nsqd:
 
 
 class Sink:
-    """Collects ids by batch; refuses one when told to, after having seen it. Spark's first may be empty."""
+    """Collects ids by batch; on request it fails after it has seen one. Spark's first batch may be empty."""
 
     def __init__(self) -> None:
         self.refusing = False
@@ -84,7 +84,7 @@ def test_a_stop_under_load_loses_and_repeats_nothing(
     assert difference(written(tmp_path), published()) == EXACT
 
 
-def test_a_lost_segment_is_an_error_unless_told_otherwise(
+def test_a_lost_segment_is_an_error_unless_failondataloss_is_false(
     spark: SparkSession, queue: Nsqd, tmp_path: Path
 ) -> None:
     sink = Sink()

@@ -1,4 +1,4 @@
-"""How a stream is asked for, what it says to those who ask wrongly, and what is done with its rows next."""
+"""Options of a stream, errors for wrong ones, and further processing of its rows."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def test_spark_finds_the_formats_by_itself(spark: SparkSession, nsqd: Nsqd) -> N
     assert "depth" in rows.columns
 
 
-def test_they_can_be_registered_too(spark: SparkSession, nsqd: Nsqd, tmp_path: Path) -> None:
+def test_the_formats_can_be_registered(spark: SparkSession, nsqd: Nsqd, tmp_path: Path) -> None:
     nsq.spark.register(spark)
     assert stream(spark, nsqd, tmp_path).columns[0] == "topic"
 
 
-def test_a_misspelt_option_is_told_by_load(spark: SparkSession, nsqd: Nsqd, tmp_path: Path) -> None:
+def test_load_names_a_misspelt_option(spark: SparkSession, nsqd: Nsqd, tmp_path: Path) -> None:
     from pyspark.errors import AnalysisException
 
     with pytest.raises(AnalysisException) as told:
@@ -36,16 +36,14 @@ def test_a_misspelt_option_is_told_by_load(spark: SparkSession, nsqd: Nsqd, tmp_
     assert "there is no option 'maxmesagespertrigger'; did you mean maxMessagesPerTrigger?" in lines[0]
 
 
-def test_an_option_that_is_missing_is_told_by_load(spark: SparkSession) -> None:
+def test_load_names_a_missing_option(spark: SparkSession) -> None:
     from pyspark.errors import AnalysisException
 
     with pytest.raises(AnalysisException, match=r"option channel is missing: .option\('channel', …\)"):
         spark.readStream.format("nsq").option("topic", "orders").load()
 
 
-def test_a_column_that_there_is_not_is_told_by_the_query(
-    spark: SparkSession, nsqd: Nsqd, tmp_path: Path
-) -> None:
+def test_the_query_names_an_unknown_column(spark: SparkSession, nsqd: Nsqd, tmp_path: Path) -> None:
     told = failure(to_parquet(stream(spark, nsqd, tmp_path, "body string"), tmp_path))
     assert "the schema wants column body as string, but it is binary" in told
     told = failure(to_parquet(stream(spark, nsqd, tmp_path, "payload binary"), tmp_path))
@@ -97,7 +95,7 @@ def test_json_puts_aside_what_is_none(spark: SparkSession) -> None:
     assert {row["_rescued"] for number, row in got.items() if number < 20} == {None}
 
 
-def test_this_environment_shows_spark_the_formats_from_any_directory() -> None:
-    """As ``make`` builds it: the tree is installed in a way that lists its modules."""
+def test_spark_finds_the_formats_from_any_directory() -> None:
+    """``make`` installs the tree so that its modules are listed."""
     found = doctor.check_formats()
     assert found.state == doctor.OK, found

@@ -1,4 +1,4 @@
-"""Readers of one log under Spark: none of them skips a row, whatever becomes of checkpoints and triggers."""
+"""Several readers of one log under Spark: none skips a row, with any checkpoint and trigger."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_join_of_a_log_with_itself(spark: SparkSession, queue: Nsqd, tmp_path:
 def test_asynchronous_progress_tracking_loses_nothing_in_a_full_log(
     spark: SparkSession, queue: Nsqd, tmp_path: Path
 ) -> None:
-    """Its checkpoint lags behind the batches, and the log is so small that it is full all the time."""
+    """The checkpoint is behind the batches, and the log is so small that it is always full."""
 
     def run(start: int, checkpoint: Path) -> None:
         frame = stream(spark, queue, tmp_path, walMaxBytes=3000, maxInFlight=25, linger="0ms")

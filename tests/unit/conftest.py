@@ -1,5 +1,5 @@
-"""``NSQ_TEST_SWITCH_INTERVAL=1e-6 pytest tests/unit`` has threads take turns thousands of times as often as
-usual: races that would show once in a month show within minutes. ``NSQ_TEST_LATE``: see ``tests.late``.
+"""``NSQ_TEST_SWITCH_INTERVAL=1e-6 pytest tests/unit`` switches threads thousands of times as often as
+usual, so that rare races show within minutes. ``NSQ_TEST_LATE``: see ``tests.late``.
 """
 
 from __future__ import annotations

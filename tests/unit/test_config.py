@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 import nsq
 from nsq import other_clients
-from nsq.config import Config
+from nsq.config import Config, Options
 from nsq.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -80,7 +80,7 @@ class TestImmutability:
         with pytest.raises(TypeError):
             Config(5.0)  # type: ignore[call-arg]
 
-    def test_pickles(self) -> None:
+    def test_a_config_can_be_pickled(self) -> None:
         config = Config(max_in_flight=9, auth_secret="hunter2", backoff_strategy=math.sqrt)
         assert pickle.loads(pickle.dumps(config)) == config
 
@@ -146,7 +146,7 @@ class TestRanges:
             ("deflate_level", 1, 9),
         ],
     )
-    def test_both_ends_belong_to_them(self, option: str, low: float, high: float) -> None:
+    def test_a_range_includes_its_limits(self, option: str, low: float, high: float) -> None:
         for value in (low, high):
             options: dict[str, Any] = {option: value}
             assert getattr(Config(**options), option) == value
@@ -159,7 +159,7 @@ class TestRanges:
 
     @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
     @pytest.mark.parametrize("option", ["msg_timeout", "dial_timeout", "lookupd_poll_jitter"])
-    def test_no_option_is_endless(self, option: str, value: float) -> None:
+    def test_nan_and_infinity_are_refused(self, option: str, value: float) -> None:
         assert refusal(**{option: value}).startswith(f"{option} is {value}")
 
     @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ class TestRanges:
     def test_heartbeats_come_at_most_once_a_second(self, interval: float) -> None:
         assert "heartbeat_interval" in refusal(heartbeat_interval=interval)
 
-    def test_choices(self) -> None:
+    def test_a_choice_must_be_one_of_the_list(self) -> None:
         assert Config(backoff_strategy="full_jitter").backoff_strategy == "full_jitter"
         assert Config(backoff_strategy=math.sqrt).backoff_strategy is math.sqrt
         assert refusal(backoff_strategy="linear").endswith("must be one of: exponential, full_jitter")
@@ -203,7 +203,7 @@ class TestCombinations:
     def test_reconnecting_starts_below_its_limit(self) -> None:
         assert "reconnect_max" in refusal(reconnect_initial=2, reconnect_max=1)
 
-    def test_one_compression(self) -> None:
+    def test_snappy_and_deflate_exclude_each_other(self) -> None:
         assert "snappy and deflate" in refusal(snappy=True, deflate=True)
 
     @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ class TestCombinations:
             {"tls_verify": False},
         ],
     )
-    def test_tls_options_need_tls_and_nobodys_context(self, options: dict[str, Any]) -> None:
+    def test_tls_options_need_tls_true(self, options: dict[str, Any]) -> None:
         name = next(iter(options))
         assert refusal(**options) == f"{name} is given but tls is not: add tls=True"
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -238,6 +238,26 @@ class TestCombinations:
         for tls in (True, context):
             assert Config(tls=tls, tls_server_name="nsqd.example").tls_server_name == "nsqd.example"
         assert refusal(tls_server_name="nsqd.example").endswith("add tls=True")
+
+
+class TestForEditors:
+    def test_the_keywords_of_clients_have_the_types_of_the_options(self) -> None:
+        assert Options.__annotations__.keys() == set(NAMES)
+        keywords = {name: kind.__forward_arg__ for name, kind in Options.__annotations__.items()}
+        assert keywords == {field.name: field.type for field in dataclasses.fields(Config)}
+
+    @pytest.mark.parametrize("client", [nsq.Consumer, nsq.Producer])
+    def test_a_clients_signature_shows_every_option_with_its_default(self, client: type) -> None:
+        shown = inspect.signature(client).parameters
+        assert {name: shown[name].default for name in NAMES} == dict(vars(Config()))
+        assert "options" not in shown
+
+    def test_a_subclass_shows_its_own_parameters(self) -> None:
+        class Billing(nsq.Consumer):
+            def __init__(self, max_attempts: int = 9) -> None:
+                super().__init__("orders", "billing", nsqd="nsqd-a:4150", max_attempts=max_attempts)
+
+        assert [*inspect.signature(Billing).parameters] == ["max_attempts"]
 
 
 class TestSecrets:
@@ -398,7 +418,7 @@ class TestTheOptionsOfOtherClients:
         ],
         ids=["Config", "Producer", "Consumer", "Config.of"],
     )
-    def test_each_is_ours_too_or_answered_with_ours(self, make: Callable[..., object]) -> None:
+    def test_an_option_of_another_client_is_answered_with_ours(self, make: Callable[..., object]) -> None:
         for name, ours in (each for table in CLIENTS.values() for each in table.items()):
             if not ours:
                 assert name in NAMES
@@ -409,20 +429,20 @@ class TestTheOptionsOfOtherClients:
             assert text.startswith(f"there is no option {name!r}; ")
             assert ours in text
 
-    def test_in_full(self) -> None:
+    def test_the_error_about_another_clients_option_says_what_to_use(self) -> None:
         assert refusal(tls_v1=True) == "there is no option 'tls_v1'; it is called tls=True here"
         assert refusal(lookupd_http_addresses=["127.0.0.1:4161"]) == (
             "there is no option 'lookupd_http_addresses'; it is nsqlookupd= of Consumer and Producer here"
         )
 
-    def test_what_is_named_exists(self) -> None:
+    def test_hints_name_existing_options(self) -> None:
         for name, text in other_clients.OPTIONS.items():
             assert name not in NAMES
             words = set(re.findall(r"\w+", text))
             assert words & set(NAMES)
             assert {word for word in words if "_" in word} <= set(NAMES)
 
-    def test_no_option_of_ours_is_taken_for_another_ones(self) -> None:
+    def test_our_options_are_not_taken_for_those_of_other_clients(self) -> None:
         assert not set(NAMES) & {*other_clients.OPTIONS, *other_clients.ARGUMENTS}
 
     def test_arguments_are_no_options(self) -> None:
@@ -467,10 +487,10 @@ class TestUnknownOptions:
 
 
 class TestOf:
-    def test_defaults_alone(self) -> None:
+    def test_of_without_arguments_gives_the_defaults(self) -> None:
         assert Config.of(None, {}) == Config()
 
-    def test_options_alone(self) -> None:
+    def test_of_without_a_config_takes_the_options(self) -> None:
         assert Config.of(None, {"max_attempts": 7}) == Config(max_attempts=7)
 
     def test_options_change_a_copy(self) -> None:
@@ -478,7 +498,7 @@ class TestOf:
         assert Config.of(base, {"max_attempts": 9}) == Config(max_attempts=9, sample_rate=3)
         assert base.max_attempts == 7
 
-    def test_without_options_it_is_the_same(self) -> None:
+    def test_of_without_options_returns_the_config_itself(self) -> None:
         base = Config()
         assert Config.of(base, {}) is base
 
@@ -516,7 +536,7 @@ class TestFromStrings:
             client_id="a b",
         )
 
-    def test_nothing_gives_the_defaults(self) -> None:
+    def test_no_strings_give_the_defaults(self) -> None:
         assert Config.from_strings({}) == Config()
 
     @pytest.mark.parametrize(
@@ -537,15 +557,15 @@ class TestFromStrings:
         with pytest.raises(ConfigError, match="sample_rate is 100, but must be 0 to 99"):
             Config.from_strings({"sample-rate": "100"})
 
-    def test_unknown(self) -> None:
+    def test_an_unknown_string_option_names_the_closest(self) -> None:
         with pytest.raises(ConfigError, match="did you mean max_in_flight"):
             Config.from_strings({"max-inflight": "1"})
 
-    def test_given_twice(self) -> None:
+    def test_an_option_given_in_two_spellings_is_refused(self) -> None:
         with pytest.raises(ConfigError, match="given twice"):
             Config.from_strings({"max-in-flight": "1", "max_in_flight": "1"})
 
-    def test_not_text(self) -> None:
+    def test_a_value_that_is_not_text_is_refused(self) -> None:
         with pytest.raises(ConfigError, match="max_in_flight is not text"):
             Config.from_strings({"max_in_flight": 3})  # type: ignore[dict-item]
 
@@ -567,7 +587,7 @@ class TestFromEnviron:
         monkeypatch.setenv("APP_NSQ_MAX_ATTEMPTS", "3")
         assert Config.from_environ("APP_NSQ_").max_attempts == 3
 
-    def test_nobody_else_reads_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_config_itself_reads_no_environment(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("NSQ_MAX_ATTEMPTS", "3")
         assert Config().max_attempts == 5
 
@@ -602,7 +622,7 @@ class TestDescribe:
         assert [line.name for line in table] == NAMES
         assert all(len(line.help) > 15 and line.help.endswith(".") and line.default for line in table)
 
-    def test_default_and_range_in_words(self) -> None:
+    def test_describe_shows_default_and_range(self) -> None:
         table = {line.name: line for line in Config.describe()}
         assert table["max_attempts"][:3] == ("max_attempts", "5", "0 to 65535")
         assert table["msg_timeout"][:3] == ("msg_timeout", "0", "0, or at least 1 s")

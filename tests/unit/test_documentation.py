@@ -1,9 +1,10 @@
-"""What the pages say can be looked up: links, flags, options, files, tests and folders that they name."""
+"""Links, flags, options, files, tests and folders that the pages name exist."""
 
 from __future__ import annotations
 
 import configparser
 import re
+import runpy
 import tomllib
 from pathlib import Path
 
@@ -13,11 +14,11 @@ from nsq.daemons.nsqadmin.options import NsqadminOptions
 from nsq.daemons.nsqd.options import NsqdOptions
 from nsq.daemons.nsqlookupd.options import NsqlookupdOptions
 from nsq.flags import FlagExit, parse
-from nsq.spark.cli import Receive
+from nsq.spark.commands import Receive
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
-PAGES = [*sorted(ROOT.glob("*.md")), *sorted(DOCS.glob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted(DOCS.rglob("*.md"))]
 #: Its default is this machine's.
 MACHINES_OWN = {"broadcast-address"}
 
@@ -39,7 +40,7 @@ def flags(options: type) -> dict[str, str]:
 
 
 def anchors(page: Path) -> set[str]:
-    """As GitHub and MkDocs make them of the headings; code is no heading."""
+    """Return the anchors that GitHub and MyST give to the headings; code has no headings."""
     text = re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
     headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
     return {
@@ -57,15 +58,27 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert anchor in anchors(aim), f"{page.name} leads to {target}#{anchor}"
 
 
-def test_every_page_is_in_the_navigation() -> None:
-    listed = re.findall(r"^  - ([\w-]+\.md)$", (ROOT / "mkdocs.yml").read_text("utf-8"), re.MULTILINE)
-    assert sorted(listed) == sorted(path.name for path in DOCS.glob("*.md"))
+def test_the_pictures_are_as_the_code_draws_them() -> None:
+    pictures = runpy.run_path(str(DOCS / "pictures.py"))["PICTURES"]
+    assert len(pictures) == 5
+    for name, draw in pictures.items():
+        assert (DOCS / "images" / f"{name}.svg").read_text("utf-8") == str(draw()), "run docs/pictures.py"
+
+
+def test_every_page_is_in_one_group_of_the_navigation() -> None:
+    toctree = r"^```\{toctree\}\n:caption: (\w+)\n:hidden:\n\n(.*?)\n```$"
+    groups = re.findall(toctree, text_of("index.md"), re.MULTILINE | re.DOTALL)
+    assert [name for name, _ in groups] == ["Start", "Guides", "Reference", "Operations"]
+    listed = [f"{page}.md" for _, pages in groups for page in pages.split()]
+    pages = {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")}
+    decisions = {page for page in pages if page.startswith("decisions/")} - {"decisions/index.md"}
+    assert sorted(listed) == sorted(pages - decisions - {"index.md"})
 
 
 @pytest.mark.parametrize(
     ("page", "options"), [("nsqlookupd.md", NsqlookupdOptions), ("nsqadmin.md", NsqadminOptions)]
 )
-def test_flags_and_defaults(page: str, options: type) -> None:
+def test_pages_have_all_flags_with_their_defaults(page: str, options: type) -> None:
     rows = re.findall(r"^\| `--([a-z0-9-]+)` \|([^|]*)\|", text_of(page), re.MULTILINE)
     documented = {name: default.strip().strip("`") for name, default in rows}
     actual = flags(options)

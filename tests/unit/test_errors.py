@@ -2,6 +2,9 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
 
 from nsq import errors
 from nsq.consumer.handlers import Requeue
@@ -15,7 +18,7 @@ def classes(root: type[NsqError]) -> Iterator[type[NsqError]]:
             yield from classes(each)
 
 
-def test_all_pass_from_process_to_process_with_all_they_say() -> None:
+def test_every_error_can_be_pickled_with_its_attributes() -> None:
     """A worker of multiprocessing whose error cannot be unpickled leaves its parent waiting."""
     made: list[Exception] = [kind("what was wrong") for kind in classes(NsqError)]
     made += [ApiRefused("refused", 404, "TOPIC_NOT_FOUND"), server_error(b"E_BAD_TOPIC no such name")]
@@ -31,3 +34,11 @@ def test_each_code_has_a_class_of_its_own() -> None:
         assert (type(error), error.code, error.text) == (kind, kind.code, f"{kind.code} and why")
     assert type(server_error(b"E_WHAT")) is ServerError
     assert server_error(b"E_WHAT else").code == "E_WHAT"
+
+
+def test_a_hint_names_the_command_of_a_clone_or_of_the_released_package(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert errors.how_to_install("spark") == "pip install -e '.[spark]'"
+    monkeypatch.setattr(errors, "_ROOT", str(tmp_path))
+    assert errors.how_to_install("spark") == "pip install 'nsq[spark]'"

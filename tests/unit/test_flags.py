@@ -1,4 +1,4 @@
-"""Flags, durations and config files: every rule a user of Go's nsqd command line can meet."""
+"""Flags, durations and config files follow the rules of Go's nsqd."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from nsq.flags import (
     parse_or_exit,
     repeated,
 )
-from nsq.literals import format_duration, parse_duration
+from nsq.options import format_duration, parse_duration
 
 
 def tls_policy(text: str) -> str:
@@ -77,7 +77,7 @@ def exit_of(*argv: str, options_class: type[Any] = Options, **settings: Any) -> 
 
 
 def misuse(*argv: str) -> str:
-    """What is wrong, in a line; also checks that it is one, on stderr, with status 2."""
+    """The error of a wrong command line; checks that it is one line on stderr with status 2."""
     end = exit_of(*argv)
     line, _, rest = end.text.partition("\n")
     assert (end.status, end.stream) == (2, "stderr")
@@ -123,7 +123,7 @@ class TestDurations:
             ("-9223372036854775808ns", -(2**63) / 1e9),
         ],
     )
-    def test_parse(self, text: str, seconds: float) -> None:
+    def test_durations_are_parsed_as_in_go(self, text: str, seconds: float) -> None:
         assert parse_duration(text) == seconds
 
     @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ class TestDurations:
             (10, "10s"),
         ],
     )
-    def test_format(self, seconds: float, text: str) -> None:
+    def test_durations_are_formatted_as_in_go(self, seconds: float, text: str) -> None:
         assert format_duration(seconds) == text
 
     @given(st.integers(-(2**63), 2**63 - 1))
@@ -228,10 +228,10 @@ class TestSyntax:
         assert run(*argv) == Parsed(Options(n=1), rest)
 
     @pytest.mark.parametrize("argument", ["---n=1", "-=1", "--=1", "---"])
-    def test_bad_syntax(self, argument: str) -> None:
+    def test_a_malformed_flag_is_refused(self, argument: str) -> None:
         assert misuse(argument) == f"bad flag syntax: {argument}"
 
-    def test_unknown_flag(self) -> None:
+    def test_an_unknown_flag_is_refused(self) -> None:
         assert misuse("--foo=1") == "flag provided but not defined: -foo"
         assert misuse("-foo", "1") == "flag provided but not defined: -foo"
 
@@ -240,7 +240,7 @@ class TestSyntax:
         told = f"flag provided but not defined: -{written} (did you mean --broadcast-address?)"
         assert misuse(f"--{written}=x") == told
 
-    def test_missing_argument(self) -> None:
+    def test_a_flag_without_its_argument_is_refused(self) -> None:
         assert misuse("--n") == "flag needs an argument: -n"
 
     def test_the_leftmost_mistake_is_reported(self) -> None:
@@ -271,13 +271,13 @@ class TestValues:
             *[("017", 15), ("0_17", 15), ("1_000", 1000), ("0x_ff", 255), ("9223372036854775807", 2**63 - 1)],
         ],
     )
-    def test_integers(self, text: str, value: int) -> None:
+    def test_integers_are_parsed_as_in_go(self, text: str, value: int) -> None:
         assert options("-n", text).n == value
 
     @pytest.mark.parametrize(
         "text", ["", "abc", "1.0", "1e3", " 1", "1 ", "1__0", "_1", "1_", "08", "\u0661", "0x"]
     )
-    def test_no_integers(self, text: str) -> None:
+    def test_an_invalid_integer_is_refused(self, text: str) -> None:
         assert misuse("-n", text) == f'invalid value "{text}" for flag -n: parse error (want an integer)'
 
     def test_integers_beyond_64_bits(self) -> None:
@@ -287,14 +287,14 @@ class TestValues:
     @pytest.mark.parametrize(
         ("text", "value"), [("1", 1.0), (".5", 0.5), ("5.", 5.0), ("-1e3", -1000.0), ("+Inf", math.inf)]
     )
-    def test_numbers(self, text: str, value: float) -> None:
+    def test_numbers_are_parsed_as_in_go(self, text: str, value: float) -> None:
         assert options("--sample", text).sample == value
 
     def test_a_number_may_be_none(self) -> None:
         assert math.isnan(options("--sample=NaN").sample)
 
     @pytest.mark.parametrize("text", ["", "abc", " 1", "1_0", "\u0661", ".", "1e", "\u0131nf"])
-    def test_no_numbers(self, text: str) -> None:
+    def test_an_invalid_number_is_refused(self, text: str) -> None:
         assert (
             misuse("--sample", text)
             == f'invalid value "{text}" for flag -sample: parse error (want a number)'
@@ -303,11 +303,11 @@ class TestValues:
     def test_numbers_beyond_a_float(self) -> None:
         assert misuse("--sample=1e999") == 'invalid value "1e999" for flag -sample: value out of range'
 
-    def test_durations(self) -> None:
+    def test_a_flag_may_be_a_duration(self) -> None:
         assert options("--msg-timeout", "1m30s").msg_timeout == 90.0
 
     @pytest.mark.parametrize("text", ["90", "abc", ""])
-    def test_no_durations(self, text: str) -> None:
+    def test_an_invalid_duration_is_refused(self, text: str) -> None:
         line = misuse("--msg-timeout", text)
         assert line == (
             f'invalid value "{text}" for flag -msg-timeout: '
@@ -326,11 +326,11 @@ class TestValues:
         assert run("--statsd", "false") == Parsed(Options(statsd=True), ("false",))
 
     @pytest.mark.parametrize("word", ["yes", "tRUE", ""])
-    def test_no_booleans(self, word: str) -> None:
+    def test_an_invalid_boolean_is_refused(self, word: str) -> None:
         line = misuse(f"--statsd={word}")
         assert line == f'invalid boolean value "{word}" for -statsd: parse error (want true or false)'
 
-    def test_optional_types(self) -> None:
+    def test_an_optional_flag_is_none_by_default(self) -> None:
         assert options().max_consumers is None
         assert options("--max-consumers=5").max_consumers == 5
 
@@ -396,7 +396,7 @@ class TestVersionAndHelp:
             ("--version=false", "--version"),
         ],
     )
-    def test_version_wins(self, argv: tuple[str, ...]) -> None:
+    def test_version_wins_over_other_flags(self, argv: tuple[str, ...]) -> None:
         end = exit_of(*argv)
         assert (end.status, end.text, end.stream) == (0, "nsqd v1.3.0\n", "stdout")
 
@@ -421,7 +421,7 @@ class TestVersionAndHelp:
         assert "  -config " not in end.text
 
     @pytest.mark.parametrize("argv", [("-h",), ("--h",), ("-help",), ("--help",), ("-n=1", "-h", "-foo")])
-    def test_help(self, argv: tuple[str, ...]) -> None:
+    def test_help_prints_the_usage(self, argv: tuple[str, ...]) -> None:
         end = exit_of(*argv)
         assert (end.status, end.stream) == (0, "stdout")
         assert end.text.startswith("Usage of nsqd:\n")
@@ -544,7 +544,9 @@ class TestConfigFile:
             ('data_path = "\u00fc"', "data_path", "\u00fc"),
         ],
     )
-    def test_coercions(self, config: Any, line: str, field: str, value: object) -> None:
+    def test_values_of_a_config_file_are_converted(
+        self, config: Any, line: str, field: str, value: object
+    ) -> None:
         found = getattr(options("--config", config(line)), field)
         assert found == value
         assert type(found) is type(value)
@@ -574,7 +576,7 @@ class TestConfigFile:
             ("[log_level]\na = 1", 'log_level = {"a": 1}: want a string'),
         ],
     )
-    def test_wrong_types(self, config: Any, line: str, reason: str) -> None:
+    def test_a_value_of_a_wrong_type_is_refused(self, config: Any, line: str, reason: str) -> None:
         path = config(line)
         end = exit_of("--config", path)
         assert (end.status, end.stream) == (1, "stderr")
@@ -599,7 +601,7 @@ class TestConfigFile:
         assert options("--config=/no/such/file", "--config", config("id = 5")).node_id == 5
         assert options("--config=").node_id == 0
 
-    def test_missing_file(self, tmp_path: Path) -> None:
+    def test_a_missing_config_file_is_refused(self, tmp_path: Path) -> None:
         end = exit_of("--config", str(tmp_path / "none.cfg"))
         assert end.status == 1
         assert end.text == f"nsqd: cannot read config file {tmp_path}/none.cfg: No such file or directory\n"
@@ -611,7 +613,7 @@ class TestConfigFile:
         )
 
     @pytest.mark.parametrize("content", [b"id = ", b"id = \xff", b"id = 1\nid = 2", b"\x00"])
-    def test_no_toml(self, tmp_path: Path, content: bytes) -> None:
+    def test_an_invalid_config_file_is_refused(self, tmp_path: Path, content: bytes) -> None:
         path = tmp_path / "nsqd.cfg"
         path.write_bytes(content)
         end = exit_of("--config", str(path))
@@ -635,7 +637,9 @@ class TestWarnings:
             ("started_by = 'me'", 'unknown key "started_by" is ignored'),
         ],
     )
-    def test_unknown_keys(self, config: Any, line: str, warning: str) -> None:
+    def test_unknown_keys_of_a_config_file_are_ignored_with_a_warning(
+        self, config: Any, line: str, warning: str
+    ) -> None:
         path = config(line)
         assert run("--config", path) == Parsed(Options(), (), (f"{path}: {warning}",))
 
@@ -697,15 +701,15 @@ class TestRanges:
             ("--enable-experiment=x", "--enable-experiment is 'x', but must be one of: flying"),
         ],
     )
-    def test_outside(self, argument: str, said: str) -> None:
+    def test_a_value_outside_its_range_is_refused(self, argument: str, said: str) -> None:
         end = exit_of(argument, options_class=self.Checked)
         assert (end.status, end.text) == (1, f"nsqd: {said}\n")
 
     @pytest.mark.parametrize("argument", ["--max-deflate-level=9", "--pause=500ms", "--method=post"])
-    def test_inside(self, argument: str) -> None:
+    def test_a_value_at_its_limit_is_accepted(self, argument: str) -> None:
         parse(self.Checked, [argument], prog="nsqd")
 
-    def test_nan(self) -> None:
+    def test_nan_is_refused(self) -> None:
         with pytest.raises(ConfigError, match="is nan"):
             self.Checked(pause=math.nan)
 

@@ -14,12 +14,12 @@ def made(delegate: Delegate | None = None, *, expires_at: float = math.inf) -> M
     return Message(delegate or Delegate(), 1.0, expires_at, 17, 3, id_of(7), b"body")
 
 
-def test_it_does_not_leave_its_process() -> None:
+def test_a_message_cannot_be_pickled() -> None:
     with pytest.raises(TypeError, match="pass its body on"):
         pickle.dumps(made())
 
 
-def test_it_is_what_came_over_the_wire() -> None:
+def test_a_message_has_what_came_over_the_wire() -> None:
     message = made()
     assert (message.id, message.body, message.attempts, message.timestamp) == (id_of(7), b"body", 3, 17)
     assert message.nsqd_address == A
@@ -31,9 +31,21 @@ def test_it_is_what_came_over_the_wire() -> None:
     ("body", "shown"),
     [(b"\xff\n", r"2 bytes: b'\xff\n'"), (b"x" * 41, f"41 bytes: b'{'x' * 40}'…")],
 )
-def test_its_repr_shows_the_topic_and_the_beginning_of_the_body(body: bytes, shown: str) -> None:
-    message = Message(Delegate(), 1.0, math.inf, 17, 3, id_of(7), body)
+def test_the_repr_of_a_message_shows_topic_state_and_beginning_of_the_body(body: bytes, shown: str) -> None:
+    delegate = Delegate()
+    message = Message(delegate, 1.0, math.inf, 17, 3, id_of(7), body)
     assert repr(message) == f"<Message 0000000000000007 of orders, attempt 3, {shown}>"
+    delegate.held = False
+    assert "of orders, no longer in flight, attempt 3" in repr(message)
+
+
+@pytest.mark.parametrize("name", ["partition", "internal_id", "trace_id", "offset", "size", "headers", "tag"])
+def test_a_plain_message_has_none_of_what_a_partitioned_nsq_tells(name: str) -> None:
+    assert getattr(made(), name) is None
+
+
+def test_a_plain_message_stores_nothing_of_what_a_partitioned_nsq_tells() -> None:
+    assert len(Message.__slots__) == 8
 
 
 @pytest.mark.parametrize(
@@ -58,7 +70,7 @@ def test_whether_it_needs_an_answer_is_the_delegates_to_know() -> None:
     assert made(Delegate(held=False)).responded
 
 
-def test_its_time() -> None:
+def test_a_message_knows_its_time_left() -> None:
     assert made(expires_at=math.inf).time_left == math.inf
     assert not made(expires_at=math.inf).expired
     assert made(expires_at=0.0).time_left == 0.0
@@ -75,7 +87,7 @@ def test_the_automatic_answer_can_be_switched() -> None:
 
 
 class TestAsAContext:
-    def test_finishes(self) -> None:
+    def test_the_end_of_a_with_block_finishes_the_message(self) -> None:
         delegate = Delegate()
         with made(delegate) as message:
             assert delegate.notes == []
@@ -109,7 +121,7 @@ class TestAsAContext:
             raise KeyError("x")
 
 
-def test_many_are_finished_and_those_that_are_too_late_passed_over() -> None:
+def test_finish_all_skips_messages_that_have_expired() -> None:
     one, late = Delegate(), Delegate()
     late.too_late = True
     a, b, c = made(one), made(late), made(one)

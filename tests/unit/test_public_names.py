@@ -1,4 +1,4 @@
-"""What ``import nsq`` offers, and what it says of the names that other clients have."""
+"""Public names of ``import nsq``, and hints for the names of other clients."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_importing_such_a_name_is_answered_too() -> None:
         exec("from nsq import Reader")
 
 
-def test_what_is_named_instead_exists() -> None:
+def test_names_in_hints_exist() -> None:
     for name, text in other_clients.NAMES.items():
         assert not hasattr(nsq, name)
         for path in re.findall(r"\bnsq(?:\.\w+)+", text):

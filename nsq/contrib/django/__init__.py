@@ -13,13 +13,15 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from nsq.errors import how_to_install
+
 try:
     import django as _django  # noqa: F401 - only to name the extra
 except ModuleNotFoundError as error:
     if error.name != "django":
         raise
     raise ModuleNotFoundError(
-        "nsq.contrib.django needs Django: pip install 'nsq[django]'", name="django"
+        f"nsq.contrib.django needs Django: {how_to_install('django')}", name="django"
     ) from None
 
 if TYPE_CHECKING:

@@ -84,6 +84,9 @@ class _Delegate:
     def holds(self, message: Message) -> bool:
         return not self._answered
 
+    def time_out(self, message: Message) -> bool:
+        return not self._answered
+
     def finish(self, message: Message) -> None:
         self._answer()
 

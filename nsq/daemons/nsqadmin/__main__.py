@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING
 from nsq.threads.stop_signals import daemon_signals_blocked
 
 if TYPE_CHECKING:
-    from nsq.daemons.logs import DaemonLog
     from nsq.daemons.nsqadmin.options import NsqadminOptions
-    from nsq.daemons.process import Daemon
+    from nsq.daemons.serve.logs import DaemonLog
+    from nsq.daemons.serve.process import Daemon
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     with daemon_signals_blocked(for_good=argv is None):
         from nsq.daemons.nsqadmin.options import NsqadminOptions
-        from nsq.daemons.process import run_program
+        from nsq.daemons.serve.process import run_program
 
         return run_program("nsqadmin", NsqadminOptions, _make_daemon, argv)
 

@@ -13,7 +13,7 @@ from nsq.daemons.nsqadmin.cluster import Cluster, UpstreamError, post
 from nsq.daemons.nsqadmin.guard import json_body, reply_with, text_in
 from nsq.daemons.nsqadmin.live import Live
 from nsq.daemons.nsqadmin.notifications import Notifications
-from nsq.daemons.routes import HttpError, Reply, Request
+from nsq.daemons.serve.routes import HttpError, Reply, Request
 from nsq.errors import ApiRefused
 from nsq.http.cluster import Node
 from nsq.wire.names import valid_channel, valid_topic

@@ -13,7 +13,6 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-from nsq.daemons.logs import DaemonLog
 from nsq.daemons.nsqadmin import aggregate
 from nsq.daemons.nsqadmin.actions import Actions
 from nsq.daemons.nsqadmin.aggregate import Json
@@ -26,7 +25,8 @@ from nsq.daemons.nsqadmin.options import NsqadminOptions
 from nsq.daemons.nsqadmin.overview import Overview
 from nsq.daemons.nsqadmin.page import Page
 from nsq.daemons.nsqadmin.peek import peek
-from nsq.daemons.routes import OK, Handler, HttpError, Reply, Request, Route, read_body
+from nsq.daemons.serve.logs import DaemonLog
+from nsq.daemons.serve.routes import OK, Handler, HttpError, Reply, Request, Route, read_body
 from nsq.flags import config_key, is_duration
 from nsq.http.cluster import Node, newest_version
 from nsq.http.nsqlookupd import nsqlookupd_address
@@ -141,7 +141,12 @@ class Api:
     async def channel(self, request: Request) -> Reply:
         topic, channel = request.params["topic"], request.params["channel"]
         topics, failures = await self._stats_of(topic, channel)
-        parts = [each for told in topics for each in told["channels"] if each["channel_name"] == channel]
+        parts = [
+            each
+            for topic_stats in topics
+            for each in topic_stats["channels"]
+            if each["channel_name"] == channel
+        ]
         merged = aggregate.merge_channels(topic, channel, parts) if parts else {}
         return reply_with(merged, failures)
 
@@ -234,9 +239,9 @@ def _named(nodes: Iterable[Node], name: str) -> Node:
     raise HttpError(404, "NODE_NOT_FOUND")
 
 
-def _addresses(told: Any) -> tuple[str, ...]:
-    if not isinstance(told, list) or not told or not all(isinstance(each, str) for each in told):
+def _addresses(given: Any) -> tuple[str, ...]:
+    if not isinstance(given, list) or not given or not all(isinstance(each, str) for each in given):
         raise ValueError
-    for each in told:
+    for each in given:
         nsqlookupd_address(each)
-    return tuple(told)
+    return tuple(given)

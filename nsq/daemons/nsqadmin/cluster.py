@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 from weakref import WeakValueDictionary
 
-from nsq.daemons import http_client
 from nsq.daemons.nsqadmin.aggregate import Json, read_topics
 from nsq.daemons.nsqadmin.options import NSQD_PORT, NsqadminOptions
+from nsq.daemons.serve import http_client
 from nsq.errors import ApiError, ConfigError, NsqError
 from nsq.http.calls import ACCEPT, Call, endpoint, json_value
 from nsq.http.cluster import Node, by_host, merge_lookups, merge_nodes, named_node, rows, value

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from nsq.daemons.httpd import HttpServer
-from nsq.daemons.listen import Address, parse_address
-from nsq.daemons.logs import DaemonLog
 from nsq.daemons.nsqadmin.api import Api
 from nsq.daemons.nsqadmin.cluster import Cluster
 from nsq.daemons.nsqadmin.notifications import Notifications
 from nsq.daemons.nsqadmin.options import NsqadminOptions
+from nsq.daemons.serve.httpd import HttpServer
+from nsq.daemons.serve.listen import Address, parse_address
+from nsq.daemons.serve.logs import DaemonLog
 
 #: How long stop() waits for notifications to be sent.
 STOP_SECONDS = 0.5

@@ -6,10 +6,10 @@ import dataclasses
 from typing import Any
 from urllib.parse import urlencode
 
-from nsq.daemons.logs import DaemonLog
 from nsq.daemons.nsqadmin.cluster import Cluster, UpstreamError
 from nsq.daemons.nsqadmin.options import NsqadminOptions
-from nsq.daemons.routes import HttpError, Reply, Request
+from nsq.daemons.serve.logs import DaemonLog
+from nsq.daemons.serve.routes import HttpError, Reply, Request
 from nsq.errors import NsqError
 from nsq.http.calls import Call, json_value
 from nsq.http.message import HttpRequest, parse_url

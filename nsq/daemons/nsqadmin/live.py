@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import secrets
-import threading
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -20,9 +19,9 @@ from nsq.daemons.nsqadmin.cluster import Cluster
 from nsq.daemons.nsqadmin.guard import reply_with
 from nsq.daemons.nsqadmin.options import NsqadminOptions
 from nsq.daemons.nsqadmin.peek import opened_letter, text_or_base64
-from nsq.daemons.routes import HttpError, Reply, Request
-from nsq.daemons.worker_thread import in_thread
-from nsq.wire.envelope import without_reason
+from nsq.daemons.serve.routes import HttpError, Reply, Request
+from nsq.daemons.serve.worker_thread import in_thread
+from nsq.work.redrive import Mover
 
 #: The messages that a tail keeps for the page, and the bytes kept of each body.
 _KEPT, _BODY_BYTES = 50, 64 * 1024
@@ -57,7 +56,7 @@ class Live:
         topic = request.params["topic"]
         nodes = await self._cluster.holders(topic)
         found = await self._cluster.stats(nodes.value, time.time(), topic=topic)
-        safe = {told["node"] for told in found.value if told["channels"] and told["topic_name"] == topic}
+        safe = {stats["node"] for stats in found.value if stats["channels"] and stats["topic_name"] == topic}
         addresses = [node.info.tcp_address for node in nodes.value if node.name in safe]
         if not addresses:
             raise HttpError(409, "NO_CHANNEL")
@@ -125,12 +124,14 @@ class Live:
         found = await self._cluster.stats(nodes.value, time.time(), topic=topic, channel=channel)
         failures = nodes.failures + found.failures
         waiting = 0
-        for told in found.value:
-            for each in told["channels"]:
+        for stats in found.value:
+            for each in stats["channels"]:
                 if not each["paused"]:
                     waiting += each["depth"]
                 elif each["depth"]:
-                    failures.append(f"{each['depth']} messages stay on {told['node']}: the channel is paused")
+                    failures.append(
+                        f"{each['depth']} messages stay on {stats['node']}: the channel is paused"
+                    )
         addresses: list[str] = []
         for node in nodes.value:
             try:
@@ -218,33 +219,9 @@ def redrive(
 ) -> tuple[int, str]:
     """Publish up to ``limit`` messages of a channel to another topic within ``seconds``. Returns how many
     were sent, and why others were not.
-
-    A message is finished after it was published; an interruption can publish one twice but loses none.
     """
-    lock, done = threading.Lock(), threading.Event()
-    claimed = moved = 0
-    failed = ""
-
     with nsq.Producer(nsqd=list(nsqds), config=config) as producer:
-
-        def send(message: nsq.Message) -> None:
-            nonlocal claimed, moved, failed
-            with lock:
-                if claimed >= limit:
-                    raise nsq.Requeue(1.0, backoff=False)  # the limit is reached
-                claimed += 1
-            try:
-                producer.publish(to, without_reason(message.body))
-            except BaseException as error:
-                with lock:
-                    claimed -= 1
-                    failed = str(error)
-                raise
-            with lock:
-                moved += 1
-                if moved >= limit:
-                    done.set()
-
+        mover = Mover(producer, to, limit)
         consumer = nsq.Consumer(
             topic,
             channel,
@@ -254,21 +231,22 @@ def redrive(
             max_backoff_duration=0.0,
             default_requeue_delay=0.0,
         )
-        consumer.add_handler(send, threads=_THREADS)
+        consumer.add_handler(mover, threads=_THREADS)
         consumer.start()
         if consumer.wait_until_connected(min(_REDRIVE_TO_CONNECT, seconds)):
-            done.wait(seconds)
-        problem = failed or problem_of(consumer)
+            mover.over.wait(seconds)
+        problem = mover.error or problem_of(consumer)
         if not problem and consumer.stats().connections < len(nsqds):
             problem = "; ".join(consumer.health().discovery)
         consumer.stop(_STOP_SECONDS)
     problem = problem or f"the {seconds:g} s of one request are over; send the rest with another"
+    moved = mover.moved
     return moved, "" if moved >= limit else f"{limit - moved} messages were not sent: {problem}"
 
 
 def _shown(message: nsq.Message) -> Json:
     body = message.body[:_BODY_BYTES]
-    told = opened_letter(body) or text_or_base64(body)
+    encoded = opened_letter(body) or text_or_base64(body)
     return {
         "node": message.nsqd_address,
         "id": message.id.decode("latin-1"),
@@ -277,5 +255,5 @@ def _shown(message: nsq.Message) -> Json:
         "attempts": message.attempts,
         "size": len(message.body),
         "truncated": len(message.body) > len(body),
-        **told,
+        **encoded,
     }

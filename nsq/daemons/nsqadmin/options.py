@@ -6,8 +6,8 @@ import ipaddress
 import re
 from dataclasses import dataclass
 
-from nsq.daemons.listen import address_of
-from nsq.daemons.logs import FORMATS, TEXT, checked_level
+from nsq.daemons.serve.listen import address_of
+from nsq.daemons.serve.logs import FORMATS, TEXT, checked_level
 from nsq.errors import ConfigError, UsageError
 from nsq.flags import check, duration, flag, repeated
 from nsq.http.message import parse_url
@@ -25,7 +25,7 @@ class NsqadminOptions:
     http_address: str = flag(
         "0.0.0.0:4171", "address:port, or path of a Unix socket, to listen on for HTTP clients"
     )
-    base_path: str = flag("/", "path below which everything is served, for a proxy that forwards it")
+    base_path: str = flag("/", "URL path of nsqadmin behind a proxy, such as /nsqadmin")
     lookupd_http_addresses: tuple[str, ...] = repeated(
         str,
         "address:port or URL of an nsqlookupd that knows the cluster",
@@ -40,61 +40,71 @@ class NsqadminOptions:
     )
 
     http_client_connect_timeout: float = duration(
-        2.0, "time to connect to an nsqd or nsqlookupd", low=0.001, high=_A_YEAR
+        2.0, "maximum time to connect to an nsqd or nsqlookupd", low=0.001, high=_A_YEAR
     )
-    http_client_request_timeout: float = duration(5.0, "time for its answer", low=0.001, high=_A_YEAR)
-    http_client_tls_insecure_skip_verify: bool = flag(False, "accept every certificate of nsqds asked by TLS")
-    http_client_tls_root_ca_file: str = flag("", "path of the authorities that sign their certificates")
-    http_client_tls_cert: str = flag("", "path of the certificate to show to them")
-    http_client_tls_key: str = flag("", "path of its key")
+    http_client_request_timeout: float = duration(
+        5.0, "maximum time for the whole reply of an nsqd or nsqlookupd", low=0.001, high=_A_YEAR
+    )
+    http_client_tls_insecure_skip_verify: bool = flag(
+        False, "accept any certificate of nsqd and nsqlookupd over https"
+    )
+    http_client_tls_root_ca_file: str = flag(
+        "", "path of the CA certificates for verifying nsqd and nsqlookupd"
+    )
+    http_client_tls_cert: str = flag("", "path of the client certificate for nsqd and nsqlookupd")
+    http_client_tls_key: str = flag("", "path of the key of the client certificate")
 
     client_opts: tuple[str, ...] = repeated(
         str,
-        "option of the client behind live tail and sending back: key,value in go-nsq's names, such as tls_v1",
+        "option of the NSQ client for live tail and redrive, as key,value in go-nsq's names: tls_v1,true",
         name="client-opt",
         key="client_opts",
     )
     allow_hosts: tuple[str, ...] = repeated(
         str,
-        "name under which browsers may use this nsqadmin, beside addresses and private names",
+        "host name that browsers may use for this nsqadmin, besides addresses and private names",
         name="allow-host",
         key="allow_hosts",
     )
     admin_users: tuple[str, ...] = repeated(
         str,
-        "user who may change things and read messages, by --acl-http-header (without one: everyone)",
+        "user, as named in --acl-http-header, who may change things and read messages (default: every user)",
         name="admin-user",
         key="admin_users",
     )
-    acl_http_header: str = flag("X-Forwarded-User", "header in which a proxy names the user")
+    acl_http_header: str = flag("X-Forwarded-User", "HTTP header in which a proxy names the user")
     allow_config_from_cidr: str = flag(
-        "127.0.0.1/8", "network from which /config may be used (empty: from everywhere)"
+        "127.0.0.1/8", "network from which /config may be used (empty: any network)"
     )
-    notification_http_endpoint: str = flag("", "URL to which every administrative action is posted")
+    notification_http_endpoint: str = flag("", "URL to which nsqadmin POSTs every administrative action")
 
-    graphite_url: str = flag("", "URL of a Graphite that draws charts")
-    proxy_graphite: bool = flag(False, "ask Graphite for charts from here and not from the browser")
+    graphite_url: str = flag("", "URL of a Graphite server, for charts")
+    proxy_graphite: bool = flag(False, "have nsqadmin, not the browser, ask Graphite for charts")
     statsd_counter_format: str = flag(
-        "stats.counters.%s.count", "name of a counter in Graphite; %s becomes the name nsqd gave it"
+        "stats.counters.%s.count", "name of a counter in Graphite; %s becomes its name in nsqd"
     )
-    statsd_gauge_format: str = flag("stats.gauges.%s", "the same for a gauge")
-    statsd_prefix: str = flag("nsq.%s", "nsqd's --statsd-prefix; %s becomes the nsqd's address")
-    statsd_interval: float = duration(60.0, "nsqd's --statsd-interval", low=1.0, high=_A_YEAR)
+    statsd_gauge_format: str = flag(
+        "stats.gauges.%s", "name of a gauge in Graphite; %s becomes its name in nsqd"
+    )
+    statsd_prefix: str = flag("nsq.%s", "--statsd-prefix of the nsqds; %s becomes an nsqd's address")
+    statsd_interval: float = duration(60.0, "--statsd-interval of the nsqds", low=1.0, high=_A_YEAR)
     use_statsd_prefixes: bool = flag(
         True,
-        "whether names in Graphite have statsd's prefixes",
+        "use statsd's prefixes in names in Graphite",
         deprecated="use --statsd-counter-format and --statsd-gauge-format",
     )
     use_statsd_prefix: bool = flag(
-        True, "the same", deprecated="use --statsd-counter-format and --statsd-gauge-format"
+        True,
+        "use statsd's prefixes in names in Graphite",
+        deprecated="use --statsd-counter-format and --statsd-gauge-format",
     )
 
     log_level: str = flag("info", "log verbosity: debug, info, warning, error or fatal", parse=checked_level)
-    log_prefix: str = flag("[nsqadmin] ", "what every log line begins with")
-    log_format: str = flag(TEXT, "form of the log: text or json", choices=FORMATS)
-    log_file: str = flag("", "path of a file to log to instead of stderr; SIGHUP opens it anew")
-    verbose: bool = flag(False, "", deprecated="use --log-level=debug")
-    dev_static_dir: str = flag("", "directory to serve the page's files from instead of the package's own")
+    log_prefix: str = flag("[nsqadmin] ", "start of every log line")
+    log_format: str = flag(TEXT, "log format: text or json", choices=FORMATS)
+    log_file: str = flag("", "path of a file to log to instead of stderr; SIGHUP reopens it")
+    verbose: bool = flag(False, "log debug lines", deprecated="use --log-level=debug")
+    dev_static_dir: str = flag("", "directory of the web page's files, instead of the package's own")
     template_dir: str = flag("", "has no effect", deprecated="use --dev-static-dir")
 
     def __post_init__(self) -> None:

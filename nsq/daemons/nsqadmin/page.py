@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from nsq.daemons import COMPATIBLE_VERSION
 from nsq.daemons.nsqadmin.guard import Guard
 from nsq.daemons.nsqadmin.options import NsqadminOptions
-from nsq.daemons.routes import HttpError, Reply, Request
+from nsq.daemons.serve.routes import HttpError, Reply, Request
 
 _KINDS = {"css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8", "svg": "image/svg+xml"}
 _ASSETS = ("nsqadmin.css", "nsqadmin.js", "icon.svg")

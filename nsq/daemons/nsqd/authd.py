@@ -10,11 +10,11 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 from urllib.parse import urlencode
 
-from nsq.daemons.http_client import send
 from nsq.daemons.nsqd.options import NsqdOptions
 from nsq.daemons.nsqd.session.authorization import MAX_STEPS, AuthError, Credentials, Grant, parse_grant
 from nsq.daemons.nsqd.tls import client_context
-from nsq.daemons.slices import Slices
+from nsq.daemons.serve.http_client import send
+from nsq.daemons.serve.slices import Slices
 from nsq.errors import ApiError
 from nsq.http.message import HttpRequest, parse_url
 

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable
 from typing import cast
 
-from nsq.daemons.listen import TcpAddress
 from nsq.daemons.nsqd.session.session import Environment, Session
+from nsq.daemons.serve.listen import TcpAddress
 from nsq.wire.frames import encode_error
 
 TOO_MANY = "E_TOO_MANY_CONNECTIONS"

@@ -12,9 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from nsq.daemons import COMPATIBLE_VERSION
-from nsq.daemons.httpd import HttpServer
-from nsq.daemons.listen import Address, Listener, TcpAddress, listen, parse_address
-from nsq.daemons.logs import DaemonLog
 from nsq.daemons.nsqd.authd import AuthServers
 from nsq.daemons.nsqd.connection import Connection
 from nsq.daemons.nsqd.core.broker import Broker
@@ -28,6 +25,9 @@ from nsq.daemons.nsqd.stats import Memory
 from nsq.daemons.nsqd.statsd import StatsdSender, statsd_push
 from nsq.daemons.nsqd.storage.storage import Storage
 from nsq.daemons.nsqd.tls import server_context
+from nsq.daemons.serve.httpd import HttpServer
+from nsq.daemons.serve.listen import Address, Listener, TcpAddress, listen, parse_address
+from nsq.daemons.serve.logs import DaemonLog
 from nsq.errors import NsqError
 from nsq.wire.lookup import PeerInfo
 
@@ -260,7 +260,7 @@ class Nsqd:
     def _sessions(self) -> Iterator[Session]:
         return (connection.session for connection in self._connections if connection.session is not None)
 
-    # What nsqlookupds and clients are told about this nsqd.
+    # Facts about this nsqd for nsqlookupds and clients.
 
     @property
     def _tcp_port(self) -> int:

@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from nsq.daemons import COMPATIBLE_VERSION
-from nsq.daemons.debug import Debugging
 from nsq.daemons.nsqd import stats
 from nsq.daemons.nsqd.core.backlog import StorageFailed, Waiting, show
 from nsq.daemons.nsqd.core.broker import Broker, Draining
@@ -33,10 +32,22 @@ from nsq.daemons.nsqd.stats import Json, Memory
 from nsq.daemons.nsqd.statsd import full_prefix
 from nsq.daemons.nsqd.storage.committer import Committer
 from nsq.daemons.nsqd.storage.storage import HEALTHY
-from nsq.daemons.routes import EMPTY, JSON, OK, TEXT, Handler, HttpError, Reply, Request, Route, read_body
-from nsq.daemons.sites import on_this_machine, own_names, refuse_other_sites, unknown_name
-from nsq.daemons.slices import Slices
-from nsq.daemons.worker_thread import in_thread
+from nsq.daemons.serve.debug import Debugging
+from nsq.daemons.serve.routes import (
+    EMPTY,
+    JSON,
+    OK,
+    TEXT,
+    Handler,
+    HttpError,
+    Reply,
+    Request,
+    Route,
+    read_body,
+)
+from nsq.daemons.serve.sites import on_this_machine, own_names, refuse_other_sites, unknown_name
+from nsq.daemons.serve.slices import Slices
+from nsq.daemons.serve.worker_thread import in_thread
 from nsq.errors import ConfigError
 from nsq.flags import config_key, is_duration
 from nsq.wire.commands import BadBodies, Limits, unpack_bodies

@@ -11,8 +11,8 @@ import socket
 import zlib
 from dataclasses import dataclass
 
-from nsq.daemons.listen import address_of, peer_address_of
-from nsq.daemons.logs import FORMATS, TEXT, checked_level
+from nsq.daemons.serve.listen import address_of, peer_address_of
+from nsq.daemons.serve.logs import FORMATS, TEXT, checked_level
 from nsq.errors import ConfigError
 from nsq.flags import check, duration, flag, repeated
 
@@ -59,97 +59,110 @@ def parse_tls_required(text: str) -> str:
 class NsqdOptions:
     """One field per flag, with the flag's name. Durations are seconds."""
 
-    tcp_address: str = flag("0.0.0.0:4150", "<addr>:<port> or the path of a Unix socket for TCP clients")
+    tcp_address: str = flag(
+        "0.0.0.0:4150", "<addr>:<port>, or the path of a Unix socket, to listen on for TCP clients"
+    )
     http_address: str = flag(
-        "0.0.0.0:4151", "<addr>:<port> or a Unix socket for HTTP clients; empty for none"
+        "0.0.0.0:4151",
+        "<addr>:<port>, or the path of a Unix socket, to listen on for HTTP clients; empty for none",
     )
     https_address: str = flag(
-        "0.0.0.0:4152", "<addr>:<port> for HTTPS clients, used only with --tls-cert; empty for none"
+        "0.0.0.0:4152",
+        "<addr>:<port> to listen on for HTTPS clients; used only with --tls-cert; empty for none",
     )
     max_connections: int = flag(
-        0, "connections at most, of TCP and of HTTP clients each (0: any number)", low=0, high=2**31
+        0, "maximum TCP connections, and maximum HTTP connections (0: no limit)", low=0, high=2**31
     )
-    legacy_get: bool = flag(False, "let /create_topic and the other old names change things by GET, too")
+    legacy_get: bool = flag(
+        False, "accept GET for actions under their names from before 1.0, such as /create_topic"
+    )
     peek: str = flag(
         PEEK_LOOPBACK,
-        "who may see waiting messages by /topic/peek and /channel/peek: loopback, all or off",
+        "who may see waiting messages with /topic/peek and /channel/peek: loopback, all or off",
         choices=PEEK,
     )
-    broadcast_address: str = flag(socket.gethostname, "address given to nsqlookupd (default: the host name)")
+    broadcast_address: str = flag(socket.gethostname, "address that nsqlookupd gives to consumers")
     broadcast_tcp_port: int = flag(
-        0, "TCP port given to nsqlookupd (default: the port listened on)", low=0, high=65535
+        0, "TCP port that nsqlookupd gives to consumers (default: that of --tcp-address)", low=0, high=65535
     )
     broadcast_http_port: int = flag(
-        0, "HTTP port given to nsqlookupd (default: the port listened on)", low=0, high=65535
+        0, "HTTP port that nsqlookupd gives to consumers (default: that of --http-address)", low=0, high=65535
     )
     lookupd_tcp_addresses: tuple[str, ...] = repeated(
         str,
-        "<addr>:<port> or the path of a Unix socket of an nsqlookupd to register with",
+        "<addr>:<port>, or the path of a Unix socket, of an nsqlookupd to register with",
         name="lookupd-tcp-address",
         key="nsqlookupd_tcp_addresses",
     )
     node_id: int = flag(
         default_node_id,
-        "part of message ids, 0 to 1023 (default: from the host name)",
+        "number of this nsqd in message ids, 0 to 1023; by default computed from the host name",
         key="id",
         low=0,
         high=1023,
     )
-    data_path: str = flag("", "directory of this nsqd's own files (default: the current directory)")
+    data_path: str = flag("", "directory for this nsqd's files (default: the current directory)")
 
-    log_level: str = flag("info", "debug, info, warning, error or fatal", parse=checked_level)
+    log_level: str = flag("info", "log verbosity: debug, info, warning, error or fatal", parse=checked_level)
     log_prefix: str = flag("[nsqd] ", "start of every log line")
-    log_format: str = flag(TEXT, "form of the log: text or json", choices=FORMATS)
-    log_file: str = flag("", "path of a file to log to instead of stderr; SIGHUP opens it anew")
+    log_format: str = flag(TEXT, "log format: text or json", choices=FORMATS)
+    log_file: str = flag("", "path of a file to log to instead of stderr; SIGHUP reopens it")
     drain_timeout: float = duration(
-        600.0, "longest time that a drain waits for consumers (0: any time)", low=0, high=_TEN_YEARS
+        600.0, "maximum time that a drain waits for consumers (0: no limit)", low=0, high=_TEN_YEARS
     )
     verbose: bool = flag(False, "log debug lines", deprecated="use --log-level=debug")
     worker_id: int = flag(0, "has no effect", deprecated="use --node-id")
 
     mem_queue_size: int = flag(
-        10_000, "messages a topic or channel keeps in memory; more go to disk", low=0, high=2**62
+        10_000, "maximum messages of a topic or channel in memory; the others are on disk", low=0, high=2**62
     )
     max_bytes_per_file: int = flag(
-        100 * 1024 * 1024, "bytes of a data file, beyond which a new one begins", low=1, high=2**62
+        100 * 1024 * 1024, "size in bytes at which nsqd begins a new data file", low=1, high=2**62
     )
-    sync_every: int = flag(2500, "messages after which what was written is synced to disk", low=1, high=2**62)
+    sync_every: int = flag(
+        2500, "number of written messages after which nsqd syncs its files to disk", low=1, high=2**62
+    )
     sync_timeout: float = duration(
-        2.0, "time after which it is synced at the latest", low=0.001, high=_TEN_YEARS
+        2.0, "maximum time between a write and its sync to disk", low=0.001, high=_TEN_YEARS
     )
     durable: bool = flag(
-        False, "confirm a publish only when it is on disk to stay, and forget messages only when finished"
+        False,
+        "confirm a publish only when it is synced to disk, and keep messages on disk until they are finished",
     )
     msg_timeout: float = duration(
-        60.0, "time a client has to answer a message before it is sent again", low=0.001, high=_TEN_YEARS
+        60.0, "time a client has to answer a message before nsqd sends it again", low=0.001, high=_TEN_YEARS
     )
     max_msg_timeout: float = duration(
-        900.0, "longest a message may stay with a client, TOUCH included", low=0.001, high=_TEN_YEARS
+        900.0, "maximum time a message may stay with a client, TOUCH included", low=0.001, high=_TEN_YEARS
     )
-    max_msg_size: int = flag(1024 * 1024, "largest message in bytes", low=1, high=2**31 - 64)
-    max_message_size: int = flag(0, "largest message in bytes", deprecated="use --max-msg-size", low=0)
-    max_body_size: int = flag(5 * 1024 * 1024, "largest body of a command in bytes", low=1, high=2**31 - 64)
+    max_msg_size: int = flag(1024 * 1024, "maximum size of a message in bytes", low=1, high=2**31 - 64)
+    max_message_size: int = flag(
+        0, "maximum size of a message in bytes", deprecated="use --max-msg-size", low=0
+    )
+    max_body_size: int = flag(
+        5 * 1024 * 1024, "maximum size of a command body (MPUB) in bytes", low=1, high=2**31 - 64
+    )
     max_total_body_size: int = flag(
-        256 * 1024 * 1024, "largest size in bytes of all bodies together that are being received", low=1
+        256 * 1024 * 1024, "maximum total size in bytes of the bodies that nsqd is receiving", low=1
     )
-    max_req_timeout: float = duration(3600.0, "longest delay of REQ and DPUB", low=0, high=_TEN_YEARS)
+    max_req_timeout: float = duration(3600.0, "maximum delay of REQ and DPUB", low=0, high=_TEN_YEARS)
     max_heartbeat_interval: float = duration(
-        60.0, "longest time between heartbeats a client may ask for", low=0.001, high=_TEN_YEARS
+        60.0, "maximum time between heartbeats that a client may request", low=0.001, high=_TEN_YEARS
     )
-    max_rdy_count: int = flag(2500, "largest RDY of a client", low=1, high=2**31)
-    max_output_buffer_size: int = flag(64 * 1024, "largest output buffer in bytes a client may ask for")
+    max_rdy_count: int = flag(2500, "maximum RDY of a client", low=1, high=2**31)
+    max_output_buffer_size: int = flag(
+        64 * 1024, "maximum output-buffer size in bytes that a client may request"
+    )
     output_buffer_timeout: float = duration(
-        0.25, "how long output may wait unless the client says otherwise", low=0, high=_TEN_YEARS
+        0.25, "output-buffer timeout of a client that requests none", low=0, high=_TEN_YEARS
     )
     min_output_buffer_timeout: float = duration(
-        0.025, "shortest of it a client may ask for", low=0, high=_TEN_YEARS
+        0.025, "minimum output-buffer timeout that a client may request", low=0, high=_TEN_YEARS
     )
     max_output_buffer_timeout: float = duration(
-        30.0, "longest of it a client may ask for", low=0, high=_TEN_YEARS
+        30.0, "maximum output-buffer timeout that a client may request", low=0, high=_TEN_YEARS
     )
-    max_channel_consumers: int = flag(
-        0, "consumers of one channel at most (0: any number)", low=0, high=2**31
-    )
+    max_channel_consumers: int = flag(0, "maximum consumers of one channel (0: no limit)", low=0, high=2**31)
 
     auth_http_addresses: tuple[str, ...] = repeated(
         str,
@@ -158,67 +171,77 @@ class NsqdOptions:
         key="auth_http_addresses",
     )
     auth_http_request_method: str = flag(
-        "get", "how to ask auth servers: get or post", choices=("get", "post")
+        "get", "HTTP method of requests to auth servers: get or post", choices=("get", "post")
     )
     http_client_connect_timeout: float = duration(
-        2.0, "time to connect to an auth server or nsqlookupd", low=0.001, high=_TEN_YEARS
+        2.0, "maximum time to connect to an auth server or nsqlookupd", low=0.001, high=_TEN_YEARS
     )
-    http_client_request_timeout: float = duration(5.0, "time for its answer", low=0.001, high=_TEN_YEARS)
+    http_client_request_timeout: float = duration(
+        5.0, "maximum time for the whole reply of an auth server or nsqlookupd", low=0.001, high=_TEN_YEARS
+    )
 
-    statsd_address: str = flag("", "<addr>:<port> of a statsd to push statistics to over UDP")
-    statsd_prefix: str = flag("nsq.%s", "start of every name there; %s becomes this nsqd's address")
-    statsd_interval: float = duration(60.0, "time between pushes", low=0.001, high=_TEN_YEARS)
-    statsd_mem_stats: bool = flag(True, "push memory figures too")
-    statsd_udp_packet_size: int = flag(508, "largest packet in bytes", low=1, high=65507)
-    statsd_exclude_ephemeral: bool = flag(False, "leave ephemeral topics and channels out")
-    metrics: bool = flag(True, "answer GET /metrics, for Prometheus")
-    metrics_max_series: int = flag(20_000, "series of topics and channels there at most", low=0, high=2**31)
+    statsd_address: str = flag("", "<addr>:<port> of a statsd server to push statistics to, over UDP")
+    statsd_prefix: str = flag("nsq.%s", "start of every statsd name; %s becomes this nsqd's address")
+    statsd_interval: float = duration(60.0, "time between two pushes to statsd", low=0.001, high=_TEN_YEARS)
+    statsd_mem_stats: bool = flag(True, "push memory figures to statsd too")
+    statsd_udp_packet_size: int = flag(508, "maximum size of a statsd packet in bytes", low=1, high=65507)
+    statsd_exclude_ephemeral: bool = flag(False, "push nothing about ephemeral topics and channels to statsd")
+    metrics: bool = flag(True, "serve GET /metrics, for Prometheus")
+    metrics_max_series: int = flag(
+        20_000, "maximum series of topics and channels in /metrics", low=0, high=2**31
+    )
     e2e_processing_latency_percentiles: tuple[float, ...] = repeated(
         float,
-        "share of messages (0.99) whose time from publication to FIN is told in the statistics",
+        "percentile, such as 0.99, of the time from publication to FIN to show in the statistics",
         name="e2e-processing-latency-percentile",
         separator=",",
     )
     e2e_processing_latency_window_time: float = duration(
-        600.0, "how far back those statistics look", low=0.001, high=_TEN_YEARS
+        600.0, "time window of the latency percentiles", low=0.001, high=_TEN_YEARS
     )
 
-    tls_cert: str = flag("", "path of the certificate file")
-    tls_key: str = flag("", "path of the key file")
+    tls_cert: str = flag("", "path of the TLS certificate")
+    tls_key: str = flag("", "path of the key of the TLS certificate")
     tls_client_auth_policy: str = flag(
-        "", "client certificates: require or require-verify; implies --tls-required", choices=TLS_POLICIES
+        "",
+        "whether clients need a certificate: require or require-verify; implies --tls-required",
+        choices=TLS_POLICIES,
     )
     tls_root_ca_file: str = flag(
-        "", "path of the authorities that sign certificates of clients, and of auth servers asked over https"
+        "", "path of the CA certificates for verifying clients, and auth servers over https"
     )
     tls_required: str = flag(
         TLS_NOT_REQUIRED,
-        "require TLS of clients: true, false, or tcp-https (plain HTTP stays open)",
+        "refuse clients without TLS: true, false, or tcp-https, which allows plain HTTP",
         parse=parse_tls_required,
         bare="true",
     )
     tls_min_version: str = flag(
         _DEFAULT_TLS_VERSION,
-        "oldest TLS accepted: tls1.0, tls1.1, tls1.2 or tls1.3",
+        "minimum TLS version: tls1.0, tls1.1, tls1.2 or tls1.3",
         parse=parse_tls_version,
         choices=TLS_VERSIONS,
     )
     deflate: bool = flag(True, "let clients negotiate deflate")
-    max_deflate_level: int = flag(6, "highest deflate level a client may ask for", low=1, high=9)
+    max_deflate_level: int = flag(6, "maximum deflate level that a client may request", low=1, high=9)
     snappy: bool = flag(True, "let clients negotiate snappy")
 
-    topology_region: str = flag("", "region this nsqd stands in")
-    topology_zone: str = flag("", "zone this nsqd stands in")
+    topology_region: str = flag("", "region of this nsqd, for topology-aware consumption")
+    topology_zone: str = flag("", "zone of this nsqd, for topology-aware consumption")
     experiments: tuple[str, ...] = repeated(
         str,
-        f"switch something on that may change: {', '.join(EXPERIMENTS)}",
+        f"enable an experimental feature: {', '.join(EXPERIMENTS)}",
         name="enable-experiment",
         key="enable_experiment",
         choices=EXPERIMENTS,
     )
 
-    queue_scan_worker_pool_max: int = flag(4, "has no effect", deprecated="nothing is scanned here")
-    queue_scan_selection_count: int = flag(20, "has no effect", deprecated="nothing is scanned here")
+    queue_scan_worker_pool_max: int = flag(
+        4, "has no effect", deprecated="this nsqd does not scan its queues"
+    )
+    queue_scan_selection_count: int = flag(
+        20, "has no effect", deprecated="this nsqd does not scan its queues"
+    )
 
     def __post_init__(self) -> None:
         if self.max_message_size:

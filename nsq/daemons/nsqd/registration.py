@@ -14,14 +14,14 @@ import random
 from collections.abc import Callable, Iterable, Iterator
 from urllib.parse import quote
 
-from nsq.daemons.http_client import send
-from nsq.daemons.listen import Address, UnixAddress, peer_address_of
-from nsq.daemons.logs import DaemonLog
 from nsq.daemons.nsqd.core.backlog import StorageFailed
 from nsq.daemons.nsqd.core.broker import Broker
 from nsq.daemons.nsqd.core.channel import Channel
 from nsq.daemons.nsqd.core.topic import Topic
 from nsq.daemons.nsqd.options import NsqdOptions
+from nsq.daemons.serve.http_client import send
+from nsq.daemons.serve.listen import Address, UnixAddress, peer_address_of
+from nsq.daemons.serve.logs import DaemonLog
 from nsq.errors import ApiError, NsqError, WireError
 from nsq.http.message import HttpRequest, Url
 from nsq.wire import lookup

@@ -23,8 +23,8 @@ from nsq.daemons.nsqd.core.channel import ANYWHERE, REGION_LOCAL, ZONE_LOCAL, Ch
 from nsq.daemons.nsqd.core.latency import MeasuredChannel, quantiles
 from nsq.daemons.nsqd.core.topic import Topic
 from nsq.daemons.nsqd.session.session import Session
-from nsq.daemons.routes import go_json
-from nsq.literals import format_duration
+from nsq.daemons.serve.routes import go_json
+from nsq.options import format_duration
 
 Json = dict[str, Any]
 #: A channel's figures and those of its clients, which are None if the request excludes clients.
@@ -356,36 +356,51 @@ _GAUGE, _COUNTER = "gauge", "counter"
 
 #: All metrics in the order of the output: kind and help text.
 METRICS = {
-    "nsqd_info": (_GAUGE, "Always 1; its label tells the version."),
-    "nsqd_healthy": (_GAUGE, "1 while /ping answers OK, else 0."),
-    "nsqd_connections": (_GAUGE, "Clients connected over TCP."),
-    "nsqd_producers": (_GAUGE, "Clients connected over TCP that have published."),
-    "nsqd_pending_body_bytes": (_GAUGE, "Held of bodies that have not come in full."),
-    "nsqd_errors_total": (_COUNTER, "Refusals, by protocol and code."),
-    "nsqd_topics": (_GAUGE, "Topics."),
-    "nsqd_channels": (_GAUGE, "Channels of all topics."),
-    "nsqd_series_left_out": (_GAUGE, "Series of topics and channels beyond --metrics-max-series."),
-    "nsqd_topic_depth": (_GAUGE, "Messages that wait in the topic."),
-    "nsqd_topic_backend_depth": (_GAUGE, "Those of them that are on disk alone."),
+    "nsqd_info": (_GAUGE, "Always 1; the label has the version of nsqd."),
+    "nsqd_healthy": (_GAUGE, "1 while nsqd's /ping answers OK, else 0."),
+    "nsqd_connections": (_GAUGE, "TCP connections of clients."),
+    "nsqd_producers": (_GAUGE, "TCP connections of clients that have published."),
+    "nsqd_pending_body_bytes": (_GAUGE, "Bytes of incomplete message bodies in memory."),
+    "nsqd_errors_total": (
+        _COUNTER,
+        "Commands and requests that nsqd has refused, by protocol and error code.",
+    ),
+    "nsqd_topics": (_GAUGE, "Number of topics."),
+    "nsqd_channels": (_GAUGE, "Number of channels of all topics."),
+    "nsqd_series_left_out": (
+        _GAUGE,
+        "Series of topics and channels left out because of --metrics-max-series.",
+    ),
+    "nsqd_topic_depth": (_GAUGE, "Messages waiting in the topic."),
+    "nsqd_topic_backend_depth": (_GAUGE, "Messages waiting in the topic that are only on disk."),
     "nsqd_topic_messages_total": (_COUNTER, "Messages published to the topic."),
-    "nsqd_topic_message_bytes_total": (_COUNTER, "Bytes of their bodies."),
+    "nsqd_topic_message_bytes_total": (_COUNTER, "Bytes of the bodies of messages published to the topic."),
     "nsqd_topic_paused": (_GAUGE, "1 while the topic is paused."),
-    "nsqd_topic_e2e_latency_seconds": (_GAUGE, "Time from publication to FIN, over all channels."),
-    "nsqd_channel_depth": (_GAUGE, "Messages that wait in the channel."),
-    "nsqd_channel_backend_depth": (_GAUGE, "Those of them that are on disk alone."),
-    "nsqd_channel_in_flight": (_GAUGE, "Messages sent and not answered."),
-    "nsqd_channel_deferred": (_GAUGE, "Messages that are held back until they are due."),
-    "nsqd_channel_messages_total": (_COUNTER, "Messages that came into the channel."),
-    "nsqd_channel_requeued_total": (_COUNTER, "Messages that were requeued."),
-    "nsqd_channel_timed_out_total": (_COUNTER, "Messages that were not answered in time."),
+    "nsqd_topic_e2e_latency_seconds": (
+        _GAUGE,
+        "Seconds from publication to FIN, over all channels of the topic, by percentile.",
+    ),
+    "nsqd_channel_depth": (_GAUGE, "Messages waiting in the channel."),
+    "nsqd_channel_backend_depth": (_GAUGE, "Messages waiting in the channel that are only on disk."),
+    "nsqd_channel_in_flight": (_GAUGE, "Messages of the channel sent to a client and not answered yet."),
+    "nsqd_channel_deferred": (_GAUGE, "Messages of the channel held back until their delay is over."),
+    "nsqd_channel_messages_total": (_COUNTER, "Messages that the channel has received from its topic."),
+    "nsqd_channel_requeued_total": (_COUNTER, "Messages of the channel that clients have requeued."),
+    "nsqd_channel_timed_out_total": (
+        _COUNTER,
+        "Messages of the channel that were not answered before their timeout.",
+    ),
     "nsqd_channel_clients": (_GAUGE, "Consumers of the channel."),
     "nsqd_channel_paused": (_GAUGE, "1 while the channel is paused."),
-    "nsqd_channel_e2e_latency_seconds": (_GAUGE, "Time from publication to FIN."),
-    "process_cpu_seconds_total": (_COUNTER, "Processor time that was used."),
-    "process_resident_memory_bytes": (_GAUGE, "Physical memory."),
-    "process_open_fds": (_GAUGE, "Open files and sockets."),
-    "process_max_fds": (_GAUGE, "How many of them the process may have."),
-    "process_start_time_seconds": (_GAUGE, "When nsqd started, in seconds since 1970."),
+    "nsqd_channel_e2e_latency_seconds": (
+        _GAUGE,
+        "Seconds from publication to FIN in the channel, by percentile.",
+    ),
+    "process_cpu_seconds_total": (_COUNTER, "Seconds of processor time that the process has used."),
+    "process_resident_memory_bytes": (_GAUGE, "Bytes of physical memory that the process uses."),
+    "process_open_fds": (_GAUGE, "Open files and sockets of the process."),
+    "process_max_fds": (_GAUGE, "Maximum open files and sockets of the process."),
+    "process_start_time_seconds": (_GAUGE, "Start time of nsqd, in seconds since 1970."),
 }
 
 _OF_TOPIC = {

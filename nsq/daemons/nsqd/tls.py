@@ -5,8 +5,8 @@ from __future__ import annotations
 import ssl
 import warnings
 
-from nsq.daemons.logs import DaemonLog
 from nsq.daemons.nsqd.options import NsqdOptions
+from nsq.daemons.serve.logs import DaemonLog
 from nsq.errors import ConfigError
 
 _VERSIONS = {

@@ -6,14 +6,14 @@ import socket
 import time
 
 from nsq.daemons import COMPATIBLE_VERSION
-from nsq.daemons.httpd import HttpServer
-from nsq.daemons.listen import Address, Listener, TcpAddress, listen, parse_address
-from nsq.daemons.logs import DaemonLog
 from nsq.daemons.nsqlookupd.http import routes
 from nsq.daemons.nsqlookupd.options import NsqlookupdOptions
 from nsq.daemons.nsqlookupd.registry import Registry
 from nsq.daemons.nsqlookupd.tcp import LookupConnection, LookupSession
-from nsq.daemons.slices import Slices
+from nsq.daemons.serve.httpd import HttpServer
+from nsq.daemons.serve.listen import Address, Listener, TcpAddress, listen, parse_address
+from nsq.daemons.serve.logs import DaemonLog
+from nsq.daemons.serve.slices import Slices
 from nsq.wire.lookup import PeerInfo
 
 # How long stop() waits for the last replies to be sent.

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable, Iterator
 from operator import itemgetter
 
 from nsq.daemons import COMPATIBLE_VERSION
-from nsq.daemons.debug import Debugging, local_only
 from nsq.daemons.nsqlookupd.registry import Peer, Registry
-from nsq.daemons.routes import EMPTY, JSON, OK, HttpError, Reply, Request, Route, go_json
-from nsq.daemons.slices import Slices
+from nsq.daemons.serve.debug import Debugging, local_only
+from nsq.daemons.serve.routes import EMPTY, JSON, OK, HttpError, Reply, Request, Route, go_json
+from nsq.daemons.serve.slices import Slices
 from nsq.wire.names import valid_channel, valid_topic
 
 # Go's value for a time that was never set: the year 1 in nanoseconds since 1970, in 64 bits.

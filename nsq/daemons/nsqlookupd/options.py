@@ -5,8 +5,8 @@ from __future__ import annotations
 import socket
 from dataclasses import dataclass
 
-from nsq.daemons.listen import address_of
-from nsq.daemons.logs import FORMATS, TEXT, checked_level
+from nsq.daemons.serve.listen import address_of
+from nsq.daemons.serve.logs import FORMATS, TEXT, checked_level
 from nsq.flags import check, duration, flag
 
 
@@ -18,19 +18,21 @@ class NsqlookupdOptions:
     http_address: str = flag(
         "0.0.0.0:4161", "address:port, or path of a Unix socket, to listen on for HTTP clients"
     )
-    broadcast_address: str = flag(socket.gethostname, "address of this nsqlookupd that nsqds are told")
+    broadcast_address: str = flag(socket.gethostname, "address of this nsqlookupd that it gives to nsqds")
     inactive_producer_timeout: float = duration(
-        300.0, "how long an nsqd stays in the lists after it was last heard from", low=0
+        300.0, "time after which an nsqd that sends nothing is no longer listed", low=0
     )
     tombstone_lifetime: float = duration(
-        45.0, "how long a tombstoned nsqd is hidden if it stays registered", low=0
+        45.0, "time that a tombstoned nsqd is hidden while it stays registered", low=0
     )
-    legacy_get: bool = flag(False, "let /create_topic and the other old names change things by GET, too")
+    legacy_get: bool = flag(
+        False, "accept GET for actions under their names from before 1.0, such as /create_topic"
+    )
     log_level: str = flag("info", "log verbosity: debug, info, warning, error or fatal", parse=checked_level)
-    log_prefix: str = flag("[nsqlookupd] ", "what every log line begins with")
-    log_format: str = flag(TEXT, "form of the log: text or json", choices=FORMATS)
-    log_file: str = flag("", "path of a file to log to instead of stderr; SIGHUP opens it anew")
-    verbose: bool = flag(False, "", deprecated="use --log-level=debug")
+    log_prefix: str = flag("[nsqlookupd] ", "start of every log line")
+    log_format: str = flag(TEXT, "log format: text or json", choices=FORMATS)
+    log_file: str = flag("", "path of a file to log to instead of stderr; SIGHUP reopens it")
+    verbose: bool = flag(False, "log debug lines", deprecated="use --log-level=debug")
 
     def __post_init__(self) -> None:
         address_of("--tcp-address", self.tcp_address)

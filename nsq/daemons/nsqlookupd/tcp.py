@@ -11,9 +11,9 @@ import socket
 from collections.abc import Callable, Iterator
 from typing import cast
 
-from nsq.daemons.listen import TcpAddress
-from nsq.daemons.logs import DaemonLog
 from nsq.daemons.nsqlookupd.registry import Peer, Registry
+from nsq.daemons.serve.listen import TcpAddress
+from nsq.daemons.serve.logs import DaemonLog
 from nsq.errors import WireError
 from nsq.wire import lookup
 from nsq.wire.lookup import Body, LookupCommandParser, PeerInfo, Violation

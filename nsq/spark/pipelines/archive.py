@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from nsq.errors import ConfigError, UsageError
+from nsq.errors import ConfigError, UsageError, how_to_install
 from nsq.spark.pipelines import streaming
 from nsq.spark.pipelines.files import Batch, Files, Written, below, check_writable, open_files, publish
 from nsq.spark.pipelines.streaming import Addresses, OnProgress, Running, Totals
@@ -96,7 +96,7 @@ def archive(
         try:
             import deltalake  # noqa: F401
         except ImportError as error:
-            raise ConfigError(f"to={_DELTA}… needs deltalake ({error}): pip install 'nsq[delta]'") from None
+            raise ConfigError(f"to={_DELTA}… needs deltalake ({error}): {how_to_install('delta')}") from None
     chosen = {**(_TABLE_DEFAULTS if table else _DEFAULTS), **(options or {})}
     reading = streaming.stream_options(root, topic, channel, nsqd, lookupd, wal, chosen)
     running = Running(checkpoint or below(root, "_checkpoint"), follow, every, stop, progress)

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nsq.errors import UsageError
+from nsq.spark.wal.disk import Disk, replace_file
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -109,11 +110,7 @@ class LocalFiles:
         """Write a file atomically."""
         target = self.root / path
         changed = _make_folder(target.parent)
-        # A hidden name, which readers ignore if a crash leaves the file behind.
-        temporary = target.with_name(f".{target.name}.new")
-        temporary.write_text(text, encoding="utf-8")
-        sync(temporary)
-        temporary.replace(target)
+        replace_file(Disk(), target, text.encode(), 0o666)
         for folder in changed:
             sync(folder)
 

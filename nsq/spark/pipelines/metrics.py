@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from nsq.errors import ConfigError, UsageError
+from nsq.errors import ConfigError, UsageError, how_to_install
 from nsq.spark.pipelines import streaming
 from nsq.spark.pipelines.archive import BYTES, write_parquet
 from nsq.spark.pipelines.files import Batch, Files, Written, below, check_writable, open_files, publish
@@ -299,7 +299,7 @@ def _rates(
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ConfigError(f"a chart needs matplotlib ({error}): pip install 'nsq[chart]'") from error
+        raise ConfigError(f"a chart needs matplotlib ({error}): {how_to_install('chart')}") from error
     # Not with pyplot, which keeps all figures and needs a display.
     figure = Figure(figsize=size, layout="constrained")
     axes = figure.subplots(rows, 1, sharex=True, squeeze=False)[:, 0]

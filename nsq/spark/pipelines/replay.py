@@ -74,12 +74,12 @@ def save_mark(path: Path, job: dict[str, object], place: Mark) -> None:
     LocalFiles(str(path.parent)).write(path.name, text)
 
 
-class Entry(NamedTuple):
+class ArchivedMessage(NamedTuple):
     position: ArchivePosition
     body: bytes
 
 
-def remaining(entries: Iterable[Entry], place: Mark) -> Iterator[Entry]:
+def remaining(entries: Iterable[ArchivedMessage], place: Mark) -> Iterator[ArchivedMessage]:
     """The entries that are not published yet; ``entries`` must be in order."""
     done = place.repeated
     for entry in entries:
@@ -253,7 +253,7 @@ def _since(frame: DataFrame, nanos: int) -> DataFrame:
     return frame.where((f.col("date") >= str(_moment(nanos).date())) & (f.col("timestamp_ns") >= nanos))
 
 
-def entries(frame: DataFrame, place: Mark) -> Iterator[Entry]:
+def entries(frame: DataFrame, place: Mark) -> Iterator[ArchivedMessage]:
     """Yield the entries in order, hour by hour: Spark sorts one hour at a time, on disk if necessary."""
     from pyspark.sql import functions as f
 
@@ -263,7 +263,7 @@ def entries(frame: DataFrame, place: Mark) -> Iterator[Entry]:
         part = rest.where((f.col("date") == f.lit(date)) & (f.col("hour") == f.lit(hour)))
         ordered = part.select(*ArchivePosition._fields, "body").orderBy(*ArchivePosition._fields)
         for row in ordered.toLocalIterator(prefetchPartitions=True):
-            yield Entry(ArchivePosition(row[0], row[1], row[2]), bytes(row[3]))
+            yield ArchivedMessage(ArchivePosition(row[0], row[1], row[2]), bytes(row[3]))
 
 
 def _counted(frame: DataFrame, begin: Mark) -> ReplayResult:
@@ -294,10 +294,10 @@ def _moment(nanos: int) -> datetime.datetime:
 
 
 def send(
-    entries: Iterable[Entry],
+    entries: Iterable[ArchivedMessage],
     begin: Mark,
     *,
-    publish: Callable[[list[bytes]], None],
+    publish: Callable[[list[bytes]], object],
     save: Callable[[Mark], None],
     stop: threading.Event,
     rate: float | None = None,

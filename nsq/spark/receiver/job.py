@@ -8,7 +8,7 @@ asked to stop.
 
 A task never fails because of nsqd or the log: it tries again. If its executor is lost, Spark starts this one
 task elsewhere, where it receives under a new name. If Spark gives the job up, it is submitted again. The
-driver cannot reach a task, so it asks for the end by a word in the log. This works with Spark Connect too.
+driver cannot reach a task, so it asks them to stop by a file in the log. This works with Spark Connect too.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ log = Logger("nsq.spark.receiver")
 POOL = "nsq-receivers"
 #: Seconds to wait for the executors of a cluster that has just started.
 REGISTERING = 30.0
-#: Seconds to wait for the tasks after Spark was told to end them.
+#: Seconds to wait for the tasks after their interruption.
 _INTERRUPTED = 15.0
 #: Our errors that another attempt cannot mend, as they are spelt in one of Spark's.
 _HOPELESS = ("nsq.errors.ConfigError: ", "nsq.errors.WalForeign: ", "nsq.errors.UsageError: ")
 
 
-def receivers(spark: SparkSession, options: Mapping[str, Any], n: int = 2) -> Receivers:
+def receivers(spark: SparkSession, options: Mapping[str, Any], n: int = 2) -> ReceiverJob:
     """Start ``n`` receivers on the executors; returns at once. ``options`` are those of ``format("nsq")``.
     Use the result in a ``with`` block, or call its ``stop``.
 
@@ -66,7 +66,7 @@ def receivers(spark: SparkSession, options: Mapping[str, Any], n: int = 2) -> Re
     if directory_of(parsed.wal) is not None and not _is_local(spark):
         log.warning("wal is the directory %s: all executors must reach it, and lock files there", parsed.wal)
     refuse_full_cluster(spark, n)
-    running = Receivers(spark, parsed, n)
+    running = ReceiverJob(spark, parsed, n)
     running.start()
     return running
 
@@ -111,7 +111,7 @@ def _is_stopped(spark: SparkSession) -> bool:
     return bool(getattr(spark, "is_stopped", False))
 
 
-class Receivers:
+class ReceiverJob:
     """The running job. ``error`` is why it has ended for good; None while it runs."""
 
     def __init__(self, spark: SparkSession, options: SourceOptions, n: int) -> None:
@@ -139,7 +139,7 @@ class Receivers:
         return [folder for folder in self._wal.receivers() if folder.alive]
 
     def status(self) -> Status:
-        """What the living receivers of the log tell about themselves; those of a directory tell nothing."""
+        """The reports of the living receivers of the log; those of a directory report nothing."""
         return merge_statuses(folder.status for folder in self.alive() if folder.status is not None)
 
     def stop(self, timeout: float = 2 * GRACE) -> None:
@@ -151,15 +151,17 @@ class Receivers:
         self._ending.set()
         try:
             self._wal.request_stop(self._job)
-            self._thread.join(timeout)
         except NsqError as error:
-            log.warning("the receivers cannot be asked to stop: %s", error)
+            log.warning("the receivers cannot be asked to stop, and are interrupted: %s", error)
+        else:
+            self._thread.join(timeout)
+            if self._thread.is_alive():
+                log.warning("the receivers have not ended within %.0f s, and are interrupted", timeout)
         if self._thread.is_alive():
-            log.warning("the receivers have not ended within %.0f s, and are interrupted", timeout)
             try:
                 self._spark.interruptTag(self._tag)
             except Exception as error:  # the session may have ended
-                log.warning("Spark cannot be told to end the receivers: %s", error)
+                log.warning("Spark cannot interrupt the receivers: %s", error)
             self._thread.join(_INTERRUPTED)
         with contextlib.suppress(NsqError):
             self._wal.forget_job(self._job)

@@ -30,6 +30,9 @@ PUTS = 3
 LARGEST_SEGMENT = 64 << 20
 #: Seconds between two looks for messages whose timeout is near.
 _TOUCH_EVERY = 1.0
+#: The delay of a requeue in seconds. Without one, nsqd would send the message back here at once, over and
+#: over until this receiver has started again, and count each time as an attempt.
+_DELAY = 2.0
 #: Seconds for the last puts when a receiver stops.
 _LAST_PUTS = 5.0
 _JOIN = 30.0
@@ -183,5 +186,5 @@ def touch_expiring(messages: list[Message], timeout: float, now: float) -> None:
 
 def _give_back(messages: list[Message]) -> None:
     for message in messages:
-        with suppress(AlreadyResponded, NsqError):
-            message.requeue(0.0, backoff=False)
+        with suppress(NsqError):
+            message.requeue(_DELAY, backoff=False)

@@ -65,18 +65,18 @@ WHOLE = Share()
 
 
 def own_options(options: SourceOptions, share: Share, before: Sequence[str] = ()) -> SourceOptions:
-    """The options with the nsqds of this share alone. Without an answer of any nsqlookupd, those it had
-    ``before``."""
+    """The options with the nsqds of this share alone. While an nsqlookupd does not answer, the share keeps
+    those that it had ``before`` and that the others do not know."""
     if share.count == 1:
         return options
-    found = list(options.nsqd)
+    found, kept = list(options.nsqd), []
     if options.lookupd:
         places, errors = lookups.places(options.lookupd, options.config, options.named_topics)
         found += [place.tcp for place in places]
         if errors:
             log.warning("not all nsqds are known: %s", "; ".join(map(str, errors)))
-            found += before
-    nsqds = share.nsqds(found)
+            kept = [address for address in before if address not in found]
+    nsqds = (*share.nsqds(found), *kept)
     if not nsqds:
         raise NsqError(f"no nsqd has {options.subscription} yet")
     # topicsPattern finds topics only by asking nsqlookupd.
@@ -195,8 +195,8 @@ class ShareWatch:
 
 
 def ended_by(wal: Wal, job: str, every: float = 2.0) -> Callable[[float], bool]:
-    """A function for ``stand``: waits, and tells whether the log holds a word that this job is to stop. If
-    the log does not answer, it is not.
+    """Return a function for ``stand``, which waits, and returns whether the log asks this job to stop: False
+    while the log does not answer.
     """
     last_look = 0.0
     stop = False

@@ -1,7 +1,7 @@
 """The driver's side of a running query: decides when a batch begins, what it takes and what may be deleted.
 
-``stream.py`` passes Spark's calls on to a ``Feed``, which gets the log, the receivers and the pollers as
-arguments. Imports neither pyspark nor pyarrow.
+``stream.py`` passes Spark's calls on to a ``Feed``, which gets the log, the reader, the receivers and the
+pollers as arguments. Imports neither pyspark nor pyarrow.
 """
 
 from __future__ import annotations
@@ -14,16 +14,17 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from nsq.errors import Closed, ConnectionFailed, NsqError, SegmentLost, WalError, WalForeign
+from nsq.errors import Closed, ConnectionFailed, NsqError, SegmentLost, WalError
 from nsq.log import Logger
 from nsq.spark.receiver.pool import PoolStatus, ReceiverPool
 from nsq.spark.source.backlog import AvailableNowTarget, Backlog, Poller
 from nsq.spark.source.offsets import Amount, Limits, Offset, Slice, admitted, amount, between, tasks, unread
-from nsq.spark.source.options import COMMITTED, LATEST, SourceOptions
+from nsq.spark.source.options import SourceOptions
+from nsq.spark.source.reader import Reader
 from nsq.spark.wal import names
-from nsq.spark.wal.names import Position, ReceiverFolder, Segment
+from nsq.spark.wal.names import Listing, Position, ReceiverFolder, Segment
 from nsq.spark.wal.readers import ReaderState, deletable
-from nsq.spark.wal.store import Claim, Wal, shown
+from nsq.spark.wal.store import Wal, shown
 
 log = Logger("nsq.spark.source")
 
@@ -52,26 +53,20 @@ _STILL_WAITING = 10.0
 class Feed:
     """One run of one query; used by one thread, except for ``leaving``.
 
-    ``newest`` returns the time of a segment's newest message, in nanoseconds since 1970; ``oldest`` that of a
-    slice's first message, in seconds; both return None when the segment cannot be read.
+    ``oldest`` returns the time of a slice's first message, in seconds since 1970; None when it cannot be
+    read.
     """
 
     options: SourceOptions
     wal: Wal
-    identity: str
-    claim: Claim
+    reader: Reader
     receivers: ReceiverPool
     backlog: Poller[Backlog]
     oldest: Callable[[Slice], float | None]
-    newest: Callable[[Segment], int | None]
 
     def __post_init__(self) -> None:
         self._age = Poller("age", self._oldest_age, LISTING)
         self._parent = os.getppid()
-        self._state = self.wal.readers().get(self.options.reader, ReaderState())
-        self._beginning: Offset | None = None
-        self._compared = False  # whether _compare has compared the checkpoint with _state
-        self._foreign = False  # whether we have warned that the checkpoint belongs to another log
         self._segments: list[Segment] = []
         self._folders: list[ReceiverFolder] = []
         self._size = 0  # bytes of the log's files
@@ -80,7 +75,7 @@ class Feed:
         self._sealed = -1  # how many segments the receivers had sealed at the last listing
         self._starting = True
         self._since: float | None = None  # since when rows are pending
-        self._read = Offset(self.identity)
+        self._read = Offset(self.reader.identity)
         self._last_empty_batch = float("-inf")
         self._once = False
         self._before: tuple[list[Segment], Backlog, float] | None = None
@@ -91,7 +86,7 @@ class Feed:
 
     def initial(self) -> dict[str, Any]:
         """The start of a new checkpoint. Always the same: Spark calls this until the first batch is done."""
-        return Offset(self.identity).to_json()
+        return Offset(self.reader.identity).to_json()
 
     def start_available_now(self) -> None:
         """Prepare an AvailableNow run, which reads what there is now and then ends."""
@@ -117,11 +112,11 @@ class Feed:
 
         ``once``: this is the only batch of the run, and takes all that there was when the run began.
         """
-        begin = self._checked(start)
-        self._read = self._begun(begin)
+        begin = self.reader.parse(start)
+        self._read = self.reader.begin(begin, lambda: self._list({}))
         # Spark makes a batch of the first answer even if it is empty. The offset of that batch must say that
         # the checkpoint has begun.
-        nothing = start if begin.begun else self._end(begin, dataclasses.replace(self._read, turn=1))
+        nothing = start if begin.begun else self.reader.end(begin, dataclasses.replace(self._read, turn=1))
         if once and not self._once:
             self._once = True
             self.start_available_now()
@@ -133,7 +128,7 @@ class Feed:
             end, due = self._next(limits)
             if end is not None:
                 self._read = end
-                return self._end(begin, end)
+                return self.reader.end(begin, end)
             now = time.monotonic()
             if self._starting:
                 began = now
@@ -152,15 +147,15 @@ class Feed:
         """The tasks of a batch."""
         self.receivers.start()
         self._list()
-        first, last = self._checked(start), self._checked(end)
-        self._compare(last, first)
-        if not last.foreign and not self._state.begun:
+        first, last = self.reader.parse(start), self.reader.parse(end)
+        self.reader.compare(last, first)
+        if not last.foreign and not self.reader.state.begun:
             # Saved, so that we can recognize a new checkpoint: its offset has not begun.
-            self._save(self._state.at, begun=True)
+            self.reader.save(self.reader.state.at, begun=True)
         self._read = last  # Spark may have got this offset before a restart
         slices, lost = between(first, last, self._segments)
         if lost:
-            self.claim.verify()  # a query that took our name over has deleted what it read
+            self.reader.claim.verify()  # a query that took our name over has deleted what it read
             files = ", ".join(f"{receiver}/{names.sealed_pattern(number)}" for receiver, number in lost)
             text = f"{shown(self.wal.location)} lacks files that this batch needs: {files}"
             if self.options.fail_on_data_loss:
@@ -170,9 +165,9 @@ class Feed:
 
     def commit(self, end: Mapping[str, Any]) -> None:
         """Note that Spark is done with everything up to ``end``, and delete what retention does not keep."""
-        committed = self._checked(end)
+        committed = self.reader.parse(end)
         if committed.at:
-            self._note_committed(committed)
+            self.reader.note_committed(committed)
         self._delete_committed()
 
     def report(self) -> dict[str, Any]:
@@ -188,7 +183,7 @@ class Feed:
             at = Position(segment.number)
             sealed[segment.receiver] = max(sealed.get(segment.receiver, at), at)
         return {
-            **Offset(self.identity, sealed).to_json(),
+            **Offset(self.reader.identity, sealed).to_json(),
             "lag": waiting.rows + known.unreceived(received) if known.asked else None,
             "received": received,
             "walRows": waiting.rows,
@@ -202,7 +197,7 @@ class Feed:
 
     def received(self) -> int:
         """The messages that our receivers took since the query started, and that those elsewhere took since
-        they started, as far as they tell it. Any thread may ask.
+        they started, as far as they report it. Any thread may ask.
         """
         state = self.receivers.status()
         return state.received + sum(
@@ -220,8 +215,10 @@ class Feed:
             return state.paused
         if self._full:
             return f"the log holds {self._size:,} bytes, of {self.options.wal_max_bytes:,} at most"
-        told = [folder.status.paused for folder in self._elsewhere(state) if folder.alive and folder.status]
-        return next(filter(None, told), "")
+        reasons = [
+            folder.status.paused for folder in self._elsewhere(state) if folder.alive and folder.status
+        ]
+        return next(filter(None, reasons), "")
 
     @property
     def _full(self) -> bool:
@@ -237,7 +234,7 @@ class Feed:
     def leaving(self) -> None:
         """Announce that this query is leaving; safe at any moment, because a signal handler calls it."""
         with suppress(OSError, NsqError):
-            self.claim.leaving()
+            self.reader.claim.leaving()
 
     def close(self) -> None:
         """Stop the receivers and release the reader's name. Received rows are sealed for the next run."""
@@ -247,7 +244,7 @@ class Feed:
             self.backlog.stop()
             self._age.stop()
         finally:
-            self.claim.release()
+            self.reader.claim.release()
 
     # Batches
 
@@ -339,8 +336,8 @@ class Feed:
                 )
             # Spark asks for more only when it has committed everything up to here. It reports a commit with
             # the next batch, of which there is none in this run, so note it now.
-            if self._state.begun and self._read.at:
-                self._note_committed(self._read)
+            if self.reader.state.begun and self._read.at:
+                self.reader.note_committed(self._read)
             self._delete_committed()
             return True
         if now - self._logged_at >= _STILL_WAITING:
@@ -356,9 +353,9 @@ class Feed:
 
     # The log
 
-    def _list(self, after: Mapping[str, Position] | None = None) -> None:
+    def _list(self, after: Mapping[str, Position] | None = None) -> Listing:
         """List what this reader has not committed, or what is ``after`` other positions."""
-        after = self._state.at if after is None else after
+        after = self.reader.state.at if after is None else after
         listing = self.wal.listing(after)
         if any(not folder.alive and folder.needs_recovery for folder in listing.receivers):
             for segment in self.wal.recover():
@@ -369,6 +366,7 @@ class Feed:
         self._listed = time.monotonic()
         if self._full:
             self._delete_committed()
+        return listing
 
     def _delete_committed(self) -> None:
         """Delete the segments that every reader has committed and that retention does not keep."""
@@ -382,7 +380,7 @@ class Feed:
                 deletable(
                     self.wal.files_of_readers(),
                     # Our own state from memory: saving it may have failed.
-                    (self.wal.readers() | {options.reader: self._state}).values(),
+                    (self.wal.readers() | {options.reader: self.reader.state}).values(),
                     now=time.time(),
                     most=options.wal_max_bytes // 2,
                 )
@@ -394,122 +392,9 @@ class Feed:
         gone = set(deleted)
         self._segments = [segment for segment in self._segments if segment not in gone]
 
-    def _checked(self, given: Mapping[str, Any]) -> Offset:
-        self.claim.check()
-        offset = Offset.of_json(given)
-        if offset.wal == self.identity:
-            return offset
-        text = f"the checkpoint belongs to the log {offset.wal}, but {shown(self.wal.location)} is the log "
-        text += self.identity
-        if self.options.fail_on_data_loss:
-            raise WalForeign(
-                f"{text}: give option wal the old place; or, if that log is lost, failOnDataLoss=false goes "
-                "on with this one"
-            )
-        if not self._foreign:
-            self._foreign = True
-            log.warning("%s; its unread messages are lost, going on with this one", text)
-        return Offset(self.identity, foreign=True)
-
-    # Where this reader begins
-
-    def _begun(self, read: Offset) -> Offset:
-        """Return ``read`` itself, or the chosen beginning if the checkpoint has no offsets."""
-        if read.begun:
-            self._compare(read, read)
-            return read
-        if self._beginning is None:
-            self._beginning = self._choose_beginning()
-        return self._beginning
-
-    def _choose_beginning(self) -> Offset:
-        options, state = self.options, self._state
-        if state.updated and not state.begun and state.starting == options.starting:
-            return Offset(self.identity, state.at)
-        if state.begun and not options.starting:
-            raise WalForeign(
-                f"reader {options.reader!r} has read the log {shown(self.wal.location)} before, but this "
-                "checkpoint begins anew: a sink that remembers batch numbers, such as Parquet files, would "
-                "leave out new rows without an error. Give the query its old checkpoint back. Or give it an "
-                "empty sink as well as the new checkpoint, and one of the options startingPosition=earliest "
-                "(all that the log holds), startingPosition=committed (what was not read yet), "
-                "startingPosition=latest or startingTimestamp, or a name of its own: option reader"
-            )
-        if state.begun:
-            log.warning(
-                "reader %r has read the log %s before, and begins anew with %s: rows are left out if "
-                "its sink remembers batch numbers, as Parquet files do, and is not empty",
-                *(options.reader, shown(self.wal.location), options.starting),
-            )
-        else:
-            log.info(
-                "reader %r begins to read the log %s. Its sink must be new too: a folder of files that "
-                "remembers batches of another checkpoint would leave rows out (nsq-spark doctor --sink)",
-                *(options.reader, shown(self.wal.location)),
-            )
-        self._list({})
-        at: dict[str, Position] = {}
-        if options.starting_timestamp is not None:
-            passed = set()
-            for segment in self._segments:
-                newest = self.newest(segment) if segment.receiver not in passed else None
-                if newest is not None and newest < options.starting_timestamp:
-                    at[segment.receiver] = Position(segment.number)
-                else:
-                    passed.add(segment.receiver)
-        elif options.starting_position == LATEST:
-            at = {segment.receiver: Position(segment.number) for segment in self._segments}
-        elif options.starting_position == COMMITTED:
-            there = {folder.receiver for folder in self._folders}
-            at = {receiver: position for receiver, position in state.at.items() if receiver in there}
-        self._save(at, begun=False)
-        return Offset(self.identity, at)
-
-    def _end(self, start: Offset, end: Offset) -> dict[str, Any]:
-        """``end`` as JSON for Spark. The start of a new checkpoint does not contain the chosen beginning, so
-        the first end does, as its origins.
-        """
-        chosen = self._beginning.at if self._beginning is not None and not start.begun else {}
-        missing = {name: at for name, at in chosen.items() if name in end.at and name not in end.origins}
-        return dataclasses.replace(end, origins={**end.origins, **missing}).to_json()
-
-    def _compare(self, reached: Offset, committed: Offset) -> None:
-        """Raise WalForeign when the checkpoint has not ``reached`` what this reader has committed: then the
-        reader committed with another checkpoint.
-        """
-        state = self._state
-        if self._compared or reached.foreign:
-            return
-        self._compared = True
-        if not state.begun:
-            if committed.at:
-                self._save(committed.at, begun=True)
-            return
-        there = {folder.receiver for folder in self.wal.receivers()}
-        if any(at > reached.position(name) for name, at in state.at.items() if name in there):
-            raise WalForeign(
-                f"the checkpoint is older than what reader {self.options.reader!r} of the log "
-                f"{shown(self.wal.location)} has committed: give the query the checkpoint that it used "
-                "last, or, if two queries read this log in turn, give each a name of its own: option reader"
-            )
-
-    def _save(self, at: Mapping[str, Position], *, begun: bool) -> None:
-        options = self.options
-        self._state = ReaderState(
-            dict(at), begun, options.starting, time.time(), options.retention, options.retention_bytes
-        )
-        self.wal.save_reader(self.options.reader, self._state)
-
-    def _note_committed(self, committed: Offset) -> None:
-        try:
-            self._save(committed.at, begun=True)
-        except WalError as error:
-            # Spark's checkpoint has the position, and the next deletion may free the space that is missing.
-            log.warning("the position of reader %s cannot be noted: %s", self.options.reader, error)
-
     def _awaits_commit(self) -> bool:
         """Whether the log holds a segment that Spark has read completely but not committed."""
-        done, committed = ReaderState(self._read.at).has_committed, self._state.has_committed
+        done, committed = ReaderState(self._read.at).has_committed, self.reader.state.has_committed
         return any(done(segment) and not committed(segment) for segment in self._segments)
 
     def _oldest_age(self) -> float | None:

@@ -35,6 +35,7 @@ from nsq.spark.source.backlog import Poller, measure
 from nsq.spark.source.feed import Feed
 from nsq.spark.source.offsets import Limits
 from nsq.spark.source.options import SourceOptions
+from nsq.spark.source.reader import Reader
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -184,12 +185,10 @@ def start_feed(options: SourceOptions) -> Feed:
         feed = Feed(
             options,
             wal,
-            identity,
-            claim,
+            Reader(options, wal, identity, claim, functools.partial(newest, wal)),
             ReceiverPool(options, wal),
             Poller("backlog", lambda: measure(options, feed.received()), _BACKLOG_EVERY),
             functools.lru_cache(maxsize=64)(functools.partial(published, wal)),
-            functools.partial(newest, wal),
         )
         return feed
     except BaseException:

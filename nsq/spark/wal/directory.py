@@ -13,11 +13,10 @@ directory first, with the group and mode that they need.
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -27,6 +26,7 @@ import pyarrow as pa
 from nsq.errors import SegmentLost, WalError
 from nsq.log import Logger
 from nsq.spark.wal import names, ownership, readers, records
+from nsq.spark.wal.disk import Directory, Disk, named
 from nsq.spark.wal.names import Listing, Position, ReceiverFolder, Segment, SegmentFile
 from nsq.spark.wal.ownership import FileLock
 from nsq.spark.wal.readers import check_reader
@@ -34,142 +34,11 @@ from nsq.spark.wal.store import BaseWal
 
 _logger = Logger("nsq.spark.wal")
 
-_PRIVATE = 0o700
-_HIDDEN = "."
 _NEW_PREFIX = ".new-"  # prefix of a receiver's folder until the receiver has locked it
 _ATTEMPTS = 5
 
 
-@contextlib.contextmanager
-def named(path: Path, what: str) -> Iterator[None]:
-    """Turn an OSError into a WalError that names the path."""
-    try:
-        yield
-    except OSError as error:
-        raise WalError(f"{path} {what}: {error.strerror or error}") from error
-
-
-# The system calls that can fail, one method each; tests replace them by a failing disk
-
-
-class Disk:
-    """Writes files. With ``fsync=False`` the operating system decides when bytes reach the disk."""
-
-    def __init__(self, fsync: bool = True) -> None:
-        self._fsync = fsync
-
-    def create(self, path: Path, mode: int) -> int:
-        """Create a new file and return its descriptor, which child processes do not inherit."""
-        return os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, mode)
-
-    def write(self, descriptor: int, data: memoryview, position: int) -> int:
-        """Write all of ``data`` at ``position``; return the position behind it."""
-        rest = data.cast("B")
-        while rest:
-            written = os.pwrite(descriptor, rest, position)
-            if not written:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            rest, position = rest[written:], position + written
-        return position
-
-    def sync(self, descriptor: int) -> None:
-        if self._fsync:
-            os.fsync(descriptor)
-
-    def truncate(self, descriptor: int, size: int) -> None:
-        os.ftruncate(descriptor, size)
-
-    def close(self, descriptor: int) -> None:
-        """Close the descriptor. Errors are ignored: ``sync`` has reported those that matter."""
-        with contextlib.suppress(OSError):
-            os.close(descriptor)
-
-    def rename(self, old: Path, new: Path) -> None:
-        os.rename(old, new)
-
-    def remove(self, path: Path) -> None:
-        """Delete a file; a missing file is no error."""
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)
-
-    def sync_folder(self, path: Path) -> None:
-        """Fsync a folder, which makes creations and renames in it durable."""
-        if not self._fsync:
-            return
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-
-class Directory:
-    """The small files of a log, named by their paths below ``root``."""
-
-    def __init__(self, root: Path, disk: Disk) -> None:
-        self._root = root
-        self._disk = disk
-
-    def path(self, name: str) -> Path:
-        return self._root / name
-
-    def mode(self) -> int:
-        """The mode of new folders in the log; new files get it without the execute bits."""
-        return self._root.stat().st_mode & 0o777
-
-    def make_folder(self, name: str) -> None:
-        path = self._root / name
-        with named(path, "cannot be made"):
-            if not name:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.mkdir(mode=_PRIVATE, exist_ok=True)
-            elif not path.is_dir():
-                path.mkdir(mode=self.mode(), exist_ok=True)
-                self._disk.sync_folder(self._root)
-
-    def names(self, folder: str) -> list[str]:
-        """The sorted names directly in a folder."""
-        with named(self._root / folder, "cannot be listed"), contextlib.suppress(FileNotFoundError):
-            return sorted(os.listdir(self._root / folder))
-        return []
-
-    def get(self, name: str) -> bytes | None:
-        """The content of a file; None when the file is missing."""
-        with named(self._root / name, "cannot be read"), contextlib.suppress(FileNotFoundError):
-            return (self._root / name).read_bytes()
-        return None
-
-    def put(self, name: str, data: bytes, *, once: bool = False) -> None:
-        """Write a file atomically; it is durable on return. ``once`` keeps a file that exists, so of several
-        concurrent writers the first one wins.
-        """
-        path = self._root / name
-        with named(path, "cannot be written"):
-            draft = path.with_name(f"{_HIDDEN}{path.name}-{uuid.uuid4().hex}")
-            descriptor = self._disk.create(draft, self.mode() & 0o666)
-            try:
-                self._disk.write(descriptor, memoryview(data), 0)
-                self._disk.sync(descriptor)
-                if once:
-                    with contextlib.suppress(FileExistsError):
-                        os.link(draft, path)
-                else:
-                    self._disk.rename(draft, path)
-            finally:
-                self._disk.close(descriptor)
-                self._disk.remove(draft)
-            self._disk.sync_folder(path.parent)
-
-    def delete(self, name: str) -> None:
-        """Delete a file; a missing file is no error."""
-        with named(self._root / name, "cannot be deleted"):
-            self._disk.remove(self._root / name)
-
-
-# The log
-
-
-class _Known:
+class _SealedFiles:
     """The sealed segments of a receiver, as last listed: there may be a hundred thousand, which never
     change.
     """
@@ -209,12 +78,11 @@ class DirectoryWal(BaseWal):
         super().__init__(self._place, str(location))
         self._clock = clock
         self._nap = nap
-        self._known: dict[str, _Known] = {}  # by receiver
+        self._known: dict[str, _SealedFiles] = {}  # by receiver
 
     def own(self, reader: str, description: str, patience: float) -> FileLock:
         """Lock a reader's name. Raises WalOwned, with the owner's description, when the owner does not leave
-        within ``patience`` seconds (30 s when the owner has announced that it is leaving). In an object
-        store it may first take 20 s to find out whether the owner is alive.
+        within ``patience`` seconds (30 s when the owner has announced that it is leaving).
         """
         path = self._root / readers.lock_of(check_reader(reader))
         self._place.make_folder(readers.FOLDER)
@@ -229,9 +97,11 @@ class DirectoryWal(BaseWal):
 
     def log(self, receiver: str) -> DirectoryLog:
         """Create a receiver's log. The name must be new: ``names.new_receiver`` makes one."""
-        self._check_new(receiver)
+        self._check_name(receiver)
         folder = self._root / receiver
         with named(folder, "cannot be made"):
+            if folder.exists():
+                raise WalError(f"{folder} is there already: a receiver's name must be new")
             return DirectoryLog(folder, self._enter(folder), self._disk, self._place.mode() & 0o666)
 
     def segments(self) -> list[Segment]:
@@ -266,9 +136,9 @@ class DirectoryWal(BaseWal):
         """Look at what has changed. Returns the receivers, and the bytes of all files."""
         folders = []
         size = 0
-        looked: dict[str, _Known] = {}
+        looked: dict[str, _SealedFiles] = {}
         for receiver in self._receivers():
-            known = looked[receiver] = self._known.get(receiver, _Known())
+            known = looked[receiver] = self._known.get(receiver, _SealedFiles())
             open_bytes = 0
             there = set(self._place.names(receiver))
             for name in known.names.keys() - there:
@@ -293,7 +163,7 @@ class DirectoryWal(BaseWal):
     def receivers(self) -> list[ReceiverFolder]:
         return self._look()[0]
 
-    def delete(self, segments: Iterable[Segment]) -> list[Segment]:
+    def delete(self, segments: Sequence[Segment]) -> list[Segment]:
         """Delete segments, and return them; missing ones are no error."""
         gone = list(segments)
         for segment in gone:

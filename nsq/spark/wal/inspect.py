@@ -83,7 +83,7 @@ def ls(location: str, now: float | None = None) -> Overview:
                 _age(wal, own[0], moment) if own else None,
             )
         )
-    return Overview(shown(location), identity, _told(wal.subject()), readers(location, moment), lines)
+    return Overview(shown(location), identity, _text(wal.subject()), readers(location, moment), lines)
 
 
 def readers(location: str, now: float | None = None) -> list[ReaderLine]:
@@ -93,7 +93,7 @@ def readers(location: str, now: float | None = None) -> list[ReaderLine]:
     return [
         ReaderLine(
             name,
-            _told(wal.owner(name)),
+            _text(wal.owner(name)),
             sum(segment.rows for segment in segments if not state.has_committed(segment)),
             max(0.0, moment - state.updated),
         )
@@ -174,7 +174,7 @@ def _existing(location: str) -> tuple[Wal, str]:
     return wal, identity
 
 
-def _told(one: object | None) -> str | None:
+def _text(one: object | None) -> str | None:
     return None if one is None else str(one)
 
 

@@ -57,7 +57,7 @@ class ReceiverFolder(NamedTuple):
     alive: bool  # the receiver holds its lock, or changes its manifest
     open_bytes: int  # size of the file that is not sealed yet
     segments: int
-    status: Status | None = None  # what it tells about itself; only in object stores
+    status: Status | None = None  # its own report; only in object stores
     closed: bool = False  # it has said that it ends, or was found dead; only in object stores
 
     @property

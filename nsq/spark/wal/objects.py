@@ -17,6 +17,7 @@ process that was forked after its parent had used it, so a ``Bucket`` refuses to
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import re
 import threading
@@ -27,7 +28,7 @@ from datetime import timedelta
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import parse_qsl, urlsplit
 
-from nsq.errors import ConfigError, WalError
+from nsq.errors import ConfigError, WalError, how_to_install
 
 
 class Conflict(WalError):
@@ -66,8 +67,9 @@ class Objects(Protocol):
     def get(self, name: str) -> Found | None:
         """The object; None when it is missing."""
 
-    def list_after(self, prefix: str, after: str = "") -> list[Entry]:
-        """The objects whose names begin with ``prefix`` and sort behind ``after``, sorted by name."""
+    def list_after(self, prefix: str, after: str = "", most: int | None = None) -> list[Entry]:
+        """The objects whose names begin with ``prefix`` and sort behind ``after``, sorted by name; the first
+        ``most`` of them. ``prefix`` is empty or ends in a slash."""
 
     def delete_many(self, names: Iterable[str]) -> None:
         """Delete objects; missing ones are no error."""
@@ -169,7 +171,7 @@ class Bucket:
             from obstore.store import from_url
         except ImportError as error:
             raise ConfigError(
-                f"a log in an object store needs obstore ({error}): pip install 'nsq[s3]'"
+                f"a log in an object store needs obstore ({error}): {how_to_install('s3')}"
             ) from None
         self._obstore: Any = obstore
         self._shown = f"{scheme}://{parts.netloc.rpartition('@')[2]}{parts.path.rstrip('/')}"
@@ -212,13 +214,13 @@ class Bucket:
         except FileNotFoundError:
             return None
 
-    def list_after(self, prefix: str, after: str = "") -> list[Entry]:
+    def list_after(self, prefix: str, after: str = "", most: int | None = None) -> list[Entry]:
         def listed(store: Any) -> list[Entry]:
-            chunks = self._obstore.list(store, prefix=prefix, offset=after or None)
+            chunks = self._obstore.list(store, prefix=prefix, offset=after or None)  # requests as it is read
+            entries = itertools.islice(itertools.chain.from_iterable(chunks), most)
             return [
                 Entry(one["path"], str(one["e_tag"]), one["size"], one["last_modified"].timestamp())
-                for chunk in chunks
-                for one in chunk
+                for one in entries
             ]
 
         return sorted(self._call(prefix, "listed", listed))
@@ -298,10 +300,11 @@ class Memory:
             found = self._objects.get(name)
         return None if found is None else Found(found[0], found[1].tag)
 
-    def list_after(self, prefix: str, after: str = "") -> list[Entry]:
+    def list_after(self, prefix: str, after: str = "", most: int | None = None) -> list[Entry]:
+        assert not prefix or prefix.endswith("/")
         with self._lock:
             names = [name for name in self._objects if name.startswith(prefix) and name > after]
-            return [self._objects[name][1] for name in sorted(names)]
+            return [self._objects[name][1] for name in sorted(names)[:most]]
 
     def delete_many(self, names: Iterable[str]) -> None:
         with self._lock:

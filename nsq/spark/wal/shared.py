@@ -16,6 +16,7 @@ again under a new name; nothing is lost by that.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import queue
 import threading
@@ -32,7 +33,7 @@ from nsq.log import Logger
 from nsq.spark.wal import manifest, names, ownership, readers, records
 from nsq.spark.wal.manifest import Head, Row
 from nsq.spark.wal.names import Listing, Position, ReceiverFolder, Segment, SegmentFile
-from nsq.spark.wal.objects import Bucket, Conflict, Objects, create, refuse_unconditional, replace
+from nsq.spark.wal.objects import Bucket, Conflict, Entry, Objects, create, refuse_unconditional, replace
 from nsq.spark.wal.ownership import LEAVING_PATIENCE, Owner
 from nsq.spark.wal.readers import ReaderState, check_reader, deletable
 from nsq.spark.wal.shared_log import SharedLog
@@ -46,15 +47,15 @@ _logger = Logger("nsq.spark.wal")
 DEAD, CONFIRMED = 60.0, 15.0
 #: A query writes its position at least so often, and has ended when it was silent for so long.
 BEAT, SILENCE = 5.0, 20.0
-#: Seconds between two searches for objects that no manifest names, and the age from which they are orphans.
-ORPHANS_EVERY, ORPHAN_AGE = 3600.0, 3600.0
+#: The search for objects that no manifest names takes this many at a time, and pauses in between, in seconds.
+ORPHANS_AT_ONCE, ORPHANS_EVERY = 1000, 60.0
 #: Requests under way at once.
 THREADS = 32
 _NAP = 0.5
 _JOIN = 30.0
 
 
-class _Known(NamedTuple):
+class _KnownHead(NamedTuple):
     """A head as last read. ``since``: since when, on our clock, it has not changed. ``suspected``: when it
     seemed dead for the first time; None while it does not.
     """
@@ -82,11 +83,12 @@ class SharedWal(BaseWal):
         self._now = now
         self._clock = clock
         self._nap = nap
-        self._known: dict[str, _Known] = {}  # by receiver
+        self._known: dict[str, _KnownHead] = {}  # by receiver
         self._pages: dict[tuple[str, int], list[Row]] = {}
         self._claims: dict[str, SharedClaim] = {}
         self._states: dict[str, tuple[str, ReaderState]] = {}  # by reader, with the tag
         self._searched = clock()
+        self._searched_to = ""  # the last object of the search for orphans
 
     @classmethod
     def at(cls, uri: str) -> SharedWal:
@@ -98,10 +100,7 @@ class SharedWal(BaseWal):
         return super().prepare(subject)
 
     def log(self, receiver: str) -> SharedLog:
-        if not names.is_receiver(receiver):
-            raise WalError(f"{receiver!r} is no name for a receiver: take one from names.new_receiver()")
-        if self.identity() is None:
-            raise WalError(f"{self._store.path('')} is no log: it has to be prepared first")
+        self._check_name(receiver)  # ``SharedLog`` itself finds out whether the name is new
         return SharedLog(self._store, receiver, now=self._now)
 
     # Planning
@@ -109,21 +108,22 @@ class SharedWal(BaseWal):
     def listing(self, after: Mapping[str, Position] | None = None) -> Listing:
         """Describe the log: only the segments ``after`` these positions; without positions, all."""
         self._look()
-        after = after or {}
-        wanted = [
-            (receiver, page.first)
-            for receiver, known in self._known.items()
-            for page in known.head.pages_after(max(known.head.first - 1, _read(after, receiver)))
-        ]
-        self._get_pages(wanted)
+        heads = [known.head for _, known in sorted(self._known.items())]
+        return Listing(self._files(heads, after or {}), self._folders(), sum(head.size for head in heads))
+
+    def _files(self, heads: Sequence[Head], after: Mapping[str, Position]) -> list[SegmentFile]:
+        lows = {head.receiver: max(head.first - 1, _read(after, head.receiver)) for head in heads}
+        self._get_pages(
+            (head.receiver, page.first) for head in heads for page in head.pages_after(lows[head.receiver])
+        )
         files: list[SegmentFile] = []
-        for receiver, known in sorted(self._known.items()):
-            head, low = known.head, max(known.head.first - 1, _read(after, receiver))
+        for head in heads:
+            low = lows[head.receiver]
             for page in head.pages_after(low):
-                rows = self._pages.get((receiver, page.first), [])
-                files += manifest.files(receiver, page.first, rows, low)
+                rows = self._pages.get((head.receiver, page.first), [])
+                files += manifest.files(head.receiver, page.first, rows, low)
             files += head.files_of_tail(low)
-        return Listing(files, self._folders(), sum(known.head.size for known in self._known.values()))
+        return files
 
     def _look(self) -> None:
         """Read the heads that have changed."""
@@ -145,7 +145,7 @@ class SharedWal(BaseWal):
                 known.pop(receiver, None)
             elif receiver not in known or known[receiver].tag != read[1]:
                 since = now if receiver in before else now - age[receiver]
-                known[receiver] = _Known(read[1], read[0], since)
+                known[receiver] = _KnownHead(read[1], read[0], since)
         for receiver, one in known.items():
             if one.suspected is None and now - one.since >= DEAD:
                 known[receiver] = one._replace(suspected=now)
@@ -158,9 +158,13 @@ class SharedWal(BaseWal):
             None if found is None else (manifest.decode_head(found.data, self._store.path(name)), found.tag)
         )
 
-    def _get_pages(self, wanted: Sequence[tuple[str, int]]) -> None:
-        missing = [one for one in wanted if one not in self._pages]
-        kept = set(wanted)
+    def _get_pages(self, pages: Iterable[tuple[str, int]]) -> None:
+        """Read these pages, and forget others: those of the living may be many. A dead receiver's are needed
+        again and again, until all its segments are deleted.
+        """
+        wanted = set(pages)
+        missing = sorted(wanted - self._pages.keys())
+        kept = wanted | {(head.receiver, page.first) for head in self._left() for page in head.pages}
         self._pages = {one: rows for one, rows in self._pages.items() if one in kept}
 
         def get(one: tuple[str, int]) -> list[Row] | None:
@@ -200,10 +204,13 @@ class SharedWal(BaseWal):
 
     def files_of_readers(self) -> list[SegmentFile]:
         """The segments that readers delete: those of dead receivers. The others delete their own."""
-        closed = {
-            receiver for receiver, known in self._known.items() if known.head.closed and known.head.count
-        }
-        return [file for file in self.files() if file.segment.receiver in closed] if closed else []
+        return self._files(self._left(), {})
+
+    def _left(self) -> list[Head]:
+        """The manifests of dead receivers that have segments."""
+        return [
+            known.head for _, known in sorted(self._known.items()) if known.head.closed and known.head.count
+        ]
 
     def receivers(self) -> list[ReceiverFolder]:
         self._look()
@@ -228,21 +235,22 @@ class SharedWal(BaseWal):
             seems_dead = known.suspected is not None and now - known.suspected >= CONFIRMED
             if seems_dead and not known.head.closed:
                 _logger.warning("receiver %s is dead: it was silent for %d s", receiver, now - known.since)
-                self._rewrite(known, known.head.trimmed(known.head.first), closed=True)
+                self._close(known, known.head)
         return []
 
-    def _rewrite(self, known: _Known, head: Head, *, closed: bool) -> bool:
-        """Write the head of another process's manifest; False when that process has changed it meanwhile."""
-        new = Head(**{**vars(head), "writer": uuid.uuid4().hex, "closed": closed, "beat": head.beat + 1})
+    def _close(self, known: _KnownHead, head: Head) -> bool:
+        """Write the head of another process's manifest, closed; False when that process has changed it
+        meanwhile."""
+        new = dataclasses.replace(head, writer=uuid.uuid4().hex, closed=True, beat=head.beat + 1)
         name = manifest.head_name(head.receiver)
         try:
             tag = replace(self._store, name, manifest.encode_head(new), known.tag)
         except Conflict:
             return False
-        self._known[head.receiver] = _Known(tag, new, self._clock())
+        self._known[head.receiver] = _KnownHead(tag, new, self._clock())
         return True
 
-    def delete(self, segments: Iterable[Segment]) -> list[Segment]:
+    def delete(self, segments: Sequence[Segment]) -> list[Segment]:
         """Delete segments of dead receivers; the others delete their own. Returns those that are deleted."""
         highest: dict[str, int] = {}
         for segment in segments:
@@ -252,7 +260,7 @@ class SharedWal(BaseWal):
             known = self._known.get(receiver)
             if known is None or not known.head.closed:
                 continue
-            if self._rewrite(known, known.head.trimmed(number + 1), closed=True):
+            if self._close(known, known.head.trimmed(number + 1)):
                 numbers = range(known.head.first, number + 1)
                 self._store.delete_many(manifest.segment_name(receiver, one) for one in numbers)
                 gone += [one for one in segments if one.receiver == receiver]
@@ -267,28 +275,34 @@ class SharedWal(BaseWal):
                 del self._known[receiver]
         if self._clock() - self._searched >= ORPHANS_EVERY:
             self._searched = self._clock()
-            gone = self.delete_orphans()
-            if gone:
-                _logger.info("deleted %d objects that no manifest names", gone)
+            listed = self._store.list_after(manifest.SEGMENTS, self._searched_to, ORPHANS_AT_ONCE)
+            self._delete_orphans(listed)
+            self._searched_to = listed[-1].name if listed else ""
 
-    def delete_orphans(self, age: float = ORPHAN_AGE) -> int:
-        """Delete the objects of segments, older than ``age``, that no manifest names and none will name. This
+    def delete_orphans(self) -> int:
+        """Delete the objects of segments that no manifest names, and none will; return their number. This
         lists the whole log: a request for each 1,000 segments."""
+        return self._delete_orphans(self._store.list_after(manifest.SEGMENTS))
+
+    def _delete_orphans(self, listed: Sequence[Entry]) -> int:
+        # A receiver writes its head before its first segment. So the heads are read after the segments were
+        # listed: a receiver without a head is gone, and not one that has just started.
         self._look()
-        gone = []
-        for entry in self._store.list_after(manifest.SEGMENTS):
-            found = manifest.segment_of(entry.name)
-            if found is None or self._now() - entry.modified < age:
-                continue
-            known = self._known.get(found[0])
-            if (
-                known is None
-                or found[1] < known.head.first
-                or (known.head.closed and found[1] > known.head.last)
-            ):
-                gone.append(entry.name)
-        self._store.delete_many(gone)
+        gone = [entry.name for entry in listed if self._is_orphan(entry.name)]
+        if gone:
+            self._store.delete_many(gone)
+            _logger.info("deleted %d objects that no manifest names", len(gone))
         return len(gone)
+
+    def _is_orphan(self, name: str) -> bool:
+        found = manifest.segment_of(name)
+        if found is None:
+            return False
+        receiver, number = found
+        if receiver not in self._known:
+            return True
+        head = self._known[receiver].head
+        return number < head.first or (head.closed and number > head.last)
 
     # A receiver's own share
 
@@ -324,7 +338,7 @@ class SharedWal(BaseWal):
         self._states = found
         return {name: state for name, (_, state) in found.items() if state.updated}
 
-    def _listed_readers(self) -> list[Any]:
+    def _listed_readers(self) -> list[Entry]:
         return self._store.list_after(f"{readers.FOLDER}/")
 
     def own(self, reader: str, description: str, patience: float) -> SharedClaim:
@@ -358,9 +372,9 @@ class SharedWal(BaseWal):
     def owner(self, reader: str) -> Owner | None:
         """The process that reads under this name; None when none does, or it has been silent for long."""
         name = readers.file_of(reader)
+        written = next((entry.modified for entry in self._listed_readers() if entry.name == name), None)
         found = self._store.get(name)
-        entries = self._store.list_after(name)
-        if found is None or (entries and self._now() - entries[0].modified > 3 * SILENCE):
+        if found is None or written is None or self._now() - written > 3 * SILENCE:
             return None
         return _owner_in(found.data)
 
@@ -491,10 +505,10 @@ class _SmallFiles:
         """Do nothing: an object store has no folders."""
 
     def names(self, folder: str) -> list[str]:
+        """The names directly in a folder, of its first thousand objects: enough to see if it is empty."""
         prefix = f"{folder}/" if folder else ""
-        return sorted(
-            {entry.name[len(prefix) :].partition("/")[0] for entry in self._store.list_after(prefix)}
-        )
+        listed = self._store.list_after(prefix, most=1000)
+        return sorted({entry.name[len(prefix) :].partition("/")[0] for entry in listed})
 
     def get(self, name: str) -> bytes | None:
         found = self._store.get(name)

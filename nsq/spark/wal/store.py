@@ -28,7 +28,8 @@ from nsq.spark.wal.names import Subject
 from nsq.spark.wal.readers import ReaderState
 
 if TYPE_CHECKING:
-    from nsq.spark.wal.directory import Directory, DirectoryLog, DirectoryWal
+    from nsq.spark.wal.directory import DirectoryLog, DirectoryWal
+    from nsq.spark.wal.disk import Directory
     from nsq.spark.wal.ownership import FileLock
     from nsq.spark.wal.shared import SharedClaim, SharedWal, _SmallFiles
     from nsq.spark.wal.shared_log import SharedLog
@@ -104,7 +105,7 @@ class BaseWal:
         """Forget a reader, so that it no longer prevents the deletion of segments."""
         self._place.delete(readers.file_of(reader))
 
-    # Receivers that run as a job of Spark: the driver cannot reach them, so it leaves a word in the log
+    # Receivers that run as a job of Spark: the driver cannot reach them, so it leaves a file in the log
 
     def request_stop(self, job: str) -> None:
         """Have the receivers of a job stop."""
@@ -117,14 +118,12 @@ class BaseWal:
     def forget_job(self, job: str) -> None:
         self._place.delete(f"{JOBS}/{job}.json")
 
-    def _check_new(self, receiver: str) -> None:
-        """Raise WalError when the name is invalid or taken, or when there is no log."""
+    def _check_name(self, receiver: str) -> None:
+        """Raise WalError when the name is invalid, or when there is no log."""
         if not names.is_receiver(receiver):
             raise WalError(f"{receiver!r} is no name for a receiver: take one from names.new_receiver()")
         if self.identity() is None:
             raise WalError(f"{self._place.path('')} is no log: it has to be prepared first")
-        if receiver in self._place.names(""):
-            raise WalError(f"{self._place.path(receiver)} is there already: a receiver's name must be new")
 
 
 # Opening the log that option ``wal`` names: a path or file:// is a directory, other URIs are object stores

@@ -11,8 +11,7 @@ from typing import Any
 
 from nsq.errors import UsageError
 from nsq.flags import FlagExit, parse
-from nsq.literals import format_duration
-from nsq.options import METADATA, SECONDS, closest
+from nsq.options import METADATA, SECONDS, closest, format_duration
 
 
 def to_arguments(options_class: type[Any], given: Mapping[str, object]) -> list[str]:

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Self, TextIO
 
-from nsq.errors import UsageError
+from nsq.errors import UsageError, how_to_install
 
 from .addresses import Addresses, Ports, dial
 from .arguments import read_arguments, to_arguments
@@ -203,8 +203,8 @@ class Daemon:
 
     def _thread_run(self) -> ThreadRun:
         if importlib.util.find_spec("aiohttp") is None:
-            raise DaemonFailed(f"{self.program} needs aiohttp: pip install 'nsq[server]'")
-        from nsq.daemons.logs import DaemonLog
+            raise DaemonFailed(f"{self.program} needs aiohttp: {how_to_install('server')}")
+        from nsq.daemons.serve.logs import DaemonLog
 
         arguments = to_arguments(self._options_class(), self._all_options())
         options = read_arguments(self._options_class(), [*arguments, *self._flags], self.program)

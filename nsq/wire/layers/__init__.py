@@ -1,18 +1,19 @@
 """Layers between the V2 protocol and the socket: TLS, deflate, snappy, and a stack of them.
 
-A layer turns bytes into bytes. It knows no socket, clock, thread or logger and must import none of them. Only
-TLS owns a lock: OpenSSL forbids two threads in one SSL object, and a connection reads and writes at once. The
-thread-based client and the asyncio daemons share this module.
+A layer turns bytes into bytes. It uses no socket, clock, thread or logger. Only TLS has a lock: OpenSSL
+forbids two threads in one SSL object, and a connection reads and writes at once. The thread-based client and
+the asyncio daemons share this package.
 
-The contract, for a single layer and for a :class:`Stack` alike:
+The rules for using a layer or a :class:`Stack`:
 
-* ``unwrap`` hands out a bounded amount per call, whatever the input expands to, and keeps the rest. While
-  ``more`` is true, call ``unwrap(b"")`` before feeding new bytes; its answer may be empty even then.
-* Only the side that sends may call ``wrap``, ``pending`` and ``close``: bytes must reach the wire in the
-  order these return them. A reader that finds ``has_pending`` set wakes the sender. Were it to send the bytes
-  itself, it could overtake, or be overtaken by, a record the sender has already sealed.
-* What cannot be decoded raises :class:`~nsq.errors.LayerError`, and from then on ``wrap`` and ``unwrap``
-  always do. ``pending`` and ``close`` still answer: they hold the TLS alert that tells the peer why.
+* One ``unwrap`` returns at most ``max_output`` bytes, however much its input expands to, and keeps the rest.
+  While ``more`` is true, call ``unwrap(b"")`` before passing new bytes; it may still return nothing.
+* Only the thread that sends calls ``wrap``, ``pending`` and ``close``, and sends what they return in that
+  order. When a reader finds ``has_pending`` true, it wakes the sender. If the reader sent the bytes itself,
+  they could overtake a TLS record that the sender has already made.
+* Input that cannot be decoded raises :class:`~nsq.errors.LayerError`, and so does every later ``wrap`` and
+  ``unwrap``. ``pending`` and ``close`` still work: they return the TLS alert that tells the peer why.
+* After ``close``, call ``wrap`` no more. Only TLS refuses it. ``unwrap`` goes on.
 """
 
 from __future__ import annotations

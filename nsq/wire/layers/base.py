@@ -1,4 +1,4 @@
-"""The base of every layer, and a stack of them. The package's docstring holds the contract."""
+"""The interface of a layer, and a stack of layers. The package's docstring has the rules for using them."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Protocol
 from nsq.errors import LayerError
 
 MAX_OUTPUT = 1 << 20
-"""The most that one ``unwrap`` returns, unless a layer is told otherwise; a block or record must fit in."""
+"""The default of ``max_output``. A whole block of snappy and a whole TLS record must fit into it."""
 
 
 class Layer(Protocol):
-    """One transformation of a connection's bytes; the module's docstring has the contract."""
+    """One transformation of a connection's bytes."""
 
     @property
     def more(self) -> bool:
@@ -23,33 +23,35 @@ class Layer(Protocol):
 
     @property
     def peer_closed(self) -> bool:
-        """Whether the peer ended its direction properly. An end of file without it is a truncated stream."""
+        """Whether the peer has ended its stream. If the connection ends without that, the stream was cut off.
+        Snappy has no mark for it.
+        """
 
     def wrap(self, data: bytes) -> bytes:
-        """Plain to wire, flushed: the peer can decode everything given so far. Includes what was pending."""
+        """Encode and flush: the peer can decode everything given so far. Includes what was pending."""
 
     def unwrap(self, data: bytes) -> bytes:
-        """Wire to plain; empty when a whole unit has not arrived yet."""
+        """Decode; empty until a whole block or record has arrived."""
 
     def pending(self) -> bytes:
-        """Bytes the layer itself wants sent (a TLS handshake, a key update, an alert)."""
+        """Bytes that the layer itself has to send: a TLS handshake, a key update, an alert."""
 
     def close(self) -> bytes:
-        """The last bytes to send; nothing can be wrapped afterwards, but reading goes on."""
+        """The last bytes to send."""
 
 
 class Stack:
-    """An ordered pile of layers, the wire side first; itself a layer, and the identity while empty."""
+    """Layers on top of each other, the wire side first; itself a layer. An empty stack changes nothing."""
 
     def __init__(self, *layers: Layer) -> None:
-        # Replaced, never changed: the other thread sees the pile before a push or after it.
+        # Replaced, never changed: the other thread sees the layers before a push or after it.
         self.layers: tuple[Layer, ...] = layers
 
     def push(self, layer: Layer) -> None:
-        """Puts a layer on the plain side.
+        """Add a layer on the plain side.
 
-        A peer may speak through the new layer at once, so bytes of it may already have come out of this stack
-        behind the answer that announced it. Unwrap these with the new layer itself, then push it.
+        A peer may use the new layer at once. So this stack may already have returned bytes of the new layer,
+        behind the reply that announced it. Unwrap these with the new layer itself, then push it.
         """
         self.layers = (*self.layers, layer)
 
@@ -79,9 +81,9 @@ class Stack:
         return plain
 
     def _lift(self, data: bytes) -> bytes:
-        """One pass from the wire up; without input it starts at the highest layer that withholds something.
+        """Pass bytes through the layers once. Without input, start at the highest layer that keeps something.
 
-        Those below wait until the ones above are empty, which is what bounds the memory of the whole stack.
+        The layers below it wait until it is empty, which bounds the memory of the whole stack.
         """
         layers = self.layers
         start = 0
@@ -107,7 +109,7 @@ class Stack:
 
 
 class Breakable:
-    """A layer that, once it has failed, fails every further use with the same words."""
+    """A layer that repeats its first error at every later use."""
 
     _name = "layer"
     _failure: str | None = None

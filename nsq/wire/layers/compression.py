@@ -1,4 +1,4 @@
-"""Deflate and snappy, as nsqd speaks them."""
+"""Deflate and snappy, in the forms that nsqd uses."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SNAPPY_COMPRESSED_MAX = _SNAPPY_CHECKSUM + 32 + _SNAPPY_BLOCK + _SNAPPY_BLOCK /
 
 
 class _Compression(Breakable):
-    """The base of compressions: they never send anything on their own."""
+    """The base of compressions, which have nothing of their own to send."""
 
     has_pending = False
 
@@ -66,7 +66,7 @@ class Deflate(_Compression):
             raise self.broken(f"the stream is corrupt: {error}") from error
         self.peer_closed = inflater.eof
         self._held = inflater.unused_data if inflater.eof else inflater.unconsumed_tail
-        # A full answer can leave output inside zlib although all input is consumed; only asking again tells.
+        # zlib may keep output although it has consumed all input; only another call shows it.
         self.more = bool(self._held) or (len(plain) == self._max_output and not inflater.eof)
         return plain
 
@@ -74,23 +74,22 @@ class Deflate(_Compression):
 class Snappy(_Compression):
     """The snappy framing format in each direction; every ``wrap`` ends with a whole chunk.
 
-    Chunks are framed here and only whole ones reach python-snappy, up to ``max_output`` in one call: its
-    stream decompressor buffers without a bound and accepts a stream without the identifier. It does check the
-    checksums in compiled code, which nothing else at hand does: a call costs 2-10 us (it sets up its buffers
-    anew) and each chunk in it about 1 us more, where CRC-32C in Python costs 1.5 us per 20 bytes. The stream
-    compressor needs 0.2 us for 20 bytes and stores by itself what does not shrink, so tiny payloads get no
-    path of their own.
+    This class splits the stream into chunks, and passes whole ones to python-snappy, ``max_output`` bytes at
+    most per call: python-snappy's own stream decompressor buffers without a limit, and accepts a stream
+    without its identifier. But it checks the checksums in compiled code: a call costs 2-10 us and each chunk
+    about 1 us more, where CRC-32C in Python costs 1.5 us per 20 bytes. The stream compressor needs 0.2 us for
+    20 bytes, and stores what does not shrink, so small payloads need no special case.
     """
 
     _name = "snappy"
-    peer_closed = False  # the format has no end mark
+    peer_closed = False  # the format has no mark for its end
 
     def __init__(self, max_output: int = MAX_OUTPUT) -> None:
         self._max_output = max_output
         self._compressor = snappy.StreamCompressor()
         self._decompressor = snappy.StreamDecompressor()
         self._held = bytearray()
-        self._skip = 0  # bytes of a padding or skippable chunk still to come; dropped, never kept
+        self._skip = 0  # bytes of a padding or skippable chunk that have not arrived; they are dropped
         self._identified = False
         self.more = False
 
@@ -108,7 +107,7 @@ class Snappy(_Compression):
         return self._decode(chunks, size) if chunks else b""
 
     def _take_chunks(self) -> tuple[list[bytes], int]:
-        """Cuts off the whole data chunks held, as far as ``max_output`` has room, and sums their sizes."""
+        """Take the whole data chunks that fit into ``max_output``; return them and the sum of their sizes."""
         held, offset, total = self._held, 0, 0
         chunks: list[bytes] = []
         self.more = False
@@ -166,7 +165,7 @@ class Snappy(_Compression):
         self._identified = True
 
     def _plain_size(self, kind: int, preamble: bytearray, length: int) -> int:
-        """A compressed block begins with its plain size, a little-endian base-128 number."""
+        """The decoded size of a block, with which it begins: a little-endian base-128 number."""
         if kind == 0x01:
             return length - _SNAPPY_CHECKSUM
         size = 0
@@ -176,7 +175,7 @@ class Snappy(_Compression):
                 if size > _SNAPPY_BLOCK:
                     raise self.broken(f"a chunk announces {size} bytes, the format allows {_SNAPPY_BLOCK}")
                 return size
-        raise self.broken("a chunk announces no legible size")
+        raise self.broken("a chunk announces no valid size")
 
     def _decode(self, chunks: list[bytes], size: int) -> bytes:
         try:

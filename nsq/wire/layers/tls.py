@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from nsq.errors import ConfigError, LayerError
 from nsq.wire.layers.base import MAX_OUTPUT, Breakable
 
-#: What ``Tls`` is made from; named here for those who hand it on and need nothing else of ssl.
+#: The type of the context, for modules that need nothing else of ssl.
 TlsContext = ssl.SSLContext
 
 _TLS_RECORD = 16384
@@ -22,7 +22,7 @@ T = TypeVar("T")
 class Tls(Breakable):
     """TLS over memory buffers; ``pending`` and ``unwrap`` carry the handshake.
 
-    A reading and a writing thread may share it. Where it verifies what, is the context's business.
+    A reading and a writing thread may share it. The context decides what is verified.
     """
 
     _name = "tls"
@@ -37,7 +37,7 @@ class Tls(Breakable):
     ) -> None:
         self._max_output = max_output
         if context.check_hostname and not server_side and not server_hostname:
-            # SSLSocket refuses this; SSLObject would verify a certificate for no name at all.
+            # SSLSocket refuses this; SSLObject would accept a certificate of any name.
             raise ConfigError("tls: the context checks host names, so server_hostname must be given")
         self._incoming = ssl.MemoryBIO()
         self._outgoing = ssl.MemoryBIO()
@@ -48,7 +48,7 @@ class Tls(Breakable):
             raise ConfigError(
                 f"tls: the context or {server_hostname=} is unusable: {reason(error)}"
             ) from error
-        # Guards the SSL object and both buffers. Held while bytes are transformed, never while they travel.
+        # Guards the SSL object and both buffers; never held during I/O.
         self._lock = threading.Lock()
         self._closed = False
         self.handshake_done = False
@@ -102,10 +102,10 @@ class Tls(Breakable):
             return self._drain()
 
     def _read(self) -> bytes:
-        """Reads whole records, so nothing decrypted stays behind: ``_incoming`` alone tells what is left."""
+        """Read whole records, so that ``_incoming`` holds everything that is left."""
         records: list[bytes] = []
         room = self._max_output
-        # Asking first saves the exception that would otherwise end every chunk.
+        # Without this check, an exception would end every chunk.
         while self._incoming.pending and room >= _TLS_RECORD and not self.peer_closed:
             try:
                 record = self._ssl.read(_TLS_RECORD)
@@ -122,7 +122,7 @@ class Tls(Breakable):
         return records[0] if len(records) == 1 else b"".join(records)
 
     def _say_goodbye(self) -> None:
-        # Having sent close_notify, OpenSSL looks for the peer's and fails on data: unread input steps aside.
+        # After its close_notify, OpenSSL reads the peer's, and fails on data: so hide the unread input.
         unread = self._incoming.read()
         with suppress(ssl.SSLError):  # usually "want read": the peer has not answered yet
             self._ssl.unwrap()
@@ -173,5 +173,5 @@ def codecless(name: str | None) -> str | bytes | None:
 
 
 def reason(error: Exception) -> str:
-    """OpenSSL's or the system's words without the place in CPython's source; they hold nothing of a file."""
+    """OpenSSL's or the system's text without the place in CPython's source. It shows no content of a file."""
     return re.sub(r" \(_ssl\.c:\d+\)$", "", getattr(error, "strerror", None) or str(error))

@@ -1,4 +1,4 @@
-"""What tests of receivers share: a log, a pool around it, and what is in the one because of the other."""
+"""Helpers for tests of receivers: a log, a pool of receivers, and messages in both."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def received(pool: ReceiverPool, count: int) -> None:
 
 
 def bodies_of(wal: DirectoryWal) -> list[bytes]:
-    """What is sealed, in the order of the segments."""
+    """The sealed bodies, in the order of the segments."""
     found: list[bytes] = []
     for segment in wal.segments():
         rows = [body for batch in wal.read(segment) for body in batch.column("body").to_pylist()]

@@ -37,7 +37,7 @@ from .receivers import (
 ALL = {"topic": ".*", "channels": [".*"], "permissions": ["subscribe", "publish"]}
 
 
-def test_everything_is_in_the_log_once_and_gone_from_nsqd(nsqd: Nsqd, tmp_path: Path) -> None:
+def test_each_message_is_in_the_log_once_and_gone_from_nsqd(nsqd: Nsqd, tmp_path: Path) -> None:
     create(nsqd)
     publish(nsqd, numbered(5000))
     wal = prepared(tmp_path / "wal")
@@ -52,7 +52,7 @@ def test_everything_is_in_the_log_once_and_gone_from_nsqd(nsqd: Nsqd, tmp_path: 
     assert channel_of(nsqd)["timeout_count"] == 0
 
 
-def test_what_is_stored_of_a_message(nsqd: Nsqd, tmp_path: Path) -> None:
+def test_a_stored_message_has_topic_nsqd_id_timestamp_attempts_and_body(nsqd: Nsqd, tmp_path: Path) -> None:
     create(nsqd)
     publish(nsqd, [b"body"])
     wal = prepared(tmp_path / "wal")
@@ -66,7 +66,7 @@ def test_what_is_stored_of_a_message(nsqd: Nsqd, tmp_path: Path) -> None:
     assert row == {"attempts": 1, "nsqd": nsqd.tcp_address, "body": b"body"}
 
 
-def test_a_roll_without_news_seals_nothing(nsqd: Nsqd, tmp_path: Path) -> None:
+def test_a_roll_without_new_rows_seals_nothing(nsqd: Nsqd, tmp_path: Path) -> None:
     create(nsqd)
     wal = prepared(tmp_path / "wal")
     with working(options_of(tmp_path / "wal", nsqd)) as pool:
@@ -75,7 +75,7 @@ def test_a_roll_without_news_seals_nothing(nsqd: Nsqd, tmp_path: Path) -> None:
         assert wal.segments() == []
 
 
-def test_stopping_seals_what_is_open(nsqd: Nsqd, tmp_path: Path) -> None:
+def test_a_stop_seals_the_open_rows(nsqd: Nsqd, tmp_path: Path) -> None:
     create(nsqd)
     publish(nsqd, numbered(100))
     wal = prepared(tmp_path / "wal")
@@ -118,7 +118,7 @@ def test_receivers_share_the_channel(nsqd: Nsqd, tmp_path: Path) -> None:
         drained(nsqd)
 
 
-def test_an_nsqd_that_comes_late_and_goes_away_and_comes_back(
+def test_an_nsqd_that_starts_late_and_restarts_is_received_from(
     nsqd_factory: Factory[Nsqd], tmp_path: Path
 ) -> None:
     nsqd = nsqd_factory()
@@ -180,7 +180,7 @@ def _processes_of(pool: ReceiverPool) -> list[Path]:
 
 
 def _try(nsqd: Nsqd, times: int) -> None:
-    """Have somebody fail at the one message that is there."""
+    """Let a client fail at the only message."""
     with consumer(nsqd, TOPIC, CHANNEL) as client:
         for left in reversed(range(times)):
             client.send(commands.rdy(min(left, 1)) + commands.req(client.expect_message().id, 0))
@@ -205,7 +205,7 @@ def test_dead_letters_go_to_their_topic(nsqd: Nsqd, tmp_path: Path) -> None:
     assert bodies_of(wal) == [b"good"]
 
 
-def test_without_dead_letters_attempts_do_not_count(nsqd: Nsqd, tmp_path: Path) -> None:
+def test_messages_of_many_attempts_are_stored_without_a_dead_letter_topic(nsqd: Nsqd, tmp_path: Path) -> None:
     create(nsqd)
     publish(nsqd, [b"often tried"])
     _try(nsqd, 7)
@@ -243,20 +243,20 @@ def test_receiving_pauses_while_the_log_is_full(nsqd: Nsqd, tmp_path: Path) -> N
         drained(nsqd)
 
 
-def test_a_refused_secret_is_a_fault(nsqd_factory: Factory[Nsqd], tmp_path: Path) -> None:
+def test_a_refused_secret_is_a_fatal_error(nsqd_factory: Factory[Nsqd], tmp_path: Path) -> None:
     with running_auth_server({}) as address:
         nsqd = nsqd_factory(auth_http_addresses=[address])
         pool = ReceiverPool(options_of(tmp_path / "wal", nsqd, authSecret="bad"), prepared(tmp_path / "wal"))
         _expect_fault(pool, ConfigError, "E_UNAUTHORIZED")
 
 
-def test_settings_that_will_not_do_are_a_fault(nsqd: Nsqd, tmp_path: Path) -> None:
+def test_settings_that_cannot_work_are_a_fatal_error(nsqd: Nsqd, tmp_path: Path) -> None:
     given = {"tls": "true", "tlsCaFile": str(tmp_path / "absent.pem")}
     pool = ReceiverPool(options_of(tmp_path / "wal", nsqd, **given), prepared(tmp_path / "wal"))
     _expect_fault(pool, ConfigError, "absent.pem")
 
 
-def test_a_log_that_is_not_there_yet_is_waited_for(nsqd: Nsqd, tmp_path: Path) -> None:
+def test_receivers_wait_for_a_log_that_does_not_exist_yet(nsqd: Nsqd, tmp_path: Path) -> None:
     create(nsqd)
     publish(nsqd, numbered(10))
     wal = DirectoryWal(tmp_path / "wal")
@@ -279,7 +279,7 @@ def test_a_log_that_is_not_there_yet_is_waited_for(nsqd: Nsqd, tmp_path: Path) -
         (["/no/such/python"], "cannot start /no/such/python"),
     ],
 )
-def test_what_never_comes_to_life_is_a_fault(
+def test_a_receiver_that_never_starts_is_a_fatal_error(
     nsqd: Nsqd, tmp_path: Path, command: list[str], why: str
 ) -> None:
     pool = ReceiverPool(options_of(tmp_path / "wal", nsqd), prepared(tmp_path / "wal"), command=command)
@@ -297,7 +297,7 @@ def _expect_fault(pool: ReceiverPool, kind: type[NsqError], text: str) -> None:
         assert pool.roll(0.0)  # there is nobody to ask
 
 
-def test_a_pool_of_nobody_is_ready_and_has_nothing(nsqd: Nsqd, tmp_path: Path) -> None:
+def test_a_pool_without_receivers_is_ready_and_empty(nsqd: Nsqd, tmp_path: Path) -> None:
     with working(options_of(tmp_path / "wal", nsqd), 0) as pool:
         assert pool.wait(0.0) is False
         assert pool.roll(0.0)

@@ -74,7 +74,7 @@ def expect_all(nsqd: Nsqd, wal: DirectoryWal, wanted: list[bytes]) -> None:
 # Receivers.
 
 
-def test_a_dead_receiver_is_replaced_and_what_it_left_is_sealed_by_a_roll(nsqd: Nsqd, tmp_path: Path) -> None:
+def test_a_dead_receiver_is_replaced_and_a_roll_seals_its_rows(nsqd: Nsqd, tmp_path: Path) -> None:
     create(nsqd)
     publish(nsqd, numbered(100))
     wal = prepared(tmp_path / "wal")
@@ -150,7 +150,7 @@ def test_a_receiver_that_hangs_costs_a_roll_its_time_and_is_killed_by_a_stop(
 # Owners.
 
 
-def test_a_pool_stopped_while_it_starts_leaves_nobody(nsqd: Nsqd, tmp_path: Path) -> None:
+def test_a_pool_stopped_while_it_starts_leaves_no_process(nsqd: Nsqd, tmp_path: Path) -> None:
     create(nsqd)
     for _ in range(3):
         pool = ReceiverPool(options_of(tmp_path / "wal", nsqd), prepared(tmp_path / "wal"), 2)
@@ -282,13 +282,13 @@ def test_the_end_of_stdin_is_a_graceful_end(nsqd: Nsqd, tmp_path: Path) -> None:
     assert sorted(bodies_of(wal)) == sorted(numbered(10))
 
 
-def test_an_owner_that_says_nothing_and_leaves(tmp_path: Path) -> None:
+def test_a_receiver_ends_when_its_owner_leaves_without_a_command(tmp_path: Path) -> None:
     with Talk(options_of(tmp_path / "wal", "127.0.0.1:1")) as talk:
         talk.child._stdin.close()
         assert talk.child.reap() == 0
 
 
-def test_a_second_signal_does_not_wait(nsqd_factory: Factory[Nsqd], tmp_path: Path) -> None:
+def test_a_second_signal_ends_a_receiver_at_once(nsqd_factory: Factory[Nsqd], tmp_path: Path) -> None:
     nsqd = nsqd_factory(process=True)
     create(nsqd)
     prepared(tmp_path / "wal")
@@ -356,7 +356,7 @@ print(standalone(options, progress=print, interval=0.05))
 """
 
 
-def test_a_receiver_of_its_own(nsqd: Nsqd, tmp_path: Path) -> None:
+def test_a_standalone_receiver_reports_its_progress_and_stops_at_a_signal(nsqd: Nsqd, tmp_path: Path) -> None:
     create(nsqd)
     given = {"topic": TOPIC, "channel": CHANNEL, "wal": str(tmp_path / "wal"), "nsqd": nsqd.tcp_address}
     command = [sys.executable, "-c", STANDALONE, *(word for pair in given.items() for word in pair)]

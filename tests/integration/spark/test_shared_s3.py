@@ -1,4 +1,4 @@
-"""A shared log in S3: moto's, whose answers get lost."""
+"""A shared log in moto's S3, which loses replies."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def well_again(s3: S3) -> Iterator[None]:
     s3.control(delay=0, errors=0, lost=0, conflicts=0, ignore=0)
 
 
-def test_the_five_calls(s3: S3) -> None:
+def test_the_five_calls_work_on_s3(s3: S3) -> None:
     bucket = Bucket(s3.uri("calls"))
     tag = bucket.put_new("a/1", b"one")
     with pytest.raises(Conflict, match="a/1"):
@@ -53,7 +53,7 @@ def test_the_five_calls(s3: S3) -> None:
     assert [entry.name for entry in bucket.list_after("")] == ["b"]
 
 
-def test_one_of_many_wins_a_conditional_put(s3: S3) -> None:
+def test_a_conditional_put_has_one_winner(s3: S3) -> None:
     bucket = Bucket(s3.uri("races"))
     s3.control(conflicts=0.2)
     for number in range(5):
@@ -76,7 +76,7 @@ def test_one_of_many_wins_a_conditional_put(s3: S3) -> None:
         assert won == [int(found.data)]
 
 
-def test_a_put_whose_answer_is_lost_is_recognized(s3: S3) -> None:
+def test_a_put_whose_reply_is_lost_is_recognized(s3: S3) -> None:
     bucket = Bucket(s3.uri("lost"))
     s3.control(lost=0.6)
     for number in range(10):
@@ -93,7 +93,7 @@ def test_a_put_whose_answer_is_lost_is_recognized(s3: S3) -> None:
         assert found == (data, tag)
 
 
-def test_what_is_named_survives_errors_and_lost_answers(s3: S3) -> None:
+def test_named_segments_survive_errors_and_lost_replies(s3: S3) -> None:
     wal = open_wal(s3.uri("unreliable"))
     assert isinstance(wal, SharedWal)
     wal.prepare()
@@ -159,7 +159,7 @@ def test_a_forked_child_is_refused_instead_of_hanging(s3: S3) -> None:
     assert bucket.get("a") is not None
 
 
-def test_replace_needs_the_tag_of_the_object_that_is_there(s3: S3) -> None:
+def test_replace_needs_the_tag_of_the_current_object(s3: S3) -> None:
     bucket = Bucket(s3.uri("tags"))
     first = create(bucket, "a", b"1")
     second = replace(bucket, "a", b"2", first)

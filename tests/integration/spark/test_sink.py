@@ -1,4 +1,4 @@
-"""What a task of the sink publishes, as nsqd sees it."""
+"""Messages that a task of the sink publishes, as nsqd gets them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def depth(nsqd: Nsqd, topic: str = "orders") -> int:
 
 
 def drain(nsqd: Nsqd, topic: str = "orders") -> Counter[bytes]:
-    """All that the topic holds; no channel may have had it before."""
+    """Return all messages of the topic, which must have no channel yet."""
     count = depth(nsqd, topic)
     with V2Client(nsqd.tcp_address) as client:
         client.identify(output_buffer_timeout=25)
@@ -135,12 +135,12 @@ def test_an_nsqd_that_restarts_meanwhile_loses_nothing(nsqd: Nsqd) -> None:
     assert set(found) == {*bodies(1000, "before"), *bodies(1000, "after")}
 
 
-def test_nobody_there_is_told_when_the_time_is_up() -> None:
+def test_an_nsqd_that_cannot_be_reached_is_an_error_after_the_timeout() -> None:
     with pytest.raises(PublishFailed, match=r"127\.0\.0\.1:1"):
         run([batch(bodies(1))], nsqd="127.0.0.1:1", timeout="500ms", retries="1")
 
 
-def test_a_row_that_is_too_large_is_told_before_its_batch_is_published(nsqd: Nsqd) -> None:
+def test_a_row_that_is_too_large_fails_before_its_batch_is_published(nsqd: Nsqd) -> None:
     rows = batch([*bodies(999), b"x" * 2001])
 
     with pytest.raises(InvalidMessage, match="'orders' has a body of 2001 bytes, must have 1 to 2000"):
@@ -149,7 +149,7 @@ def test_a_row_that_is_too_large_is_told_before_its_batch_is_published(nsqd: Nsq
     assert depth(nsqd) == 0
 
 
-def test_what_nsqd_alone_knows_to_be_too_large_fails_too(nsqd_factory: Factory[Nsqd]) -> None:
+def test_a_row_beyond_nsqds_own_limit_fails(nsqd_factory: Factory[Nsqd]) -> None:
     nsqd = nsqd_factory(max_msg_size=1000)
 
     with pytest.raises(NsqError, match="E_BAD_MESSAGE"):

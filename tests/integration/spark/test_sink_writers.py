@@ -1,4 +1,6 @@
-"""The sink's writers as Spark uses them, without a JVM: created, pickled, run, and told of the end."""
+"""The sink's writers, called as Spark calls them, without a JVM: created, pickled, run, committed and
+aborted.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,7 @@ def test_a_writer_publishes_where_it_was_sent_to(nsqd: Nsqd, told: pytest.LogCap
     assert "the write: 2 messages, 8 bytes published by 1 tasks" in told.text
 
 
-def test_what_spark_adds_to_the_options_is_ignored(nsqd: Nsqd) -> None:
+def test_options_that_spark_adds_are_ignored(nsqd: Nsqd) -> None:
     options = {
         "nsqd": nsqd.tcp_address,
         "topic": "orders",

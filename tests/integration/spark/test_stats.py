@@ -1,4 +1,4 @@
-"""nsq_stats, read as Spark reads it, without a JVM."""
+"""Format nsq_stats, read as Spark reads it, without a JVM."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def fill(nsqd: Nsqd, topic: str, *channels: str, messages: int = 3) -> None:
         assert nsqd.post(f"/pub?topic={topic}", b"message").status == 200
 
 
-def test_each_channel_and_each_topic_without_one_is_a_row(nsqd: Nsqd) -> None:
+def test_each_channel_and_each_topic_without_channels_is_a_row(nsqd: Nsqd) -> None:
     fill(nsqd, "orders", "billing", "archive")
     fill(nsqd, "visits", messages=2)
 
@@ -55,7 +55,7 @@ def test_each_channel_and_each_topic_without_one_is_a_row(nsqd: Nsqd) -> None:
     assert {row[4] for row in rows} == {nsqd.tcp_address}
 
 
-def test_over_https_the_tls_options_say_whom_to_believe(nsqd_factory: Factory[Nsqd], tmp_path: Path) -> None:
+def test_tls_options_verify_an_nsqd_over_https(nsqd_factory: Factory[Nsqd], tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     nsqd = nsqd_factory(**authority.server_options)
     fill(nsqd, "orders", "billing")
@@ -76,7 +76,7 @@ def test_topics_and_channels_may_be_chosen(nsqd: Nsqd) -> None:
     assert read("topic", "channel", **wanted, channel="billing") == [("orders", "billing")]
 
 
-def test_all_nsqds_that_an_nsqlookupd_lists_are_asked(
+def test_stats_come_from_all_nsqds_that_an_nsqlookupd_lists(
     nsqd_factory: Factory[Nsqd], nsqlookupd: Nsqlookupd
 ) -> None:
     nsqds = [nsqd_factory(lookupd=[nsqlookupd], broadcast_address="127.0.0.1") for _ in range(2)]
@@ -106,7 +106,7 @@ def test_an_nsqlookupd_that_does_not_answer_is_an_error() -> None:
         read("nsqd", lookupd=NOBODY)
 
 
-def test_no_nsqd_is_no_row(nsqlookupd: Nsqlookupd) -> None:
+def test_stats_are_empty_without_an_nsqd(nsqlookupd: Nsqlookupd) -> None:
     assert read("nsqd", lookupd=nsqlookupd.http_address) == []
 
 
@@ -119,6 +119,6 @@ def test_latencies_are_seconds(nsqd_factory: Factory[Nsqd]) -> None:
     assert set(latency) == {"p50", "p99"}
 
 
-def test_an_unknown_column_is_told(nsqd: Nsqd) -> None:
+def test_an_unknown_column_is_an_error(nsqd: Nsqd) -> None:
     with pytest.raises(ConfigError, match="no column 'lag'; there are nsqd, topic"):
         read("lag", **addresses(nsqd))

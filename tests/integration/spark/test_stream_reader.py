@@ -193,13 +193,13 @@ def test_a_log_has_one_owner(
     other.reader.stop()
 
 
-def test_another_logs_offset_is_refused(asking: Asking) -> None:
+def test_an_offset_of_another_log_is_refused(asking: Asking) -> None:
     asking.read = {"wal": "another", "at": {}}
     with pytest.raises(WalForeign, match="belongs to the log another, but"):
         asking.latest(ReadMaxRows(sys.maxsize))
 
 
-def test_what_is_wrong_is_told_by_the_first_question(queue: Nsqd, tmp_path: Path) -> None:
+def test_the_first_call_raises_the_error_of_wrong_options(queue: Nsqd, tmp_path: Path) -> None:
     asks = Asking(queue, tmp_path, channel="no channel")
     with pytest.raises(InvalidName, match="channel name 'no channel' contains ' '"):
         asks.begin()

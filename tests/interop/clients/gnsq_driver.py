@@ -1,4 +1,4 @@
-"""Drives gnsq. Patched the way its users do it; orders come in on a greenlet of their own."""
+"""Drives gnsq, patched as its users do it; orders arrive on a greenlet of their own."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def produce(name: str, nsqd: str, options: dict[str, Any]) -> None:
 
 
 def encoded(options: dict[str, Any]) -> dict[str, Any]:
-    """It takes the secret as bytes only."""
+    """The secret as bytes, which gnsq requires."""
     return {key: value.encode() if key == "auth_secret" else value for key, value in options.items()}
 
 

@@ -1,4 +1,4 @@
-"""What every driver does with its orders: JSON lines in on stdin, one JSON line out for each.
+"""The protocol of every driver: JSON lines on stdin, and a JSON line on stdout for each.
 
     {"order": "publish", "name": "p1", ...}  ->  {"value": ...} or {"error": "SendError: ..."}
 
@@ -83,7 +83,7 @@ class Treatment:
         return "finish" if self.requeue_ms is None or attempts > 1 else "requeue"
 
     def release(self) -> list[Any]:
-        """From now on everything is answered at once, what was held by the caller."""
+        """Answer everything at once from now on; the caller answers the held messages."""
         self.hold = False
         held, self.held = self.held, []
         return held

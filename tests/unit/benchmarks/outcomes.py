@@ -1,4 +1,4 @@
-"""Outcomes as if they had been measured."""
+"""Invented results of measurements."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def test_a_column_has_as_many_verdicts_as_bars() -> None:
     assert [verdict.ok for verdict in verdicts] == [True, False]
 
 
-def test_who_is_absent_is_not_judged_by() -> None:
+def test_a_client_without_results_is_not_compared() -> None:
     assert outcome({"nsq": [30.0]}, [Bar("nsq", "gone", 2)], absent={"gone": "not installed"}).judge() == []
 
 

@@ -49,7 +49,7 @@ def test_a_ring_comes_round_in_two_pieces() -> None:
     assert first[0].id == b"%016x" % 0
 
 
-def test_as_many_as_a_ring_has_are_distinct() -> None:
+def test_all_bodies_of_a_ring_are_distinct() -> None:
     taken = messages(Ring(30, count=100).take(100))
 
     assert len({message.id for message in taken}) == len({message.timestamp for message in taken}) == 100
@@ -86,7 +86,7 @@ def test_anything_else_among_fins_is_for_a_parser(data: bytes) -> None:
 @pytest.mark.parametrize(
     ("piece", "may_become_one"), [(b"", True), (b"F", True), (b"FIN 00", True), (b"NOP", False)]
 )
-def test_what_may_become_a_fin(piece: bytes, may_become_one: bool) -> None:
+def test_a_fin_is_made_of_a_message_id(piece: bytes, may_become_one: bool) -> None:
     assert is_piece_of_fin(piece) is may_become_one
 
 
@@ -122,7 +122,7 @@ def test_nothing_else_is_taken_for_a_publish() -> None:
         (0, -1, Asked(16 * 1024, None)),
     ],
 )
-def test_what_identify_asks_for(size: int, timeout: int, asked: Asked) -> None:
+def test_identify_has_the_requested_fields(size: int, timeout: int, asked: Asked) -> None:
     assert Asked.of(size, timeout) == asked
 
 
@@ -138,7 +138,7 @@ def test_a_little_waits_for_the_ticker() -> None:
     assert held.due == math.inf
 
 
-def test_what_fills_the_buffer_goes_out_at_once_and_the_rest_waits() -> None:
+def test_a_full_buffer_is_flushed_at_once_and_the_rest_waits() -> None:
     held = Held(Asked(100, 0.25), began=0.0)
 
     assert held.add(b"x" * 250, now=0.1) == b"x" * 200

@@ -156,7 +156,7 @@ def recorded(pairs: Callable[..., Pair], **options: Any) -> tuple[Pair, Nsqd, Re
     (stream,) = transport.streams
     stream.readers.clear()
     stream.writes.clear()
-    pair.conn.start()
+    pair.start()
     return pair, nsqd, stream
 
 
@@ -183,7 +183,7 @@ class TestReading:
             peer.wait_until(lambda got: got.endswith(b"SUB orders billing\n"))
             peer.send(encode_response(b"OK") + encode_response(b"early"))
         assert pair.delegate.notes == []
-        pair.conn.start()
+        pair.start()
         pair.delegate.wait_for_note("response", b"early")
 
     def test_heartbeats_are_answered(self, pair: Pair) -> None:
@@ -540,7 +540,7 @@ class TestWriting:
         all_in_threads(one.finish, two.requeue, three.touch)
         nsqd.peer.wait_until(lambda got: b"FIN" in got and b"REQ" in got and b"TOUCH" in got)
         all_in_threads(pair.conn.close, lambda: pair.conn.close(after_writing=True))
-        assert pair.conn.join(time.monotonic() + PATIENCE)
+        pair.join()
         assert stream.readers == {READER}
         assert {name for name, _, _ in stream.writes} == {WRITER}
 
@@ -632,7 +632,7 @@ class TestWriting:
                 return put
 
             all_in_threads(putting(1), putting(2), lambda pair=pair, nsqd=nsqd: end(pair, nsqd))
-            assert pair.conn.join(time.monotonic() + PATIENCE)
+            pair.join()
             everything = [b"%d:%d\n" % (name, count) for name in (1, 2) for count in range(100)]
             assert sorted(taken + found) == sorted(everything)
 
@@ -654,7 +654,7 @@ class TestEnds:
         nsqd.peer.wait_closed()
         assert pair.delegate.wait_for_close() is None
         nsqd.expect_no_more()
-        assert pair.conn.join(time.monotonic() + PATIENCE)
+        pair.join()
 
     def test_with_nothing_in_flight(self, pair: Pair) -> None:
         nsqd = pair.connect()
@@ -775,7 +775,7 @@ class TestEnds:
     def test_close_is_final_at_once_and_from_any_number_of_threads(self, pair: Pair) -> None:
         _, (one,) = in_flight(pair, 1)
         all_in_threads(*[pair.conn.close] * 4)
-        assert pair.conn.join(time.monotonic() + PATIENCE)
+        pair.join()
         assert pair.delegate.causes == [None]
         assert one.responded
         assert one.expired
@@ -799,7 +799,7 @@ class TestEnds:
             nsqd = pair.connect()
             close = pair.conn.close
             all_in_threads(close, nsqd.peer.end, lambda close=close: close(after_writing=True))
-            assert pair.conn.join(time.monotonic() + PATIENCE)
+            pair.join()
             assert pair.delegate.causes == [None]
 
     def test_a_delegate_that_raises_costs_the_connection_and_says_so(
@@ -818,7 +818,7 @@ class TestEnds:
         pair.conn.put(b"NOP\n")
         nsqd.peer.wait_until(lambda got: got.endswith(b"N"))
         pair.conn.close()
-        assert pair.conn.join(time.monotonic() + PATIENCE)
+        pair.join()
         assert pair.delegate.causes == [None]
 
 
@@ -862,7 +862,7 @@ class TestLayers:
             peer.send(encode_response(b'{"snappy": true}') + encode_response(OK))
             peer.expect(b"SUB orders billing\n")
             peer.send(encode_response(OK))
-        pair.conn.start()
+        pair.start()
         return pair
 
     def test_what_a_layer_wants_sent_is_written_by_the_write_loop(self, pair: Pair) -> None:
@@ -883,17 +883,11 @@ class TestLayers:
     def test_there_is_no_goodbye_when_it_is_cut_off(self, pair: Pair) -> None:
         (peer,) = pair.transport.peers
         pair.conn.close()
-        assert pair.conn.join(time.monotonic() + PATIENCE)
+        pair.join()
         assert not peer.received.endswith(b"goodbye\n")
 
 
 class TestBeginnings:
-    def test_its_threads_say_what_they_are_for(self, pair: Pair) -> None:
-        assert not pair.conn.started
-        pair.connect()
-        assert pair.conn.started
-        assert {READER, WRITER} <= {thread.name for thread in threading.enumerate()}
-
     def test_it_can_be_closed_before_it_starts(self, pair: Pair) -> None:
         nsqd = pair.shake_hands()
         pair.conn.close()
@@ -926,23 +920,6 @@ class TestBeginnings:
         (peer,) = pair.transport.peers
         assert peer.closed
         assert peer.received == b""
-
-    @pytest.mark.parametrize("missing", [READER, WRITER])
-    def test_no_thread_to_be_had(self, pair: Pair, monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
-        nsqd = pair.shake_hands()
-        start = threading.Thread.start
-
-        def refuse(thread: threading.Thread) -> None:
-            if thread.name == missing:
-                raise RuntimeError("can't start new thread")
-            start(thread)
-
-        monkeypatch.setattr(threading.Thread, "start", refuse)
-        with pytest.raises(ConnectionLost, match="no thread"):
-            pair.conn.start()
-        assert pair.conn.join(time.monotonic() + PATIENCE)
-        assert nsqd.peer.closed
-        assert not pair.conn.started
 
     def test_its_repr(self, pair: Pair) -> None:
         pair.connect()

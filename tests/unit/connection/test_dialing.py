@@ -19,6 +19,7 @@ import trustme
 
 from nsq.config import Config
 from nsq.connection.handshake import Ready, describe, dial, identify_request
+from nsq.connection.subscription import Subscription
 from nsq.errors import (
     BadBody,
     ConfigError,
@@ -84,8 +85,7 @@ def dialed(
         config,
         transport,
         context_of(config),
-        topic=TOPIC,
-        channel=CHANNEL,
+        Subscription(TOPIC, CHANNEL),
         deadline=time.monotonic() + timeout,
         opened=opened,
     )

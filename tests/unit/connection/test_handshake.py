@@ -9,6 +9,7 @@ import pytest
 
 from nsq.config import Config
 from nsq.connection.handshake import ReplyStream, identify_request, shake_hands
+from nsq.connection.subscription import Subscription
 from nsq.errors import (
     AuthFailed,
     AuthFirst,
@@ -69,10 +70,15 @@ def identify(config: Config) -> bytes:
     return commands.MAGIC_V2 + commands.identify(identify_request(config).encode())
 
 
-def shake(config: Config, *answers: bytes, topic: str = "orders") -> tuple[list[Step], IdentifyReply]:
+ORDERS = Subscription("orders", "billing")
+
+
+def shake(
+    config: Config, *answers: bytes, subscription: Subscription | None = ORDERS
+) -> tuple[list[Step], IdentifyReply]:
     """All that was said, and what was negotiated."""
     nsqd = FakeStream(*answers)
-    reply = shake_hands(nsqd, config, context_of(config), topic, "billing")
+    reply = shake_hands(nsqd, config, context_of(config), subscription)
     assert nsqd.answers == []
     return nsqd.steps, reply
 
@@ -81,7 +87,7 @@ def refused(config: Config, *answers: bytes) -> tuple[list[Step], NsqError]:
     """What was said up to the last answer, and the error that one leads to."""
     nsqd = FakeStream(*answers)
     with pytest.raises(NsqError) as caught:
-        shake_hands(nsqd, config, context_of(config), "orders", "billing")
+        shake_hands(nsqd, config, context_of(config), ORDERS)
     assert nsqd.answers == []
     return nsqd.steps, caught.value
 
@@ -109,7 +115,7 @@ class TestAgreement:
         assert reply == IdentifyReply(**granted)
 
     def test_a_producer_subscribes_to_nothing(self) -> None:
-        steps, _ = shake(Config(), granting(), topic="")
+        steps, _ = shake(Config(), granting(), subscription=None)
         assert steps == [identify(Config())]
 
     def test_what_nsqd_says_of_its_limits_is_handed_on(self) -> None:

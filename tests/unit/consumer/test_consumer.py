@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from nsq.connection.conn import Conn
 from nsq.consumer.consumer import Consumer
+from nsq.consumer.engine import Engine
 from nsq.consumer.reports import ConsumerHooks, StopReport
 from nsq.errors import (
     AlreadyResponded,
@@ -232,17 +232,18 @@ class TestStarting:
             nsqd.expect(rdy(1))
         assert stopped(consumer, *nsqds) == CLEAN
 
-    def test_whoever_has_waited_for_a_connection_finds_it_with_its_share(
+    def test_a_connection_counts_once_it_has_its_share(
         self, make: Callable[..., Consumer], transport: MemoryTransport, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         seen: list[bool] = []
-        start = Conn.start
+        decide = Engine._decide
 
-        def start_late(conn: Conn) -> None:
-            seen.append(consumer.wait_until_connected(0.0))
-            start(conn)
+        def decide_late(engine: Engine) -> None:
+            if engine.windows.nsqds and not seen:
+                seen.append(consumer.wait_until_connected(0.0))
+            decide(engine)
 
-        monkeypatch.setattr(Conn, "start", start_late)
+        monkeypatch.setattr(Engine, "_decide", decide_late)
         consumer = make().add_handler(nothing).start()
         nsqd = accept(transport)
         assert consumer.wait_until_connected(PATIENCE)
@@ -277,10 +278,9 @@ class TestStarting:
         assert consumer.wait_until_connected(PATIENCE)
         assert stopped(consumer, nsqd) == CLEAN
 
-    def test_no_thread_for_a_connection(
+    def test_an_nsqd_without_a_thread_is_dialed_when_there_is_one(
         self, make: Callable[..., Consumer], transport: MemoryTransport, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """The connection is given back and made anew: none that nobody reads may stand in its place."""
         start = threading.Thread.start
         refusals = iter([True])
 
@@ -291,11 +291,10 @@ class TestStarting:
 
         monkeypatch.setattr(threading.Thread, "start", refuse_once)
         consumer = make().add_handler(nothing).start()
-        first = accept(transport)
-        first.peer.wait_closed()
-        second = accept(transport)
-        second.expect(rdy(2))
-        assert stopped(consumer, second) == CLEAN
+        nsqd = accept(transport)
+        assert next(refusals, None) is None
+        nsqd.expect(rdy(2))
+        assert stopped(consumer, nsqd) == CLEAN
 
 
 class TestStopping:
@@ -441,11 +440,12 @@ class TestStopping:
         nsqd.deliver(1)
         assert entered.wait(PATIENCE)
         try:
-            report = consumer.stop(timeout=0.2)
+            report = consumer.stop(timeout=1.0)
             stats = consumer.stats()
         finally:
             may_go_on.set()
-        assert "connections" in report.unfinished_threads
+        assert f"{consumer._engine.name}-read-{A}" in report.unfinished_threads
+        assert len(set(report.unfinished_threads)) == len(report.unfinished_threads)
         assert (report.in_flight, report.cut_off) == (1, [A])
         assert (stats.connections, stats.in_flight, stats.received) == (0, 0, 1)
 

@@ -30,7 +30,6 @@ def pool(desk: Desk) -> Iterator[HandlerPool]:
         "nsq-test",
         max_attempts=5,
         give_up=desk.give_up,
-        expired=desk.expired,
         starved=lambda: desk.starved,
         requeue_delay=lambda attempts: 90.0 * attempts,
     )
@@ -203,7 +202,6 @@ class TestBeforeTheHandler:
             "nsq-test",
             max_attempts=0,
             give_up=desk.give_up,
-            expired=desk.expired,
             starved=lambda: False,
             requeue_delay=lambda attempts: 90.0 * attempts,
         )
@@ -416,7 +414,6 @@ class TestBatches:
             "nsq-test",
             max_attempts=5,
             give_up=give_up,
-            expired=desk.expired,
             starved=lambda: False,
             requeue_delay=float,
         )

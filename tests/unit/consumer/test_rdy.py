@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from nsq.consumer.rdy import Backoff, HandlingLimit, Nsqd, Order, Outcome, RdyWindows, exponential
+from nsq.consumer.rdy import Backoff, HandlingLimit, Nsqd, OneEach, Order, Outcome, RdyWindows, exponential
 
 SUCCESS, FAILURE, NEUTRAL = Outcome.SUCCESS, Outcome.FAILURE, Outcome.NEUTRAL
 IDLE, TURN = 10.0, 30.0
@@ -20,10 +20,18 @@ START = 1000.0
 class World:
     """Windows and the connections they are for; time stands still unless told otherwise."""
 
-    def __init__(self, max_in_flight: int, *, longest: float = 120.0, picks: int = 0) -> None:
+    def __init__(
+        self,
+        max_in_flight: int,
+        *,
+        longest: float = 120.0,
+        picks: int = 0,
+        kind: type[RdyWindows] = RdyWindows,
+        grows: bool = False,
+    ) -> None:
         self.backoff = Backoff(exponential(1.0), longest)
-        self.windows = RdyWindows(
-            max_in_flight, self.backoff, lambda keys: keys[picks % len(keys)], IDLE, TURN
+        self.windows = kind(
+            max_in_flight, self.backoff, lambda keys: keys[picks % len(keys)], IDLE, TURN, grows
         )
         self.now = START
         self.in_flight: dict[Hashable, int] = {}
@@ -33,7 +41,7 @@ class World:
     def decide(self) -> None:
         """Obey one after the other: at no moment in between may more come than at the end."""
         self.orders = orders = self.windows.decide(self.now, self.in_flight)
-        bound = max(self.windows.max_in_flight, self.possible())
+        bound = max(self.windows.max_in_flight, self.windows.allowed, self.possible())
         grown = False
         for order in orders:
             assert order.rdy != self.rdy[order.key], "said already"
@@ -417,6 +425,79 @@ class TestBackingOff:
         world.answer("b", FAILURE, count=0)
         world.tick(2)
         assert world.rdy == {"a": 1, "b": 0}
+
+
+class TestRoomThatGrows:
+    """Of a max_in_flight that the user has not set, where one nsqd has many connections."""
+
+    def test_every_connection_gets_one_even_beyond_max_in_flight(self) -> None:
+        world = World(2, grows=True)
+        world.connect("a", "b", "c")
+        assert world.rdy == {"a": 1, "b": 1, "c": 1}
+
+    def test_connections_to_come_count_too(self) -> None:
+        world = World(2, grows=True)
+        world.expect(8)
+        world.connect("a")
+        assert world.rdy == {"a": 1}
+
+    def test_a_larger_max_in_flight_is_shared_as_ever(self) -> None:
+        world = World(9, grows=True)
+        world.connect("a", "b", "c")
+        assert world.rdy == {"a": 3, "b": 3, "c": 3}
+
+
+class TestOneEach:
+    @pytest.mark.parametrize("max_in_flight", [1, 2, 100])
+    def test_every_connection_has_one_whatever_max_in_flight_is(self, max_in_flight: int) -> None:
+        world = World(max_in_flight, kind=OneEach)
+        world.connect("a", "b", "c")
+        assert world.rdy == {"a": 1, "b": 1, "c": 1}
+
+    def test_one_is_never_passed_on(self) -> None:
+        world = World(1, kind=OneEach)
+        world.connect("a", "b")
+        world.tick(10 * TURN)
+        assert world.rdy == {"a": 1, "b": 1}
+        assert world.orders == []
+
+    def test_a_failure_stops_no_connection(self) -> None:
+        world = World(10, kind=OneEach)
+        world.connect("a", "b")
+        world.receive("a")
+        world.answer("a", FAILURE)
+        assert world.rdy == {"a": 1, "b": 1}
+        assert world.backoff.level == 0
+
+    def test_slow_handlers_stop_no_connection(self) -> None:
+        world = World(10, kind=OneEach)
+        world.connect("a", "b")
+        assert not world.windows.handled_late(world.now, 60.0, 1)
+        world.decide()
+        assert world.rdy == {"a": 1, "b": 1}
+
+    def test_a_repeated_message_takes_no_window_away(self) -> None:
+        world = World(10, kind=OneEach)
+        world.connect("a", "b")
+        world.receive("a", 2)
+        world.decide()
+        assert world.rdy == {"a": 1, "b": 1}
+
+    def test_pause_stops_all_and_resume_starts_all(self) -> None:
+        world = World(10, kind=OneEach)
+        world.connect("a", "b")
+        world.pause(True)
+        assert world.rdy == {"a": 0, "b": 0}
+        world.pause(False)
+        assert world.rdy == {"a": 1, "b": 1}
+        assert "order" in world.windows.reason("a")
+
+    def test_a_closing_connection_gets_none(self) -> None:
+        world = World(10, kind=OneEach)
+        world.connect("a", "b")
+        world.close("a")
+        world.tick(TURN)
+        assert world.rdy == {"a": 0, "b": 1}
 
 
 def test_of_a_stranger_nothing_is_known() -> None:

@@ -1,5 +1,5 @@
-"""Which nsqds are dialed, when, and which are dropped: by example, then by random histories; when nsqlookupds
-are asked.
+"""Which nsqds are wanted and which are dropped: by example, then by random histories; when nsqlookupds are
+asked.
 """
 
 from __future__ import annotations
@@ -12,27 +12,24 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from nsq.connection.backoff import Pauses
 from nsq.discovery.directory import (
     ROUNDS_TO_PRUNE,
     SPACING,
-    STEADY,
     Answer,
     Directory,
     Lookupd,
     LookupSchedule,
-    Nsqd,
-    Pauses,
-    Status,
 )
 
-INITIAL, LONGEST, INTERVAL = 0.25, 60.0, 60.0
+INTERVAL = 60.0
 A, B, C, D = "a:4150", "b:4150", "c:4150", "d:4150"
 
 
-def directory(*direct: str, chance: float = 1.0, prune: bool = False) -> Directory:
-    made = Directory(Pauses(INITIAL, LONGEST, lambda: chance), INTERVAL, prune=prune)
-    for address in direct:
-        made.add(address, 0.0)
+def directory(*given: str, prune: bool = False) -> Directory:
+    made = Directory(INTERVAL, prune=prune)
+    for address in given:
+        made.add(address)
     return made
 
 
@@ -40,162 +37,76 @@ def listing(*addresses: str) -> Answer:
     return frozenset(addresses)
 
 
-def connect(subject: Directory, now: float) -> list[str]:
-    """Dial what is due, with success."""
-    due = subject.due(now)
-    for address in due:
-        subject.dialed(address, None, now)
-    return due
+def dialed(subject: Directory) -> set[str]:
+    """The nsqds that may be there."""
+    return {address for address, nsqd in subject.nsqds.items() if subject.may_be_there(nsqd)}
 
 
-def fail(subject: Directory, *times: float) -> None:
-    """Dial what is due, in vain."""
-    for now in times:
-        for address in subject.due(now):
-            subject.dialed(address, "refused", now)
+def searched(subject: Directory) -> set[str]:
+    """The nsqds that no nsqlookupd lists any more, and that may come back."""
+    return set(subject.nsqds) - dialed(subject)
 
 
-def known(subject: Directory, address: str) -> Nsqd | None:
-    return next((each for each in subject.nsqds() if each.address == address), None)
-
-
-class TestDirect:
-    def test_is_due_at_once_and_once(self) -> None:
+class TestGiven:
+    def test_a_given_nsqd_is_dialed_whatever_nsqlookupds_say(self) -> None:
         subject = directory(A, A)
-        assert subject.due(0.0) == [A]
-        assert subject.due(1000.0) == []
+        for answers in ([listing(B)], [None], [listing()], []):
+            subject.round_ended(answers, 1000.0)
+            assert A in dialed(subject)
 
-    def test_is_dialed_again_for_ever_with_growing_pauses_of_its_own(self) -> None:
-        subject = directory(A)
-        now, pauses = 0.0, []
-        for _ in range(100):
-            fail(subject, now)
-            due = subject.next_due()
-            assert subject.due(due - 0.001) == []
-            pauses.append(due - now)
-            now = due
-        assert pauses[:10] == pytest.approx([0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0])
-        assert max(pauses) == pytest.approx(LONGEST)
-        subject.add(A, now - 1.0)  # again, which does not cut a pause short
-        subject.add(B, now - 1.0)
-        assert subject.due(now - 1.0) == [B]
-
-    @pytest.mark.parametrize(
-        ("failures", "lived", "pause"),
-        [(3, STEADY - 0.1, 2.0), (3, STEADY, INITIAL), (7, 30.0, 32.0), (7, 32.0, INITIAL)],
-    )
-    def test_pauses_begin_anew_after_a_connection_that_outlived_them(
-        self, failures: int, lived: float, pause: float
-    ) -> None:
-        subject = directory(A)
-        fail(subject, *[100.0 * number for number in range(failures)])
-        assert connect(subject, 1000.0) == [A]
-        subject.lost(A, lived, "gone", 2000.0)
-        assert subject.next_due() == 2000.0 + pause
-
-    def test_one_that_is_removed_is_forgotten_or_dropped(self) -> None:
-        subject = directory(A, B, C, D)
-        assert set(subject.due(0.0)) == {A, B, C, D}
-        subject.dialed(A, None, 0.0)
-        subject.dialed(B, "refused", 0.0)
-        for address in (A, B, C, D):
-            subject.remove(address)
-        subject.dialed(C, None, 0.0)  # it was being dialed meanwhile
-        subject.dialed(D, "refused", 0.0)  # and so was this
-        assert sorted(subject.to_drop()) == [A, C]
-        assert subject.to_drop() == []
-        assert (subject.expected(0.0), subject.due(1000.0)) == (0, [])
-        for address in (A, C):
-            subject.lost(address, 1.0, "", 1.0)
-        assert subject.nsqds() == ()
-
-    def test_one_that_is_added_again_while_it_is_closed_is_dialed_when_it_has_closed(self) -> None:
-        subject = directory(A)
-        connect(subject, 0.0)
+    def test_one_that_is_removed_is_dropped_once(self) -> None:
+        subject = directory(A, B)
         subject.remove(A)
-        assert subject.to_drop() == [A]
-        subject.add(A, 1.0)
-        assert subject.due(1.0) == []
-        subject.lost(A, 1.0, "", 2.0)
-        assert subject.due(2.0) == [A]
+        subject.remove(A)
+        assert (dialed(subject), subject.to_drop(), subject.to_drop()) == ({B}, [A], [])
 
-    def test_a_connection_that_ends_before_its_dial_is_reported(self) -> None:
+    def test_one_that_is_removed_stays_while_it_is_listed(self) -> None:
         subject = directory(A)
-        subject.due(0.0)
-        subject.lost(A, 0.001, "closed", 0.0)
-        assert subject.due(100.0) == []  # still being dialed
-        subject.dialed(A, None, 100.0)
-        (nsqd,) = subject.nsqds()
-        assert (nsqd.status, nsqd.dial_at, nsqd.error) == (Status.WAITING, 100.0 + INITIAL, "closed")
-        assert subject.due(101.0) == [A]
+        subject.heard([A])
+        subject.remove(A)
+        assert (dialed(subject), subject.to_drop()) == ({A}, [])
 
 
 class TestListed:
-    def found(self, chance: float = 1.0) -> Directory:
-        """A was listed, connected and lost at 20."""
-        subject = directory(chance=chance)
+    def found(self) -> Directory:
+        subject = directory()
         subject.round_ended([listing(A), listing(B)], 0.0)
-        connect(subject, 0.0)
-        assert not subject.wants_round()
-        subject.lost(A, 20.0, "gone", 20.0)
-        assert [subject.wants_round(), subject.wants_round()] == [True, False]
         return subject
 
-    def test_is_due_as_soon_as_one_answers(self) -> None:
+    def test_an_nsqd_is_wanted_as_soon_as_one_nsqlookupd_lists_it(self) -> None:
         subject = directory()
         subject.heard([A, B])
-        assert set(subject.due(0.0)) == {A, B}
+        assert dialed(subject) == {A, B}
         subject.round_ended([listing(A, B), listing(B, C), None], 1.0)
-        assert subject.due(1.0) == [C]
-
-    def test_one_that_is_direct_as_well_counts_once_and_stays_while_it_is_listed(self) -> None:
-        subject = directory(A)
-        subject.heard([A])
-        assert connect(subject, 0.0) == [A]
-        assert subject.expected(0.0) == 1
-        subject.remove(A)
-        assert subject.to_drop() == []
-
-    def test_a_lost_one_is_dialed_after_its_pause(self) -> None:
-        subject = self.found()
-        assert subject.due(20.0) == []
-        assert subject.due(20.0 + INITIAL) == [A]
-
-    def test_a_lost_one_that_is_listed_no_more_is_searched_and_not_dialed(self) -> None:
-        subject = self.found()
-        subject.round_ended([listing()], 20.1)
-        asked = []
-        for now in range(21, 29):
-            assert subject.due(now) == []
-            if subject.wants_round():
-                subject.round_ended([listing()], now)
-                asked.append(now)
-        assert asked == [21, 22, 23, 24, 26]  # less and less often
-        subject.round_ended([listing(A)], 28.5)  # it has restarted
-        assert subject.due(32.0) == [A]
+        assert dialed(subject) == {A, B, C}
 
     @pytest.mark.parametrize(
         "answers", [[[None, listing(B)]] * 3, [[listing(), listing()], [None]]], ids=["at once", "later"]
     )
-    def test_while_lookups_fail_what_is_known_is_dialed(self, answers: list[list[Answer]]) -> None:
+    def test_while_lookups_fail_known_nsqds_are_dialed(self, answers: list[list[Answer]]) -> None:
         subject = self.found()
         for number, each in enumerate(answers):
             subject.round_ended(each, 20.0 + number)
-        assert A in subject.due(1000.0)
+        assert A in dialed(subject)
 
-    def test_one_that_is_listed_no_more_for_an_interval_is_forgotten(self) -> None:
+    def test_one_that_is_no_longer_listed_is_searched_for_an_interval(self) -> None:
+        subject = self.found()
+        for now, known in [(30.0, {A}), (30.0 + INTERVAL - 1.0, {A}), (30.0 + INTERVAL, set())]:
+            subject.round_ended([listing(B)], now)
+            assert (dialed(subject), searched(subject)) == ({B}, known)
+        assert subject.to_drop() == []
+
+    def test_one_that_is_found_again_is_dialed(self) -> None:
         subject = self.found()
         subject.round_ended([listing(B)], 30.0)
-        assert known(subject, A) is not None
-        subject.round_ended([listing(B)], 30.0 + INTERVAL)
-        assert known(subject, A) is None
+        subject.heard([A])
+        assert dialed(subject) == {A, B}
 
-    def test_without_nsqlookupds_what_is_connected_stays_until_it_is_lost(self) -> None:
-        subject = self.found()
+    def test_without_nsqlookupds_listed_ones_are_forgotten_and_not_dropped(self) -> None:
+        subject = directory(A, prune=True)
+        subject.heard([B])
         subject.round_ended([], 30.0)
-        assert [each.address for each in subject.nsqds()] == [B]
-        subject.lost(B, 1000.0, "gone", 1000.0)
-        assert (subject.nsqds(), subject.wants_round()) == ((), False)
+        assert (set(subject.nsqds), subject.to_drop()) == ({A}, [])
 
 
 class TestPruning:
@@ -204,7 +115,7 @@ class TestPruning:
         [
             pytest.param([[listing(B)]] * 4, {}, 3, id="three complete rounds"),
             pytest.param([[listing(B)]] * 9, {"prune": False}, None, id="only when asked for"),
-            pytest.param([[listing()]] * 9, {"direct": [A, B]}, None, id="never direct ones"),
+            pytest.param([[listing()]] * 9, {"given": [A, B]}, None, id="never given ones"),
             pytest.param([[listing()], [listing()], [None]] * 3, {}, None, id="a failed lookup begins anew"),
             pytest.param([[listing(), listing(A, B)]] * 9, {}, None, id="one nsqlookupd has just started"),
             pytest.param([[listing(B)]] * 60, {"every": 1.0}, None, id="rounds that are close to each other"),
@@ -212,41 +123,20 @@ class TestPruning:
             pytest.param([[listing(B)]] * 4, {"every": 1000.0}, 3, id="rounds that are far apart"),
         ],
     )
-    def test_dropped(
+    def test_an_nsqd_is_dropped(
         self, rounds: list[list[Answer]], options: dict[str, object], dropped_at: int | None
     ) -> None:
-        given = {"prune": True, "direct": [], "every": INTERVAL, **options}
-        subject = directory(*given["direct"], prune=given["prune"])
+        given = {"prune": True, "given": [], "every": INTERVAL, **options}
+        subject = directory(*given["given"], prune=given["prune"])
         subject.heard([A, B])
-        connect(subject, 0.0)
         drops = {}
         for number, answers in enumerate(rounds, 1):
             subject.round_ended(answers, number * given["every"])
             if dropped := subject.to_drop():
                 drops[number] = dropped
         assert drops == ({dropped_at: [A]} if dropped_at else {})
-        if drops:
-            subject.heard([A])  # again, before it has closed
-            assert subject.due(1e6) == []
-            subject.lost(A, 1e6, "", 1e6)
-            assert subject.due(1e6) == [A]
-
-
-def test_expected_counts_what_is_there_or_dialed_for_the_first_time() -> None:
-    subject = directory(A, B, C)
-    counts = [subject.expected(0.0)]
-    subject.due(0.0)
-    counts.append(subject.expected(0.0))
-    subject.dialed(A, None, 0.0)
-    subject.dialed(B, "refused", 0.0)
-    counts += [subject.expected(0.0), subject.expected(INITIAL)]
-    assert subject.due(INITIAL) == [B]
-    counts.append(subject.expected(INITIAL))
-    subject.dialed(B, None, INITIAL)
-    counts.append(subject.expected(INITIAL))
-    subject.lost(A, 1.0, "gone", 1.0)
-    counts.append(subject.expected(100.0))
-    assert counts == [3, 3, 2, 2, 2, 3, 2]
+        subject.heard([A])
+        assert A in dialed(subject)
 
 
 ADDRESSES = st.sampled_from([A, B, C, D])
@@ -259,118 +149,49 @@ class Life(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.now = 0.0
-        self.drawn = 0.5
-        self.subject = Directory(Pauses(INITIAL, LONGEST, lambda: self.drawn), INTERVAL, prune=True)
-        self.direct: set[str] = set()
-        self.dialing: set[str] = set()
-        self.connected: set[str] = set()
-        self.leaving: set[str] = set()
-        self.setbacks: dict[str, int] = {}
+        self.subject = Directory(INTERVAL, prune=True)
+        self.given: set[str] = set()
+        self.listed: frozenset[str] = frozenset()  # by the last round, if it was complete
         self.missed: dict[str, int] = {}
 
-    @rule(seconds=st.floats(0.0, 100.0), chance=st.floats(0.0, 1.0, exclude_max=True))
-    def time_passes(self, seconds: float, chance: float) -> None:
+    @rule(seconds=st.floats(0.0, 100.0))
+    def time_passes(self, seconds: float) -> None:
         self.now += seconds
-        self.drawn = chance
 
     @rule(address=ADDRESSES)
     def added(self, address: str) -> None:
-        self.direct.add(address)
-        self.subject.add(address, self.now)
+        self.given.add(address)
+        self.subject.add(address)
 
     @rule(address=ADDRESSES)
     def removed(self, address: str) -> None:
-        self.direct.discard(address)
+        self.given.discard(address)
         self.subject.remove(address)
-        self.settle_drops(allowed={address})
+        assert set(self.subject.to_drop()) <= {address} - self.listed
 
     @rule(answers=st.lists(ANSWER, min_size=1, max_size=3))
     def asked(self, answers: list[Answer]) -> None:
         heard = [answer for answer in answers if answer is not None]
-        listed = frozenset().union(*heard)
+        self.listed = frozenset().union(*heard)
         for answer in heard:
             self.subject.heard(answer)
         self.subject.round_ended(answers, self.now)
         complete = len(heard) == len(answers)
         for address in [A, B, C, D]:
-            missed = complete and address not in listed
+            missed = complete and address not in self.listed
             self.missed[address] = self.missed.get(address, 0) + 1 if missed else 0
         stale = {each for each, missed in self.missed.items() if missed >= ROUNDS_TO_PRUNE}
-        self.settle_drops(allowed=stale - self.direct if complete else set())
-
-    def settle_drops(self, allowed: set[str]) -> None:
-        dropped = set(self.subject.to_drop())
-        assert dropped <= self.connected & allowed
-        self.connected -= dropped
-        self.leaving |= dropped
-
-    @rule()
-    def dials(self) -> None:
-        for address in self.subject.due(self.now):
-            assert address not in self.dialing | self.connected | self.leaving
-            self.dialing.add(address)
-
-    @rule(address=ADDRESSES, ok=st.booleans())
-    def dialed(self, address: str, ok: bool) -> None:
-        if address not in self.dialing:
-            return
-        self.dialing.remove(address)
-        self.subject.dialed(address, None if ok else "refused", self.now)
-        if not ok:
-            self.paused(address)
-            return
-        self.connected.add(address)
-        if address not in self.direct:
-            self.settle_drops(allowed={address})  # removed while it was dialed
-
-    @rule(address=ADDRESSES, lived=st.floats(0.0, 1000.0))
-    def lost(self, address: str, lived: float) -> None:
-        if address in self.connected:
-            if lived >= max(STEADY, self.ceiling(address)):
-                self.setbacks[address] = 0
-            self.connected.remove(address)
-            self.subject.lost(address, lived, "gone", self.now)
-            self.paused(address)
-        elif address in self.leaving:
-            self.leaving.remove(address)
-            self.subject.lost(address, lived, "", self.now)
-
-    def ceiling(self, address: str) -> float:
-        return min(LONGEST, INITIAL * 2.0 ** self.setbacks.get(address, 0))
-
-    def paused(self, address: str) -> None:
-        nsqd = known(self.subject, address)
-        if nsqd is None:
-            return
-        # Searching, of which this model knows nothing, counts as a setback too.
-        assert self.drawn * self.ceiling(address) - 1e-6 <= nsqd.dial_at - self.now <= LONGEST
-        self.setbacks[address] = self.setbacks.get(address, 0) + 1
+        assert set(self.subject.to_drop()) <= (stale - self.given if complete else set())
 
     @invariant()
-    def what_is_known_is_right(self) -> None:
-        statuses = {each.address: each.status for each in self.subject.nsqds()}
-        for status, addresses in [
-            (Status.DIALING, self.dialing),
-            (Status.CONNECTED, self.connected),
-            (Status.LEAVING, self.leaving),
-        ]:
-            assert {address for address, has in statuses.items() if has is status} == addresses
-        assert self.direct <= statuses.keys()
-        self.setbacks = {each: count for each, count in self.setbacks.items() if each in statuses}
+    def given_and_listed_nsqds_are_dialed(self) -> None:
+        assert self.given | self.listed <= dialed(self.subject)
+        assert all(nsqd.given == (address in self.given) for address, nsqd in self.subject.nsqds.items())
 
     def teardown(self) -> None:
-        """Whatever has happened: what a complete round lists is connected within the longest pause."""
-        for address in self.leaving:
-            self.subject.lost(address, 1.0, "", self.now)
-        for address in self.dialing:
-            self.subject.dialed(address, None, self.now)
+        """A complete round decides, whatever has happened."""
         self.subject.round_ended([listing(A, B), listing(B, C)], self.now)
-        end = self.now + LONGEST
-        while (due := self.subject.next_due()) <= end:
-            connect(self.subject, max(due, self.now))
-            self.subject.to_drop()
-        statuses = {each.address: each.status for each in self.subject.nsqds()}
-        assert all(statuses[address] is Status.CONNECTED for address in (A, B, C))
+        assert dialed(self.subject) == self.given | {A, B, C}
 
 
 TestLife = Life.TestCase

@@ -1,4 +1,4 @@
-"""The discovery thread, with a host, nsqlookupds and a clock that the tests hold in their hands."""
+"""The discovery thread, with a client, nsqlookupds and a clock that the tests hold in their hands."""
 
 from __future__ import annotations
 
@@ -14,16 +14,13 @@ from typing import Any
 import pytest
 
 from nsq.config import Config
-from nsq.discovery.directory import Lookupd, Status
+from nsq.connection.endpoint import Key, Wanted
+from nsq.connection.subscription import Subscription
+from nsq.discovery.directory import Lookupd
 from nsq.discovery.lookups import Discovery
 from nsq.errors import (
     ApiError,
-    AuthFailed,
-    Closed,
     ConfigError,
-    ConnectionLost,
-    DialFailed,
-    NsqError,
     UsageError,
 )
 
@@ -31,12 +28,13 @@ A, B, C = "a:4150", "b:4150", "c:4150"
 L1, L2 = "l1:4161", "http://l2:4161/?token=s3cret"
 URL1, URL2 = "http://l1:4161/", "http://l2:4161/"
 NAME = "nsq-orders/billing"
+ORDERS = Subscription("orders", "billing")
 PATIENCE = 20.0
 
 
 class World:
-    """Host and asker. Notes what it is told. ``answers`` has, for an nsqlookupd, what it lists, for an nsqd,
-    why it refuses; who has a gate answers when that opens.
+    """Client and asker; notes their calls. ``answers`` has, for an nsqlookupd, the nsqds that it lists; one
+    with a gate answers when that opens.
     """
 
     def __init__(self) -> None:
@@ -78,7 +76,7 @@ class World:
             raise answer
         return answer
 
-    # Asker and Host.
+    # Asker and client.
 
     def ask(self, lookupd: str) -> frozenset[str]:
         return frozenset(self._answer("ask", lookupd))
@@ -91,33 +89,27 @@ class World:
     def abandon(self) -> None:
         self.note("abandon")
 
-    def dial(self, address: str) -> None:
-        self._answer("dial", address)
+    def found(self, wanted: dict[Key, Wanted]) -> None:
+        self.note("found", *[each.address for each in wanted.values() if each.dial])
 
-    def refused(self, address: str, error: NsqError) -> None:
-        self.note("refused", address, error)
-
-    def drop(self, address: str) -> None:
-        self.note("drop", address)
-
-    def expect(self, connections: int) -> None:
-        self.note("expect", connections)
+    def dropped(self, key: Key) -> None:
+        self.note("drop", key[0])
 
     # Making discoveries.
 
     def discovery(self, nsqds: Iterable[str] = (), lookupds: Iterable[str] = (), **options: Any) -> Discovery:
         own = {each: options.pop(each) for each in ("rewrite", "accept", "found") if each in options}
         made = Discovery(
-            None if "found" in own else "orders",
+            options.pop("subscription", ORDERS),
             Config(**{"lookupd_poll_jitter": 0.0, **options}),
-            None if "found" in own else self,
+            **{"found": self.found, **own},
+            dropped=self.dropped,
             name=NAME,
             nsqds=nsqds,
             nsqlookupds=lookupds,
             asker=self,  # type: ignore[arg-type]
             clock=self.clock,
             chance=lambda: self.chance,
-            **own,
         )
         self._made.append(made)
         return made
@@ -126,11 +118,6 @@ class World:
         made = self.discovery(nsqds, lookupds, **options)
         made.start()
         return made
-
-    def producing(self, nsqds: Iterable[str], lookupds: Iterable[str], **options: Any) -> Discovery:
-        return self.discovery(
-            nsqds, lookupds, found=lambda found: self.note("found", *sorted(found)), **options
-        )
 
     def pass_time(self, discovery: Discovery, seconds: float) -> None:
         self.now += seconds
@@ -158,81 +145,53 @@ def log(caplog: pytest.LogCaptureFixture) -> Iterator[Callable[[], list[str]]]:
         yield lambda: [record.getMessage() for record in caplog.records]
 
 
-def status_of(discovery: Discovery, address: str) -> Status | None:
-    return next((nsqd.status for nsqd in discovery.state.nsqds if nsqd.address == address), None)
-
-
 def last_heard(lookupd: Lookupd) -> float | None:
     return lookupd.answered_at if lookupd.failed_at is None else lookupd.failed_at
 
 
-def connected(discovery: Discovery, *addresses: str) -> bool:
-    return all(status_of(discovery, address) is Status.CONNECTED for address in addresses)
-
-
-class TestDialing:
-    def test_all_are_dialed_at_once_and_expected_before(self, world: World) -> None:
-        world.gates = {A: threading.Event(), B: threading.Event()}
+class TestReporting:
+    def test_named_nsqds_are_reported_at_once(self, world: World) -> None:
         world.started([A, B])
-        for address in (A, B):
-            world.await_("dial", address)
-        assert world.threads == {A: f"{NAME}-dial-{A}", B: f"{NAME}-dial-{B}"}
-        assert world.notes[0] == ("expect", 2)
+        world.await_("found", A, B)
         assert f"{NAME}-lookupd" in [thread.name for thread in threading.enumerate()]
 
-    def test_a_failure_is_told_to_the_host_each_time_and_logged_once(
-        self, world: World, log: Callable[[], list[str]]
+    def test_origins_are_reported(self, world: World) -> None:
+        world.answers[L1] = [A, C]
+        discovery = world.started([A, B], [L1])
+        world.await_("found", A, B, C)
+        assert list(discovery.wanted.values()) == [
+            Wanted(A, ORDERS, given=True, listed=True),
+            Wanted(B, ORDERS, given=True),
+            Wanted(C, ORDERS, listed=True),
+        ]
+
+    def test_a_client_that_raises_does_not_end_it(self, world: World, log: Callable[[], list[str]]) -> None:
+        failures = iter([True])
+
+        def found(wanted: dict[Key, Wanted]) -> None:
+            if next(failures, False):
+                raise ZeroDivisionError
+            world.found(wanted)
+
+        world.answers[L1] = [A]
+        world.started([], [L1], found=found)
+        world.until(lambda: "which is a bug of ours" in "".join(log()))
+
+    def test_an_nsqd_that_is_no_longer_listed_is_not_to_be_dialed_and_then_forgotten(
+        self, world: World
     ) -> None:
-        world.answers[A] = error = AuthFailed("E_AUTH_FAILED no")
-        world.started([A])
-        world.await_("refused", A, error, times=5)
-        assert log() == [f"no connection to an nsqd, trying again: {A}: {error}"]
+        world.answers[L1] = [A, B]
+        discovery = world.started([], [L1])
+        world.await_("found", A, B)
+        world.answers[L1] = [B]
+        world.pass_time(discovery, 60.0)
+        world.await_("found", B)
+        assert [each.address for each in discovery.wanted.values()] == [A, B]
+        world.pass_time(discovery, 60.0)
+        world.await_("found", B, times=2)
+        assert [each.address for each in discovery.wanted.values()] == [B]
 
-    def test_a_connection_that_is_not_wanted_is_no_failure(
-        self, world: World, log: Callable[[], list[str]]
-    ) -> None:
-        world.answers[A] = error = Closed("the consumer is stopping")
-        discovery = world.discovery([A])
-        discovery.start()
-        world.await_("refused", A, error)
-        discovery.stop()
-        assert not discovery.join(time.monotonic() + PATIENCE)
-        assert log() == []
-
-    def test_a_bug_is_logged_and_the_nsqd_dialed_again(
-        self, world: World, log: Callable[[], list[str]]
-    ) -> None:
-        world.answers[A] = ZeroDivisionError("oops")
-        world.chance = 1.0
-        discovery = world.started([A])
-        world.until(lambda: "ZeroDivisionError, a bug of ours" in " ".join(discovery.health()))
-        assert f"{NAME}-dial-{A} failed, which is a bug of ours" in log()
-        world.pass_time(discovery, 10.0)
-        world.await_("dial", A, times=2)
-
-    @pytest.mark.parametrize("method", ["expect", "refused"])
-    def test_a_host_that_raises_does_not_end_it(
-        self, world: World, method: str, log: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(world, method, lambda *_: 1 / 0)
-        world.answers[A] = DialFailed("refused")
-        world.started([A])
-        world.await_("dial", A, times=2)
-        assert "which is a bug of ours" in "".join(log())
-
-    def test_a_lost_one_is_dialed_again_after_its_pause(self, world: World) -> None:
-        world.chance = 1.0
-        discovery = world.started([A])
-        world.until(lambda: connected(discovery, A))
-        discovery.lost(A, 100.0, ConnectionLost("gone"))
-        world.until(lambda: status_of(discovery, A) is Status.WAITING)
-        assert discovery.health() == [f"nsqd {A} (given): next dial in 0.2 s; last error: {A}: gone"]
-        world.pass_time(discovery, 0.24)
-        assert world.notes.count(("dial", A)) == 1
-        world.pass_time(discovery, 0.02)
-        world.await_("dial", A, times=2)
-
-    def test_without_a_thread_it_says_so_and_goes_on(
+    def test_without_a_thread_for_a_question_it_says_so_and_goes_on(
         self, world: World, log: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         start = threading.Thread.start
@@ -245,13 +204,11 @@ class TestDialing:
         with monkeypatch.context() as patched:
             patched.setattr(threading.Thread, "start", refuse)
             discovery = world.started([A], [L1])
-            world.until(lambda: len(log()) == 2)
+            world.until(lambda: len(log()) == 1)
         assert log() == [
-            f"no connection to an nsqd, trying again: no thread for dial-{A}: can't start new thread",
-            f"nsqlookupd {URL1} cannot be asked: no thread for ask-{URL1}: can't start new thread",
+            f"nsqlookupd {URL1} cannot be asked: no thread for {NAME}-ask-{URL1}: can't start new thread"
         ]
         world.pass_time(discovery, 60.0)
-        world.await_("dial", A)
         world.await_("ask", L1)
 
 
@@ -260,28 +217,10 @@ class TestAsking:
         world.gates[L2] = threading.Event()
         world.answers = {L1: [A], L2: [A, B]}
         world.started([], [L1, L2])
-        world.await_("dial", A)
+        world.await_("found", A)
         assert world.threads[L2] == f"{NAME}-ask-{URL2}"
         world.gates[L2].set()
-        world.await_("dial", B)
-        assert world.notes.count(("dial", A)) == 1
-
-    def test_lost_connections_have_them_asked_once_for_all(self, world: World) -> None:
-        world.answers[L1] = [A, B]
-        discovery = world.started([], [L1])
-        world.until(lambda: connected(discovery, A, B))
-        world.now += 1.0
-        world.chance = 1.0
-        gate = threading.Event()  # what comes until it opens is taken in together
-        discovery._owner.ask(lambda: assert_opened(gate))
-        for address in (A, B):
-            discovery.lost(address, 1.0, ConnectionLost("gone"))
-        gate.set()
-        world.await_("answer", L1, times=2)
-        world.pass_time(discovery, 1.0)
-        for address in (A, B):
-            world.await_("dial", address, times=2)
-        assert world.notes.count(("ask", L1)) == 2
+        world.await_("found", A, B)
 
     def test_one_that_does_not_answer_in_time_has_failed(self, world: World) -> None:
         world.gates[L1] = threading.Event()
@@ -297,23 +236,22 @@ class TestAsking:
         discovery = world.started([A], [L2])
         for times in (1, 2, 3):
             world.await_("answer", L2, times=times)
-            world.until(lambda: discovery.state.nsqlookupds[0].failed_at == world.now)
+            world.until(lambda: discovery.nsqlookupds[0].failed_at == world.now)
             world.pass_time(discovery, 60.0)
         world.answers[L2] = []
-        world.until(lambda: not world.pass_time(discovery, 60.0) and not discovery.state.nsqlookupds[0].error)
+        world.until(lambda: not world.pass_time(discovery, 60.0) and not discovery.nsqlookupds[0].error)
         assert log() == [f"nsqlookupd {URL2} cannot be asked: refused", f"nsqlookupd {URL2} answers again"]
 
     def test_health_tells_of_every_nsqlookupd_but_no_secret(self, world: World) -> None:
         world.answers = {L1: [A], L2: ApiError("http://l2:4161/lookup: 500")}
         discovery = world.started([], [L1, L2])
-        world.until(lambda: connected(discovery, A) and bool(discovery.state.nsqlookupds[1].error))
+        world.until(lambda: bool(discovery.wanted) and bool(discovery.nsqlookupds[1].error))
         world.now += 3.0
         assert discovery.health() == [
             f"nsqlookupd {URL1}: answered 3.0 s ago, listing 1",
             f"nsqlookupd {URL2}: failed 3.0 s ago: http://l2:4161/lookup: 500",
-            f"nsqd {A} (listed): connected",
         ]
-        assert "s3cret" not in repr(discovery.state)
+        assert "s3cret" not in repr(discovery.nsqlookupds)
 
     def test_the_users_functions_decide_what_is_dialed(self, world: World) -> None:
         world.answers[L1] = [A, B]
@@ -326,14 +264,9 @@ class TestAsking:
 
         discovery = world.discovery([], [L1], rewrite=lambda address: f"proxy.{address}", accept=accept)
         discovery.start()
-        world.await_("dial", f"proxy.{B}")
-        assert ("dial", f"proxy.{A}") not in world.notes
+        world.await_("found", f"proxy.{B}")
         assert own == [True]
         assert not discovery.owns_current_thread()
-
-
-def assert_opened(gate: threading.Event) -> None:
-    assert gate.wait(PATIENCE)
 
 
 @pytest.mark.parametrize(
@@ -357,7 +290,7 @@ def test_an_unknown_topic_is_warned_about(
         world.now += 60.0
         discovery.start()
         world.pass_time(discovery, 0.0)
-        world.until(lambda: all(last_heard(each) == world.now for each in discovery.state.nsqlookupds))
+        world.until(lambda: all(last_heard(each) == world.now for each in discovery.nsqlookupds))
     warnings = [line for line in log() if "topic" in line]
     assert len(warnings) == warned
     for words in (
@@ -374,21 +307,18 @@ class TestChanges:
         discovery = world.started([A])
         discovery.add_nsqd(B)
         discovery.add_nsqd(B)
-        world.until(lambda: connected(discovery, A, B))
+        world.await_("found", A, B)
         discovery.remove_nsqd(A)
-        world.await_("drop", A)
-        world.await_("expect", 1)
-        discovery.lost(A, 1.0, None)
-        world.until(lambda: status_of(discovery, A) is None)
-        assert world.notes.count(("dial", B)) == 1
+        world.await_("found", B)
+        assert world.notes[-2:] == [("drop", A), ("found", B)]
 
     def test_nsqlookupds_come_and_go(self, world: World) -> None:
         world.answers = {L1: [A], L2: [B]}
         discovery = world.started([], [L1])
-        world.until(lambda: connected(discovery, A))
+        world.await_("found", A)
         discovery.add_nsqlookupd(L2)
         discovery.add_nsqlookupd(L2)
-        world.until(lambda: connected(discovery, B))
+        world.await_("found", A, B)
         discovery.remove_nsqlookupd("http://l1:4161")  # the same one, spelt out
         world.pass_time(discovery, 60.0)
         world.await_("answer", L2, times=2)
@@ -404,12 +334,12 @@ class TestChanges:
         discovery = world.started([A], [L1])
         world.await_("ask", L1)
         discovery.remove_nsqlookupd(L1)
-        world.until(lambda: not discovery.state.nsqlookupds)
+        world.until(lambda: not discovery.nsqlookupds)
         world.gates[L1].set()
         world.await_("answer", L1)
         discovery.add_nsqd(C)
-        world.until(lambda: connected(discovery, A, C))
-        assert [nsqd.address for nsqd in discovery.state.nsqds] == [A, C]
+        world.await_("found", A, C)
+        assert [each.address for each in discovery.wanted.values()] == [A, C]
         assert log() == []
 
     @pytest.mark.parametrize(
@@ -445,8 +375,7 @@ class TestChanges:
                 break
         assert step > 15  # bytecodes; a newer Python needs fewer
         discovery.add_nsqd(C)
-        world.await_("dial", C)
-        world.until(lambda: {nsqd.address for nsqd in discovery.state.nsqds} >= {A, C})
+        world.until(lambda: {each.address for each in discovery.wanted.values()} >= {A, C})
 
 
 def raise_interrupt() -> None:
@@ -477,18 +406,16 @@ def at_step(step: int, call: Callable[[], object], handle: Callable[[], object])
 
 
 class TestTheEnd:
-    def test_nothing_is_asked_or_dialed_behind_a_stop(self, world: World) -> None:
+    def test_nothing_is_asked_or_reported_after_a_stop(self, world: World) -> None:
         discovery = world.started([A], [L1])
-        world.until(
-            lambda: connected(discovery, A) and discovery.state.nsqlookupds[0].answered_at is not None
-        )
+        world.until(lambda: discovery.nsqlookupds[0].answered_at is not None)
         discovery.stop()
-        discovery.lost(A, 1.0, ConnectionLost("gone"))
+        discovery.ask_soon()
         discovery.add_nsqd(B)
         assert not discovery.join(time.monotonic() + PATIENCE)
         discovery.start()
-        assert world.notes.count(("dial", A)) == 1
-        assert ("dial", B) not in world.notes
+        assert ("found", A, B) not in world.notes
+        assert world.notes.count(("ask", L1)) == 1
 
     def test_what_is_under_way_is_cut_short(self, world: World, log: Callable[[], list[str]]) -> None:
         world.gates[L1] = threading.Event()
@@ -500,13 +427,16 @@ class TestTheEnd:
         assert ("cancel",) in world.notes
         assert log() == []
 
-    def test_join_says_when_a_dial_is_still_under_way(self, world: World) -> None:
-        world.gates[A] = threading.Event()
-        discovery = world.started([A])
-        world.await_("dial", A)
+    def test_join_names_a_question_that_is_still_under_way(
+        self, world: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        world.gates[L1] = threading.Event()
+        monkeypatch.setattr(world, "cancel", lambda: None)
+        discovery = world.started([], [L1])
+        world.await_("ask", L1)
         discovery.stop()
-        assert discovery.join(time.monotonic() + 0.01) == [f"{NAME}-dial-{A}"]
-        world.gates[A].set()
+        assert discovery.join(time.monotonic() + 0.01) == [f"{NAME}-ask-{URL1}"]
+        world.gates[L1].set()
         assert not discovery.join(time.monotonic() + PATIENCE)
 
     def test_one_that_was_never_started_has_nothing_to_end(self, world: World) -> None:
@@ -522,26 +452,26 @@ class TestTheEnd:
 
 
 class TestProducers:
-    def test_all_answers_are_merged_with_the_fixed_ones(self, world: World) -> None:
+    """Without a subscription: all nsqds are wanted."""
+
+    def test_all_answers_are_merged_with_the_named_ones(self, world: World) -> None:
         world.answers = {L1: [A, B], L2: [B]}
-        discovery = world.producing([C], [L1, L2])
-        discovery.start()
+        discovery = world.started([C], [L1, L2], subscription=None)
         world.await_("found", A, B, C)
-        world.answers = {L1: [], L2: ApiError("refused")}
+        world.answers = {L1: [], L2: [B]}
         world.pass_time(discovery, 60.0)
-        world.await_("found", B, C)  # what the second one said before counts
-        assert not [note for note in world.notes if note[0] in ("dial", "expect")]
+        world.await_("found", B, C)
 
     def test_one_that_hangs_delays_no_other(self, world: World) -> None:
         world.gates[L1] = threading.Event()
-        discovery = world.producing([], [L1, L2])
-        discovery.start()
-        for times in (1, 2, 3):
-            world.await_("found", times=times)
+        discovery = world.started([], [L1, L2], subscription=None)
+        for address in (A, B, C):
+            world.answers[L2] = [*world.answers.get(L2, []), address]  # type: ignore[misc]
             world.pass_time(discovery, 60.0)
+            world.await_("found", *world.answers[L2])
 
     def test_absence_says_why_no_nsqd_is_known(self, world: World, log: Callable[[], list[str]]) -> None:
-        discovery = world.producing([], [L2])
+        discovery = world.discovery([], [L2], subscription=None)
         assert discovery.absence == "none is discovered yet"
         world.answers[L2] = ApiError("http://l2:4161/nodes cannot be reached")
         discovery.start()
@@ -554,7 +484,7 @@ class TestProducers:
 
     def test_all_can_be_asked_ahead_of_time(self, world: World) -> None:
         world.answers = {L1: [A], L2: [B]}
-        discovery = world.producing([], [L1, L2])
+        discovery = world.discovery([], [L1, L2])
         discovery.start()
         world.await_("found", A, B)
         discovery.ask_soon()
@@ -564,11 +494,11 @@ class TestProducers:
 
     def test_a_failed_one_is_asked_again_with_growing_pauses(self, world: World) -> None:
         world.answers[L1] = ApiError("refused")
-        discovery = world.producing([], [L1], reconnect_initial=1.0, lookupd_poll_interval=4.0)
+        discovery = world.discovery([], [L1], reconnect_initial=1.0, lookupd_poll_interval=4.0)
         discovery.start()
         for times, pause in enumerate([1.0, 2.0, 4.0, 4.0], 1):
             world.await_("ask", L1, times=times)
-            world.until(lambda: discovery.state.nsqlookupds[0].failed_at == world.now)
+            world.until(lambda: discovery.nsqlookupds[0].failed_at == world.now)
             world.pass_time(discovery, pause - 0.01)
             assert world.notes.count(("ask", L1)) == times
             world.pass_time(discovery, 0.01)
@@ -577,7 +507,8 @@ class TestProducers:
     def test_a_start_that_finds_no_thread_can_be_repeated(
         self, world: World, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        discovery = world.producing([], [L1])
+        world.answers[L1] = [A]
+        discovery = world.discovery([], [L1])
 
         def refuse(thread: threading.Thread) -> None:
             raise RuntimeError("can't start new thread")
@@ -589,18 +520,12 @@ class TestProducers:
         assert discovery.threads == ()
         discovery.start()
         discovery.start()
-        world.await_("found")
+        world.await_("found", A)
         assert [thread.name for thread in discovery.threads].count(f"{NAME}-lookupd") == 1
-
-    def test_without_nsqlookupds_there_is_nothing_to_do(self, world: World) -> None:
-        discovery = world.producing([A], [])
-        discovery.start()
-        assert not discovery.asks
-        assert discovery.threads == ()
 
     def test_wrong_arguments_are_told_at_once(self, world: World) -> None:
         with pytest.raises(UsageError):
-            world.producing([], ["ftp://one:4161"])
+            world.discovery([], ["ftp://one:4161"])
 
 
 # The user's rewrite and accept.

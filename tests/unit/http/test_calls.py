@@ -47,7 +47,9 @@ class TestEndpoint:
             ("h", "/stats", {"topic": Topic.ORDERS}, "/stats?topic=orders"),
         ],
     )
-    def test_target(self, base: str, path: str, args: dict[str, str], target: str) -> None:
+    def test_an_endpoint_joins_base_path_and_arguments(
+        self, base: str, path: str, args: dict[str, str], target: str
+    ) -> None:
         url = parse_url(base)
         made = endpoint(url, path, args)
         assert made.target == target
@@ -55,7 +57,7 @@ class TestEndpoint:
 
 
 class TestAnswer:
-    def test_is_what_parse_makes_of_it(self) -> None:
+    def test_an_answer_is_the_result_of_parse(self) -> None:
         assert a_call().answer(reply(200, [1])) == [1]
 
     @pytest.mark.parametrize(
@@ -87,6 +89,20 @@ class TestAnswer:
         assert (refused.status, refused.code) == (status, code)
         assert str(refused) == f"http://nsq.example:4151/x answered {text}"
 
+    @pytest.mark.parametrize(
+        ("path", "hint"),
+        [
+            ("/nodes", "only an nsqlookupd has /nodes: its HTTP port is usually 4161"),
+            ("/stats", "only an nsqd has /stats: its HTTP port is usually 4151"),
+        ],
+    )
+    def test_the_address_of_the_other_daemon_is_recognized(self, path: str, hint: str) -> None:
+        call = Call(HttpRequest(endpoint(parse_url("h:4151"), path, {"topic": "t"})), json_value)
+        with pytest.raises(ApiRefused) as caught:
+            call.answer(reply(404, {"message": "NOT_FOUND"}))
+        assert str(caught.value) == f"http://h:4151{path} answered 404 NOT_FOUND ({hint})"
+        assert caught.value.code == "NOT_FOUND"
+
     def test_an_error_page_that_repeats_the_query_is_not_shown(self) -> None:
         page = reply(404, b"<p>no /x?access_token=hunter2</p>", {"content-type": "text/html; charset=utf-8"})
         assert str(refusal(page)).endswith("404 a body of type text/html")
@@ -94,7 +110,7 @@ class TestAnswer:
     def test_a_long_body_is_cut(self) -> None:
         assert len(str(refusal(reply(500, b"x" * 10_000)))) < 300
 
-    def test_what_cannot_be_read_names_the_server(self) -> None:
+    def test_an_unreadable_reply_names_the_server(self) -> None:
         with pytest.raises(ApiError) as caught:
             a_call().answer(reply(200, b"hello"))
         assert str(caught.value) == (
@@ -104,7 +120,7 @@ class TestAnswer:
 
 
 class TestReading:
-    def test_ok(self) -> None:
+    def test_only_ok_is_ok(self) -> None:
         ok(reply(200, b"OK"))
         with pytest.raises(ApiError, match="instead of OK"):
             ok(reply(200, b"hello"))
@@ -119,13 +135,13 @@ class TestReading:
         assert (caught.value.status, caught.value.code) == (500, "INVALID_ARG_TOPIC")
 
     @pytest.mark.parametrize("body", [b"", b"{", b"\xff", b"[" * 100_000, {"status_code": "x", "data": 1}])
-    def test_no_json(self, body: object) -> None:
+    def test_a_body_that_is_not_json_is_an_error(self, body: object) -> None:
         with pytest.raises(ApiError):
             json_value(reply(200, body))
 
 
 class TestTlsPort:
-    def test_of_an_nsqd_that_insists_on_tls(self) -> None:
+    def test_a_refusal_that_requires_tls_names_the_https_port(self) -> None:
         assert tls_port(reply(403, {"message": "TLS_REQUIRED", "https_port": 4152})) == 4152
 
     @pytest.mark.parametrize(
@@ -141,7 +157,7 @@ class TestTlsPort:
             reply(403, ["TLS_REQUIRED"]),
         ],
     )
-    def test_of_nobody_else(self, answered: HttpReply) -> None:
+    def test_other_refusals_name_no_https_port(self, answered: HttpReply) -> None:
         assert tls_port(answered) is None
 
 
@@ -152,7 +168,7 @@ class TestAddresses:
             assert (url.scheme, url.socket_path, url.authority) == ("http", "/run/nsqd.sock", "localhost")
             assert str(url) == "unix:/run/nsqd.sock:/stats"
 
-    def test_the_default_port_is_for_a_bare_host(self) -> None:
+    def test_the_default_port_is_only_for_an_address_without_scheme(self) -> None:
         ports = [
             parse_url(text, 4161).port for text in ("h", "h:1", "http://h", "https://h", "[::1]", "h/path")
         ]
@@ -170,7 +186,7 @@ class TestAddresses:
             "unix:/a\0b",
         ],
     )
-    def test_what_is_none_is_refused_without_its_secrets(self, text: str) -> None:
+    def test_an_invalid_address_is_refused_without_showing_secrets(self, text: str) -> None:
         with pytest.raises(UsageError) as caught:
             parse_url(text)
         assert str(caught.value).startswith("address ")

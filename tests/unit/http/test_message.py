@@ -41,7 +41,7 @@ def parse(wire: bytes, cuts: list[int] | None = None, max_body: int = 1000) -> H
         ("http://[::1]/", Url("http", "::1", 80, "/"), "[::1]"),
     ],
 )
-def test_addresses(text: str, url: Url, authority: str) -> None:
+def test_an_address_becomes_a_url(text: str, url: Url, authority: str) -> None:
     assert parse_url(text) == url
     assert parse_url(text).authority == authority
 
@@ -51,6 +51,8 @@ def test_addresses(text: str, url: Url, authority: str) -> None:
     [
         ("ftp://h/", "scheme 'ftp'"),
         ("", "names no host"),
+        ("4161", "'4161' is a port without a host: give HOST:PORT, such as 127.0.0.1:4161"),
+        ("4161/nodes", "is a port without a host"),
         ("http:///x", "names no host"),
         ("h:99999", "is not a URL"),
         ("h:port", "is not a URL"),
@@ -59,7 +61,7 @@ def test_addresses(text: str, url: Url, authority: str) -> None:
         ("h/\x7f", "a space or control character"),
     ],
 )
-def test_what_is_no_address(text: str, said: str) -> None:
+def test_an_invalid_address_is_refused(text: str, said: str) -> None:
     with pytest.raises(UsageError, match=said):
         parse_url(text)
 
@@ -71,7 +73,7 @@ def test_a_shown_url_never_shows_its_query() -> None:
 # Requests
 
 
-def test_a_get() -> None:
+def test_a_get_is_encoded() -> None:
     assert HttpRequest(parse_url("h:4151/ping?a=1")).encode() == (
         b"GET /ping?a=1 HTTP/1.1\r\nHost: h:4151\r\nConnection: close\r\nAccept-Encoding: identity\r\n\r\n"
     )
@@ -160,7 +162,7 @@ def test_a_reply_that_breaks_off(wire: bytes) -> None:
         ),
     ],
 )
-def test_what_is_no_acceptable_reply(wire: bytes, said: str) -> None:
+def test_an_unacceptable_reply_is_an_error(wire: bytes, said: str) -> None:
     with pytest.raises(ApiError, match=said):
         parse(wire)
 

@@ -55,7 +55,7 @@ def answer(call: Call[Any], value: object, content_type: str = "application/json
     return call.answer(HttpReply(200, {"content-type": content_type}, body))
 
 
-def test_the_default_port() -> None:
+def test_the_default_port_is_4151() -> None:
     assert repr(NsqdApi("nsqd.example")) == "NsqdApi('http://nsqd.example:4151/')"
 
 
@@ -89,7 +89,7 @@ def test_the_default_port() -> None:
         (calls.set_config("log_level", "debug"), ("PUT", "/config/log_level")),
     ],
 )
-def test_request_lines(call: Call[Any], request_line: tuple[str, str]) -> None:
+def test_each_call_has_its_request_line(call: Call[Any], request_line: tuple[str, str]) -> None:
     assert sent(call) == request_line
     assert call.request.headers["Accept"] == "application/vnd.nsq; version=1.0"
 
@@ -98,7 +98,7 @@ class TestPublishing:
     def test_the_body_goes_as_it_is(self) -> None:
         assert calls.publish("t", b"\0\n\xff").request.body == b"\0\n\xff"
 
-    def test_many_bodies_are_packed(self) -> None:
+    def test_bodies_of_an_mpub_are_packed(self) -> None:
         packed = calls.multi_publish("t", iter([b"a\nb", b"\0"])).request.body
         assert unpack_bodies(packed, Limits(max_msg_size=100, max_body_size=1000)) == [b"a\nb", b"\0"]
 
@@ -111,13 +111,13 @@ class TestPublishing:
             calls.publish("t", b"x", defer=defer)
 
     @pytest.mark.parametrize("body", [b"", "text", bytearray(b"x"), None])
-    def test_what_is_no_message(self, body: Any) -> None:
+    def test_an_invalid_message_is_refused(self, body: Any) -> None:
         with pytest.raises(InvalidMessage):
             calls.publish("t", body)
         with pytest.raises(InvalidMessage):
             calls.multi_publish("t", [b"x", body])
 
-    def test_no_messages(self) -> None:
+    def test_an_mpub_without_messages_is_refused(self) -> None:
         with pytest.raises(InvalidMessage, match="no message"):
             calls.multi_publish("t", [])
 
@@ -134,7 +134,7 @@ class TestPublishing:
         with pytest.raises(InvalidName):
             make()
 
-    def test_what_has_a_wrong_name_can_be_deleted(self) -> None:
+    def test_a_topic_with_an_invalid_name_can_be_deleted(self) -> None:
         assert sent(calls.delete_topic("b@d")) == ("POST", "/topic/delete?topic=b%40d")
 
     def test_the_answer_must_be_ok(self) -> None:
@@ -162,7 +162,7 @@ class TestInfo:
         info = answer(calls.info(), self.TOLD | {"newer": 1})
         assert (info.max_heartbeat_interval, info.topology_zone) == (None, "")
 
-    def test_what_is_missing_is_named(self) -> None:
+    def test_a_missing_field_of_info_is_named(self) -> None:
         told = {key: value for key, value in self.TOLD.items() if key != "tcp_port"}
         with pytest.raises(ApiError, match=r"http://nsqd\.example:4151/info .*: tcp_port is missing"):
             answer(calls.info(), told)
@@ -175,13 +175,13 @@ class TestStats:
         assert stats["topics"][0]["channels"][0]["clients"] == []
         assert answer(calls.stats(), STATS | {"topics": None})["topics"] == []
 
-    def test_clients(self) -> None:
+    def test_stats_may_have_clients(self) -> None:
         client = {"client_id": "a", "hostname": "h", "remote_address": "r", "ready_count": 3}
         channel = CHANNEL | {"clients": [client]}
         stats = answer(calls.stats(), STATS | {"topics": [TOPIC | {"channels": [channel]}]})
         assert stats["topics"][0]["channels"][0]["clients"][0]["ready_count"] == 3
 
-    def test_what_is_wrong_is_named(self) -> None:
+    def test_an_invalid_field_of_stats_is_named(self) -> None:
         channel = {key: value for key, value in CHANNEL.items() if key != "depth"}
         with pytest.raises(ApiError, match=r"topics\[0\]\.channels\[0\]\.depth is missing"):
             answer(calls.stats(), STATS | {"topics": [TOPIC | {"channels": [channel]}]})
@@ -192,7 +192,7 @@ class TestStats:
 
 
 class TestSettings:
-    def test_text_and_json_are_told_apart(self) -> None:
+    def test_a_setting_may_be_text_or_json(self) -> None:
         call = calls.get_config("x")
         assert answer(call, b"5", "text/plain; charset=utf-8") == "5"
         assert answer(call, b"5") == 5
@@ -200,7 +200,7 @@ class TestSettings:
         with pytest.raises(ApiError, match="not text"):
             answer(call, b"\xff", "text/plain")
 
-    def test_bodies(self) -> None:
+    def test_a_setting_is_sent_as_text_or_json(self) -> None:
         assert calls.set_config("log_level", "debug").request.body == b"debug"
         body = calls.set_config("nsqlookupd_tcp_addresses", ["a:1"]).request.body
         assert json.loads(body) == ["a:1"]

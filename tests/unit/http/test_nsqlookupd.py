@@ -54,7 +54,7 @@ def answer(call: Call[Any], value: object) -> Any:
         ("unix:/run/l.sock", "unix:/run/l.sock:/lookup", "/lookup?topic=t"),
     ],
 )
-def test_where_a_lookup_goes(address: str, url: str, sent: str) -> None:
+def test_a_lookup_goes_to_the_given_path_or_to_lookup(address: str, url: str, sent: str) -> None:
     call = Calls(address).lookup("t")
     assert (str(call.request.url), target(call)) == (url, sent)
 
@@ -68,7 +68,7 @@ def test_where_a_lookup_goes(address: str, url: str, sent: str) -> None:
         ("https://h/nsq?k=v", "/nsq/nodes?k=v"),
     ],
 )
-def test_where_everything_else_goes(address: str, sent: str) -> None:
+def test_other_requests_go_beside_the_lookup(address: str, sent: str) -> None:
     assert target(Calls(address).nodes()) == sent
 
 
@@ -87,7 +87,7 @@ def test_where_everything_else_goes(address: str, sent: str) -> None:
         (calls.tombstone("t", "h:4151"), "POST", "/topic/tombstone?topic=t&node=h%3A4151"),
     ],
 )
-def test_requests(call: Call[Any], method: str, sent: str) -> None:
+def test_each_call_has_its_request_line(call: Call[Any], method: str, sent: str) -> None:
     assert (call.request.method, target(call)) == (method, sent)
     assert call.request.headers["Accept"] == "application/vnd.nsq; version=1.0"
 
@@ -105,16 +105,16 @@ class TestAuthorization:
             ("https://h", "never", False),
         ],
     )
-    def test_when(self, address: str, when: str, sent: bool) -> None:
+    def test_the_secret_is_sent_as_authorize_says(self, address: str, when: str, sent: bool) -> None:
         api = Calls(address, authorization="hunter2", authorize=when)
         for call in (api.lookup("t"), api.nodes()):
             assert call.request.headers.get("Authorization") == ("Bearer hunter2" if sent else None)
             assert "Accept" in call.request.headers
 
-    def test_no_secret_no_header(self) -> None:
+    def test_there_is_no_authorization_header_without_a_secret(self) -> None:
         assert "Authorization" not in Calls("h", authorization="", authorize="always").nodes().request.headers
 
-    def test_no_repr_shows_it(self) -> None:
+    def test_no_repr_shows_the_secret(self) -> None:
         api = Calls("http://h?k=hunter2", authorization="hunter3", authorize="always")
         assert "hunter" not in repr(api) + repr(api.nodes()) + str(api.nodes().request.url)
 
@@ -140,7 +140,7 @@ class TestLookup:
         enveloped = answer(self.CALL, {"status_code": 200, "status_txt": "OK", "data": data})
         assert enveloped == answer(self.CALL, data)
 
-    def test_nobody(self) -> None:
+    def test_a_lookup_may_be_without_channels_and_producers(self) -> None:
         found = answer(self.CALL, {"channels": None, "producers": None})
         assert (found.channels, found.producers) == ((), ())
 
@@ -149,7 +149,7 @@ class TestLookup:
         found = answer(self.CALL, {"channels": [], "producers": [node], "newer": 1})
         assert found.producers == (NsqdNode(broadcast_address="h", tcp_port=1),)
 
-    def test_ipv6(self) -> None:
+    def test_an_ipv6_address_is_put_in_brackets(self) -> None:
         assert NsqdNode(broadcast_address="::1", tcp_port=4150).tcp_address == "[::1]:4150"
 
     @pytest.mark.parametrize(
@@ -187,7 +187,7 @@ class TestNodes:
         assert (found.topics, found.tombstoned) == (("a", "b"), frozenset({"b"}))
         assert found.tcp_address == "10.0.0.7:4150"
 
-    def test_without_tombstones(self) -> None:
+    def test_a_node_may_be_without_tombstones(self) -> None:
         node = {"broadcast_address": "h", "tcp_port": 1, "topics": ["a"]}
         expected = RegisteredNode(broadcast_address="h", tcp_port=1, topics=("a",))
         assert answer(self.CALL, {"producers": [node]}) == [expected]
@@ -239,7 +239,7 @@ class TestBadRegistrations:
         ],
         ids=str,
     )
-    def test_one_that_cannot_be_dialed_is_left_out_with_one_warning(
+    def test_a_node_that_cannot_be_dialed_is_left_out_with_one_warning(
         self, bad: dict[str, object], caplog: pytest.LogCaptureFixture
     ) -> None:
         good = [("10.0.0.7:4150", 4151)]
@@ -250,7 +250,7 @@ class TestBadRegistrations:
         assert repr(next(iter(bad.values()))) in warning
 
     @pytest.mark.parametrize("port", [-1, 65536, 99999])
-    def test_one_whose_http_port_cannot_be_dialed_has_none(
+    def test_a_node_with_an_invalid_http_port_has_none(
         self, port: int, caplog: pytest.LogCaptureFixture
     ) -> None:
         expected = [("10.0.0.7:4150", 0)]
@@ -259,7 +259,7 @@ class TestBadRegistrations:
         assert f"HTTP port {port}" in warning
 
     @pytest.mark.parametrize("host", ["::1", "fe80::1%eth0", "nsqd_1.example.", "bücher.example"])
-    def test_others_are_not_touched(self, host: str, caplog: pytest.LogCaptureFixture) -> None:
+    def test_valid_registrations_are_unchanged(self, host: str, caplog: pytest.LogCaptureFixture) -> None:
         found, _ = self.listed(NODE | {"broadcast_address": host})
         assert found == [(f"[{host}]:4150" if ":" in host else f"{host}:4150", 4151)]
         assert caplog.messages == []
@@ -270,11 +270,11 @@ def test_names_are_sorted() -> None:
     assert answer(calls.channels("t"), {"channels": ["b", "a"]}) == ["a", "b"]
 
 
-def test_version() -> None:
+def test_info_returns_the_version() -> None:
     assert answer(calls.info(), {"version": "1.3.0"}) == "1.3.0"
 
 
-def test_debug() -> None:
+def test_debug_returns_registrations_by_key() -> None:
     entry = {"id": "x", "broadcast_address": "h", "tcp_port": 1, "last_update": 5, "tombstoned": False}
     assert answer(calls.debug(), {"topic:t:": [entry]}) == {"topic:t:": [entry]}
     with pytest.raises(ApiError, match=r"topic:t:\[0\]\.broadcast_address is missing"):

@@ -1,4 +1,4 @@
-"""What needs no server; the rest is in tests/integration/test_api.py."""
+"""Parts of sending that need no server; the others are in tests/integration/test_api.py."""
 
 from __future__ import annotations
 
@@ -47,18 +47,18 @@ class Failing:
         (Unanswered("h:4151: nothing"), "did not answer within 5 s"),
     ],
 )
-def test_what_a_dial_raises_becomes_an_api_error_without_the_query(error: Exception, text: str) -> None:
+def test_an_error_of_a_dial_becomes_an_api_error_without_the_query(error: Exception, text: str) -> None:
     with pytest.raises(ApiError) as caught:
         send(HttpRequest(parse_url("http://h:4151/stats?secret=x")), timeout=5.0, transport=Failing(error))
     assert str(caught.value) == f"http://h:4151/stats {text}"
 
 
-def test_a_fault_of_ones_own_is_not_hidden() -> None:
+def test_an_unexpected_error_of_a_transport_is_raised() -> None:
     with pytest.raises(KeyError):
         send(HttpRequest(parse_url("h:4151")), timeout=5.0, transport=Failing(KeyError("h")))
 
 
-def test_over_any_transport() -> None:
+def test_a_request_can_use_any_transport() -> None:
     request = HttpRequest(parse_url("h:4151"))
     transport = MemoryTransport((request.encode(), b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nOK"))
     assert send(request, timeout=5.0, transport=transport).body == b"OK"

@@ -45,7 +45,7 @@ def complaint(value: object, shape: Any = Outer) -> str:
     return str(caught.value)
 
 
-def test_what_fits_is_returned() -> None:
+def test_a_value_of_the_right_shape_is_returned() -> None:
     value = {"inner": [{"name": "a", "size": 1.5}], "count": 3, "by_name": {"x": {"name": "x", "size": 0}}}
     assert conform(value, Outer) == value
 
@@ -80,7 +80,7 @@ def test_a_dataclass_is_made_of_its_keys_alone() -> None:
         ({"must": 1, "may": None}, Optional, "may is null, not int"),
     ],
 )
-def test_what_must_be_there(value: object, shape: Any, text: str) -> None:
+def test_a_value_of_another_shape_is_an_error_that_says_where(value: object, shape: Any, text: str) -> None:
     assert complaint(value, shape) == text
 
 

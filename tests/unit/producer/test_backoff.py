@@ -1,17 +1,15 @@
-"""When an nsqd is dialed again, and when waiting for it is pointless."""
+"""When waiting for an nsqd is pointless."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from nsq.config import Config
-from nsq.discovery.directory import Pauses
+from nsq.connection.endpoint import Status
 from nsq.errors import AuthFirst, ConnectionLost, DialFailed
-from nsq.producer.endpoint import Backoff, Endpoint
+from nsq.producer.endpoint import PublishingEndpoint
 from tests.fakes.clock import Clock
 from tests.fakes.pool import FakePool
 
@@ -19,64 +17,10 @@ REFUSED = DialFailed("nsqd-a:4150: connection refused")
 UNAUTHORIZED = AuthFirst("E_AUTH_FIRST")
 
 
-def test_at_first_it_is_due() -> None:
-    backoff = Backoff(Pauses(0.25, 60.0, lambda: 0.0))
-    assert backoff.due_at(urgent=False) <= 0.0
-    assert backoff.reason is None
-    assert not backoff.final
-
-
-def test_pauses_double_up_to_the_longest() -> None:
-    backoff = Backoff(Pauses(0.25, 3.0, lambda: 0.0))
-    pauses = []
-    for _ in range(6):
-        backoff.failed(REFUSED, 100.0)
-        pauses.append(backoff.due_at(urgent=False) - 100.0)
-    assert pauses == [0.25, 0.5, 1.0, 2.0, 3.0, 3.0]
-
-
-@given(st.floats(0.0, 1.0), st.integers(1, 3000))
-def test_chance_takes_half_of_a_pause_at_most(chance: float, failures: int) -> None:
-    backoff = Backoff(Pauses(0.25, 60.0, lambda: chance))
-    for _ in range(failures):
-        backoff.failed(REFUSED, 0.0)
-    whole = min(0.25 * 2.0 ** min(failures - 1, 20), 60.0)
-    assert whole / 2 <= backoff.pause <= whole
-
-
-def test_a_publish_without_any_connection_waits_for_a_second_at_most() -> None:
-    backoff = Backoff(Pauses(0.25, 60.0, lambda: 0.0))
-    backoff.failed(REFUSED, 100.0)
-    assert backoff.due_at(urgent=True) == 100.25
-    for _ in range(20):
-        backoff.failed(REFUSED, 100.0)
-    assert backoff.due_at(urgent=True) == 101.0
-    assert backoff.due_at(urgent=False) == 160.0
-
-
-def test_a_success_makes_up_for_all_failures() -> None:
-    backoff = Backoff(Pauses(0.25, 60.0, lambda: 0.0))
-    for _ in range(5):
-        backoff.failed(UNAUTHORIZED, 100.0, final=True)
-    backoff.succeeded()
-    assert (backoff.failures, backoff.reason, backoff.final) == (0, None, False)
-    backoff.failed(REFUSED, 200.0)
-    assert backoff.due_at(urgent=False) == 200.25
-
-
-def test_a_connection_that_worked_may_be_back_at_once() -> None:
-    backoff = Backoff(Pauses(0.25, 60.0, lambda: 0.0))
-    backoff.failed(UNAUTHORIZED, 90.0, final=True)
-    backoff.lost(ConnectionLost("gone"), 100.0)
-    assert backoff.due_at(urgent=False) == 100.0
-    assert str(backoff.reason) == "gone"
-    assert not backoff.final
-
-
-def endpoint(clock: Clock) -> Endpoint:
+def endpoint(clock: Clock) -> PublishingEndpoint:
     """Without threads."""
     pool: Any = FakePool()
-    return Endpoint(pool, Config(reconnect_initial=4.0), clock, lambda: 0.0)
+    return PublishingEndpoint(pool, Config(reconnect_initial=4.0), clock, lambda: 0.0)
 
 
 @pytest.mark.parametrize(
@@ -114,7 +58,7 @@ def test_an_nsqd_that_was_not_dialed_yet_is_not_hopeless() -> None:
 def test_while_it_is_dialed_again_it_is_hopeless_only_if_it_refused_during_the_call() -> None:
     made = endpoint(Clock())
     made.backoff.failed(UNAUTHORIZED, 5.0, final=True)
-    made.dialing = True
+    made.status = Status.DIALING
     assert made.cannot_succeed(5.0)
     assert not made.cannot_succeed(5.1)
 
@@ -146,5 +90,5 @@ def test_the_state_tells_a_pause_from_what_may_be_dialed() -> None:
     assert (made.state, made.reason) == ("paused", str(REFUSED))
     clock.now = 9.0
     assert made.state == "idle"
-    made.dialing = True
+    made.status = Status.DIALING
     assert made.state == "dialing"

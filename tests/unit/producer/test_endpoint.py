@@ -6,7 +6,6 @@ No thread and no socket: the connection and the pool only remember what they are
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections import deque
 from typing import Any
@@ -15,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nsq.connection.endpoint import Status
 from nsq.errors import (
     BadBody,
     BadMessage,
@@ -38,7 +38,7 @@ from nsq.transport import MemoryTransport
 from nsq.wire import commands
 from nsq.wire.commands import NOP
 from tests.fakes.nsqd import A
-from tests.fakes.pool import LOST, QUOTA, READ_TIMEOUT, FakePool, Scene, interleaved, nothing, ready
+from tests.fakes.pool import LOST, QUOTA, READ_TIMEOUT, Scene, interleaved, nothing, ready
 
 ENDED = PublishUncertain("no answer in time")
 
@@ -398,8 +398,6 @@ class TestClose:
 
 
 class TestDial:
-    """Without a transport that connects."""
-
     @pytest.mark.parametrize(
         ("error", "final", "reason", "bug"),
         [
@@ -459,129 +457,50 @@ class TestDial:
         assert not scene.endpoint.open
 
 
-class TestPause:
-    @pytest.mark.parametrize("stopped", [False, True])
-    def test_it_takes_no_time_if_a_dial_is_due_or_it_is_stopped(self, scene: Scene, stopped: bool) -> None:
-        if stopped:
-            scene.endpoint.backoff.failed(LOST, scene.clock.now)
-            scene.endpoint.stop()
-        scene.endpoint._pause()
-        assert scene.pool.wakes == 1
-
-    def test_it_lasts_while_discovery_lists_another(self, scene: Scene) -> None:
-        endpoint: Any = scene.endpoint
-        endpoint.wanted = False
-        waits: list[float] = []
-
-        class Bell:
-            def get(self, timeout: float) -> None:
-                waits.append(timeout)
-                endpoint.wanted = len(waits) == 2
-
-        endpoint._wakeup = Bell()
-        endpoint._pause()
-        assert waits == [3600.0, 3600.0]
-
-    def test_it_is_over_sooner_when_a_publish_waits(self, scene: Scene) -> None:
-        """The bell has it look again, and only that."""
-        looks: list[bool] = []
-
-        class Urgent(FakePool):
-            def __getattribute__(self, name: str) -> Any:
-                if name != "urgent":
-                    return super().__getattribute__(name)
-                looks.append(len(looks) == 2)
-                return looks[-1]
-
-        endpoint: Any = scene.endpoint
-        endpoint._pool = Urgent()
-        endpoint.backoff.failed(LOST, scene.clock.now - 1.5)
-        endpoint.wake()
-        endpoint.wake()
-        endpoint._pause()
-        assert looks == [False, False, True]
-
-
-class TestThreads:
-    def test_without_a_second_thread_the_first_is_sent_away(
-        self, scene: Scene, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        started: list[str] = []
-
-        def start(thread: threading.Thread) -> None:
-            assert thread.daemon
-            if started:
-                raise RuntimeError("can't start new thread")
-            started.append(thread.name)
-
-        monkeypatch.setattr(threading.Thread, "start", start)
-        with pytest.raises(RuntimeError, match="can't start"):
-            scene.endpoint.start()
-        assert started == ["nsq-producer-write"]
-        assert scene.endpoint._to_write.get_nowait() is None
-
-    def test_they_are_named_after_the_address(self, scene: Scene) -> None:
-        scene.endpoint.threads = [threading.Thread(name="nsq-producer-read")]
-        scene.endpoint.assign(A)
-        assert [thread.name for thread in scene.endpoint.threads] == [f"nsq-producer-read-{A}"]
-        assert scene.endpoint.dialing
-
+class TestStop:
     @pytest.mark.parametrize(
-        ("dialing", "connected", "closes"), [(False, True, [True]), (True, True, [False]), (False, False, [])]
+        ("status", "closes"), [(Status.CONNECTED, [True]), (Status.DIALING, [False]), (None, [])]
     )
     def test_stop_lets_an_open_connection_write_and_ends_a_dial(
-        self, scene: Scene, dialing: bool, connected: bool, closes: list[bool]
+        self, scene: Scene, status: Status | None, closes: list[bool]
     ) -> None:
-        if not connected:
+        if status is None:
             scene.endpoint.conn = None
-        scene.endpoint.dialing = dialing
+        else:
+            scene.endpoint.status = status
         scene.endpoint.stop()
         scene.endpoint.stop()
         assert scene.fake.closes == closes * 2
         assert not scene.endpoint.open
         scene.endpoint.cut_off()
         scene.endpoint.abandon()
-        assert scene.fake.closes == closes * 2 + [False] * connected
-        assert scene.fake.abandoned is connected
+        assert scene.fake.closes == closes * 2 + [False] * bool(closes)
+        assert scene.fake.abandoned is bool(closes)
 
 
 class TestKnown:
     @pytest.mark.parametrize(
-        ("dialing", "closed", "overdue", "state"),
+        ("status", "closed", "overdue", "state"),
         [
-            (False, False, False, "open"),
-            (False, False, True, "overdue"),
-            (False, True, False, "idle"),
-            (False, True, True, "idle"),
-            (True, False, False, "dialing"),
-            (True, True, True, "dialing"),
+            (Status.CONNECTED, False, False, "open"),
+            (Status.CONNECTED, False, True, "overdue"),
+            (Status.CONNECTED, True, False, "idle"),
+            (Status.CONNECTED, True, True, "idle"),
+            (Status.WAITING, True, True, "idle"),
+            (Status.DIALING, False, False, "dialing"),
+            (Status.DIALING, True, True, "dialing"),
         ],
     )
-    def test_the_state(self, scene: Scene, dialing: bool, closed: bool, overdue: bool, state: str) -> None:
-        scene.endpoint.dialing, scene.fake.closed, scene.endpoint.overdue = dialing, closed, overdue
+    def test_the_state(self, scene: Scene, status: Status, closed: bool, overdue: bool, state: str) -> None:
+        scene.endpoint.status, scene.fake.closed, scene.endpoint.overdue = status, closed, overdue
         assert scene.endpoint.state == state
         assert bool(scene.endpoint.open) is (state in ("open", "overdue"))
-
-    @pytest.mark.parametrize(
-        ("dialing", "reason", "words"),
-        [
-            (False, None, f"{A}: not reached yet"),
-            (True, None, f"{A}: still being dialed"),
-            (True, DialFailed("connection refused"), f"{A}: connection refused"),
-            (False, DialFailed(f"{A}: connection refused"), f"{A}: connection refused"),
-        ],
-    )
-    def test_the_reason(self, scene: Scene, dialing: bool, reason: NsqError | None, words: str) -> None:
-        scene.endpoint.dialing = dialing
-        scene.endpoint.backoff.reason = reason
-        assert scene.endpoint.reason == words
 
     def test_stats(self, scene: Scene) -> None:
         scene.send(b"a", b"b", b"c", b"d")
         scene.put(b"waits")
         scene.ok(2)
         scene.refuse(QUOTA)
-        assert repr(scene.endpoint) == f"<Endpoint {A}, 2 pending>"
         assert scene.endpoint.stats() == ConnectionStats(
             address=A, state="open", pending=2, published=2, failed=1, reason=""
         )

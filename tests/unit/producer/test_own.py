@@ -51,7 +51,7 @@ class Scene:
 
     @property
     def conns(self) -> Any:
-        (endpoint,) = self.p._pool._endpoints
+        (endpoint,) = self.p._pool.endpoints.all
         return endpoint.own
 
 
@@ -185,7 +185,7 @@ def test_one_publish_now_and_then_dials_no_connection() -> None:
     memory = MemoryTransport()
     with producer(memory, publish_connections=1) as p:
         nsqd = connected(p, memory)
-        (endpoint,) = p._pool._endpoints
+        (endpoint,) = p._pool.endpoints.all
         for number in range(3):
             endpoint.own._missed_at -= 2.0  # as if that time had passed
             published = publishing(p, b"%d" % number)
@@ -288,3 +288,15 @@ def test_close_and_flush_do_not_wait_for_the_round_trip_that_they_interrupt() ->
     published.result(PATIENCE)
     assert [bool(report) for report in reports] == [True, True]
     scene.own.peer.wait_closed()
+
+
+def test_close_also_closes_a_connection_that_an_interrupted_publish_has_left(scene: Scene) -> None:
+    def interrupt() -> bool:
+        raise KeyboardInterrupt
+
+    (own,) = scene.conns.everyone
+    own.readable = interrupt  # a signal comes when the publish has taken the connection
+    with pytest.raises(KeyboardInterrupt):
+        scene.p.publish("orders", b"interrupted")
+    assert scene.p.close(PATIENCE)
+    assert scene.own.peer.abandoned  # closed, even if its reader has not left it

@@ -31,7 +31,7 @@ from nsq.producer.producer import Producer
 from nsq.producer.reports import Acknowledged, CloseReport, Failed, FlushReport
 from nsq.transport import MemoryTransport
 from nsq.wire import commands
-from nsq.wire.frames import encode_message, encode_response
+from nsq.wire.frames import PUBLISHED, encode_message, encode_response
 from tests.fakes.network import HeldTransport
 from tests.fakes.nsqd import A, B, PublishedTo, accept_publisher
 from tests.fakes.pool import nothing
@@ -86,7 +86,7 @@ def test_publish_returns_when_nsqd_has_said_ok(transport: MemoryTransport) -> No
             nsqd.heartbeat()
             assert not published.done()
             nsqd.ok()
-            assert published.result(PATIENCE) is None
+            assert published.result(PATIENCE) is PUBLISHED
     nsqd.peer.wait_closed()
     assert transport.dials == [A]
 
@@ -101,7 +101,7 @@ def test_what_the_other_verbs_send(p: Producer, nsqd: PublishedTo) -> None:
     for published in (deferred, batch, future):
         assert not published.done()
         nsqd.ok()
-        assert published.result(PATIENCE) is None
+        assert published.result(PATIENCE) is PUBLISHED
     assert p.stats().published == 6
 
 
@@ -305,7 +305,6 @@ def test_when_none_can_be_reached_each_says_why(transport: MemoryTransport) -> N
             published.result(PATIENCE)
 
 
-@pytest.mark.xfail(strict=True, reason="all are dialed at once: thousands that refuse outlast the timeout")
 def test_of_many_nsqds_not_all_are_dialed_at_once() -> None:
     addresses = [f"nsqd-{number}:4150" for number in range(100)]
     transport = HeldTransport(*addresses)
@@ -541,7 +540,7 @@ def test_a_producer_that_did_nothing_closes(p: Producer) -> None:
 
 @pytest.mark.usefixtures("nsqd")
 def test_one_that_is_forgotten_warns(p: Producer) -> None:
-    with pytest.warns(ResourceWarning, match=r"<Producer nsqd-a:4150> was not closed"):
+    with pytest.warns(ResourceWarning, match=r"<Producer nsqd-a:4150 connected to 1> was not closed"):
         p.__del__()
 
 
@@ -551,7 +550,7 @@ def test_a_close_after_a_start_that_found_no_thread_is_quick(
     start = threading.Thread.start
 
     def refuse(thread: threading.Thread) -> None:
-        if thread.name == "nsq-producer-read":
+        if thread.name.startswith("nsq-producer-read"):
             raise RuntimeError("can't start new thread")
         start(thread)
 
@@ -675,4 +674,4 @@ def test_it_cannot_be_pickled_and_its_repr_holds_no_secret() -> None:
     with producer(MemoryTransport(), A, auth_secret="s3cret") as p:
         with pytest.raises(TypeError, match="make one in each process"):
             pickle.dumps(p)
-        assert repr(p) == "<Producer nsqd-a:4150>"
+        assert repr(p) == "<Producer nsqd-a:4150 not connected>"

@@ -1,4 +1,4 @@
-"""What the doctor makes of what it finds; the programs it asks are scripts of the test."""
+"""Findings of the doctor; the programs that it runs are scripts of the test."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
         ("cannot allocate memory", 1, WRONG, "does not say its version: cannot allocate memory"),
     ],
 )
-def test_java(
+def test_the_version_of_java_is_checked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: str, status: int, state: str, words: str
 ) -> None:
     script(tmp_path / "bin" / "java", f"echo '{says}' >&2; exit {status}")
@@ -58,12 +58,12 @@ def test_java(
 
 
 @pytest.mark.parametrize("variable", ["PATH", "JAVA_HOME"])
-def test_no_java_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
+def test_a_missing_java_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
     monkeypatch.setenv(variable, str(tmp_path))
     assert doctor.check_java().state == WRONG
 
 
-def test_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_versions_of_packages_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     versions = {"pyspark": "4.1.1", "pyarrow": "26.0.1"}
 
     def version(package: str) -> str:
@@ -171,7 +171,7 @@ def test_an_nsqlookupd_is_asked_as_a_client_asks_it() -> None:
         assert {secret for _, secret in lookupd.requests} == {"Bearer s3cret"}
 
 
-def test_what_was_not_checked_is_named(
+def test_checks_that_were_skipped_are_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for check in ("check_java", "check_workers", "check_formats"):

@@ -24,7 +24,7 @@ SHAPE: Shape = {"a": None, "s": {"x": None}, "l": [{"x": None}], "m": ({"x": Non
         ('{"\\u00e9": "\\ud800"}', ...),
     ],
 )
-def test_what_the_schema_does_not_name(body: str, rescued: str | None) -> None:
+def test_fields_that_the_schema_does_not_name_are_rescued(body: str, rescued: str | None) -> None:
     expected = body if rescued is ... else rescued
     assert read_again(body.encode(), SHAPE) == (True, expected)
 
@@ -34,7 +34,7 @@ def test_what_the_schema_does_not_name(body: str, rescued: str | None) -> None:
     [None, b"", b"{'a': 1}", b'{"a": NaN}', b'{"a": -Infinity}', b"[1]", b"1", b"null", b'{"a": 1} {"a": 2}',
      b'{"a": 01}', b'{a: 1}', b'{"a": 1,}', b'\xef\xbb\xbf{}', b'{"a": "\xe9"}', b"[" * 100_000],
 )  # fmt: skip
-def test_what_is_no_json_object(body: bytes | None) -> None:
+def test_a_body_that_is_no_json_object_is_corrupt(body: bytes | None) -> None:
     assert not read_again(body, SHAPE)[0]
 
 

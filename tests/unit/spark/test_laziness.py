@@ -1,4 +1,4 @@
-"""Planning and receiving processes import these for their options; Spark and Arrow cost them seconds."""
+"""Modules that planning and receiving processes import load neither Spark nor Arrow, which need seconds."""
 
 from __future__ import annotations
 

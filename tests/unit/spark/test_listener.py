@@ -1,4 +1,4 @@
-"""What the listener takes out of Spark's reports, and how it tells it; reports are given as Spark's JSON."""
+"""Figures that the listener takes from Spark's reports, given as JSON, and how it writes them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_the_figures_of_a_report() -> None:
     }  # fmt: skip
 
 
-def test_what_nobody_could_tell_is_left_out() -> None:
+def test_unknown_figures_are_left_out() -> None:
     given = report()
     given["sources"][0]["latestOffset"] |= {"nsqdDepth": None, "oldestSeconds": None}
     found = figures(given)
@@ -101,9 +101,7 @@ def test_a_line_in_the_log_and_a_file_per_report(tmp_path: Path, caplog: pytest.
     assert "orders" not in file.read_text()
 
 
-def test_a_file_that_cannot_be_written_is_told_and_harms_nobody(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_file_that_cannot_be_written_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     listener = Listener(prometheus=tmp_path / "absent" / "nsq.prom")
     listener.onQueryProgress(progress())
     assert "cannot be written" in caplog.text

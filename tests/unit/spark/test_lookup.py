@@ -1,4 +1,4 @@
-"""Spark's search for formats in a Python that lacks something, as PySpark's ``lookup_data_sources`` goes."""
+"""Spark finds the formats in a Python that lacks a package, as PySpark's ``lookup_data_sources`` searches."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def looked_up(absent: str, fault: str) -> dict[str, str]:
     return found
 
 
-def test_where_nothing_is_missing() -> None:
+def test_spark_finds_both_formats() -> None:
     assert looked_up("nothing", "ImportError()") == {"nsq": "", "nsq_stats": ""}
 
 
@@ -65,7 +65,7 @@ def test_where_nothing_is_missing() -> None:
         ("SyntaxError('too new')", "SyntaxError: too new"),
     ],
 )
-def test_what_is_missing_is_told_by_the_format_and_breaks_no_search(
+def test_a_missing_package_is_named_by_the_format_and_breaks_no_other(
     absent: str, needed_by: list[str], fault: str, told: str
 ) -> None:
     found = looked_up(absent, fault)

@@ -17,7 +17,7 @@ LOST = RegisteredNode(hostname="lost", broadcast_address="[::1", tcp_port=4150, 
 
 @pytest.fixture(autouse=True)
 def registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What nsqlookupd "a" lists; "b" is away."""
+    """The registrations of nsqlookupd "a"; "b" does not answer."""
 
     def nodes(api: NsqlookupdApi) -> list[RegisteredNode]:
         if "b:" in repr(api):

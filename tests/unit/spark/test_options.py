@@ -1,4 +1,4 @@
-"""Options as text under names whose case does not count."""
+"""Options as text, with names in any case."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_case_does_not_count_and_everything_has_its_kind() -> None:
     )
 
 
-def test_what_config_knows_is_taken_too() -> None:
+def test_options_of_config_are_accepted() -> None:
     found = Sample.of(
         {"place": "here", "tlscafile": "/ca.pem", "tls": "true", "authSecret": "s3cret", "msg_timeout": "90s"}
     )
@@ -69,14 +69,14 @@ def test_what_config_knows_is_taken_too() -> None:
         ({"place": "x", "msgTimeout": "-1s"}, "msg_timeout is -1.0, but must be"),
     ],
 )
-def test_what_is_wrong_is_said_in_a_line(given: dict[str, str], said: str) -> None:
+def test_a_wrong_option_is_an_error_in_one_line(given: dict[str, str], said: str) -> None:
     with pytest.raises(ConfigError) as caught:
         Sample.of(given)
     assert str(caught.value).startswith(said)
     assert "\n" not in str(caught.value)
 
 
-def test_what_spark_puts_there_itself_is_ignored() -> None:
+def test_options_that_spark_adds_are_ignored() -> None:
     assert Sample.of({"place": "x", "checkpointlocation": "/c"}, ignored=["checkpointLocation"]).place == "x"
 
 
@@ -84,17 +84,17 @@ def test_what_spark_puts_there_itself_is_ignored() -> None:
     ("text", "count"),
     [("0", 0), ("1024", 1024), ("2kb", 2048), ("1MiB", 1 << 20), ("3 g", 3 << 30), ("1T", 1 << 40)],
 )
-def test_sizes(text: str, count: int) -> None:
+def test_sizes_may_have_a_unit(text: str, count: int) -> None:
     assert size(text) == count
 
 
 @pytest.mark.parametrize("text", ["", "-1", "1.5m", "m", "1x", "1 2"])
-def test_no_sizes(text: str) -> None:
+def test_an_invalid_size_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="invalid size"):
         size(text)
 
 
-def test_the_table_for_people_shows_defaults_as_one_would_write_them() -> None:
+def test_the_table_of_options_shows_defaults_as_text() -> None:
     shown = {line.name: line.default for line in Sample.describe()}
     assert shown == {
         "place": "", "maxBytes": "32MiB", "pause": "250ms", "addresses": "", "count": "3", "careful": "true",
@@ -110,7 +110,7 @@ def test_all_missing_options_are_named_together() -> None:
         assert name in str(caught.value)
 
 
-def test_a_source_needs_somebody_to_ask() -> None:
+def test_a_source_needs_an_nsqd_or_nsqlookupd() -> None:
     with pytest.raises(ConfigError, match="option nsqd or lookupd is missing"):
         SourceOptions.of({"topic": "orders", "channel": "spark", "wal": "/wal"})
     with pytest.raises(InvalidName, match="topic name 'no topic'"):
@@ -144,7 +144,9 @@ def test_names_of_kafkas_options_are_answered_with_ours(name: str, ours: str) ->
         ({"topics": "a b"}, None),
     ],
 )
-def test_one_topic_or_several(given: dict[str, str], subscription: str | None) -> None:
+def test_topic_topics_or_topicspattern_choose_the_topics(
+    given: dict[str, str], subscription: str | None
+) -> None:
     rest = {"channel": "c", "wal": "w", "nsqd": "a:4150"}
     if subscription is None:
         with pytest.raises((ConfigError, InvalidName), match="topic"):
@@ -171,5 +173,5 @@ def test_points_in_time_with_a_zone() -> None:
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("7d", 604_800.0), ("36h", 129_600.0), ("0", 0.0)])
-def test_days(text: str, seconds: float) -> None:
+def test_a_duration_may_be_in_days(text: str, seconds: float) -> None:
     assert lasting(text) == seconds

@@ -16,7 +16,7 @@ from nsq.spark.session import register
 
 
 class Session:
-    """What registering needs of a Spark session."""
+    """The part of a Spark session that registering uses."""
 
     def __init__(self, python: str | None) -> None:
         self.formats: list[str] = []

@@ -28,7 +28,7 @@ def test_the_schema_names_all() -> None:
     assert [part.split() for part in SCHEMA.split(", ")] == [list(each) for each in TYPES.items()]
 
 
-def test_it_is_what_the_log_gives() -> None:
+def test_the_schema_has_the_columns_of_the_log() -> None:
     records = pytest.importorskip("nsq.spark.wal.records")
     assert tuple(TYPES) == records.COLUMNS
 

@@ -33,14 +33,14 @@ def test_a_cluster_decides_for_itself_how_to_shuffle(master: str) -> None:
     assert "spark.sql.shuffle.partitions" not in chosen
 
 
-def test_below_spark_submit_its_master_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_master_of_spark_submit_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
     assert not {"spark.master", "spark.sql.shuffle.partitions"} & set(settings(None))
     assert settings("local[2]")["spark.master"] == "local[2]"
 
 
 class Builder:
-    """What a session is built with."""
+    """Records the settings of a session."""
 
     def __init__(self) -> None:
         self.settings: dict[str, str] = {}
@@ -74,9 +74,9 @@ def test_workers_run_this_python(
     assert made.builder.settings == settings(master) | {"spark.ui.enabled": "true"}
 
 
-def test_without_pyspark_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_pyspark_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyspark.sql", None)
-    with pytest.raises(ConfigError, match=r"pip install 'nsq\[spark\]'"):
+    with pytest.raises(ConfigError, match=r"pip install -e '.\[spark\]'"):
         local_session()
 
 
@@ -87,7 +87,10 @@ def no_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("no_java")
-def test_without_java_it_says_so_in_a_line() -> None:
+def test_a_missing_java_is_an_error_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Other tests of this process may have a session.
+    no_session = SimpleNamespace(getActiveSession=lambda: None)
+    monkeypatch.setattr(session, "_session_class", lambda: no_session)
     with pytest.raises(ConfigError, match=r"^java: .*/java does not say its version: .*; install Java 17"):
         local_session()
 

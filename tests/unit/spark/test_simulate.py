@@ -1,10 +1,10 @@
-"""What a simulated log in S3 needs."""
+"""The simulation counts the requests of a log in S3."""
 
 from __future__ import annotations
 
 import pytest
 
-pytest.importorskip("pyarrow", reason="pip install 'nsq[spark]'")
+pytest.importorskip("pyarrow", reason="pip install -e '.[spark]'")
 
 from nsq.spark.cli import main
 from nsq.spark.simulate import PRICES, Scene, simulate

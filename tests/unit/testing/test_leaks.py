@@ -1,4 +1,6 @@
-"""nsq.testing.leaks against real leaks, each cleaned up by its test; and the fixture in tests/conftest.py."""
+"""``nsq.testing.leaks`` finds real leaks, each cleaned up by its test; and the fixture in
+tests/conftest.py.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,7 @@ def test_nothing_new_is_falsy_and_has_no_words(before: leaks.Snapshot) -> None:
     assert leaks.describe(nothing) == []
 
 
-def test_what_went_away_is_no_leak() -> None:
+def test_a_file_that_is_gone_is_no_leak() -> None:
     assert not leaks.difference(leaks.Snapshot(files=frozenset({"a"})), leaks.Snapshot())
 
 
@@ -186,7 +188,7 @@ def test_a_file_is_named_and_a_file_below_is_not(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [".pytest_cache", "__pycache__", "new_module.py", "notes~", "nsq.egg-info"])
-def test_by_products_of_tools_are_no_leaks(tmp_path: Path, name: str) -> None:
+def test_files_that_tools_leave_are_no_leaks(tmp_path: Path, name: str) -> None:
     before = leaks.snapshot([tmp_path])
     (tmp_path / name).touch()
     assert not leaks.difference(before, leaks.snapshot([tmp_path]))
@@ -210,27 +212,27 @@ class NappingClock:
 
 
 def leftovers_of(sightings: list[leaks.Snapshot], clock: NappingClock) -> leaks.Snapshot:
-    """Of something seen as in ``sightings``, the last of which stays."""
+    """The leftovers of something that is seen as in ``sightings``, the last of which stays."""
     seen = iter(sightings)
     return leaks.leftovers(
         leaks.Snapshot(), lambda: next(seen, sightings[-1]), grace=1.0, now=clock.now, nap=clock.nap
     )
 
 
-def test_no_time_is_spent_when_nothing_is_left() -> None:
+def test_a_check_without_leaks_returns_at_once() -> None:
     clock = NappingClock()
     assert not leftovers_of([leaks.Snapshot()], clock)
     assert clock.time == 100.0
 
 
-def test_what_closes_within_the_grace_is_no_leftover() -> None:
+def test_a_file_that_goes_within_the_grace_is_no_leak() -> None:
     clock = NappingClock()
     closing = leaks.Snapshot(files=frozenset({"a"}))
     assert not leftovers_of([closing, closing, leaks.Snapshot()], clock)
     assert clock.time < 100.5
 
 
-def test_what_stays_is_reported_when_the_grace_is_over() -> None:
+def test_a_leak_is_reported_after_the_grace() -> None:
     clock = NappingClock()
     stays = leaks.Snapshot(files=frozenset({"a"}))
     assert leftovers_of([stays], clock) == stays

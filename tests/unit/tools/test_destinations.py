@@ -1,4 +1,4 @@
-"""Which destination comes next, and the lines about how long they take."""
+"""The choice of the next destination, and the status lines about their times."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_host_pool_leaves_out_what_has_failed_for_longer_each_time(clock: Cloc
     assert sorted(chosen(pool, 3)) == ["a", "b", "c"]
 
 
-def test_when_all_have_failed_all_are_tried_again(clock: Clock) -> None:
+def test_all_destinations_are_tried_again_after_all_have_failed(clock: Clock) -> None:
     pool = HostPool("ab", clock)
     for address in "ab":
         pool.mark(address, None)
@@ -71,7 +71,7 @@ def test_epsilon_greedy_prefers_what_is_quick_and_tries_the_others(clock: Clock)
     assert "a" in chosen(pool, 10)
 
 
-def test_what_is_older_than_five_minutes_is_forgotten(clock: Clock) -> None:
+def test_measurements_older_than_five_minutes_are_dropped(clock: Clock) -> None:
     pool = EpsilonGreedy("ab", clock, Chances())
     pool.mark("a", 100.0)
     pool.mark("b", 0.001)
@@ -100,7 +100,7 @@ def test_a_line_about_the_last_ones() -> None:
         (["a"], 0, []),
     ],
 )
-def test_each_of_several_addresses_has_lines(addresses: list[str], every: int, fronts: list[str]) -> None:
+def test_each_destination_has_status_lines(addresses: list[str], every: int, fronts: list[str]) -> None:
     lines: list[str] = []
     status = StatusLines(addresses, every, lines.append)
     status.add("a", 0.1)

@@ -1,4 +1,4 @@
-"""Every flag of Go's tools is there, with its default."""
+"""Every flag of Go's tools exists, with its default."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ FLAGS: dict[type[Any], dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("options", FLAGS, ids=lambda options: options.__name__)
-def test_defaults(options: type[Any]) -> None:
+def test_flags_have_the_defaults_of_gos_tools(options: type[Any]) -> None:
     ours = {
         field.name: field.default_factory() if callable(field.default_factory) else field.default
         for field in dataclasses.fields(options)

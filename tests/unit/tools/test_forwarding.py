@@ -1,4 +1,4 @@
-"""What nsq_to_nsq makes of JSON, and nsq_to_http of addresses, headers and redirects."""
+"""JSON that nsq_to_nsq forwards, and addresses, headers and redirects of nsq_to_http."""
 
 from __future__ import annotations
 
@@ -55,7 +55,9 @@ KEPT = {"whitelist_json_field": ("a", "c")}
         (KEPT, b"1", None),
     ],
 )
-def test_what_is_forwarded_of_json(given: dict[str, Any], body: bytes, forwarded: bytes | str | None) -> None:
+def test_only_the_chosen_json_fields_are_forwarded(
+    given: dict[str, Any], body: bytes, forwarded: bytes | str | None
+) -> None:
     options = nsq_to_nsq.NsqToNsqOptions(
         topic=("t",), nsqd_tcp_address=("a:1",), destination_nsqd_tcp_address=("b:1",), **given
     )
@@ -135,7 +137,7 @@ def test_an_address_that_is_none(address: str) -> None:
         redirected(HttpRequest(parse_url("http://a:1/")), HttpReply(302, {"location": address}, b""))
 
 
-def test_headers() -> None:
+def test_headers_are_parsed_from_flags() -> None:
     assert headers_of(["A: b", "C:d: e"]) == {"A": "b", "C": "d: e"}
     assert headers_of(["content-TYPE: a", "x-2fa: b", "X-2FA: c"]) == {"Content-Type": "a", "X-2fa": "c"}
     for wrong in ("A=b", ": b", "A: b\r\nC: d", "X A: b", "X-A:", "X-A: "):
@@ -154,7 +156,9 @@ def test_headers() -> None:
         (307, "//b/", "POST", "http://b/", {"Content-Type": "t"}),
     ],
 )
-def test_redirects(status: int, location: str, method: str, url: str, headers: dict[str, str]) -> None:
+def test_a_redirect_is_followed_with_method_and_safe_headers(
+    status: int, location: str, method: str, url: str, headers: dict[str, str]
+) -> None:
     request = HttpRequest(
         parse_url("http://a:1/p/q"), "POST", {"Authorization": "s", "Content-Type": "t"}, b"body"
     )

@@ -1,4 +1,4 @@
-"""One topic's files: their names, when the next one begins, and what a kill or a full disk leaves."""
+"""Files of one topic: their names, rotation, and recovery after a kill or a full disk."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def options(tmp_path: Path, **given: Any) -> ToFileOptions:
 
 
 def written(archive: Archive, *bodies: bytes) -> Archive:
-    """As the writer does it."""
+    """Write lines as the writer does."""
     for body in bodies:
         if archive.due:
             archive.rotate()
@@ -45,12 +45,12 @@ def written(archive: Archive, *bodies: bytes) -> Archive:
 
 
 def killed(archive: Archive) -> None:
-    """What a kill leaves: the descriptor, and with it the lock, is gone."""
+    """End a writer as a kill does: its descriptor and lock are gone."""
     os.close(archive._descriptor)
 
 
 def files(tmp_path: Path, folder: str = "out") -> dict[str, bytes]:
-    """By name, decompressed."""
+    """The files by name, decompressed."""
     found = {}
     for path in sorted((tmp_path / folder).rglob("*")):
         if path.is_file():
@@ -72,7 +72,7 @@ def files(tmp_path: Path, folder: str = "out") -> dict[str, bytes]:
         ({"filename_format": "<HOST>", "host_identifier": "<HOSTNAME>-<SHORT_HOST>-x"}, f"{HOST}-{SHORT}-x"),
     ],
 )
-def test_names(tmp_path: Path, given: dict[str, Any], name: str) -> None:
+def test_a_file_name_is_made_of_its_format(tmp_path: Path, given: dict[str, Any], name: str) -> None:
     assert Names(options(tmp_path, **given), "t").at(NOON) == name.replace("PID", str(os.getpid()))
 
 
@@ -100,7 +100,7 @@ def test_options_that_cannot_be_meant(tmp_path: Path, given: dict[str, Any], sai
         options(tmp_path, **given)
 
 
-def test_no_topic_leaves_the_output_directory(tmp_path: Path) -> None:
+def test_a_topics_file_stays_in_the_output_directory(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"outside of --output-dir"):
         Names(options(tmp_path, filename_format="<TOPIC>/<DATETIME>"), "..")
 
@@ -121,7 +121,9 @@ def test_a_file_by_the_name_is_appended_to(tmp_path: Path) -> None:
         ({"gzip": True, "datetime_format": "%H%M"}, ["t-000000.1200.gz", "t-000000.1201.gz"]),
     ],
 )
-def test_rotation(tmp_path: Path, given: dict[str, Any], names: list[str]) -> None:
+def test_a_file_is_rotated_by_size_and_interval(
+    tmp_path: Path, given: dict[str, Any], names: list[str]
+) -> None:
     clock = Clock(NOON)
     archive = written(Archive(options(tmp_path, **given), "t", clock), b"one")
     clock.now += 60.0
@@ -210,7 +212,7 @@ def test_half_a_gzip_member_is_cut_off(tmp_path: Path, hand_over: bool) -> None:
     assert sorted(files(tmp_path).values()) == [b"one\ntwo\n", b"three\n"]
 
 
-def test_what_was_left_in_the_work_directory_is_handed_over(tmp_path: Path) -> None:
+def test_files_left_in_the_work_directory_are_moved_to_the_output(tmp_path: Path) -> None:
     given = options(tmp_path, hand_over=True, datetime_format="%Y/%H")
     dead, alive, empty, linked = (Archive(given, "t", Clock(NOON)) for _ in range(4))
     written(dead, b"one")

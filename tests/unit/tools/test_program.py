@@ -59,7 +59,7 @@ def test_options_in_go_nsqs_words_and_ours(given: str, meant: dict[str, object])
     assert config_of("--consumer-opt", given.split(), {}) == Config(**meant)  # type: ignore[arg-type]
 
 
-def test_an_option_that_was_given_beats_the_tools_own_default() -> None:
+def test_a_given_option_replaces_the_tools_default() -> None:
     defaults = {"max_attempts": "0"}
     assert config_of("--consumer-opt", [], defaults).max_attempts == 0
     assert config_of("--consumer-opt", ["max-attempts,5"], defaults).max_attempts == 5
@@ -101,7 +101,7 @@ NSQD = "--nsqd-tcp-address=127.0.0.1:4150"
     ],
     ids=str,
 )
-def test_exit_statuses(
+def test_errors_and_interrupts_have_exit_statuses(
     argv: list[str], status: int, out: str, error: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert run(ToolOptions, argv, "tool", work) == status
@@ -110,7 +110,7 @@ def test_exit_statuses(
     assert re.match(error, said.err) if error else said.err == ""
 
 
-def test_what_is_logged_cannot_command_a_terminal(capfd: pytest.CaptureFixture[str]) -> None:
+def test_log_lines_hold_no_control_characters(capfd: pytest.CaptureFixture[str]) -> None:
     def work(_: ToolOptions) -> int:
         log.warning("topic %s", "a\x1b[2J\u009b\tb")
         return 0

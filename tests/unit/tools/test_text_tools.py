@@ -1,4 +1,4 @@
-"""What nsq_tail, nsq_stat and to_nsq make of bytes and numbers."""
+"""Bytes and numbers as nsq_tail, nsq_stat and to_nsq show and read them."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_a_rate_is_cut_not_rounded_and_may_be_negative() -> None:
     assert text.split()[:2] == ["-1", "-3"]
 
 
-def test_on_a_terminal_each_nsqd_has_a_line_below_the_sum() -> None:
+def test_stat_on_a_terminal_shows_each_nsqd_below_the_sum() -> None:
     poll = Poll({**NOW.nsqds, "b:1": counted(message_count=1, depth=1, client_count=1)})
     *_, total, first, second = screen(OPTIONS, poll, None).splitlines()
     assert [line.split()[-1] for line in (total, first, second)] == ["9", "a:1", "b:1"]

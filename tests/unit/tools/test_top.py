@@ -1,4 +1,4 @@
-"""What nsq top makes of what nsqds say."""
+"""The screen that nsq top makes of statistics."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_a_spark_line_ends_in_what_was_seen_last() -> None:
 
 
 @pytest.mark.parametrize(("missing", "bars"), [(0, 30), (20, 10), (30, 0), (60, 0)])
-def test_where_the_table_is_too_wide_the_bars_are_shortened(missing: int, bars: int) -> None:
+def test_bars_are_shortened_if_the_table_is_too_wide(missing: int, bars: int) -> None:
     row = Row("orders", "billing", history=[1] * 40)
     widest = max(map(len, fitted_table([row]).splitlines()))
     header, line = fitted_table([row], widest - missing).splitlines()

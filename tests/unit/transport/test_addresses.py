@@ -47,24 +47,24 @@ def test_split_and_join_are_inverse(address: str, host: str, port: int) -> None:
         "http://nsqd:4150",
     ],
 )
-def test_what_is_no_address_is_named(address: str) -> None:
+def test_an_invalid_address_is_named(address: str) -> None:
     with pytest.raises(ConfigError) as caught:
         addresses.split(address)
     assert repr(address) in str(caught.value)
 
 
-def test_an_ipv6_address_without_brackets_is_told_what_to_write() -> None:
+def test_the_error_of_an_ipv6_address_without_brackets_says_what_to_write() -> None:
     with pytest.raises(ConfigError, match=r"in brackets: \[::1\]:4150"):
         addresses.split("::1:4150")
 
 
-def test_several_addresses_in_one_text_are_told_what_to_write() -> None:
+def test_the_error_of_several_addresses_in_one_text_says_what_to_write() -> None:
     with pytest.raises(ConfigError, match=r"several .*\['nsqd-1:4150', 'nsqd-2:4150'\]"):
         addresses.split("nsqd-1:4150, nsqd-2:4150")
 
 
 @pytest.mark.parametrize("given", [(["nsqd:4150"],), [None], [b"nsqd:4150"], [""], [{}]])
-def test_what_is_no_text_is_named(given: Any) -> None:
+def test_a_value_that_is_no_text_is_named(given: Any) -> None:
     with pytest.raises(ConfigError) as caught:
         addresses.checked("nsqd", given)
     assert f"nsqd has {given[0]!r}" in str(caught.value)
@@ -88,7 +88,7 @@ def test_a_local_address_needs_no_port(address: str, host: str, port: int) -> No
 @pytest.mark.parametrize(
     "address", ["", ":5000", "10.0.0.7:", "10.0.0.7:x", "10.0.0.7:70000", "[fd00::7]5", "[]:1"]
 )
-def test_what_is_no_local_address_is_named(address: str) -> None:
+def test_an_invalid_local_address_is_named(address: str) -> None:
     with pytest.raises(ConfigError) as caught:
         addresses.split_local(address)
     assert repr(address) in str(caught.value)

@@ -87,7 +87,7 @@ def test_a_lookup_that_takes_too_long_is_left_behind(slow: SlowLookup) -> None:
     assert slow.threads[0].daemon
 
 
-def test_who_asks_meanwhile_shares_the_lookup(slow: SlowLookup) -> None:
+def test_dials_at_the_same_time_share_a_name_lookup(slow: SlowLookup) -> None:
     resolver = Resolver(slow)
     for _ in range(3):
         with pytest.raises(TimeoutError):
@@ -177,5 +177,5 @@ def test_any_other_local_address_is_refused(local_address: str) -> None:
         SocketTransport(local_address=local_address)
 
 
-def test_there_is_a_default() -> None:
+def test_the_default_transport_is_a_transport() -> None:
     assert isinstance(default_transport, Transport)

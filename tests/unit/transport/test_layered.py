@@ -60,18 +60,18 @@ class Secured:
             self.peer.send(greeting or self.server.pending())
 
     def take(self) -> bytes:
-        """What the client has written since the last time, in plain."""
+        """The client's new bytes, decoded."""
         new = self.peer.received[self._seen :]
         self._seen += len(new)
         return self.server.unwrap(new)
 
 
-def test_it_is_a_stream() -> None:
+def test_a_layered_stream_is_a_stream() -> None:
     stream, _ = connected()
     assert isinstance(stream, Stream)
 
 
-def test_without_a_layer_it_is_the_stream_inside() -> None:
+def test_a_layered_stream_without_layers_passes_bytes_unchanged() -> None:
     stream, peer = connected()
     peer.send(b"abc")
     peer.end()
@@ -99,7 +99,7 @@ def test_a_compressed_conversation(make: Callable[[], Layer]) -> None:
     assert not stream.truncated
 
 
-def test_what_a_layer_withholds_is_handed_out_before_more_is_read() -> None:
+def test_bytes_that_a_layer_keeps_are_returned_before_more_is_read() -> None:
     stream, peer = connected(Deflate(max_output=100))
     peer.send(Deflate().wrap(bytes(1000)))
     sizes = [len(stream.read()) for _ in range(10)]
@@ -132,7 +132,7 @@ def test_bytes_for_a_pushed_layer_may_be_incomplete() -> None:
     assert stream.read() == b"first"
 
 
-def test_what_does_not_decode_is_an_error() -> None:
+def test_bytes_that_cannot_be_decoded_are_an_error() -> None:
     stream, peer = connected(Snappy())
     peer.send(b"this is not snappy at all")
     with pytest.raises(LayerError, match="snappy"):
@@ -160,15 +160,15 @@ def test_compression_over_tls() -> None:
     assert tls.stream.read() == b"OK"
 
 
-def test_what_the_server_says_right_behind_its_handshake_is_not_lost() -> None:
-    """In TLS 1.2 the server has the last word of the handshake; what follows may come with it."""
+def test_bytes_that_follow_the_servers_handshake_are_not_lost() -> None:
+    """In TLS 1.2 the server ends the handshake; its first bytes may come with that."""
     tls = Secured(newest=ssl.TLSVersion.TLSv1_2)
     tls.greeting = b"OK"
     tls.shaken()
     assert tls.stream.read() == b"OK"
 
 
-def test_what_was_unwrapped_early_does_not_keep_a_woken_reader() -> None:
+def test_a_woken_reader_returns_in_spite_of_early_bytes() -> None:
     stream, _ = connected()
     stream.push(Snappy(), Snappy().wrap(b"early"))
     stream.wake()
@@ -249,7 +249,7 @@ def test_a_blocked_read_is_woken_under_layers() -> None:
 
 
 class WokenWhileItWaits(WrappedStream):
-    """Its reader is woken in the middle of each read."""
+    """A stream whose reader is woken in the middle of each read."""
 
     outer: LayeredStream
 
@@ -302,7 +302,7 @@ def test_the_reader_announces_what_a_layer_wants_sent_and_leaves_it_to_the_write
     assert not stream.has_pending
 
 
-def test_without_somebody_to_announce_it_to_reading_goes_on() -> None:
+def test_reading_goes_on_without_a_callback_for_pending_bytes() -> None:
     stream, peer = connected(Talkative())
     peer.send(Snappy().wrap(b"data"))
     assert stream.read() == b"data"
@@ -333,7 +333,7 @@ def test_a_farewell_does_not_wait_for_a_dead_peer() -> None:
     assert tls.peer.closed
 
 
-def test_no_farewell_follows_half_a_record() -> None:
+def test_close_sends_nothing_after_half_a_record() -> None:
     tls = Secured().shaken()
     tls.peer.stall(after=5)
     with pytest.raises(Unanswered):
@@ -346,13 +346,13 @@ def test_no_farewell_follows_half_a_record() -> None:
 
 
 class Locked(Snappy):
-    """As a forked child finds it when a thread of the parent was inside at the fork."""
+    """A lock as a forked child finds it when a thread of the parent held it."""
 
     def close(self) -> bytes:
         raise AssertionError("this would wait for ever")
 
 
-def test_after_abandoning_no_layer_is_touched() -> None:
+def test_an_abandoned_stream_uses_no_layer() -> None:
     stream, peer = connected(Locked())
     stream.abandon()
     stream.close(farewell=1.0)

@@ -15,7 +15,7 @@ def connected(transport: MemoryTransport | None = None) -> tuple[MemoryStream, M
     return transport.connect("nsqd:4150", timeout=1.0), transport.accept()
 
 
-def test_it_is_a_transport_of_streams() -> None:
+def test_a_memory_transport_makes_streams() -> None:
     transport = MemoryTransport()
     assert isinstance(transport, Transport)
     assert isinstance(transport.connect("nsqd:4150", timeout=1.0), Stream)
@@ -229,7 +229,7 @@ def test_a_script_answers_every_connection() -> None:
         assert peer.unread == b""
 
 
-def test_what_is_not_in_the_script_breaks_the_connection_and_is_named() -> None:
+def test_bytes_that_are_not_in_the_script_break_the_connection_and_are_named() -> None:
     stream, _ = connected(MemoryTransport((b"PING", b"pong")))
     stream.write(b"PUNG", 1.0)
     with pytest.raises(ConnectionLost, match=r"the script has b'PING' next, but b'PUNG' was written"):

@@ -1,4 +1,6 @@
-"""Only what needs no socket; the rest is tests/integration/test_transport.py."""
+"""Parts of the socket transports that need no socket; the others are in
+tests/integration/test_transport.py.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ def test_poll_waits_at_least_as_long_as_is_left(seconds: float, milliseconds: in
     assert poll_milliseconds(seconds) == milliseconds
 
 
-def test_of_two_threads_that_leave_a_closed_stream_at_once_one_closes_the_descriptor() -> None:
+def test_only_one_of_two_leaving_threads_closes_the_descriptor() -> None:
     closes = []
 
     class Socket:

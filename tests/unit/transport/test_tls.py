@@ -73,7 +73,7 @@ def test_a_server_of_another_name_is_not(files: Files) -> None:
         shake(context(tls_ca_file=files.ca), files.server("elsewhere.example"))
 
 
-def test_without_an_authority_only_public_ones_are_trusted(files: Files) -> None:
+def test_public_authorities_are_trusted_by_default(files: Files) -> None:
     for made in (context(), public_authorities()):
         assert len(made.get_ca_certs()) > 50
         with pytest.raises(LayerError, match="certificate verify failed"):
@@ -84,7 +84,7 @@ def test_the_given_authority_replaces_the_public_ones(files: Files) -> None:
     assert len(context(tls_ca_file=files.ca).get_ca_certs()) == 1
 
 
-def test_not_to_verify_has_to_be_said(files: Files) -> None:
+def test_tls_verify_false_accepts_any_certificate(files: Files) -> None:
     shake(context(tls_verify=False), files.server("elsewhere.example"))
 
 

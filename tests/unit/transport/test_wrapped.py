@@ -25,7 +25,7 @@ def test_everything_reaches_the_stream_inside() -> None:
     assert peer.abandoned
 
 
-def test_what_is_overridden_is_used() -> None:
+def test_an_overridden_method_is_used() -> None:
     class Shouting(WrappedStream):
         def write(self, data: bytes, timeout: float) -> None:
             super().write(data.upper(), timeout)

@@ -40,7 +40,7 @@ def test_a_body_that_is_larger_than_a_batch_travels_alone() -> None:
     assert made == [[b"1"], [b"x" * 100], [b"2"]]
 
 
-def test_no_bodies_are_no_batch() -> None:
+def test_an_empty_list_makes_no_batch() -> None:
     assert packed([], 3, 1000) == []
 
 

@@ -90,13 +90,13 @@ cuts = st.lists(st.integers(0, 10_000), max_size=30)
 
 
 @given(conversations, cuts)
-def test_what_was_encoded_is_parsed_however_it_is_cut(conversation: list[Any], cuts: list[int]) -> None:
+def test_encoded_commands_are_parsed_in_any_chunks(conversation: list[Any], cuts: list[int]) -> None:
     wire = b"".join(sent for sent, _ in conversation)
     assert parsed(wire, cuts=cuts) == ([expected for _, expected in conversation], None)
 
 
 @given(conversations)
-def test_one_byte_at_a_time(conversation: list[Any]) -> None:
+def test_commands_may_arrive_byte_by_byte(conversation: list[Any]) -> None:
     wire = b"".join(sent for sent, _ in conversation)
     assert parsed(wire, cuts=list(range(len(wire)))) == ([expected for _, expected in conversation], None)
 
@@ -138,9 +138,7 @@ def test_runs_are_parsed_command_by_command(conversation: list[Any], cuts: list[
 
 
 @given(alike, cuts, st.sampled_from([b"PUB t\n" + size(0), b"PUB t\n" + size(101), b"PUB t\n" + size(-1)]))
-def test_what_is_wrong_with_a_pub_in_a_run_is_said(
-    conversation: list[Any], cuts: list[int], wrong: bytes
-) -> None:
+def test_an_invalid_pub_in_a_run_is_an_error(conversation: list[Any], cuts: list[int], wrong: bytes) -> None:
     wire = b"".join(sent for sent, _ in conversation)
     found, error = parsed(wire + wrong + b"NOP\n", cuts=cuts)
     assert found == [expected for _, expected in conversation]
@@ -231,7 +229,7 @@ def test_a_carriage_return_at_the_end_of_a_body_is_no_part_of_the_next_line() ->
         (b"A" * (commands.MAX_LINE + 1) + b"\n", b"E_INVALID command line too long"),
     ],
 )
-def test_what_is_malformed_is_named_at_once_and_ends_the_stream(wire: bytes, error: bytes) -> None:
+def test_a_malformed_command_is_an_error_at_once_and_ends_the_stream(wire: bytes, error: bytes) -> None:
     parser = CommandParser(SMALL)
     assert parser.feed(b"NOP\n" + wire) == [(b"NOP", [], None)]
     assert parser.error is not None
@@ -261,7 +259,7 @@ def test_parsing_stops_behind_an_identify() -> None:
     assert parser.feed(b"NOP\n") == [(b"NOP", [], None)]
 
 
-def test_after_stopping_new_bytes_follow_the_held_ones() -> None:
+def test_bytes_received_after_a_stop_follow_the_held_ones() -> None:
     parser = CommandParser(SMALL)
     parser.feed(commands.identify(b"{}") + b"RD")
     assert parser.feed(b"Y 7\n") == [(b"RDY", [b"7"], None)]

@@ -68,7 +68,7 @@ def test_the_official_package_reads_ours_and_we_read_its() -> None:
         b'{"specversion": ' + b"[" * 100_000,
     ],
 )
-def test_what_is_no_envelope_is_left_alone(data: bytes) -> None:
+def test_a_body_without_an_envelope_is_unchanged(data: bytes) -> None:
     assert unwrap(data) is None
 
 

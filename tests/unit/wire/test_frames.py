@@ -61,7 +61,7 @@ cuts = st.lists(st.integers(0, 5000), max_size=30)
 
 
 @given(st.lists(frames, max_size=10), cuts)
-def test_what_was_encoded_is_parsed_however_it_is_cut(sent: Frames, cuts: list[int]) -> None:
+def test_encoded_frames_are_parsed_in_any_chunks(sent: Frames, cuts: list[int]) -> None:
     wire = b"".join(map(encode, sent))
     assert parse(wire, cuts) == (sent, "")
     assert parse(wire, list(range(len(wire)))) == (sent, "")
@@ -86,7 +86,7 @@ def test_the_bytes_of_every_type() -> None:
     assert encode_message(1, 2, ID, b"b") == b"\0\0\0\x1f\0\0\0\2" + struct.pack(">qH", 1, 2) + ID + b"b"
 
 
-def test_many_messages_are_encoded_as_each_of_them_is() -> None:
+def test_messages_are_encoded_together_as_one_by_one() -> None:
     messages = [RawMessage(1, 2, ID, b"b"), RawMessage(3, 0xFFFF, ID[::-1], b"")]
     assert encode_messages(messages) == [encode_message(*message) for message in messages]
 
@@ -114,7 +114,7 @@ def test_common_responses_are_shared_objects() -> None:
         (struct.pack(">ii", 29, 2) + b"x" * 25, "a message frame of 29 bytes"),
     ],
 )
-def test_impossible_frames(wire: bytes, said: str) -> None:
+def test_an_impossible_frame_is_an_error(wire: bytes, said: str) -> None:
     with pytest.raises(FrameError, match=said) as caught:
         FrameParser(RawMessage, max_frame=1000).feed(wire)
     assert not isinstance(caught.value, NotNsqd)
@@ -132,7 +132,7 @@ def test_an_http_server_is_named_as_what_it_is() -> None:
         FrameParser(RawMessage).feed(b"HTTP/1.1 400 Bad Request\r\n\r\n")
 
 
-def test_so_is_nsqlookupd() -> None:
+def test_a_reply_of_nsqlookupd_is_named_as_such() -> None:
     with pytest.raises(NotNsqd, match=r"as nsqlookupd does.*HTTP port"):
         FrameParser(RawMessage).feed(lookup.reply(b"E_BAD_PROTOCOL"))
 

@@ -14,7 +14,7 @@ BODIES = [IdentifyRequest, IdentifyReply, AuthReply]
 
 
 @pytest.mark.parametrize("kind", BODIES)
-def test_defaults_survive_the_wire(kind: Any) -> None:
+def test_default_values_are_decoded_as_they_were_encoded(kind: Any) -> None:
     assert kind.decode(kind().encode()) == kind()
     assert kind.decode(b"{}") == kind()
 
@@ -85,12 +85,12 @@ def test_a_name_that_is_no_utf8_spoils_nothing() -> None:
         *(b'{"x": NaN}', b'{"x": -Infinity}', "{}".encode("utf-16"), b"\xef\xbb\xbf{}"),
     ],
 )
-def test_what_is_no_json_object(body: bytes) -> None:
+def test_a_body_that_is_no_json_object_is_an_error(body: bytes) -> None:
     with pytest.raises(BadJson):
         IdentifyRequest.decode(body)
 
 
 @given(st.binary(max_size=100))
-def test_random_bytes_raise_nothing_else(body: bytes) -> None:
+def test_random_bytes_raise_no_other_error(body: bytes) -> None:
     with suppress(BadJson):
-        IdentifyRequest.decode(body)
+        assert isinstance(IdentifyRequest.decode(body), IdentifyRequest)

@@ -24,7 +24,7 @@ def test_identify_carries_sorted_compact_json_behind_its_size() -> None:
     )
 
 
-def test_commands() -> None:
+def test_commands_to_nsqlookupd_are_encoded() -> None:
     assert lookup.register("orders") == b"REGISTER orders\n"
     assert lookup.register("orders", "archive") == b"REGISTER orders archive\n"
     assert lookup.unregister("orders") == b"UNREGISTER orders\n"
@@ -77,7 +77,7 @@ def test_peer_info_that_is_none(body: bytes) -> None:
 
 
 @pytest.mark.parametrize("missing", ["broadcast_address", "http_port", "tcp_port", "version"])
-def test_what_an_nsqlookupd_insists_on(missing: str) -> None:
+def test_fields_that_nsqlookupd_requires_are_checked(missing: str) -> None:
     fields = json.loads(lookup.identify_reply(INFO))
     assert INFO.complete
     del fields[missing]
@@ -117,12 +117,12 @@ def test_commands_are_parsed() -> None:
     assert events(*(stream[at : at + 1] for at in range(len(stream)))) == expected
 
 
-def test_the_line_of_identify_is_told_before_its_body_arrives() -> None:
+def test_the_line_of_identify_is_parsed_before_its_body_arrives() -> None:
     assert events(lookup.MAGIC + b"IDENTIFY\n\x00\x00") == [Command(b"IDENTIFY")]
 
 
 @pytest.mark.parametrize("start", [b"  V9", b"  V2PING\n", b"GET / HTTP/1.1\r\n"])
-def test_another_magic(start: bytes) -> None:
+def test_a_wrong_magic_is_refused(start: bytes) -> None:
     assert events(start) == [Violation(b"E_BAD_PROTOCOL")]
 
 

@@ -86,7 +86,7 @@ def test_a_very_long_name_is_not_repeated_in_full() -> None:
     assert len(str(caught.value)) < 400
 
 
-def test_another_type_is_named() -> None:
+def test_the_error_names_the_type_of_a_wrong_value() -> None:
     with pytest.raises(InvalidName, match="topic name must be str, not int"):
         names.check_topic(7)  # type: ignore[arg-type]
 
@@ -115,13 +115,13 @@ def test_a_name_is_shown_as_one_line_of_text(name: bytes, shown: str) -> None:
 
 
 @given(st.binary(max_size=70))
-def test_whatever_it_is(name: bytes) -> None:
+def test_a_quoted_name_is_always_printable(name: bytes) -> None:
     shown = names.quoted(name)
     assert shown.isprintable()
     shown.encode("utf-8")  # no lone surrogates
 
 
-def test_ephemeral() -> None:
+def test_ephemeral_names_are_recognized() -> None:
     assert names.is_ephemeral("a#ephemeral")
     assert names.is_ephemeral(b"a#ephemeral")
     assert not names.is_ephemeral("ephemeral")

@@ -13,8 +13,6 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from nsq.daemons.bodies import STALL_SECONDS, PendingBodies
-from nsq.daemons.logs import DaemonLog
 from nsq.daemons.nsqd.core.backlog import Message, StorageFailed
 from nsq.daemons.nsqd.core.broker import Broker
 from nsq.daemons.nsqd.core.channel import Subscriber
@@ -25,6 +23,8 @@ from nsq.daemons.nsqd.session.authorization import AuthError, Authority, Credent
 from nsq.daemons.nsqd.session.negotiation import Agreement, Liveness, negotiate, reply_to
 from nsq.daemons.nsqd.session.stream import BadMagic, Link, Refused, Stream, readable
 from nsq.daemons.nsqd.session.subscription import Subscription
+from nsq.daemons.serve.bodies import STALL_SECONDS, PendingBodies
+from nsq.daemons.serve.logs import DaemonLog
 from nsq.errors import LayerError
 from nsq.wire.commands import Command, Limits
 from nsq.wire.frames import CLOSE_WAIT, HEARTBEAT, OK, encode_error, encode_messages, encode_response

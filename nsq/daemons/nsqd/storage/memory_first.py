@@ -14,7 +14,7 @@ from nsq.daemons.nsqd.core.backlog import Batch, MemoryBacklog, Message, Storage
 from nsq.daemons.nsqd.disk.layout import Position, decode_record, encode_record
 from nsq.daemons.nsqd.disk.queue import DiskQueue
 from nsq.daemons.nsqd.disk.syncing import SyncJob
-from nsq.daemons.worker_thread import in_thread
+from nsq.daemons.serve.worker_thread import in_thread
 
 #: Messages per write when nsqd stops: if the disk fills up, all earlier writes are kept.
 _PORTION = 100

@@ -17,7 +17,6 @@ from contextlib import suppress
 from pathlib import Path
 
 from nsq.daemons import COMPATIBLE_VERSION
-from nsq.daemons.logs import DaemonLog
 from nsq.daemons.nsqd.core.backlog import Backlog, EphemeralBacklog, Message, StorageFailed
 from nsq.daemons.nsqd.core.broker import Broker
 from nsq.daemons.nsqd.core.clock import Clock
@@ -45,7 +44,8 @@ from nsq.daemons.nsqd.options import NsqdOptions
 from nsq.daemons.nsqd.storage.committer import Committer, Round
 from nsq.daemons.nsqd.storage.durable import DueTimes, DurableBacklog
 from nsq.daemons.nsqd.storage.memory_first import MemoryFirstBacklog
-from nsq.daemons.worker_thread import in_thread
+from nsq.daemons.serve.logs import DaemonLog
+from nsq.daemons.serve.worker_thread import in_thread
 from nsq.errors import ConfigError
 from nsq.wire.names import is_ephemeral
 

@@ -1,4 +1,4 @@
-"""What nsqadmin asks of whom, in which order, and what it says when some of them fail."""
+"""Requests of nsqadmin to nsqds and nsqlookupds, their order, and its replies when some of them fail."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_capitals_in_the_keys_of_a_body_do_not_matter() -> None:
     assert upstreams.posted() == [f"{LOOKUPD}/topic/create?topic=new"]
 
 
-def test_to_tombstone_an_nsqd_that_does_not_answer_or_is_unknown_fails() -> None:
+def test_tombstoning_an_nsqd_that_is_unknown_or_does_not_answer_fails() -> None:
     upstreams = Upstreams()
     upstreams.answers[f"{NSQD2}/topic/delete"] = DOWN
     for name in (NSQD2, "nsqd9:4151"):
@@ -83,7 +83,7 @@ def test_to_tombstone_an_nsqd_that_does_not_answer_or_is_unknown_fails() -> None
     assert sum("/topic/tombstone" in each for each in upstreams.posted()) == 2
 
 
-def test_to_tombstone_an_nsqd_without_the_topic_is_a_warning() -> None:
+def test_tombstoning_an_nsqd_without_the_topic_is_a_warning() -> None:
     upstreams = Upstreams()
     upstreams.answers[f"{NSQD2}/topic/delete"] = 404
     status, told = upstreams.ask("DELETE", f"/api/nodes/{NSQD2}", {"topic": "orders"})
@@ -98,7 +98,7 @@ def test_an_action_reaches_an_nsqd_that_is_tombstoned() -> None:
     assert upstreams.posted() == [f"{each}/topic/pause?topic=orders" for each in (NSQD1, NSQD2)]
 
 
-def test_without_nsqlookupds_the_nsqds_are_asked_for_all() -> None:
+def test_nsqds_are_asked_for_everything_without_nsqlookupds() -> None:
     upstreams = Upstreams(lookupd_http_addresses=(), nsqd_http_addresses=(NSQD1,))
     upstreams.answers[f"{NSQD1}/info"] = node(NSQD1)
     assert upstreams.ask("GET", "/api/topics") == (200, {"topics": ["orders"], "message": ""})
@@ -118,7 +118,7 @@ def test_a_part_that_fails_is_named_and_the_others_are_done() -> None:
 
 
 @pytest.mark.parametrize("target", ["/api/topics/orders", "/api/topics/orders/billing", "/api/counter"])
-def test_one_nsqd_that_fails_leaves_the_others_answers_and_a_warning(target: str) -> None:
+def test_an_nsqd_that_fails_is_a_warning_beside_the_others_answers(target: str) -> None:
     upstreams = Upstreams()
     upstreams.answers[f"{NSQD2}/stats"] = DOWN
     status, told = upstreams.ask("GET", target)
@@ -135,7 +135,7 @@ def test_when_all_nsqds_fail_the_answer_is_502(answer: Any) -> None:
     assert told["message"].startswith("UPSTREAM_ERROR: failed to query any nsqd: http://nsqd")
 
 
-def test_a_topic_without_a_producer_is_502_as_in_go_and_told_in_the_overview() -> None:
+def test_a_topic_without_a_producer_is_502_as_in_go_and_shown_in_the_overview() -> None:
     upstreams = Upstreams()
     upstreams.answers[f"{LOOKUPD}/lookup"] = {"channels": [], "producers": []}
     upstreams.answers[f"{LOOKUPD}/nodes"] = {"producers": []}
@@ -324,7 +324,7 @@ def test_a_page_whose_name_was_bound_to_this_address_changes_and_reads_nothing(
     ("host", "status"),
     [("nsq.example.com", 200), ("NSQ.example.com.:443", 200), ("10.0.0.1:4171", 200), ("a.example", 403)],
 )
-def test_with_names_that_are_allowed_all_others_see_nothing(host: str, status: int) -> None:
+def test_allow_host_refuses_requests_under_other_names(host: str, status: int) -> None:
     upstreams = Upstreams(allow_hosts=("nsq.example.com",))
     origin = {"Host": host, "Origin": f"https://{host}"}
     for target in ("/topics", "/api/topics", "/api/overview", "/static/nsqadmin.js", "/api/peek/orders"):
@@ -362,13 +362,13 @@ def test_nothing_is_changed_by_get() -> None:
         ("PUT", "/config/nsqlookupd_http_addresses", b'["http://"]', "INVALID_VALUE"),
     ],
 )
-def test_what_makes_no_sense_is_refused(method: str, target: str, body: Any, code: str) -> None:
+def test_invalid_requests_are_refused(method: str, target: str, body: Any, code: str) -> None:
     upstreams = Upstreams()
     assert upstreams.ask(method, target, body) == (400, {"message": code})
     assert upstreams.posted() == []
 
 
-def test_settings() -> None:
+def test_settings_can_be_read_and_changed_from_allowed_networks() -> None:
     upstreams = Upstreams()
     assert upstreams.ask("GET", "/config/statsd_interval") == (200, 60_000_000_000)
     assert upstreams.ask("PUT", "/config/log_level", b"debug") == (200, 1)
@@ -411,7 +411,7 @@ def test_peek_gathers_what_waits_and_says_which_nsqd_cannot_show_it() -> None:
     assert f"GET {NSQD1}/channel/peek?topic=orders&n=3&channel=billing" in upstreams.asked
 
 
-def test_what_is_in_flight_is_gathered_longest_first_with_who_has_it() -> None:
+def test_messages_in_flight_are_listed_longest_first_with_their_clients() -> None:
     upstreams = Upstreams()
     message = {"id": "0" * 16, "timestamp": 1, "age_ms": 2, "attempts": 1, "size": 1, "truncated": False}
     message |= {"encoding": "utf-8", "body": "x", "client": {"client_id": "ann", "remote_address": "h:1"}}
@@ -426,7 +426,7 @@ def test_what_is_in_flight_is_gathered_longest_first_with_who_has_it() -> None:
     assert f"GET {NSQD1}/channel/peek?{query}" in upstreams.asked
 
 
-def test_an_action_is_told_to_the_notification_endpoint() -> None:
+def test_an_action_is_posted_to_the_notification_endpoint() -> None:
     upstreams = Upstreams(notification_http_endpoint="http://hook:80/nsq")
     headers = {"Host": "admin:4171", "User-Agent": "curl/8", "Authorization": "Basic YW5uOnNlY3JldA=="}
     upstreams.ask("POST", "/api/topics/orders/billing", {"action": "empty"}, headers)

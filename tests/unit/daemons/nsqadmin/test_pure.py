@@ -1,4 +1,4 @@
-"""Adding up, judging, guarding and drawing: what needs no upstream."""
+"""The pure parts of nsqadmin: sums, health, access rights and formulas."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from nsq.daemons.nsqadmin.guard import Guard, finished
 from nsq.daemons.nsqadmin.health import BAD, FINE, NOTICE, ChannelState, Health
 from nsq.daemons.nsqadmin.options import NsqadminOptions
 from nsq.daemons.nsqadmin.overview import History, NodePoll, describe
-from nsq.daemons.routes import HttpError, Reply, Request
+from nsq.daemons.serve.routes import HttpError, Reply, Request
 from nsq.errors import ConfigError
 from nsq.http.calls import Misshapen
 from nsq.http.cluster import Node, summarize
@@ -189,7 +189,7 @@ def test_an_nsqd_of_an_old_version_says_less_of_its_channels() -> None:
 
 
 def calls_of(work: Callable[[], object]) -> int:
-    """How many functions it calls: unlike its time, that is the same on a busy machine."""
+    """The number of functions that a call runs: the same on a busy machine, unlike its time."""
     calls = 0
 
     def count(frame: FrameType, event: str, argument: object) -> None:
@@ -275,7 +275,7 @@ def test_an_nsqd_that_is_gone_is_marked_and_its_messages_count_no_more() -> None
         ({"statsd_gauge_format": "g.%s.v"}, False, "", "sumSeries(g.nsq.*.topic.t.depth.v)"),
     ],
 )
-def test_formulas(options: dict[str, Any], counts: bool, node: str, formula: str) -> None:
+def test_graphite_formulas_are_as_gos(options: dict[str, Any], counts: bool, node: str, formula: str) -> None:
     charts = Charts(NsqadminOptions(**ADDRESSES, **options))
     assert charts.target("topic.t.depth", counts=counts, node=node) == formula
 

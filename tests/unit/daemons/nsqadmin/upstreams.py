@@ -1,4 +1,4 @@
-"""nsqlookupds and nsqds as nsqadmin asks them, without a network; they remember what they were asked."""
+"""Fake nsqlookupds and nsqds for nsqadmin, without a network; they record their requests."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import ssl
 from collections.abc import Mapping
 from typing import Any
 
-from nsq.daemons.logs import DaemonLog
 from nsq.daemons.nsqadmin.api import Api
 from nsq.daemons.nsqadmin.cluster import Cluster
 from nsq.daemons.nsqadmin.notifications import Notifications
 from nsq.daemons.nsqadmin.options import NsqadminOptions
-from nsq.daemons.routes import HttpError, Reply, Request, Router
+from nsq.daemons.serve.logs import DaemonLog
+from nsq.daemons.serve.routes import HttpError, Reply, Request, Router
 from nsq.errors import ApiError
 from nsq.http.message import HttpReply, HttpRequest
 

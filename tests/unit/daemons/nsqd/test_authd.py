@@ -23,7 +23,7 @@ GRANTED = HttpReply(200, {}, b'{"ttl": 5, "identity": "worker"}')
 
 
 class Network:
-    """Answers each host as it was told to, and remembers what it was asked."""
+    """Answers each host as scripted, and records the requests."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, **answers: HttpReply | Exception) -> None:
         self._answers = answers
@@ -99,7 +99,7 @@ def test_the_next_server_is_asked_when_one_fails(monkeypatch: pytest.MonkeyPatch
     assert [request.url.host for request in network.requests] == ["a", "b", "c", "d"]
 
 
-def test_when_all_fail_the_error_says_why_and_not_the_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_of_all_auth_servers_names_reasons_and_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     Network(monkeypatch, a=ApiError("refused"), b=HttpReply(403, {}, b""))
     answer = ask("a:1", "b:1")
     assert isinstance(answer, AuthError)

@@ -42,7 +42,7 @@ def test_every_flag_has_a_row_and_every_row_a_flag() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(set(flags()) - MACHINES_OWN))
-def test_defaults_are_the_documented_ones(name: str) -> None:
+def test_defaults_are_as_documented(name: str) -> None:
     default = flags()[name]
     if default:
         assert documented()[name] == default

@@ -8,7 +8,7 @@ from tests.fakes.clock import FakeClock
 from tests.unit.daemons.nsqd.core.consumer import Consumer
 
 
-def test_what_is_left_to_hand_over_and_what_stays() -> None:
+def test_a_drain_counts_messages_that_consumers_can_take() -> None:
     clock = FakeClock()
     broker = Broker(clock)
     for topic, channel in (("t", "consumed"), ("t", "alone"), ("paused", "c"), ("held", "c")):

@@ -15,7 +15,7 @@ DASHBOARD = Path(__file__).parents[4] / "examples/grafana/nsqd.json"
 
 
 def samples(api: Api) -> dict[str, float]:
-    """By name and labels. What is not the format is not accepted."""
+    """The samples by name and labels. Raises for lines that do not fit the format."""
     reply = api.ask("GET", "/metrics")
     assert reply.content_type == "text/plain; version=0.0.4; charset=utf-8"
     found: dict[str, float] = {}
@@ -93,7 +93,7 @@ def test_series_are_bounded_and_the_rest_is_counted() -> None:
     assert (found["nsqd_topics"], found["nsqd_channels"], found["nsqd_series_left_out"]) == (3, 3, 28)
 
 
-def test_it_can_be_switched_off() -> None:
+def test_metrics_can_be_switched_off() -> None:
     assert Api(metrics=False).router.find("GET", "/metrics") == (None, {})
 
 

@@ -74,7 +74,7 @@ def test_the_node_id_is_gos(monkeypatch: pytest.MonkeyPatch) -> None:
     assert options("--node-id=7").node_id == 7
 
 
-def test_flags() -> None:
+def test_flags_set_options() -> None:
     given = options(
         "-lookupd-tcp-address=a:1",
         "--lookupd-tcp-address",
@@ -103,7 +103,7 @@ def test_a_config_file_has_gos_keys(tmp_path: Path) -> None:
     assert (given.msg_timeout, given.tls_required) == (5.0, "false")
 
 
-def test_what_a_config_file_leaves_empty_has_its_default(tmp_path: Path) -> None:
+def test_an_empty_value_of_a_config_file_means_the_default(tmp_path: Path) -> None:
     file = tmp_path / "nsqd.cfg"
     file.write_text('tls_cert = ""\ntls_key = ""\ntls_min_version = ""\n')
     assert parse(NsqdOptions, [f"--config={file}"], prog="nsqd").options == options()
@@ -122,7 +122,7 @@ CERT = {"tls_cert": "c", "tls_key": "k"}
         (CERT | {"tls_client_auth_policy": "require-verify", "tls_required": "tcp-https"}, True, False),
     ],
 )
-def test_who_must_use_tls(given: dict[str, Any], tcp: bool, http: bool) -> None:
+def test_tls_options_decide_which_clients_must_use_tls(given: dict[str, Any], tcp: bool, http: bool) -> None:
     made = NsqdOptions(**given)
     assert (made.requires_tls, made.requires_https) == (tcp, http)
 
@@ -198,7 +198,7 @@ def test_tls_required_alone_is_yes_and_nonsense_is_refused() -> None:
         ({"data_path": "/does/not/exist"}, "--data-path '/does/not/exist' is not a directory"),
     ],
 )
-def test_what_cannot_be_is_refused(given: dict[str, Any], said: str) -> None:
+def test_impossible_values_are_refused(given: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError) as caught:
         NsqdOptions(**given)
     assert said in str(caught.value)
@@ -224,12 +224,12 @@ def test_percentiles_are_listed_or_repeated_and_shown_largest_first() -> None:
 
 
 @pytest.mark.parametrize("flag", ["queue-scan-worker-pool-max", "queue-scan-selection-count"])
-def test_flags_without_a_meaning_here_are_taken_with_a_warning(flag: str) -> None:
+def test_flags_without_effect_are_accepted_with_a_warning(flag: str) -> None:
     (warning,) = parse(NsqdOptions, [f"--{flag}=9"], prog="nsqd").warnings
-    assert warning == f"--{flag} is deprecated: nothing is scanned here"
+    assert warning == f"--{flag} is deprecated: this nsqd does not scan its queues"
 
 
-def test_more_keys_of_a_config_file(tmp_path: Path) -> None:
+def test_keys_of_a_config_file_may_differ_from_flags(tmp_path: Path) -> None:
     file = tmp_path / "nsqd.cfg"
     file.write_text(
         'e2e_processing_latency_percentiles = [0.95, 1.0]\ne2e_processing_latency_window_time = "5m"\n'

@@ -7,19 +7,19 @@ from typing import Any
 
 import pytest
 
-from nsq.daemons.logs import DaemonLog
 from nsq.daemons.nsqd import registration
 from nsq.daemons.nsqd.core.broker import Broker
 from nsq.daemons.nsqd.core.topic import TopicStarting
 from nsq.daemons.nsqd.options import NsqdOptions
 from nsq.daemons.nsqd.registration import Registration
+from nsq.daemons.serve.logs import DaemonLog
 from nsq.errors import ApiError, ConfigError
 from nsq.http.message import HttpReply, HttpRequest
 from tests.fakes.clock import FakeClock
 
 
 class Peer:
-    """A connected nsqlookupd as far as the broker's observer knows it: told commands, asked over HTTP."""
+    """A connected nsqlookupd as the broker's observer uses it: gets commands, answers over HTTP."""
 
     def __init__(self, host: str) -> None:
         self.http = (host, 4161)
@@ -56,7 +56,7 @@ class Setup:
         await asyncio.gather(*self.registration._asking)
 
 
-def test_everything_that_comes_and_goes_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_topics_and_channels_are_registered_and_unregistered(monkeypatch: pytest.MonkeyPatch) -> None:
     async def run() -> None:
         setup = Setup(monkeypatch, a=[])
         setup.broker.topic("t").channel("c")
@@ -87,7 +87,7 @@ def test_publishers_of_a_new_topic_wait_for_the_channels_that_others_have(
     asyncio.run(run())
 
 
-def test_they_wait_no_longer_when_registering_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_topic_starts_when_registration_closes(monkeypatch: pytest.MonkeyPatch) -> None:
     async def run() -> None:
         setup = Setup(monkeypatch, a=["one"])
         monkeypatch.setattr(Peer, "task", asyncio.ensure_future(asyncio.sleep(0)), raising=False)
@@ -113,14 +113,14 @@ def test_a_topic_deleted_while_its_channels_are_asked_for_is_not_registered_agai
     asyncio.run(run())
 
 
-def test_without_nsqlookupds_a_topic_starts_at_once() -> None:
+def test_a_topic_starts_at_once_without_nsqlookupds() -> None:
     broker = Broker(FakeClock())
     broker.observer = Registration(broker, NsqdOptions(), DaemonLog("", "info", io.StringIO()))
     assert broker.topic("t").started
 
 
 @pytest.mark.parametrize("address", ["", "4160", ":4160", "h:x"])
-def test_what_is_no_address_of_an_nsqlookupd(address: str) -> None:
+def test_an_invalid_nsqlookupd_address_is_refused(address: str) -> None:
     broker = Broker(FakeClock())
     observer = Registration(broker, NsqdOptions(), DaemonLog("", "info", io.StringIO()))
     with pytest.raises(ConfigError):

@@ -94,7 +94,7 @@ def test_a_topic_with_a_channel_and_a_consumer() -> None:
     ]
 
 
-def test_what_is_paused_is_marked_without_moving_the_columns() -> None:
+def test_a_paused_topic_is_marked_without_moving_the_columns() -> None:
     paused = {"paused": True}
     shown = lines(replace(EMPTY, topics=tree({**TOPIC, **paused}, {**CHANNEL, **paused})))
     assert shown[7].startswith("*P [orders ")

@@ -119,7 +119,7 @@ def test_every_metric_of_a_topic_and_a_channel() -> None:
     )
 
 
-def test_memory() -> None:
+def test_memory_figures_are_pushed() -> None:
     report = Report("", 508)
     assert lines(report, memory=MEMORY) == [
         "mem.heap_objects:1|g",
@@ -177,6 +177,6 @@ def test_packets_hold_whole_lines_and_no_more_than_they_may(size: int) -> None:
     )
 
 
-def test_others_have_their_turn_at_every_line() -> None:
+def test_other_work_runs_between_two_lines() -> None:
     tree = [(topic(f"topic{number}"), [(channel(), None)]) for number in range(100)]
     assert sum(1 for _ in Report("nsq.", 508).packets(tree, None)) >= 100 * 12

@@ -11,14 +11,14 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
-from nsq.daemons.logs import DaemonLog
 from nsq.daemons.nsqd.options import NsqdOptions
 from nsq.daemons.nsqd.tls import client_context, server_context
+from nsq.daemons.serve.logs import DaemonLog
 from nsq.errors import ConfigError
 
 
 def context_of(**options: str) -> tuple[ssl.SSLContext | None, str]:
-    """And what was logged."""
+    """A context, and the lines that were logged."""
     log = io.StringIO()
     return server_context(NsqdOptions(**options), DaemonLog("", "info", log)), log.getvalue()  # type: ignore[arg-type]
 
@@ -58,7 +58,7 @@ def weak(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
-def test_no_certificate_no_tls() -> None:
+def test_there_is_no_tls_without_a_certificate() -> None:
     assert context_of() == (None, "")
 
 
@@ -97,7 +97,7 @@ def handshake(server_side: ssl.SSLContext) -> str:
     return str(subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME)[0].value)
 
 
-def test_what_is_no_certificate_is_refused(files: dict[str, str]) -> None:
+def test_an_invalid_certificate_is_refused(files: dict[str, str]) -> None:
     with pytest.raises(ConfigError, match=r"--tls-cert .*ca\.pem"):
         context_of(tls_cert=files["ca"], tls_key=files["ca"])
 

@@ -9,8 +9,8 @@ import pytest
 
 from nsq.daemons.nsqlookupd.http import routes
 from nsq.daemons.nsqlookupd.registry import Peer, Registry
-from nsq.daemons.routes import HttpError, Reply, Request, Router
-from nsq.daemons.slices import Slices
+from nsq.daemons.serve.routes import HttpError, Reply, Request, Router
+from nsq.daemons.serve.slices import Slices
 from nsq.wire.lookup import PeerInfo
 
 PEER = {
@@ -78,7 +78,7 @@ def api() -> Api:
     return Api()
 
 
-def test_small_answers(api: Api) -> None:
+def test_ping_info_topics_and_channels_answer(api: Api) -> None:
     assert api.ask("GET", "/ping").body == b"OK"
     assert api.get("/info") == {"version": "1.3.0"}
     assert api.get("/topics") == {"topics": ["orders", "clicks"]}
@@ -86,7 +86,7 @@ def test_small_answers(api: Api) -> None:
     assert api.get("/channels?topic=nope") == {"channels": []}
 
 
-def test_lookup(api: Api) -> None:
+def test_lookup_lists_channels_and_producers(api: Api) -> None:
     found = api.get("/lookup?topic=orders")
     assert found == {"channels": ["archive"], "producers": [PEER]}
     assert list(found["producers"][0]) == list(PEER)
@@ -94,7 +94,7 @@ def test_lookup(api: Api) -> None:
     assert api.get("/lookup?topic=orders") == {"channels": ["archive"], "producers": []}
 
 
-def test_nodes(api: Api) -> None:
+def test_nodes_lists_nsqds_with_topics_and_tombstones(api: Api) -> None:
     node = PEER | {"tombstones": [False, False], "topics": ["orders", "clicks"]}
     assert api.get("/nodes") == {"producers": [node]}
     assert list(api.get("/nodes")["producers"][0]) == list(node)
@@ -103,7 +103,7 @@ def test_nodes(api: Api) -> None:
 
 
 @pytest.mark.parametrize("path", ["/topic/tombstone", "/tombstone_topic_producer"])
-def test_tombstone(api: Api, path: str) -> None:
+def test_tombstone_hides_a_producer_of_a_topic(api: Api, path: str) -> None:
     api.post(f"{path}?topic=orders&node=g1.example:4151")
     api.post(f"{path}?topic=orders&node=unknown:1")
     assert api.get("/lookup?topic=orders")["producers"] == []
@@ -201,6 +201,6 @@ def test_create_and_delete(api: Api) -> None:
         ("POST /channel/delete?topic=t", "400 MISSING_ARG_CHANNEL"),
     ],
 )
-def test_refusals(api: Api, request_line: str, refusal: str) -> None:
+def test_invalid_requests_are_refused(api: Api, request_line: str, refusal: str) -> None:
     method, target = request_line.split(" ")
     assert api.refused(method, target) == refusal

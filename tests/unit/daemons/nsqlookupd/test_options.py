@@ -23,7 +23,7 @@ def test_defaults_are_those_of_the_go_daemon() -> None:
     )
 
 
-def test_flags() -> None:
+def test_flags_set_options() -> None:
     argv = [
         "-tcp-address=:1",
         "--tombstone-lifetime",
@@ -54,6 +54,6 @@ def test_a_level_that_is_none_cannot_be_read() -> None:
         ("inactive_producer_timeout", float("nan"), "--inactive-producer-timeout is nan"),
     ],
 )
-def test_what_cannot_be_is_refused(name: str, value: Any, said: str) -> None:
+def test_impossible_values_are_refused(name: str, value: Any, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         NsqlookupdOptions(**{name: value})

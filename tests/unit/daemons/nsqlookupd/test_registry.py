@@ -82,7 +82,7 @@ def test_registering_again_does_not_lift_a_tombstone_but_leaving_does() -> None:
     assert made.producers("t", 1.0) == [one]
 
 
-def test_what_happens_while_a_peer_is_forgotten() -> None:
+def test_a_registry_can_change_while_a_peer_is_being_removed() -> None:
     one, two = peer(1), peer(2)
     made = registry(one, two)
     for topic in ("t", "u", "v"):
@@ -99,7 +99,7 @@ def test_what_happens_while_a_peer_is_forgotten() -> None:
     assert set(made.topics()) == {"t", "u", "v"}
 
 
-def test_a_tombstone_for_nobody() -> None:
+def test_a_tombstone_for_an_unknown_producer_changes_nothing() -> None:
     one = peer()
     made = registry(one)
     made.register_topic(one, "t")
@@ -109,7 +109,7 @@ def test_a_tombstone_for_nobody() -> None:
     assert made.topics() == ["t"]
 
 
-def test_only_ephemeral_ones_go_with_their_last_producer() -> None:
+def test_ephemeral_channels_end_with_their_last_producer() -> None:
     one, two = peer(1), peer(2)
     made = registry(one, two)
     for each in (one, two):

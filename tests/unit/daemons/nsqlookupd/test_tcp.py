@@ -6,9 +6,9 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from nsq.daemons.logs import DaemonLog
 from nsq.daemons.nsqlookupd.registry import Registry
 from nsq.daemons.nsqlookupd.tcp import LookupSession
+from nsq.daemons.serve.logs import DaemonLog
 from nsq.wire import lookup
 from nsq.wire.lookup import PeerInfo, ReplyParser
 
@@ -99,7 +99,7 @@ def test_a_lost_nsqd_takes_its_registrations_along(nsqd: Conversation) -> None:
 
 
 @pytest.mark.parametrize("topic", [b"t", b""])
-def test_only_who_identified_may_register(fresh: Conversation, topic: bytes) -> None:
+def test_a_client_must_identify_before_it_registers(fresh: Conversation, topic: bytes) -> None:
     assert fresh.refused(b"REGISTER " + topic + b"\n") == b"E_INVALID client must IDENTIFY"
 
 
@@ -119,7 +119,7 @@ def test_only_who_identified_may_register(fresh: Conversation, topic: bytes) -> 
         (b"IDENTIFY", b"E_INVALID cannot IDENTIFY again"),
     ],
 )
-def test_refusals(nsqd: Conversation, line: bytes, answer: bytes) -> None:
+def test_invalid_commands_are_refused(nsqd: Conversation, line: bytes, answer: bytes) -> None:
     assert nsqd.refused(line + b"\n") == answer
     assert nsqd.log[-1].endswith(f"INFO: client(10.0.0.7:5000): refused: {answer!r}")
     assert nsqd.registry.topics() == []
@@ -134,7 +134,7 @@ def test_refusals(nsqd: Conversation, line: bytes, answer: bytes) -> None:
         (b"null", b"E_BAD_BODY IDENTIFY missing fields"),
     ],
 )
-def test_bodies_that_introduce_nobody(fresh: Conversation, body: bytes, answer: bytes) -> None:
+def test_an_invalid_identify_body_is_refused(fresh: Conversation, body: bytes, answer: bytes) -> None:
     assert fresh.refused(b"IDENTIFY\n" + lookup.reply(body)) == answer
     assert fresh.registry.nodes(0.0) == []
 
@@ -145,7 +145,7 @@ def test_answers_before_a_refusal_are_given_too(nsqd: Conversation) -> None:
     assert nsqd.registry.topics() == ["t"]
 
 
-def test_another_protocol() -> None:
+def test_an_unknown_protocol_is_refused() -> None:
     registry = Registry(inactive_after=1, tombstone_lifetime=1)
     session = LookupSession(registry, "@", lambda: OWN, DaemonLog(stream=io.StringIO()))
     assert session.feed(b"  V9PING\n", 0.0) == lookup.reply(b"E_BAD_PROTOCOL")
@@ -160,7 +160,7 @@ def test_another_protocol() -> None:
         | st.binary(max_size=30)
     )
 )
-def test_whatever_arrives_is_answered_or_ends_it(chunks: list[bytes]) -> None:
+def test_random_input_is_answered_or_ends_the_session(chunks: list[bytes]) -> None:
     conversation = Conversation()
     for chunk in chunks:
         answers = conversation.say(chunk)

@@ -9,7 +9,7 @@ pytest.importorskip("pyspark")
 from nsq.spark.batch import StatsOptions
 
 
-def test_statistics_are_of_everything_unless_told_otherwise() -> None:
+def test_statistics_are_of_all_topics_by_default() -> None:
     options = StatsOptions.of({"nsqd": "a:4150,b:4150"})
 
     assert (options.nsqd, options.topic, options.channel) == (("a:4150", "b:4150"), "", "")

@@ -74,7 +74,7 @@ def test_a_topic_without_a_channel_is_a_row_of_its_own() -> None:
     assert row["e2e_latency"] is None
 
 
-def test_it_is_none_when_a_channel_is_wanted() -> None:
+def test_a_topic_without_channels_is_no_row_when_a_channel_is_requested() -> None:
     assert list(stats_rows("a:4151", stats(topic()), "billing")) == []
 
 

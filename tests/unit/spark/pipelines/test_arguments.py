@@ -1,4 +1,4 @@
-"""What the pipelines refuse before they start anything, and what they make of what they are given."""
+"""Arguments of the pipelines: wrong ones are refused before anything starts."""
 
 from __future__ import annotations
 
@@ -38,7 +38,9 @@ NSQD = "127.0.0.1:4150"
         (lambda to: replay("s3a://b/o", "again", nsqd=NSQD), "state is missing"),
     ],
 )
-def test_mistakes_are_told_at_once(tmp_path: Path, call: Callable[[Path], Any], error: str) -> None:
+def test_wrong_arguments_are_refused_before_spark_starts(
+    tmp_path: Path, call: Callable[[Path], Any], error: str
+) -> None:
     with pytest.raises(UsageError, match=error):
         call(tmp_path)
     assert list(tmp_path.iterdir()) == []
@@ -47,4 +49,4 @@ def test_mistakes_are_told_at_once(tmp_path: Path, call: Callable[[Path], Any], 
 def test_a_replay_repeats_rather_than_ends() -> None:
     with _producer([NSQD, "b:4150"], (), Config(publish_timeout=7.0)) as producer:
         assert (producer._config.retry_uncertain, producer._config.publish_timeout) == (True, 7.0)
-        assert repr(producer) == f"<Producer {NSQD} b:4150>"
+        assert repr(producer) == f"<Producer {NSQD} b:4150 not connected>"

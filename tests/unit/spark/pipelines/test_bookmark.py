@@ -10,7 +10,7 @@ from nsq.spark.pipelines.replay import ArchivePosition, Mark, load_mark, save_ma
 JOB = {"topic": "again", "since": 5}
 
 
-def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
+def test_a_saved_mark_is_loaded(tmp_path: Path) -> None:
     file = tmp_path / "a" / "b.json"
     assert load_mark(file, JOB) == Mark()
     place = Mark(ArchivePosition(7, "n:4150", "00ff"), 2, 10, 100)
@@ -20,14 +20,14 @@ def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "a").iterdir()] == ["b.json"]
 
 
-def test_that_of_another_replay_is_refused(tmp_path: Path) -> None:
+def test_the_mark_of_another_replay_is_refused(tmp_path: Path) -> None:
     save_mark(tmp_path / "b.json", JOB, Mark())
     with pytest.raises(UsageError, match=r"another replay, .*'since': 5"):
         load_mark(tmp_path / "b.json", JOB | {"since": 6})
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"job": {}}', '{"job": {}, "at": [1]}'])
-def test_another_file_is_refused(tmp_path: Path, text: str) -> None:
+def test_a_file_that_is_no_mark_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "b.json").write_text(text)
     with pytest.raises(UsageError, match=r"b\.json is no state of a replay"):
         load_mark(tmp_path / "b.json", JOB)

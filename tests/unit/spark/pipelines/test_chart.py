@@ -75,7 +75,9 @@ def test_nothing_cannot_be_drawn(tmp_path: Path) -> None:
         metrics_chart([], tmp_path / "chart.png")
 
 
-def test_without_matplotlib_it_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_chart_without_matplotlib_says_how_to_install_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(ConfigError, match=r"pip install 'nsq\[chart\]'"):
+    with pytest.raises(ConfigError, match=r"pip install -e '.\[chart\]'"):
         metrics_chart([window(0)], tmp_path / "chart.png")

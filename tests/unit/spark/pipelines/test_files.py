@@ -18,7 +18,7 @@ from nsq.spark.pipelines.files import LocalFiles, Move, below, local_path
         ("hdfs://name:8020/orders", None),
     ],
 )
-def test_what_is_on_this_machine(location: str, path: str | None) -> None:
+def test_local_locations_are_recognized(location: str, path: str | None) -> None:
     assert local_path(location) == path
 
 
@@ -34,7 +34,7 @@ def test_names_below_a_location() -> None:
     assert below("s3a://bucket/orders") == "s3a://bucket/orders"
 
 
-def test_what_is_written_is_read(tmp_path: Path) -> None:
+def test_a_written_file_is_read_back(tmp_path: Path) -> None:
     files = LocalFiles(str(tmp_path))
     assert files.read("a/b.json") is None
     files.write("a/b.json", "é")
@@ -51,7 +51,7 @@ def test_deleting_is_thorough_and_forgiving(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_has_been_moved_before_is_not_missed(tmp_path: Path) -> None:
+def test_a_file_that_was_moved_before_is_skipped(tmp_path: Path) -> None:
     files = LocalFiles(str(tmp_path))
     files.write("a", "1")
     moves: list[Move] = [("a", "x/y/b"), ("gone", "x/c")]

@@ -12,7 +12,7 @@ BATCH = Batch("0a1b2c3d-4e5f-6789-abcd-ef0123456789", 4)
 
 
 def writing(*names: str) -> Callable[[str], Written]:
-    """As Spark does it: other names each time, and things that are no data."""
+    """Write files as Spark does: under other names each time, beside files that hold no data."""
 
     def write(uri: str) -> Written:
         folder = Path(uri.removeprefix("file://"))

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsq.spark.pipelines import replay
-from nsq.spark.pipelines.replay import ArchivePosition, Entry, Mark, ReplayResult, remaining, send
+from nsq.spark.pipelines.replay import ArchivedMessage, ArchivePosition, Mark, ReplayResult, remaining, send
 
 
 class Stop(threading.Event):
-    """Time passes while somebody waits for it; it is set at the wait of that number."""
+    """An event with a clock: time passes during waits, and it is set at the wait of that number."""
 
     def __init__(self, at: int = 0) -> None:
         super().__init__()
@@ -26,8 +26,8 @@ class Stop(threading.Event):
         return self._left == 0
 
 
-def entry(number: int, body: bytes = b"x") -> Entry:
-    return Entry(ArchivePosition(number, "n", "id"), body)
+def entry(number: int, body: bytes = b"x") -> ArchivedMessage:
+    return ArchivedMessage(ArchivePosition(number, "n", "id"), body)
 
 
 @pytest.mark.parametrize(("rate", "seconds"), [(50.0, 95 / 50), (None, 0.0)])

@@ -16,7 +16,7 @@ def options(topic: str = "orders", root: str = "/data/orders", **changed: Any) -
     return stream_options(root, topic, "archive", **given | changed)
 
 
-def test_what_is_read_is_checked_before_a_jvm_starts() -> None:
+def test_source_options_are_checked_before_spark_starts() -> None:
     given = {"retention": "0", "tls": True, "maxInFlight": 9, "Retention": "1d"}
     assert options(nsqd=["a:4150", "b:4150"], wal="/w", options=given) == {
         "topic": "orders",
@@ -45,7 +45,7 @@ def test_the_log_is_kept_below_the_output_unless_that_is_elsewhere() -> None:
 
 
 class Part:
-    """What is asked of a batch: which query it belongs to."""
+    """A batch that knows its query."""
 
     def __init__(self) -> None:
         self.sparkSession = SimpleNamespace(sparkContext=SimpleNamespace(getLocalProperty=lambda _: "0c2e"))

@@ -1,11 +1,11 @@
-"""The window: every reason has to be gone before it opens again."""
+"""The window of a paused consumer opens when all reasons for the pause are gone."""
 
 from __future__ import annotations
 
 from nsq.spark.receiver.receiving import PauseGate
 
 
-def test_it_opens_when_the_last_reason_is_gone() -> None:
+def test_a_gate_opens_when_its_last_reason_is_gone() -> None:
     windows: list[int] = []
     gate = PauseGate(100, windows.append)
     gate.shut("disk", "the disk is full")
@@ -26,7 +26,7 @@ def test_a_reason_may_change_and_nothing_is_applied_twice() -> None:
     assert (windows, gate.why) == ([0], "still full")
 
 
-def test_one_message_tests_the_waters() -> None:
+def test_a_testing_gate_allows_one_message() -> None:
     windows: list[int] = []
     gate = PauseGate(100, windows.append)
     gate.shut("disk", "full")

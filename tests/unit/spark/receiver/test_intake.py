@@ -1,4 +1,4 @@
-"""From messages into the log: what is finished when, and what happens while the log refuses."""
+"""Messages are finished when they are in the log; while it cannot be written, they wait or are requeued."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from nsq.consumer.handlers import Requeue
 from nsq.errors import WalError
 from nsq.message import Message
-from nsq.spark.receiver import receiving as module
+from nsq.spark.receiver import receiving
 from nsq.spark.receiver.receiving import FIRST_PAUSE, LONGEST_PAUSE, Intake, PauseGate
 
 from .scripted_log import Nsqd, ScriptedLog, Time, disk_full
@@ -44,7 +44,7 @@ def _bodies(messages: list[Message]) -> Any:
     return [message.body for message in messages]
 
 
-def test_what_is_taken_is_in_the_log_when_take_returns() -> None:
+def test_messages_are_in_the_log_when_take_returns() -> None:
     bench = Bench()
     bench.intake.take(Nsqd().messages(b"one", b"two"))
     assert bench.log.open == [b"one", b"two"]
@@ -116,7 +116,7 @@ def test_pauses_grow_to_a_limit() -> None:
     assert bench.log.open == [b"one"]
 
 
-def test_before_its_time_is_up_a_batch_is_requeued_and_one_message_tests_the_log() -> None:
+def test_a_batch_is_requeued_before_its_timeout_and_one_message_tests_the_log() -> None:
     bench = Bench()
     bench.log.faults = [disk_full()] * 1000
     with pytest.raises(Requeue) as raised:
@@ -163,7 +163,7 @@ def test_an_append_that_hangs_until_the_messages_have_expired_leaves_the_flow_op
     assert bench.windows == [0, 1]
 
 
-def test_other_faults_are_not_taken_for_a_full_disk() -> None:
+def test_an_unexpected_error_of_the_log_is_raised() -> None:
     bench = Bench()
     bench.log.faults = [ZeroDivisionError()]
     with pytest.raises(ZeroDivisionError):
@@ -190,7 +190,7 @@ def test_a_roll_that_fails_says_why() -> None:
     assert "No space left" in bench.intake.roll()
 
 
-def test_what_is_too_large_for_one_append_goes_in_portions(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_too_large_for_one_append_is_divided(monkeypatch: pytest.MonkeyPatch) -> None:
     bench, nsqd = Bench(), Nsqd()
     sizes: list[int] = []
 
@@ -199,7 +199,7 @@ def test_what_is_too_large_for_one_append_goes_in_portions(monkeypatch: pytest.M
         return _bodies(messages)
 
     monkeypatch.setattr(bench.intake, "_store", store)
-    monkeypatch.setattr(module, "portions", _by_pairs)
+    monkeypatch.setattr(receiving, "portions", _by_pairs)
     bench.log.faults = [None, disk_full()]
     bench.time.stopping = True
     with pytest.raises(Requeue):
@@ -216,9 +216,9 @@ def _by_pairs(messages: list[Message]) -> list[list[Message]]:
 def test_portions_keep_the_order_and_end_with_single_messages() -> None:
     nsqd = Nsqd()
     messages = nsqd.messages(b"1234", b"5", b"67", b"89012345")
-    cut = [[m.body for m in portion] for portion in module.portions(messages, largest=5)]
+    cut = [[m.body for m in portion] for portion in receiving.portions(messages, largest=5)]
     assert cut == [[b"1234", b"5"], [b"67"], [b"89012345"]]
-    assert list(module.portions(messages, largest=100)) == [messages]
+    assert list(receiving.portions(messages, largest=100)) == [messages]
 
 
 def test_close_seals_and_leaves_the_log() -> None:

@@ -1,4 +1,4 @@
-"""What ``nsq.spark.receivers`` refuses before it starts anything."""
+"""``nsq.spark.receivers`` refuses wrong options and full clusters before it starts anything."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from nsq.errors import ConfigError, UsageError
 
-pytest.importorskip("pyarrow", reason="pip install 'nsq[spark]'")
+pytest.importorskip("pyarrow", reason="pip install -e '.[spark]'")
 
 from nsq.spark.receiver import job
 from nsq.spark.source.options import SourceOptions
@@ -79,7 +79,7 @@ def test_a_job_that_spark_gives_up_is_submitted_again_until_the_session_ends(
     monkeypatch.setattr(job, "FIRST_PAUSE", 0.001)
     given = {"topic": "t", "channel": "c", "wal": str(tmp_path / "wal"), "nsqd": "a:1"}
     spark = Failing()
-    running = job.Receivers(spark, SourceOptions.of(given), 2)  # type: ignore[arg-type]
+    running = job.ReceiverJob(spark, SourceOptions.of(given), 2)  # type: ignore[arg-type]
     running.start()
     running._thread.join(60.0)
     assert len(spark.tags) == 3

@@ -1,4 +1,4 @@
-"""What a pool says before any process is started."""
+"""A pool of receivers before any process is started."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def options_of(path: Path, config: Config | None = None, nsqds: int = 1) -> Sour
     )
 
 
-def test_it_is_nobody_until_it_starts(tmp_path: Path) -> None:
+def test_a_pool_has_no_receivers_before_it_starts(tmp_path: Path) -> None:
     pool = ReceiverPool(options_of(tmp_path), DirectoryWal(tmp_path), 3)
     assert pool.status() == PoolStatus(wanted=3)
     assert pool.wait(0.0) is False
@@ -33,7 +33,7 @@ def test_it_is_nobody_until_it_starts(tmp_path: Path) -> None:
     assert pool.fatal_error is None
 
 
-def test_it_cannot_start_after_its_end(tmp_path: Path) -> None:
+def test_a_stopped_pool_cannot_start(tmp_path: Path) -> None:
     pool = ReceiverPool(options_of(tmp_path), DirectoryWal(tmp_path))
     assert pool.stop(0.0)
     with pytest.raises(Closed):
@@ -41,7 +41,7 @@ def test_it_cannot_start_after_its_end(tmp_path: Path) -> None:
     assert pool.wait(3600.0) is False  # at once
 
 
-def test_settings_that_cannot_travel_are_refused_when_it_is_made(tmp_path: Path) -> None:
+def test_a_pool_refuses_options_that_cannot_be_sent_to_a_process(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="SSLContext"):
         ReceiverPool(options_of(tmp_path, Config(tls=ssl.create_default_context())), DirectoryWal(tmp_path))
     with pytest.raises(ConfigError, match="more than a receiver can be handed"):

@@ -1,4 +1,4 @@
-"""Lines of JSON: what is said arrives as it was, and nothing that arrives can do harm."""
+"""A line that cannot be parsed does no harm. Real receivers show that the others arrive."""
 
 from __future__ import annotations
 
@@ -9,38 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nsq.spark.receiver import protocol
-from nsq.spark.receiver.protocol import (
-    Begin,
-    Failed,
-    Ready,
-    Roll,
-    Rolled,
-    Status,
-    Stop,
-    Stopped,
-    UnparsableLine,
-)
+from nsq.spark.receiver.protocol import Begin, UnparsableLine
 
 
-@pytest.mark.parametrize(
-    "said",
-    [
-        Begin("settings"),
-        Roll(7),
-        Stop(),
-        Ready("r-1"),
-        Rolled(7, 3),
-        Rolled(9, error="no space\nleft"),
-        Status(1, 2, 3, 4, "pausé", 5, 6, "a fault"),
-        Failed("bad option", settings=True),
-        Stopped(4, 3),
-    ],
-)
-def test_what_is_said_arrives_as_it_was(said: protocol.Command | protocol.Event) -> None:
-    line = protocol.encoded(said)
-    assert line.endswith(b"\n")
-    assert line.count(b"\n") == 1
-    assert protocol.decoded(line) == said
+def encoded(said: object) -> bytes:
+    return json.dumps(said).encode()
 
 
 @pytest.mark.parametrize(
@@ -58,22 +31,17 @@ def test_what_is_said_arrives_as_it_was(said: protocol.Command | protocol.Event)
         b'["Ready", {"receiver": "r", "mood": "good"}]',
     ],
 )
-def test_garbage_is_said_to_be_garbage(line: bytes) -> None:
+def test_a_line_that_is_no_message_is_reported_with_its_beginning(line: bytes) -> None:
     said = protocol.decoded(line)
     assert isinstance(said, UnparsableLine)
     assert repr(line[:60]).strip("b'") in said.why
 
 
-def test_garbled_settings_are_not_shown() -> None:
+def test_a_garbled_line_of_settings_is_not_shown() -> None:
     said = protocol.decoded(b'["Begin", {"settings": "geheim"')
     assert isinstance(said, UnparsableLine)
     assert "geheim" not in said.why
     assert "geheim" not in repr(Begin("geheim"))
-
-
-@given(st.binary())
-def test_no_line_raises(line: bytes) -> None:
-    protocol.decoded(line)
 
 
 JSON = st.recursive(
@@ -83,10 +51,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=40)
-@given(
-    st.sampled_from(["Ready", "Rolled", "Status", "Failed", "Stopped"]) | JSON,
-    st.dictionaries(st.sampled_from(["token", "sealed", "receiver", "text", "in_flight"]), JSON) | JSON,
-)
-def test_no_list_raises(word: object, fields: object) -> None:
-    protocol.decoded(json.dumps([word, fields]).encode())
+@settings(max_examples=60)
+@given(st.binary() | st.tuples(st.sampled_from(["Ready", "Rolled", "Status", "Stopped"]), JSON).map(encoded))
+def test_no_line_raises(line: bytes) -> None:
+    protocol.decoded(line)

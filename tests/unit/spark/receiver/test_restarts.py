@@ -1,4 +1,4 @@
-"""How long it takes until a receiver is started again, and when never."""
+"""Pauses before a receiver is restarted, and when it is given up."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from nsq.spark.receiver.protocol import Failed
 
 
 class Lives:
-    """Of one receiver after the other in the same place; no process runs."""
+    """One receiver after the other in a slot; no process runs."""
 
     def __init__(self) -> None:
         self.slot = Slot("place", b"", threading.Condition(), [])
@@ -29,7 +29,7 @@ def test_pauses_double_up_to_a_limit() -> None:
     assert set(pauses[10:]) == {LONGEST_PAUSE}
 
 
-def test_a_life_that_was_long_enough_begins_anew() -> None:
+def test_the_pause_starts_over_after_a_receiver_has_worked_long_enough() -> None:
     lives = Lives()
     for _ in range(4):
         lives.pause(1.0, ready=True, explained=False)
@@ -37,20 +37,20 @@ def test_a_life_that_was_long_enough_begins_anew() -> None:
     assert lives.pause(1.0, ready=True, explained=False) == 2 * FIRST_PAUSE
 
 
-def test_a_long_time_of_getting_ready_is_no_good_life() -> None:
+def test_a_long_start_does_not_count_as_work() -> None:
     lives = Lives()
     lives.pause(1.0, ready=True, explained=False)
     assert lives.pause(STEADY, ready=False, explained=False) == 2 * FIRST_PAUSE
 
 
-def test_what_never_comes_to_life_is_given_up() -> None:
+def test_a_receiver_that_never_starts_is_given_up() -> None:
     lives = Lives()
     pauses = [lives.pause(0.1, ready=False, explained=False) for _ in range(MOST_STILLBORN)]
     assert None not in pauses[:-1]
     assert pauses[-1] is None
 
 
-def test_what_says_why_or_has_worked_is_not_given_up() -> None:
+def test_a_receiver_that_reports_an_error_or_has_worked_is_not_given_up() -> None:
     lives = Lives()
     for number in range(10 * MOST_STILLBORN):
         explained = number % (MOST_STILLBORN - 1) == 0

@@ -1,4 +1,4 @@
-"""Options on their way to another process."""
+"""Options are sent to another process."""
 
 from __future__ import annotations
 
@@ -26,31 +26,31 @@ NEEDED = {"topic": "orders", "channel": "spark", "wal": "/wal", "nsqd": "a:4150,
         {"deadLetterTopic": "dead", "maxAttempts": "3", "sampleRate": "10", "msgTimeout": "5s"},
     ],
 )
-def test_they_arrive_as_they_were(more: dict[str, str]) -> None:
+def test_options_are_unpacked_as_they_were(more: dict[str, str]) -> None:
     options = SourceOptions.of(NEEDED | more)
     assert unpacked(packed(options)) == options
 
 
-def test_what_cannot_be_written_down_is_named() -> None:
+def test_an_option_that_cannot_be_pickled_is_named() -> None:
     config = Config(tls=ssl.create_default_context())
     options = SourceOptions(topic="t", channel="c", wal="/w", nsqd=("a:4150",), config=config)
     with pytest.raises(ConfigError, match=r"SSLContext.*give it as text"):
         packed(options)
 
 
-def test_without_a_topic_for_dead_letters_nothing_is_given_up() -> None:
+def test_no_message_is_given_up_without_a_dead_letter_topic() -> None:
     options = SourceOptions.of(NEEDED | {"maxAttempts": "3", "maxInFlight": "77"})
     config = consumer_config(options)
     assert (config.max_attempts, config.max_in_flight) == (0, 77)
 
 
-def test_with_one_it_is() -> None:
+def test_messages_are_given_up_with_a_dead_letter_topic() -> None:
     config = consumer_config(SourceOptions.of(NEEDED | {"maxAttempts": "3", "deadLetterTopic": "dead"}))
     assert config.max_attempts == 3
 
 
 class OneSearch:
-    """In the place of the event that ends a search: ends it after the first wait."""
+    """An event that ends a search after the first wait."""
 
     def __init__(self) -> None:
         self.waits: list[float] = []

@@ -1,4 +1,4 @@
-"""How receivers divide the nsqds, and start again when that changes or their log ends."""
+"""Receivers divide the nsqds, and start again when their share changes or their log ends."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_every_nsqd_has_one_receiver(count: int) -> None:
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
 
 
-def test_with_more_receivers_than_nsqds_none_is_idle() -> None:
+def test_no_receiver_is_idle_when_there_are_fewer_nsqds() -> None:
     assert [Share(index, 5).nsqds(["b:1", "a:1"]) for index in range(5)] == [
         ("a:1",), ("b:1",), ("a:1",), ("b:1",), ("a:1",),
     ]  # fmt: skip
@@ -55,6 +55,17 @@ def test_a_share_asks_nsqlookupd_once_and_connects_to_its_own_nsqds(monkeypatch:
     errors = []
     with pytest.raises(NsqError, match="no nsqd has t yet"):
         own_options(given, Share(1, 3))
+
+
+@pytest.mark.parametrize("answered", [(), ("h0:4150", "h1:4150", "h3:4150")])
+def test_no_nsqd_loses_its_receiver_while_an_nsqlookupd_is_away(
+    answered: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = [lookups.Place(address, "x") for address in answered]
+    monkeypatch.setattr(lookups, "places", lambda *_: (found, [NsqError("no answer")]))
+    before = [Share(index, 2).nsqds(NSQDS) for index in range(2)]
+    now = [own_options(options(lookupd="l:4161"), Share(index, 2), before[index]).nsqd for index in range(2)]
+    assert sorted({address for share in now for address in share}) == NSQDS
 
 
 def test_a_share_changes_only_if_two_looks_agree(monkeypatch: pytest.MonkeyPatch) -> None:

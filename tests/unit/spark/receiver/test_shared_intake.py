@@ -27,6 +27,7 @@ class Delegate:
     def __init__(self) -> None:
         self.finished: list[bytes] = []
         self.requeued: list[bytes] = []
+        self.delays: list[float | None] = []
         self.touched: list[bytes] = []
 
     def finish_all(self, messages: list[Message]) -> None:
@@ -34,6 +35,7 @@ class Delegate:
 
     def requeue(self, message: Message, delay: float | None, backoff: bool) -> None:
         self.requeued.append(message.body)
+        self.delays.append(delay)
 
     def touch(self, message: Message) -> None:
         if message.body == b"gone":
@@ -41,6 +43,9 @@ class Delegate:
         self.touched.append(message.body)
 
     def holds(self, message: Message) -> bool:
+        return True
+
+    def time_out(self, message: Message) -> bool:
         return True
 
 
@@ -90,17 +95,18 @@ def test_messages_are_finished_once_their_segment_is_named(store: FaultyStore, l
     assert nsqd.requeued == []
 
 
-def test_what_the_log_cannot_name_goes_back_to_nsqd(store: FaultyStore, log: SharedLog) -> None:
+def test_messages_that_the_log_cannot_name_go_back_to_nsqd(store: FaultyStore, log: SharedLog) -> None:
     nsqd, intake = Delegate(), intake_of(log)
     other = SharedWal(store, "memory://log")
     other.receivers()
     known = other._known["one"]
-    assert other._rewrite(known, known.head, closed=True)  # another process takes this receiver for dead
+    assert other._close(known, known.head)  # another process takes this receiver for dead
     intake.take(messages(nsqd, b"1"))
     eventually(lambda: log.broken, bool, 60.0)
     intake.take(messages(nsqd, b"2"))
     intake.close()
     assert sorted(nsqd.requeued) == [b"1", b"2"]
+    assert all(nsqd.delays), "nsqd would deliver them again to this same receiver, at once and over and over"
     assert nsqd.finished == []
     assert "new name" in intake.trouble
 

@@ -1,4 +1,4 @@
-"""How full the log is, and the two lines at which receiving stops and goes on."""
+"""Receiving stops when the log is full, and goes on below a lower limit."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from nsq.spark.wal.store import open_wal
 
 
 class Topic:
-    """What counts of a topic here."""
+    """The parts of a topic that matter for the limit."""
 
     def __init__(self, windows: list[int]) -> None:
         self.gate = PauseGate(10, windows.append)
@@ -25,7 +25,7 @@ class Topic:
 
 
 class Bench:
-    """Receives nothing; the log holds what it is told."""
+    """A receiver without messages, on a log of a given size."""
 
     def __init__(self, wal: Any = None, most: int = 1000) -> None:
         self.held = 0
@@ -56,7 +56,7 @@ class Bench:
 
 
 @pytest.mark.parametrize(("held", "shut"), [(0, False), (999, False), (1000, True), (5000, True)])
-def test_it_shuts_at_the_limit(held: int, shut: bool) -> None:
+def test_receiving_pauses_at_the_limit(held: int, shut: bool) -> None:
     bench = Bench()
     bench.held = held
     bench.look()
@@ -64,7 +64,7 @@ def test_it_shuts_at_the_limit(held: int, shut: bool) -> None:
     assert ("1,000 at most" in bench.topic.gate.why) is shut
 
 
-def test_it_opens_again_only_well_below() -> None:
+def test_receiving_resumes_well_below_the_limit() -> None:
     bench = Bench()
     states = []
     for bench.held in (1000, 950, 900, 899, 950, 1000):
@@ -73,7 +73,7 @@ def test_it_opens_again_only_well_below() -> None:
     assert states == [True, True, True, False, False, True]
 
 
-def test_between_two_looks_its_own_appends_count() -> None:
+def test_own_appends_count_between_two_measurements() -> None:
     bench = Bench()
     bench.appended(300)
     bench.held = 500

@@ -1,4 +1,4 @@
-"""What a receiver without an owner tells people, and where it does not even begin."""
+"""A receiver without an owner: its progress lines, and options that it refuses."""
 
 from __future__ import annotations
 

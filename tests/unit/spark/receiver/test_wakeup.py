@@ -1,4 +1,4 @@
-"""What wakes the main thread."""
+"""Events that wake a receiver's main thread."""
 
 from __future__ import annotations
 

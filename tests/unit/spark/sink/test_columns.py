@@ -51,7 +51,7 @@ def test_a_delay_may_be_spelt_as_columns_are(name: str) -> None:
         ([("body", "string"), ("defer", "long"), ("BODY", "string")], "orders", "2 columns body"),
     ],
 )
-def test_what_cannot_be_published_is_told_in_one_line(
+def test_columns_that_cannot_be_published_are_an_error_in_one_line(
     fields: list[tuple[str, str]], topic: str, words: str
 ) -> None:
     with pytest.raises(ConfigError, match=words) as told:

@@ -6,7 +6,7 @@ from nsq.errors import ConfigError, InvalidName
 from nsq.spark.options import SinkOptions
 
 
-def test_what_is_not_given_has_a_default() -> None:
+def test_options_have_defaults() -> None:
     options = SinkOptions.of({"nsqd": "a:4150, b:4150"})
 
     assert options.nsqd == ("a:4150", "b:4150")
@@ -27,7 +27,7 @@ def test_names_come_as_spark_lowers_them() -> None:
     assert (options.mpub_messages, options.mpub_bytes, options.timeout) == (10, 65536, 5.0)
 
 
-def test_what_config_knows_may_be_given_too() -> None:
+def test_options_of_config_are_accepted() -> None:
     assert SinkOptions.of({"nsqd": "a:4150", "maxmsgsize": "2000000"}).config.max_msg_size == 2_000_000
 
 
@@ -41,7 +41,7 @@ def test_what_config_knows_may_be_given_too() -> None:
         ({"nsqd": "a:4150", "pipelin": "1"}, "did you mean pipeline"),
     ],
 )
-def test_what_cannot_be_is_refused_in_one_line(given: dict[str, str], words: str) -> None:
+def test_impossible_values_are_refused_in_one_line(given: dict[str, str], words: str) -> None:
     with pytest.raises(ConfigError, match=words) as told:
         SinkOptions.of(given)
     assert "\n" not in str(told.value)

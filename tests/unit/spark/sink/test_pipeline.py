@@ -49,7 +49,7 @@ def pipeline(nsqd: Nsqd, *, room: int = 10, retries: int = 2) -> Pipeline:
     return Pipeline(nsqd, room=room, retries=retries, timeout=1.0)
 
 
-def test_what_is_stored_is_counted_when_it_is() -> None:
+def test_messages_are_counted_when_nsqd_has_stored_them() -> None:
     nsqd = Nsqd()
     line = pipeline(nsqd)
 
@@ -62,7 +62,7 @@ def test_what_is_stored_is_counted_when_it_is() -> None:
     assert (line.messages, line.bytes) == (3, 11)
 
 
-def test_no_more_is_under_way_than_there_is_room_for() -> None:
+def test_publishes_in_flight_are_limited() -> None:
     """The third waits for the first: so that is answered when it is asked for."""
     nsqd = Nsqd(patient=True)
     line = pipeline(nsqd, room=4)
@@ -80,7 +80,7 @@ def test_no_more_is_under_way_than_there_is_room_for() -> None:
     assert line.messages == 5
 
 
-def test_one_larger_than_the_room_goes_alone() -> None:
+def test_a_publish_larger_than_the_limit_goes_alone() -> None:
     nsqd = Nsqd()
     line = pipeline(nsqd, room=1)
 
@@ -93,7 +93,7 @@ def test_one_larger_than_the_room_goes_alone() -> None:
 
 
 @pytest.mark.parametrize("fault", [PublishFailed("nobody"), PublishUncertain("no answer")])
-def test_what_may_succeed_later_is_tried_again(fault: NsqError) -> None:
+def test_a_publish_that_may_succeed_later_is_repeated(fault: NsqError) -> None:
     nsqd = Nsqd(fault, fault)
     line = pipeline(nsqd, retries=2)
 
@@ -104,7 +104,7 @@ def test_what_may_succeed_later_is_tried_again(fault: NsqError) -> None:
     assert line.messages == 1
 
 
-def test_it_is_tried_only_so_often() -> None:
+def test_a_publish_is_repeated_a_limited_number_of_times() -> None:
     nsqd = Nsqd(*[PublishFailed("nobody is there")] * 5)
     line = pipeline(nsqd, retries=1)
 
@@ -115,7 +115,7 @@ def test_it_is_tried_only_so_often() -> None:
     assert (len(nsqd.sent), line.messages) == (2, 0)
 
 
-def test_what_can_never_succeed_is_not_tried_again() -> None:
+def test_a_publish_that_cannot_succeed_is_not_repeated() -> None:
     nsqd = Nsqd(BadTopic("E_BAD_TOPIC"))
     line = pipeline(nsqd)
 

@@ -43,7 +43,7 @@ def test_a_part_of_a_batch_is_that_part() -> None:
     assert read(part)[0].bodies == [b"3", b"4", b"5", b"6"]
 
 
-def test_no_rows_are_nothing() -> None:
+def test_a_batch_without_rows_has_no_messages() -> None:
     assert read(batch([])) == []
 
 
@@ -62,7 +62,7 @@ def test_delays_are_seconds_and_null_is_now() -> None:
 
 
 @pytest.mark.parametrize("values", [[None, None], [0, None]])
-def test_no_delay_at_all_is_none(values: list[int | None]) -> None:
+def test_a_column_of_zero_delays_means_no_delay(values: list[int | None]) -> None:
     (found,) = read(batch([b"1", b"2"], pa.array(values, pa.int64())), BODY_DEFER)
 
     assert found.delays is None
@@ -86,25 +86,25 @@ def test_delays_stay_with_their_topic() -> None:
         (None, "a row for topic 'b' has a body that is null"),
     ],
 )
-def test_what_nsqd_would_refuse_is_told_before_anything_is_published(body: bytes | None, words: str) -> None:
+def test_an_invalid_body_is_an_error_before_anything_is_published(body: bytes | None, words: str) -> None:
     rows = batch([b"good", body, b"good"], pa.array(["a", "b", "a"]))
 
     with pytest.raises(InvalidMessage, match=words):
         read(rows, BODY_TOPIC, topic="")
 
 
-def test_only_nulls_are_told_too() -> None:
+def test_a_column_of_nulls_is_an_error() -> None:
     with pytest.raises(InvalidMessage, match="topic 'orders' has a body that is null"):
         read(batch([None]))
 
 
 @pytest.mark.parametrize("delay", [-1, 3_600_001])
-def test_a_delay_that_nsqd_refuses_is_told(delay: int) -> None:
+def test_a_delay_that_nsqd_refuses_is_an_error(delay: int) -> None:
     with pytest.raises(InvalidMessage, match=f"a row has {delay} in column deferMs"):
         read(batch([b"1", b"2"], pa.array([0, delay])), BODY_DEFER)
 
 
-def test_a_topic_that_is_null_or_none_is_told() -> None:
+def test_a_topic_that_is_null_or_invalid_is_an_error() -> None:
     with pytest.raises(InvalidMessage, match="null in column topic"):
         read(batch([b"1", b"2"], pa.array(["a", None])), BODY_TOPIC, topic="")
     with pytest.raises(InvalidName, match="no topic"):

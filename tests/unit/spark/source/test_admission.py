@@ -14,7 +14,7 @@ def take(limits: Limits, *segments: Segment, start: Offset = START) -> tuple[dic
     return dict(end.at), taken
 
 
-def test_without_limits_everything_is_taken() -> None:
+def test_everything_is_taken_without_limits() -> None:
     segments = [Segment("a", 1, 10, 100), Segment("a", 2, 20, 200), Segment("b", 1, 5, 50)]
     assert take(Limits(), *segments) == ({"a": Position(2), "b": Position(1)}, Amount(35, 350))
 
@@ -38,7 +38,7 @@ def test_bytes_are_kept_to() -> None:
     )
 
 
-def test_both_limits_hold() -> None:
+def test_limits_of_rows_and_bytes_hold_together() -> None:
     segments = [Segment("a", 1, 10, 1000), Segment("b", 1, 10, 10)]
     _, taken = admitted(START, segments, ["a", "b"], Limits(rows=8, bytes=300))
     assert taken.rows <= 8
@@ -59,7 +59,7 @@ def test_receivers_share_a_limit_and_leave_each_other_the_rest() -> None:
     assert taken.rows == 100
 
 
-def test_where_a_new_receiver_begins_is_remembered_once() -> None:
+def test_the_first_offset_with_a_receiver_says_where_it_began() -> None:
     segments = [Segment("a", 5, 10, 0), Segment("a", 6, 10, 0)]
     first, _ = admitted(START, segments, ["a"], Limits(rows=10))
     assert first.origins == {"a": Position(4)}

@@ -66,12 +66,12 @@ def test_nsqds_add_up() -> None:
     assert added([]) == Backlog()
 
 
-def test_what_has_come_since_nsqd_was_asked_is_not_there_any_more() -> None:
+def test_messages_received_since_the_measurement_are_not_expected() -> None:
     asked = Backlog(depth=90, in_flight=10, deferred=5, asked=1, received=1000)
     assert [asked.unreceived(now) for now in (1000, 1060, 1100, 5000)] == [100, 40, 0, 0]
 
 
-def test_what_is_waited_for() -> None:
+def test_a_run_waits_for_depth_and_on_request_for_messages_in_flight() -> None:
     backlog = Backlog(1, 20, 300)
     assert (backlog.waiting(True), backlog.waiting(False)) == (321, 1)
 

@@ -11,11 +11,12 @@ import pytest
 from nsq.errors import Closed, ConnectionFailed, SegmentLost, WalError, WalForeign, WalOwned
 from nsq.spark.receiver.pool import PoolStatus
 from nsq.spark.receiver.protocol import Status
-from nsq.spark.source import feed
+from nsq.spark.source import feed, reader
 from nsq.spark.source.backlog import Backlog
 from nsq.spark.source.feed import Feed
 from nsq.spark.source.offsets import Amount, Limits
 from nsq.spark.source.options import SourceOptions
+from nsq.spark.source.reader import Reader
 from nsq.spark.wal.names import Listing, Position, ReceiverFolder, Segment, SegmentFile
 from nsq.spark.wal.readers import ReaderState
 
@@ -26,7 +27,7 @@ START: dict[str, Any] = NEW | {"turn": 1}
 
 
 class Clock:
-    """In the place of ``time``."""
+    """A replacement of ``time``."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -42,6 +43,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Put the real one back at the end: each scene brings its own."""
     monkeypatch.setattr(feed, "time", Clock())
+    monkeypatch.setattr(reader, "time", Clock())
 
 
 class FakeLog:
@@ -54,7 +56,7 @@ class FakeLog:
         self.deleted: list[Segment] = []
         self.broken = False
         self.states: dict[str, ReaderState] = {}
-        self.unnoted = False
+        self.save_error: WalError | None = None
 
     def files_of_readers(self) -> list[SegmentFile]:
         return [SegmentFile(one, 10 * one.rows, float(one.number)) for one in self.segments()]
@@ -70,8 +72,8 @@ class FakeLog:
         return dict(self.states)
 
     def save_reader(self, reader: str, state: ReaderState) -> None:
-        if self.unnoted:
-            raise WalError("/wal/readers/default.json cannot be written: no space left")
+        if self.save_error is not None:
+            raise self.save_error
         self.states[reader] = state
 
     def seal(self, receiver: str, rows: int, size: int = 0) -> Segment:
@@ -113,7 +115,7 @@ class FakeLog:
 
 
 class FakeReceivers:
-    """Time passes while somebody waits; ``plan`` says what happens when."""
+    """Receivers with a clock: time passes during waits; ``plan`` says what happens when."""
 
     def __init__(self, log: FakeLog, clock: Clock) -> None:
         self.log = log
@@ -198,24 +200,29 @@ class FakeClaim:
 
 
 class Scene:
-    """With the log of ``before``, it is the next run of a query on that log."""
+    """A feed with fakes around it. With the log of ``before``, it is the next run of a query on that log."""
 
     def __init__(self, before: Scene | None = None, **options: Any) -> None:
         self.clock = before.clock if before else Clock()
-        feed.time = self.clock  # type: ignore[assignment]
+        feed.time = reader.time = self.clock  # type: ignore[assignment]
         self.log = before.log if before else FakeLog()
         self.receivers = FakeReceivers(self.log, self.clock)
         self.backlog = FakePoller(self.clock)
         self.claim = FakeClaim()
+        chosen = dataclasses.replace(BASE, **options)
         self.feed = Feed(
-            dataclasses.replace(BASE, **options),
+            chosen,
             self.log,  # type: ignore[arg-type]
-            "w",
-            self.claim,
+            Reader(
+                chosen,
+                self.log,  # type: ignore[arg-type]
+                "w",
+                self.claim,
+                lambda segment: 1000 * segment.number,
+            ),
             self.receivers,  # type: ignore[arg-type]
             self.backlog,  # type: ignore[arg-type]
             lambda piece: None,
-            lambda segment: 1000 * segment.number,
         )
 
     def latest(self, start: Any = None, limits: Limits | None = None) -> Any:
@@ -232,14 +239,14 @@ def test_the_beginning_is_always_the_same(scene: Scene) -> None:
     assert scene.receivers.calls == []
 
 
-def test_without_data_nothing_changes_and_spark_does_not_wait_long(scene: Scene) -> None:
+def test_the_offset_stays_the_same_without_data_and_spark_does_not_wait_long(scene: Scene) -> None:
     assert scene.latest() is START
     assert 0.4 <= scene.clock.now - 1000.0 <= 1.0
     assert len(scene.receivers.waits) <= 3  # woken, not polling
     assert scene.receivers.calls == ["start"]
 
 
-def test_the_first_answer_waits_for_the_receivers_to_be_at_work(scene: Scene) -> None:
+def test_the_first_answer_waits_for_ready_receivers(scene: Scene) -> None:
     scene.receivers.now = PoolStatus(wanted=1)
     scene.receivers.at(2.0, lambda: setattr(scene.receivers, "now", PoolStatus()))
     assert scene.latest() is START
@@ -248,7 +255,7 @@ def test_the_first_answer_waits_for_the_receivers_to_be_at_work(scene: Scene) ->
     assert scene.clock.now <= 1003.6
 
 
-def test_receivers_that_do_not_come_to_work_hold_up_only_the_first_answer(scene: Scene) -> None:
+def test_receivers_that_never_get_ready_delay_only_the_first_answer(scene: Scene) -> None:
     scene.receivers.now = PoolStatus(wanted=1)
     assert scene.latest() is START
     assert 1005.0 <= scene.clock.now <= 1006.0
@@ -256,7 +263,7 @@ def test_receivers_that_do_not_come_to_work_hold_up_only_the_first_answer(scene:
     assert scene.clock.now <= 1006.6
 
 
-def test_a_batch_lingers_and_takes_what_has_come_meanwhile(scene: Scene) -> None:
+def test_a_batch_lingers_and_takes_rows_that_come_meanwhile(scene: Scene) -> None:
     scene.receivers.at(0.1, lambda: scene.receivers.receive(5))
     scene.receivers.at(0.2, lambda: scene.receivers.receive(7))
     assert scene.latest() == {"wal": "w", "at": {"own": 1}, "from": {"own": 1}}
@@ -272,7 +279,7 @@ def test_lingering_goes_on_in_the_next_call() -> None:
 
 
 @pytest.mark.parametrize(("worked", "lingered"), [(0.0, 0.25), (0.1, 0.15), (2.0, 0.0)])
-def test_what_came_while_spark_was_at_work_has_lingered_then(
+def test_rows_that_came_during_a_batch_have_lingered_since(
     scene: Scene, worked: float, lingered: float
 ) -> None:
     scene.receivers.receive(5)
@@ -292,7 +299,7 @@ def test_a_full_batch_does_not_linger_and_seals_no_more_than_it_needs(scene: Sce
     assert scene.receivers.calls == ["start"]
 
 
-def test_few_rows_wait_for_more_but_not_for_ever() -> None:
+def test_few_rows_wait_for_more_up_to_the_maximum_delay() -> None:
     scene = Scene(min_messages_per_trigger=100, max_trigger_delay=2.0)
     scene.receivers.receive(5)
     answers = [scene.latest() for _ in range(4)]
@@ -313,7 +320,7 @@ def test_receivers_elsewhere_are_seen_within_a_second(scene: Scene) -> None:
     assert False in waited
 
 
-def test_what_a_dead_receiver_left_is_recovered(scene: Scene) -> None:
+def test_rows_of_a_dead_receiver_are_recovered(scene: Scene) -> None:
     scene.log.dead["dead"] = [Segment("dead", 3, 7, 70)]
     assert scene.latest() == {"wal": "w", "at": {"dead": 3}, "from": {"dead": 3}}
 
@@ -342,7 +349,7 @@ def test_a_foreign_checkpoint_is_refused_naming_both(scene: Scene) -> None:
             ask()
 
 
-def test_who_has_lost_the_log_reads_and_deletes_nothing_any_more(scene: Scene) -> None:
+def test_a_query_that_was_taken_over_reads_and_deletes_nothing(scene: Scene) -> None:
     scene.log.seal("a", 10)
     end = scene.latest()
     scene.claim.taken = True
@@ -369,14 +376,14 @@ def test_a_lost_segment_is_an_error_that_names_it(scene: Scene) -> None:
         scene.feed.plan(START, {"wal": "w", "at": {"a": 2}})
 
 
-def test_a_lost_segment_is_left_out_if_so_asked(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_lost_segment_is_left_out_with_failondataloss_false(caplog: pytest.LogCaptureFixture) -> None:
     scene = Scene(fail_on_data_loss=False)
     scene.log.seal("a", 10)
     assert len(scene.feed.plan(START, {"wal": "w", "at": {"a": 2}})) == 1
     assert "lacks files that this batch needs: a/000002-*.arrow; going on" in caplog.text
 
 
-def test_a_commit_deletes_what_was_read_whole(scene: Scene) -> None:
+def test_a_commit_deletes_segments_that_were_read_completely(scene: Scene) -> None:
     done, half, new = (scene.log.seal("a", 10) for _ in range(3))
     gone = scene.log.seal("b", 1)
     scene.feed.commit({"wal": "w", "at": {"a": [1, 5], "b": 1}})
@@ -384,14 +391,16 @@ def test_a_commit_deletes_what_was_read_whole(scene: Scene) -> None:
     assert scene.log.present == {"a"}
 
 
-def test_what_cannot_be_deleted_fails_no_query(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_segment_that_cannot_be_deleted_fails_no_query(
+    scene: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
     scene.log.seal("a", 10)
     scene.log.broken = True
     scene.feed.commit({"wal": "w", "at": {"a": 1}})
     assert "cannot be deleted" in caplog.text
 
 
-def test_a_full_log_has_spark_commit_by_a_batch_without_rows(scene: Scene) -> None:
+def test_a_full_log_makes_a_batch_without_rows_so_that_spark_commits(scene: Scene) -> None:
     # Spark commits a batch when it makes the next one, for which a paused receiver would bring no row.
     read = scene.log.seal("a", 10)
     end = scene.latest()
@@ -406,16 +415,26 @@ def test_a_full_log_has_spark_commit_by_a_batch_without_rows(scene: Scene) -> No
     assert scene.latest(turned) is turned  # nothing more to commit
 
 
-def test_a_commit_that_cannot_be_noted_still_makes_room(
+def test_a_commit_whose_position_cannot_be_saved_still_deletes(
     scene: Scene, caplog: pytest.LogCaptureFixture
 ) -> None:
     read = scene.log.seal("a", 10)
     end = scene.latest()
     scene.feed.plan(START, end)
-    scene.log.unnoted = True
+    scene.log.save_error = WalError("/wal/readers/default.json cannot be written: no space left")
     scene.feed.commit(end)
     assert scene.log.deleted == [read]
     assert "no space left" in caplog.text
+
+
+def test_a_commit_that_finds_the_reader_taken_over_deletes_nothing(scene: Scene) -> None:
+    scene.log.seal("a", 10)
+    end = scene.latest()
+    scene.feed.plan(START, end)
+    scene.log.save_error = WalOwned("taken over by another query")
+    with pytest.raises(WalOwned, match="taken over"):
+        scene.feed.commit(end)
+    assert scene.log.deleted == []
 
 
 # Readers
@@ -433,7 +452,7 @@ def following(scene: Scene, start: Any) -> Any:
     return next(end for _ in range(9) if (end := scene.latest(start)) != start)
 
 
-def test_a_reader_that_begins_anew_is_refused_with_the_ways_out(scene: Scene) -> None:
+def test_a_new_checkpoint_of_a_known_reader_is_refused_with_the_remedies(scene: Scene) -> None:
     scene.log.seal("a", 10)
     read_once(scene)
     with pytest.raises(WalForeign) as refused:
@@ -451,14 +470,14 @@ def test_a_batch_that_was_planned_is_planned_again_after_a_restart(scene: Scene)
     assert again.latest(end) is end
 
 
-def test_a_run_that_planned_nothing_begins_again(scene: Scene) -> None:
+def test_a_query_that_planned_nothing_begins_again(scene: Scene) -> None:
     assert scene.latest(NEW) == START
     scene.log.seal("a", 10)
     assert Scene(scene).latest(NEW)["at"] == {"a": 1}
 
 
 @pytest.mark.parametrize("option", [{}, {"starting_position": "latest"}])
-def test_a_first_batch_without_rows_is_gone_on_from(option: dict[str, Any]) -> None:
+def test_a_query_goes_on_after_a_first_batch_without_rows(option: dict[str, Any]) -> None:
     scene = Scene(**option)
     end = read_once(scene)
     scene.log.seal("a", 10)
@@ -479,7 +498,7 @@ def test_a_first_batch_without_rows_is_gone_on_from(option: dict[str, Any]) -> N
         ({"starting_position": "latest"}, 0),
     ],
 )
-def test_where_a_reader_begins_anew(
+def test_starting_options_choose_where_a_new_checkpoint_begins(
     option: dict[str, Any], rows: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     before = Scene(retention=1000.0)
@@ -546,7 +565,7 @@ def test_a_checkpoint_from_before_there_were_readers_is_taken_over(scene: Scene)
     assert scene.log.states["default"].at == {"a": Position(1)}
 
 
-def test_a_deleted_log_is_left_behind_if_so_asked(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_deleted_log_is_replaced_with_failondataloss_false(caplog: pytest.LogCaptureFixture) -> None:
     old = {"wal": "other", "at": {"gone": 7}}
     scene = Scene(fail_on_data_loss=False)
     scene.log.seal("a", 10)
@@ -558,7 +577,7 @@ def test_a_deleted_log_is_left_behind_if_so_asked(caplog: pytest.LogCaptureFixtu
     assert caplog.text.count("going on with this one") == 1
 
 
-def test_one_batch_takes_all_that_there_was(scene: Scene) -> None:
+def test_trigger_once_takes_all_rows_in_one_batch(scene: Scene) -> None:
     """trigger(once=True): Spark asks a single time."""
     scene.log.seal("old", 10)
     scene.backlog.value = Backlog(depth=5, asked=1)
@@ -568,7 +587,7 @@ def test_one_batch_takes_all_that_there_was(scene: Scene) -> None:
     assert sum(piece.rows for task in scene.feed.plan(START, end) for piece in task) == 15
 
 
-def test_one_batch_does_not_wait_for_what_others_took(scene: Scene) -> None:
+def test_trigger_once_does_not_wait_for_messages_of_other_consumers(scene: Scene) -> None:
     scene.log.seal("old", 10)
     scene.backlog.value = Backlog(depth=5, asked=1)
     scene.feed.start_available_now()
@@ -580,7 +599,7 @@ def test_one_batch_does_not_wait_for_what_others_took(scene: Scene) -> None:
 # AvailableNow
 
 
-def test_a_run_reads_what_there_was(scene: Scene) -> None:
+def test_an_availablenow_run_reads_the_backlog(scene: Scene) -> None:
     scene.log.seal("old", 10)
     scene.backlog.value = Backlog(depth=5, asked=1)
     scene.feed.start_available_now()
@@ -595,7 +614,7 @@ def test_a_run_reads_what_there_was(scene: Scene) -> None:
     assert [segment.rows for segment in scene.log.deleted] == [10, 5]
 
 
-def test_a_run_ends_although_more_and_more_comes(scene: Scene) -> None:
+def test_an_availablenow_run_ends_although_new_messages_come(scene: Scene) -> None:
     scene.backlog.value = Backlog(depth=10, asked=1)
     scene.feed.start_available_now()
     read, rows = START, 0
@@ -609,7 +628,9 @@ def test_a_run_ends_although_more_and_more_comes(scene: Scene) -> None:
     assert rows == 10
 
 
-def test_a_run_does_not_wait_for_what_others_took(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_availablenow_run_does_not_wait_for_messages_of_other_consumers(
+    scene: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level("INFO", "nsq.spark.source")
     scene.backlog.value = Backlog(depth=10, asked=1)
     scene.feed.start_available_now()
@@ -621,14 +642,14 @@ def test_a_run_does_not_wait_for_what_others_took(scene: Scene, caplog: pytest.L
     assert "read 4 rows, 6 did not come" in caplog.text
 
 
-def test_a_run_waits_for_what_others_hold(scene: Scene) -> None:
+def test_an_availablenow_run_waits_for_messages_in_flight_elsewhere(scene: Scene) -> None:
     scene.backlog.value = Backlog(in_flight=3, deferred=2, asked=1)
     scene.feed.start_available_now()
     scene.receivers.at(60.0, lambda: scene.receivers.receive(5))
     assert scene.latest()["at"] == {"own": 1}
 
 
-def test_a_run_may_leave_to_others_what_they_hold() -> None:
+def test_an_availablenow_run_may_ignore_messages_in_flight_elsewhere() -> None:
     scene = Scene(wait_for_in_flight=False)
     scene.backlog.value = Backlog(in_flight=3, deferred=2, asked=1)
     scene.feed.start_available_now()
@@ -637,7 +658,9 @@ def test_a_run_may_leave_to_others_what_they_hold() -> None:
 
 
 @pytest.mark.parametrize(("after", "ends"), [(2.0, 2.0), (99.0, feed.STARTING)])
-def test_a_run_with_nothing_to_read_makes_its_channel(scene: Scene, after: float, ends: float) -> None:
+def test_an_availablenow_run_creates_its_channel_before_it_ends(
+    scene: Scene, after: float, ends: float
+) -> None:
     def connect() -> None:
         scene.receivers.now = PoolStatus(wanted=1, alive=1, connections=1)
 
@@ -649,7 +672,9 @@ def test_a_run_with_nothing_to_read_makes_its_channel(scene: Scene, after: float
     assert ends <= scene.clock.now - 1000.0 < ends + 1.5
 
 
-def test_a_run_without_news_of_nsqd_ends_in_silence(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_availablenow_run_ends_when_nothing_comes_and_nsqd_is_unknown(
+    scene: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
     scene.feed.start_available_now()
     assert "the backlog is unknown" in caplog.text
     assert scene.clock.now == 1060.0
@@ -659,7 +684,7 @@ def test_a_run_without_news_of_nsqd_ends_in_silence(scene: Scene, caplog: pytest
     assert scene.latest(end) is end
 
 
-def test_a_run_that_reaches_nobody_is_a_failure(scene: Scene) -> None:
+def test_an_availablenow_run_that_reaches_no_nsqd_fails(scene: Scene) -> None:
     scene.backlog.value = Backlog(errors=("http://a:4151/stats cannot be reached",))
     scene.receivers.now = PoolStatus(wanted=1, alive=1)
     scene.feed.start_available_now()
@@ -675,7 +700,7 @@ def test_a_run_that_reaches_nobody_is_a_failure(scene: Scene) -> None:
         (("a:4151 cannot be reached",), False, 5),
     ],
 )
-def test_a_run_that_has_somebody_or_something_is_none(
+def test_an_availablenow_run_with_a_connection_or_rows_does_not_fail(
     scene: Scene, errors: tuple[str, ...], connected: bool, rows: int
 ) -> None:
     scene.backlog.value = Backlog(errors=errors)
@@ -688,13 +713,15 @@ def test_a_run_that_has_somebody_or_something_is_none(
     assert scene.latest(end) is end
 
 
-def test_a_run_says_whose_backlog_it_does_not_know(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_availablenow_run_names_nsqds_that_report_no_backlog(
+    scene: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
     scene.backlog.value = Backlog(asked=1, errors=("b:4151 cannot be reached",))
     scene.feed.start_available_now()
     assert "the run waits only for the messages of the other nsqds: b:4151 cannot be reached" in caplog.text
 
 
-def test_a_run_has_a_timeout() -> None:
+def test_an_availablenow_run_has_a_timeout() -> None:
     scene = Scene(available_now_timeout=30.0)
     scene.backlog.value = Backlog(depth=5, asked=1)
     scene.feed.start_available_now()
@@ -702,7 +729,9 @@ def test_a_run_has_a_timeout() -> None:
     assert 1030.0 <= scene.clock.now < 1032.0
 
 
-def test_a_run_without_receivers_ends_and_names_what_waits_in_nsqd(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_availablenow_run_without_receivers_warns_of_messages_in_nsqd(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     scene = Scene(receivers=0)
     scene.log.seal("other", 3)
     scene.backlog.value = Backlog(depth=5, asked=1)
@@ -714,7 +743,7 @@ def test_a_run_without_receivers_ends_and_names_what_waits_in_nsqd(caplog: pytes
     assert "5 messages wait in nsqd: option receivers is 0" in caplog.text
 
 
-def test_a_run_ends_with_whoever_wanted_it(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_availablenow_run_ends_with_its_driver(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     scene.backlog.value = Backlog(depth=5, asked=1)
     scene.feed.start_available_now()
     scene.receivers.at(5.0, lambda: monkeypatch.setattr(os, "getppid", lambda: 1))
@@ -722,7 +751,7 @@ def test_a_run_ends_with_whoever_wanted_it(scene: Scene, monkeypatch: pytest.Mon
         scene.latest()
 
 
-def test_a_run_that_waits_for_nsqd_to_tell_ends_with_whoever_wanted_it(
+def test_an_availablenow_run_that_waits_for_nsqd_ends_with_its_driver(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "getppid", lambda: 1)
@@ -731,7 +760,7 @@ def test_a_run_that_waits_for_nsqd_to_tell_ends_with_whoever_wanted_it(
     assert scene.clock.now <= 1001.0
 
 
-def test_a_run_keeps_to_limits_and_counts_what_it_takes(scene: Scene) -> None:
+def test_an_availablenow_run_keeps_the_limits_of_a_batch(scene: Scene) -> None:
     scene.log.seal("old", 10)
     scene.backlog.value = Backlog(asked=1)
     scene.feed.start_available_now()
@@ -744,7 +773,7 @@ def test_a_run_keeps_to_limits_and_counts_what_it_takes(scene: Scene) -> None:
 # Reports, and the end
 
 
-def test_a_report_tells_what_waits(scene: Scene) -> None:
+def test_a_report_counts_waiting_messages(scene: Scene) -> None:
     scene.log.seal("a", 10, 100)
     scene.latest(limits=Limits(rows=4))
     scene.receivers.receive(3)
@@ -767,14 +796,14 @@ def test_a_report_tells_what_waits(scene: Scene) -> None:
     }
 
 
-def test_a_report_does_without_what_nobody_knows(scene: Scene) -> None:
+def test_a_report_leaves_out_unknown_figures(scene: Scene) -> None:
     report = scene.feed.report()
     scene.feed.close()
     assert (report["nsqdDepth"], report["walRows"], report["paused"]) == (None, 0, None)
     assert report["lag"] is None
 
 
-def test_the_lag_is_what_is_in_no_batch_counted_once(scene: Scene) -> None:
+def test_the_lag_counts_each_message_in_no_batch_once(scene: Scene) -> None:
     """100 messages wait in nsqd when it is asked, 60 of them come, and a batch takes 45 of these."""
     scene.backlog.value = Backlog(depth=90, in_flight=10, asked=1)
     assert scene.feed.report()["lag"] == 100
@@ -790,7 +819,7 @@ def test_the_lag_is_what_is_in_no_batch_counted_once(scene: Scene) -> None:
     scene.feed.close()
 
 
-def test_a_batch_that_was_promised_before_a_restart_is_no_lag(scene: Scene) -> None:
+def test_a_batch_planned_before_a_restart_is_no_lag(scene: Scene) -> None:
     scene.log.seal("a", 10)
     scene.backlog.value = Backlog(asked=1)
     scene.feed.plan(START, {"wal": "w", "at": {"a": 1}})
@@ -798,14 +827,14 @@ def test_a_batch_that_was_promised_before_a_restart_is_no_lag(scene: Scene) -> N
     scene.feed.close()
 
 
-def test_closing_says_so_first_and_gives_the_log_up_last(scene: Scene) -> None:
+def test_a_close_announces_itself_first_and_releases_the_name_last(scene: Scene) -> None:
     scene.feed.close()
     assert scene.claim.calls == ["leaving", "release"]
     assert scene.receivers.calls == ["stop"]
     assert scene.backlog.calls == ["stop"]
 
 
-def test_the_log_is_given_up_whatever_happens(scene: Scene) -> None:
+def test_the_name_is_released_even_if_a_close_fails(scene: Scene) -> None:
     def fail() -> None:
         raise RuntimeError("stuck")
 
@@ -819,7 +848,7 @@ def test_the_log_is_given_up_whatever_happens(scene: Scene) -> None:
 
 
 def test_a_full_log_is_emptied_although_no_batch_awaits_a_commit() -> None:
-    """As after the removal of a reader that held everything up."""
+    """The log is as after the removal of a reader that held up deletion."""
     scene = Scene(wal_max_bytes=100, retention=1000.0)
     scene.log.seal("a", 6)
     first = scene.latest()
@@ -864,7 +893,7 @@ def test_committed_segments_are_deleted_now_and_then_while_retention_keeps_some(
     assert looked == [1]
 
 
-def test_receivers_elsewhere_count() -> None:
+def test_a_report_counts_receivers_on_other_hosts() -> None:
     scene = Scene(receivers=0)
     status = Status(received=500, paused="the disk is full")
     scene.log.receivers = lambda: [ReceiverFolder("a", True, 0, 0, status)]  # type: ignore[method-assign]

@@ -34,7 +34,7 @@ def test_the_schema_is_that_of_a_row() -> None:
     assert source().schema() == SCHEMA
 
 
-def test_a_wrong_option_is_told_with_the_schema() -> None:
+def test_the_schema_raises_the_error_of_a_wrong_option() -> None:
     with pytest.raises(ConfigError, match="no option 'topick'; did you mean topic"):
         source(topick="orders").schema()
 
@@ -44,18 +44,19 @@ def test_a_batch_read_is_refused_with_the_ways_to_read() -> None:
         source().reader(BODY)
 
 
-def test_without_arrow_it_says_where_to_put_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_python_without_pyarrow_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UsageError, match=f"pyarrow is missing in {sys.executable}: pip install"):
         source()
 
 
-def test_making_a_reader_does_nothing_even_if_it_is_wrong() -> None:
+def test_making_a_reader_checks_nothing() -> None:
     reader = NsqDataSource({}).streamReader(BODY)
     reader.stop()
+    assert reader._running is None
 
 
-def test_the_first_question_tells_what_is_wrong_in_one_line() -> None:
+def test_the_first_call_of_a_reader_raises_its_error_in_one_line() -> None:
     reader = source(topick="orders").streamReader(BODY)
     with pytest.raises(ConfigError, match="no option 'topick'") as told:
         reader.getDefaultReadLimit()
@@ -89,7 +90,7 @@ def test_our_limits_hold_beside_sparks(given: dict[str, int], asked_for: Any, wa
 
 
 @pytest.mark.parametrize("module", ["nsq.spark", "pyspark_nsq", "pyspark_nsq_stats", "nsq.spark.rows"])
-def test_importing_what_everybody_imports_loads_neither_spark_nor_arrow(module: str) -> None:
+def test_importing_nsq_spark_loads_neither_spark_nor_arrow(module: str) -> None:
     program = f"import sys, {module}; print(sorted({{'pyspark', 'pyarrow'}} & set(sys.modules)))"
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=200, check=True

@@ -25,7 +25,7 @@ def test_the_same_offset_is_the_same_text() -> None:
     assert json.dumps(one.to_json()) == json.dumps(other.to_json())
 
 
-def test_the_beginning_names_nobody() -> None:
+def test_the_first_offset_has_no_positions() -> None:
     assert Offset("w").to_json() == {"wal": "w", "at": {}}
 
 
@@ -33,7 +33,7 @@ def test_the_beginning_names_nobody() -> None:
     "told",
     [None, 7, {}, {"wal": 1, "at": {}}, {"wal": "w", "at": {"a": "7"}}, {"wal": "w", "at": {"a": [1, 2, 3]}}],
 )
-def test_what_another_source_has_written_is_refused(told: object) -> None:
+def test_an_offset_of_another_source_is_refused(told: object) -> None:
     with pytest.raises(WalForeign, match="of this source"):
         Offset.of_json(told)
 
@@ -42,7 +42,7 @@ def test_everything_is_unread_at_the_beginning() -> None:
     assert unread(Offset("w"), [A1, B1]) == [Slice(A1, 0, 100), Slice(B1, 0, 10)]
 
 
-def test_what_has_been_read_is_not_unread() -> None:
+def test_rows_before_an_offset_are_not_unread() -> None:
     read = Offset("w", {"a": Position(1, 40)})
     assert unread(read, [A1, A2, A3]) == [Slice(A2, 40, 100), Slice(A3, 0, 100)]
 
@@ -70,12 +70,12 @@ def test_a_batch_may_end_with_the_segment_in_which_it_begins() -> None:
     assert between(start, end, [A2, A3]) == ([Slice(A2, 10, 100)], [])
 
 
-def test_no_difference_is_no_batch() -> None:
+def test_equal_offsets_make_no_batch() -> None:
     offset = Offset("w", {"a": Position(1, 10)})
     assert between(offset, offset, [A1, A2]) == ([], [])
 
 
-def test_what_is_missing_is_named() -> None:
+def test_missing_segments_are_named() -> None:
     end = Offset("w", {"a": Position(3)})
     assert between(Offset("w"), end, [A2]) == ([Slice(A2, 0, 100)], [("a", 1), ("a", 3)])
 

@@ -17,11 +17,11 @@ def test_names_as_spark_hands_them_over() -> None:
     assert (options.max_bytes_per_trigger, options.fsync) == (32 << 20, False)
 
 
-def test_where_to_read_from_must_be_said() -> None:
+def test_an_address_is_required() -> None:
     with pytest.raises(ConfigError, match="option nsqd or lookupd is missing"):
         SourceOptions.of({name: text for name, text in GIVEN.items() if name != "nsqd"})
 
 
-def test_a_misspelt_name_is_told_with_the_right_one() -> None:
+def test_a_misspelt_option_is_named_with_the_right_one() -> None:
     with pytest.raises(ConfigError, match="did you mean targetPartitionBytes"):
         SourceOptions.of({**GIVEN, "targetPartitonBytes": "1"})

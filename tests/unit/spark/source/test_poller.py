@@ -12,7 +12,7 @@ LONG = 60.0
 
 
 class Source:
-    """What a gauge asks; answers when it is let."""
+    """A function for a poller; it answers on request."""
 
     def __init__(self) -> None:
         self.asked = threading.Semaphore(0)
@@ -40,7 +40,7 @@ def gauging(source: Source, pause: float = 0.0) -> Iterator[Poller[int]]:
         gauge.stop()
 
 
-def test_nobody_is_asked_before_somebody_looks() -> None:
+def test_a_poller_asks_nothing_before_the_first_look() -> None:
     source = Source()
     with gauging(source):
         assert not source.asked.acquire(blocking=False)
@@ -61,7 +61,7 @@ def test_the_last_answer_is_there() -> None:
         assert gauge.last_answer(LONG) == 1
 
 
-def test_it_asks_no_more_often_than_somebody_looks() -> None:
+def test_a_poller_asks_only_as_often_as_its_answer_is_read() -> None:
     source = Source()
     with gauging(source) as gauge:
         source.answers.release()

@@ -59,7 +59,7 @@ def test_a_part_of_one(wal: DirectoryWal, first: int, end: int) -> None:
     assert numbers(wal, Slice(sealed(wal, 3, 1, 3), first, end)) == list(range(first, end))
 
 
-def test_all_columns(wal: DirectoryWal) -> None:
+def test_a_task_reads_all_columns(wal: DirectoryWal) -> None:
     (batch,) = read(Portion(wal.location, (Slice(sealed(wal, 1), 0, 1),), True), EVERYTHING)
     (row,) = batch.to_pylist()
     assert batch.schema.names == list(TYPES)
@@ -88,14 +88,18 @@ def test_a_lost_segment_is_named(wal: DirectoryWal) -> None:
         numbers(wal, Slice(segment, 0, 3))
 
 
-def test_without_what_is_lost_if_so_asked(wal: DirectoryWal, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_lost_segment_is_left_out_with_failondataloss_false(
+    wal: DirectoryWal, caplog: pytest.LogCaptureFixture
+) -> None:
     segment = sealed(wal, 3)
     lost = Segment("nobody", 1, 5, 5)
     assert numbers(wal, Slice(lost, 0, 5), Slice(segment, 0, 3), strict=False) == [0, 1, 2]
     assert "nobody/000001-5-5.arrow" in caplog.text
 
 
-def test_of_a_damaged_segment_what_is_there(wal: DirectoryWal, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_sound_part_of_a_damaged_segment_is_read_with_failondataloss_false(
+    wal: DirectoryWal, caplog: pytest.LogCaptureFixture
+) -> None:
     segment = sealed(wal, 100, 100)
     path = wal.path(segment)
     content = path.read_bytes()
@@ -104,7 +108,7 @@ def test_of_a_damaged_segment_what_is_there(wal: DirectoryWal, caplog: pytest.Lo
     assert "100 of 200 rows" in caplog.text
 
 
-def test_when_the_first_of_a_slice_was_published(wal: DirectoryWal) -> None:
+def test_the_time_of_a_slices_first_message_can_be_read(wal: DirectoryWal) -> None:
     segment = sealed(wal, 3, 3)
     assert published(wal, Slice(segment, 4, 6)) == pytest.approx(10**9 + 4e-9)
     wal.delete([segment])

@@ -1,4 +1,4 @@
-"""What a query is told of its receivers, and when it need not wait for them."""
+"""The status of receivers, and when a query does not wait for them."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def test_the_state_is_that_of_all_receivers(tmp_path: Path) -> None:
     assert (found.open_rows, found.open_bytes, found.paused) == (5, 50, "the log is full; no disk")
 
 
-def test_it_is_ready_when_all_are(tmp_path: Path) -> None:
+def test_a_pool_is_ready_when_all_receivers_are(tmp_path: Path) -> None:
     pool = pool_of(tmp_path, Status(), Status())
     assert pool.state().ready
     pool._slots[0].ready = False
     assert not pool.state().ready
 
 
-def test_what_makes_waiting_futile_is_raised_but_the_status_can_be_had(tmp_path: Path) -> None:
+def test_a_fatal_error_is_raised_by_state_and_not_by_status(tmp_path: Path) -> None:
     pool = pool_of(tmp_path, Status(received=9))
     pool._slots[0].fatal_error = ConfigError("nsqd refuses: E_UNAUTHORIZED")
     with pytest.raises(ConfigError, match="E_UNAUTHORIZED"):
@@ -54,7 +54,7 @@ def test_news_that_were_there_before_do_not_end_a_wait_at_once(tmp_path: Path) -
     assert 0.04 < time.monotonic() - began < 30.0
 
 
-def test_without_receivers_there_is_nothing_to_wait_for(tmp_path: Path) -> None:
+def test_waiting_without_receivers_returns_after_the_timeout(tmp_path: Path) -> None:
     pool = pool_of(tmp_path)
     pool.start()
     assert pool.state().ready

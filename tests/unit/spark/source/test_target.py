@@ -19,7 +19,7 @@ def target(
     return AvailableNowTarget(rows, 0.0, options)
 
 
-def test_it_is_reached_when_so_many_rows_were_taken() -> None:
+def test_a_target_is_reached_when_its_rows_are_taken() -> None:
     it = target(10)
     it.taken = 10
     assert it.left == 0
@@ -34,7 +34,7 @@ def test_rows_that_have_come_are_taken_first() -> None:
     assert target(10).verdict(100.0, 3, Backlog()) == ""
 
 
-def test_rows_that_somebody_else_took_are_not_waited_for() -> None:
+def test_rows_that_another_consumer_took_are_not_waited_for() -> None:
     it = target(10)
     it.taken = 7
     it.note_rows(1.0, 0, True)
@@ -45,7 +45,7 @@ def test_rows_that_somebody_else_took_are_not_waited_for() -> None:
     assert "0 waiting" in reason
 
 
-def test_without_a_number_silence_is_the_end() -> None:
+def test_a_run_without_a_number_of_rows_ends_when_nothing_comes() -> None:
     it = target(None)
     it.taken = 7
     assert it.left is None
@@ -54,27 +54,27 @@ def test_without_a_number_silence_is_the_end() -> None:
     assert it.verdict(3.0, 0, Backlog()).startswith("read 7 rows: nothing came for 2.0 s")
 
 
-def test_while_rows_come_it_goes_on() -> None:
+def test_a_run_goes_on_while_rows_come() -> None:
     it = target(10)
     for second in range(1, 8):
         it.note_rows(float(second), second, True)
         assert it.verdict(second + 0.5, 0, Backlog(asked=1, began=second + 0.1)) == ""
 
 
-def test_what_nsqd_still_has_is_waited_for() -> None:
+def test_a_run_waits_for_messages_that_nsqd_has() -> None:
     it = target(10)
     it.note_rows(0.0, 0, True)
     assert it.verdict(60.0, 0, Backlog(depth=1, asked=1, began=59.0)) == ""
 
 
-def test_without_receivers_of_its_own_a_run_does_not_wait_for_what_nsqd_has() -> None:
+def test_a_run_without_receivers_does_not_wait_for_messages_in_nsqd() -> None:
     it = target(10, receivers=0)
     waiting = Backlog(depth=10, asked=1, began=0.5)
     assert it.verdict(1.9, 0, waiting) == ""
     assert "10 did not come: nothing came for 2.0 s; nsqd has 10 waiting" in it.verdict(2.0, 0, waiting)
 
 
-def test_what_others_hold_is_waited_for_if_so_asked() -> None:
+def test_messages_in_flight_elsewhere_are_waited_for_on_request() -> None:
     held = Backlog(in_flight=1, deferred=1, asked=1, began=59.0)
     assert target().verdict(60.0, 0, held) == ""
     assert target(with_held=False).verdict(60.0, 0, held) != ""
@@ -91,7 +91,7 @@ def test_old_news_decides_nothing() -> None:
     assert it.verdict(60.0, 0, Backlog(asked=1, began=5.1)) != ""
 
 
-def test_without_news_silence_decides() -> None:
+def test_a_run_without_a_measurement_ends_when_nothing_comes() -> None:
     assert "no nsqd has reported" in target().verdict(2.0, 0, Backlog())
     assert "no nsqd has reported" in target().verdict(2.0, 0, Backlog(errors=("down",), began=1.0))
 

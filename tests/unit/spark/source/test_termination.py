@@ -13,7 +13,7 @@ from nsq.spark.source.stream import Termination
 
 @pytest.fixture
 def before() -> Iterator[list[str]]:
-    """What was called at SIGTERM before anything of ours came along; restored afterwards."""
+    """The calls of the SIGTERM handler that was there before; restored afterwards."""
     called: list[str] = []
 
     def theirs(number: int, frame: FrameType | None) -> None:
@@ -28,7 +28,7 @@ def terminate() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def test_it_leaves_calls_the_former_and_exits(before: list[str]) -> None:
+def test_sigterm_announces_the_leave_calls_the_previous_handler_and_exits(before: list[str]) -> None:
     Termination(lambda: before.append("ours"))
     with pytest.raises(SystemExit) as ended:
         terminate()
@@ -43,7 +43,7 @@ def test_a_second_signal_does_not_cut_it_short(before: list[str]) -> None:
     assert before == ["ours", "theirs"]
 
 
-def test_what_is_on_its_way_out_is_left_alone(before: list[str]) -> None:
+def test_a_second_sigterm_does_not_interrupt_a_close(before: list[str]) -> None:
     termination = Termination(lambda: before.append("ours"))
     with termination.ignored():
         terminate()
@@ -58,7 +58,7 @@ def test_afterwards_the_former_is_back(before: list[str]) -> None:
     assert before == ["theirs"]
 
 
-def test_another_thread_changes_nothing(before: list[str]) -> None:
+def test_a_thread_other_than_the_main_one_installs_no_handler(before: list[str]) -> None:
     made: list[Termination] = []
     thread = threading.Thread(target=lambda: made.append(Termination(lambda: before.append("ours"))))
     thread.start()

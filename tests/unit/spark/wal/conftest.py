@@ -1,4 +1,4 @@
-"""Batches to put into logs, and disks that fail when they are told to."""
+"""Batches for logs, and disks that fail on request."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import pyarrow as pa
 import pytest
 
 from nsq.spark.wal import records
-from nsq.spark.wal.directory import DirectoryWal, Disk
+from nsq.spark.wal.directory import DirectoryWal
+from nsq.spark.wal.disk import Disk
 
 Make = Callable[..., pa.RecordBatch]
 
@@ -101,7 +102,7 @@ def disk() -> FailingDisk:
 
 @pytest.fixture
 def wal(tmp_path: Path, disk: FailingDisk) -> DirectoryWal:
-    """On that disk, and prepared."""
+    """A prepared log on that disk."""
     made = DirectoryWal(tmp_path / "wal", disk=disk)
     made.prepare()
     disk.calls.clear()

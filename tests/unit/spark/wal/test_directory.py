@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 
 from nsq.errors import SegmentLost, WalError, WalForeign, WalOwned
-from nsq.spark.wal import ReceiverFolder, Segment, Subject
-from nsq.spark.wal import ownership as locks
+from nsq.spark.wal import ReceiverFolder, Segment, Subject, ownership
 from nsq.spark.wal.directory import DirectoryWal
 
 
-def test_prepared_once(tmp_path: Path) -> None:
+def test_a_log_gets_its_identity_once(tmp_path: Path) -> None:
     place = tmp_path / "not" / "there" / "yet"
     identity = DirectoryWal(place).prepare()
     assert DirectoryWal(place).prepare() == identity == DirectoryWal(place).identity()
@@ -68,7 +67,7 @@ def test_a_log_that_does_not_say_is_adopted(wal: DirectoryWal, make: Any) -> Non
     assert len(wal.segments()) == 1
 
 
-def test_of_two_who_adopt_a_log_at_once_one_gets_it(wal: DirectoryWal, monkeypatch: Any) -> None:
+def test_only_one_of_two_processes_sets_the_subject_of_a_log(wal: DirectoryWal, monkeypatch: Any) -> None:
     link = os.link
 
     def late(*paths: Any) -> None:
@@ -104,7 +103,7 @@ def test_a_name_is_used_once(wal: DirectoryWal) -> None:
     assert sorted(os.listdir(wal.location)) == ["identity.json", "r"]
 
 
-def test_what_receivers_left(wal: DirectoryWal, make: Any) -> None:
+def test_receivers_are_listed_with_their_open_bytes_and_segments(wal: DirectoryWal, make: Any) -> None:
     wal.log("a").close()
     with wal.log("b") as log:
         log.append(make(1))
@@ -135,7 +134,7 @@ def test_deleted_once_or_twice(wal: DirectoryWal, make: Any) -> None:
     assert wal.segments() == []
 
 
-def test_what_is_read_stays_readable_when_it_is_deleted(wal: DirectoryWal, make: Any) -> None:
+def test_a_segment_stays_readable_while_it_is_deleted(wal: DirectoryWal, make: Any) -> None:
     with wal.log("r") as log:
         log.append(make(3))
         log.append(make(2))
@@ -198,10 +197,10 @@ def test_a_receiver_that_is_only_just_starting_is_invisible(
 
 
 def test_a_start_that_is_disturbed_is_repeated(wal: DirectoryWal, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Somebody looks at the lock, or sweeps the folder away, before it is locked."""
-    acquire, disturbances = locks.acquire, [0, 1]
+    """Another process probes the lock, or removes the folder, before it is locked."""
+    acquire, disturbances = ownership.acquire, [0, 1]
 
-    def disturbed(path: Path, mode: int) -> locks.FileLock | None:
+    def disturbed(path: Path, mode: int) -> ownership.FileLock | None:
         if not disturbances:
             return acquire(path, mode)
         if disturbances.pop():
@@ -209,7 +208,7 @@ def test_a_start_that_is_disturbed_is_repeated(wal: DirectoryWal, monkeypatch: p
         wal.discard_empty()
         raise FileNotFoundError(path)
 
-    monkeypatch.setattr(locks, "acquire", disturbed)
+    monkeypatch.setattr(ownership, "acquire", disturbed)
     wal.log("r").close()
     assert [folder.receiver for folder in wal.receivers()] == ["r"]
 
@@ -217,12 +216,12 @@ def test_a_start_that_is_disturbed_is_repeated(wal: DirectoryWal, monkeypatch: p
 def test_a_start_that_is_always_disturbed_is_an_error(
     wal: DirectoryWal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(locks, "acquire", lambda path, mode: None)
+    monkeypatch.setattr(ownership, "acquire", lambda path, mode: None)
     with pytest.raises(WalError, match="r cannot be made: its folder was"):
         wal.log("r")
 
 
-def test_one_owner(wal: DirectoryWal) -> None:
+def test_a_readers_name_has_one_owner(wal: DirectoryWal) -> None:
     hours = itertools.count(0.0, 10.0)
     wal = DirectoryWal(wal.location, clock=lambda: next(hours), nap=lambda seconds: None)
     assert wal.owner("default") is None

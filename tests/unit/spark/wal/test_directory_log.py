@@ -90,7 +90,7 @@ def test_a_failed_append_leaves_what_there_was(
     assert [segment.number for segment in wal.segments()] in ([1], [1, 2])
 
 
-def test_after_a_failed_fsync_nothing_is_written_behind_it(wal: DirectoryWal, disk: Any, make: Any) -> None:
+def test_a_file_is_not_written_to_after_a_failed_fsync(wal: DirectoryWal, disk: Any, make: Any) -> None:
     with wal.log("r") as log:
         log.append(make(3))
         disk.failing = {"sync"}

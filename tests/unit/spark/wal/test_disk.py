@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from nsq.spark.wal.directory import Disk
+from nsq.spark.wal.disk import Disk
 
 
 def test_short_writes_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

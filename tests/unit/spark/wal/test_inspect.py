@@ -22,7 +22,7 @@ def used(wal: DirectoryWal, make: Any) -> DirectoryWal:
     return wal
 
 
-def test_ls(used: DirectoryWal, make: Any) -> None:
+def test_ls_describes_readers_and_receivers(used: DirectoryWal, make: Any) -> None:
     with used.log("c") as log:
         log.append(make(1))
         claim = used.own("default", "the query", 0)
@@ -50,7 +50,7 @@ def test_a_look_makes_no_log(tmp_path: Path, look: Any) -> None:
     assert os.listdir(tmp_path) == []
 
 
-def test_verify(used: DirectoryWal) -> None:
+def test_verify_lists_damaged_segments(used: DirectoryWal) -> None:
     assert inspect.verify(used.location) == inspect.Verified(2, 5, [])
 
 
@@ -93,7 +93,7 @@ def test_gc_recovers_and_removes_what_is_empty(used: DirectoryWal, make: Any) ->
     assert len(used.segments()) == 3
 
 
-def test_gc_deletes_what_nobody_has_read_only_when_told_to(used: DirectoryWal, make: Any) -> None:
+def test_gc_deletes_unread_segments_only_with_force(used: DirectoryWal, make: Any) -> None:
     with used.log("alive") as log:
         log.append(make(1))
         log.roll()

@@ -1,4 +1,4 @@
-"""Receivers that append, fail, die and start again in any order, and an owner that reads and deletes.
+"""Receivers append, fail, die and start again in any order, and an owner reads and deletes.
 
 Whatever was appended is read, once; what is sealed never changes; nothing turns up that nobody has tried to
 append.
@@ -127,7 +127,7 @@ class Life(RuleBasedStateMachine):
 
     @rule(count=st.integers(1, 3))
     def delete(self, count: int) -> None:
-        """In order, as a query does."""
+        """Delete segments in order, as a query does."""
         gone = self.wal.segments()[:count]
         self.gone.update(gone)
         self.deleted += [number for segment in gone for number in self._numbers(segment)]

@@ -1,4 +1,4 @@
-"""Any life of a manifest names exactly the segments that were named and not deleted."""
+"""A manifest names exactly the segments that were named and not deleted, after any sequence of changes."""
 
 from __future__ import annotations
 

@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
+
 import pytest
 
-from nsq.spark.wal import Segment, names
+from nsq.errors import WalForeign
+from nsq.spark.wal import Segment, Subject, names
 
 
 def test_a_new_receiver_says_when_and_where_it_began() -> None:
@@ -28,7 +32,7 @@ def test_any_host_name_will_do(host: str) -> None:
 @pytest.mark.parametrize(
     "name", ["", ".new-1", "a/b", "owner", "owner.json", "identity.json", "subject.json", "x" * 201, "a b"]
 )
-def test_no_receiver(name: str) -> None:
+def test_invalid_names_are_no_receivers(name: str) -> None:
     assert not names.is_receiver(name)
 
 
@@ -49,3 +53,53 @@ def test_other_names_are_no_segments(name: str) -> None:
 @pytest.mark.parametrize("name", ["000001-1-1.arrow", "1.open", "x000001.open", "lock"])
 def test_other_names_are_not_open_files(name: str) -> None:
     assert names.read_open(name) is None
+
+
+def test_a_subject_is_read_back() -> None:
+    orders = Subject("orders", "spark")
+    assert names.decode_subject(names.encode_subject(orders), "p") == orders
+    assert str(orders) == "orders/spark"
+
+
+def test_the_same_or_none_is_fine_and_another_is_refused_naming_both() -> None:
+    orders = Subject("orders", "spark")
+    orders.check(None, "/w")
+    orders.check(Subject("orders", "spark"), "/w")
+    with pytest.raises(WalForeign, match="/w is the log of clicks/spark, and this is to read orders/spark"):
+        orders.check(Subject("clicks", "spark"), "/w")
+
+
+def test_topics_may_be_added_or_removed_but_not_exchanged() -> None:
+    Subject("a,b", "spark").check(Subject("a", "spark"), "/w")
+    Subject("a", "spark").check(Subject("a,b", "spark"), "/w")
+    for found in (Subject("b,c", "spark"), Subject("a,b", "other")):
+        with pytest.raises(WalForeign):
+            Subject("a,b", "spark").check(found, "/w")
+
+
+def test_an_identity_is_read_back() -> None:
+    text = names.encode_identity("5f0c", 1_700_000_000)
+    assert names.decode_identity(text, "p") == "5f0c"
+    assert json.loads(text)["created"] == "2023-11-14T22:13:20Z"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"", b"[]", b"{}", b"\xff\xfe",
+        b'{"format": "1", "identity": "x", "topic": "a", "channel": "b"}',
+        b'{"format": 1, "identity": "", "topic": 7, "channel": "b"}',
+        b'{"format": 1, "topic": "a"}',
+    ],
+)  # fmt: skip
+def test_a_file_that_is_no_identity_or_subject_is_refused(text: bytes) -> None:
+    with pytest.raises(WalForeign, match="p is not the identity of a log"):
+        names.decode_identity(text, "p")
+    with pytest.raises(WalForeign, match="p does not say what a log is for"):
+        names.decode_subject(text, "p")
+
+
+@pytest.mark.parametrize("decode", [names.decode_identity, names.decode_subject])
+def test_a_newer_format_is_refused(decode: Callable[[bytes, str], object]) -> None:
+    with pytest.raises(WalForeign, match="p has format 2"):
+        decode(b'{"format": 2, "identity": "x", "topic": "a", "channel": "b"}', "p")

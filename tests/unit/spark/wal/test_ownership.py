@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import fcntl
 import os
 from pathlib import Path
 
@@ -31,7 +32,7 @@ def claim(path: Path, hours: Hours, patience: float, name: str = "other") -> own
     return ownership.claim(path, name, patience, 0o600, hours.clock, hours.nap)
 
 
-def test_patience_ends(tmp_path: Path) -> None:
+def test_waiting_for_an_owner_ends_with_an_error(tmp_path: Path) -> None:
     hours = Hours()
     held = claim(tmp_path / "owner", hours, 0, "first")
     for patience, least in ((0.0, 0.25), (5.0, 5.0)):
@@ -42,7 +43,7 @@ def test_patience_ends(tmp_path: Path) -> None:
     held.release()
 
 
-def test_who_is_leaving_is_waited_for(tmp_path: Path) -> None:
+def test_a_leaving_owner_is_waited_for_longer(tmp_path: Path) -> None:
     hours = Hours()
     held = claim(tmp_path / "owner", hours, 0, "first")
     held.leaving()
@@ -52,7 +53,7 @@ def test_who_is_leaving_is_waited_for(tmp_path: Path) -> None:
     second.release()
 
 
-def test_who_never_leaves_is_not_waited_for_for_ever(tmp_path: Path) -> None:
+def test_a_leaving_owner_is_not_waited_for_for_ever(tmp_path: Path) -> None:
     hours = Hours()
     held = claim(tmp_path / "owner", hours, 0, "first")
     held.leaving()
@@ -61,7 +62,7 @@ def test_who_never_leaves_is_not_waited_for_for_ever(tmp_path: Path) -> None:
     held.release()
 
 
-def test_saying_so_while_somebody_waits_already(tmp_path: Path) -> None:
+def test_an_owner_may_announce_its_leave_while_another_waits(tmp_path: Path) -> None:
     hours = Hours()
     held = claim(tmp_path / "owner", hours, 0, "first")
     hours.events[100.5] = held.leaving
@@ -96,3 +97,64 @@ def test_a_description_is_read_back(tmp_path: Path) -> None:
     here = f"(process {os.getpid()} on {os.uname().nodename})"
     assert str(ownership.holder(tmp_path / "owner")) == f"me {here}, which is leaving"
     held.release()
+
+
+# Locks
+
+
+def is_held(path: Path) -> bool:
+    with ownership.lock_probe(path) as free:
+        return not free
+
+
+def test_a_lock_has_one_holder(tmp_path: Path) -> None:
+    first = ownership.acquire(tmp_path / "lock")
+    assert first is not None
+    assert ownership.acquire(tmp_path / "lock") is None
+    assert is_held(tmp_path / "lock")
+    first.release()
+    first.release()
+    assert not is_held(tmp_path / "lock")
+    second = ownership.acquire(tmp_path / "lock")
+    assert second is not None
+    second.release()
+
+
+def test_a_missing_lock_file_is_free(tmp_path: Path) -> None:
+    assert not is_held(tmp_path / "lock")
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_lock_cannot_be_taken_while_others_probe_it(tmp_path: Path) -> None:
+    (tmp_path / "lock").touch()
+    with ownership.lock_probe(tmp_path / "lock") as one, ownership.lock_probe(tmp_path / "lock") as two:
+        assert one
+        assert two
+        assert ownership.acquire(tmp_path / "lock") is None
+
+
+def test_a_lock_file_held_by_this_process_is_not_opened_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On NFS, closing it would release the lock."""
+    path = tmp_path / "lock"
+    held = ownership.acquire(path)
+    assert held is not None
+    os.link(path, tmp_path / "other name")
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "open", lambda *_: pytest.fail("opened again"))
+        for name in ("lock", "other name"):
+            assert is_held(tmp_path / name)
+            assert ownership.acquire(tmp_path / name) is None
+    held.release()
+
+
+def test_a_system_without_locks_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(descriptor: int, operation: int) -> None:
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(OSError, match="No locks available"):
+        ownership.acquire(tmp_path / "lock")
+    with pytest.raises(OSError, match="No locks available"):
+        is_held(tmp_path / "lock")

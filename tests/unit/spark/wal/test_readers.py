@@ -31,7 +31,7 @@ ALL = {"a": Position(2), "b": Position(1)}
         ([ReaderState(ALL)], 1000.0, 0, ["a1", "a2", "b1"]),
     ],
 )
-def test_what_is_deleted(
+def test_segments_that_all_readers_committed_are_deleted_after_the_retention(
     states: list[ReaderState], retention: float, retention_bytes: int, deleted: list[str]
 ) -> None:
     wishes = [state._replace(retention=retention, retention_bytes=retention_bytes) for state in states]
@@ -70,13 +70,13 @@ def test_two_readers_read_one_log_and_a_name_has_one_of_them(wal: DirectoryWal) 
 
 
 @pytest.mark.parametrize("name", ["", "../x", ".hidden", "a b", "x" * 101])
-def test_what_is_no_name(name: str) -> None:
+def test_an_invalid_reader_name_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match="the name of a reader has"):
         readers.check_reader(name)
 
 
 @pytest.mark.parametrize("text", [b"", b"{}", b"[]", b'{"format": 2, "at": {}, "begun": 1}'])
-def test_what_cannot_be_read_is_refused_with_its_path(wal: DirectoryWal, text: bytes) -> None:
+def test_an_unreadable_position_is_refused_with_its_path(wal: DirectoryWal, text: bytes) -> None:
     wal.save_reader("one", ReaderState())
     (Path(wal.location) / "readers" / "one.json").write_bytes(text)
     with pytest.raises(WalForeign, match=r"readers/one\.json"):

@@ -1,4 +1,4 @@
-"""What a receiver that was killed leaves behind, wherever it was killed."""
+"""Recovery of a log whose receiver was killed at any point."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from nsq.spark.wal.directory import DirectoryWal
 
 
 def killed(wal: DirectoryWal, receiver: str, *batches: Any) -> list[int]:
-    """As if the process had died after these appends; how long the file was after each."""
+    """A log whose process died after these appends; returns the file's length after each."""
     log = wal.log(receiver)
     sizes = []
     for batch in batches:
@@ -62,7 +62,7 @@ def test_a_closed_stream_that_was_not_renamed(wal: DirectoryWal, disk: Any, make
     assert ids(wal) == [0, 1, 2]
 
 
-def test_it_follows_the_segments_that_are_there(wal: DirectoryWal, make: Any, ids: Any) -> None:
+def test_a_recovered_segment_follows_the_sealed_ones(wal: DirectoryWal, make: Any, ids: Any) -> None:
     log = wal.log("r")
     log.append(make(1))
     log.roll()
@@ -104,7 +104,7 @@ def test_a_recovery_that_failed_can_be_repeated(
     assert ids(wal) == [0, 1, 2]
 
 
-def test_another_process_may_be_faster(
+def test_a_file_that_another_process_has_recovered_is_skipped(
     wal: DirectoryWal, make: Any, ids: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     killed(wal, "r", make(3))

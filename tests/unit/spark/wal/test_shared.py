@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -15,7 +14,7 @@ from nsq.errors import SegmentLost, WalError, WalOwned
 from nsq.spark.receiver.protocol import Status
 from nsq.spark.wal import manifest, shared, shared_log
 from nsq.spark.wal.names import Position, Subject
-from nsq.spark.wal.objects import Conflict, Memory, create, refuse_unconditional, replace
+from nsq.spark.wal.objects import Conflict, Entry, Memory, create, refuse_unconditional, replace
 from nsq.spark.wal.readers import ReaderState
 from nsq.spark.wal.shared import SharedWal
 from nsq.spark.wal.shared_log import SharedLog
@@ -121,8 +120,9 @@ def test_a_segment_behind_a_missing_one_is_not_named(make: Make, clock: Clock) -
         with log._lock:
             log._next = 2  # as if another thread were still putting segment 1
         log.put(make(1), lambda: done.append("second"))
+        beat = log._head.beat
         log._wake.put(None)
-        time.sleep(0.05)
+        eventually(lambda: log._head.beat, lambda now: now > beat, 60.0)  # it has written the head again
         assert done == []
         assert wal.segments() == []
 
@@ -150,9 +150,46 @@ def test_a_receiver_that_was_taken_for_dead_names_nothing_more(make: Make, clock
     log.close()
     assert [segment.number for segment in wal.segments()] == [1]
 
-    clock.time += shared.ORPHAN_AGE + 1
     assert wal.delete_orphans() == 1
     assert store.get(manifest.segment_name("one", 1)) is not None
+
+
+def test_the_search_for_orphans_spares_a_receiver_that_starts_meanwhile(make: Make, clock: Clock) -> None:
+    class Starting(Memory):
+        """Starts a receiver just before the segments are listed."""
+
+        def list_after(self, prefix: str, after: str = "", most: int | None = None) -> list[Entry]:
+            if prefix == manifest.SEGMENTS and not logs:
+                logs.append(wal.log("new"))
+                put_all(logs[0], make, 1)
+            return super().list_after(prefix, after, most)
+
+    logs: list[SharedLog] = []
+    wal = opened(Starting(), clock)  # whose clock is far ahead of this process's
+    clock.time += 1e10
+    assert wal.delete_orphans() == 0
+    assert len(list(wal.read(wal.segments()[0]))) == 1
+    logs[0].close()
+
+
+def test_the_search_for_orphans_takes_the_log_in_portions(
+    make: Make, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared, "ORPHANS_AT_ONCE", 2)
+    store = Memory()
+    wal = opened(store, clock)
+    for number in range(1, 6):
+        store.put_new(manifest.segment_name("gone", number), b"")
+    with log_of(wal) as log:
+        put_all(log, make, 3)
+        left = []
+        for _ in range(6):
+            clock.time += shared.ORPHANS_EVERY
+            wal.discard_empty()
+            left.append(len(store.list_after(manifest.SEGMENTS)) - 3)
+        assert left == [3, 1, 0, 0, 0, 0]
+        store.put_new(manifest.segment_name("gone", 6), b"")
+        assert wal.delete_orphans() == 1
 
 
 def test_a_receiver_that_goes_on_after_an_outage_of_the_store_is_not_dead(make: Make, clock: Clock) -> None:
@@ -220,7 +257,7 @@ def test_retention_is_the_longest_that_any_reader_wants(make: Make, clock: Clock
         claim.release()
 
 
-def test_what_a_dead_receiver_left_is_deleted_with_its_manifest(make: Make, clock: Clock) -> None:
+def test_segments_of_a_dead_receiver_are_deleted_with_its_manifest(make: Make, clock: Clock) -> None:
     store = Memory()
     wal = opened(store, clock)
     with log_of(wal) as log:
@@ -287,6 +324,26 @@ def test_pages_are_read_only_for_what_a_reader_has_not_committed(
         assert len(store.list_after(manifest.PAGES)) == 1
         assert len(store.list_after(manifest.SEGMENTS)) == 11
         claim.release()
+
+
+def test_deleting_behind_a_dead_receiver_reads_its_pages_once(
+    make: Make, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(manifest, "PAGE", 10)
+    monkeypatch.setattr(manifest, "KEPT", 2)
+    store = FaultyStore()
+    wal = opened(store, clock)
+    with log_of(wal, "living") as living:
+        put_all(living, make, 25)
+        with log_of(wal, "dead") as dead:
+            put_all(dead, make, 25)
+        read = {"living": Position(25), "dead": Position(25)}
+        wal.listing(read)
+        store.calls.clear()
+        for _ in range(3):
+            assert [file.segment.receiver for file in wal.files_of_readers()] == ["dead"] * 25
+            wal.listing(read)
+        assert store.calls["get"] == 2  # the pages of the dead one, not those of the living one
 
 
 def test_a_lost_segment_names_its_object(make: Make, clock: Clock) -> None:
@@ -360,6 +417,15 @@ def test_a_reader_that_was_removed_is_gone(clock: Clock) -> None:
     claim.release()
     assert wal.readers() == {}
     assert wal.owner("default") is None
+
+
+def test_a_reader_that_is_silent_for_long_has_no_owner(clock: Clock) -> None:
+    store = Memory(now=clock)
+    claim = opened(store, clock).own("default", "a test", 0.0)
+    assert "a test" in str(opened(store, clock).owner("default"))
+    clock.time += 4 * shared.SILENCE
+    assert opened(store, clock).owner("default") is None
+    claim.release()
 
 
 # The store

@@ -54,11 +54,11 @@ def test_there_is_a_verb_for_every_kind() -> None:
         (Fault("delay", amount=-1), "delay by -1"),
     ],
 )
-def test_what_cannot_be_is_refused(fault: Fault, words: str) -> None:
+def test_an_impossible_fault_is_refused(fault: Fault, words: str) -> None:
     with pytest.raises(UsageError, match=words.replace("?", r"\?")):
         checked(fault)
 
 
-def test_one_connection_has_no_listener() -> None:
+def test_refuse_cannot_be_a_fault_of_one_connection() -> None:
     with pytest.raises(UsageError, match="refuse is a fault of a link"):
         checked(Fault("refuse"), listening=False)

@@ -13,7 +13,7 @@ def make(conditions: Conditions | None = None) -> Flow:
     return Flow(conditions or Conditions(), chance=random.Random(1))
 
 
-def test_what_is_fed_arrives_at_once_and_in_order() -> None:
+def test_bytes_arrive_at_once_and_in_order() -> None:
     flow = make()
     flow.feed(b"one", 0.0)
     flow.feed(b"two", 0.0)
@@ -123,7 +123,7 @@ def test_bits_are_flipped_once() -> None:
     assert flow.due(0.0) == bytes(100)
 
 
-def test_it_is_cut_off_after_so_many_bytes() -> None:
+def test_a_flow_is_cut_off_after_the_given_number_of_bytes() -> None:
     flow = make()
     flow.impose(Fault("truncate", amount=5), 0.0)
     flow.feed(b"abc", 0.0)

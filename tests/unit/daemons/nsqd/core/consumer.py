@@ -1,4 +1,4 @@
-"""A subscriber's other end, as the core sees it: remembers what it was given."""
+"""A subscriber as the core sees it; it records its messages."""
 
 from __future__ import annotations
 

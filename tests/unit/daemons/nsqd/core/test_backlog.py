@@ -117,7 +117,7 @@ def test_a_large_batch_becomes_messages_bit_by_bit(monkeypatch: pytest.MonkeyPat
     assert taken(backlog, 30_000) == made[1:] == bodies[1:]
 
 
-def test_clear() -> None:
+def test_clear_removes_all_messages() -> None:
     backlog = MemoryBacklog()
     backlog.put(messages(b"a"))
     backlog.clear()

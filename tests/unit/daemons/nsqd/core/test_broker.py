@@ -11,7 +11,7 @@ from tests.unit.daemons.nsqd.core.consumer import Consumer
 
 
 class Witness:
-    """An observer that remembers, and starts topics only when told to."""
+    """An observer that records, and starts topics only on request."""
 
     def __init__(self, *, starts: bool = True) -> None:
         self.events: list[str] = []
@@ -49,7 +49,7 @@ class Setup:
         return consumer, self.broker.subscribe(topic, channel, consumer.subscriber)
 
 
-def test_what_is_published_arrives_in_every_channel_with_its_time_and_an_id() -> None:
+def test_a_message_arrives_in_every_channel_with_its_time_and_id() -> None:
     setup = Setup()
     one, _ = setup.consumer("t", "one")
     two, _ = setup.consumer("t", "two")
@@ -73,7 +73,7 @@ def test_channels_answer_for_themselves() -> None:
     assert (one.held, two.held) == ([], [b"a"])
 
 
-def test_deferred_publishing() -> None:
+def test_a_deferred_message_is_delivered_after_its_delay() -> None:
     setup = Setup()
     consumer, channel = setup.consumer("t", "c")
     setup.broker.publish_deferred("t", b"a", 2.5)

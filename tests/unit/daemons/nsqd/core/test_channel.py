@@ -102,7 +102,7 @@ def test_finishing_makes_room_for_the_next() -> None:
     assert consumer.subscriber.finish_count == 1
 
 
-def test_many_are_finished_at_once_and_those_that_cannot_be_are_named() -> None:
+def test_finishing_many_messages_returns_those_that_are_not_in_flight() -> None:
     setup = Setup()
     consumer, other = setup.consumer(2), setup.consumer(1)
     setup.put(b"a", b"b", b"c", b"d")
@@ -135,7 +135,7 @@ def test_lowered_rdy_delivers_nothing_until_enough_is_answered() -> None:
     assert consumer.held == [b"d"]
 
 
-def test_many_events_are_one_pump() -> None:
+def test_several_events_start_one_delivery() -> None:
     setup = Setup()
     setup.consumer(100)
     before = setup.pumps
@@ -191,7 +191,7 @@ def test_a_full_consumer_gets_nothing_while_others_do() -> None:
     assert (len(slow.delivered), len(fast.delivered)) == (0, 10)
 
 
-def test_one_that_fills_up_is_given_a_bounded_slice() -> None:
+def test_a_consumer_gets_a_bounded_number_of_messages_at_a_time() -> None:
     setup = Setup()
 
     class Fills(Consumer):
@@ -361,7 +361,7 @@ def test_a_touch_cut_short_expires_before_an_earlier_one_that_was_not() -> None:
 
 
 def test_a_touch_that_shortens_is_kept_too() -> None:
-    """Only with a --msg-timeout above --max-msg-timeout."""
+    """This happens only with a --msg-timeout above --max-msg-timeout."""
     setup = Setup()
     consumer = setup.consumer(1, msg_timeout=60.0, max_msg_timeout=10.0)
     setup.put(b"a")
@@ -460,7 +460,7 @@ def test_an_expired_message_can_no_longer_be_answered() -> None:
 # Coming and going
 
 
-def test_what_a_leaving_consumer_held_goes_to_the_others_at_once() -> None:
+def test_messages_of_a_leaving_consumer_go_to_the_others_at_once() -> None:
     setup = Setup()
     leaver, stayer = setup.consumer(2), setup.consumer(0)
     setup.put(b"a", b"b")
@@ -475,7 +475,7 @@ def test_what_a_leaving_consumer_held_goes_to_the_others_at_once() -> None:
     assert setup.channel.requeue_count == 2
 
 
-def test_no_more_consumers_than_allowed() -> None:
+def test_a_consumer_beyond_the_limit_is_refused() -> None:
     setup = Setup(max_consumers=1)
     first = setup.consumer(0)
     with pytest.raises(TooManyConsumers, match="t:c exceeds limit of 1"):
@@ -520,7 +520,7 @@ class Unreadable(MemoryBacklog):
         return []
 
 
-def test_what_cannot_be_read_now_is_not_waited_for() -> None:
+def test_a_message_that_cannot_be_read_yet_delays_no_other() -> None:
     setup = Setup()
     setup.channel.backlog = Unreadable()
     setup.consumer(rdy=1)
@@ -601,7 +601,7 @@ class Near:
             self.channel: Channel = self.broker.subscribe("t", "c", consumer.subscriber)
 
     def publish(self, count: int) -> list[int]:
-        """How many each consumer has been given so far."""
+        """Publish; return how many messages each consumer has got so far."""
         self.broker.publish("t", [b"%d" % number for number in range(count)])
         self.clock.settle()
         return [len(consumer.delivered) for consumer in self.consumers]

@@ -13,7 +13,7 @@ class Rings:
         self.alarm = Alarm(self.clock, lambda: self.times.append(self.clock.now()))
 
 
-def test_it_rings_once_at_the_earliest_moment_asked_for() -> None:
+def test_an_alarm_rings_once_at_the_earliest_requested_time() -> None:
     rings = Rings()
     for when in (5.0, 3.0, 4.0, 3.0):
         rings.alarm.set(when)
@@ -22,7 +22,7 @@ def test_it_rings_once_at_the_earliest_moment_asked_for() -> None:
     assert rings.clock.idle
 
 
-def test_it_can_be_set_again_after_ringing_even_from_within() -> None:
+def test_an_alarm_can_be_set_again_even_while_it_rings() -> None:
     rings = Rings()
 
     def again() -> None:
@@ -69,7 +69,7 @@ def test_nothing_is_done_at_once_and_one_portion_a_turn() -> None:
     assert seen == ["a", "ab", "abc"]
 
 
-def test_those_that_ask_again_take_turns() -> None:
+def test_callbacks_that_ask_again_take_turns() -> None:
     clock, done = FakeClock(), list[str]()
     turns = RoundRobin(clock)
 
@@ -101,7 +101,7 @@ def test_a_long_portion_is_followed_by_a_pause_of_the_same_length() -> None:
     assert began == pytest.approx([0.0, 0.5, 0.501])
 
 
-def test_what_one_of_them_does_wrong_is_not_for_the_others() -> None:
+def test_an_error_in_one_callback_does_not_stop_the_others() -> None:
     clock, done = FakeClock(), list[str]()
     turns = RoundRobin(clock)
     turns.ask(lambda: 1 // 0)  # type: ignore[arg-type, return-value]

@@ -1,4 +1,4 @@
-"""Whatever happens in whatever order, no message is lost, doubled, early or forgotten."""
+"""Random events lose, double, hasten and forget no message."""
 
 from __future__ import annotations
 
@@ -268,7 +268,7 @@ class Conservation(RuleBasedStateMachine):
         return [member for member in self.everyone if member.name == name]
 
     def teardown(self) -> None:
-        """With everyone willing, all that is alive is delivered; finished, nothing is left and no timer."""
+        """Deliver and finish everything: no message and no timer is left."""
         self.topic.pause(False)
         self._topic_flows()
         for member in list(self.everyone):

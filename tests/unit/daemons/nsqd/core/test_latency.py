@@ -23,7 +23,7 @@ def record(clock: FakeClock, into: LatencyWindow, *latencies: int) -> None:
         into.record(clock.time_ns() - latency)
 
 
-def test_nothing_recorded() -> None:
+def test_percentiles_are_none_without_measurements() -> None:
     assert quantiles([window(FakeClock())], QUANTILES) == (0, [0, 0, 0])
     assert quantiles([], QUANTILES) == (0, [0, 0, 0])
 
@@ -113,7 +113,7 @@ def test_memory_is_bounded_whatever_comes() -> None:
 
 
 class TestMeasuredChannel:
-    def test_what_is_finished_is_measured_from_its_publication(self) -> None:
+    def test_latency_is_measured_from_publication_to_finish(self) -> None:
         clock = FakeClock()
         broker = Broker(clock, latency_percentiles=(0.5,), latency_window=60.0)
         consumer = Consumer(rdy=1)
@@ -138,6 +138,6 @@ class TestMeasuredChannel:
         assert channel.finish(consumer.subscriber, [b"0" * 16])
         assert not channel.latency.counts()
 
-    def test_without_percentiles_nothing_is_measured(self) -> None:
+    def test_nothing_is_measured_without_percentiles(self) -> None:
         broker = Broker(FakeClock())
         assert not isinstance(broker.topic("t").channel("c"), MeasuredChannel)

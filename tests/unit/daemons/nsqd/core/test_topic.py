@@ -129,7 +129,7 @@ def test_emptying_drops_what_waits_in_the_topic_only() -> None:
     assert (setup.topic.depth, channel.depth, channel.deferred_count) == (0, 1, 0)
 
 
-def test_after_the_last_channel_messages_wait_again() -> None:
+def test_messages_wait_in_the_topic_after_its_last_channel_is_deleted() -> None:
     setup = Setup()
     setup.topic.channel("one")
     assert setup.topic.remove_channel("one") is not None
@@ -210,7 +210,7 @@ class TestWhereAChannelsDiskRefuses:
         assert setup.depths() == (0, [3, 3])
         assert setup.tries == []
 
-    def test_what_a_channel_has_taken_before_is_not_given_again(self) -> None:
+    def test_a_channel_gets_no_message_twice_from_its_topic(self) -> None:
         setup = Refusing()
         setup.disk.room = 2  # the deferred one does not fit
         setup.topic.pause(False)
@@ -219,7 +219,7 @@ class TestWhereAChannelsDiskRefuses:
         setup.try_again()
         assert setup.depths() == (0, [3, 3])
 
-    def test_what_comes_meanwhile_waits_behind_it(self) -> None:
+    def test_messages_published_meanwhile_wait_behind_the_old_ones(self) -> None:
         setup = Refusing()
         setup.topic.pause(False)
         setup.put(b"c")
@@ -230,7 +230,7 @@ class TestWhereAChannelsDiskRefuses:
         assert setup.depths() == (0, [5, 5])
         assert bodies(setup.waiting("full")) == [b"a", b"b", b"c"]
 
-    def test_only_one_timer_runs(self) -> None:
+    def test_a_topic_has_one_timer_at_a_time(self) -> None:
         setup = Refusing()
         setup.topic.pause(False)
         setup.topic.channel("third")
@@ -238,14 +238,14 @@ class TestWhereAChannelsDiskRefuses:
         setup.topic.pause(False)
         assert len(setup.tries) == 1
 
-    def test_without_that_channel_the_rest_goes_on(self) -> None:
+    def test_a_release_goes_on_without_a_deleted_channel(self) -> None:
         setup = Refusing()
         setup.topic.pause(False)
         setup.topic.remove_channel("full")
         setup.try_again()
         assert setup.depths() == (0, [3])
 
-    def test_what_nobody_is_left_to_have_is_for_the_next_channel(self) -> None:
+    def test_messages_of_a_deleted_only_channel_wait_for_the_next_channel(self) -> None:
         setup = Refusing()
         setup.topic.remove_channel("willing")
         setup.topic.pause(False)
@@ -255,7 +255,7 @@ class TestWhereAChannelsDiskRefuses:
         setup.topic.channel("new")
         assert setup.depths() == (0, [3])
 
-    def test_its_consumers_get_it_from_memory_and_the_topic_keeps_it_until_they_have_finished(self) -> None:
+    def test_a_durable_topic_keeps_a_message_until_its_consumers_have_finished_it(self) -> None:
         setup = Refusing()
         kept: list[bytes] = []
         setup.topic.backlog.finished = lambda messages: kept.extend(bodies(messages))  # type: ignore[method-assign]

@@ -1,4 +1,4 @@
-"""Thousands of messages that wait for a channel: handed over in portions, with everybody else in between."""
+"""A topic hands thousands of waiting messages to a channel in portions, between which other work runs."""
 
 from __future__ import annotations
 
@@ -129,13 +129,13 @@ def test_many_channels_get_smaller_portions() -> None:
     assert {channel.depth for channel in channels} == {350}
 
 
-def test_what_fits_into_a_portion_is_there_at_once() -> None:
+def test_messages_that_fit_into_a_portion_are_released_at_once() -> None:
     setup = Setup(many=999)
     assert setup.topic.channel("one").depth == 999
     assert setup.clock.idle
 
 
-def test_what_is_published_meanwhile_comes_behind() -> None:
+def test_messages_published_during_a_release_come_last() -> None:
     setup = Setup()
     channel = setup.topic.channel("one")
     while not setup.clock.idle:
@@ -158,7 +158,7 @@ def test_publishers_do_not_stay_ahead_for_ever() -> None:
     assert setup.got(channel) == everything(setup)
 
 
-def test_what_was_published_during_a_pause_does_not_come_in_one_go() -> None:
+def test_messages_published_during_a_pause_are_released_in_portions() -> None:
     setup = Setup()
     channel = setup.topic.channel("one")
     setup.topic.pause(True)
@@ -268,7 +268,7 @@ def test_a_pause_in_between_makes_it_go_no_faster(settled: bool) -> None:
     assert setup.got(channel) == everything(setup)
 
 
-def test_without_a_channel_the_rest_waits_for_the_next() -> None:
+def test_the_rest_of_a_release_waits_for_the_next_channel() -> None:
     setup = Setup()
     setup.topic.channel("one")
     setup.topic.remove_channel("one")

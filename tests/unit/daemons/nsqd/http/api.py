@@ -1,4 +1,4 @@
-"""nsqd's HTTP API without a network: requests go from the table of routes straight to the handlers."""
+"""nsqd's HTTP API without a network: requests go straight from the table of routes to the handlers."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from typing import Any, cast
 from nsq.daemons.nsqd.http import Context, routes
 from nsq.daemons.nsqd.registration import Registration
 from nsq.daemons.nsqd.stats import Memory
-from nsq.daemons.routes import HttpError, Reply, Request, Router
+from nsq.daemons.serve.routes import HttpError, Reply, Request, Router
 from nsq.errors import ConfigError
 from tests.fakes.session import Client, World
 
 
 class FakeRegistration:
-    """Remembers which nsqlookupds it was told to use."""
+    """Records the nsqlookupds that it was given."""
 
     def __init__(self) -> None:
         self.addresses: list[str] = ["lookup.example:4160"]
@@ -31,7 +31,7 @@ class FakeRegistration:
 
 
 class FakeStorage:
-    """A disk that works, and that nobody waits for."""
+    """A disk that works without delay."""
 
     health = "OK"
     publish_committer = None

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from nsq.daemons.nsqd.core.backlog import InMemory, StorageFailed
-from nsq.daemons.routes import EMPTY
+from nsq.daemons.serve.routes import EMPTY
 from nsq.wire import commands
 from tests.unit.daemons.nsqd.http.api import Api
 
@@ -61,7 +61,7 @@ def test_deleting_the_last_channel_of_an_ephemeral_topic() -> None:
 
 
 @pytest.mark.parametrize("verb", TOPIC_VERBS)
-def test_topic_refusals(verb: str) -> None:
+def test_invalid_topic_requests_are_refused(verb: str) -> None:
     api = Api()
     assert api.refused("POST", f"/topic/{verb}") == (400, "MISSING_ARG_TOPIC")
     assert api.refused("POST", f"/topic/{verb}?topic=%") == (400, "INVALID_REQUEST")

@@ -10,7 +10,7 @@ import pytest
 from nsq.daemons import COMPATIBLE_VERSION
 from nsq.daemons.nsqd.http import tls_gate
 from nsq.daemons.nsqd.options import TOPOLOGY_AWARE
-from nsq.daemons.routes import OK, HttpError, Reply, Request
+from nsq.daemons.serve.routes import OK, HttpError, Reply, Request
 from nsq.wire import commands
 from nsq.wire.frames import RawMessage
 from tests.unit.daemons.nsqd.http.api import Api
@@ -22,11 +22,11 @@ def stats(api: Api, args: str = "") -> Any:
     return api.json(f"/stats?format=json{args}{QUIET}")
 
 
-def test_ping() -> None:
+def test_ping_answers_ok_or_the_error() -> None:
     assert Api().ask("GET", "/ping") == OK
 
 
-def test_info() -> None:
+def test_info_has_version_and_addresses() -> None:
     api = Api(broadcast_address="here", topology_zone="z", topology_region="r", max_heartbeat_interval=1.5)
     assert api.json("/info") == {
         "version": COMPATIBLE_VERSION,
@@ -238,7 +238,7 @@ def test_strange_names_of_clients_do_no_harm() -> None:
 # /config
 
 
-def test_settings() -> None:
+def test_a_setting_can_be_read_and_changed() -> None:
     api = Api(broadcast_address="here", lookupd_tcp_addresses=("elsewhere:1",))
     assert api.json("/config/max_rdy_count") == 2500
     assert api.json("/config/snappy") is True
@@ -362,7 +362,7 @@ def test_a_look_at_waiting_messages_changes_nothing() -> None:
     assert [each["attempts"] for each in waiting(api, "/channel/peek?topic=t&channel=c&n=2")] == [1, 1]
 
 
-def test_what_is_in_flight_is_shown_with_who_has_it_and_for_how_long() -> None:
+def test_messages_in_flight_are_shown_with_client_and_time() -> None:
     api = Api()
     api.world.broker.topic("t").channel("c")
     for name in ("slow", "quick"):
@@ -389,7 +389,7 @@ def test_what_is_in_flight_is_shown_with_who_has_it_and_for_how_long() -> None:
     assert len(waiting(api, "/channel/peek?topic=t&channel=c")) == 2
 
 
-def test_what_is_shown_is_bounded_and_cut_between_characters() -> None:
+def test_shown_messages_are_limited_and_cut_between_characters() -> None:
     api = Api(max_msg_size=3_000_000, max_body_size=9_000_000)
     api.world.broker.publish("t", [b"x" + "ö".encode() * 1_000_000, b"two"] + [b"more"] * 200)
     first, second, *rest = waiting(api, "/topic/peek?topic=t&n=100")
@@ -425,7 +425,9 @@ def test_looks_that_are_refused(args: str, refusal: tuple[int, str]) -> None:
         ("loopback", "10.0.0.9:5", 403), ("all", "10.0.0.9:5", 200),
     ],
 )  # fmt: skip
-def test_who_may_look(peek: str, remote: str, status: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_peek_is_answered_only_for_allowed_callers(
+    peek: str, remote: str, status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     api = Api(peek=peek)
     api.world.broker.topic("t")
     monkeypatch.setattr(Request, "remote", remote)
@@ -450,7 +452,7 @@ def test_who_may_look(peek: str, remote: str, status: int, monkeypatch: pytest.M
     ],
 )
 def test_a_web_page_of_another_site_sees_no_message(headers: dict[str, str], status: int) -> None:
-    """With DNS rebinding the page's own host name leads to this machine."""
+    """With DNS rebinding the host name of such a page leads to this machine."""
     api = Api(broadcast_address="nsqd1.shop.example")
     api.world.broker.topic("t").channel("c")
     for target in ("/topic/peek?topic=t", "/channel/peek?topic=t&channel=c"):

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from nsq.daemons.routes import OK
+from nsq.daemons.serve.routes import OK
 from nsq.wire.commands import pack_bodies
 from tests.unit.daemons.nsqd.http.api import Api
 
@@ -12,13 +12,13 @@ def waiting(api: Api, topic: str = "t") -> list[bytes]:
 
 
 @pytest.mark.parametrize("path", ["/pub", "/put"])
-def test_pub(path: str) -> None:
+def test_pub_stores_one_message(path: str) -> None:
     api = Api()
     assert api.ask("POST", f"{path}?topic=t", b"\0body\n") == OK
     assert waiting(api) == [b"\0body\n"]
 
 
-def test_deferred_pub() -> None:
+def test_pub_with_defer_delays_the_message() -> None:
     api = Api()
     channel = api.world.broker.topic("t").channel("c")
     assert api.ask("POST", "/pub?topic=t&defer=%2B1500", b"x") == OK

@@ -33,7 +33,7 @@ def grant(*rules: dict[str, Any], ttl: Any = 60, **more: Any) -> Grant:
     return read(json.dumps({"ttl": ttl, "authorizations": rules, **more}).encode(), now=1000.0)
 
 
-def test_what_an_auth_server_says() -> None:
+def test_a_reply_of_an_auth_server_becomes_a_grant() -> None:
     answer = grant(RULE, ttl=5, identity="worker", identity_url="http://id.example")
     assert (answer.identity, answer.identity_url, answer.expires) == ("worker", "http://id.example", 1005.0)
     assert len(answer.rules) == 1
@@ -73,7 +73,7 @@ def test_permissions_are_separate(permission: str, sub: bool, pub: bool) -> None
     assert (allows(answer, "t", "c"), allows(answer, "t", "")) == (sub, pub)
 
 
-def test_one_rule_must_allow_everything_at_once() -> None:
+def test_a_single_rule_must_allow_topic_channel_and_permission() -> None:
     answer = grant(
         {"topic": "^a$", "channels": [".*"], "permissions": ["publish"]},
         {"topic": "^b$", "channels": [".*"], "permissions": ["subscribe"]},
@@ -114,7 +114,7 @@ def test_nothing_is_allowed_without_channels_or_permissions() -> None:
         (b'{"ttl": 1, "authorizations": [{"topic": "' + b"(" * 50_000 + b'"}]}', "topic pattern"),
     ],
 )
-def test_what_cannot_be_used_is_named(body: bytes, said: str) -> None:
+def test_an_unusable_reply_of_an_auth_server_is_an_error(body: bytes, said: str) -> None:
     with pytest.raises(AuthError) as caught:
         read(body, 0.0)
     assert said in str(caught.value)

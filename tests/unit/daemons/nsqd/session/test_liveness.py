@@ -24,7 +24,7 @@ def test_heartbeats_come_at_the_interval_and_silence_after_two() -> None:
     assert watch.silences == [20.0]
 
 
-def test_whoever_is_heard_has_two_intervals_again() -> None:
+def test_a_client_that_sends_anything_gets_two_more_intervals() -> None:
     watch = Watch()
     watch.liveness.start(10.0)
     for _ in range(10):
@@ -46,7 +46,7 @@ def test_starting_anew_forgets_the_old_interval() -> None:
     assert watch.silences == []
 
 
-def test_no_interval_is_no_watch() -> None:
+def test_a_client_without_heartbeats_is_never_dropped() -> None:
     watch = Watch()
     watch.liveness.start(30.0)
     watch.liveness.start(0.0)

@@ -21,7 +21,7 @@ def agree(options: NsqdOptions = OPTIONS, **asked: Any) -> Agreement:
     return negotiate(IdentifyRequest(feature_negotiation=True, **asked), options)
 
 
-def test_who_asks_for_nothing_gets_the_defaults() -> None:
+def test_a_client_without_requests_gets_the_defaults() -> None:
     assert agree() == Agreement.initial(OPTIONS)
     assert negotiate(IdentifyRequest(), OPTIONS) == Agreement.initial(OPTIONS)
 
@@ -57,7 +57,7 @@ def test_who_asks_for_nothing_gets_the_defaults() -> None:
         ({"tls_v1": True}, {"tls": False}),
     ],
 )
-def test_what_is_granted(asked: dict[str, Any], granted: dict[str, Any]) -> None:
+def test_possible_requests_are_granted(asked: dict[str, Any], granted: dict[str, Any]) -> None:
     agreement = agree(**asked)
     assert {name: getattr(agreement, name) for name in granted} == granted
 
@@ -96,7 +96,7 @@ def test_what_is_granted(asked: dict[str, Any], granted: dict[str, Any]) -> None
         ),
     ],
 )
-def test_what_is_refused(asked: dict[str, Any], answer: str) -> None:
+def test_impossible_requests_are_refused(asked: dict[str, Any], answer: str) -> None:
     with pytest.raises(Refused) as caught:
         agree(**asked)
     assert bytes(caught.value) == answer.encode()
@@ -110,7 +110,7 @@ def test_ranges_hold_without_feature_negotiation_and_layers_need_it() -> None:
     assert agreement == Agreement(msg_timeout=60.0, sample_rate=7)
 
 
-def test_what_the_options_switch_off_is_not_granted() -> None:
+def test_features_that_options_switch_off_are_not_granted() -> None:
     options = NsqdOptions(snappy=False, deflate=False)
     assert agree(options, snappy=True, deflate=True) == Agreement.initial(options)
     assert agree(WITH_TLS, tls_v1=True).tls
@@ -150,7 +150,7 @@ def test_the_reply_tells_the_terms() -> None:
         ),
     )
 )  # fmt: skip
-def test_whatever_is_asked_for_the_terms_are_possible_ones(asked: dict[str, Any]) -> None:
+def test_negotiated_values_are_always_possible(asked: dict[str, Any]) -> None:
     try:
         terms = agree(deflate=True, **asked)
     except Refused:

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsq.daemons.bodies import STALL_SECONDS
 from nsq.daemons.nsqd.core.broker import AT_ONCE, Unobserved
 from nsq.daemons.nsqd.core.topic import Topic
 from nsq.daemons.nsqd.session.subscription import CLOSING, SUBSCRIBED
+from nsq.daemons.serve.bodies import STALL_SECONDS
 from nsq.wire import commands
 from nsq.wire.frames import ErrorReply, RawMessage, Response, encode_response
 from nsq.wire.layers import Deflate
@@ -40,7 +40,7 @@ def test_a_wrong_magic_is_refused_and_ends_it() -> None:
     assert client.refused(b"  V3") == b"E_BAD_PROTOCOL"
 
 
-def test_one_byte_at_a_time() -> None:
+def test_commands_may_arrive_byte_by_byte() -> None:
     world = World()
     client = world.client(chunk=1)
     client.send(commands.identify(b"{}"), commands.sub("t", "c"), commands.rdy(1), commands.pub("t", b"body"))
@@ -116,7 +116,7 @@ def test_a_large_mpub_in_small_chunks() -> None:
     assert [message.body for message in world.broker.topic("t").backlog.take(1000)] == bodies
 
 
-def test_many_messages_are_published_in_parts_between_which_others_have_their_turn() -> None:
+def test_a_large_mpub_is_published_in_parts_between_other_work() -> None:
     world = World()
     client, other = world.client(), world.client()
     bodies = [b"%d" % number for number in range(2 * AT_ONCE + 1)]
@@ -170,51 +170,35 @@ def test_a_malformed_command_is_answered_after_those_before_it_and_ends_the_stre
     assert world.broker.topic("t").depth == 1
 
 
+# Refusals that the recordings of Go's nsqd do not have (tests/golden/tcp.json)
+
+
 @pytest.mark.parametrize(
     ("wire", "answer"),
     [
-        (b"FOO\n", b"E_INVALID invalid command FOO"),
         (b"\n", b"E_INVALID invalid command "),
         (b"\xff\xfe\n", b"E_INVALID invalid command \xff\xfe"),
         (b"nop\n", b"E_INVALID invalid command nop"),
-        (b"SUB t\n", b"E_INVALID SUB insufficient number of parameters"),
-        (b"SUB b@d c\n", b'E_BAD_TOPIC SUB topic name "b@d" is not valid'),
-        (b"SUB t c@h\n", b'E_BAD_CHANNEL SUB channel name "c@h" is not valid'),
         (b"SUB t \xff\n", b'E_BAD_CHANNEL SUB channel name "\\xff" is not valid'),
-        (b"RDY 1\n", b"E_INVALID cannot RDY in current state"),
-        (b"FIN " + UNKNOWN + b"\n", b"E_INVALID cannot FIN in current state"),
         (b"REQ " + UNKNOWN + b" 0\n", b"E_INVALID cannot REQ in current state"),
-        (b"TOUCH " + UNKNOWN + b"\n", b"E_INVALID cannot TOUCH in current state"),
-        (b"CLS\n", b"E_INVALID cannot CLS in current state"),
-        (commands.auth(b"secret"), b"E_AUTH_DISABLED AUTH disabled"),
-        (commands.identify(b"nope"), b"E_BAD_BODY IDENTIFY failed to decode JSON body"),
-        (commands.identify(b'{"sample_rate":100}'), b"E_BAD_BODY IDENTIFY sample rate (100) is invalid"),
     ],
 )
-def test_refusals_before_sub(wire: bytes, answer: bytes) -> None:
+def test_more_commands_are_refused_before_sub(wire: bytes, answer: bytes) -> None:
     assert World().client().refused(wire) == answer
 
 
 @pytest.mark.parametrize(
     ("wire", "answer"),
     [
-        (b"SUB t c\n", b"E_INVALID cannot SUB in current state"),
-        (commands.identify(b"{}"), b"E_INVALID cannot IDENTIFY in current state"),
         (commands.auth(b"x"), b"E_INVALID cannot AUTH in current state"),
-        (b"RDY -1\n", b"E_INVALID RDY could not parse count -1"),
-        (b"RDY x\n", b"E_INVALID RDY could not parse count x"),
         (b"RDY 2501\n", b"E_INVALID RDY count 2501 out of range 0-2500"),
         (b"RDY 99999999999999999999\n", b"E_INVALID RDY could not parse count 99999999999999999999"),
-        (b"FIN\n", b"E_INVALID FIN insufficient number of params"),
         (b"FIN short\n", b"E_INVALID invalid message ID"),
-        (b"REQ " + UNKNOWN + b"\n", b"E_INVALID REQ insufficient number of params"),
-        (b"REQ " + UNKNOWN + b" x\n", b"E_INVALID REQ could not parse timeout x"),
         (b"REQ short 0\n", b"E_INVALID invalid message ID"),
-        (b"TOUCH\n", b"E_INVALID TOUCH insufficient number of params"),
         (b"TOUCH short\n", b"E_INVALID invalid message ID"),
     ],
 )
-def test_refusals_after_sub(wire: bytes, answer: bytes) -> None:
+def test_more_commands_are_refused_after_sub(wire: bytes, answer: bytes) -> None:
     world = World()
     client = consumer(world)
     assert client.refused(wire) == answer
@@ -321,7 +305,7 @@ def test_a_consumer_may_publish_too() -> None:
     assert isinstance(message, RawMessage)
 
 
-def test_what_a_lost_client_held_goes_to_another_at_once() -> None:
+def test_messages_of_a_lost_client_go_to_another_at_once() -> None:
     world = World()
     first, second = consumer(world, 1), consumer(world)
     world.broker.publish("t", [b"a"])
@@ -340,7 +324,7 @@ def test_the_limit_of_consumers() -> None:
     assert world.client().refused(commands.sub("t", "c")) == reason
 
 
-def test_without_heartbeats_there_is_no_sub() -> None:
+def test_sub_is_refused_without_heartbeats() -> None:
     client = World().client()
     client.identify(heartbeat_interval=-1)
     assert client.refused(commands.sub("t", "c")) == b"E_INVALID cannot SUB with heartbeats disabled"
@@ -426,7 +410,7 @@ def test_half_a_command_is_silence_too() -> None:
     assert client.link.finished
 
 
-def test_who_says_nothing_at_all_is_told_nothing_and_dropped() -> None:
+def test_a_client_that_sends_nothing_is_dropped() -> None:
     world = World()
     client = world.client(magic=b"")
     world.clock.advance(60.0)
@@ -435,7 +419,7 @@ def test_who_says_nothing_at_all_is_told_nothing_and_dropped() -> None:
     assert world.clock.idle
 
 
-def test_who_takes_its_time_before_the_magic_is_served() -> None:
+def test_a_client_may_be_slow_to_send_the_magic() -> None:
     world = World()
     client = world.client(magic=b"  V")
     world.clock.advance(59.0)
@@ -443,7 +427,7 @@ def test_who_takes_its_time_before_the_magic_is_served() -> None:
     assert client.frames() == [OK]
 
 
-def test_without_heartbeats_silence_is_allowed() -> None:
+def test_a_client_without_heartbeats_may_be_silent() -> None:
     world = World()
     client = world.client()
     client.identify(heartbeat_interval=-1)
@@ -485,7 +469,7 @@ def test_a_congested_link_gets_no_messages_until_it_is_writable() -> None:
     assert len(slow.messages()) == held + 600
 
 
-def test_who_does_not_read_its_answers_is_not_listened_to() -> None:
+def test_commands_of_a_client_that_does_not_read_are_not_read() -> None:
     """Otherwise one compressed chunk of failing commands would pile up answers without a bound."""
     world = World()
     client = world.client(capacity=2_000)

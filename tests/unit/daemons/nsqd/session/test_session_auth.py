@@ -1,4 +1,4 @@
-"""AUTH: the session stands still while an auth server is asked, and loses nothing meanwhile."""
+"""AUTH: the session pauses while an auth server is asked, and loses nothing."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_auth_asks_with_what_is_known_and_answers_with_what_is_granted() -> None
     assert client.frames() == [Response(b'{"identity":"worker","identity_url":"","permission_count":1}')]
 
 
-def test_over_tls_the_clients_certificate_is_known() -> None:
+def test_the_auth_server_gets_the_common_name_of_the_certificate() -> None:
     setup = Setup(tls=True)
     client = setup.client()
     client.upgrade(["tls_v1"])
@@ -82,7 +82,7 @@ def test_nothing_goes_before_auth(wire: bytes, verb: bytes) -> None:
 
 
 def test_commands_behind_auth_wait_for_the_answer() -> None:
-    """In the same chunk, in one that had been read already, and in those the socket still holds."""
+    """They may be in the same chunk, in one that was read before, or still in the socket."""
     setup = Setup()
     client = setup.client()
     client.send(commands.auth(b"secret"), commands.pub("t", b"a"), commands.pub("t", b"b") + b"PUB t\n\0")
@@ -127,7 +127,7 @@ def test_an_identify_with_a_layer_behind_auth() -> None:
 
 
 def test_a_layer_that_breaks_in_what_waited_ends_the_session() -> None:
-    """It used to raise into the auth server's task and leave the client hanging."""
+    """The error must end the session instead of the auth server's task."""
     setup = Setup()
     client = setup.client()
     body = b'{"feature_negotiation":true,"snappy":true}'
@@ -154,7 +154,7 @@ def test_a_refused_auth_ends_it(verdict: Grant | AuthError, answer: bytes) -> No
     assert "secret" not in setup.world.log.getvalue()
 
 
-def test_auth_twice() -> None:
+def test_a_second_auth_is_refused() -> None:
     assert Setup().authenticated().refused(commands.auth(b"secret")) == b"E_INVALID AUTH already set"
 
 
@@ -177,7 +177,7 @@ def test_auth_twice_in_one_chunk() -> None:
         (commands.sub("mine", "no"), b'SUB on "mine" "no"'),
     ],
 )
-def test_what_is_not_granted_is_refused(wire: bytes, what: bytes) -> None:
+def test_a_command_that_is_not_granted_is_refused(wire: bytes, what: bytes) -> None:
     setup = Setup()
     client = setup.client()
     client.send(commands.auth(b"secret"))
@@ -238,7 +238,7 @@ def test_a_grant_that_is_not_renewed(verdict: Grant | AuthError) -> None:
     assert setup.world.broker.topics == {}
 
 
-def test_an_answer_that_comes_after_the_end_is_nobodys() -> None:
+def test_a_late_reply_of_the_auth_server_is_ignored() -> None:
     for end in (Client.drop, lambda client: client.session.close()):
         setup = Setup()
         client = setup.client()
@@ -250,7 +250,7 @@ def test_an_answer_that_comes_after_the_end_is_nobodys() -> None:
         assert setup.world.clock.idle
 
 
-def test_what_waits_for_a_renewed_grant_ends_with_its_client() -> None:
+def test_commands_that_wait_for_a_grant_end_with_their_client() -> None:
     setup = Setup()
     client = setup.authenticated(ttl=10)
     setup.world.clock.advance(10.0)

@@ -1,4 +1,4 @@
-"""Where an OK means that the message is on disk to stay: what waits for that, and what does not."""
+"""A session of a durable nsqd: which replies wait until their messages are synced, and which do not."""
 
 from __future__ import annotations
 
@@ -72,8 +72,8 @@ def test_the_ok_waits_for_the_disk(command: bytes) -> None:
 
 
 @pytest.mark.parametrize("command", PUBLICATIONS, ids=lambda command: str(command[:6]))
-def test_a_disk_that_fails_ends_the_connection_and_a_sub_is_told_why(command: bytes) -> None:
-    """Of a publish neither OK nor an error would be true: the message may be there."""
+def test_a_failing_disk_ends_the_connection_and_refuses_a_sub(command: bytes) -> None:
+    """A publish gets no reply: neither OK nor an error would be true."""
     world = Durable()
     client = world.client()
     client.send(command)
@@ -82,7 +82,7 @@ def test_a_disk_that_fails_ends_the_connection_and_a_sub_is_told_why(command: by
     assert (client.frames(), client.link.finished) == (refusal if b"SUB" in command else [], True)
 
 
-def test_one_chunk_waits_once_and_everything_stays_in_order() -> None:
+def test_commands_of_one_chunk_wait_for_one_sync_in_order() -> None:
     world = Durable()
     client = world.client()
     client.send(commands.pub("t", b"a") * 3, commands.sub("t", "c"), commands.rdy(9), b"CLS\n")
@@ -103,7 +103,7 @@ def test_messages_do_not_overtake_the_ok_they_follow() -> None:
     assert (first, isinstance(second, RawMessage)) == (OK, True)
 
 
-def test_others_get_the_message_and_answer_it_meanwhile() -> None:
+def test_a_message_is_delivered_and_answered_before_its_publish_is_synced() -> None:
     world = Durable()
     consumer, producer = world.subscribed(), world.client()
     producer.send(commands.pub("t", b"a"))
@@ -178,7 +178,7 @@ def test_layers_are_not_changed_under_what_is_held() -> None:
     assert client.frames() == [OK, ErrorReply(b"E_INVALID cannot IDENTIFY in current state")]
 
 
-def test_what_an_auth_server_delayed_waits_for_the_disk_as_well() -> None:
+def test_a_publish_delayed_by_the_auth_server_also_waits_for_the_disk() -> None:
     authority = FakeAuthority()
     world = Durable(authority=authority)
     client = world.client()

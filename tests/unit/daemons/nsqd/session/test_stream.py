@@ -41,7 +41,7 @@ def test_the_magic_in_any_pieces(sizes: list[int]) -> None:
 @pytest.mark.parametrize(
     "wire", [b"  V3", b"GET / HTTP/1.1\r\n", b"\n", b" x", b"  V\x00more", b"\x16\x03\x01"]
 )
-def test_another_magic_is_refused_at_its_first_wrong_byte(wire: bytes) -> None:
+def test_a_wrong_magic_is_refused_at_its_first_wrong_byte(wire: bytes) -> None:
     with pytest.raises(BadMagic):
         list(Stream(FakeLink(), Limits()).read(wire))
 
@@ -49,7 +49,7 @@ def test_another_magic_is_refused_at_its_first_wrong_byte(wire: bytes) -> None:
 # Pausing
 
 
-def test_while_paused_bytes_are_only_kept() -> None:
+def test_bytes_received_during_a_pause_are_kept() -> None:
     setup = Setup()
     setup.stream.pause()
     assert not setup.link.reading
@@ -124,7 +124,7 @@ def test_plain_commands_behind_it_are_not_executed() -> None:
         setup.stream.push(Snappy())
 
 
-def test_what_was_written_before_a_layer_leaves_without_it() -> None:
+def test_bytes_written_before_a_layer_are_sent_without_it() -> None:
     setup, client = Setup(), Deflate()
     setup.stream.write(b"before")
     setup.stream.push(Deflate())
@@ -134,7 +134,7 @@ def test_what_was_written_before_a_layer_leaves_without_it() -> None:
     assert client.unwrap(setup.link.written[1]) == b"behind"
 
 
-def test_what_expands_comes_in_portions() -> None:
+def test_expanding_input_is_decoded_in_portions() -> None:
     setup, client = Setup(), Deflate()
     setup.stream.push(Deflate(6, max_output=1000))
     portions = [setup.read(client.wrap(b"NOP\n" * 10_000))]
@@ -223,7 +223,7 @@ def test_finishing_over_a_broken_layer_still_finishes() -> None:
 # What is held
 
 
-def test_what_is_held_leaves_when_its_ticket_is_released_and_in_order() -> None:
+def test_held_bytes_are_sent_in_order_when_their_ticket_is_released() -> None:
     setup = Setup()
     setup.stream.write(b"a")
     setup.stream.hold()
@@ -257,7 +257,7 @@ def test_a_later_ticket_releases_everything_before() -> None:
     assert (setup.link.written, setup.stream.holding) == ([b"12", b"4"], False)
 
 
-def test_what_is_not_sealed_is_not_released() -> None:
+def test_bytes_that_are_not_sealed_are_not_released() -> None:
     setup = Setup()
     setup.stream.hold()
     setup.stream.write(b"a")
@@ -265,7 +265,7 @@ def test_what_is_not_sealed_is_not_released() -> None:
     assert (setup.link.written, setup.stream.unsealed) == ([], True)
 
 
-def test_what_answers_nothing_need_not_wait() -> None:
+def test_a_heartbeat_passes_held_replies() -> None:
     setup = Setup()
     setup.stream.hold()
     setup.stream.write(b"OK")

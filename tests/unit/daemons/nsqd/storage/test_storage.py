@@ -15,7 +15,6 @@ from unittest.mock import patch
 
 import pytest
 
-from nsq.daemons.logs import DaemonLog
 from nsq.daemons.nsqd.core.backlog import StorageFailed
 from nsq.daemons.nsqd.core.broker import Broker
 from nsq.daemons.nsqd.core.clock import LoopClock
@@ -24,6 +23,7 @@ from nsq.daemons.nsqd.disk.syncing import Replacement
 from nsq.daemons.nsqd.options import NsqdOptions
 from nsq.daemons.nsqd.storage import storage
 from nsq.daemons.nsqd.storage.storage import HEALTHY, DataDirectory, Storage
+from nsq.daemons.serve.logs import DaemonLog
 from nsq.errors import ConfigError
 from tests.unit.daemons.nsqd.core.consumer import Consumer
 from tests.unit.daemons.nsqd.disk.files import GOLDEN, names, room_for

@@ -1,0 +1,443 @@
+"""One nsqd as a client wants it: dialed, connected, lost, and dialed again. And all nsqds of a client.
+
+    owner         wants endpoints, and permits each to dial when its pause is over: so many at a time
+    read thread   dials, then runs the connection's read loop; tells the owner how each of them ended
+    write thread  runs the connection's write loop
+
+Producer and consumer subclass ``Endpoint``: they differ in what they do with a connection, and in when a lost
+one counts as a failure. The threads start with the first permit and live as long as the endpoint. So at the
+end of a program, when Python starts no more threads, an nsqd can still be dialed again.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import queue
+import threading
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from functools import partial
+from heapq import heappop, heappush
+from typing import Any, Generic, Protocol, TypeVar
+
+from nsq.config import Config
+from nsq.connection.backoff import Backoff
+from nsq.connection.conn import Conn
+from nsq.connection.handshake import describe
+from nsq.connection.subscription import Subscription
+from nsq.errors import ConnectionLost, DialFailed, NsqError
+from nsq.log import Logger
+from nsq.threads.owner import Owner
+from nsq.threads.waiters import join_threads
+from nsq.transport.base import Transport
+from nsq.wire.layers import TlsContext
+
+log = Logger("nsq.connection")
+
+#: The most endpoints of one client that dial at the same time.
+DIALS = 32
+
+#: Distinguishes the endpoints of a client: the address, and the key of the subscription.
+Key = tuple[str, Hashable]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """An nsqd to which a client wants a connection, for this subscription or for publishing."""
+
+    address: str
+    subscription: Subscription | None = None
+    given: bool = False  # by the user
+    listed: bool = False  # by an nsqlookupd
+    dial: bool = True
+    """Whether to dial it. If not, no nsqlookupd lists it any more: ask them again instead."""
+
+    @property
+    def key(self) -> Key:
+        return self.address, None if self.subscription is None else self.subscription.key
+
+    @property
+    def label(self) -> str:
+        """Its name among those of threads."""
+        address, key = self.key
+        return address if key is None else f"{address}/{key}"
+
+
+class Status(Enum):
+    WAITING = "waiting"
+    DIALING = "dialing"
+    CONNECTED = "connected"
+
+
+class Client(Protocol):
+    """The producer's pool or the consumer's engine."""
+
+    @property
+    def name(self) -> str:
+        """The beginning of the threads' names."""
+
+    @property
+    def owner(self) -> Owner: ...
+
+    @property
+    def endpoints(self) -> Endpoints[Any]: ...
+
+    @property
+    def transport(self) -> Transport: ...
+
+    @property
+    def context(self) -> TlsContext | None: ...
+
+
+class Endpoint:
+    """One nsqd, its latest connection, and two threads. ``wanted`` is None once the client wants it no more.
+
+    The owner changes ``wanted`` and gives permits. From a permit until it reports, the read thread alone
+    changes ``status``, ``conn`` and ``backoff``.
+    """
+
+    def __init__(
+        self, client: Client, config: Config, clock: Callable[[], float], draw: Callable[[int], float]
+    ) -> None:
+        self.wanted: Wanted | None = None
+        self.address = ""
+        self.label = ""
+        self.subscription: Subscription | None = None
+        self.conn: Conn | None = None  # the latest, which may still be dialed
+        self.status = Status.WAITING
+        self.backoff = Backoff(draw)
+        self.threads: list[threading.Thread] = []
+        self.ticket = -1
+        """Names its valid place in the schedule of ``Endpoints``."""
+        self.permitted = False
+        """Whether it dials or is connected, as far as the owner knows: from a permit until the report."""
+        self._client, self._config, self._clock = client, config, clock
+        self._stopped = False
+        self._permits: queue.SimpleQueue[bool] = queue.SimpleQueue()  # False: end
+        self._to_write: queue.SimpleQueue[Conn | None] = queue.SimpleQueue()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.label} {self.status.value}>"
+
+    # What producer and consumer do with a connection: the read thread.
+
+    def make_conn(self) -> Conn:
+        raise NotImplementedError
+
+    def connected(self, conn: Conn) -> None:
+        """Note a new connection, before its loops run. Raises NsqError if it is not needed any more."""
+
+    def refused(self, error: NsqError, news: bool) -> None:
+        """Note that a dial has failed. ``news``: not for the same reason as the one before."""
+
+    def ended(self, conn: Conn, cause: NsqError | None) -> None:
+        """Set the pause after a connection has ended. ``cause`` is None if we asked for the end."""
+
+    # The owner.
+
+    def assign(self, wanted: Wanted) -> None:
+        """Name the nsqd, once."""
+        self.wanted = wanted
+        self.subscription = wanted.subscription
+        self.label, self.address = wanted.label, wanted.address
+        for thread in self.threads:
+            thread.name = f"{thread.name}-{self.label}"
+
+    def start(self) -> None:
+        """Start the threads that do not run yet. Raises RuntimeError when no thread can be started."""
+        for run, job in ((self._write, "write"), (self._read, "read"))[len(self.threads) :]:
+            name = f"{self._client.name}-{job}{'-' * bool(self.label)}{self.label}"
+            thread = threading.Thread(target=run, name=name, daemon=True)
+            thread.start()
+            self.threads.append(thread)
+
+    def dial(self) -> None:
+        """Permit the read thread to dial once. Raises RuntimeError when no thread can be started."""
+        self.start()
+        self.status = Status.DIALING
+        self._permits.put(True)
+
+    def stop(self) -> None:
+        """End a dial under way, and both threads after the connection's end. Does not wait."""
+        self._stopped = True
+        self._permits.put(False)
+        if len(self.threads) < 2:
+            self._to_write.put(None)  # there is no read thread to do it
+        if self.conn is not None and self.status is not Status.CONNECTED:
+            self.conn.close()
+
+    def cut_off(self) -> None:
+        """End the connection at once."""
+        if self.conn is not None:
+            self.conn.close()
+
+    def abandon(self) -> None:
+        """Drop the connection in a forked child: it belongs to the parent."""
+        if self.conn is not None:
+            self.conn.abandon()
+
+    # The two threads.
+
+    def _read(self) -> None:
+        owner, endpoints = self._client.owner, self._client.endpoints
+        while self._permits.get():
+            conn = self._dial()
+            owner.ask(partial(endpoints.dialed, self, conn is not None))
+            if conn is None:
+                continue
+            self._to_write.put(conn)
+            try:
+                self.ended(conn, conn.read_loop())
+            except Exception as error:
+                log.exception("the connection to %s failed, which is a bug of ours", self.address)
+                conn.close()
+                self.backoff.failed(ConnectionLost(f"{self.address}: {error!r}"), self._clock())
+            self.status = Status.WAITING
+            owner.ask(partial(endpoints.lost, self))
+        self._to_write.put(None)
+        owner.wake()
+
+    def _dial(self) -> Conn | None:
+        """Return a connection; None, with the reason in ``backoff``, if there is none."""
+        self.conn = conn = self.make_conn()
+        try:
+            # After the line above: either ``stop`` sees the connection, or we see ``_stopped`` here.
+            if self._stopped:
+                conn.close()
+            conn.connect(self._clock() + self._config.handshake_timeout)
+            self.connected(conn)
+        except NsqError as error:
+            self._refused(conn, error)
+            return None
+        except BaseException as error:  # from a user's transport; SystemExit too: the thread goes on
+            log.exception("dialing %s failed", self.address, extra={"nsqd_address": self.address})
+            self._refused(conn, DialFailed(f"{self.address}: {error!r}"))
+            return None
+        self.status = Status.CONNECTED
+        return conn
+
+    def _refused(self, conn: Conn, error: NsqError) -> None:
+        conn.close()  # an unclosed connection would count as open
+        news = str(error) != str(self.backoff.reason)
+        self.backoff.failed(error, self._clock(), final=not error.retry)
+        self.status = Status.WAITING
+        self.refused(error, news)
+
+    def _write(self) -> None:
+        while (conn := self._to_write.get()) is not None:
+            try:
+                conn.write_loop()
+            except Exception:
+                log.exception("writing to %s failed, which is a bug of ours", self.address)
+
+    # Reports: any thread.
+
+    @property
+    def dialing(self) -> bool:
+        return self.status is Status.DIALING
+
+    @property
+    def closing(self) -> bool:
+        """Whether we have asked nsqd to end the connection."""
+        return self.conn is not None and self.conn.session.closing
+
+    @property
+    def reason(self) -> str:
+        """The reason why this nsqd has no connection; names its address."""
+        reason = self.backoff.reason
+        if reason is None:
+            return f"{self.address}: {'still being dialed' if self.dialing else 'not reached yet'}"
+        return describe(self.address, reason)
+
+    def words(self, now: float) -> str:
+        """Return a line of text about it."""
+        wanted = self.wanted
+        origins = [] if wanted is None else ["given"] * wanted.given + ["listed"] * wanted.listed
+        status = self.status.value
+        if self.status is Status.WAITING:
+            status = f"next dial in {max(0.0, self.backoff.due_at(urgent=False) - now):.1f} s"
+        elif self.status is Status.CONNECTED and self.closing:
+            status = "leaving"
+        error = f"; last error: {self.reason}" if self.backoff.reason is not None else ""
+        return f"nsqd {self.label} ({' and '.join(origins) or 'no longer listed'}): {status}{error}"
+
+
+E = TypeVar("E", bound=Endpoint)
+
+
+class Endpoints(Generic[E]):
+    """All endpoints of a client, and the schedule of their dials. Only the owner calls the methods; other
+    threads read ``table``, which is swapped, never changed.
+
+    ``make`` makes an endpoint, ``removed`` is called with one that is no longer wanted, ``search`` has the
+    nsqlookupds asked again. ``urgent`` tells whether pauses must be short.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[], E],
+        clock: Callable[[], float],
+        *,
+        removed: Callable[[E], object] = lambda _: None,
+        search: Callable[[], object] = lambda: None,
+        urgent: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.table: dict[Key, E] = {}
+        self.changed = False
+        """Whether an endpoint has come, gone, or changed its status since the client last set this False."""
+        self._make, self._clock, self._removed, self._search = make, clock, removed, search
+        self._urgent = urgent
+        self._leaving: list[E] = []  # removed, and their threads may still run
+        self._stopped = False
+        self._dialing = 0
+        self._tickets = itertools.count()
+        # Heaps: those that pause, the first due on top; and those that may dial, the least failed on top.
+        self._pausing: list[tuple[float, int, E]] = []
+        self._due: list[tuple[int, int, E]] = []
+
+    @property
+    def all(self) -> tuple[E, ...]:
+        return tuple(self.table.values())
+
+    # Facts.
+
+    def want(self, wanted: Mapping[Key, Wanted]) -> None:
+        """Replace the wanted nsqds. One that is no longer wanted is kept while its connection lasts."""
+        table = dict(self.table)
+        for key, want in wanted.items():
+            endpoint = table.get(key)
+            if endpoint is None:
+                table[key] = endpoint = self._make()
+                endpoint.assign(want)
+                self._schedule(endpoint)
+                continue
+            before, endpoint.wanted = endpoint.wanted, want
+            endpoint.subscription = want.subscription  # for the next dial
+            if endpoint.permitted or not want.dial:
+                continue
+            if before is None or not before.dial or want.given > before.given:  # found again, or just given
+                endpoint.backoff.pause = 0.0
+                self._schedule(endpoint)
+        self.table, self.changed = table, True
+        for key in table.keys() - wanted.keys():
+            endpoint = table[key]
+            endpoint.wanted = None
+            if not endpoint.permitted:
+                self._remove(endpoint)
+
+    def dialed(self, endpoint: E, connected: bool) -> None:
+        """Note the end of a dial."""
+        self._dialing -= 1
+        self.changed = True
+        if not connected:
+            self._try_again(endpoint)
+
+    def lost(self, endpoint: E) -> None:
+        """Note the end of a connection."""
+        self.changed = True
+        self._try_again(endpoint)
+
+    def _try_again(self, endpoint: E) -> None:
+        endpoint.permitted = False
+        if endpoint.wanted is None:
+            self._remove(endpoint)
+        else:
+            self._schedule(endpoint)
+
+    def _remove(self, endpoint: E) -> None:
+        endpoint.ticket = -1
+        self.table = {key: each for key, each in self.table.items() if each is not endpoint}
+        endpoint.stop()
+        alive = [each for each in self._leaving if any(thread.is_alive() for thread in each.threads)]
+        self._leaving = [*alive, endpoint]
+        self._removed(endpoint)
+
+    # The schedule.
+
+    def _schedule(self, endpoint: E) -> None:
+        endpoint.ticket = ticket = next(self._tickets)
+        heappush(self._pausing, (endpoint.backoff.due_at(urgent=self._urgent()), ticket, endpoint))
+
+    def hurry(self) -> None:
+        """Look at all pauses again: they are shorter while ``urgent``."""
+        self._pausing, self._due = [], []
+        for endpoint in self.table.values():
+            if endpoint.ticket >= 0:
+                self._schedule(endpoint)
+
+    def dial_due(self) -> list[E]:
+        """Permit endpoints that are due to dial, but no more than ``DIALS`` at a time; return those whose
+        threads have just been started.
+        """
+        now, urgent, search = self._clock(), self._urgent(), False
+        while self._pausing and self._pausing[0][0] <= now:
+            _, ticket, endpoint = heappop(self._pausing)
+            if ticket != endpoint.ticket:
+                continue  # scheduled anew, or removed
+            if endpoint.backoff.due_at(urgent=urgent) > now:  # it is urgent no more
+                self._schedule(endpoint)
+            else:
+                heappush(self._due, (endpoint.backoff.failures, ticket, endpoint))
+        started = []
+        while self._due and self._dialing < DIALS and not self._stopped:
+            _, ticket, endpoint = heappop(self._due)
+            if ticket != endpoint.ticket:
+                continue
+            if endpoint.wanted is not None and not endpoint.wanted.dial:
+                # No nsqlookupd lists it: instead of dialing ask them again, less and less often.
+                search = True
+                endpoint.backoff.failed(endpoint.backoff.reason, now)
+                self._schedule(endpoint)
+                continue
+            new = not endpoint.threads
+            try:
+                endpoint.dial()
+            except RuntimeError as error:  # no more threads, or the interpreter is ending
+                reason = ConnectionLost(f"{endpoint.address} is not dialed: no thread for it: {error}")
+                endpoint.backoff.failed(reason, now)
+                endpoint.refused(reason, endpoint.backoff.failures == 1)
+                self._schedule(endpoint)
+                continue
+            endpoint.ticket, endpoint.permitted = -1, True
+            self._dialing += 1
+            if new:
+                started.append(endpoint)
+        if search:
+            self._search()
+        return started
+
+    def next_due(self) -> float:
+        """Return when to call ``dial_due`` again unless an endpoint reports before."""
+        return self._pausing[0][0] if self._pausing and not self._stopped else math.inf
+
+    def expected(self) -> int:
+        """Count the connections, including those whose first dial is under way or due.
+
+        An nsqd that refused or was lost may stay away for hours: it gets its share when it is back.
+        """
+        return sum(
+            not each.closing
+            if each.status is Status.CONNECTED
+            else each.wanted is not None and each.wanted.dial and not each.backoff.failures
+            for each in self.table.values()
+        )
+
+    # The end.
+
+    def stop(self) -> None:
+        """End dials, and threads without a connection. Does not wait."""
+        self._stopped = True
+        for endpoint in self.all:
+            endpoint.stop()
+
+    def join(self, deadline: float, statuses: Iterable[Status] = Status) -> list[str]:
+        """Wait for the threads of endpoints with these statuses; return the names of those that still run."""
+        wanted = set(statuses)
+        endpoints = [each for each in (*self.all, *self._leaving) if each.status in wanted]
+        return join_threads([thread for each in endpoints for thread in each.threads], deadline)
+
+    def abandon(self) -> None:
+        for endpoint in (*self.all, *self._leaving):
+            endpoint.abandon()

@@ -1,0 +1,327 @@
+"""Inspects a running daemon over HTTP: stacks of threads and tasks, a CPU profile, allocations.
+
+``Debugging`` serves /debug/ to callers on the same machine, one profile or trace at a time. The functions
+below it know no HTTP. They read no source files, because stacks are formatted on the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import math
+import sys
+import threading
+import time
+import tracemalloc
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any, TypeVar
+
+from nsq.daemons.serve.routes import HttpError, Reply, Request, Route
+from nsq.daemons.serve.sites import on_this_machine, own_names, refuse_other_sites, unknown_name
+from nsq.daemons.serve.worker_thread import in_thread
+
+LONGEST = 60.0
+_DEFAULT_SECONDS = 10.0
+_DEFAULT_LIMIT = 25
+_MAX_LIMIT = 1000
+
+_INDEX = f"""\
+What Go's daemons show under /debug/pprof/, for Python. All of it is text.
+
+/debug/threads                               stacks of all threads and tasks
+/debug/profile?seconds=10&format=text        where the event loop's time goes; collapsed for flame graphs
+/debug/tracemalloc?seconds=10&limit=25       what is allocated meanwhile and kept, by line
+
+At most {LONGEST:g} seconds, one at a time. Under Go's names:
+
+/debug/pprof/goroutine, threadcreate         /debug/threads
+/debug/pprof/profile                         /debug/profile
+/debug/pprof/heap, allocs                    /debug/tracemalloc
+/debug/pprof/cmdline                         the command line
+"""
+
+T = TypeVar("T")
+_Async = Callable[[Request], Awaitable[Reply]]
+
+
+class Debugging:
+    """The handlers and routes of /debug/."""
+
+    def __init__(self) -> None:
+        self._busy = False
+
+    def routes(self) -> list[Route]:
+        handlers = {
+            "/debug/threads": self.threads,
+            "/debug/profile": self.profile,
+            "/debug/tracemalloc": self.tracemalloc,
+            "/debug/pprof/": self.index,
+            "/debug/pprof/goroutine": self.threads,
+            "/debug/pprof/threadcreate": self.threads,
+            "/debug/pprof/profile": self.profile,
+            "/debug/pprof/heap": self.tracemalloc,
+            "/debug/pprof/allocs": self.tracemalloc,
+            "/debug/pprof/cmdline": self.command_line,
+        }
+        return [
+            *(Route("GET", path, local_only(handler), plain=True) for path, handler in handlers.items()),
+            Route("PUT", "/debug/setblockrate", self.set_block_rate, plain=True),
+        ]
+
+    async def index(self, request: Request) -> Reply:
+        return Reply.text(_INDEX)
+
+    async def threads(self, request: Request) -> Reply:
+        return Reply.text(describe())
+
+    async def profile(self, request: Request) -> Reply:
+        seconds, form = _seconds(request), request.args.get("format", "text")
+        if form not in ("text", "collapsed"):
+            raise HttpError(400, "INVALID_ARG_FORMAT")
+        here = threading.get_ident()
+        profile = await self._run_alone("profile", functools.partial(sample, here, seconds))
+        return Reply.text(profile.collapsed() if form == "collapsed" else profile.table())
+
+    async def tracemalloc(self, request: Request) -> Reply:
+        seconds, limit = _seconds(request), _limit(request)
+        return Reply.text(await self._run_alone("tracemalloc", functools.partial(trace, seconds, limit)))
+
+    async def command_line(self, request: Request) -> Reply:
+        return Reply.text("\0".join(sys.argv))
+
+    def set_block_rate(self, request: Request) -> Reply:
+        rate = request.args.get("rate", "")
+        if not rate.removeprefix("-").isdecimal():
+            return Reply.text(f"invalid block rate {rate!r}: it must be a whole number", 400)
+        return Reply.text("there is no block profile; /debug/threads shows waiting threads and tasks", 404)
+
+    async def _run_alone(self, what: str, look: Callable[[threading.Event], T]) -> T:
+        if self._busy:
+            raise HttpError(409, "BUSY")
+        self._busy = True
+        stop = threading.Event()
+        running = in_thread(functools.partial(look, stop), f"debug-{what}")
+        running.add_done_callback(self._ended)
+        try:
+            # Shielded: no other request may start before this thread has ended.
+            return await asyncio.shield(running)
+        finally:
+            stop.set()
+
+    def _ended(self, running: asyncio.Future[T]) -> None:
+        self._busy = False
+        if not running.cancelled():
+            running.exception()  # otherwise asyncio logs that the error was never retrieved
+
+
+def local_only(handler: _Async) -> _Async:
+    """Refuse callers on other machines, and web pages of other sites in a browser on this one: the output is
+    confidential, and producing it costs time.
+    """
+
+    async def guarded(request: Request) -> Reply:
+        if not on_this_machine(request.remote):
+            return Reply.text("/debug is only for callers on this machine", 403)
+        refuse_other_sites(request)
+        name = unknown_name(request, own_names())
+        if name is not None:
+            return Reply.text(f"/debug is not shown under the name {name}: use localhost", 403)
+        return await handler(request)
+
+    return guarded
+
+
+def _seconds(request: Request) -> float:
+    try:
+        seconds = float(request.args.get("seconds", _DEFAULT_SECONDS))
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds <= LONGEST:
+        raise HttpError(400, "INVALID_ARG_SECONDS")
+    return seconds
+
+
+def _limit(request: Request) -> int:
+    text = request.args.get("limit", str(_DEFAULT_LIMIT))
+    if not (text.isdecimal() and len(text) <= 4 and 1 <= int(text) <= _MAX_LIMIT):
+        raise HttpError(400, "INVALID_ARG_LIMIT")
+    return int(text)
+
+
+# Stacks
+
+#: Tasks whose stacks are shown; further ones are only counted.
+_TASKS = 2000
+_NAMES = 10
+
+_AWAITS = (("cr_frame", "cr_await"), ("gi_frame", "gi_yieldfrom"), ("ag_frame", "ag_await"))
+
+
+def describe() -> str:
+    """Describe all threads and the tasks of the running event loop."""
+    return "\n".join([*_threads(), *_tasks()]) + "\n"
+
+
+def stack(frame: FrameType | None) -> list[FrameType]:
+    """Return the frame and its callers, innermost first."""
+    frames = []
+    while frame is not None:
+        frames.append(frame)
+        frame = frame.f_back
+    return frames
+
+
+def _threads() -> Iterator[str]:
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    frames = sys._current_frames()
+    yield f"{len(frames)} threads"
+    for ident, frame in frames.items():
+        yield ""
+        yield f'thread {ident} "{names.get(ident, "?")}"'
+        yield from map(_line, stack(frame))
+
+
+def _tasks() -> Iterator[str]:
+    tasks = list(asyncio.all_tasks())
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for task in tasks[:_TASKS]:
+        alike.setdefault(tuple(_awaits(task)), []).append(task.get_name())
+    yield ""
+    yield f"{len(tasks)} tasks"
+    for lines, names in sorted(alike.items(), key=lambda entry: len(entry[1]), reverse=True):
+        more = f" and {len(names) - _NAMES} more" if len(names) > _NAMES else ""
+        yield ""
+        yield f"{len(names)} x {', '.join(names[:_NAMES])}{more}"
+        yield from lines
+    if len(tasks) > _TASKS:
+        yield ""
+        yield f"and {len(tasks) - _TASKS} tasks that were not looked at"
+
+
+def _awaits(task: asyncio.Task[Any]) -> list[str]:
+    """Return the frames the task is suspended in, innermost first. The running task is among the threads."""
+    if task is asyncio.current_task():
+        return ["  running: see its thread"]
+    lines = []
+    waiting: object = task.get_coro()
+    while (found := _frame_and_next(waiting)) is not None:
+        frame, waiting = found
+        lines.append(_line(frame))
+    return lines[::-1]
+
+
+def _frame_and_next(waiting: object) -> tuple[FrameType, object] | None:
+    """Return the frame of a coroutine or generator and the object it awaits; None for a future."""
+    for frame_name, next_name in _AWAITS:
+        frame = getattr(waiting, frame_name, None)
+        if frame is not None:
+            return frame, getattr(waiting, next_name)
+    return None
+
+
+def _line(frame: FrameType) -> str:
+    code = frame.f_code
+    return f"  {code.co_filename}:{frame.f_lineno} {code.co_qualname}"
+
+
+# A profile
+
+_INTERVAL = 0.005
+#: The interpreter's switch interval while sampling. The usual 5 ms would delay the samples too much.
+_SWITCH_INTERVAL = 0.00005
+
+#: Functions as ``module:name``, outermost first.
+Stack = tuple[str, ...]
+
+
+@dataclass
+class Profile:
+    """The sampled stacks and how often each was seen."""
+
+    seconds: float = 0.0
+    stacks: Counter[Stack] = field(default_factory=Counter)
+
+    def collapsed(self) -> str:
+        """Return one line per stack, in the format of flame graph programs."""
+        return "".join(f"{';'.join(names)} {count}\n" for names, count in sorted(self.stacks.items()))
+
+    def table(self) -> str:
+        """Return the functions with the share of samples in each itself, and in it or its callees."""
+        own: Counter[str] = Counter()
+        total: Counter[str] = Counter()
+        for names, count in self.stacks.items():
+            own[names[-1]] += count
+            for name in set(names):
+                total[name] += count
+        samples = self.stacks.total()
+        lines = [f"{samples} samples in {self.seconds:.1f}s", "", "   own%  total%  function"]
+        lines += [
+            f"{100 * own[name] / samples:7.1f} {100 * total[name] / samples:7.1f}  {name}"
+            for name in sorted(total, key=lambda name: (-own[name], -total[name], name))
+        ]
+        return "\n".join(lines) + "\n"
+
+
+def sample(
+    thread: int,
+    seconds: float,
+    stop: threading.Event,
+    *,
+    now: Callable[[], float] = time.monotonic,
+) -> Profile:
+    """Sample the running thread for ``seconds``, or until ``stop`` is set."""
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(_SWITCH_INTERVAL)
+    try:
+        return _sample(thread, seconds, stop, now)
+    finally:
+        sys.setswitchinterval(usual)
+
+
+def _sample(thread: int, seconds: float, stop: threading.Event, now: Callable[[], float]) -> Profile:
+    profile = Profile()
+    began = now()
+    while not stop.wait(_INTERVAL) and profile.seconds < seconds:
+        profile.seconds = now() - began
+        frames = stack(sys._current_frames().get(thread))
+        if not frames:
+            break
+        names = (
+            f"{frame.f_globals.get('__name__', '?')}:{frame.f_code.co_qualname}" for frame in reversed(frames)
+        )
+        profile.stacks[tuple(names)] += 1
+    return profile
+
+
+# Allocations
+
+
+def trace(seconds: float, limit: int, stop: threading.Event) -> str:
+    """Trace allocations for ``seconds``, or until ``stop`` is set. Tracing slows allocations down."""
+    traced_before = tracemalloc.is_tracing()
+    if not traced_before:
+        tracemalloc.start()
+    try:
+        before = tracemalloc.take_snapshot()
+        stop.wait(seconds)
+        after = tracemalloc.take_snapshot()
+    finally:
+        if not traced_before:
+            tracemalloc.stop()
+    ours = tracemalloc.Filter(False, tracemalloc.__file__)
+    grown = [
+        line
+        for line in after.filter_traces([ours]).compare_to(before.filter_traces([ours]), "lineno")
+        if line.size_diff > 0
+    ]
+    lines = [f"held now that was not held {seconds:g}s ago", "", "      bytes    blocks  line"]
+    for line in grown[:limit]:
+        where = line.traceback[0]
+        lines.append(f"{line.size_diff:11} {line.count_diff:9}  {where.filename}:{where.lineno}")
+    if len(grown) > limit:
+        rest = sum(line.size_diff for line in grown[limit:])
+        lines.append(f"{rest:11}            {len(grown) - limit} other lines")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,209 @@
+"""Runs a daemon as a program: its flags, the event loop, signals, systemd, exit statuses.
+
+Imports only errors, flags, gc_settings and the daemons' log of this package, and never aiohttp:
+``--version`` works without it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import os
+import platform
+import resource
+import signal
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
+
+from nsq.daemons import COMPATIBLE_VERSION
+from nsq.daemons.serve.logs import DaemonLog, LogOptions
+from nsq.errors import NsqError, how_to_install
+from nsq.flags import parse_or_exit
+from nsq.gc_settings import tune_gc
+from nsq.threads.stop_signals import DAEMON_SIGNALS, StopSignals
+
+OptionsT = TypeVar("OptionsT", bound=LogOptions)
+
+
+class Daemon(Protocol):
+    async def start(self) -> None:
+        """Listen. If that fails, raise and leave nothing open."""
+
+    async def drain(self) -> None:
+        """Accept nothing new and let clients finish. May be cancelled; ``stop`` follows in any case."""
+
+    async def stop(self) -> bool:
+        """End what start() began; a second call does nothing. Returns whether nothing was lost."""
+
+    def hurry(self) -> None:
+        """Have ``stop`` wait no longer for clients and requests, and log what is not on disk yet."""
+
+    async def reload(self) -> None:
+        """Read changed files again. If one cannot be read, log that and keep the old content."""
+
+
+def run_program(
+    program: str,
+    options_class: type[OptionsT],
+    make_daemon: Callable[[OptionsT, DaemonLog], Daemon],
+    argv: Sequence[str] | None,
+) -> int:
+    """Read the flags, run the daemon, return the exit status. --help, --version, errors: SystemExit."""
+    version = f"{program} v{COMPATIBLE_VERSION} (built w/python{platform.python_version()})"
+    parsed = parse_or_exit(options_class, argv, prog=program, version=version)
+    if importlib.util.find_spec("aiohttp") is None:
+        raise SystemExit(f"{program} needs the server extra: {how_to_install('server')}")
+    try:
+        log = DaemonLog.of(parsed.options)
+    except NsqError as error:
+        raise SystemExit(f"{program}: {error}") from None
+    with contextlib.closing(log):
+        for warning in parsed.warnings:
+            log.warning("%s", warning)
+        log.info("%s", version)
+        return run(lambda: make_daemon(parsed.options, log), log)
+
+
+def run(make_daemon: Callable[[], Daemon], log: DaemonLog) -> int:
+    """Run until SIGTERM, SIGINT or the end of a drain, and return the exit status."""
+    tune_gc()
+    _allow_many_files()
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        try:
+            return runner.run(_serve(make_daemon, log))
+        finally:
+            # The loop's end restores the signals' default action, which would replace the exit status.
+            signal.pthread_sigmask(signal.SIG_BLOCK, DAEMON_SIGNALS)
+
+
+def _allow_many_files() -> None:
+    """Raise the limit of open files to the user's maximum, as Go's runtime does; 1024 is too low."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):  # some systems name a limit and refuse it
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return factory
+
+
+async def _serve(make_daemon: Callable[[], Daemon], log: DaemonLog) -> int:
+    asyncio.get_running_loop().set_exception_handler(
+        lambda _, context: log.error("%s", context["message"], exc=context.get("exception"))
+    )
+    systemd = Systemd(os.environ)
+    signals = _Signals(log, systemd)
+    try:
+        daemon = make_daemon()
+        signals.hurry = daemon.hurry
+        await daemon.start()
+    except (NsqError, OSError) as error:
+        log.fatal("%s", error)
+        return 1
+    except Exception as error:
+        log.error("cannot start", exc=error)
+        return 1
+    watchdog = asyncio.get_running_loop().create_task(systemd.feed_watchdog(), name="systemd-watchdog")
+    systemd.tell("READY=1")
+    await signals.obey(daemon)
+    systemd.tell("STOPPING=1")
+    try:
+        return 0 if await daemon.stop() else 1
+    finally:
+        watchdog.cancel()
+
+
+class _Signals:
+    """SIGTERM and SIGINT stop, SIGUSR1 drains, SIGHUP reloads. Signals during start() take effect later.
+
+    No signal cuts a stop short: a later SIGTERM or SIGINT only ends its waiting for clients and requests.
+    """
+
+    def __init__(self, log: DaemonLog, systemd: Systemd) -> None:
+        self.hurry: Callable[[], None] = lambda: None
+        self._log = log
+        self._systemd = systemd
+        self._stop = asyncio.Event()
+        self._drain = asyncio.Event()
+        self._reload = asyncio.Event()
+        self._stop_signals = StopSignals()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._asked_to_stop, number)
+        loop.add_signal_handler(signal.SIGUSR1, self._drain.set)
+        loop.add_signal_handler(signal.SIGHUP, self._reload.set)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, DAEMON_SIGNALS)
+
+    async def obey(self, daemon: Daemon) -> None:
+        """Drain and reload on their signals; return when the daemon must stop."""
+        loop = asyncio.get_running_loop()
+        jobs = [self._stop.wait(), self._drain_when_told(daemon), self._reload_when_told(daemon)]
+        tasks: list[asyncio.Task[Any]] = [loop.create_task(job) for job in jobs]
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in tasks:
+            task.cancel()
+        for outcome in await asyncio.gather(*tasks, return_exceptions=True):
+            if isinstance(outcome, Exception):
+                self._log.error("handling a signal failed: stopping", exc=outcome)
+
+    def _asked_to_stop(self, number: signal.Signals) -> None:
+        if self._stop_signals.repeats(time.monotonic()):
+            return
+        if not self._stop.is_set():
+            self._log.info("received %s, stopping", number.name)
+            self._stop.set()
+        else:
+            self._log.warning("received %s again: not waiting for clients and requests", number.name)
+            self.hurry()
+
+    async def _drain_when_told(self, daemon: Daemon) -> None:
+        await self._drain.wait()
+        self._log.info("received SIGUSR1, draining; SIGTERM stops at once")
+        self._systemd.tell("STATUS=draining")
+        await daemon.drain()
+
+    async def _reload_when_told(self, daemon: Daemon) -> None:
+        while True:
+            await self._reload.wait()
+            self._reload.clear()
+            self._systemd.tell(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
+            self._log.reopen()
+            self._log.info("received SIGHUP, reloading")
+            try:
+                await daemon.reload()
+            except Exception as error:
+                self._log.error("reloading failed", exc=error)
+            self._systemd.tell("READY=1")
+
+
+class Systemd:
+    """Notifies systemd of the daemon's state, as sd_notify(3) does. Without systemd it does nothing."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._address = environment.get("NOTIFY_SOCKET", "")
+        if self._address.startswith("@"):
+            self._address = "\0" + self._address[1:]
+        mine = environment.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
+        microseconds = environment.get("WATCHDOG_USEC", "")
+        self._watchdog = int(microseconds) / 1_000_000 if mine and microseconds.isdigit() else 0.0
+
+    def tell(self, state: str) -> None:
+        if not self._address:
+            return
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+            sock.setblocking(False)
+            sock.sendto(state.encode(), self._address)
+
+    async def feed_watchdog(self) -> None:
+        """Report that the event loop is running, twice as often as systemd expects it."""
+        while self._watchdog:
+            self.tell("WATCHDOG=1")
+            await asyncio.sleep(self._watchdog / 2)

@@ -1,0 +1,1 @@
+"""The smart client for partitioned, ordered and traced NSQ."""

@@ -1,0 +1,264 @@
+"""What a consumer of a partitioned NSQ wants: a connection to the leader of each of its partitions.
+
+Discovery's thread owns the picture of the cluster. When that changes, or a connection comes or goes, it
+compares the leaders with the connections that there are. A partition that has moved gets its new connection
+when the former one has ended. A cluster of the original NSQ is seen as such, and consumed as ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from nsq.config import Config
+from nsq.connection.conn import Conn
+from nsq.connection.endpoint import Key, Wanted
+from nsq.connection.subscription import Subscription
+from nsq.consumer.engine import Engine, backoff_strategy, plain_pool
+from nsq.consumer.handlers import HandlerPool
+from nsq.consumer.rdy import OneEach, RdyWindows
+from nsq.discovery.lookups import Discovery
+from nsq.errors import (
+    ConfigError,
+    ExtendForbidden,
+    ExtendNeeded,
+    NotLeader,
+    NotWritable,
+    NsqError,
+    TopicNotExist,
+)
+from nsq.http.nsqlookupd import NsqdNode, NsqlookupdApi
+from nsq.log import Logger
+from nsq.partitioned.lookups import Lookups
+from nsq.partitioned.ordered import OrderedPool
+from nsq.partitioned.subscription import PartitionSubscription, Reading, mismatch
+from nsq.partitioned.table import TopicTable
+from nsq.partitioned.tracing import Tracing
+
+log = Logger("nsq.discovery")
+
+#: What nsqd answers to a subscription while leaders move, or the topic's settings change.
+_PASSING = (NotLeader, NotWritable, TopicNotExist, ExtendNeeded, ExtendForbidden)
+
+
+class ConsumerLookups(Lookups):
+    """The questions of a consumer, which wants the nsqds of its topic alone."""
+
+    def __init__(self, topic: str, config: Config, **options: Any) -> None:
+        super().__init__(config, "r", **options)
+        self._topic = topic
+        self.learn(topic)
+
+    def original_nodes(self, api: NsqlookupdApi) -> Sequence[NsqdNode]:
+        return api.nodes_of(self._topic or "")
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a consumer is made of, where it may meet a partitioned NSQ."""
+
+    make_discovery: Callable[[Engine], Discovery]
+    make_pool: Callable[[Engine], HandlerPool]
+    windows: type[RdyWindows]
+    tracing: Tracing
+
+
+def parts_for(discovery: Mapping[str, Any], given: Mapping[str, Any]) -> Parts:
+    """Return the parts of a consumer with these options, of those that need a partitioned NSQ. ``discovery``
+    has the arguments of its ``Discovery``.
+    """
+    policy = {name: given[name] for name in ("on_stuck", "stuck_after", "out_of_order") if name in given}
+    reading = Reading.checked(**{name: value for name, value in given.items() if name not in policy})
+    tracing = Tracing()
+    tracing.switch(discovery["subscription"].topic, reading.trace)
+    discover = partial(PartitionDiscovery, reading=reading, tracing=tracing, **discovery)
+    if reading.ordered:
+        return Parts(discover, partial(_ordered_pool, policy), OneEach, tracing)
+    for name in policy:
+        raise ConfigError(f"{name} has no effect without ordered=True")
+    return Parts(discover, plain_pool, RdyWindows, tracing)
+
+
+def _ordered_pool(policy: dict[str, Any], engine: Engine) -> OrderedPool:
+    strategy, longest = backoff_strategy(engine.config), engine.config.max_backoff_duration
+    return OrderedPool(
+        engine.name,
+        give_up=engine.give_up,
+        starved=lambda: engine.starved,
+        pause=lambda attempts: min(strategy(attempts), longest),
+        wake=engine.owner.wake,
+        stop_partition=lambda partition: engine.discovery.stop_partition(partition),
+        stuck=engine.tell_stuck,
+        disorder=engine.tell_out_of_order,
+        **policy,
+    )
+
+
+class PartitionDiscovery(Discovery):
+    """Finds the leaders of a topic's partitions; in a cluster of the original NSQ, the topic's nsqds."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        subscription: Subscription,
+        config: Config,
+        reading: Reading,
+        tracing: Tracing,
+        nsqlookupds: Iterable[str],
+        rewrite: Callable[[str], str] | None = None,
+        **options: Any,
+    ) -> None:
+        lookups = ConsumerLookups(subscription.topic, config, rewrite=rewrite)
+        super().__init__(
+            subscription,
+            config,
+            found=engine.found,
+            dropped=engine.dropped,
+            name=engine.name,
+            nsqlookupds=nsqlookupds,
+            rewrite=rewrite,
+            asker=lookups,
+            **options,
+        )
+        lookups.attach(self, nsqlookupds, self._owner.ask, self._heard)
+        self._engine = engine
+        self._reading, self._tracing = reading, tracing
+        self._questions = lookups
+        self._channel = subscription.channel
+        self._urgent = False
+        self._stopped: set[int] = set()  # partitions that the user's decision has ended
+        self._started: set[int] = set()  # partitions that have begun at the chosen position
+        self._problem = ""
+
+    # Events of connections: any thread.
+
+    def connected(self, conn: Conn) -> None:
+        _, partition = conn.key
+        if isinstance(partition, int):
+            self._started.add(partition)
+        else:
+            super().connected(conn)
+
+    @property
+    def partitioned_by(self) -> set[str]:
+        partitioned = self._questions.cluster.kind == "partitioned"
+        return set(self._nsqlookupds.copy().values()) if partitioned else set()
+
+    def disconnected(self, key: Key, cause: NsqError | None) -> None:
+        self._owner.ask(partial(self._lost, cause))
+
+    def _lost(self, cause: NsqError | None) -> None:
+        self._urgent = self._urgent or cause is not None
+
+    def refused(self, key: Key, error: NsqError) -> bool:
+        passing = isinstance(error, _PASSING)
+        if passing:
+            self._owner.ask(partial(self._refused, key, error))
+        return passing
+
+    def _refused(self, key: Key, error: NsqError) -> None:
+        self._urgent = True
+        address, partition = key
+        if isinstance(error, (NotLeader, TopicNotExist)) and isinstance(partition, int):
+            self._questions.cluster.refuse(self._topic or "", partition, address, self._clock())
+
+    def stop_partition(self, partition: int) -> None:
+        """Leave a partition for good."""
+        self._owner.ask(partial(self._stopped.add, partition))
+
+    # The discovery thread.
+
+    def _heard(self) -> None:
+        self._urgent = False
+
+    def _turn(self) -> float | None:
+        due = super()._turn()
+        if due is None:
+            return None
+        incomplete = self._questions.cluster.kind == "partitioned" and self._is_incomplete()
+        now = self._clock()
+        return min(due, self._questions.refresh(now, urgent=self._urgent, incomplete=incomplete))
+
+    def _is_incomplete(self) -> bool:
+        table = self._table
+        return bool(self.missing) or not table.leaders
+
+    @property
+    def _table(self) -> TopicTable:
+        return self._questions.cluster.table(self._topic or "")
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """The partitions that nobody leads at the moment."""
+        return tuple(filter(self._reading.selects, self._table.missing))
+
+    def _report(self) -> None:
+        kind = self._questions.cluster.kind
+        if kind == "partitioned":
+            self._want_partitions()
+        elif kind is None or not self._reading.given:
+            super()._report()
+        else:
+            option = self._reading.given[0]
+            self._refuse(
+                ConfigError(
+                    f"{option} needs a partitioned NSQ, but the nsqlookupds belong to the original one"
+                )
+            )
+
+    def _want_partitions(self) -> None:
+        table = self._table
+        problem = mismatch(table, self._reading)
+        if problem is not None:
+            self._refuse(problem)
+            return
+        self._problem = ""
+        connected = {key[1]: key for key in self._engine.connected_keys() if isinstance(key[1], int)}
+        wanted: dict[Key, Wanted] = {}
+        for address, nsqd in self._directory.nsqds.items():
+            if nsqd.given:
+                want = self._wanted(address, nsqd)
+                wanted[want.key] = want
+        for partition, leader in sorted(table.leaders.items()):
+            former = connected.get(partition)
+            if not self._reading.selects(partition):
+                continue
+            if partition in self._stopped:
+                if former is not None:
+                    self._dropped(former)
+                continue
+            want = self._partition(table, partition, self._rewritten(leader))
+            if former is not None and former != want.key:
+                self._dropped(former)  # the new connection comes when it has ended
+            elif self._accept is None or want.address in self._directory.nsqds:
+                wanted[want.key] = want
+        if wanted != self.wanted:
+            self.wanted = wanted
+            self._found(wanted)
+            self._engine.give_each_room()
+
+    def _partition(self, table: TopicTable, partition: int, address: str) -> Wanted:
+        pool = self._engine.pool
+        subscription = PartitionSubscription(
+            table.topic,
+            self._channel,
+            partition,
+            table.meta is not None and table.meta.extended,
+            self._reading,
+            pool.delegate if isinstance(pool, OrderedPool) else None,
+            self._tracing,
+            self._started,
+        )
+        return Wanted(address, subscription, listed=True)
+
+    def _refuse(self, problem: NsqError) -> None:
+        """Report, once, that the topic cannot be consumed with these options."""
+        if self._problem != str(problem):
+            self._problem = str(problem)
+            self._engine.refuse(problem)
+        if self.wanted:
+            self.wanted = {}
+            self._found({})

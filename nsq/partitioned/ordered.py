@@ -1,0 +1,646 @@
+"""Order within a partition: each partition has a lane, in which one message at a time is handled.
+
+    read loops       a delivery -> its lane
+    a lane           one message at a time -> the inbox
+    handler threads  handle and answer it -> its lane: the next one, or the same one again after a pause
+
+A message that fails holds up its own lane; other lanes go on. The lane decides (pure), the pool below obeys.
+A lane outlives connections: its handler may still work on a message when a new leader of the partition
+delivers that message again, and the lane keeps the second delivery until the handler has ended.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import Enum
+from functools import partial
+from typing import Any, NamedTuple
+
+from nsq.connection.conn import Conn
+from nsq.consumer.handlers import (
+    BatchHandler,
+    Exceptions,
+    GiveUp,
+    Handler,
+    HandlerPool,
+    Requeue,
+    requeue_for_result,
+)
+from nsq.consumer.reports import PartitionHealth
+from nsq.errors import AlreadyResponded, ConfigError, InvalidMessage
+from nsq.log import Logger
+from nsq.message import Message
+
+log = Logger("nsq.partitioned")
+
+
+class Position(NamedTuple):
+    """A message's place in its partition."""
+
+    internal_id: int
+    offset: int
+
+    @classmethod
+    def of(cls, message: Message) -> Position:
+        return cls(message.internal_id or 0, message.offset or 0)
+
+    def is_before(self, other: Position) -> bool:
+        return self.internal_id < other.internal_id or self.offset < other.offset
+
+
+# What the user decides about a message that fails.
+
+
+class Decision(Enum):
+    """What ``on_stuck`` may return besides a number of seconds: ``SKIP`` gives the message up, so that the
+    partition goes on after it; ``STOP`` leaves the partition, and the message, to other consumers.
+    """
+
+    SKIP = "skip"
+    STOP = "stop"
+
+
+@dataclass(frozen=True)
+class Stuck:
+    """A message whose handler has failed, and which holds up its partition."""
+
+    message: Message
+    attempts: int
+    seconds: float
+    """The time since the message's first failure."""
+    error: BaseException | None
+    """What the handler raised; None if it returned False or asked for another attempt."""
+
+    @property
+    def partition(self) -> int | None:
+        return self.message.partition
+
+
+#: Returns the seconds until the next attempt (0: at once), a Decision, or None for the usual, growing pause.
+OnStuck = Callable[[Stuck], "float | Decision | None"]
+
+
+# The lane.
+
+
+class Do(Enum):
+    """What a lane orders to be done with a message."""
+
+    HANDLE = 1
+    FINISH = 2
+    """Finish it without the handler, which has handled it before."""
+    GIVE_BACK = 3
+    """Requeue it: its connection is closing."""
+    REPORT = 4
+    """Report that it comes before the message finished last."""
+    STOP = 5
+    """Stop the partition, as the user wants no message out of order."""
+
+
+class Order(NamedTuple):
+    do: Do
+    message: Message
+
+
+class State(Enum):
+    """What happens to the current message."""
+
+    QUEUED = 1
+    HANDLED = 2
+    """A handler works on it, or has ended and left the answer for later."""
+    PAUSED = 3
+    """It waits for its next attempt."""
+
+
+class Lane:
+    """One partition. Pure: events in, orders out.
+
+    Events are handed in one after the other; ``begin`` and ``failed`` are called by the one handler that has
+    the current message. ``closing`` tells whether a message's connection takes no more.
+    """
+
+    def __init__(
+        self,
+        partition: int,
+        *,
+        closing: Callable[[Message], bool],
+        stop_out_of_order: bool = False,
+    ) -> None:
+        self.partition = partition
+        self.waiting: deque[Message] = deque()
+        self.current: Message | None = None
+        self.state = State.QUEUED
+        self.retry_at = -math.inf
+        self.finished_last: Position | None = None
+        self.disorders = 0
+        self.repeated = 0
+        self.stopped = False
+        # The message that was attempted last: the same one comes again after a reconnect.
+        self.attempts = 0
+        self.failing: Message | None = None
+        self.failed_since: float | None = None
+        self.error: BaseException | None = None
+        self._attempted: Position | None = None
+        self._reported: Position | None = None
+        self._closing = closing
+        self._stop_out_of_order = stop_out_of_order
+        self._ended = False  # the handler, if one has begun
+        self._finished = False  # the message has its answer, but the handler may still run
+
+    # The handler that has the current message.
+
+    def begin(self, message: Message) -> None:
+        """Count an attempt. nsqd's own count begins anew with every connection."""
+        self.state = State.HANDLED
+        position = Position.of(message)
+        if position != self._attempted:
+            self._attempted, self.attempts = position, 0
+            self.failing = self.failed_since = self.error = None
+        self.attempts += 1
+        message.attempts = self.attempts
+
+    def failed(self, message: Message, error: BaseException | None, now: float) -> Stuck:
+        self.failing, self.error = message, error
+        if self.failed_since is None:
+            self.failed_since = now
+        return Stuck(message, self.attempts, now - self.failed_since, error)
+
+    def stop(self) -> None:
+        """Hold back every message from now on: the connection is about to be closed."""
+        self.stopped = True
+
+    # Events.
+
+    def delivered(self, message: Message, now: float) -> list[Order]:
+        self.waiting.append(message)
+        return self._next(now)
+
+    def ended(self, message: Message, now: float) -> list[Order]:
+        """Note that the handler has ended. Its message may have its answer, or get it later."""
+        if message is not self.current:
+            return []
+        self._ended = True
+        return self._after_answer(now)
+
+    def finished(self, message: Message, now: float) -> list[Order]:
+        """Note that a message is done, even if nsqd could not be told any more."""
+        position = Position.of(message)
+        if message is self.current:
+            self.finished_last = position
+            self._finished = True
+            return self._after_answer(now)
+        if self.finished_last is None or not position.is_before(self.finished_last):
+            self.finished_last = position
+        return []
+
+    def requeued(self, message: Message, delay: float, now: float) -> list[Order]:
+        """Note that the message gets another attempt, in ``delay`` seconds."""
+        if message is not self.current:
+            return []
+        self.retry_at = math.inf if self.stopped else now + delay
+        self.state = State.PAUSED
+        return self._after_answer(now)
+
+    def lost(self, message: Message, now: float) -> list[Order]:
+        """Note that nsqd has the message again, and no handler works on it."""
+        if message is not self.current:
+            return []
+        self.current = None
+        return self._next(now)
+
+    def clock(self, now: float) -> list[Order]:
+        """Begin the next attempt if it is due."""
+        return self._after_answer(now)
+
+    # Decisions.
+
+    def due(self, now: float) -> bool:
+        """Whether ``clock`` would change anything."""
+        message = self.current
+        if message is None or self.state is not State.PAUSED or not self._ended:
+            return False
+        return self.retry_at <= now or message.expires_at <= now or self._closing(message)
+
+    @property
+    def next_due(self) -> float:
+        return self.retry_at if self.current is not None and self.state is State.PAUSED else math.inf
+
+    def left_unanswered(self, now: float) -> Message | None:
+        """Return the message whose handler left the answer for later, if its time is up."""
+        message = self.current
+        if message is None or self.state is not State.HANDLED or not self._ended or self._finished:
+            return None
+        return message if message.expires_at <= now else None
+
+    def unbegun(self) -> list[Message]:
+        """Return the messages that no handler works on: they wait for one, or for their next attempt."""
+        current, waiting = self.current, list(self.waiting.copy())
+        return waiting if current is None or self.state is State.HANDLED else [current, *waiting]
+
+    def _after_answer(self, now: float) -> list[Order]:
+        message = self.current
+        if message is None or not self._ended:
+            return []
+        if self._finished:
+            self.current = None
+            self.failing = self.failed_since = self.error = None
+            return self._next(now)
+        if self.state is not State.PAUSED:
+            return []
+        if message.expires_at <= now:
+            self.current = None
+            return self._next(now)
+        if self._closing(message):
+            self.current = None
+            return [Order(Do.GIVE_BACK, message), *self._next(now)]
+        if self.retry_at <= now:
+            return [self._queue(message)]
+        return []
+
+    def _next(self, now: float) -> list[Order]:
+        """Take waiting messages until one is current."""
+        orders: list[Order] = []
+        while self.current is None and self.waiting:
+            message = self.waiting.popleft()
+            if message.expires_at <= now:
+                continue
+            position = Position.of(message)
+            if position == self.finished_last:
+                self.repeated += 1
+                orders.append(Order(Do.FINISH, message))
+            elif self._closing(message):
+                orders.append(Order(Do.GIVE_BACK, message))
+            else:
+                orders += self._check(message, position)
+                orders += self._take(message, position, now)
+        return orders
+
+    def _check(self, message: Message, position: Position) -> list[Order]:
+        if self.finished_last is None or not position.is_before(self.finished_last):
+            return []
+        if position == self._reported:
+            return []
+        self._reported = position
+        self.disorders += 1
+        if not self._stop_out_of_order:
+            return [Order(Do.REPORT, message)]
+        self.stopped = True
+        return [Order(Do.REPORT, message), Order(Do.STOP, message)]
+
+    def _take(self, message: Message, position: Position, now: float) -> list[Order]:
+        self.current = message
+        self._finished = False
+        pausing = position == self._attempted and self.retry_at > now
+        if not (self.stopped or pausing):
+            return [self._queue(message)]
+        # It has failed before, on another connection: its pause goes on.
+        self.state, self._ended = State.PAUSED, True
+        if self.stopped:
+            self.retry_at = math.inf
+        return []
+
+    def _queue(self, message: Message) -> Order:
+        self.state, self._ended, self._finished = State.QUEUED, False, False
+        self.retry_at = -math.inf
+        return Order(Do.HANDLE, message)
+
+
+# The pool: obeys the lanes.
+
+
+class Track:
+    """A lane and its events. Whichever of our threads holds ``claim`` hands the events to the lane; no thread
+    waits for it.
+    """
+
+    def __init__(self, lane: Lane) -> None:
+        self.lane = lane
+        self.events: deque[Callable[[float], list[Order]]] = deque()
+        self.claim = threading.Lock()
+        self._unanswered: dict[Message, None] = {}  # what a handler has begun
+
+    def begin(self, message: Message) -> None:
+        """Let the message be answered, as a handler begins it."""
+        self._unanswered[message] = None
+        self.lane.begin(message)
+
+    def may_answer(self, message: Message) -> bool:
+        return message in self._unanswered
+
+    def claim_answer(self, message: Message) -> bool:
+        """Claim the right to answer a message; return whether the caller has got it."""
+        return self._unanswered.pop(message, self) is None
+
+
+class LaneDelegate:
+    """The delegate of the messages of one partition that come over one connection."""
+
+    def __init__(self, conn: Conn, track: Track, pool: OrderedPool) -> None:
+        self.conn = conn
+        self.track = track
+        self._pool = pool
+
+    @property
+    def address(self) -> str:
+        return self.conn.address
+
+    @property
+    def topic(self) -> str:
+        return self.conn.topic
+
+    def holds(self, message: Message) -> bool:
+        return self.track.may_answer(message) and self.conn.holds(message)
+
+    def finish(self, message: Message) -> None:
+        self._claim(message)
+        try:
+            self.conn.finish(message)
+        finally:  # it is handled, even if nsqd cannot be told any more
+            self._pool.post(self.track, partial(self.track.lane.finished, message))
+
+    def finish_all(self, messages: list[Message]) -> None:
+        for message in messages:
+            with suppress(AlreadyResponded):
+                self.finish(message)
+
+    def requeue(self, message: Message, delay: float | None, backoff: bool) -> None:
+        """Keep the message for its next attempt: nsqd ignores the delay of a requeue here."""
+        seconds = self._pool.pause(message.attempts) if delay is None else _checked_delay(delay)
+        self._claim(message)
+        self._pool.post(self.track, partial(self.track.lane.requeued, message, seconds))
+        self._pool.wake()
+
+    def touch(self, message: Message) -> None:
+        self.conn.touch(message)
+
+    def time_out(self, message: Message) -> bool:
+        dropped = self.conn.time_out(message)
+        self._pool.post(self.track, partial(self.track.lane.lost, message))
+        return dropped
+
+    def _claim(self, message: Message) -> None:
+        if not self.track.claim_answer(message):
+            raise AlreadyResponded(f"{message!r} was answered before, or nsqd has it again")
+
+
+def _checked_delay(delay: float) -> float:
+    if not isinstance(delay, (int, float)) or not math.isfinite(delay):
+        raise InvalidMessage(f"a requeue delay of {delay!r}; it must be a number of seconds")
+    return max(0.0, delay)
+
+
+class OrderedPool(HandlerPool):
+    """Handler threads that get one message of each partition at a time.
+
+    ``pause`` maps a message's attempts to the seconds until the next one, ``on_stuck`` is the user's function
+    that decides otherwise. ``wake`` has the owner call ``turn`` soon. The others report: ``stuck`` a message
+    after every ``stuck_after`` attempts, ``disorder`` one that comes before the message finished last,
+    ``stop_partition`` a partition whose connection must be closed for good.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        give_up: Callable[[Message, BaseException | None], None],
+        starved: Callable[[], bool],
+        pause: Callable[[int], float],
+        wake: Callable[[], object],
+        stop_partition: Callable[[int], object],
+        stuck: Callable[[Message], object],
+        disorder: Callable[[Message], object],
+        on_stuck: OnStuck | None = None,
+        stuck_after: int = 10,
+        out_of_order: str = "handle",
+    ) -> None:
+        if out_of_order not in ("handle", "stop"):
+            raise ConfigError(f"out_of_order is {out_of_order!r}; it must be 'handle' or 'stop'")
+        super().__init__(name, max_attempts=0, give_up=give_up, starved=starved, requeue_delay=pause)
+        self.pause = pause
+        self.wake = wake
+        self._stop_partition = stop_partition
+        self._tell_stuck = stuck
+        self._tell_disorder = disorder
+        self._on_stuck = on_stuck
+        self._stuck_after = stuck_after
+        self._stop_out_of_order = out_of_order == "stop"
+        self._tracks: dict[int, Track] = {}
+        self._touch_interval = math.inf
+
+    def delegate(self, conn: Conn, partition: int) -> LaneDelegate:
+        """Return the delegate for the messages of a new connection."""
+        track = self._tracks.get(partition)
+        if track is None:
+            lane = Lane(partition, closing=_is_closing, stop_out_of_order=self._stop_out_of_order)
+            track = self._tracks.setdefault(partition, Track(lane))
+        self._touch_interval = min(self._touch_interval, conn.session.msg_timeout / 4)
+        return LaneDelegate(conn, track, self)
+
+    # Events: our own threads carry them to the lane, others leave that to the owner.
+
+    def put(self, messages: list[Message]) -> None:
+        for message in messages:
+            track = _delegate(message).track
+            track.events.append(partial(track.lane.delivered, message))
+            self._run(track)
+
+    def post(self, track: Track, event: Callable[[float], list[Order]]) -> None:
+        track.events.append(event)
+        if threading.get_ident() in self._running:
+            self._run(track)
+        else:  # a thread of the program's, in which a signal may raise anywhere
+            self.wake()
+
+    def _run(self, track: Track) -> None:
+        """Hand the lane its events, unless another thread does: that one also sees ours."""
+        events = track.events
+        while events and track.claim.acquire(False):
+            try:
+                while events:
+                    for order in events.popleft()(time.monotonic()):
+                        self._obey(order, track)
+            finally:
+                track.claim.release()
+
+    def _obey(self, order: Order, track: Track) -> None:
+        message, lane = order.message, track.lane
+        match order.do:
+            case Do.HANDLE:
+                self.inbox.put(message)
+            case Do.FINISH:
+                log.info("%r was handled before, and is finished without its handler", message)
+                with suppress(AlreadyResponded):
+                    _delegate(message).conn.finish(message)
+            case Do.GIVE_BACK:
+                with suppress(AlreadyResponded):
+                    _delegate(message).conn.requeue(message, 0.0, False)
+            case Do.REPORT:
+                log.error(
+                    "%r is out of order: it comes before %s, which was finished last. Somebody may have "
+                    "rewound the channel, or a change of leaders has lost an answer; %s",
+                    message,
+                    lane.finished_last,
+                    f"partition {lane.partition} stops" if lane.stopped else "it is handled",
+                )
+                self._tell_disorder(message)
+            case Do.STOP:
+                self._stop_partition(lane.partition)
+
+    # The handlers.
+
+    def add(self, handler: Handler, threads: int | None = None, no_backoff: Exceptions = ()) -> None:
+        super().add(self._in_order(handler), threads, no_backoff)
+
+    def add_batch(self, handler: BatchHandler, *args: Any, **options: Any) -> None:
+        raise ConfigError(
+            "a consumer with ordered=True takes no batch handler: a partition delivers one message at a "
+            "time. Use add_handler"
+        )
+
+    def _in_order(self, handler: Handler) -> Handler:
+        def handle(message: Message) -> None:
+            delegate = _delegate(message)
+            track = delegate.track
+            lane = track.lane
+            track.begin(message)
+            succeeded = False
+            try:
+                if requeue_for_result(handler(message)) is not None:
+                    raise Requeue()
+                succeeded = True
+            except BaseException as error:
+                if self._inherited or isinstance(error, GiveUp):
+                    raise
+                raise self._next_attempt(lane, message, error) from error
+            finally:
+                # Without its connection the message gets no answer below.
+                if not delegate.conn.holds(message) and track.claim_answer(message):
+                    success = succeeded and message.auto_response
+                    track.events.append(partial(lane.finished if success else lane.lost, message))
+                track.events.append(partial(lane.ended, message))
+                self._run(track)
+
+        return handle
+
+    def _next_attempt(self, lane: Lane, message: Message, error: BaseException) -> Requeue | GiveUp:
+        """Return what to raise for a message whose handler has failed: when it comes again, if at all."""
+        asked = isinstance(error, Requeue)
+        if isinstance(error, Requeue) and error.delay is not None:
+            lane.failed(message, None, time.monotonic())
+            self._report_stuck(lane, message)
+            return Requeue(error.delay, backoff=False)
+        if message.responded or not message.auto_response:
+            if not asked:
+                log.error("handler failed on %r, which is answered already or later", message, exc_info=error)
+            return Requeue(0.0, backoff=False)
+        stuck = lane.failed(message, None if asked else error, time.monotonic())
+        self._report_stuck(lane, message)
+        decision = self._decide(stuck)
+        if decision is Decision.SKIP:
+            return GiveUp(f"on_stuck skips it after {stuck.attempts} attempts")
+        if decision is Decision.STOP:
+            log.error("on_stuck stops partition %d at %r", lane.partition, message, exc_info=stuck.error)
+            lane.stop()
+            self._stop_partition(lane.partition)
+            return Requeue(0.0, backoff=False)
+        if stuck.error is not None:
+            log.error(
+                "handler failed on %r; again in %g s, until then partition %d waits",
+                message,
+                decision,
+                lane.partition,
+                exc_info=error,
+            )
+        return Requeue(decision, backoff=False)
+
+    def _decide(self, stuck: Stuck) -> float | Decision:
+        usual = self.pause(stuck.attempts)
+        if self._on_stuck is None:
+            return usual
+        try:
+            decision = self._on_stuck(stuck)
+        except BaseException:  # SystemExit too: the thread goes on
+            log.exception("on_stuck failed on %r; it comes again after the usual pause", stuck.message)
+            return usual
+        if decision is None or isinstance(decision, Decision):
+            return usual if decision is None else decision
+        is_number = isinstance(decision, (int, float)) and not isinstance(decision, bool)
+        if is_number and 0 <= decision < math.inf:
+            return float(decision)
+        log.error(
+            "on_stuck returned %r for %r; it must return seconds, a Decision or None. The message comes "
+            "again after the usual pause",
+            decision,
+            stuck.message,
+        )
+        return usual
+
+    def _report_stuck(self, lane: Lane, message: Message) -> None:
+        if lane.attempts % self._stuck_after == 0:
+            log.error(
+                "partition %d is stuck: %d attempts at %r have failed", lane.partition, lane.attempts, message
+            )
+            self._tell_stuck(message)
+
+    # The clock: the owner.
+
+    def turn(self, now: float) -> float:
+        """Begin attempts that are due, and touch messages that wait; return when to be called again."""
+        due = math.inf
+        for track in list(self._tracks.values()):
+            lane = track.lane
+            left = lane.left_unanswered(now)
+            if left is not None and track.claim_answer(left):
+                track.events.append(partial(lane.lost, left))
+            if lane.due(now):
+                track.events.append(lane.clock)
+            self._run(track)
+            self._touch(lane.unbegun(), now)
+            due = min(due, lane.next_due)
+        return min(due, now + self._touch_interval)
+
+    def _touch(self, messages: Iterable[Message], now: float) -> None:
+        """Touch messages past half of their time, so that nsqd does not repeat them while they wait."""
+        for message in messages:
+            conn = _delegate(message).conn
+            soon, most = now + conn.session.msg_timeout / 2, conn.session.max_msg_timeout
+            if now < message.expires_at <= soon and message.expires_at < message.received_at + most:
+                with suppress(AlreadyResponded):
+                    conn.touch(message)
+
+    # Reports: any thread.
+
+    def partitions(self, now: float) -> list[PartitionHealth]:
+        tracks = sorted(self._tracks.items())
+        return [_health(track.lane, now) for _, track in tracks]
+
+
+def _delegate(message: Message) -> LaneDelegate:
+    delegate = message._delegate
+    assert isinstance(delegate, LaneDelegate)
+    return delegate
+
+
+def _is_closing(message: Message) -> bool:
+    return _delegate(message).conn.session.closing
+
+
+def _health(lane: Lane, now: float) -> PartitionHealth:
+    message, since, error = lane.failing, lane.failed_since, lane.error
+    if message is None or since is None:
+        return PartitionHealth(partition=lane.partition, stopped=lane.stopped, order_errors=lane.disorders)
+    return PartitionHealth(
+        partition=lane.partition,
+        stopped=lane.stopped,
+        order_errors=lane.disorders,
+        attempts=lane.attempts,
+        stuck_seconds=now - since,
+        stuck_at=repr(message),
+        error="" if error is None else repr(error),
+    )

@@ -1,0 +1,679 @@
+"""The producer's side of a partitioned cluster: which nsqd takes which publish.
+
+    a user's thread     makes a publish: checks the options, picks a partition from the latest snapshot
+    the pool's thread   ``assign`` gives waiting publishes to the leaders of their partitions, and parks those
+                        whose leader is away; it merges the nsqlookupds' answers and has them asked again
+
+A publish with a key never goes to another partition: it is parked until its own has a leader, in order, or
+until its deadline. A publish without one goes to any partition whose leader is connected.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+import time
+from bisect import insort
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from operator import attrgetter
+from typing import Any, cast
+
+from nsq.config import Config
+from nsq.errors import (
+    ConfigError,
+    ExtNotSupported,
+    InvalidMessage,
+    NsqError,
+    ServerError,
+    TopicNotExist,
+    UsageError,
+)
+from nsq.log import Logger
+from nsq.partitioned import wire
+from nsq.partitioned.keys import Hash, checked_key
+from nsq.partitioned.lookups import Lookups
+from nsq.partitioned.rules import NO_TRIES, PATIENCE, Particular, PartitionRules, Taker, Topic, Tries
+from nsq.partitioned.table import Kind, TopicTable
+from nsq.partitioned.tracing import Tracing, log_publish
+from nsq.producer.endpoint import PublishingEndpoint
+from nsq.producer.pool import AddressBook, Pool, Takers
+from nsq.producer.publishes import (
+    P,
+    Publish,
+    checked_bodies,
+    new_multi_publish,
+    new_publish,
+    refused_option,
+    unsent,
+)
+from nsq.wire import commands
+from nsq.wire.frames import Published
+from nsq.wire.names import check_topic
+
+log = Logger("nsq.producer")
+
+#: A topic, and a partition; None: the publishes that wait for any partition, or for their topic's table.
+Place = tuple[str, int | None]
+
+#: Stands for a partition while publishes go to nsqds that the user named.
+_NAMED = -1
+#: Seconds without an answer after which a former leader, that owes one, is given up.
+_FORMER_PATIENCE = 0.5
+#: Seconds between two looks at a former leader that owes an answer.
+_HOLD = 0.02
+_DPUB = b"DPUB "
+_started = attrgetter("started")
+
+
+class Router(AddressBook):
+    """Knows which nsqd leads which partition. Falls back to any nsqd while the cluster is an original one."""
+
+    def __init__(
+        self,
+        config: Config,
+        nsqds: Iterable[str],
+        nsqlookupds: Iterable[str],
+        key_hash: Hash | None = None,
+        key_partitions: Mapping[str, int] | None = None,
+        least_pending: bool = False,
+        tracing: Tracing | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        pinned = cast("Kind | None", None if config.cluster == "detect" else config.cluster)
+        self.lookups = Lookups(config, "w", pinned=pinned, clock=clock)
+        self.asker = self.lookups
+        self.kind: Kind | None = None
+        self.key_hash = key_hash
+        self.tracing = tracing or Tracing()
+        self.now, self.chance = clock, chance
+        self.topics: Mapping[str, Topic] = {}
+        """Snapshots for callers. Replaced, never changed."""
+        self.new_publish = self._new_publish
+        self.new_multi_publish = self._new_multi_publish
+        self._nsqds, self._nsqlookupds = tuple(nsqds), tuple(nsqlookupds)
+        self._modulus = checked_moduli(key_partitions or {})
+        self._least_pending = least_pending
+        self._anywhere = PartitionRules(self)
+        self._pool: Pool
+        # The pool's thread.
+        self._parked: dict[Place, list[Publish]] = {}  # in the order of their calls
+        self._turns: dict[str, itertools.count[int]] = {}
+        self._named_turn = itertools.count()
+        self._blocked: dict[
+            Place, tuple[object, float]
+        ] = {}  # what was known at the last try; when to try again
+        self._open: dict[str, Taker] = {}  # by address
+        self._current: dict[str, Topic] = {}
+        self._lanes: dict[str, Takers] = {}
+        self._last: dict[tuple[str, int], PublishingEndpoint] = {}  # the leader that got the latest publish
+        self._held: dict[tuple[str, int], float] = {}  # while a former leader owes an answer: since when
+        self._owing = False  # an nsqd owes an answer
+        self._wanted: frozenset[str] = frozenset()  # leaders that are not connected, and publishes wait for
+        self._seen: object = None  # what the snapshots were made of
+        self._shown: object = None  # the places that callers do not see
+        self._counts: dict[str, int] = {}  # partitions by topic
+        self._moved: dict[str, str] = {}  # by topic: how its number of partitions changed
+
+    def begin(self, pool: Pool) -> None:
+        self._pool = pool
+        self.lookups.attach(pool.discovery, self._nsqlookupds, pool.owner.ask, pool.owner.wake)
+
+    # Making a publish: a user's thread.
+
+    def _new_publish(
+        self,
+        make: type[P],
+        topic: str,
+        body: object,
+        defer: Any,
+        config: Config,
+        key: object = None,
+        partition: object = None,
+        trace: object = None,
+        headers: object = None,
+        tag: object = None,
+    ) -> P:
+        if defer is not None and self.kind is not None:
+            raise _no_deferring()
+        publish = new_publish(make, topic, body, defer, config)
+        if publish.command is not None:  # deferred, and the kind of the cluster is not known yet
+            publish.rules, publish.lane = self._anywhere, publish.topic
+            self.lookups.learn(publish.topic)
+            return publish
+        if key is partition is trace is headers is tag is None and publish.topic not in self.tracing:
+            publish.rules = self._anywhere
+        else:
+            bodies = [publish.body]
+            given = {"key": key, "partition": partition, "trace": trace, "headers": headers, "tag": tag}
+            publish.rules = self._particular(publish, bodies, given, config, several=False)
+        self._place_now(publish)
+        return publish
+
+    def _new_multi_publish(
+        self,
+        make: type[P],
+        topic: str,
+        bodies: Iterable[object],
+        config: Config,
+        key: object = None,
+        partition: object = None,
+        trace: object = None,
+        headers: object = None,
+        tag: object = None,
+    ) -> P:
+        name = check_topic(topic)
+        checked = checked_bodies(bodies, config)
+        publish = make(name, b"")
+        publish.messages, publish.size = len(checked), sum(map(len, checked))
+        given = {"key": key, "partition": partition, "trace": trace, "headers": headers, "tag": tag}
+        publish.rules = self._particular(publish, checked, given, config, several=True)
+        publish.command = commands.mpub(name, checked)  # until it is placed
+        self._place_now(publish)
+        return publish
+
+    def _particular(
+        self,
+        publish: Publish,
+        bodies: list[bytes],
+        given: Mapping[str, Any],
+        config: Config,
+        *,
+        several: bool,
+    ) -> Particular:
+        """Check the options and return the rules that carry them out."""
+        key, partition, trace, tag = given["key"], given["partition"], given["trace"], given["tag"]
+        if key is not None and partition is not None:
+            raise UsageError("key= and partition= are both given: the key decides on the partition")
+        if key is not None:
+            key = checked_key(key)
+        if partition is not None:
+            partition = wire.checked_partition(partition)
+        traces = None
+        if trace is not None:
+            traces = [wire.checked_trace(trace)] * len(bodies)
+        elif publish.topic in self.tracing:
+            traces = [random.getrandbits(63) for _ in bodies]
+        headers, overhead = None, 8 if traces else 0
+        if given["headers"] is not None or tag is not None:
+            tag = None if tag is None else wire.checked_tag(tag)
+            of_each: list[int | None] = [*traces] if traces else [None] * len(bodies)
+            headers = [wire.checked_header(given["headers"], each, tag) for each in of_each]
+            overhead = 2 + max(map(len, headers))
+        if overhead:
+            largest = max(map(len, bodies))
+            if largest + overhead > config.max_msg_size:
+                raise InvalidMessage(
+                    f"the message has {largest} bytes, and its trace id or headers {overhead}, must have at "
+                    f"most {config.max_msg_size} together (max_msg_size, to be that of nsqd)"
+                )
+            checked_bodies(bodies, config, overhead)
+        if traces is not None:
+            publish.published = Published(trace_id=traces[0])
+        return Particular(
+            self,
+            bodies,
+            several=several,
+            key=key,
+            partition=partition,
+            traces=traces,
+            headers=headers,
+            given={name: value for name, value in given.items() if value is not None},
+        )
+
+    def trace(self, topic: str, on: bool) -> None:
+        """Switch tracing of a topic on or off. Any thread may call this."""
+        if self.kind == "original":
+            raise refused_option(trace=on)
+        self.tracing.switch(check_topic(topic), on)
+
+    def _place_now(self, publish: Publish) -> None:
+        """Place a publish if its topic is known; else the pool's thread will."""
+        topic = self.topics.get(publish.topic)
+        rules = cast("PartitionRules", publish.rules)
+        if topic is None:
+            publish.lane = publish.topic
+            self.lookups.learn(publish.topic)
+            return
+        chosen = rules.choose(topic)
+        if chosen is None and topic.live:
+            chosen = self._pick(topic, topic.live)
+        if chosen is None:
+            publish.lane = publish.topic
+        else:
+            rules.place(publish, topic, chosen)
+
+    def _pick(self, topic: Topic, live: tuple[int, ...]) -> int:
+        turn = next(topic.turn)
+        first = live[turn % len(live)]
+        if not self._least_pending or len(live) < 2:
+            return first
+        other = live[int(self.chance() * len(live)) % len(live)]
+        loads = [topic.takers[each][0].load if each in topic.takers else math.inf for each in (first, other)]
+        return other if loads[1] < loads[0] else first
+
+    def note_version(self, address: str, version: str) -> None:
+        if self.kind == "original":
+            super().note_version(address, version)
+
+    def note_refusal(self, publish: Publish, error: ServerError, address: str) -> None:
+        """Have a node left out that does not lead the partition. For the endpoints, and for callers."""
+        _, _, partition = publish.lane.rpartition(" ")
+        if not isinstance(error, ExtNotSupported) and partition.isdigit():
+            self._pool.owner.ask(partial(self._refuse, publish.topic, int(partition), address, self.now()))
+
+    def log_publish(self, publish: Publish, given: Mapping[str, Any]) -> None:
+        """Log an answered publish, if its topic is traced. The pool's thread does it: logging takes locks."""
+        if publish.topic in self.tracing and publish.endpoint is not None:
+            _, _, partition = publish.lane.rpartition(" ")
+            self._pool.owner.ask(
+                partial(
+                    log_publish,
+                    publish.topic,
+                    int(partition),
+                    publish.endpoint.address,
+                    publish.published,
+                    tag=given.get("tag"),
+                    headers=given.get("headers"),
+                )
+            )
+
+    def _refuse(self, topic: str, partition: int, address: str, now: float) -> None:
+        self.lookups.refuse(topic, partition, address, now)
+
+    # The pool's thread.
+
+    def assign(self, takers: Takers) -> bool:
+        if self.lookups.cluster.kind != self.kind:
+            self._switch(self.lookups.cluster.kind)
+        if self.kind == "original":
+            return False
+        pool, waiting = self._pool, self._pool.waiting
+        pool.usable = ()
+        now = self.now()
+        self._let_go(now)
+        self._update(takers)
+        while True:
+            while waiting:
+                publish = waiting[0]
+                if publish.done():
+                    pool.forget(publish)
+                else:
+                    self._send_or_park(publish, now)
+                waiting.popleft()  # last: while ``waiting`` is not empty, newer publishes queue behind it
+            self._release(now)
+            self._show()
+            if not waiting:  # else a publish came before callers could see the snapshots
+                break
+        self._look_ahead(now)
+        self._watch(takers, now)
+        return True
+
+    def _switch(self, kind: Kind | None) -> None:
+        """Follow the cluster's kind. Publishes that wait become those of the other NSQ."""
+        if kind is not None:
+            log.info(
+                "the nsqlookupds belong to %s NSQ",
+                "a partitioned" if kind == "partitioned" else "the original",
+            )
+        self.kind = kind
+        pool = self._pool
+        if kind != "original":
+            self.new_publish, self.new_multi_publish = self._new_publish, self._new_multi_publish
+            pool.usable = ()
+            return
+        self.new_publish, self.new_multi_publish = new_publish, new_multi_publish
+        self.due_at, self.urgent, self._seen = math.inf, False, None
+        parked, self._parked, self._blocked = self._parked, {}, {}
+        pool.lanes, self.topics = {}, {}
+        waiting = list(itertools.chain(*parked.values()))
+        while pool.waiting:
+            waiting.append(pool.waiting.popleft())
+        for publish in sorted(waiting, key=_started, reverse=True):
+            try:
+                if isinstance(publish.rules, PartitionRules):
+                    publish.rules.place_plainly(publish)
+            except UsageError as error:
+                self._fail(publish, error)
+            else:
+                pool.waiting.appendleft(publish)
+
+    def _send_or_park(self, publish: Publish, now: float) -> None:
+        place, taker = self._find(publish, now)
+        if place is None:
+            return
+        if taker is not None and place not in self._parked:
+            self._send(publish, taker)
+        else:
+            self._park(publish, place)
+
+    def _park(self, publish: Publish, place: Place) -> None:
+        parked = self._parked.setdefault(place, [])
+        if not parked or parked[-1].started <= publish.started:
+            parked.append(publish)
+        else:
+            insort(parked, publish, key=_started)
+        self._blocked.pop(place, None)  # look at it again
+
+    def _send(self, publish: Publish, taker: Taker) -> None:
+        publish.endpoint, conn = taker
+        conn.put(publish)
+        if conn.closed:
+            self._pool.take_back(conn.waiting)
+
+    def _find(self, publish: Publish, now: float) -> tuple[Place | None, Taker | None]:
+        """Return where a publish belongs, and the connection that takes it now; no place if it has ended."""
+        if self.kind is None:
+            return self._find_given(publish)
+        if not isinstance(publish.rules, PartitionRules):
+            self._adopt(publish)
+        if publish.command is not None and publish.command.startswith(_DPUB):
+            return self._fail(publish, _no_deferring())
+        rules, name = cast("PartitionRules", publish.rules), publish.topic
+        tried: Tries = publish.memory or NO_TRIES
+        self.lookups.learn(name)
+        table, asked_at = self.lookups.cluster.table(name), self.lookups.cluster.asked_at(name)
+        outdated = asked_at < tried.lookup_after
+        if table.known is None:
+            return (name, None), None
+        if not table.known:
+            if outdated or asked_at < publish.started:
+                return (name, None), None
+            self.lookups.forget(name)
+            return self._fail(publish, _unknown_topic(table, publish))
+        topic = self._current[name]
+        try:
+            chosen = rules.choose(topic)
+        except UsageError as error:
+            return self._fail(publish, error)
+        # The pause is for the nsqd that has refused it: another one is tried at once.
+        resting = tried.address if tried.not_before > now else ""
+        if chosen is None:
+            live = tuple(
+                each
+                for each in topic.live
+                if (name, each) not in self._parked
+                and (name, each) not in self._held
+                and topic.table.leaders[each] != resting
+            )
+            if not live or outdated:
+                return (name, None), None
+            chosen = self._pick(topic, live)
+        rules.place(publish, topic, chosen)
+        waits = outdated or topic.table.leaders.get(chosen) == resting or (name, chosen) in self._held
+        return (name, chosen), None if waits else topic.takers.get(chosen)
+
+    def _find_given(self, publish: Publish) -> tuple[Place | None, Taker | None]:
+        """While the kind of the cluster is not known, plain publishes may go to nsqds that the user named."""
+        self.lookups.learn(publish.topic)
+        place = publish.topic, None
+        given = [self._open[each] for each in self._nsqds if each in self._open]
+        if not given:
+            return place, None
+        try:
+            if isinstance(publish.rules, PartitionRules):
+                publish.rules.place_plainly(publish)
+        except UsageError:  # it needs a partitioned cluster, which this may turn out to be
+            return place, None
+        return (publish.topic, _NAMED), given[next(self._named_turn) % len(given)]
+
+    def _adopt(self, publish: Publish) -> None:
+        """Make a publish for the original NSQ one for this cluster."""
+        command = publish.command
+        if command is None or command.startswith(_DPUB):
+            publish.rules = self._anywhere
+        else:
+            publish.rules = Particular(self, [], several=True, packed=command[command.index(b"\n") + 5 :])
+
+    def _fail(self, publish: Publish, error: NsqError) -> tuple[None, None]:
+        if publish.uncertain_at:
+            error = unsent(publish, str(error))
+        if publish.claim.acquire(False):
+            self._pool.complete([publish], error)
+        return None, None
+
+    def _release(self, now: float) -> None:
+        """Send parked publishes whose leader is there, in order."""
+        version = self._seen, self.lookups.cluster.version
+        for place in list(self._parked):
+            known_version, retry_at = self._blocked.get(place, (None, -math.inf))
+            if known_version == version and now < retry_at:
+                continue
+            parked = self._parked.pop(place)
+            kept: list[Publish] = []
+            for index, publish in enumerate(parked):
+                if publish.done():
+                    self._pool.forget(publish)
+                    continue
+                found, taker = self._find(publish, now)
+                if found is None:
+                    continue
+                if taker is not None:
+                    self._send(publish, taker)
+                elif found != place:
+                    self._park(publish, found)
+                else:
+                    kept.append(publish)
+                    if place[1] is not None:  # the others of this partition stay behind it
+                        kept += parked[index + 1 :]
+                        break
+            self._blocked.pop(place, None)
+            if kept:
+                self._parked[place] = sorted([*kept, *self._parked.get(place, ())], key=_started)
+                retries = [each.memory.not_before for each in kept if each.memory is not None]
+                retry_at = min((each for each in retries if each > now), default=math.inf)
+                self._blocked[place] = version, retry_at
+
+    # Snapshots: what follows from tables and connections.
+
+    def _update(self, takers: Takers) -> None:
+        cluster = self.lookups.cluster
+        seen = takers, tuple(endpoint.overdue for endpoint, _ in takers), cluster.tables.copy()
+        if seen == self._seen:
+            return
+        self._seen = seen
+        self._open = {endpoint.address: (endpoint, conn) for endpoint, conn in takers}
+        self._current = {table.topic: self._topic(table) for table in cluster.tables.values() if table.known}
+        self._lanes = {
+            f"{name} {partition}": (taker,)
+            for name, topic in self._current.items()
+            for partition, taker in topic.takers.items()
+        }
+        self._shown = None
+        self._note_moves()
+
+    def _note_moves(self) -> None:
+        """Hold publishes to a new leader back while the former one owes an answer, so that none overtakes; at
+        first in any case: a caller may be about to send to the former one.
+        """
+        for name, topic in self._current.items():
+            for partition, taker in topic.takers.items():
+                place = name, partition
+                before = self._last.get(place)
+                if before is not None and before is not taker[0]:
+                    self._held.setdefault(place, self.now())
+                else:
+                    self._last[place] = taker[0]
+
+    def _let_go(self, now: float) -> None:
+        """Stop holding publishes back where the former leader has answered, or does not for long."""
+        for place, since in self._held.copy().items():
+            name, partition = place
+            former = self._last[place]
+            if former.owes(f"{name} {partition}") and now - since < 3 * PATIENCE:
+                if now - since > _FORMER_PATIENCE and now - former.silent_since > _FORMER_PATIENCE:
+                    former.give_up()
+            else:
+                del self._held[place]
+                topic = self._current.get(name)
+                taker = None if topic is None else topic.takers.get(partition)
+                if taker is not None:
+                    self._last[place] = taker[0]
+                self._blocked.pop(place, None)
+                self._shown = None
+
+    def _topic(self, table: TopicTable) -> Topic:
+        name, open_ = table.topic, self._open
+        takers = {each: open_[leader] for each, leader in table.leaders.items() if leader in open_}
+        live = tuple(each for each, (endpoint, _) in takers.items() if not endpoint.overdue) or tuple(takers)
+        count = self._modulus.get(name) or (table.meta.partition_num if table.meta is not None else None)
+        before = self._counts.get(name)
+        if count is not None and count != before:
+            self._counts[name] = count
+            if before is not None:
+                self._moved[name] = f"the number of partitions changed from {before} to {count}"
+                log.warning(
+                    "the number of partitions of %r changed from %d to %d: from now on keys go to other "
+                    "partitions, so that order for a key holds only before and after",
+                    name,
+                    before,
+                    count,
+                    extra={"nsq_topic": name},
+                )
+        return Topic(table, count, live, takers, self._turns.setdefault(name, itertools.count()))
+
+    def _show(self) -> None:
+        """Let callers see the snapshots, but no lane that has parked publishes: newer ones queue behind."""
+        parked = {place for place in (*self._parked, *self._held) if place[1] is not None}
+        if self._shown == parked:
+            return
+        self._shown = parked
+        lanes, topics = self._lanes, self._current
+        if parked:
+            hidden = {f"{name} {partition}" for name, partition in parked}
+            lanes = {lane: takers for lane, takers in lanes.items() if lane not in hidden}
+            topics = {
+                name: topic._replace(live=tuple(each for each in topic.live if (name, each) not in parked))
+                for name, topic in topics.items()
+            }
+        # First the topics: a lane that is not there any more makes a publish wait, a wrong one is refused.
+        self.topics, self._pool.lanes = topics, lanes
+
+    def _look_ahead(self, now: float) -> None:
+        """Have nsqlookupds asked and leaders dialed that publishes wait for; set when to assign next."""
+        absent = set(self._absent_leaders())
+        waits = bool(absent) or any(self._needs_lookup(place) for place in self._parked)
+        self.urgent = waits
+        if absent - self._wanted:
+            self._pool.endpoints.hurry()  # their pauses are shorter now
+        self._wanted = frozenset(absent)
+        incomplete = any(
+            topic.table.incomplete
+            or len(topic.takers) < len(topic.table.leaders)
+            or any(endpoint.overdue for endpoint, _ in topic.takers.values())  # another node may lead by now
+            for topic in self._current.values()
+        )
+        due = self.lookups.refresh(now, urgent=waits, incomplete=incomplete)
+        self.due_at = min([due, *(retry_at for _, retry_at in self._blocked.values())])
+        if self._held:
+            self.due_at = min(self.due_at, now + _HOLD)
+
+    def _watch(self, takers: Takers, now: float) -> None:
+        """Give up connections whose nsqd does not answer. While any owes an answer, look again soon."""
+        owing = False
+        for endpoint, conn in takers:
+            since = endpoint.silent_since
+            owing = owing or since < math.inf or bool(conn.waiting)
+            if now - since > PATIENCE:
+                endpoint.give_up()
+        if owing:
+            self.due_at = min(self.due_at, now + PATIENCE / 4)
+        elif self._owing:
+            self._pool.expect_publishes()
+        self._owing = owing
+
+    def _needs_lookup(self, place: Place) -> bool:
+        name, partition = place
+        topic = self._current.get(name)
+        if topic is None or (not topic.live if partition is None else partition not in topic.takers):
+            return True
+        tried: Tries = self._parked[place][0].memory or NO_TRIES
+        return bool(tried.lookup_after > self.lookups.cluster.asked_at(name))
+
+    def _absent_leaders(self) -> Iterable[str]:
+        """Yield the leaders that parked publishes wait for and that are not connected."""
+        for name, partition in self._parked:
+            topic = self._current.get(name)
+            if topic is not None:
+                leaders = topic.table.leaders
+                some = leaders.values() if partition is None else [leaders.get(partition, "")]
+                yield from (each for each in some if each and each not in self._open)
+
+    # Reports: any thread.
+
+    def reason(self, publish: Publish) -> str:
+        rules, name = publish.rules, publish.topic
+        absence = self._pool.discovery.absence
+        if self.kind is None:
+            routed = isinstance(rules, PartitionRules)
+            return f"no nsqlookupd has told which NSQ this is: {absence}" if routed else ""
+        if not isinstance(rules, PartitionRules):
+            return ""
+        table = self.lookups.cluster.table(name)
+        tried: Tries = publish.memory or NO_TRIES
+        said = f"; nsqd said last: {tried.error}" if tried.error is not None else ""
+        if not table.known:
+            return f"no nsqlookupd has told who leads its partitions: {absence}{said}"
+        try:
+            chosen = rules.choose(self._topic_of(table))
+        except UsageError as error:
+            return str(error)
+        missing = f"partitions without a leader: {_listed(table.missing)}" if table.missing else ""
+        if chosen is None:
+            return f"no partition had a leader that could be reached in time; {missing or self._away()}{said}"
+        leader = table.leaders.get(chosen)
+        if leader is None:
+            return f"partition {chosen} had no leader in time, as the nsqlookupds have it; {missing}{said}"
+        return f"partition {chosen} could not be reached in time at its leader {leader}; {self._away()}{said}"
+
+    def _topic_of(self, table: TopicTable) -> Topic:
+        count = self._modulus.get(table.topic) or (table.meta.partition_num if table.meta else None)
+        return Topic(table, count, (), {}, itertools.count())
+
+    def _away(self) -> str:
+        away = [each.reason for each in self._pool.endpoints.all if not each.open]
+        return "; ".join(away) or "it is connected"
+
+    def problems(self) -> dict[str, str]:
+        problems = dict(self._moved)
+        if self.kind is None and self._parked:
+            problems["nsqlookupd"] = f"the kind of the cluster is unknown: {self._pool.discovery.absence}"
+        for name in self.lookups.topics:
+            table = self.lookups.cluster.table(name)
+            if table.known and table.missing:
+                problems[name] = f"incomplete: partitions without a leader: {_listed(table.missing)}"
+            elif table.known and table.incomplete:
+                problems[name] = "incomplete: no partition has a leader"
+        return problems
+
+
+def checked_moduli(given: Mapping[str, int]) -> dict[str, int]:
+    for topic, count in given.items():
+        check_topic(topic)
+        if isinstance(count, bool) or not isinstance(count, int) or not 0 < count <= wire.MAX_PARTITIONS:
+            raise ConfigError(
+                f"key_partitions has {count!r} for {topic!r}, must be an int from 1 to {wire.MAX_PARTITIONS}"
+            )
+    return dict(given)
+
+
+def _no_deferring() -> UsageError:
+    return UsageError("defer= is not possible here: a partitioned NSQ defers no messages")
+
+
+def _unknown_topic(table: TopicTable, publish: Publish) -> TopicNotExist:
+    tried: Tries = publish.memory or NO_TRIES
+    said = f"; nsqd said: {tried.error}" if tried.error is not None else ""
+    return TopicNotExist(
+        f"{TopicNotExist.code} no nsqlookupd has a partition of the topic {table.topic!r} to publish to "
+        f"({table.reason}{said}). Publishing creates no topic in a partitioned NSQ: its administrators do, "
+        "in its admin or with nsqlookupd's /topic/create"
+    )
+
+
+def _listed(partitions: tuple[int, ...]) -> str:
+    shown = ", ".join(map(str, partitions[:20]))
+    return f"{shown} and {len(partitions) - 20} more" if len(partitions) > 20 else shown

@@ -1,0 +1,399 @@
+"""PartitionedCluster: the double that tests start, and the handles of its nodes and nsqlookupds."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import nsq
+from nsq.errors import UsageError
+
+from ..daemons.errors import DaemonFailed
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+
+    from .serving import ChannelState, StoredMessage
+
+_TIMEOUT = 30.0
+_PAUSE = 0.005
+#: Errors after which the server closes the connection.
+_CLOSING = (
+    "E_INVALID",
+    "E_BAD_",
+    "E_TOPIC_NOT_EXIST",
+    "E_PUB_TOO_MUCH_WAITING",
+    "E_SUB_",
+    "E_IDENTIFY_FAILED",
+    "E_AUTH_",
+    "E_UNAUTHORIZED",
+)
+
+
+class PartitionedCluster:
+    """A test double of the partitioned NSQ: nsqds and nsqlookupds that speak its protocol.
+
+        with PartitionedCluster(nodes=3) as cluster:
+            cluster.create_topic("orders", partitions=4, ordered=True, channels=["billing"])
+            producer = nsq.Producer(nsqlookupd=cluster.lookup_addresses)
+            ...
+            cluster.move_leader("orders", 0)
+            cluster.nodes[1].kill()
+
+    It is no server: messages are in memory only, all replicas of a partition share them, and what depends on
+    the timing of several real machines is simplified. By default it runs in a thread; ``process=True`` runs
+    it in a child process, which leaves the interpreter to the client.
+
+    Its times are short. A real cluster takes about 25 s to elect the leader after a node has died
+    (``election_time``), and 12 s until a publish that lacks its quorum is refused (``quorum_timeout``).
+    As in the real one, the first ordered subscription to a backlog gets its first message twice
+    (``first_twice``). Without ``coordinator`` nodes stand alone, and nothing moves.
+    """
+
+    def __init__(
+        self,
+        *,
+        nodes: int = 3,
+        lookups: int = 2,
+        process: bool = False,
+        coordinator: bool = True,
+        first_twice: bool = True,
+        election_time: float = 0.3,
+        quorum_timeout: float = 1.5,
+        move_time: float = 0.02,
+    ) -> None:
+        if nodes < 1 or lookups < 1:
+            raise UsageError(f"nodes={nodes}, lookups={lookups}: a cluster has at least one of each")
+        self._settings = {
+            "nodes": nodes,
+            "lookups": lookups,
+            "coordinator": coordinator,
+            "first_twice": first_twice,
+            "election_time": election_time,
+            "quorum_timeout": quorum_timeout,
+        }
+        self._process = process
+        self._move_time = move_time
+        self._run: _Run | None = None
+        self._lock = threading.Lock()  # one request at a time is under way
+        self.nodes: list[Node] = []
+        self.lookups: list[Lookup] = []
+
+    # Lifetime
+
+    def start(self) -> Self:
+        if self._run is not None:
+            raise UsageError("this cluster is running already")
+        self._run = _ProcessRun(self._settings) if self._process else _ThreadRun(self._settings)
+        try:
+            nodes, lookups = self._call("addresses")
+        except BaseException:
+            self.stop()
+            raise
+        self.nodes = [Node(self, index, *addresses) for index, addresses in enumerate(nodes)]
+        self.lookups = [Lookup(self, index, address) for index, address in enumerate(lookups)]
+        return self
+
+    def stop(self) -> None:
+        """End everything and forget all messages; a second call does nothing."""
+        run, self._run = self._run, None
+        if run is not None:
+            run.stop()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @property
+    def lookup_addresses(self) -> list[str]:
+        """The HTTP addresses of all nsqlookupds, for ``nsqlookupd=``."""
+        return [lookup.http_address for lookup in self.lookups]
+
+    # Topics
+
+    def create_topic(
+        self,
+        name: str,
+        *,
+        partitions: int = 1,
+        ordered: bool = False,
+        extended: bool = False,
+        replicas: int | None = None,
+        placement: Sequence[Sequence[int]] | None = None,
+        channels: Iterable[str] = (),
+        registered_channels_only: bool = False,
+    ) -> None:
+        """Create a topic whose partitions are led by the nodes in turn.
+
+        Each has as many replicas as there are nodes, at most three, unless given; it takes publishes while
+        more than half of them are alive. ``placement`` has instead for each partition the numbers of its
+        nodes, the leader first. A channel starts at the end of what is stored when it is created, by its
+        first consumer if not here.
+        """
+        count = min(3, len(self.nodes)) if replicas is None else replicas
+        self._call(
+            "create_topic",
+            name,
+            partitions=partitions,
+            replicas=count if placement is None else len(placement[0]),
+            placement=placement,
+            ordered=ordered,
+            extended=extended,
+            channels=list(channels),
+            registered_channels_only=registered_channels_only,
+        )
+
+    def add_partitions(self, topic: str, count: int) -> None:
+        self._call("add_partitions", topic, count)
+
+    def delete_topic(self, topic: str) -> None:
+        self._call("delete_topic", topic)
+
+    def create_channel(self, topic: str, channel: str) -> None:
+        self._call("create_channel", topic, channel)
+
+    def leader(self, topic: str, partition: int) -> Node | None:
+        """Return the node that leads a partition; None while no replica can."""
+        leader = self._call("leader", topic, partition)
+        return None if leader is None else self.nodes[leader]
+
+    def move_leader(self, topic: str, partition: int, to: Node | int | None = None) -> Node:
+        """Move a partition to another leader, by default to the next replica in sync; return it."""
+        with self.moving_leader(topic, partition, to) as leader:
+            time.sleep(self._move_time)
+        return leader
+
+    @contextmanager
+    def moving_leader(self, topic: str, partition: int, to: Node | int | None = None) -> Iterator[Node]:
+        """Move a leader at the end of the ``with`` block. Until then it is not writable."""
+        wanted = to.index if isinstance(to, Node) else to
+        leader: int = self._call("begin_move", topic, partition, wanted)
+        try:
+            yield self.nodes[leader]
+        finally:
+            self._call("end_move", topic, partition, leader)
+
+    def wait_until_writable(self, topic: str, timeout: float = _TIMEOUT) -> None:
+        """Wait until every partition of the topic takes publishes."""
+        deadline = time.monotonic() + timeout
+        while not self._call("is_writable", topic):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"the topic {topic!r} was not writable within {timeout:g} s")
+            time.sleep(_PAUSE)
+
+    # What is stored
+
+    def messages(self, topic: str, partition: int) -> list[StoredMessage]:
+        """Return everything that was ever published to a partition."""
+        stored: list[StoredMessage] = self._call("messages", topic, partition)
+        return stored
+
+    def channel(self, topic: str, partition: int, channel: str) -> ChannelState:
+        """Return a channel's depth, and how many messages are in flight and were finished."""
+        state: ChannelState = self._call("channel", topic, partition, channel)
+        return state
+
+    def seek(self, topic: str, partition: int, channel: str, message: int) -> None:
+        """Let a channel continue at this message of the partition, counted from 0, whatever was finished."""
+        self._call("seek", topic, partition, channel, message)
+
+    def _call(self, name: str, *args: object, **options: object) -> Any:
+        with self._lock:
+            if self._run is None:
+                raise UsageError("this cluster is not running")
+            succeeded, answer = self._run.call((name, args, options))
+        if not succeeded:
+            raise answer
+        return answer
+
+
+class Node:
+    """One nsqd of the cluster. Its addresses stay after ``kill`` and ``restart``."""
+
+    def __init__(self, cluster: PartitionedCluster, index: int, tcp_address: str, http_address: str) -> None:
+        self.index = index
+        self.tcp_address = tcp_address
+        self.http_address = http_address
+        self._call = cluster._call
+
+    def __repr__(self) -> str:
+        return f"<Node {self.index} {self.tcp_address}>"
+
+    def kill(self) -> None:
+        """Close its ports and connections at once. After the election time other nodes lead."""
+        self._call("node", self.index, "kill")
+
+    def restart(self) -> None:
+        """Start a killed node, or kill and start a running one; it catches up at once."""
+        self._call("node", self.index, "restart")
+
+    def stall(self) -> None:
+        """Stop to read and write, as a stopped process does; connections stay open."""
+        self._call("node", self.index, "stall")
+
+    def resume(self) -> None:
+        self._call("node", self.index, "resume")
+
+    def refuse(self, command: str, answer: str, times: int = 1) -> None:
+        """Give this answer to the next commands: ``node.refuse("PUB", "E_PUB_FAILED pub timeout")``.
+
+        The connection is closed afterwards if the real server closes it with such an error.
+        """
+        self._call("refuse", self.index, command, answer.encode(), times, answer.startswith(_CLOSING))
+
+    def disable_writes(self, kind: str = "all") -> None:
+        """Refuse publishes, ``"all"``, those to ``"ordered"`` topics, or none (``""``)."""
+        self._call("disable_writes", self.index, kind)
+
+    def drop_connections(self) -> None:
+        """Reset every connection; the node goes on."""
+        self._call("drop_connections", self.index)
+
+    @property
+    def received(self) -> dict[str, int]:
+        """How often each command was received."""
+        received: dict[str, int] = self._call("received", self.index)
+        return received
+
+    @property
+    def connections(self) -> int:
+        """The number of open connections to the TCP port."""
+        count: int = self._call("connections", self.index)
+        return count
+
+
+class Lookup:
+    """One nsqlookupd of the cluster."""
+
+    def __init__(self, cluster: PartitionedCluster, index: int, http_address: str) -> None:
+        self.index = index
+        self.http_address = http_address
+        self._call = cluster._call
+
+    def __repr__(self) -> str:
+        return f"<Lookup {self.index} {self.http_address}>"
+
+    def kill(self) -> None:
+        self._call("lookup", self.index, "kill")
+
+    def restart(self) -> None:
+        self._call("lookup", self.index, "restart")
+
+    def stall(self) -> None:
+        """Stop to read and write; connections stay open."""
+        self._call("lookup", self.index, "stall")
+
+    def resume(self) -> None:
+        self._call("lookup", self.index, "resume")
+
+    def freeze(self) -> None:
+        """Answer from now on with the leaders of this moment: it lags behind."""
+        self._call("freeze_lookup", self.index, True)
+
+    def claim(self, topic: str, partition: int, node: Node | None) -> None:
+        """Name this node as the leader, or nobody, whatever is true."""
+        self._call("claim", self.index, topic, partition, None if node is None else node.index)
+
+    def answer(self, path: str, status: int, data: object) -> None:
+        """Answer a path with this: ``lookup.answer("/listlookup", 404, "NOT_FOUND")``.
+
+        ``data`` is the JSON without an envelope, the text of an error, or bytes that are sent as they are.
+        """
+        self._call("answer", self.index, path, (status, data))
+
+    def tell_the_truth(self) -> None:
+        """End ``freeze``, ``claim`` and ``answer``."""
+        self._call("tell_the_truth", self.index)
+
+
+class _Run:
+    """A served cluster, and this end of its control pipe."""
+
+    def __init__(self, control: Connection) -> None:
+        self._control = control
+
+    def call(self, request: tuple[str, tuple[object, ...], dict[str, object]]) -> tuple[bool, Any]:
+        try:
+            self._control.send(request)
+            if not self._control.poll(_TIMEOUT):
+                raise DaemonFailed(f"the cluster did not answer {request[0]} within {_TIMEOUT:g} s")
+            answer: tuple[bool, Any] = self._control.recv()
+        except (EOFError, OSError) as error:
+            raise DaemonFailed(f"the cluster has ended: {error!r}") from error
+        return answer
+
+    def stop(self) -> None:
+        with contextlib.suppress(DaemonFailed):
+            self.call(("end", (), {}))  # a forked child may hold the pipe open
+        self._control.close()
+        self._join()
+
+    def _join(self) -> None:
+        raise NotImplementedError
+
+
+class _ThreadRun(_Run):
+    def __init__(self, settings: dict[str, Any]) -> None:
+        from multiprocessing import Pipe
+
+        from .serving import Server
+
+        here, there = Pipe()
+        super().__init__(here)
+        try:
+            server = Server(there, **settings)
+        except BaseException:
+            here.close()
+            there.close()
+            raise
+        self._thread = threading.Thread(target=server.run, name="nsq-partitioned-cluster", daemon=True)
+        self._thread.start()
+
+    def _join(self) -> None:
+        self._thread.join(_TIMEOUT)
+        if self._thread.is_alive():
+            raise DaemonFailed(f"the cluster did not end within {_TIMEOUT:g} s")
+
+
+class _ProcessRun(_Run):
+    def __init__(self, settings: dict[str, Any]) -> None:
+        from multiprocessing import Pipe
+
+        here, there = Pipe()
+        super().__init__(here)
+        root = str(Path(nsq.__file__).resolve().parents[1])
+        path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
+        program = f"from nsq.testing.partitioned.serving import main; main({there.fileno()})"
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", program],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[there.fileno()],
+                env={**os.environ, "PYTHONPATH": path},
+            )
+        except BaseException:
+            here.close()
+            raise
+        finally:
+            there.close()
+        here.send(settings)
+
+    def _join(self) -> None:
+        try:
+            self._process.wait(_TIMEOUT)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait(_TIMEOUT)

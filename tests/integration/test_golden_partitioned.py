@@ -1,0 +1,324 @@
+"""The double of the partitioned NSQ against the recordings of the real one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from nsq.testing import PartitionedCluster, Reply, V2Client
+from nsq.testing.daemons.http import ask
+from nsq.wire.frames import encode_error
+from tests.golden.partitioned_replay import (
+    NAMES,
+    STANDALONE,
+    Replay,
+    Stage,
+    create_topics,
+    load,
+    make_cluster,
+)
+from tests.golden.partitioned_replay import step_with as at
+
+#: Replay a recording until this step (None: to its end), or do something to the cluster.
+Step = tuple[str, int | None] | Callable[[Stage], object]
+
+#: Steps that the double does not follow, and why. The replay of the recording ends before them.
+BEYOND = {
+    ("89_ordered_leader_move_old", at("89_ordered_leader_move_old", "old connection")): (
+        "the old leader delivered once more while the move was under way, a race that the double lacks"
+    )
+}
+
+
+def publish(*names: str) -> Step:
+    return lambda stage: stage.publish(*names)
+
+
+def move(topic: str, to: int) -> Step:
+    return lambda stage: stage.cluster.move_leader(topic, 0, to=to)
+
+
+def node(index: int, action: str) -> Step:
+    return lambda stage: getattr(stage.cluster.nodes[index], action)()
+
+
+def disable_writes(kind: str) -> Step:
+    return lambda stage: [each.disable_writes(kind) for each in stage.cluster.nodes]
+
+
+def channel(topic: str, name: str) -> Step:
+    return lambda stage: stage.cluster.create_channel(topic, name)
+
+
+def standalone_topics(stage: Stage) -> None:
+    with V2Client(stage.cluster.nodes[0].tcp_address) as client:
+        for number in (0, 1):
+            client.send(b"INTERNAL_CREATE_TOPIC st1 %d\n" % number)
+            client.expect_ok()
+
+
+def subscribed(name: str) -> Step:
+    return name, at(name, b"SUB") + 2
+
+
+def usual(name: str) -> list[Step]:
+    """Subscribe if the recording does, publish what it receives, and replay the rest."""
+    try:
+        return [subscribed(name), publish(name), (name, None)]
+    except ValueError:
+        return [(name, None)]
+
+
+def interrupted(name: str, number: int, action: Step) -> list[Step]:
+    return [*usual(name)[:-1], (name, number), action, (name, None)]
+
+
+FROM_END = "54_sub_advanced_offset_end"
+VQ = "55_sub_advanced_offset_vq"
+A, B = "68_ordered_two_consumers_A", "68_ordered_two_consumers_B"
+TAGGED, UNTAGGED = "85_desired_tag_A", "85_desired_tag_none"
+DROPPED, AFTER_DROP = "88_disconnect_redelivery", "88_disconnect_redelivery_2"
+OLD, NEW = "89_ordered_leader_move_old", "89_ordered_leader_move_new"
+PLAIN, ORDERED = "66_plain_sub_on_ordered_channel", "65_sub_ordered_on_plain"
+SLAVE_FROZEN, SLAVE_KILLED = "37_pub_slave_frozen", "38_pub_slave_killed"
+MOVED, MOVED_PRODUCER = "3a_leader_moved", "3a_leader_moved_producer"
+KILLED, BACKLOG = "39_leader_killed_consumer", "90_ordered_backlog_first_sub"
+BACKLOG_STANDALONE = "84_standalone_sub_ordered"
+
+#: What happens around the recordings that need more than the usual.
+PLAYS: dict[str, list[Step]] = {
+    "35": [disable_writes("all"), ("35_pub_write_disabled_all", None)],
+    "36": [disable_writes("ordered"), ("36_pub_write_disabled_ordered", None)],
+    "37": interrupted(SLAVE_FROZEN, at(SLAVE_FROZEN, b"PUB repl1"), node(2, "stall")),
+    "38": interrupted(SLAVE_KILLED, at(SLAVE_KILLED, b"PUB_TRACE repl1 0\n\0\0\0\t"), node(2, "kill")),
+    "39": interrupted(KILLED, at(KILLED, "EOF"), node(0, "kill")),
+    "3a": interrupted(MOVED, at(MOVED, "FIN after move"), move("repl1", 2)),
+    "3a_producer": interrupted(
+        MOVED_PRODUCER, at(MOVED_PRODUCER, b"PUB repl1 0\n\0\0\0\3mv0"), move("repl1", 2)
+    ),
+    "54": [(FROM_END, at(FROM_END, "no frame") + 1), publish(FROM_END), (FROM_END, None)],
+    "55": [publish(VQ), (VQ, None)],
+    "56": [publish(VQ), ("56_sub_advanced_offset_ts", None)],
+    "58": [publish(VQ), ("58_sub_advanced_offset_msgcount", None)],
+    "65, 66": [subscribed(ORDERED), publish(ORDERED, PLAIN), (ORDERED, None), (PLAIN, None)],
+    "68": [
+        (A, 6),
+        (B, 6),
+        publish(A, B),
+        (A, at(A, "FIN")),
+        (B, at(B, "no frame") + 1),
+        (A, at(A, "no frame") + 1),
+        (B, None),
+        (A, None),
+    ],
+    "83": [standalone_topics, ("83_standalone_pub_sub", None)],
+    "84": [
+        standalone_topics,
+        channel("st1", "o"),
+        publish(BACKLOG_STANDALONE),
+        (BACKLOG_STANDALONE, None),
+    ],
+    "85": [(TAGGED, 6), (UNTAGGED, 6), publish(TAGGED, UNTAGGED), (TAGGED, None), (UNTAGGED, None)],
+    "88": [subscribed(DROPPED), publish(DROPPED, AFTER_DROP), (DROPPED, None), (AFTER_DROP, None)],
+    "89": [
+        subscribed(OLD),
+        publish(OLD, NEW),
+        (OLD, at(OLD, "FIN after move")),
+        move("ordered2r2", 2),
+        (OLD, at(OLD, "old connection")),
+        (NEW, None),
+    ],
+    "90": [channel("ordered3", "prx0"), publish(BACKLOG), (BACKLOG, None)],
+}
+
+
+def replayed(play: list[Step]) -> list[str]:
+    return list(dict.fromkeys(step[0] for step in play if isinstance(step, tuple)))
+
+
+IN_PLAYS = {name for play in PLAYS.values() for name in replayed(play)}
+PLAYS |= {name: usual(name) for name in NAMES if name not in IN_PLAYS}
+
+
+def perform(play: list[Step]) -> None:
+    ports = {int(load(name)["server"].rpartition(":")[2]) for name in replayed(play)}
+    standalone = ports == {STANDALONE}
+    with make_cluster(standalone=standalone) as cluster, ExitStack() as connections:
+        if not standalone:
+            create_topics(cluster)
+        stage, replays = Stage(cluster), dict[str, Replay]()
+        for step in play:
+            if not isinstance(step, tuple):
+                step(stage)
+                continue
+            name, stop = step
+            if name not in replays:
+                replays[name] = Replay(stage, name)
+                connections.callback(replays[name].close)
+            replays[name].run(stop)
+            if stop is None:
+                replays[name].close()
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> Iterator[Mapping[str, Exception | None]]:
+    def outcome(play: list[Step]) -> Exception | None:
+        try:
+            perform(play)
+        except Exception as error:
+            return error
+        return None
+
+    with ThreadPoolExecutor(8, thread_name_prefix="replay") as pool:
+        yield dict(zip(PLAYS, pool.map(outcome, PLAYS.values()), strict=True))
+
+
+@pytest.mark.parametrize("name", PLAYS)
+def test_recorded_conversation(name: str, outcomes: Mapping[str, Exception | None]) -> None:
+    failure = outcomes[name]
+    if failure is not None:
+        raise failure
+
+
+def test_every_recording_is_replayed_to_its_end_unless_a_reason_is_given() -> None:
+    last = {
+        name: stop
+        for play in PLAYS.values()
+        for name, stop in (step for step in play if isinstance(step, tuple))
+    }
+    assert sorted(last) == NAMES
+    assert {(name, stop) for name, stop in last.items() if stop is not None} == set(BEYOND)
+
+
+# HTTP
+
+EXCHANGES = {row["name"]: row for row in load("http_lookupd")}
+
+#: Exchanges that the double does not follow, and why.
+NOT_FOLLOWED = {
+    "lookup_w_meta_multipart": "topics with several partitions on a node that are not ordered: not made here",
+    "nsqd_http_stats": "the double has a few of these fields only",
+}
+
+
+def number_nodes(value: object, ports: Mapping[str, int]) -> object:
+    """Replace what differs from cluster to cluster, or comes in any order."""
+    if isinstance(value, list):
+        numbered = [number_nodes(each, ports) for each in value]
+        return sorted((each for each in numbered if each != "multipart2"), key=str)
+    if not isinstance(value, dict):
+        return value
+    found = {key: number_nodes(each, ports) for key, each in value.items() if key not in CHANCE}
+    for key in {"tcp_port", "http_port", "HttpPort"} & found.keys():
+        found[key] = ports[str(value[key])]
+    if "tombstones" in value:
+        found["tombstones"] = value["tombstones"].count(True)
+    if value.get("topic_name") == "multipart2":
+        return "multipart2"
+    return found
+
+
+#: Ids that differ from run to run, channels that other recordings have made, a topic that is not followed.
+CHANCE = {"id", "remote_address", "hostname", "distributed_id", "ID", "RpcPort", "TcpPort"}
+CHANCE |= {"channels", "queue_offset", "multipart2"}
+RECORDED_PORTS = {f"242{kind}{number}": number - 1 for kind in (0, 1) for number in (1, 2, 3)}
+RECORDED_LOOKUPS = {"24171": 0, "24172": 1, "24175": 0}
+
+
+def exchange(recorded: Mapping[str, Any], cluster: PartitionedCluster) -> tuple[Reply, Mapping[str, int]]:
+    """Send a recorded request to the same node or nsqlookupd of the cluster; return its ports, too."""
+    found = urlsplit(recorded["request"]["url"])
+    port = str(found.port)
+    if port in RECORDED_LOOKUPS:
+        address = cluster.lookups[RECORDED_LOOKUPS[port]].http_address
+    else:
+        address = cluster.nodes[RECORDED_PORTS[port]].http_address
+    target = f"{found.path}?{found.query}"
+    for number, node in enumerate(cluster.nodes, start=1):
+        target = target.replace(f"127.0.0.1:2421{number}", node.http_address)
+    for number, lookup in enumerate(cluster.lookups, start=1):
+        lookup_port = lookup.http_address.rpartition(":")[2]
+        target = target.replace(f":2418{number}:2416{number}:", f":{lookup_port}:{lookup_port}:")
+    accept = recorded["request"]["accept"]
+    body = bytes(14) if recorded["request"]["method"] == "POST" else None
+    reply = ask(
+        address, recorded["request"]["method"], target, body, {"Accept": accept} if accept else {}, timeout=20
+    )
+    ports = {
+        each.rpartition(":")[2]: node.index
+        for node in cluster.nodes
+        for each in (node.tcp_address, node.http_address)
+    }
+    return reply, ports | {each.http_address.rpartition(":")[2]: each.index for each in cluster.lookups}
+
+
+@pytest.fixture(scope="module")
+def http_outcomes() -> Iterator[Mapping[str, AssertionError | None]]:
+    found: dict[str, AssertionError | None] = {}
+    with make_cluster() as cluster, make_cluster(standalone=True) as standalone:
+        create_topics(cluster, except_for=["ordered6", "ordered2r2"])
+        for name, recorded in EXCHANGES.items():
+            if name in NOT_FOLLOWED:
+                continue
+            there = standalone if ":24175" in recorded["request"]["url"] else cluster
+            try:
+                compare(name, recorded["response"], *exchange(recorded, there))
+            except AssertionError as error:
+                found[name] = error
+        yield found
+
+
+def compare(name: str, expected: Mapping[str, Any], reply: Reply, ports: Mapping[str, int]) -> None:
+    assert reply.status == expected["http_status"]
+    for header in ("Content-Type", "X-Nsq-Content-Type"):
+        assert reply.headers.get(header) == expected["headers"].get(header), header
+    if expected["body_json"] is None:
+        assert reply.body.decode() == expected["body_text"]
+        return
+    recorded_ports = RECORDED_PORTS | RECORDED_LOOKUPS
+    got = number_nodes(json.loads(reply.body), ports)
+    assert got == number_nodes(expected["body_json"], recorded_ports)
+
+
+@pytest.mark.parametrize("name", [name for name in EXCHANGES if name not in NOT_FOLLOWED])
+def test_recorded_http_exchange(name: str, http_outcomes: Mapping[str, AssertionError | None]) -> None:
+    failure = http_outcomes.get(name)
+    if failure is not None:
+        raise failure
+
+
+# Errors that no conversation shows: they were seen under load only.
+
+SHOWN = {f"{name}.json" for name in NAMES}
+UNSHOWN = [row for row in load("errors_observed") if not SHOWN & set(row["seen_in"])]
+COMMANDS = {
+    "PUB": b"PUB repl1 0\n\0\0\0\1x",
+    "MPUB": b"MPUB repl1 0\n\0\0\0\x09\0\0\0\1\0\0\0\1x",
+    "PUB_TRACE": b"PUB_TRACE repl1 0\n\0\0\0\x09\0\0\0\0\0\0\0\1x",
+    "SUB": b"SUB repl1 ch 0\n",
+}
+
+
+@pytest.mark.parametrize("row", UNSHOWN, ids=lambda row: f"{row['code']} to {row['command']}")
+def test_errors_seen_under_load_only(row: Mapping[str, Any]) -> None:
+    with make_cluster() as cluster, ExitStack() as stack:
+        create_topics(cluster)
+        if row["code"] == "E_FAILED_ON_NOT_WRITABLE":
+            stack.enter_context(cluster.moving_leader("repl1", 0))
+        else:
+            cluster.nodes[0].refuse(row["command"], row["example_text"])
+        with V2Client(cluster.nodes[0].tcp_address) as client:
+            client.send(COMMANDS[row["command"]])
+            frame = client.frame()
+            assert encode_error(frame.data).hex() == row["example_frame_hex"]
+            if row["closes_connection"]:
+                client.expect_closed()
+            else:
+                client.send(b"NOP\n")
+                client.expect_silence(0.1)

@@ -1,0 +1,634 @@
+"""Consumers of a partitioned NSQ, over the test double: one connection for each partition, order, tracing."""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+import nsq
+from nsq.consumer.reports import ConsumerHealth
+from nsq.errors import ServerError
+from nsq.partitioned import wire
+from nsq.testing import Nsqd, Nsqlookupd, PartitionedCluster
+from nsq.testing.partitioned import Node
+
+from .consuming import PATIENCE, until
+
+TOPIC, CHANNEL = "orders", "billing"
+QUICK = {"backoff_multiplier": 0.005, "reconnect_initial": 0.01, "lookupd_poll_interval": 1.0}
+
+
+@pytest.fixture
+def cluster() -> Iterator[PartitionedCluster]:
+    with PartitionedCluster(nodes=3, first_twice=False) as cluster:
+        yield cluster
+
+
+def create(cluster: PartitionedCluster, partitions: int = 4, **options: Any) -> None:
+    cluster.create_topic(TOPIC, partitions=partitions, channels=[CHANNEL], **options)
+
+
+class Publisher:
+    """A connection to the leader of a partition, on which each publish is answered before the next."""
+
+    def __init__(self, leader: Node) -> None:
+        host, port = leader.tcp_address.split(":")
+        self._socket = socket.create_connection((host, int(port)), timeout=PATIENCE)
+        self._socket.sendall(b"  V2")
+        self._replies = self._socket.makefile("rb")
+
+    def send(self, command: bytes) -> bytes:
+        self._socket.sendall(command)
+        return self._replies.read(int.from_bytes(self._replies.read(4), "big"))[4:]
+
+    def close(self) -> None:
+        self._replies.close()
+        self._socket.close()
+
+
+def send(cluster: PartitionedCluster, partition: int, *commands: bytes) -> list[bytes]:
+    leader = until("a leader", lambda: cluster.leader(TOPIC, partition))
+    publisher = Publisher(leader)
+    try:
+        answers = [publisher.send(command) for command in commands]
+        assert all(answer.startswith(b"OK") for answer in answers), answers
+        return answers
+    finally:
+        publisher.close()
+
+
+def publish(cluster: PartitionedCluster, partition: int, numbers: Iterable[int]) -> None:
+    """Publish numbered messages to a partition."""
+    send(cluster, partition, *[wire.pub(TOPIC, partition, b"%d" % number) for number in numbers])
+
+
+class Handler:
+    """Records what it gets, by partition, and whether two messages of one were at work at the same time."""
+
+    def __init__(self, work: Callable[[nsq.Message], Any] = lambda message: None) -> None:
+        self._changed = threading.Condition()
+        self._working: dict[int | None, int] = defaultdict(int)
+        self._work = work
+        self.got: dict[int | None, list[int]] = defaultdict(list)
+        self.messages: list[nsq.Message] = []
+        self.overlaps = 0
+
+    def __call__(self, message: nsq.Message) -> Any:
+        partition = message.partition
+        with self._changed:
+            self.overlaps += self._working[partition] > 0
+            self._working[partition] += 1
+        try:
+            return self._work(message)
+        finally:
+            with self._changed:
+                self._working[partition] -= 1
+                self.got[partition].append(int(message.body))
+                self.messages.append(message)
+                self._changed.notify_all()
+
+    def wait_for(self, condition: Callable[[], Any]) -> None:
+        with self._changed:
+            assert self._changed.wait_for(condition, PATIENCE), dict(self.got)
+
+    def wait_for_count(self, count: int) -> None:
+        self.wait_for(lambda: len(self.messages) >= count)
+
+
+class Hooks(nsq.ConsumerHooks):
+    def __init__(self) -> None:
+        self.errors: list[ServerError] = []
+        self.stuck_messages: list[tuple[int, int]] = []
+        self.disorder: list[int] = []
+        self.connects = 0
+
+    def connected(self, nsqd_address: str) -> None:
+        self.connects += 1
+
+    def server_error(self, nsqd_address: str, error: ServerError) -> None:
+        self.errors.append(error)
+
+    def stuck(self, message: nsq.Message) -> None:
+        self.stuck_messages.append((int(message.body), message.attempts))
+
+    def out_of_order(self, message: nsq.Message) -> None:
+        self.disorder.append(int(message.body))
+
+
+@contextmanager
+def consuming(
+    cluster: PartitionedCluster, handler: Callable[[nsq.Message], Any], connections: int = 4, **options: Any
+) -> Iterator[nsq.Consumer]:
+    consumer = nsq.Consumer(TOPIC, CHANNEL, nsqlookupd=cluster.lookup_addresses, **{**QUICK, **options})
+    consumer.add_handler(handler)
+    with consumer:
+        assert consumer.wait_until_connected(PATIENCE, connections), consumer.health()
+        yield consumer
+
+
+class TestPartitions:
+    def test_a_consumer_has_a_connection_for_each(self, cluster: PartitionedCluster) -> None:
+        create(cluster, 8)
+        handler = Handler()
+        with consuming(cluster, handler, 8) as consumer:
+            for partition in range(8):
+                publish(cluster, partition, range(5))
+            handler.wait_for_count(40)
+            health = consumer.health()
+            assert sorted(each.partition or 0 for each in health.connections) == list(range(8))
+            assert all(each.rdy for each in health.connections), "max_in_flight follows the partitions"
+        assert {partition: sorted(got) for partition, got in handler.got.items()} == {
+            partition: list(range(5)) for partition in range(8)
+        }
+
+    def test_some_of_them_can_be_chosen(self, cluster: PartitionedCluster) -> None:
+        create(cluster)
+        handler = Handler()
+        with consuming(cluster, handler, 2, partitions=[1, 3]) as consumer:
+            for partition in range(4):
+                publish(cluster, partition, [partition])
+            handler.wait_for_count(2)
+            assert len(consumer.health().connections) == 2
+        assert dict(handler.got) == {1: [1], 3: [3]}
+
+    def test_new_ones_are_found(self, cluster: PartitionedCluster) -> None:
+        create(cluster, 2)
+        handler = Handler()
+        with consuming(cluster, handler, 2) as consumer:
+            cluster.add_partitions(TOPIC, 4)
+            assert consumer.wait_until_connected(PATIENCE, 4), consumer.health()
+            publish(cluster, 3, [7])
+            handler.wait_for(lambda: handler.got[3] == [7])
+
+    def test_a_topic_that_is_created_later_is_found(self, cluster: PartitionedCluster) -> None:
+        handler = Handler()
+        with consuming(cluster, handler, 0):
+            create(cluster, 2)
+            publish(cluster, 1, [7])
+            handler.wait_for(lambda: handler.got[1] == [7])
+
+    def test_a_smaller_max_in_flight_has_them_take_turns_and_says_so(
+        self, cluster: PartitionedCluster, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        create(cluster)
+        with consuming(cluster, Handler(), max_in_flight=2) as consumer:
+            until("a warning", lambda: "take turns" in caplog.text)
+            until("turns", lambda: sum(each.rdy for each in consumer.health().connections) == 2)
+
+    def test_messages_carry_what_was_published(self, cluster: PartitionedCluster) -> None:
+        create(cluster, 1, extended=True)
+        header = wire.checked_header({"k": "v"}, trace_id=42, tag=None)
+        handler = Handler()
+        with consuming(cluster, handler, 1, trace=True):
+            [answer] = send(cluster, 0, wire.pub_ext(TOPIC, 0, header, b"1"))
+            handler.wait_for_count(1)
+        [message], published = handler.messages, wire.published(answer)
+        assert published is not None
+        assert message.headers == {"k": "v"}
+        assert (message.internal_id, message.trace_id, message.offset, message.size) == (
+            published.internal_id,
+            42,
+            published.offset,
+            published.size,
+        )
+
+    def test_a_requeued_message_comes_again(self, cluster: PartitionedCluster) -> None:
+        create(cluster, 1)
+
+        def work(message: nsq.Message) -> None:
+            if message.attempts == 1:
+                message.requeue(0, backoff=False)
+
+        handler = Handler(work)
+        with consuming(cluster, handler, 1):
+            publish(cluster, 0, [1])
+            handler.wait_for(lambda: handler.got[0] == [1, 1])
+
+    def test_a_tag_selects_messages(self, cluster: PartitionedCluster) -> None:
+        create(cluster, 1, extended=True)
+        tagged, others = Handler(), Handler()
+        green = wire.checked_header(None, tag="green")
+        with consuming(cluster, tagged, 1, desired_tag="green"), consuming(cluster, others, 1):
+            send(cluster, 0, *[wire.pub_ext(TOPIC, 0, green, b"%d" % number) for number in range(5)])
+            tagged.wait_for_count(5)
+        assert [message.tag for message in tagged.messages] == ["green"] * 5
+        assert not others.messages
+
+    def test_a_header_selects_messages(self, cluster: PartitionedCluster) -> None:
+        create(cluster, 1, extended=True)
+        handler = Handler()
+        with consuming(cluster, handler, 1, header_filter={"region": "eu"}):
+            for number, region in enumerate(["us", "eu", "us", "eu"]):
+                header = wire.checked_header({"region": region})
+                send(cluster, 0, wire.pub_ext(TOPIC, 0, header, b"%d" % number))
+            handler.wait_for_count(2)
+        assert handler.got[0] == [1, 3]
+
+    @pytest.mark.parametrize(("start", "expected"), [("end", [9]), ("offset:0", [0, 1, 2, 9])])
+    def test_a_position_to_start_at_can_be_chosen(
+        self, cluster: PartitionedCluster, start: str, expected: list[int]
+    ) -> None:
+        create(cluster, 1)
+        publish(cluster, 0, range(3))
+        handler = Handler()
+        with consuming(cluster, handler, 1, start=start, threads=1):
+            publish(cluster, 0, [9])
+            handler.wait_for(lambda: 9 in handler.got[0])
+            until("all finished", lambda: cluster.channel(TOPIC, 0, CHANNEL).in_flight == 0)
+            for node in cluster.nodes:
+                node.drop_connections()
+            publish(cluster, 0, [10])
+            handler.wait_for(lambda: 10 in handler.got[0])
+        assert handler.got[0] == [*expected, 10], "a reconnect goes on where it was"
+
+
+class TestMoves:
+    @pytest.mark.parametrize("ordered", [False, True])
+    def test_a_partition_is_followed_to_its_new_leader(
+        self, cluster: PartitionedCluster, ordered: bool
+    ) -> None:
+        create(cluster, ordered=ordered)
+        handler, hooks = Handler(), Hooks()
+        with consuming(cluster, handler, ordered=ordered, hooks=hooks) as consumer:
+            for number in range(5):
+                cluster.move_leader(TOPIC, 0)
+                publish(cluster, 0, [number])
+                handler.wait_for_count(number + 1)
+            until("one connection", lambda: len(consumer.health().connections) == 4)
+        assert hooks.errors == []
+        assert not ordered or handler.got[0] == list(range(5))
+
+    def test_a_dead_leader_is_replaced(self, cluster: PartitionedCluster) -> None:
+        create(cluster, ordered=True)
+        handler = Handler()
+        leader = cluster.leader(TOPIC, 0)
+        assert leader is not None
+        with consuming(cluster, handler, ordered=True):
+            leader.kill()
+            until("another leader", lambda: cluster.leader(TOPIC, 0) not in (None, leader))
+            publish(cluster, 0, [1])
+            handler.wait_for(lambda: handler.got[0] == [1])
+
+    @pytest.mark.parametrize(
+        "answer",
+        [
+            "E_FAILED_ON_NOT_LEADER ",
+            "E_FAILED_ON_NOT_WRITABLE ",
+            "E_TOPIC_NOT_EXIST ",
+            "E_SUB_EXTEND_NEED need",
+            "E_SUB_EXTEND_FORBIDDON forbidden",
+        ],
+    )
+    def test_passing_refusals_of_a_subscription_reach_no_user(
+        self, cluster: PartitionedCluster, caplog: pytest.LogCaptureFixture, answer: str
+    ) -> None:
+        create(cluster, ordered=True)
+        for node in cluster.nodes:
+            node.refuse("SUB_ORDERED", answer, times=2)
+        handler, hooks = Handler(), Hooks()
+        with consuming(cluster, handler, ordered=True, hooks=hooks) as consumer:
+            publish(cluster, 0, [1])
+            handler.wait_for(lambda: handler.got[0] == [1])
+            assert consumer.refusal is None
+        assert hooks.errors == []
+        assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+    def test_a_partition_that_is_said_to_have_moved_is_left_when_its_message_is_done(
+        self, cluster: PartitionedCluster
+    ) -> None:
+        create(cluster, 1, ordered=True)
+        begun, go_on = threading.Event(), threading.Event()
+
+        def work(message: nsq.Message) -> None:
+            begun.set()
+            assert go_on.wait(PATIENCE)
+
+        handler, hooks = Handler(work), Hooks()
+        leader = cluster.leader(TOPIC, 0)
+        [other, *_] = [node for node in cluster.nodes if node != leader]
+        with consuming(
+            cluster, handler, 1, ordered=True, hooks=hooks, lookupd_poll_interval=0.05
+        ) as consumer:
+            publish(cluster, 0, [1])
+            assert begun.wait(PATIENCE)
+            for lookup in cluster.lookups:
+                lookup.claim(TOPIC, 0, other)
+            until("the end begins", lambda: consumer.health().connections[0].rdy == 0)
+            time.sleep(0.5)  # several answers of nsqlookupds
+            assert cluster.channel(TOPIC, 0, CHANNEL).subscribers == 1
+            go_on.set()
+            until("it is finished", lambda: cluster.channel(TOPIC, 0, CHANNEL).finished == 1)
+            until("it is left", lambda: cluster.channel(TOPIC, 0, CHANNEL).subscribers == 0)
+            assert sum(node.received.get("CLS", 0) for node in cluster.nodes) == 1
+            for lookup in cluster.lookups:
+                lookup.tell_the_truth()
+            publish(cluster, 0, [2])
+            handler.wait_for(lambda: handler.got[0] == [1, 2])
+        assert hooks.errors == []
+
+    def test_a_partition_without_a_leader_is_reported_as_missing(self) -> None:
+        with PartitionedCluster(nodes=2) as cluster:
+            create(cluster, 4, replicas=1)
+            lost = cluster.leader(TOPIC, 1)
+            assert lost is not None
+            handler = Handler()
+            with consuming(cluster, handler) as consumer:
+                lost.kill()
+                until("missing partitions", lambda: consumer.health().missing_partitions == [1, 3])
+                assert "partitions 1, 3 without a leader" in consumer.health().summary
+                publish(cluster, 0, [5])
+                handler.wait_for(lambda: handler.got[0] == [5])
+                lost.restart()
+                until("all back", lambda: consumer.health().missing_partitions == [])
+                assert consumer.wait_until_connected(PATIENCE, 4)
+
+
+class TestOrder:
+    def test_holds_under_many_handlers_while_leaders_move_and_connections_break(
+        self, cluster: PartitionedCluster
+    ) -> None:
+        create(cluster, 4, ordered=True)
+        handler = Handler(lambda message: time.sleep(0.0005))
+        with consuming(cluster, handler, ordered=True, threads=8) as consumer:
+            for number in range(0, 200, 10):
+                for partition in range(4):
+                    publish(cluster, partition, range(number, number + 10))
+                if number % 40 == 20:
+                    cluster.move_leader(TOPIC, number // 40 % 4)
+                if number % 60 == 0:
+                    cluster.nodes[number // 60 % 3].drop_connections()
+            handler.wait_for(lambda: all(199 in handler.got[partition] for partition in range(4)))
+            assert consumer.stats().order_errors == 0
+        assert handler.overlaps == 0
+        for partition in range(4):
+            assert handler.got[partition] == list(range(200)), f"of partition {partition}"
+
+    def test_lanes_run_side_by_side(self, cluster: PartitionedCluster) -> None:
+        create(cluster, 16, ordered=True)
+        together = threading.Barrier(16)
+        handler = Handler(lambda message: together.wait(PATIENCE))
+        with consuming(cluster, handler, 16, ordered=True, threads=16):
+            for partition in range(16):
+                publish(cluster, partition, range(3))
+            handler.wait_for_count(48)
+        assert not together.broken
+
+    def test_a_message_that_fails_holds_up_its_partition_alone(self, cluster: PartitionedCluster) -> None:
+        create(cluster, 2, ordered=True)
+        mended = threading.Event()
+
+        def work(message: nsq.Message) -> None:
+            if message.body == b"13" and not mended.is_set():
+                raise ValueError("it does not work yet")
+
+        handler, hooks = Handler(work), Hooks()
+        with consuming(
+            cluster,
+            handler,
+            2,
+            ordered=True,
+            threads=2,
+            hooks=hooks,
+            stuck_after=3,
+            max_backoff_duration=0.05,
+        ) as consumer:
+            publish(cluster, 0, [13, 14])
+            publish(cluster, 1, [23, 24])
+            handler.wait_for(lambda: handler.got[1] == [23, 24])
+            handler.wait_for(lambda: len(handler.got[0]) > 6)
+            assert set(handler.got[0]) == {13}
+            [stuck, fine] = consumer.health().partitions
+            assert (stuck.stuck, fine.stuck) == (True, False)
+            assert stuck.stuck_seconds > 0.0
+            assert "partitions 0 stuck" in consumer.health().summary
+            assert "b'13'" in stuck.stuck_at
+            assert "does not work yet" in stuck.error
+            until("two reports", lambda: len(hooks.stuck_messages) >= 2)
+            assert hooks.stuck_messages[:2] == [(13, 3), (13, 6)]
+            mended.set()
+            handler.wait_for(lambda: handler.got[0][-1] == 14)
+            assert not consumer.health().partitions[0].stuck
+
+    @pytest.mark.parametrize(
+        ("decision", "rest"), [(nsq.Decision.SKIP, [14]), (nsq.Decision.STOP, []), (0, [13, 14])]
+    )
+    def test_the_user_decides_about_a_message_that_fails(
+        self, cluster: PartitionedCluster, decision: nsq.Decision | float, rest: list[int]
+    ) -> None:
+        create(cluster, 2, ordered=True)
+        given_up: list[bytes] = []
+
+        def work(message: nsq.Message) -> None:
+            if message.body == b"13" and message.attempts == 1:
+                raise ValueError("x")
+
+        handler = Handler(work)
+        with consuming(
+            cluster,
+            handler,
+            2,
+            ordered=True,
+            on_stuck=lambda stuck: decision,
+            give_up=lambda message: given_up.append(message.body),
+        ) as consumer:
+            publish(cluster, 0, [13, 14])
+            handler.wait_for(lambda: handler.got[0][:1] == [13])
+            if decision is nsq.Decision.STOP:
+                until("it is left", lambda: [each.partition for each in consumer.health().connections] == [1])
+                assert consumer.health().partitions[0].stopped
+            publish(cluster, 1, [23])
+            handler.wait_for(lambda: handler.got[1] == [23] and handler.got[0] == [13, *rest])
+        assert given_up == [b"13"] * (decision is nsq.Decision.SKIP)
+
+    def test_a_skipped_message_goes_to_the_dead_letters(self, cluster: PartitionedCluster) -> None:
+        create(cluster, 1, ordered=True)
+        cluster.create_topic("dead", partitions=1)
+
+        def work(message: nsq.Message) -> None:
+            if message.body == b"13":
+                raise nsq.GiveUp("no use")
+
+        handler = Handler(work)
+        with consuming(cluster, handler, 1, ordered=True, dead_letters="dead"):
+            publish(cluster, 0, [13, 14])
+            handler.wait_for(lambda: handler.got[0] == [13, 14])
+        assert [message.body for message in cluster.messages("dead", 0)] == [b"13"]
+
+    def test_a_message_in_its_pause_is_given_back_at_a_stop(self, cluster: PartitionedCluster) -> None:
+        create(cluster, 1, ordered=True)
+        failing = Handler(lambda message: False)
+        with consuming(cluster, failing, 1, ordered=True, on_stuck=lambda stuck: 1000) as consumer:
+            publish(cluster, 0, [13, 14])
+            failing.wait_for_count(1)
+            until("the pause", lambda: consumer.health().partitions[0].stuck)
+            assert consumer.stop(PATIENCE).clean
+        handler = Handler()
+        with consuming(cluster, handler, 1, ordered=True):
+            handler.wait_for(lambda: handler.got[0] == [13, 14])
+
+    def test_a_channel_that_was_rewound_is_reported_and_consumed(
+        self, cluster: PartitionedCluster, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        create(cluster, 1, ordered=True)
+        handler, hooks = Handler(), Hooks()
+        with consuming(cluster, handler, 1, ordered=True, hooks=hooks) as consumer:
+            publish(cluster, 0, range(5))
+            handler.wait_for_count(5)
+            cluster.seek(TOPIC, 0, CHANNEL, 1)
+            handler.wait_for(lambda: handler.got[0] == [*range(5), *range(1, 5)])
+            until("a report", lambda: hooks.disorder == [1])
+            assert consumer.stats().order_errors == 1
+        assert "out of order" in caplog.text
+
+    def test_a_channel_that_was_rewound_can_stop_the_partition(self, cluster: PartitionedCluster) -> None:
+        create(cluster, 2, ordered=True)
+        handler = Handler()
+        with consuming(cluster, handler, 2, ordered=True, out_of_order="stop") as consumer:
+            publish(cluster, 0, range(5))
+            handler.wait_for_count(5)
+            cluster.seek(TOPIC, 0, CHANNEL, 1)
+            until("it is left", lambda: [each.partition for each in consumer.health().connections] == [1])
+        assert handler.got[0] == list(range(5))
+
+    def test_a_first_message_that_comes_twice_is_handled_once(self) -> None:
+        with PartitionedCluster(nodes=1, first_twice=True) as cluster:
+            create(cluster, 1, ordered=True)
+            publish(cluster, 0, range(5))
+            handler = Handler()
+            with consuming(cluster, handler, 1, ordered=True):
+                handler.wait_for(lambda: 4 in handler.got[0])
+            assert handler.got[0] == list(range(5))
+
+
+def trace_lines(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
+    lines = [json.loads(record.getMessage()) for record in caplog.records if record.name == "nsq.trace"]
+    return [line for line in lines if line["event"] == "delivery"]
+
+
+def test_tracing_is_switched_while_the_consumer_runs(
+    cluster: PartitionedCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "nsq.trace")
+    create(cluster, 1, ordered=True)
+    handler, hooks = Handler(), Hooks()
+    with consuming(cluster, handler, 1, ordered=True, hooks=hooks) as consumer:
+        for number, on in enumerate([None, True, False]):
+            if on is not None:
+                consumer.set_tracing(on)
+            send(cluster, 0, wire.pub_trace(TOPIC, 0, 40 + number, b"%d" % number))
+            handler.wait_for_count(number + 1)
+        assert hooks.connects == 1
+    [line] = trace_lines(caplog)
+    assert (line["trace_id"], line["attempts"], line["channel"]) == (41, 1, CHANNEL)
+    assert {"internal_id", "offset", "size", "message_id", "nsqd", "timestamp"} <= line.keys()
+    assert line["local_ip"] == "127.0.0.1"
+
+
+def test_an_nsqd_of_a_partitioned_nsq_without_its_nsqlookupds_is_warned_about(
+    cluster: PartitionedCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    create(cluster, 1)
+    leader = cluster.leader(TOPIC, 0)
+    assert leader is not None
+    consumer = nsq.Consumer(TOPIC, CHANNEL, nsqd=leader.tcp_address)
+    consumer.add_handler(Handler())
+    with consumer:
+        assert consumer.wait_until_connected(PATIENCE)
+    assert caplog.text.count("belongs to a partitioned NSQ") == 1
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("topic", "options", "error", "reason"),
+        [
+            ({"ordered": True}, {}, nsq.OrderIsMust, "give the consumer ordered=True"),
+            ({}, {"ordered": True}, nsq.ConfigError, "orders is not ordered"),
+            ({}, {"partitions": [9]}, nsq.ConfigError, "orders has 4 partitions"),
+            ({}, {"desired_tag": "green"}, nsq.ConfigError, "without headers"),
+            ({"registered_channels_only": True}, {}, nsq.ChannelNotRegistered, "E_SUB_CHANNEL"),
+        ],
+    )
+    def test_a_topic_that_the_options_do_not_suit_ends_the_run(
+        self,
+        cluster: PartitionedCluster,
+        topic: dict[str, Any],
+        options: dict[str, Any],
+        error: type[Exception],
+        reason: str,
+    ) -> None:
+        cluster.create_topic(TOPIC, partitions=4, **topic)
+        consumer = nsq.Consumer(TOPIC, "fresh", nsqlookupd=cluster.lookup_addresses, **{**QUICK, **options})
+        consumer.add_handler(Handler())
+        with pytest.raises(error, match=reason):
+            consumer.run()
+
+    @pytest.mark.parametrize(
+        "options", [{"ordered": True}, {"partitions": [0]}, {"start": "end"}, {"trace": True}]
+    )
+    def test_the_original_nsq_ends_the_run_and_the_option_is_named(self, options: dict[str, Any]) -> None:
+        with Nsqlookupd() as lookupd, Nsqd(lookupd=[lookupd]):
+            consumer = nsq.Consumer(TOPIC, CHANNEL, nsqlookupd=lookupd.http_address, **{**QUICK, **options})
+            consumer.add_handler(Handler())
+            with pytest.raises(nsq.ConfigError, match=f"{next(iter(options))} needs a partitioned NSQ"):
+                consumer.run()
+
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {"ordered": True},
+            {"partitions": [0]},
+            {"start": "end"},
+            {"trace": True},
+            {"desired_tag": "green"},
+            {"header_filter": {"k": "v"}},
+        ],
+    )
+    @pytest.mark.parametrize(
+        "cluster", [{"nsqd": "127.0.0.1:1"}, {"nsqlookupd": "127.0.0.1:1", "cluster": "original"}]
+    )
+    def test_addresses_of_nsqds_alone_are_refused_and_the_option_is_named(
+        self, options: dict[str, Any], cluster: dict[str, Any]
+    ) -> None:
+        with pytest.raises(nsq.ConfigError, match=f"{next(iter(options))} needs a partitioned NSQ"):
+            nsq.Consumer(TOPIC, CHANNEL, **cluster, **options)
+
+    @pytest.mark.parametrize(
+        ("options", "reason"),
+        [
+            ({"on_stuck": print}, "on_stuck has no effect without ordered=True"),
+            ({"stuck_after": 3}, "stuck_after has no effect without ordered=True"),
+            ({"out_of_order": "stop"}, "out_of_order has no effect without ordered=True"),
+            ({"ordered": True, "on_stuck": 5}, "on_stuck is 5"),
+            ({"ordered": True, "stuck_after": 0}, "stuck_after is 0"),
+            ({"ordered": True, "out_of_order": "skip"}, "out_of_order is 'skip'"),
+            ({"ordered": True, "max_attempts": 3}, "max_attempts"),
+            ({"ordered": True, "start": "end"}, "start is given with ordered=True"),
+        ],
+    )
+    def test_options_that_do_not_go_together_are_refused(self, options: dict[str, Any], reason: str) -> None:
+        with pytest.raises(nsq.ConfigError, match=reason):
+            nsq.Consumer(TOPIC, CHANNEL, nsqlookupd="127.0.0.1:1", **options)
+
+
+def test_a_consumer_of_200_partitions_is_soon_there_and_counts_its_threads() -> None:
+    with PartitionedCluster(nodes=4, process=True) as cluster:
+        create(cluster, 200, ordered=True, replicas=1)
+        began = time.monotonic()
+        with consuming(cluster, Handler(), 200, ordered=True, threads=4) as consumer:
+            took = time.monotonic() - began
+            health: ConsumerHealth = consumer.health()
+            mine = [thread for thread in threading.enumerate() if thread.name.startswith(f"nsq-{TOPIC}")]
+            print(f"\n200 partitions: {took:.2f} s, {health.threads} threads")
+            assert 400 <= health.threads <= 420
+            assert abs(len(mine) - health.threads) <= 5  # questions to nsqlookupds come and go
+            assert took < 15.0
+            publish(cluster, 199, [1])

@@ -1,0 +1,492 @@
+"""A producer in a partitioned cluster: which NSQ it is, each answer to a publish, keys, tracing, health."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import nsq
+from nsq import aio
+from nsq.partitioned import rules
+from nsq.partitioned.keys import partition_for
+from nsq.testing import Nsqd, Nsqlookupd, PartitionedCluster
+from nsq.testing.partitioned import Node
+from nsq.testing.plugin import partitioned_cluster as cluster
+from nsq.tools.front_door import main
+
+from .patience import eventually
+
+__all__ = ["cluster"]
+
+#: Far beyond what anything here takes.
+PATIENCE = 60.0
+
+
+@pytest.fixture
+def orders(cluster: PartitionedCluster) -> PartitionedCluster:
+    cluster.create_topic("orders", partitions=4)
+    return cluster
+
+
+@pytest.fixture
+def producer(orders: PartitionedCluster) -> Iterator[nsq.Producer]:
+    with nsq.Producer(nsqlookupd=orders.lookup_addresses, publish_timeout=PATIENCE) as producer:
+        yield producer
+
+
+def bodies(cluster: PartitionedCluster, partition: int, topic: str = "orders") -> list[bytes]:
+    return [message.body for message in cluster.messages(topic, partition)]
+
+
+def leading(cluster: PartitionedCluster, partition: int = 0) -> Node:
+    leader = cluster.leader("orders", partition)
+    assert leader is not None
+    return leader
+
+
+# Each answer to a publish.
+
+#: An answer, and whether the publish is tried again.
+ANSWERS = [
+    ("E_FAILED_ON_NOT_LEADER ", None),
+    ("E_FAILED_ON_NOT_WRITABLE ", None),
+    ("E_TOPIC_NOT_EXIST ", None),
+    ("E_PUB_FAILED pub failed", None),
+    ("E_PUB_TOO_MUCH_WAITING too much", None),
+    ("E_INVALID what", None),
+    ("E_EXT_NOT_SUPPORT no", None),
+    ("E_BAD_TOPIC no", nsq.BadTopic),
+    ("E_BAD_PARTITION no", nsq.BadPartition),
+    ("E_BAD_MESSAGE no", nsq.BadMessage),
+    ("E_BAD_BODY no", nsq.BadBody),
+    ("E_TAG_NOT_SUPPORT no", nsq.TagNotSupported),
+    ("E_BAD_EXT no", nsq.BadExt),
+    ("E_INVALID_JSON_HEADER no", nsq.InvalidHeader),
+    ("INVALID_TRACE_ID no", nsq.InvalidTraceId),
+    ("E_UNAUTHORIZED no", nsq.Unauthorized),
+    ("E_OF_THE_FUTURE no", nsq.ServerError),
+]
+
+
+@pytest.mark.parametrize("kind", ["publish", "publish_async"])
+@pytest.mark.parametrize(("answer", "error"), ANSWERS, ids=[answer.split()[0] for answer, _ in ANSWERS])
+def test_each_answer_is_tried_again_or_raised(
+    orders: PartitionedCluster, producer: nsq.Producer, answer: str, error: type[Exception] | None, kind: str
+) -> None:
+    producer.publish("orders", b"before", partition=0)
+    leading(orders).refuse("PUB", answer)
+    expected = nullcontext() if error is None else pytest.raises(error, match=answer.split()[0])
+    with expected:
+        if kind == "publish":
+            producer.publish("orders", b"body", partition=0)
+        else:
+            producer.publish_async("orders", b"body", partition=0).result(PATIENCE)
+    producer.publish("orders", b"after", partition=0)
+    assert bodies(orders, 0) == [b"before", *([b"body"] if error is None else []), b"after"]
+
+
+@pytest.mark.parametrize("answer", ["E_INVALID what", "E_EXT_NOT_SUPPORT no"])
+def test_some_answers_are_tried_again_only_once(
+    orders: PartitionedCluster, producer: nsq.Producer, answer: str
+) -> None:
+    producer.publish("orders", b"before", partition=0)
+    leading(orders).refuse("PUB", answer, times=2)
+    with pytest.raises(nsq.ServerError, match=answer.split()[0]):
+        producer.publish("orders", b"body", partition=0)
+
+
+def test_a_publish_that_may_be_stored_at_its_deadline_is_uncertain(
+    orders: PartitionedCluster, producer: nsq.Producer
+) -> None:
+    producer.publish("orders", b"before", partition=0)
+    leading(orders).refuse("PUB", "E_PUB_FAILED pub failed", times=1000)
+    with pytest.raises(nsq.PublishUncertain, match="E_PUB_FAILED"):
+        producer.publish("orders", b"body", partition=0, timeout=0.5)
+
+
+def test_a_publish_that_is_surely_not_stored_at_its_deadline_has_failed(
+    orders: PartitionedCluster, producer: nsq.Producer
+) -> None:
+    producer.publish("orders", b"before", partition=0)
+    leading(orders).refuse("PUB", "E_FAILED_ON_NOT_LEADER ", times=1000)
+    with pytest.raises(nsq.PublishFailed, match=r"partition 0 .*E_FAILED_ON_NOT_LEADER"):
+        producer.publish("orders", b"body", partition=0, timeout=0.5)
+
+
+def test_an_error_to_a_batch_with_headers_costs_the_connection_and_nothing_else(
+    cluster: PartitionedCluster,
+) -> None:
+    cluster.create_topic("plain")
+    with nsq.Producer(nsqlookupd=cluster.lookup_addresses, publish_timeout=PATIENCE) as producer:
+        producer.publish("plain", b"before")
+        with pytest.raises(nsq.ExtNotSupported):
+            producer.multi_publish("plain", [b"one", b"two"], headers={"k": "v"})
+        producer.publish("plain", b"after")
+    assert bodies(cluster, 0, "plain") == [b"before", b"after"]
+
+
+def test_a_node_that_stalls_is_given_up_long_before_the_deadline(
+    orders: PartitionedCluster, producer: nsq.Producer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rules.PartitionRules, "patience", 0.5)
+    monkeypatch.setattr("nsq.partitioned.routing.PATIENCE", 0.5)
+    for number in range(20):
+        producer.publish("orders", b"%d" % number, partition=0)
+    stalled = leading(orders)
+    stalled.stall()
+    orders.wait_until_writable("orders")
+    pending = producer.publish_async("orders", b"async", partition=0)
+    producer.publish("orders", b"blocking", partition=0)
+    pending.result(PATIENCE)
+    assert {b"async", b"blocking"} <= set(bodies(orders, 0))
+    stalled.resume()
+
+
+# Which NSQ it is.
+
+
+def set_list(cluster: PartitionedCluster, status: int, data: object) -> None:
+    for lookup in cluster.lookups:
+        lookup.answer("/listlookup", status, data)
+
+
+def test_a_cluster_that_becomes_a_partitioned_one_is_followed(orders: PartitionedCluster) -> None:
+    set_list(orders, 404, "NOT_FOUND")
+    with nsq.Producer(
+        nsqlookupd=orders.lookup_addresses, lookupd_poll_interval=0.2, publish_timeout=PATIENCE
+    ) as producer:
+        producer.publish("orders", b"to any nsqd")
+        with pytest.raises(nsq.UsageError, match="key= needs a partitioned NSQ"):
+            producer.publish("orders", b"x", key="k")
+        for lookup in orders.lookups:
+            lookup.tell_the_truth()
+        eventually(lambda: producer._pool.book.kind == "partitioned")
+        producer.publish("orders", b"x", key="k")
+        set_list(orders, 404, "NOT_FOUND")
+        eventually(lambda: producer._pool.book.kind == "original")
+        with pytest.raises(nsq.UsageError, match="key= needs a partitioned NSQ"):
+            producer.publish("orders", b"x", key="k")
+        producer.publish("orders", b"to any nsqd")
+
+
+@pytest.mark.parametrize(("status", "data"), [(500, "INTERNAL"), (200, b"<html>"), (200, [1]), (403, "NO")])
+def test_an_answer_that_says_nothing_about_the_kind_changes_nothing(
+    orders: PartitionedCluster, status: int, data: object
+) -> None:
+    with nsq.Producer(
+        nsqlookupd=orders.lookup_addresses, lookupd_poll_interval=0.05, publish_timeout=PATIENCE
+    ) as producer:
+        producer.publish("orders", b"x", key="k")
+        set_list(orders, status, data)
+        eventually(lambda: all("failed" in line for line in producer._pool.discovery.health()))
+        producer.publish("orders", b"x", key="k")
+
+
+def test_an_option_of_a_partitioned_cluster_waits_until_the_kind_is_known(
+    orders: PartitionedCluster, nsqd: Nsqd
+) -> None:
+    """Meanwhile plain publishes go to the nsqds that were named."""
+    for lookup in orders.lookups:
+        lookup.kill()
+    with nsq.Producer(
+        nsqd.tcp_address, nsqlookupd=orders.lookup_addresses, publish_timeout=PATIENCE
+    ) as producer:
+        producer.publish("orders", b"plain")
+        producer.multi_publish("orders", [b"one", b"two"])
+        with pytest.raises(nsq.PublishFailed, match="no nsqlookupd has told which NSQ this is"):
+            producer.publish("orders", b"keyed", key="k", timeout=0.3)
+        pending = producer.publish_async("orders", b"keyed", key="k")
+        for lookup in orders.lookups:
+            lookup.restart()
+        pending.result(PATIENCE)
+    assert sum(bodies(orders, number).count(b"keyed") for number in range(4)) == 1
+
+
+def test_a_pinned_kind_needs_no_answer(orders: PartitionedCluster, nsqlookupd: Nsqlookupd) -> None:
+    set_list(orders, 404, "NOT_FOUND")
+    with nsq.Producer(
+        nsqlookupd=orders.lookup_addresses, cluster="partitioned", publish_timeout=PATIENCE
+    ) as producer:
+        producer.publish("orders", b"x", key="k")
+    with (
+        nsq.Producer(nsqlookupd=nsqlookupd.http_address, cluster="original") as producer,
+        pytest.raises(nsq.UsageError, match="key="),
+    ):
+        producer.publish("orders", b"x", key="k")
+
+
+def test_without_a_coordinator_partitions_are_found_too() -> None:
+    with PartitionedCluster(coordinator=False) as cluster:
+        cluster.create_topic("orders", partitions=2)
+        with nsq.Producer(nsqlookupd=cluster.lookup_addresses, publish_timeout=PATIENCE) as producer:
+            producer.publish("orders", b"x", partition=1)
+        assert bodies(cluster, 1) == [b"x"]
+
+
+def test_what_nsqlookupd_does_not_list_is_an_error_that_says_who_creates_topics(
+    producer: nsq.Producer,
+) -> None:
+    with pytest.raises(nsq.TopicNotExist, match="Publishing creates no topic"):
+        producer.publish("unknown", b"x")
+    assert producer._pool.book.lookups.topics == ()
+
+
+def test_deferring_is_refused_by_name(producer: nsq.Producer) -> None:
+    producer.publish("orders", b"x")
+    with pytest.raises(nsq.UsageError, match="defer= is not possible"):
+        producer.publish("orders", b"x", defer=1.0)
+
+
+def test_a_first_publish_that_is_deferred_is_refused_when_the_cluster_is_known(
+    producer: nsq.Producer,
+) -> None:
+    with pytest.raises(nsq.UsageError, match="defer= is not possible"):
+        producer.publish("orders", b"x", defer=1.0)
+
+
+def test_an_nsqd_of_a_partitioned_cluster_is_warned_about_once_when_only_nsqds_are_named(
+    orders: PartitionedCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    addresses = [node.tcp_address for node in orders.nodes]
+    with nsq.Producer(*addresses, publish_timeout=PATIENCE) as producer:
+        eventually(lambda: producer.publish("orders", b"x") and all_open(producer, 3))
+    assert caplog.text.count("of a partitioned NSQ, but this producer takes it for an original one") == 1
+
+
+def all_open(producer: nsq.Producer, count: int) -> bool:
+    return [each.state for each in producer.stats().connections] == ["open"] * count
+
+
+# Keys.
+
+
+def test_the_hash_and_the_modulus_of_keys_can_be_given(orders: PartitionedCluster) -> None:
+    with nsq.Producer(
+        nsqlookupd=orders.lookup_addresses,
+        publish_timeout=PATIENCE,
+        key_hash=int,
+        key_partitions={"orders": 2},
+    ) as producer:
+        for key in ("0", "1", "2", "3"):
+            producer.publish("orders", key.encode(), key=key)
+        with pytest.raises(nsq.UsageError, match="the hash function failed"):
+            producer.publish("orders", b"x", key="no number")
+    assert bodies(orders, 0) == [b"0", b"2"]
+    assert bodies(orders, 1) == [b"1", b"3"]
+
+
+@pytest.mark.parametrize(
+    "options", [{"key_hash": 7}, {"key_partitions": {"orders": 0}}, {"key_partitions": {"no topic": 1}}]
+)
+def test_a_bad_option_of_keys_is_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(nsq.UsageError):
+        nsq.Producer(nsqlookupd="127.0.0.1:4161", **options)
+
+
+def test_more_partitions_move_keys_with_a_warning(
+    orders: PartitionedCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    with nsq.Producer(
+        nsqlookupd=orders.lookup_addresses, publish_timeout=PATIENCE, lookupd_poll_interval=0.2
+    ) as producer:
+        producer.publish("orders", b"x", key="k")
+        orders.add_partitions("orders", 2)
+        eventually(lambda: "orders" in producer.health().problems)
+        assert "changed from 4 to 6" in producer.health().problems["orders"]
+        assert "the number of partitions of 'orders' changed from 4 to 6" in caplog.text
+        producer.publish("orders", b"new", partition=5)
+    assert bodies(orders, 5) == [b"new"]
+
+
+def test_a_partition_that_does_not_exist_is_refused_at_the_call(producer: nsq.Producer) -> None:
+    with pytest.raises(nsq.UsageError, match="partition 4 of 'orders' does not exist: the topic has 4"):
+        producer.publish("orders", b"x", partition=4)  # found out by the pool's thread
+    with pytest.raises(nsq.UsageError, match="partition 9 of 'orders' does not exist"):
+        producer.publish_async("orders", b"x", partition=9)
+
+
+def test_futures_for_one_key_are_stored_in_order_while_leaders_move(
+    orders: PartitionedCluster, producer: nsq.Producer
+) -> None:
+    futures = []
+    for number in range(3000):
+        futures.append(producer.publish_async("orders", b"%d" % number, key="customer-42"))
+        if number % 500 == 250:
+            for partition in range(4):
+                orders.move_leader("orders", partition)
+    for future in futures:
+        future.result(PATIENCE)
+    (found,) = [each for each in (bodies(orders, number) for number in range(4)) if each]
+    assert list(dict.fromkeys(found)) == [b"%d" % number for number in range(3000)]
+
+
+def test_publishes_prefer_the_nsqd_that_owes_fewer_answers(orders: PartitionedCluster) -> None:
+    with nsq.Producer(
+        nsqlookupd=orders.lookup_addresses, publish_timeout=PATIENCE, least_pending=True
+    ) as producer:
+        for number in range(4):
+            producer.publish("orders", b"first", partition=number)
+        leading(orders).stall()
+        futures = [producer.publish_async("orders", b"x") for _ in range(200)]
+        eventually(lambda: sum(future.done() for future in futures) > 150)
+        leading(orders).resume()
+
+
+async def publish_from_a_coroutine(orders: PartitionedCluster) -> list[nsq.Published]:
+    async with aio.Producer(nsqlookupd=orders.lookup_addresses, publish_timeout=PATIENCE) as producer:
+        return [
+            await producer.publish("orders", b"x", partition=2, trace=7),
+            await producer.multi_publish("orders", [b"y", b"z"], partition=2),
+        ]
+
+
+def test_coroutines_publish_with_the_same_options(orders: PartitionedCluster) -> None:
+    traced, batch = asyncio.run(publish_from_a_coroutine(orders))
+    first = orders.messages("orders", 2)[0]
+    assert traced == (first.internal_id, 7, first.offset, first.size)
+    assert batch == nsq.Published()
+    assert bodies(orders, 2) == [b"x", b"y", b"z"]
+
+
+def test_nsq_pub_publishes_by_key_and_to_a_partition(
+    orders: PartitionedCluster,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "in").write_bytes(b"three\nfour\n")
+    address = f"--lookupd-http-address={orders.lookup_addresses[0]}"
+    assert main(["pub", address, "--key=customer-42", "orders", "one", "two"]) == 0
+    with (tmp_path / "in").open() as stdin:
+        monkeypatch.setattr("sys.stdin", stdin)
+        assert main(["pub", address, "--partition=3", "orders"]) == 0
+    assert main(["pub", address, "orders", *"abcdef"]) == 0
+    assert "WARNING" not in capfd.readouterr().err
+    partition = partition_for("customer-42", 4)
+    assert bodies(orders, partition)[:2] == [b"one", b"two"]
+    assert {b"three", b"four"} <= set(bodies(orders, 3))
+    assert sum(len(bodies(orders, number)) for number in range(4)) == 10
+    assert main(["pub", address, "--partition=4", "orders", "x"]) == 1
+    assert "partition 4 of 'orders' does not exist" in capfd.readouterr().err
+
+
+def test_nsq_pub_refuses_a_key_by_name_in_an_original_cluster(
+    nsqd: Nsqd, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["pub", f"--nsqd-http-address={nsqd.http_address}", "--key=k", "orders", "x"]) == 1
+    assert "key= needs a partitioned NSQ" in capfd.readouterr().err
+
+
+# Tracing and health.
+
+
+def test_tracing_is_switched_on_and_off_while_publishing(
+    orders: PartitionedCluster, producer: nsq.Producer, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "nsq.trace")
+    orders.create_topic("events", extended=True)
+    assert producer.publish("orders", b"x").trace_id is None
+    producer.trace("orders")
+    producer.trace("events")
+    done = producer.publish("orders", b"x", key="k")
+    assert done.trace_id is not None
+    assert 0 <= done.trace_id < 2**63
+    batch = producer.multi_publish("orders", [b"one", b"two"], partition=1)
+    event = producer.publish_async("events", b"x", tag="green").result(PATIENCE)
+    producer.trace("orders", False)
+    assert producer.publish("orders", b"x").trace_id is None
+    lines = eventually(lambda: traced(caplog), lambda lines: len(lines) == 3)
+    assert [line["trace_id"] for line in lines] == [done.trace_id, batch.trace_id, event.trace_id]
+    assert [line["offset"] for line in lines] == [done.offset, batch.offset, event.offset]
+    assert (lines[1]["partition"], lines[1]["topic"]) == (1, "orders")
+    assert lines[2]["tag"] == "green"
+    (stored,) = orders.messages("events", 0)
+    assert stored.headers == {"##trace_id": str(event.trace_id), "##client_dispatch_tag": "green"}
+
+
+def traced(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
+    return [json.loads(record.message) for record in caplog.records if record.name == "nsq.trace"]
+
+
+def test_health_lists_the_partitions_without_a_leader() -> None:
+    with PartitionedCluster(nodes=2) as cluster:
+        cluster.create_topic("orders", placement=[[0], [1], [1]])
+        with nsq.Producer(
+            nsqlookupd=cluster.lookup_addresses, publish_timeout=PATIENCE, lookupd_poll_interval=300.0
+        ) as producer:
+            producer.publish("orders", b"x", partition=1)
+            cluster.nodes[1].kill()
+            eventually(
+                lambda: (
+                    producer.health().problems.get("orders")
+                    == "incomplete: partitions without a leader: 1, 2"
+                )
+            )
+            producer.publish("orders", b"x")
+            cluster.nodes[1].restart()
+            eventually(lambda: "orders" not in producer.health().problems)
+
+
+def test_a_forked_child_publishes_and_traces_on_its_own(
+    orders: PartitionedCluster, producer: nsq.Producer
+) -> None:
+    producer.trace("orders")
+    producer.publish("orders", b"parent", partition=0)
+    child = os.fork()
+    if not child:
+        try:
+            done = producer.publish("orders", b"child", partition=0)
+            os._exit(0 if done.trace_id is not None else 1)
+        finally:
+            os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    producer.publish("orders", b"parent again", partition=0)
+    assert bodies(orders, 0) == [b"parent", b"child", b"parent again"]
+
+
+def test_many_threads_lose_nothing_and_keep_order_for_each_key_in_the_turmoil(
+    orders: PartitionedCluster, producer: nsq.Producer
+) -> None:
+    stop = threading.Event()
+    published: dict[str, int] = {}
+    errors: list[BaseException] = []
+
+    def run(key: str) -> None:
+        number = 0
+        try:
+            while not stop.is_set():
+                producer.publish("orders", f"{key}:{number}".encode(), key=key)
+                number += 1
+                published[key] = number
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(f"key-{number}",)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for turn in range(6):
+        orders.nodes[turn % 3].kill() if turn % 2 else orders.nodes[turn % 3].drop_connections()
+        orders.wait_until_writable("orders")
+        orders.move_leader("orders", turn % 4) if not turn % 2 else orders.nodes[turn % 3].restart()
+        time.sleep(0.1)
+    stop.set()
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert errors == []
+    found: dict[str, list[int]] = {}
+    for partition in range(4):
+        for body in bodies(orders, partition):
+            key, _, number = body.decode().partition(":")
+            found.setdefault(key, []).append(int(number))
+    for key, count in published.items():
+        assert list(dict.fromkeys(found[key]))[:count] == list(range(count))

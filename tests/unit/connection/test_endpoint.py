@@ -1,0 +1,454 @@
+"""Endpoints: which nsqds are dialed and when, without threads; then one endpoint with its two threads."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from nsq.config import Config
+from nsq.connection.backoff import Pauses
+from nsq.connection.conn import Conn, ConnDelegate
+from nsq.connection.endpoint import DIALS, Endpoint, Endpoints, Key, Status, Wanted
+from nsq.connection.subscription import Subscription
+from nsq.errors import Closed, ConnectionLost, DialFailed, NsqError
+from nsq.log import Logger
+from nsq.threads.owner import Owner
+from nsq.threads.waiters import join_threads
+from nsq.transport import MemoryTransport
+from nsq.wire.frames import encode_response
+from tests.fakes.clock import Clock
+from tests.fakes.nsqd import CHANNEL, TOPIC, A, B, accept, hear_identify
+from tests.fakes.threads import PATIENCE
+
+C = "nsqd-c:4150"
+INITIAL, LONGEST = 0.25, 60.0
+LOST = ConnectionLost("gone")
+
+
+@dataclass(frozen=True)
+class Partition(Subscription):
+    """A subscription to one partition, as a client with several connections to one nsqd has them."""
+
+    number: int
+
+    @property
+    def key(self) -> int:
+        return self.number
+
+    @property
+    def identify(self) -> dict[str, object]:
+        return {"extend_support": True}
+
+    def command(self) -> bytes:
+        return b"SUB %b %b %d\n" % (self.topic.encode(), self.channel.encode(), self.number)
+
+
+ORDERS = Subscription(TOPIC, CHANNEL)
+
+
+def wanting(*addresses: str, **facts: Any) -> dict[Key, Wanted]:
+    return {(each := Wanted(address, **facts)).key: each for address in addresses}
+
+
+class Still(Endpoint):
+    """Does not dial."""
+
+    def start(self) -> None: ...
+
+
+class World:
+    """Endpoints whose dials end when the test says so."""
+
+    def __init__(self) -> None:
+        self.clock = Clock()
+        self.removed: list[str] = []
+        self.searches = 0
+        self.urgent = False
+        pauses, client = Pauses(INITIAL, LONGEST, lambda: 1.0), Any
+        self.endpoints: Endpoints[Still] = Endpoints(
+            lambda: Still(client, Config(), self.clock, pauses.draw),  # type: ignore[arg-type]
+            self.clock,
+            removed=lambda endpoint: self.removed.append(endpoint.address),
+            search=self._search,
+            urgent=lambda: self.urgent,
+        )
+
+    def _search(self) -> None:
+        self.searches += 1
+
+    def want(self, *addresses: str, **facts: Any) -> None:
+        self.endpoints.want(wanting(*addresses, **facts))
+
+    def __getitem__(self, address: str) -> Still:
+        return self.endpoints.table[address, None]
+
+    def dials(self) -> list[str]:
+        """Have endpoints dial that are due; return all that dial now and did not before."""
+        before = {each for each in self.endpoints.all if each.dialing}
+        self.endpoints.dial_due()
+        return [each.address for each in self.endpoints.all if each.dialing and each not in before]
+
+    def refuse(self, *addresses: str) -> None:
+        for endpoint in map(self.__getitem__, addresses):
+            endpoint.status = Status.WAITING
+            endpoint.backoff.failed(DialFailed("refused"), self.clock.now)
+            self.endpoints.dialed(endpoint, connected=False)
+
+    def connect(self, *addresses: str) -> None:
+        for endpoint in map(self.__getitem__, addresses):
+            endpoint.status = Status.CONNECTED
+            self.endpoints.dialed(endpoint, connected=True)
+
+    def lose(self, address: str) -> None:
+        endpoint = self[address]
+        endpoint.status = Status.WAITING
+        endpoint.backoff.lost(LOST, self.clock.now)
+        self.endpoints.lost(endpoint)
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+class TestDialing:
+    def test_a_wanted_nsqd_is_dialed_at_once_and_once(self, world: World) -> None:
+        for _ in range(2):
+            world.want(A)
+            world.want(A, B)
+        assert world.dials() == [A, B]
+        assert world.dials() == []
+        assert world.endpoints.next_due() == float("inf")
+
+    def test_a_refused_one_is_dialed_again_with_growing_pauses(self, world: World) -> None:
+        world.want(A)
+        pauses = []
+        for _ in range(10):
+            assert world.dials() == [A]
+            world.refuse(A)
+            pauses.append(world.endpoints.next_due() - world.clock.now)
+            world.clock.now = world.endpoints.next_due() - 0.001
+            assert world.dials() == []
+            world.clock.now += 0.002
+        assert pauses == pytest.approx([0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0])
+
+    def test_only_so_many_dial_at_a_time_and_those_that_failed_least_come_first(self, world: World) -> None:
+        refusing = [f"refusing-{number}:4150" for number in range(DIALS)]
+        world.want(*refusing)
+        assert world.dials() == refusing
+        many = [f"nsqd-{number}:4150" for number in range(2 * DIALS)]
+        world.want(*refusing, *many)
+        assert world.dials() == []
+        world.refuse(*refusing)
+        world.clock.now += INITIAL
+        assert world.dials() == many[:DIALS]
+        world.refuse(many[0])
+        world.connect(many[1])
+        assert world.dials() == many[DIALS : DIALS + 2]
+
+    def test_a_pause_is_shorter_while_a_publish_waits(self, world: World) -> None:
+        world.want(A)
+        for _ in range(8):
+            world.dials()
+            world.refuse(A)
+            world.clock.now = world.endpoints.next_due()
+        failed_at = world[A].backoff.failed_at
+        world.clock.now = failed_at + 1.0
+        assert world.dials() == []
+        world.urgent = True
+        world.endpoints.hurry()
+        world.urgent = False  # it is over before the endpoint is due
+        assert world.dials() == []
+        world.urgent = True
+        world.endpoints.hurry()
+        assert world.dials() == [A]
+
+    def test_without_a_thread_it_is_tried_again(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+        refused: list[tuple[str, bool]] = []
+
+        def start(endpoint: Still) -> None:
+            raise RuntimeError("can't start new thread")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(Still, "start", start)
+            patched.setattr(Still, "refused", lambda _, error, news: refused.append((str(error), news)))
+            world.want(A)
+            assert world.dials() == []
+        assert refused == [(f"{A} is not dialed: no thread for it: can't start new thread", True)]
+        world.clock.now += INITIAL
+        assert world.dials() == [A]
+
+    def test_nothing_is_dialed_after_a_stop(self, world: World) -> None:
+        world.want(A)
+        world.endpoints.stop()
+        assert world.dials() == []
+
+
+class TestWanting:
+    def test_one_that_is_not_wanted_is_kept_while_its_connection_lasts(self, world: World) -> None:
+        world.want(A, B, C)
+        world.dials()
+        world.connect(A)
+        world.refuse(B)
+        world.want()
+        assert [each.address for each in world.endpoints.all] == [A, C]
+        world.refuse(C)
+        world.lose(A)
+        assert (world.endpoints.all, world.removed) == ((), [B, C, A])
+        world.clock.now += LONGEST
+        assert world.dials() == []
+
+    def test_one_that_is_wanted_again_in_time_stays(self, world: World) -> None:
+        world.want(A)
+        world.dials()
+        world.connect(A)
+        before = world[A]
+        world.want()
+        world.want(A)
+        world.lose(A)
+        assert world[A] is before
+        assert world.dials() == [A]
+
+    def test_one_that_is_no_longer_listed_is_searched_and_not_dialed(self, world: World) -> None:
+        world.want(A)
+        world.dials()
+        world.connect(A)
+        world.want(A, dial=False)
+        world.lose(A)
+        searched = []
+        for now in range(30):
+            world.clock.now = 1000.0 + now
+            before = world.searches
+            assert world.dials() == []
+            searched += [now] * (world.searches > before)
+        assert searched == [0, 1, 2, 3, 5, 9, 17]  # less and less often
+        assert world[A].backoff.reason is LOST
+        world.want(A)  # it has restarted
+        assert world.dials() == [A]
+
+    def test_one_that_is_given_too_is_dialed_at_once(self, world: World) -> None:
+        world.want(A, listed=True)
+        world.dials()
+        world.refuse(A)
+        world.want(A, listed=True)
+        assert world.dials() == []
+        world.want(A, listed=True, given=True)
+        assert world.dials() == [A]
+
+    def test_a_report_that_comes_late_changes_nothing_twice(self, world: World) -> None:
+        world.want(A)
+        world.dials()
+        world.connect(A)
+        world[A].status = Status.WAITING  # its report is under way
+        world.want(A, given=True)
+        assert world.dials() == []
+        world.want()
+        assert world.removed == []
+        world.lose(A)
+        assert world.removed == [A]
+
+    def test_one_nsqd_can_have_several_endpoints(self, world: World) -> None:
+        wanted = [Wanted(A, Partition(TOPIC, CHANNEL, number)) for number in (0, 1)]
+        world.endpoints.want({each.key: each for each in wanted})
+        assert [each.label for each in world.endpoints.all] == [f"{A}/0", f"{A}/1"]
+        assert world.dials() == [A, A]
+
+    def test_expected_counts_connections_and_first_dials(self, world: World) -> None:
+        world.want(A, B, C)
+        counts = [world.endpoints.expected()]
+        world.dials()
+        counts.append(world.endpoints.expected())
+        world.connect(A)
+        world.refuse(B)
+        counts.append(world.endpoints.expected())
+        world.clock.now += INITIAL
+        world.dials()
+        counts.append(world.endpoints.expected())
+        world.connect(B)
+        counts.append(world.endpoints.expected())
+        world.want(B, C)
+        world.lose(A)
+        counts.append(world.endpoints.expected())
+        assert counts == [3, 3, 2, 2, 3, 2]
+
+
+def test_words_tell_where_it_comes_from_and_how_it_is(world: World) -> None:
+    world.want(A, given=True, listed=True)
+    words = [world[A].words(1000.0)]
+    world.dials()
+    words.append(world[A].words(1000.0))
+    world.refuse(A)
+    words.append(world[A].words(1000.05))
+    world.clock.now += INITIAL
+    world.dials()
+    world.connect(A)
+    world.want()
+    words.append(world[A].words(1000.05))
+    assert words == [
+        f"nsqd {A} (given and listed): next dial in 0.0 s",
+        f"nsqd {A} (given and listed): dialing",
+        f"nsqd {A} (given and listed): next dial in 0.2 s; last error: {A}: refused",
+        f"nsqd {A} (no longer listed): connected; last error: {A}: refused",
+    ]
+
+
+# One endpoint with its threads.
+
+
+class Dialed(Endpoint, ConnDelegate):
+    """Notes what happens to it."""
+
+    def __init__(self, client: Client) -> None:
+        super().__init__(client, Config(), time.monotonic, lambda failures: 0.0)
+        self.notes: list[object] = []
+        self.unneeded = False
+
+    def make_conn(self) -> Conn:
+        transport = self._client.transport
+        return Conn(self.address, self._config, self, transport=transport, subscription=self.subscription)
+
+    def connected(self, conn: Conn) -> None:
+        if self.unneeded:
+            raise Closed("not needed")
+
+    def refused(self, error: NsqError, news: bool) -> None:
+        self.notes.append((str(error), news))
+
+    def ended(self, conn: Conn, cause: NsqError | None) -> None:
+        self.backoff.lost(cause, time.monotonic())
+        self.notes.append(cause)
+
+
+class Client:
+    name = "test"
+    context = None
+
+    def __init__(self) -> None:
+        self.transport: Any = MemoryTransport()
+        self.endpoints: Endpoints[Dialed] = Endpoints(lambda: Dialed(self), time.monotonic)
+        self.stopping = False
+        self.owner = Owner("test-owner", Logger("nsq.test"), turn=self._turn)
+
+    def _turn(self) -> float | None:
+        if self.stopping:
+            self.endpoints.stop()
+            return None
+        self.endpoints.dial_due()
+        return self.endpoints.next_due()
+
+    def dial(self, wanted: Wanted) -> Dialed:
+        self.owner.start()
+        self.owner.do(lambda: self.endpoints.want({wanted.key: wanted}), time.monotonic() + PATIENCE)
+        return self.endpoints.table[wanted.key]
+
+    def until(self, condition: Any) -> None:
+        assert self.owner.changed.wait_for(condition, time.monotonic() + PATIENCE)
+
+    def close(self) -> None:
+        self.stopping = True
+        self.owner.wake()
+        deadline = time.monotonic() + PATIENCE
+        assert not self.owner.join(deadline)
+        for endpoint in self.endpoints.all:
+            endpoint.cut_off()
+        assert not self.endpoints.join(deadline)
+
+
+@pytest.fixture
+def client() -> Iterator[Client]:
+    made = Client()
+    yield made
+    made.close()
+
+
+class TestThreads:
+    def test_two_threads_named_after_the_nsqd_serve_all_its_connections(self, client: Client) -> None:
+        endpoint = client.dial(Wanted(A, ORDERS))
+        nsqd = accept(client.transport)
+        client.until(lambda: endpoint.status is Status.CONNECTED)
+        threads = list(endpoint.threads)
+        assert [thread.name for thread in threads] == [f"test-write-{A}", f"test-read-{A}"]
+        assert endpoint.conn is not None
+        endpoint.conn.put(b"NOP\n")
+        nsqd.peer.expect(b"NOP\n")
+        nsqd.peer.end()
+        again = accept(client.transport)
+        client.until(lambda: endpoint.status is Status.CONNECTED)
+        endpoint.conn.put(b"NOP\n")
+        again.peer.expect(b"NOP\n")
+        assert endpoint.threads == threads
+        assert len(endpoint.notes) == 1
+
+    def test_the_subscription_says_what_is_sent(self, client: Client) -> None:
+        endpoint = client.dial(Wanted(A, Partition(TOPIC, CHANNEL, 3)))
+        peer = client.transport.accept()
+        assert hear_identify(peer)["extend_support"] is True
+        peer.send(encode_response(b"{}"))
+        peer.expect(b"SUB orders billing 3\n")
+        assert [thread.name for thread in endpoint.threads] == [f"test-write-{A}/3", f"test-read-{A}/3"]
+
+    def test_a_transport_that_raises_anything_does_not_end_it(
+        self, client: Client, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        memory, errors = client.transport, iter([ZeroDivisionError(), SystemExit(1), SystemExit(1)])
+
+        class Failing:
+            def connect(self, address: str, *, timeout: float) -> Any:
+                for error in errors:
+                    raise error
+                return memory.connect(address, timeout=timeout)
+
+        client.transport = Failing()
+        endpoint = client.dial(Wanted(A, ORDERS))
+        accept(memory)
+        client.until(lambda: endpoint.status is Status.CONNECTED)
+        assert endpoint.notes == [
+            (f"{A}: ZeroDivisionError()", True),
+            (f"{A}: SystemExit(1)", True),
+            (f"{A}: SystemExit(1)", False),
+        ]
+        assert f"dialing {A} failed" in caplog.text
+
+    def test_a_connection_that_is_not_needed_is_closed(self, client: Client) -> None:
+        client.owner.start()
+        made = Dialed(client)
+        made.unneeded = True
+        client.endpoints._make = lambda: made
+        client.dial(Wanted(A, ORDERS))
+        nsqd = accept(client.transport)
+        nsqd.peer.wait_closed()
+        client.until(lambda: made.notes)
+        made.unneeded = False
+        assert made.notes[0] == ("not needed", True)
+
+    def test_a_stop_ends_a_dial(self, client: Client) -> None:
+        endpoint = client.dial(Wanted(A, ORDERS))
+        peer = client.transport.accept()
+        hear_identify(peer)
+        endpoint.stop()
+        peer.wait_closed()
+        assert not join_threads(endpoint.threads, time.monotonic() + PATIENCE)
+
+    def test_a_stop_ends_a_write_thread_that_has_no_read_thread(
+        self, client: Client, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        start = threading.Thread.start
+
+        def refuse(thread: threading.Thread) -> None:
+            if "read" in thread.name:
+                raise RuntimeError("can't start new thread")
+            start(thread)
+
+        endpoint = Dialed(client)
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", refuse)
+            with pytest.raises(RuntimeError):
+                endpoint.start()
+        endpoint.stop()
+        assert not join_threads(endpoint.threads, time.monotonic() + PATIENCE)
+        assert len(endpoint.threads) == 1

@@ -1,0 +1,110 @@
+"""The recorded answers of nsqlookupds, read by our code."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nsq.errors import ApiError, ApiRefused
+from nsq.http.calls import Call
+from nsq.http.message import HttpReply, HttpRequest, parse_url
+from nsq.http.nsqlookupd import parse_list
+from nsq.partitioned.lookups import key_of, parse_partitions
+from nsq.partitioned.table import TopicAnswer
+from nsq.partitioned.wire import Meta
+
+EXCHANGES = {
+    each["name"]: each["response"]
+    for each in json.loads(
+        (Path(__file__).parents[2] / "golden/partitioned/http_lookupd.json").read_text("utf-8")
+    )
+}
+REQUEST = HttpRequest(parse_url("127.0.0.1:4161"), "GET", {}, b"")
+
+
+def read(name: str, parse: Callable[[HttpReply], Any]) -> Any:
+    """Return what the parser makes of a recorded answer."""
+    recorded = EXCHANGES[name]
+    return given(recorded["body_text"], parse, recorded["http_status"])
+
+
+def given(body: str, parse: Callable[[HttpReply], Any], status: int = 200) -> Any:
+    return Call(REQUEST, parse).answer(HttpReply(status, {}, body.encode()))
+
+
+@pytest.mark.parametrize("version", ["v0", "v1"])
+def test_both_envelopes_of_an_answer_say_the_same(version: str) -> None:
+    assert read(f"listlookup_{version}", parse_list) == (
+        "127.0.0.1:24171",
+        ("127.0.0.1:24171", "127.0.0.1:24172"),
+    )
+    assert read(f"listlookup_standalone_{version}", parse_list) is None
+    plain = read(f"lookup_w_meta_plain_{version}", parse_partitions)
+    assert plain == TopicAnswer({0: "127.0.0.1:24202", 1: "127.0.0.1:24201"}, Meta(2, 1))
+    assert not read(f"lookup_missing_r_{version}", parse_partitions).known
+    assert not read(f"lookup_standalone_missing_{version}", parse_partitions).known
+    with pytest.raises(ApiRefused) as caught:
+        read(f"lookup_missing_w_{version}", parse_partitions)
+    assert caught.value.code == "Key not found"
+
+
+def test_the_settings_of_a_topic_are_read() -> None:
+    assert read("lookup_w_meta_ordered", parse_partitions).meta == Meta(3, 1, ordered=True)
+    assert read("lookup_w_meta_ext", parse_partitions).meta == Meta(1, 1, extended=True)
+    assert read("lookup_w_meta_extordered", parse_partitions).meta == Meta(2, 1, ordered=True, extended=True)
+    assert read("lookup_r_nometa", parse_partitions).meta is None
+
+
+def test_a_topic_without_a_writable_node_is_known() -> None:
+    for name in ("lookup_w_write_disabled", "lookup_w_write_disabled_ordered_plain"):
+        answer = read(name, parse_partitions)
+        assert answer.known or answer.meta is None, name
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "[1]",
+        "{",
+        '{"lookupdnodes": 1}',
+        '{"lookupdnodes": [1]}',
+        '{"lookupdleader": null}',
+        '{"lookupdnodes": [{"NodeIP": "10.0.0.7", "HttpPort": "x"}]}',
+        '{"lookupdnodes": [{"HttpPort": "4161"}]}',
+    ],
+)
+def test_a_garbled_list_of_nsqlookupds_decides_nothing(body: str) -> None:
+    with pytest.raises(ApiError):
+        given(body, parse_list)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "[1]",
+        '{"partitions": [1]}',
+        '{"partitions": {"0": {"tcp_port": 4150}}}',
+        '{"partitions": {"0": 7}}',
+        '{"meta": {"partition_num": "2"}, "partitions": {}}',
+        '{"meta": {"partition_num": 1000000}, "partitions": {}}',
+    ],
+)
+def test_a_garbled_lookup_is_refused(body: str) -> None:
+    with pytest.raises(ApiError):
+        given(body, parse_partitions)
+
+
+def test_impossible_partitions_and_addresses_are_left_out() -> None:
+    node = {"broadcast_address": "10.0.0.1", "tcp_port": 4150}
+    partitions = {"0": node, "-1": node, "1024": node, "x": node, "1": {**node, "tcp_port": 70_000}}
+    assert given(json.dumps({"partitions": partitions}), parse_partitions).leaders == {0: "10.0.0.1:4150"}
+    assert given('{"partitions": null, "producers": null}', parse_partitions).leaders == {}
+
+
+def test_an_nsqlookupd_is_known_by_its_host_and_port() -> None:
+    assert key_of("http://10.0.0.7:4161/lookup?token=x") == key_of("10.0.0.7") == "10.0.0.7:4161"
+    assert key_of("unix:/run/nsqlookupd.sock") == "/run/nsqlookupd.sock"

@@ -1,0 +1,313 @@
+"""The router in a pool whose threads do not run: the test answers for nsqlookupds and nsqds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nsq.errors import NotLeader, PublishFailed, TopicNotExist, UsageError
+from nsq.partitioned.routing import Router
+from nsq.partitioned.table import ClusterAnswer, TopicAnswer
+from nsq.partitioned.wire import Meta
+from nsq.producer.futures import PublishFuture
+from nsq.producer.publishes import Publish
+from tests.fakes.pool import StillPool, bodies, conn_of, connect, lose, write
+
+A, B, C = "10.0.0.1:4150", "10.0.0.2:4150", "10.0.0.3:4150"
+NODES = (A, B, C)
+
+
+class Scene:
+    """A producer of a cluster with one nsqlookupd, and what its nodes have stored."""
+
+    def __init__(
+        self, leaders: dict[int, str], count: int = 2, *, known: bool = True, **options: Any
+    ) -> None:
+        self.pool = StillPool()
+        config = self.pool._config
+        self.router = Router(
+            config, (), ("lookup:4161",), clock=self.pool.time, chance=lambda: 0.0, **options
+        )
+        self.pool.book = self.router
+        self.router.begin(self.pool)
+        self.truth, self.count = dict(leaders), count
+        self.stored: dict[int, list[bytes]] = {}
+        for address in NODES:
+            self.pool.add(address)
+        self.endpoints = {endpoint.address: endpoint for endpoint in self.pool.endpoints.all}
+        if known:
+            self.router.lookups.learn("orders")
+            self.look_up()
+
+    def look_up(self, leaders: dict[int, str] | None = None, *, known: bool = True) -> None:
+        """Have the nsqlookupd answer, by default with the truth, and the pool's thread take its turn."""
+        topic = TopicAnswer(dict(self.truth if leaders is None else leaders), Meta(self.count), known)
+        answer = ClusterAnswer("partitioned", topics=dict.fromkeys(self.router.lookups.topics, topic))
+        self.router.lookups._heard("lookup:4161", "lookup:4161", answer, self.pool.time.now)
+        self.turn()
+
+    def turn(self) -> None:
+        """Let the pool's thread take its turn; end the connections that it gives up."""
+        self.pool.turn()
+        for endpoint in self.endpoints.values():
+            if conn_of(endpoint).closes and not conn_of(endpoint).closed:
+                lose(endpoint)
+                endpoint._error = None
+        self.pool.turn()
+
+    def publish(self, body: bytes, seconds: float = 1000.0, **options: Any) -> Publish:
+        made: Publish = self.router.new_publish(
+            PublishFuture, "orders", body, None, self.pool._config, **options
+        )
+        self.pool.time.now += 0.00001  # no two calls begin at the same time
+        made.callbacks = self.pool.callbacks  # type: ignore[attr-defined]
+        self.pool.publish(made, seconds)
+        return made
+
+    def queued(self, address: str) -> list[bytes]:
+        return bodies(conn_of(self.endpoints[address]).waiting)
+
+    def answer(self, address: str, most: int = 1_000_000) -> None:
+        """Have a node execute what was written to it, and answer."""
+        endpoint = self.endpoints[address]
+        if endpoint.open is None:
+            return
+        write(endpoint)
+        conn: Any = endpoint.conn
+        for _ in range(min(most, len(endpoint._sent))):
+            if self.execute(address, endpoint._sent[0]):
+                endpoint.on_ok(conn, 1)
+            else:
+                endpoint.on_error(conn, NotLeader("E_FAILED_ON_NOT_LEADER "))
+        self.turn()
+
+    def execute(self, address: str, batch: list[Publish]) -> bool:
+        partition = int(batch[0].lane.split()[1])
+        if self.truth.get(partition) != address:
+            return False
+        self.stored.setdefault(partition, []).extend(publish.body for publish in batch)
+        return True
+
+    def break_off(self, address: str, executed: int) -> None:
+        """End a connection after its node has executed some commands that it does not answer."""
+        endpoint = self.endpoints[address]
+        if endpoint.open is None:
+            return
+        write(endpoint)
+        for batch in list(endpoint._sent)[:executed]:
+            self.execute(address, batch)
+        lose(endpoint)
+        self.turn()
+
+    def reconnect(self, address: str) -> None:
+        if self.endpoints[address].open is None:
+            connect(self.endpoints[address])
+        self.turn()
+
+    def settle(self) -> None:
+        """Heal everything, until no publish waits."""
+        for _ in range(20):
+            self.pool.time.now += 4.0
+            for address in NODES:
+                self.reconnect(address)
+            self.look_up()
+            self.pool.time.now += 1.0
+            self.turn()
+            for address in NODES:
+                self.answer(address)
+
+
+def test_publishes_go_to_the_leaders_of_their_partitions() -> None:
+    scene = Scene({0: A, 1: B})
+    scene.publish(b"zero", partition=0)
+    scene.publish(b"one", partition=1)
+    assert (scene.queued(A), scene.queued(B), scene.queued(C)) == ([b"zero"], [b"one"], [])
+
+
+def test_publishes_without_a_key_take_partitions_in_turn() -> None:
+    scene = Scene({0: A, 1: B})
+    for number in range(4):
+        scene.publish(b"%d" % number)
+    assert (scene.queued(A), scene.queued(B)) == ([b"0", b"2"], [b"1", b"3"])
+
+
+def test_publishes_of_one_partition_that_wait_together_are_joined() -> None:
+    scene = Scene({0: A, 1: A})
+    for number in range(3):
+        scene.publish(b"%d" % number, partition=0)
+    scene.publish(b"other", partition=1)
+    write(scene.endpoints[A])
+    assert [[publish.body for publish in batch] for batch in scene.endpoints[A]._sent] == [
+        [b"0", b"1", b"2"],
+        [b"other"],
+    ]
+
+
+def test_a_traced_publish_is_sent_alone() -> None:
+    scene = Scene({0: A, 1: A})
+    scene.publish(b"plain", partition=0)
+    scene.publish(b"traced", partition=0, trace=7)
+    assert b"PUB_TRACE orders 0\n" in write(scene.endpoints[A])
+    assert len(scene.endpoints[A]._sent) == 2
+
+
+def test_a_topic_is_looked_up_when_it_is_first_published_to() -> None:
+    scene = Scene({0: A, 1: B}, known=False)
+    publish = scene.publish(b"first", partition=0)
+    scene.turn()
+    assert scene.router.lookups.topics == ("orders",)
+    assert scene.router.urgent
+    scene.look_up()
+    assert scene.queued(A) == [b"first"]
+    assert not publish.done()
+    assert not scene.router.urgent
+
+
+def test_a_topic_that_no_nsqlookupd_knows_is_an_error_once_a_later_question_is_answered() -> None:
+    scene = Scene({0: A}, known=False)
+    scene.router.lookups.learn("orders")
+    scene.look_up(known=False)  # asked before the publish
+    scene.pool.time.now += 1.0
+    publish = scene.publish(b"x")
+    scene.turn()
+    assert not publish.done()
+    scene.look_up(known=False)
+    assert isinstance(publish.error, TopicNotExist)
+
+
+def test_a_publish_with_a_key_waits_for_its_partition_and_one_without_does_not() -> None:
+    scene = Scene({1: B})
+    waiting = scene.publish(b"keyed", partition=0)
+    scene.publish(b"any")
+    scene.turn()
+    assert scene.queued(B) == [b"any"]
+    scene.truth[0] = C
+    scene.look_up()
+    assert scene.queued(C) == [b"keyed"]
+    assert not waiting.done()
+
+
+def test_a_publish_that_waits_in_vain_says_which_partition_it_waited_for() -> None:
+    scene = Scene({1: B})
+    publish = scene.publish(b"keyed", 5.0, partition=0)
+    scene.turn()
+    scene.pool.time.now += 6.0
+    scene.turn()
+    assert isinstance(publish.error, PublishFailed)
+    assert "partition 0 had no leader in time" in str(publish.error)
+    assert "partitions without a leader: 0" in str(publish.error)
+
+
+def test_newer_publishes_queue_behind_parked_ones_of_their_partition() -> None:
+    scene = Scene({1: B})
+    scene.publish(b"1", partition=0)
+    scene.turn()
+    scene.truth[0] = A
+    scene.router.lookups.learn("orders")
+    scene.publish(b"2", partition=0)
+    scene.look_up()
+    scene.publish(b"3", partition=0)
+    scene.turn()
+    assert scene.queued(A) == [b"1", b"2", b"3"]
+
+
+def test_a_new_leader_gets_nothing_while_the_former_one_owes_an_answer() -> None:
+    scene = Scene({0: A, 1: B})
+    scene.publish(b"1", partition=0)
+    write(scene.endpoints[A])
+    scene.truth[0] = C
+    scene.look_up()
+    scene.publish(b"2", partition=0)
+    scene.turn()
+    scene.turn()
+    assert scene.queued(C) == []
+    scene.answer(A)  # it is not the leader any more
+    scene.look_up()
+    scene.pool.time.now += 1.0
+    for _ in range(3):
+        scene.turn()
+    assert scene.queued(C) == [b"1", b"2"]
+
+
+def test_a_refused_publish_rests_before_the_same_nsqd_is_tried_again() -> None:
+    scene = Scene({0: A})
+    scene.publish(b"1", partition=0)
+    write(scene.endpoints[A])
+    conn: Any = scene.endpoints[A].conn
+    scene.endpoints[A].on_error(conn, NotLeader("E_FAILED_ON_NOT_LEADER "))
+    scene.pool.time.now += 0.001
+    scene.look_up()
+    assert scene.queued(A) == []
+    assert scene.router.due_at == pytest.approx(scene.pool.time.now + 0.049)
+    scene.pool.time.now += 0.05
+    scene.turn()
+    assert scene.queued(A) == [b"1"]
+
+
+def test_what_waits_is_refused_by_name_when_the_cluster_turns_out_to_be_an_original_one() -> None:
+    scene = Scene({0: A}, known=False)
+    keyed, plain = scene.publish(b"keyed", key="k"), scene.publish(b"plain")
+    scene.turn()
+    original = ClusterAnswer("original", nsqds=frozenset({A}))
+    scene.router.lookups._heard("lookup:4161", "lookup:4161", original, scene.pool.time.now)
+    scene.turn()
+    assert isinstance(keyed.error, UsageError)
+    assert plain.lane == "orders"
+    assert sum(map(len, map(scene.queued, NODES))) == 1
+
+
+_events = st.lists(
+    st.one_of(
+        st.tuples(st.just("publish"), st.integers(0, 1)),
+        st.tuples(st.just("move"), st.tuples(st.integers(0, 1), st.sampled_from(NODES))),
+        st.tuples(st.just("look_up"), st.none()),
+        st.tuples(st.just("lie"), st.tuples(st.integers(0, 1), st.sampled_from(NODES))),
+        st.tuples(st.just("answer"), st.tuples(st.sampled_from(NODES), st.integers(1, 3))),
+        st.tuples(st.just("break"), st.tuples(st.sampled_from(NODES), st.integers(0, 2))),
+        st.tuples(st.just("reconnect"), st.sampled_from(NODES)),
+        st.tuples(st.just("wait"), st.sampled_from([0.01, 0.1, 1.0, 4.0])),
+    ),
+    max_size=60,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(_events)
+def test_whatever_happens_each_partition_stores_everything_in_the_order_of_the_calls(
+    events: list[tuple[str, Any]],
+) -> None:
+    scene = Scene({0: A, 1: B})
+    published: dict[int, list[bytes]] = {0: [], 1: []}
+    publishes = []
+    for number, (event, argument) in enumerate(events):
+        if event == "publish":
+            body = b"%d" % number
+            published[argument].append(body)
+            publishes.append(scene.publish(body, 100_000.0, partition=argument))
+        elif event == "move":
+            partition, node = argument
+            scene.truth[partition] = node
+        elif event == "look_up":
+            scene.look_up()
+        elif event == "lie":
+            partition, node = argument
+            scene.look_up({**scene.truth, partition: node})
+        elif event == "answer":
+            scene.answer(*argument)
+        elif event == "break":
+            scene.break_off(*argument)
+        elif event == "reconnect":
+            scene.reconnect(argument)
+        else:
+            scene.pool.time.now += argument
+            scene.turn()
+        scene.pool.time.now += 0.0001
+    scene.settle()
+    assert [publish for publish in publishes if not publish.done() or publish.error is not None] == []
+    for partition, bodies_ in published.items():
+        assert list(dict.fromkeys(scene.stored.get(partition, []))) == bodies_
+    assert not scene.router._parked
+    assert not scene.pool.pending

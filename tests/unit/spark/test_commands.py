@@ -1,0 +1,103 @@
+"""The command lines of ``nsq-spark`` are parsed without loading Spark."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from nsq.spark import cli
+from nsq.spark.commands import COMMANDS, Archive
+
+
+def parse(*words: str) -> Any:
+    return cli.parse(words)
+
+
+def test_archive_needs_a_topic_a_folder_and_an_address() -> None:
+    found = parse("archive", "orders", "--to", "/data/orders", "--nsqd", "10.0.0.2:4150")
+    assert isinstance(found, Archive)
+    assert (found.argument, found.channel, found.to, found.nsqd) == (
+        "orders", "archive", "/data/orders", ("10.0.0.2:4150",)
+    )  # fmt: skip
+    assert (found.follow, found.master, found.option, found.body) == (False, "", (), "binary")
+
+
+def test_flags_may_stand_before_and_after_the_argument() -> None:
+    for words in (["--follow", "orders", "--to=x"], ["--to", "x", "--follow", "orders"]):
+        found = parse("archive", *words)
+        assert (found.argument, found.follow, found.to) == ("orders", True, "x")
+
+
+def test_address_flags_repeat_and_accept_the_names_of_other_tools() -> None:
+    found = parse(
+        "metrics", "orders", "--nsqd-tcp-address=a:4150", "--nsqd", "b:4150", "--lookupd-http-address=c:4161"
+    )
+    assert (found.nsqd, found.lookupd) == (("a:4150", "b:4150"), ("c:4161",))
+
+
+def test_options_and_spark_settings_are_pairs() -> None:
+    found = parse(
+        "metrics", "orders", "-o", "maxInFlight=5000", "--conf", "spark.driver.memory=4g", "--conf", "x=a=b"
+    )
+    assert dict(found.option) == {"maxInFlight": "5000"}
+    assert dict(found.conf) == {"spark.driver.memory": "4g", "x": "a=b"}
+
+
+def test_every_takes_a_duration_and_has_a_default() -> None:
+    assert parse("archive", "orders", "--to", "x", "--every", "1m30s").every == 90.0
+    assert [parse(each, "orders", "--to", "x").every for each in ("archive", "metrics")] == [60.0, 10.0]
+
+
+def test_debug_may_stand_before_the_command_or_after_it() -> None:
+    for words in (["--debug", "wal", "ls", "x"], ["wal", "ls", "x", "--debug"]):
+        assert parse(*words).debug
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["archive", "orders"], "--to"),
+        (["archive", "orders", "--to", "x", "--every", "90"], "want a duration"),
+        (["metrics", "orders", "-o", "maxInFlight"], "is not NAME=VALUE"),
+        (["metrics", "orders", "--conf", "=4g"], "is not NAME=VALUE"),
+        (["wal"], "no command 'wal'; there are archive"),
+        (["replay", "/data/orders"], "--topic is missing"),
+        (["archives"], "no command 'archives'"),
+        (["archive", "--to", "x"], "TOPIC is missing"),
+        (["doctor", "wal"], "too many arguments: wal"),
+        (["archive", "orders", "--too", "x"], "did you mean --to?"),
+        ([], "Usage: nsq-spark COMMAND"),
+    ],
+)
+def test_a_wrong_command_line_is_reported(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(words) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_every_command_has_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--help"]) == 0
+    overview = capsys.readouterr().out
+    assert cli.main(["wal", "--help"]) == 0
+    assert capsys.readouterr().out == overview
+    for name, command in COMMANDS.items():
+        assert cli.main([*name.split(), "--help"]) == 0
+        shown = capsys.readouterr().out
+        assert f"Usage: nsq-spark {name} {command.takes}".strip() in shown
+        assert all(f"\n  -{needed} " in shown for needed in command.needs)
+        assert command.__doc__
+        assert command.__doc__ in overview
+
+
+def test_version_and_help_load_neither_spark_nor_arrow() -> None:
+    code = (
+        "import sys\nfrom nsq.spark.cli import main\n"
+        "assert main(['--version']) == main(['archive', '--help']) == 0\n"
+        "print(sorted({'pyspark', 'pyarrow', 'pandas'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
