@@ -84,7 +84,7 @@ class HandlerPool:
         self._max_attempts = max_attempts or float("inf")
         self._give_up = give_up
         self._starved = starved
-        self._requeue_delay = requeue_delay
+        self.requeue_delay = requeue_delay
         self.threads = 1
         """The number of threads of a handler that is added without one."""
         # For each handler: the function its threads run, their number, the messages one works on at once.
@@ -256,7 +256,7 @@ class HandlerPool:
                         continue
                     again = requeue_for_exception(error, no_backoff)
                     if not isinstance(error, Requeue):
-                        delay = self._requeue_delay(message.attempts)
+                        delay = self.requeue_delay(message.attempts)
                         again = delay, again[1]
                         outlook, extra = self._outlook(message, delay), self.fields_of(message)
                         log.exception("handler failed on %r; %s", message, outlook, extra=extra)
@@ -306,7 +306,7 @@ class HandlerPool:
         left = [message for message in batch if message.auto_response and not message.responded]
         if not left:
             return "all were answered before, have timed out, or are answered later"
-        delays = [self._requeue_delay(message.attempts) for message in left]
+        delays = [self.requeue_delay(message.attempts) for message in left]
         first, last = f"{min(delays):g}", f"{max(delays):g}"
         return f"{len(left)} again in {first if first == last else f'{first} to {last}'} s"
 

@@ -22,6 +22,9 @@ ROUNDS_TO_PRUNE = 3
 #: A requested lookup begins at least this many seconds after the one before.
 SPACING = 1.0
 
+#: Failures in a row after which an nsqlookupd is asked in regular rounds alone.
+FAILURES = 3
+
 #: While no nsqlookupd lists an nsqd, the longest pause before the second question; it doubles with each.
 SEARCH_PAUSE = 2.0
 
@@ -176,8 +179,12 @@ class LookupSchedule:
         self._searches = Pauses(min(SEARCH_PAUSE, interval), interval, retries.chance)
 
     def request(self, now: float, spacing: float = SPACING) -> None:
-        """Ask each ahead of time, but at most once in ``spacing`` seconds. Several requests count as one."""
-        for lookupd in self.lookupds.values():
+        """Ask each ahead of time, but at most once in ``spacing`` seconds. Several requests count as one.
+
+        One that keeps failing is left to its own pauses while another one answers.
+        """
+        lookupds = list(self.lookupds.values())
+        for lookupd in [each for each in lookupds if each.failures < FAILURES] or lookupds:
             lookupd.ask_at = min(lookupd.ask_at, max(now, lookupd.asked_at + spacing))
 
     def due(self, now: float) -> list[Lookupd]:

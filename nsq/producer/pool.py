@@ -31,20 +31,17 @@ from functools import partial
 from typing import Any
 
 from nsq.config import Config
-from nsq.connection.conn import Conn
 from nsq.connection.endpoint import DIALS, Endpoints, Key, Wanted
-from nsq.discovery.lookups import Asker, Discovery
+from nsq.discovery.lookups import Discovery
 from nsq.errors import Closed, Forked, NsqError, PublishFailed, QueueFull, UsageError
 from nsq.log import Logger
+from nsq.producer.book import AddressBook, Takers
 from nsq.producer.endpoint import PublishingEndpoint
 from nsq.producer.own import OwnConn
 from nsq.producer.publishes import (
     Publish,
     Verdict,
     checked_timeout,
-    new_multi_publish,
-    new_publish,
-    refused_option,
     unanswered,
     unsent,
 )
@@ -77,63 +74,10 @@ _LEAST_TO_CLOSE = 0.1
 #: The most seconds by which each producer delays the end of the program.
 _EXIT_TIMEOUT = 5.0
 
+#: The most nsqds whose reasons an error lists.
+_MOST_REASONS = 10
+
 Hook = Callable[[Any], None] | None
-Takers = tuple[tuple[PublishingEndpoint, Conn], ...]
-
-
-#: What the version of an nsqd with partitions contains.
-_PARTITIONED = "-HA."
-
-
-class AddressBook:
-    """Knows which nsqds take a publish: any of them, with the original NSQ. Belongs to one pool.
-
-    A book for another NSQ makes its own publishes, and gives each to its nsqd. Callers read ``new_publish``
-    and ``new_multi_publish``; the pool's thread calls the other methods.
-    """
-
-    _warned = False
-    asker: Asker | None = None
-    """Asks nsqlookupds; None: as for the original NSQ."""
-    due_at = math.inf
-    """When to assign again, unless something happens before."""
-    urgent = False
-    """Whether a publish waits for a connection to a particular nsqd."""
-    new_publish: Any = staticmethod(new_publish)
-    new_multi_publish: Any = staticmethod(new_multi_publish)
-
-    def begin(self, pool: Pool) -> None:
-        """Note the pool."""
-
-    def assign(self, takers: Takers) -> bool:
-        """Give the pool's waiting publishes to these connections, and set its ``lanes``. False: any
-        connection may take any publish.
-        """
-        return False
-
-    def note_version(self, address: str, version: str) -> None:
-        """Note the version of an nsqd that has been connected. Called by endpoints' threads."""
-        if _PARTITIONED in version and not self._warned:
-            self._warned = True
-            log.warning(
-                "%s is nsqd %s of a partitioned NSQ, but this producer takes it for an original one, and "
-                "publishes to its default partition. Give nsqlookupd= instead of nsqd addresses",
-                address,
-                version,
-                extra={"nsqd_address": address},
-            )
-
-    def trace(self, topic: str, on: bool) -> None:
-        """Switch tracing of a topic on or off."""
-        raise refused_option(trace=on)
-
-    def reason(self, publish: Publish) -> str:
-        """Return why the publish has not found its nsqd; empty if any would do."""
-        return ""
-
-    def problems(self) -> dict[str, str]:
-        """Return what is wrong, by name, for ``Producer.health``."""
-        return {}
 
 
 class Pool:
@@ -211,7 +155,9 @@ class Pool:
         self._gone = False  # the owner ends: it carries out no more requests
         self._warned_of_loop = False
         self._redial_requested = False  # endpoints know that a publish waits
-        self._counts_gone = [0, 0]  # published and failed, of endpoints that are gone
+        self._gone_counts = [0, 0]  # published and failed, of endpoints that are gone
+        # The endpoints, and the counts of those that are gone: swapped together, so that none is missed.
+        self._counted: tuple[tuple[PublishingEndpoint, ...], tuple[int, int]] = (), (0, 0)
         # Its threads run already, for an nsqd that discovery finds when no more threads can be started.
         self._spare: PublishingEndpoint | None = None
         self.book.begin(self)
@@ -441,7 +387,7 @@ class Pool:
         self.futures.difference_update(publishes)
         if self._room.locks:
             self._room.wake()
-        if self.closed:
+        if self.closed or publishes[0].rules.awaited:
             self.owner.wake()
 
     def _tell(self, publish: Publish, error: NsqError | None) -> None:
@@ -519,8 +465,8 @@ class Pool:
     def _add_counts(self, gone: PublishingEndpoint) -> None:
         """Keep the counts of an endpoint that is removed."""
         counts = gone.stats()
-        self._counts_gone[0] += counts.published
-        self._counts_gone[1] += counts.failed
+        self._gone_counts[0] += counts.published
+        self._gone_counts[1] += counts.failed
 
     def _note_own_threads(self) -> None:
         threads = [thread for each in self.endpoints.all for thread in each.threads]
@@ -544,6 +490,9 @@ class Pool:
 
     def _choose(self) -> None:
         """Choose the connections to use from now on. Waiting publishes go first."""
+        if self.endpoints.changed:
+            self.endpoints.changed = False
+            self._counted = self.endpoints.all, (self._gone_counts[0], self._gone_counts[1])
         # Pairs: an endpoint's next connection is used only after this one's rest has been taken back.
         takers = tuple((each, conn) for each in self.endpoints.all if (conn := each.open) is not None)
         if self.book.assign(takers):
@@ -840,13 +789,14 @@ class Pool:
         return tuple(endpoint.address for endpoint in self.endpoints.all) or self._addresses
 
     def stats(self) -> ProducerStats:
-        connections = tuple(endpoint.stats() for endpoint in self.endpoints.all)
+        endpoints, (published, failed) = self._counted
+        connections = tuple(endpoint.stats() for endpoint in endpoints)
         if not connections:
             connections = tuple(ConnectionStats(address=address) for address in self._addresses)
         return ProducerStats(
             pending=self.unended,
-            published=self._counts_gone[0] + sum([each.published for each in connections]),
-            failed=self._counts_gone[1] + sum([each.failed for each in connections]),
+            published=published + sum([each.published for each in connections]),
+            failed=failed + sum([each.failed for each in connections]),
             connections=connections,
         )
 
@@ -854,7 +804,10 @@ class Pool:
         """Return for each address why its nsqd could not be reached."""
         if not self.endpoints.all:
             return f"no nsqd is known: {self.discovery.absence}"
-        reasons = (endpoint.reason for endpoint in self.endpoints.all)
+        endpoints = self.endpoints.all
+        reasons = [endpoint.reason for endpoint in endpoints[:_MOST_REASONS]]
+        if len(endpoints) > _MOST_REASONS:
+            reasons.append(f"and {len(endpoints) - _MOST_REASONS} more")
         return f"no nsqd could be reached in time: {'; '.join(reasons)}"
 
 

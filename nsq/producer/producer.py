@@ -14,8 +14,9 @@ from typing import Any, NoReturn, Self, Unpack
 from nsq.config import Config, Options, SignatureWithOptions
 from nsq.connection.handshake import describe, dial
 from nsq.errors import ConfigError, ConnectionFailed, NsqError, Unanswered, UsageError
+from nsq.producer.book import AddressBook
 from nsq.producer.futures import PublishFuture
-from nsq.producer.pool import AddressBook, Pool
+from nsq.producer.pool import Pool
 from nsq.producer.publishes import Defer, Publish, checked_timeout
 from nsq.producer.reports import (
     Acknowledged,

@@ -128,29 +128,31 @@ class Handler:
 
 
 class Attack:
-    """A thread that moves leaders, kills and stalls nodes, and misleads nsqlookupds, until it is stopped.
-
-    At most one node is down at a time: every partition keeps its quorum, or gets it back.
+    """A thread that moves leaders, kills and stalls nodes, and has nsqlookupds lag and lie, until it is
+    stopped. ``more`` has further faults.
     """
 
-    def __init__(self, cluster: PartitionedCluster, seed: int) -> None:
+    def __init__(self, cluster: PartitionedCluster, seed: int, *more: Callable[[], object]) -> None:
         self.faults: Counter[str] = Counter()
         self.error: BaseException | None = None
         self._cluster = cluster
         self._chance = random.Random(seed)
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="attack", daemon=True)
-        self._kinds: list[Callable[[], None]] = [
+        self._kinds: list[Callable[[], object]] = [
+            *more,
             self._move_leader,
             self._move_leader,
             self._move_leader,
             self._kill_node,
+            self._lose_quorum,
             self._stall_node,
             self._restart_node,
             self._drop_connections,
             self._stop_lookup,
             self._stall_lookup,
             self._freeze_lookup,
+            self._let_lookup_lie,
         ]
 
     @contextmanager
@@ -180,14 +182,24 @@ class Attack:
         return self._chance.choice(self._cluster.nodes)
 
     def _move_leader(self) -> None:
+        """Move a leader, also to a node that had no replica: the old one knows the partition no more."""
         topic, partition = self._chance.choice((ORDERED, UNORDERED)), self._chance.randrange(8)
-        self._cluster.move_leader(topic, partition)
+        self._cluster.move_leader(topic, partition, to=self._node())
 
     def _kill_node(self) -> None:
         node = self._node()
         node.kill()
         self._wait(_DOWN)
         node.restart()
+
+    def _lose_quorum(self) -> None:
+        """Kill two nodes: partitions that have replicas on both take no publish until one is back."""
+        nodes = self._chance.sample(self._cluster.nodes, 2)
+        for node in nodes:
+            node.kill()
+        self._wait(_DOWN)
+        for node in nodes:
+            node.restart()
 
     def _restart_node(self) -> None:
         self._node().restart()
@@ -220,6 +232,14 @@ class Attack:
         self._wait(_DOWN)
         lookup.tell_the_truth()
 
+    def _let_lookup_lie(self) -> None:
+        """Have the second nsqlookupd, which is not the leader of them, name a wrong node."""
+        liar = self._cluster.lookups[1]
+        liar.claim(ORDERED, self._chance.randrange(8), self._node())
+        self._cluster.move_leader(ORDERED, self._chance.randrange(8))
+        self._wait(_DOWN)
+        liar.tell_the_truth()
+
 
 def play(seed: int, messages: int, faults: int, *, batch: int = 4, publishers: int = 6) -> str:
     """Publish at least that many messages under attack, half of them in order, and check all promises.
@@ -227,18 +247,17 @@ def play(seed: int, messages: int, faults: int, *, batch: int = 4, publishers: i
     Returns a line that says what happened.
     """
     with ExitStack() as stack:
-        cluster = stack.enter_context(PartitionedCluster(process=True))
+        cluster = stack.enter_context(PartitionedCluster(nodes=4, process=True))
         for topic in (ORDERED, UNORDERED):
             cluster.create_topic(topic, partitions=8, ordered=topic == ORDERED, channels=[CHANNEL])
         handler = Handler(seed)
-        ordered = consumer_of(cluster, ORDERED, ordered=True)
-        ordered.add_handler(handler.ordered, threads=8)
+        ordered = OrderedConsumer(cluster, handler)
         unordered = consumer_of(cluster, UNORDERED, max_in_flight=100)
         unordered.add_handler(handler.unordered, threads=2)
         producer = stack.enter_context(nsq.Producer(nsqlookupd=cluster.lookup_addresses))
-        stack.enter_context(ordered)
+        stack.callback(ordered.stop)
         stack.enter_context(unordered)
-        attack = Attack(cluster, seed)
+        attack = Attack(cluster, seed, ordered.renew_consumer)
         crowd = [
             Publisher(
                 producer,
@@ -270,6 +289,27 @@ def play(seed: int, messages: int, faults: int, *, batch: int = 4, publishers: i
             f"seed {seed}: {total} messages in {took:.0f} s, {repeated} batches published again, "
             f"{attack.faults.total()} faults: {dict(attack.faults)}"
         )
+
+
+class OrderedConsumer:
+    """A consumer of the ordered topic, whose handler goes on with the next one."""
+
+    def __init__(self, cluster: PartitionedCluster, handler: Handler) -> None:
+        self._cluster, self._handler = cluster, handler
+        self._start()
+
+    def _start(self) -> None:
+        self._consumer = consumer_of(self._cluster, ORDERED, ordered=True)
+        self._consumer.add_handler(self._handler.ordered, threads=8)
+        self._consumer.start()
+
+    def stop(self) -> None:
+        self._consumer.stop()
+
+    def renew_consumer(self) -> None:
+        """Stop the consumer in the midst of its messages, and start another one."""
+        self.stop()
+        self._start()
 
 
 def consumer_of(cluster: PartitionedCluster, topic: str, **options: Any) -> nsq.Consumer:

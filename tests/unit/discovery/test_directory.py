@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from nsq.connection.backoff import Pauses
 from nsq.discovery.directory import (
+    FAILURES,
     ROUNDS_TO_PRUNE,
     SPACING,
     Answer,
@@ -327,6 +328,21 @@ class TestSchedule:
         assert subject.due(SPACING + 59.0) == []
         subject.request(50.0)
         assert subject.due(50.0) == [self.a]
+
+    def test_a_request_leaves_one_that_keeps_failing_to_its_own_pauses_while_another_answers(self) -> None:
+        subject = schedule(self.a, self.b)
+        for _ in range(FAILURES):
+            self.a.ask_at = 0.0
+            subject.due(0.0)
+            subject.failed(self.a, "gone", 0.0)
+        answer(subject, self.b, C)
+        self.a.ask_at = 59.0
+        subject.request(10.0)
+        assert subject.due(10.0) == [self.b]
+        answer(subject, self.b, C)
+        self.b.failures = FAILURES
+        subject.request(20.0)
+        assert subject.due(20.0) == [self.a, self.b]
 
     def test_a_round_ends_when_each_has_been_heard_since_the_last(self) -> None:
         subject = schedule(self.a, self.b)
