@@ -178,10 +178,12 @@ class Producer:
     ) -> Published:
         """Return when an nsqd has stored the message. ``timeout`` covers everything, waiting for room too."""
         hook, config = self.producer._around_publish, self.producer._config
-        make, more = self.producer._pool.book.new_publish, (key, partition, trace, headers, tag)
+        make = self.producer._pool.book.new_publish
         if hook is None:
+            more = key, partition, trace, headers, tag
             return await self._send(make(PublishFuture, topic, body, defer, config, *more), timeout)
-        with around(hook, topic, [body]) as (body,):
+        with around(hook, topic, [body], headers) as ((body,), headers):
+            more = key, partition, trace, headers, tag
             return await self._send(make(PublishFuture, topic, body, defer, config, *more), timeout)
 
     async def multi_publish(
@@ -198,10 +200,12 @@ class Producer:
     ) -> Published:
         """Publish all messages at once to one nsqd, which stores all or, unless it fails midway, none."""
         hook, config = self.producer._around_publish, self.producer._config
-        make, more = self.producer._pool.book.new_multi_publish, (key, partition, trace, headers, tag)
+        make = self.producer._pool.book.new_multi_publish
         if hook is None:
+            more = key, partition, trace, headers, tag
             return await self._send(make(PublishFuture, topic, bodies, config, *more), timeout)
-        with around(hook, topic, bodies) as several:
+        with around(hook, topic, bodies, headers) as (several, headers):
+            more = key, partition, trace, headers, tag
             return await self._send(make(PublishFuture, topic, several, config, *more), timeout)
 
     async def _send(self, publish: PublishFuture, timeout: float | None) -> Published:

@@ -127,7 +127,12 @@ def _ignore(_: object) -> None: ...
 
 
 def headers_of(message: Message) -> dict[str, str]:
-    """Return the headers of a message's envelope; empty if it has none."""
+    """Return the headers of a message: its own on extended topics of a partitioned NSQ, else those of its
+    envelope, none without one.
+    """
+    own = message.headers
+    if own is not None:
+        return {name: value if isinstance(value, str) else json.dumps(value) for name, value in own.items()}
     envelope = unwrap(message.body)
     return {} if envelope is None else envelope.attributes
 

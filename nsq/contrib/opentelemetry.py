@@ -6,7 +6,8 @@
     consumer = nsq.Consumer("orders", "billing", nsqd="10.0.0.2:4150", **traced)
 
 With a ``source``, every body is put into an envelope of CloudEvents, which carries the context of the trace
-to the consumer. Without one, bodies are unchanged, and producer and consumer have traces of their own.
+to the consumer. On extended topics of a partitioned NSQ ``headers=True`` carries it in the messages' headers
+instead. Without either, bodies are unchanged, and producer and consumer have traces of their own.
 """
 
 from __future__ import annotations
@@ -32,8 +33,10 @@ except ImportError as error:
 
 from nsq import GiveUp, Message, Requeue, __version__
 from nsq.consumer.handlers import is_async
+from nsq.contrib.codecs import headers_of
+from nsq.errors import ConfigError
 from nsq.transport.addresses import is_unix, split, unix_path
-from nsq.wire.envelope import unwrap, wrap
+from nsq.wire.envelope import wrap
 
 #: The parts of a trace's context that may stand in an envelope.
 _CONTEXT = ("traceparent", "tracestate")
@@ -50,11 +53,14 @@ class Telemetry:
         self,
         *,
         source: str = "",
+        headers: bool = False,
         parents: bool = False,
         tracer_provider: trace.TracerProvider | None = None,
         meter_provider: metrics.MeterProvider | None = None,
     ) -> None:
-        self._source, self._parents = source, parents
+        if source and headers:
+            raise ConfigError("source and headers exclude each other: an extended topic needs no envelope")
+        self._source, self._headers, self._parents = source, headers, parents
         self._tracer = trace.get_tracer("nsq", __version__, tracer_provider)
         meter = metrics.get_meter("nsq", __version__, meter_provider)
         self._operation_seconds = meter.create_histogram(
@@ -74,9 +80,7 @@ class Telemetry:
         """Return arguments for a Producer."""
         return {"around_publish": self._around_publish}
 
-    def _around_publish(
-        self, topic: str, bodies: list[bytes]
-    ) -> tuple[list[bytes], Callable[[BaseException | None], object]]:
+    def _around_publish(self, topic: str, bodies: list[bytes]) -> tuple[Any, ...]:
         began = time.perf_counter()
         common: dict[str, Any] = _attributes("publish", "send", topic)
         about = dict(common)
@@ -85,11 +89,12 @@ class Telemetry:
         else:
             about["messaging.batch.message_count"] = len(bodies)
         span = self._tracer.start_span(f"publish {topic}", kind=SpanKind.PRODUCER, attributes=about)
-        if self._source:
-            carrier: dict[str, str] = {}
+        carrier: dict[str, str] = {}
+        if self._source or self._headers:
             propagate.inject(carrier, trace.set_span_in_context(span))
-            head = {"source": self._source, "type": topic}
-            head |= {name: carrier[name] for name in _CONTEXT if name in carrier}
+            carrier = {name: carrier[name] for name in _CONTEXT if name in carrier}
+        if self._source:
+            head = {"source": self._source, "type": topic, **carrier}
             bodies = [wrap(body, {"id": str(uuid.uuid4()), **head}) for body in bodies]
         count = len(bodies)
 
@@ -101,7 +106,7 @@ class Telemetry:
             self._operation_seconds.record(time.perf_counter() - began, common)
             self._sent.add(count, common)
 
-        return bodies, ended
+        return (bodies, ended, carrier) if self._headers else (bodies, ended)
 
     # Consuming.
 
@@ -182,10 +187,10 @@ def _attributes_of(message: Message) -> dict[str, Any]:
 
 def _context_of(message: Message) -> Context | None:
     """Return the context of the trace in which the message was published; None if it carries none."""
-    envelope = unwrap(message.body)
-    if envelope is None or "traceparent" not in envelope.attributes:
+    headers = headers_of(message)
+    if "traceparent" not in headers:
         return None
-    carrier = {name: envelope.attributes[name] for name in _CONTEXT if name in envelope.attributes}
+    carrier = {name: headers[name] for name in _CONTEXT if name in headers}
     return propagate.extract(carrier, Context())
 
 

@@ -36,7 +36,11 @@ from nsq.wire.frames import Published
 
 #: Called before a publish with its topic and its bodies. Returns the bodies to send, as many, and a function
 #: that is called once with the publish's error, or with None when nsqd has stored it.
-PublishHook = Callable[[str, list[bytes]], tuple[list[bytes], Callable[[BaseException | None], object]]]
+PublishEnded = Callable[[BaseException | None], object]
+Headers = Mapping[str, Any] | None
+PublishHook = Callable[
+    [str, list[bytes]], tuple[list[bytes], PublishEnded] | tuple[list[bytes], PublishEnded, Mapping[str, Any]]
+]
 
 
 class Producer:
@@ -81,7 +85,8 @@ class Producer:
 
         ``around_publish(topic, bodies)`` is called on the publishing thread, before anything is sent. It
         returns the bodies to send instead, and a function that gets the publish's error, or None; of
-        ``publish_async`` that function is called on the thread that runs futures' callbacks.
+        ``publish_async`` that function is called on the thread that runs futures' callbacks. For a
+        partitioned NSQ it may return a third value: headers, beside those of the publish.
 
         For a partitioned NSQ: ``key_hash`` maps a key, as it was given, to an int from 0 on; by default it is
         murmur3. The key's partition is that number modulo the topic's number of partitions, or modulo the
@@ -169,12 +174,13 @@ class Producer:
         The result says what nsqd has told of the message.
         """
         pool, config = self._pool, self._config
-        more = key, partition, trace, headers, tag
         if self._around_publish is not None:
-            with around(self._around_publish, topic, [body]) as (body,):
+            with around(self._around_publish, topic, [body], headers) as ((body,), headers):
+                more = key, partition, trace, headers, tag
                 publish: Publish = pool.book.new_publish(Publish, topic, body, defer, config, *more)
                 pool.publish_and_wait(publish, timeout)
             return publish.published
+        more = key, partition, trace, headers, tag
         publish = pool.book.new_publish(Publish, topic, body, defer, config, *more)
         pool.publish_and_wait(publish, timeout)
         return publish.published
@@ -197,12 +203,13 @@ class Producer:
         the first message, and the size of all.
         """
         pool, config = self._pool, self._config
-        more = key, partition, trace, headers, tag
         if self._around_publish is not None:
-            with around(self._around_publish, topic, bodies) as several:
+            with around(self._around_publish, topic, bodies, headers) as (several, headers):
+                more = key, partition, trace, headers, tag
                 publish: Publish = pool.book.new_multi_publish(Publish, topic, several, config, *more)
                 pool.publish_and_wait(publish, timeout)
             return publish.published
+        more = key, partition, trace, headers, tag
         publish = pool.book.new_multi_publish(Publish, topic, bodies, config, *more)
         pool.publish_and_wait(publish, timeout)
         return publish.published
@@ -230,16 +237,19 @@ class Producer:
         for other futures.
         """
         pool, config = self._pool, self._config
-        more = key, partition, trace, headers, tag
         if self._around_publish is not None:
             return self._send_around(
                 self._around_publish,
                 topic,
                 [body],
-                lambda bodies: pool.book.new_publish(PublishFuture, topic, bodies[0], defer, config, *more),
+                headers,
+                lambda bodies, headers: pool.book.new_publish(
+                    PublishFuture, topic, bodies[0], defer, config, key, partition, trace, headers, tag
+                ),
                 timeout,
                 block,
             )
+        more = key, partition, trace, headers, tag
         publish: PublishFuture = pool.book.new_publish(PublishFuture, topic, body, defer, config, *more)
         publish.callbacks = pool.callbacks
         pool.publish(publish, timeout, block)
@@ -262,16 +272,19 @@ class Producer:
         way at a time keep nsqd busy while you make the next one.
         """
         pool, config = self._pool, self._config
-        more = key, partition, trace, headers, tag
         if self._around_publish is not None:
             return self._send_around(
                 self._around_publish,
                 topic,
                 bodies,
-                lambda several: pool.book.new_multi_publish(PublishFuture, topic, several, config, *more),
+                headers,
+                lambda several, headers: pool.book.new_multi_publish(
+                    PublishFuture, topic, several, config, key, partition, trace, headers, tag
+                ),
                 timeout,
                 block,
             )
+        more = key, partition, trace, headers, tag
         publish: PublishFuture = pool.book.new_multi_publish(PublishFuture, topic, bodies, config, *more)
         publish.callbacks = pool.callbacks
         pool.publish(publish, timeout, block)
@@ -288,15 +301,16 @@ class Producer:
         hook: PublishHook,
         topic: str,
         bodies: Iterable[bytes],
-        make: Callable[[list[bytes]], PublishFuture],
+        headers: Mapping[str, Any] | None,
+        make: Callable[[list[bytes], Mapping[str, Any] | None], PublishFuture],
         timeout: float | None,
         block: bool,
     ) -> PublishFuture:
         """Publish with ``around_publish``; its second function is called when the future ends."""
-        several, ended = begin(hook, topic, bodies)
+        several, ended, headers = begin(hook, topic, bodies, headers)
         pool = self._pool
         try:
-            publish = make(several)
+            publish = make(several, headers)
             publish.callbacks = pool.callbacks
             pool.publish(publish, timeout, block)
         except BaseException as error:
@@ -452,26 +466,28 @@ _BODY = (bytes, bytearray, memoryview)
 
 
 def begin(
-    hook: PublishHook, topic: str, bodies: Iterable[bytes]
-) -> tuple[list[bytes], Callable[[BaseException | None], object]]:
+    hook: PublishHook, topic: str, bodies: Iterable[bytes], headers: Headers
+) -> tuple[list[bytes], PublishEnded, Headers]:
     """Call the hook, unless the bodies are none: then the checks of a publish say so."""
     if isinstance(bodies, (*_BODY, str)) or not isinstance(bodies, Iterable):
-        return bodies, lambda _: None  # type: ignore[return-value]
+        return bodies, lambda _: None, headers  # type: ignore[return-value]
     given = list(bodies)
     if not all(isinstance(body, _BODY) for body in given):
-        return given, lambda _: None
-    several, ended = hook(topic, given)
+        return given, lambda _: None, headers
+    several, ended, *added = hook(topic, given)
     if len(several) != len(given):
         raise UsageError(f"around_publish returned {len(several)} bodies for {len(given)}")
-    return several, ended
+    return several, ended, {**added[0], **(headers or {})} if added else headers
 
 
 @contextmanager
-def around(hook: PublishHook, topic: str, bodies: Iterable[bytes]) -> Iterator[list[bytes]]:
-    """Give the bodies that the hook returns, and tell it how the block ends."""
-    several, ended = begin(hook, topic, bodies)
+def around(
+    hook: PublishHook, topic: str, bodies: Iterable[bytes], headers: Headers
+) -> Iterator[tuple[list[bytes], Headers]]:
+    """Give the bodies that the hook returns, and the headers with its own, and tell it how the block ends."""
+    several, ended, headers = begin(hook, topic, bodies, headers)
     try:
-        yield several
+        yield several, headers
     except BaseException as error:
         ended(error)
         raise

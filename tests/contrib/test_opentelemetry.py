@@ -22,10 +22,10 @@ from opentelemetry.trace import SpanKind
 
 import nsq
 from nsq import aio
-from nsq.contrib.codecs import body_of
+from nsq.contrib.codecs import body_of, headers_of
 from nsq.contrib.opentelemetry import Telemetry
 from nsq.message import Message
-from nsq.testing import Nsqd
+from nsq.testing import Nsqd, PartitionedCluster
 from tests.fakes.messages import Delegate
 
 PATIENCE = 60.0
@@ -88,6 +88,32 @@ def test_messages_that_come_over_a_unix_socket_are_traced(recorded: Recorded) ->
     assert span.attributes is not None
     assert span.attributes["server.address"] == "/run/nsqd.sock"
     assert "server.port" not in span.attributes
+
+
+def test_spans_are_linked_through_the_headers_of_an_extended_topic(
+    partitioned_cluster: PartitionedCluster, recorded: Recorded
+) -> None:
+    partitioned_cluster.create_topic("orders", extended=True, channels=["billing"])
+    telemetry, lookups = recorded.telemetry(headers=True), partitioned_cluster.lookup_addresses
+    seen: list[tuple[bytes, dict[str, str]]] = []
+    traced = telemetry.of_consumer("orders", "billing")
+    consumer = nsq.Consumer("orders", "billing", nsqlookupd=lookups, **traced)
+    consumer.add_handler(lambda message: seen.append((message.body, headers_of(message))))
+    with nsq.Producer(nsqlookupd=lookups, **telemetry.of_producer()) as producer, consumer:
+        producer.publish("orders", b"one", headers={"tenant": "north"}, timeout=PATIENCE)
+        producer.publish_async("orders", b"two", timeout=PATIENCE).result(PATIENCE)
+        asyncio.run(publish_on_a_loop(lookups, telemetry))
+        until(lambda: len(recorded.spans(SpanKind.CONSUMER)) == 4)
+    assert sorted(body for body, _ in seen) == [b"four", b"one", b"three", b"two"]
+    assert [headers.get("tenant") for body, headers in seen if body == b"one"] == ["north"]
+    linked = {span.links[0].context.span_id for span in recorded.spans(SpanKind.CONSUMER)}
+    assert linked == set(map(id_of, recorded.spans(SpanKind.PRODUCER)))
+
+
+async def publish_on_a_loop(lookups: Any, telemetry: Telemetry) -> None:
+    async with aio.Producer(nsqlookupd=lookups, **telemetry.of_producer()) as producer:
+        await producer.publish("orders", b"three", timeout=PATIENCE)
+        await producer.multi_publish("orders", [b"four"], timeout=PATIENCE)
 
 
 def test_a_cancelled_handler_has_not_failed(recorded: Recorded) -> None:

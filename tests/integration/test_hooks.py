@@ -185,3 +185,17 @@ def test_hooks_that_are_no_functions_are_refused_by_name() -> None:
     for name in ("around_handler", "at_thread_end"):
         with pytest.raises(nsq.ConfigError, match=f"{name} is 1"):
             make_consumer("127.0.0.1:1", **{name: 1})
+
+
+def test_headers_of_around_publish_are_refused_where_there_are_none(nsqd: Nsqd) -> None:
+    ends: list[BaseException | None] = []
+
+    def hook(topic: str, bodies: list[bytes]) -> Any:
+        return bodies, ends.append, {"traceparent": "00-ab-cd-01"}
+
+    with (
+        nsq.Producer(nsqd.tcp_address, around_publish=hook) as producer,
+        pytest.raises(nsq.UsageError, match="headers"),
+    ):
+        producer.publish("orders", b"x")
+    assert [type(error).__name__ for error in ends] == ["UsageError"]
