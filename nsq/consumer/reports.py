@@ -153,11 +153,11 @@ def health_of(engine: Engine) -> ConsumerHealth:
 def _summary(engine: Engine, connections: list[ConnectionHealth]) -> str:
     if engine.state != "running":
         return engine.state
-    if engine.refusal is not None:
-        return str(engine.refusal)
     if not connections:
         endpoints = sorted(engine.endpoints.all, key=lambda endpoint: endpoint.label)
         reasons = dict.fromkeys(each.reason for each in endpoints if each.backoff.reason is not None)
+        if engine.refusal is not None and not reasons:
+            reasons[str(engine.refusal)] = None
         return "; ".join(["no connection to any nsqd", *itertools.islice(reasons, 3)])
     stuck = [connection for connection in connections if not connection.rdy]
     many, open_ones = len(connections), len(connections) - len(stuck)
