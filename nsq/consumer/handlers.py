@@ -29,7 +29,16 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from nsq.config import Config
 from nsq.consumer.reports import PartitionHealth
-from nsq.errors import AlreadyResponded, BadMessage, Closed, ConfigError, InvalidMessage, NsqError, UsageError
+from nsq.errors import (
+    AlreadyResponded,
+    BadMessage,
+    Closed,
+    ConfigError,
+    InvalidMessage,
+    NsqError,
+    ServerError,
+    UsageError,
+)
 from nsq.log import Logger
 from nsq.message import Message, finish_all, time_out
 from nsq.threads.waiters import join_threads
@@ -168,6 +177,10 @@ class HandlerPool:
     def turn(self, now: float) -> float:
         """Do what is due, on the owner's thread; return when to be called again."""
         return math.inf
+
+    def expects(self, error: ServerError) -> bool:
+        """Whether an error of nsqd's is no news: it answers what was done on purpose."""
+        return False
 
     def partitions(self, now: float) -> list[PartitionHealth]:
         """Return the health of each partition that is handled in order."""

@@ -33,11 +33,14 @@ from nsq.consumer.handlers import (
     requeue_for_result,
 )
 from nsq.consumer.reports import PartitionHealth
-from nsq.errors import AlreadyResponded, ConfigError, InvalidMessage
+from nsq.errors import AlreadyResponded, ConfigError, FinFailed, InvalidMessage, ServerError
 from nsq.log import Logger
 from nsq.message import Message
 
 log = Logger("nsq.partitioned")
+
+#: The most messages for which we remember that they were finished a second time.
+_MOST_FINISHED_AGAIN = 1024
 
 
 class Position(NamedTuple):
@@ -436,6 +439,8 @@ class OrderedPool(HandlerPool):
         self._stop_out_of_order = out_of_order == "stop"
         self._tracks: dict[int, Track] = {}
         self._touch_interval = math.inf
+        # As nsqd's errors name them: messages that were finished a second time, which it may refuse.
+        self._finished_again: dict[str, None] = {}
 
     def delegate(self, conn: Conn, partition: int) -> LaneDelegate:
         """Return the delegate for the messages of a new connection."""
@@ -480,6 +485,9 @@ class OrderedPool(HandlerPool):
             case Do.FINISH:
                 fields = self.fields_of(message)
                 log.info("%r was handled before, and is finished without its handler", message, extra=fields)
+                self._finished_again[_in_errors(message)] = None
+                if len(self._finished_again) > _MOST_FINISHED_AGAIN:
+                    self._finished_again.pop(next(iter(self._finished_again)), None)
                 with suppress(AlreadyResponded):
                     _delegate(message).conn.finish(message)
             case Do.GIVE_BACK:
@@ -630,6 +638,12 @@ class OrderedPool(HandlerPool):
 
     # Reports: any thread.
 
+    def expects(self, error: ServerError) -> bool:
+        if not isinstance(error, FinFailed):
+            return False
+        named = [each for each in self._finished_again.copy() if each in error.text]
+        return any(self._finished_again.pop(each, self) is None for each in named)
+
     def fields_of(self, message: Message) -> dict[str, object]:
         return {**super().fields_of(message), "nsq_partition": message.partition}
 
@@ -642,6 +656,11 @@ def _delegate(message: Message) -> LaneDelegate:
     delegate = message._delegate
     assert isinstance(delegate, LaneDelegate)
     return delegate
+
+
+def _in_errors(message: Message) -> str:
+    """Return a message's id as nsqd writes it into E_FIN_FAILED."""
+    return f"[{' '.join(map(str, message.id))}]"
 
 
 def _is_closing(message: Message) -> bool:

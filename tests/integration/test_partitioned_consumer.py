@@ -505,10 +505,11 @@ class TestOrder:
         with PartitionedCluster(nodes=1, first_twice=True) as cluster:
             create(cluster, 1, ordered=True)
             publish(cluster, 0, range(5))
-            handler = Handler()
-            with consuming(cluster, handler, 1, ordered=True):
+            handler, hooks = Handler(), Hooks()
+            with consuming(cluster, handler, 1, ordered=True, hooks=hooks):
                 handler.wait_for(lambda: 4 in handler.got[0])
             assert handler.got[0] == list(range(5))
+        assert hooks.errors == [], "E_FIN_FAILED for the second one is no news"
 
 
 def test_coroutines_get_a_partition_in_order_too(cluster: PartitionedCluster) -> None:
