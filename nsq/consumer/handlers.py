@@ -178,6 +178,11 @@ class HandlerPool:
         """Do what is due, on the owner's thread; return when to be called again."""
         return math.inf
 
+    @property
+    def requeued_here(self) -> int:
+        """The requeues that nsqd knows nothing of: the message waits here for its next attempt."""
+        return 0
+
     def expects(self, error: ServerError) -> bool:
         """Whether an error of nsqd's is no news: it answers what was done on purpose."""
         return False

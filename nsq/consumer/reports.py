@@ -109,7 +109,7 @@ def stats_of(engine: Engine) -> ConsumerStats:
     return ConsumerStats(
         received=received,
         finished=finished,
-        requeued=requeued,
+        requeued=requeued + engine.pool.requeued_here,
         timed_out=timed_out,
         given_up=engine.given_up,
         in_flight=sum([conn.session.in_flight for conn in conns.values()]),

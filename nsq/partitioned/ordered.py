@@ -143,6 +143,7 @@ class Lane:
         self.finished_last: Position | None = None
         self.disorders = 0
         self.repeated = 0
+        self.requeued_here = 0
         self.stopped = False
         # The message that was attempted last: the same one comes again after a reconnect.
         self.attempts = 0
@@ -209,6 +210,7 @@ class Lane:
             return []
         self.retry_at = math.inf if self.stopped else now + delay
         self.state = State.PAUSED
+        self.requeued_here += 1
         return self._after_answer(now)
 
     def lost(self, message: Message, now: float) -> list[Order]:
@@ -380,6 +382,7 @@ class LaneDelegate:
         lane = self.track.lane
         if lane.failed_attempt != lane.attempts:  # the handler has not raised
             self._pool.note_failure(lane, message, None)
+        self._pool.tell_requeued(message)
         self._pool.post(self.track, partial(lane.requeued, message, seconds))
         self._pool.wake()
 
@@ -406,9 +409,9 @@ class OrderedPool(HandlerPool):
     """Handler threads that get one message of each partition at a time.
 
     ``pause`` maps a message's attempts to the seconds until the next one, ``on_stuck`` is the user's function
-    that decides otherwise. ``wake`` has the owner call ``turn`` soon. The others report: ``stuck`` a message
-    after every ``stuck_after`` attempts, ``disorder`` one that comes before the message finished last,
-    ``stop_partition`` a partition whose connection must be closed for good.
+    that decides otherwise. ``wake`` has the owner call ``turn`` soon. The others report: ``requeued`` a
+    message that comes again, ``stuck`` one after every ``stuck_after`` attempts, ``disorder`` one that comes
+    before the message finished last, ``stop_partition`` a partition whose connection must be closed for good.
     """
 
     def __init__(
@@ -420,6 +423,7 @@ class OrderedPool(HandlerPool):
         pause: Callable[[int], float],
         wake: Callable[[], object],
         stop_partition: Callable[[int], object],
+        requeued: Callable[[Message], object],
         stuck: Callable[[Message], object],
         disorder: Callable[[Message], object],
         on_stuck: OnStuck | None = None,
@@ -432,6 +436,7 @@ class OrderedPool(HandlerPool):
         self.pause = pause
         self.wake = wake
         self._stop_partition = stop_partition
+        self.tell_requeued = requeued
         self._tell_stuck = stuck
         self._tell_disorder = disorder
         self._on_stuck = on_stuck
@@ -637,6 +642,10 @@ class OrderedPool(HandlerPool):
                     conn.touch(message)
 
     # Reports: any thread.
+
+    @property
+    def requeued_here(self) -> int:
+        return sum([track.lane.requeued_here for track in list(self._tracks.values())])
 
     def expects(self, error: ServerError) -> bool:
         if not isinstance(error, FinFailed):

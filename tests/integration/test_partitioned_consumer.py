@@ -419,6 +419,7 @@ class TestOrder:
             mended.set()
             handler.wait_for(lambda: handler.got[0][-1] == 14)
             assert not consumer.health().partitions[0].stuck
+            assert consumer.stats().requeued == handler.got[0].count(13) - 1
 
     @pytest.mark.parametrize(
         ("decision", "rest"), [(nsq.Decision.SKIP, [14]), (nsq.Decision.STOP, []), (0, [13, 14])]
