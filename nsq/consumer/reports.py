@@ -153,6 +153,8 @@ def health_of(engine: Engine) -> ConsumerHealth:
 def _summary(engine: Engine, connections: list[ConnectionHealth]) -> str:
     if engine.state != "running":
         return engine.state
+    if engine.refusal is not None and not isinstance(engine.refusal, ServerError):
+        return str(engine.refusal)  # of the user's options; those of nsqds are among the reasons below
     if not connections:
         endpoints = sorted(engine.endpoints.all, key=lambda endpoint: endpoint.label)
         reasons = dict.fromkeys(each.reason for each in endpoints if each.backoff.reason is not None)
