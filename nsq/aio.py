@@ -335,6 +335,8 @@ class Consumer:
     ) -> None:
         if "threads" in options:
             raise ConfigError("aio.Consumer has no threads: give add_handler a concurrency instead")
+        if options.get("on_stuck") is not None:
+            raise ConfigError("aio.Consumer has no on_stuck: raise nsq.GiveUp, or nsq.Requeue with a delay")
         self._around_handler = checked_callable("around_handler", around_handler)
         self.consumer = threads_consumer.Consumer(topic, channel, **options)
         self.consumer.add_handler(self._take_over)
@@ -400,11 +402,18 @@ class Consumer:
                 again = requeue_for_exception(error, no_backoff)
                 if not isinstance(error, Requeue):
                     if pool.failed_for_good(message):
-                        log.exception("handler failed on %r; given up", message)
+                        log.exception(
+                            "handler failed on %r; given up", message, extra=pool.fields_of(message)
+                        )
                         await asyncio.to_thread(pool.give_up, message, error)
                         continue
-                    again = self._engine.requeue_delay(message.attempts), again[1]
-                    log.exception("handler failed on %r; again in %g s", message, again[0])
+                    again = pool.requeue_delay(message.attempts), again[1]
+                    log.exception(
+                        "handler failed on %r; again in %g s",
+                        message,
+                        again[0],
+                        extra=pool.fields_of(message),
+                    )
             _answer(message, again)
 
     # Messages: from the handler thread to the loop.

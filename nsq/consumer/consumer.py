@@ -417,8 +417,8 @@ class Consumer:
         engine.decide_soon()
         self._warn_of_zero()
 
-    def set_tracing(self, on: bool) -> None:
-        """Log a line on ``nsq.trace`` for each message from now on, or stop to. Needs a partitioned NSQ."""
+    def trace(self, on: bool = True) -> None:
+        """Log a line on ``nsq.trace`` for each message from now on, or stop that. Needs a partitioned NSQ."""
         engine = self._own_engine
         if self._tracing is None:
             raise UsageError("tracing needs a partitioned NSQ and its nsqlookupds: give nsqlookupd")

@@ -104,6 +104,7 @@ class Engine:
         """Whether auto_touch also touches messages that the program answers after their handler's end."""
         self.config = config
         self.pool = make_pool(self)
+        self.pool.fields = self.fields()
         self._own_transport = SocketTransport(config.local_address)
         self.transport = transport or self._own_transport
         self.context = context_of(config)
@@ -316,9 +317,12 @@ class Engine:
         if not (report.in_flight or report.cut_off or report.unfinished_threads):
             report = StopReport(clean=True)
         elif answered and not report.unfinished_threads:  # as after ``stop(0)``
-            log.info("%s stopped, nothing was in flight; cut off: %s", self.name, ", ".join(report.cut_off))
+            cut_off = ", ".join(report.cut_off)
+            log.info(
+                "%s stopped, nothing was in flight; cut off: %s", self.name, cut_off, extra=self.fields()
+            )
         else:
-            log.warning("%s did not stop cleanly: %s", self.name, report)
+            log.warning("%s did not stop cleanly: %s", self.name, report, extra=self.fields())
         self.report = report
 
     def _join(self, join: Callable[[float], list[str]], by: Callable[[], float]) -> None:
@@ -369,8 +373,9 @@ class Engine:
         if handling.active:
             oldest = max((conn.session.oldest(now) for conn in conns), default=0.0)
             if handling.relax(now, self._handling_time(), self.windows.max_in_flight, oldest):
+                allowed, extra = self.windows.allowed, self.fields()
                 log.info(
-                    "%s: the handlers are quick: at most %d messages now", self.name, self.windows.allowed
+                    "%s: the handlers are quick: at most %d messages now", self.name, allowed, extra=extra
                 )
         self.windows.tick(now, self._in_flight())
         self._decide()
@@ -395,6 +400,7 @@ class Engine:
                 limit,
                 most,
                 timeout,
+                extra=self.fields(),
             )
             self._shrunk = True
             self._decide()
@@ -427,7 +433,7 @@ class Engine:
             conn.put(answer)
         if (backoff.level, backoff.until) != before:
             if backoff.until is None:
-                log.info("%s: backing off is over", self.name)
+                log.info("%s: backing off is over", self.name, extra=self.fields())
             else:
                 log.log(
                     logging.WARNING if outcome is Outcome.FAILURE else logging.INFO,
@@ -435,6 +441,7 @@ class Engine:
                     self.name,
                     backoff.until - now,
                     backoff.level,
+                    extra=self.fields(),
                 )
             self.tell(self.hooks.backing_off, backoff.level)
 
@@ -459,7 +466,7 @@ class Engine:
         self.windows.grows = self.config.max_in_flight is None and not self.max_in_flight_set
         self._decision_due = True
         connections = len(self.endpoints.table)
-        if not self.windows.grows and 0 < self.windows.allowed < connections and not self._warned_of_turns:
+        if self.windows.must_take_turns(connections) and not self._warned_of_turns:
             self._warned_of_turns = True
             log.warning(
                 "%s: max_in_flight is %d, but there are %d partitions: they take turns, one message each. "
@@ -580,7 +587,10 @@ class Engine:
             dead = f"{self.topic.removesuffix(EPHEMERAL)}.dead"
             fate = f"it is lost. Consumer(…, dead_letters={dead!r}) would keep it in that topic"
         most = self.config.max_attempts
-        log.error("gave up on %r from %s (max_attempts is %d): %s", message, message.nsqd_address, most, fate)
+        log.error(
+            "gave up on %r from %s (max_attempts is %d): %s",
+            message, message.nsqd_address, most, fate, extra=self.pool.fields_of(message),
+        )  # fmt: skip
         with self._counting:
             self.given_up += 1
         self.tell(self.hooks.given_up, message)
@@ -603,9 +613,10 @@ class Engine:
     def health(self) -> ConsumerHealth:
         return health_of(self)
 
-    def fields(self, address: str) -> dict[str, str]:
+    def fields(self, address: str = "") -> dict[str, str]:
         """Return the fields of a structured log line."""
-        return {"nsq_topic": self.topic, "nsq_channel": self.channel, "nsqd_address": address}
+        fields = {"nsq_topic": self.topic, "nsq_channel": self.channel}
+        return fields | ({"nsqd_address": address} if address else {})
 
 
 def plain_discovery(arguments: Mapping[str, Any], engine: Engine) -> Discovery:

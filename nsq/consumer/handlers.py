@@ -84,12 +84,14 @@ class HandlerPool:
         self._max_attempts = max_attempts or float("inf")
         self._give_up = give_up
         self._starved = starved
-        self._requeue_delay = requeue_delay
+        self.requeue_delay = requeue_delay
         self.threads = 1
         """The number of threads of a handler that is added without one."""
         # For each handler: the function its threads run, their number, the messages one works on at once.
         self._groups: list[tuple[Callable[[], None], int | None, int]] = []
         self._threads: list[threading.Thread] = []
+        self.fields: dict[str, str] = {}
+        """The fields of log records."""
         self.gives_up_at_last_failure = False
         """Whether a message is given up right when it fails at its last attempt, while its error is known;
         otherwise when it comes once more."""
@@ -254,9 +256,10 @@ class HandlerPool:
                         continue
                     again = requeue_for_exception(error, no_backoff)
                     if not isinstance(error, Requeue):
-                        delay = self._requeue_delay(message.attempts)
+                        delay = self.requeue_delay(message.attempts)
                         again = delay, again[1]
-                        log.exception("handler failed on %r; %s", message, self._outlook(message, delay))
+                        outlook, extra = self._outlook(message, delay), self.fields_of(message)
+                        log.exception("handler failed on %r; %s", message, outlook, extra=extra)
                         if message.auto_response and self.failed_for_good(message):
                             self.give_up(message, error)
                             continue
@@ -272,7 +275,15 @@ class HandlerPool:
             except BaseException:
                 if self._inherited:
                     raise
-                log.exception("handling %r failed, which is a bug of ours; nsqd delivers it again", message)
+                log.exception(
+                    "handling %r failed, which is a bug of ours; nsqd delivers it again",
+                    message, extra=self.fields_of(message),
+                )  # fmt: skip
+
+    def fields_of(self, message: Message) -> dict[str, object]:
+        """Return the fields of a log record about a message."""
+        about = {"nsq_message_id": message.id.decode("latin-1"), "nsq_attempts": message.attempts}
+        return {**self.fields, "nsqd_address": message.nsqd_address, **about}
 
     def failed_for_good(self, message: Message) -> bool:
         """Whether the message, which has just failed, is to be given up now."""
@@ -295,7 +306,7 @@ class HandlerPool:
         left = [message for message in batch if message.auto_response and not message.responded]
         if not left:
             return "all were answered before, have timed out, or are answered later"
-        delays = [self._requeue_delay(message.attempts) for message in left]
+        delays = [self.requeue_delay(message.attempts) for message in left]
         first, last = f"{min(delays):g}", f"{max(delays):g}"
         return f"{len(left)} again in {first if first == last else f'{first} to {last}'} s"
 
@@ -367,7 +378,9 @@ class HandlerPool:
             try:
                 self._give_up(message, error)
             except BaseException:
-                log.exception("giving up on %r failed; nsqd delivers it again", message)
+                log.exception(
+                    "giving up on %r failed; nsqd delivers it again", message, extra=self.fields_of(message)
+                )
                 message.requeue(backoff=False)
             else:
                 message.finish()
@@ -377,7 +390,8 @@ class HandlerPool:
         """Give up the messages that have no answer and are to get one now."""
         for message in messages:
             if message.auto_response and not message.responded:
-                log.error("the handler gives up on %r: %s", message, error)
+                extra = self.fields_of(message)
+                log.error("the handler gives up on %r: %s", message, error, extra=extra)
                 self.give_up(message, error)
 
     def _handle_batch(self, handler: BatchHandler, no_backoff: Exceptions, batch: list[Message]) -> None:
@@ -393,7 +407,10 @@ class HandlerPool:
                 return
             again = requeue_for_exception(error, no_backoff)
             if not isinstance(error, Requeue):
-                log.exception("batch handler failed on %d messages; %s", len(batch), self._outlook_of(batch))
+                outlook = self._outlook_of(batch)
+                log.exception(
+                    "batch handler failed on %d messages; %s", len(batch), outlook, extra=self.fields
+                )
                 failure = error
         unanswered = [message for message in batch if message.auto_response]
         if again is not None:

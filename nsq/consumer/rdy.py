@@ -186,6 +186,10 @@ class RdyWindows:
         most = max(self.max_in_flight, self.expected, len(self.nsqds)) if self.grows else self.max_in_flight
         return int(min(most, self.handling.limit))
 
+    def must_take_turns(self, connections: int) -> bool:
+        """Whether ``max_in_flight`` is too small for all of them to have a message at the same time."""
+        return not self.grows and 0 < self.max_in_flight < connections
+
     # Facts.
 
     def connected(self, key: Hashable, max_rdy: int, now: float) -> None:
@@ -356,6 +360,9 @@ class OneEach(RdyWindows):
     @property
     def allowed(self) -> int:
         return 2 * len(self.nsqds)  # also room for a second one where nsqd repeats a message
+
+    def must_take_turns(self, connections: int) -> bool:
+        return False
 
     def outcome(self, outcome: Outcome, now: float) -> bool:
         return False

@@ -370,14 +370,18 @@ class Discovery:
             self._topic_doubtful = False
             log.warning(
                 "no nsqlookupd lists an nsqd with topic %r (asked: %s; asked again in %.1f s, then less "
-                "often, at last every %g s). The first publish to a topic creates it; if there was one, the "
-                "usual cause is a misspelt name",
+                "often, at last every %g s). %s",
                 self._topic,
                 ", ".join(lookupd.address for lookupd in lookupds),
                 max(0.0, min(lookupd.ask_at for lookupd in lookupds) - now),
                 self._poll_interval,
+                self._absence_hint,
                 extra={"nsq_topic": self._topic},
             )
+
+    @property
+    def _absence_hint(self) -> str:
+        return "The first publish to a topic creates it; if there was one, the usual cause is a misspelt name"
 
     # The user's functions. Their exceptions are logged and end no connection.
 

@@ -148,8 +148,8 @@ def _refusal(reply: HttpReply) -> ApiRefused:
     if 300 <= reply.status < 400:
         return ApiRefused(f"{reply.status}: a redirect, which is not followed", reply.status, "")
     # A code such as TOPIC_NOT_FOUND. A body without one does not come from nsqd or nsqlookupd.
-    told = fields_of(reply.body)
-    code = told.get("message", told.get("status_txt"))
+    fields = fields_of(reply.body)
+    code = fields.get("message", fields.get("status_txt"))
     code = code[:_MAX_REASON] if isinstance(code, str) else ""
     return ApiRefused(f"{reply.status} {code or _excerpt(reply)}", reply.status, code)
 

@@ -41,15 +41,15 @@ class Node:
     @property
     def problem(self) -> str:
         """Say why no client can use the registered addresses; empty if they are usable."""
-        told = self.info
+        info = self.info
         try:
-            if is_unix(told.broadcast_address):
-                raise UsageError(f"broadcast address {told.broadcast_address!r} is no host")
-            split(told.tcp_address)
-            if not parse_url(told.http_address).port:
+            if is_unix(info.broadcast_address):
+                raise UsageError(f"broadcast address {info.broadcast_address!r} is no host")
+            split(info.tcp_address)
+            if not parse_url(info.http_address).port:
                 raise UsageError("HTTP port is 0")
         except NsqError as error:
-            known_as = told.hostname or told.remote_address or "an nsqd"
+            known_as = info.hostname or info.remote_address or "an nsqd"
             return f"{known_as} is registered with addresses that cannot be used, and is skipped: {error}"
         return ""
 
@@ -58,17 +58,17 @@ def merge_nodes(listed: Mapping[str, Iterable[RegisteredNode]]) -> list[Node]:
     """Merge the lists of several nsqlookupds, by their addresses: each nsqd once, sorted by host name."""
     nodes: dict[str, Node] = {}
     for lookupd, each in listed.items():
-        for told in each:
-            nodes[told.tcp_address] = _listed(nodes.get(told.tcp_address), told, lookupd)
+        for node in each:
+            nodes[node.tcp_address] = _listed(nodes.get(node.tcp_address), node, lookupd)
     return sorted(nodes.values(), key=by_host)
 
 
-def _listed(known: Node | None, told: RegisteredNode, lookupd: str) -> Node:
+def _listed(known: Node | None, node: RegisteredNode, lookupd: str) -> Node:
     """Return a node, merged with the entry of one more nsqlookupd."""
-    registration = f"{lookupd}/{told.remote_address}"
-    topics = {name: name in told.tombstoned for name in told.topics}
+    registration = f"{lookupd}/{node.remote_address}"
+    topics = {name: name in node.tombstoned for name in node.topics}
     if known is None:
-        return Node(told, _url(told), topics, (registration,))
+        return Node(node, _url(node), topics, (registration,))
     # A topic counts as tombstoned only if all nsqlookupds that list it there say so.
     for name, hidden in known.topics.items():
         topics[name] = hidden and topics.get(name, hidden)
@@ -77,13 +77,13 @@ def _listed(known: Node | None, told: RegisteredNode, lookupd: str) -> Node:
 
 def merge_lookups(lookups: Iterable[Lookup]) -> list[Node]:
     """Merge what several nsqlookupds answered about one topic: each nsqd once."""
-    told = {node.tcp_address: node for each in lookups for node in each.producers}
-    return [Node(node, _url(node)) for node in told.values()]
+    by_address = {node.tcp_address: node for each in lookups for node in each.producers}
+    return [Node(node, _url(node)) for node in by_address.values()]
 
 
 def named_node(url: Url, info: NsqdInfo) -> Node:
     """Return the nsqd at this URL, which answered with this info."""
-    told = NsqdNode(
+    node = NsqdNode(
         broadcast_address=info.broadcast_address,
         tcp_port=info.tcp_port,
         http_port=info.http_port,
@@ -92,15 +92,15 @@ def named_node(url: Url, info: NsqdInfo) -> Node:
         topology_region=info.topology_region,
         topology_zone=info.topology_zone,
     )
-    return Node(told, url)
+    return Node(node, url)
 
 
 def by_host(node: Node) -> tuple[str, str]:
     return node.info.hostname, node.name
 
 
-def _url(told: NsqdNode) -> Url:
-    return Url("http", told.broadcast_address, told.http_port, "/")
+def _url(info: NsqdNode) -> Url:
+    return Url("http", info.broadcast_address, info.http_port, "/")
 
 
 def newest_version(nodes: Iterable[Node]) -> tuple[int, ...]:
@@ -181,7 +181,8 @@ def _summarize_topic(topic: dict[str, Any]) -> TopicSummary:
         counts, names, paused = _columns(channels)
     except KeyError:  # an nsqd from before 1.2.1 does not count the clients
         older = (
-            {"client_count": len(told.get("clients") or ()), "paused": False} | told for told in channels
+            {"client_count": len(channel.get("clients") or ()), "paused": False} | channel
+            for channel in channels
         )
         counts, names, paused = _columns(list(older))
     if counts and (type(sum(counts)) is not int or not -MOST <= min(counts) <= max(counts) <= MOST):
@@ -205,9 +206,9 @@ def _columns(channels: list[dict[str, Any]]) -> tuple[Counts, tuple[str, ...], t
     return counts, tuple(map(_NAME, channels)), tuple(map(_PAUSED, channels))
 
 
-def rows(told: Any, name: str) -> list[Any]:
+def rows(given: Any, name: str) -> list[Any]:
     """Return a list in an object; Go writes an empty one as null."""
-    found = an_object(told).get(name)
+    found = an_object(given).get(name)
     if found is None:
         return []
     if not isinstance(found, list):
@@ -215,9 +216,9 @@ def rows(told: Any, name: str) -> list[Any]:
     return found
 
 
-def value(told: Any, name: str, kind: type) -> Any:
+def value(given: Any, name: str, kind: type) -> Any:
     """Return a checked value. If it is missing, as with old versions, return 0, an empty text or False."""
-    found = an_object(told).get(name)
+    found = an_object(given).get(name)
     if found is None:
         return kind()
     if type(found) is int and abs(found) > MOST:
@@ -227,10 +228,10 @@ def value(told: Any, name: str, kind: type) -> Any:
     return found
 
 
-def an_object(told: Any) -> dict[str, Any]:
-    if not isinstance(told, dict):
-        raise Misshapen(f"its statistics have {type(told).__name__} where an object belongs")
-    return told
+def an_object(given: Any) -> dict[str, Any]:
+    if not isinstance(given, dict):
+        raise Misshapen(f"its statistics have {type(given).__name__} where an object belongs")
+    return given
 
 
 class Track:

@@ -138,7 +138,7 @@ class ReplyParser:
 
     @property
     def another_may_follow(self) -> bool:
-        """Whether the reply told its own end, and this was also the end of the bytes fed."""
+        """Whether the reply said where it ends, and the bytes end there too."""
         end = b"\r\n" if self._chunked else b""
         return self.reply is not None and (self._chunked or self._left is not None) and self._buffer == end
 
@@ -276,8 +276,8 @@ def fields_of(body: bytes) -> dict[str, Any]:
 
 def tls_port(reply: HttpReply) -> int | None:
     """Return the HTTPS port that an nsqd names when it refuses plain HTTP; None for other replies."""
-    told = fields_of(reply.body)
-    if reply.status != 403 or told.get("message") != "TLS_REQUIRED":
+    fields = fields_of(reply.body)
+    if reply.status != 403 or fields.get("message") != "TLS_REQUIRED":
         return None
-    port = told.get("https_port")
+    port = fields.get("https_port")
     return port if type(port) is int and 0 < port < 65536 else None

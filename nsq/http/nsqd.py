@@ -176,10 +176,10 @@ class NsqdInfo:
 
 
 def parse_info(reply: HttpReply) -> NsqdInfo:
-    told = read(reply, NsqdInfo)
-    times = {name: getattr(told, name) for name in ("max_heartbeat_interval", "max_output_buffer_timeout")}
+    info = read(reply, NsqdInfo)
+    times = {name: getattr(info, name) for name in ("max_heartbeat_interval", "max_output_buffer_timeout")}
     known = {name: value / 1_000_000_000 for name, value in times.items() if value is not None}
-    return dataclasses.replace(told, **known)
+    return dataclasses.replace(info, **known)
 
 
 def _parse_setting(reply: HttpReply) -> Any:

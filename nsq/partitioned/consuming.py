@@ -7,10 +7,11 @@ when the former one has ended. A cluster of the original NSQ is seen as such, an
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from nsq.config import Config
 from nsq.connection.conn import Conn
@@ -34,7 +35,7 @@ from nsq.log import Logger
 from nsq.partitioned.lookups import Lookups
 from nsq.partitioned.ordered import OrderedPool
 from nsq.partitioned.subscription import PartitionSubscription, Reading, mismatch
-from nsq.partitioned.table import TopicTable
+from nsq.partitioned.table import Kind, TopicTable
 from nsq.partitioned.tracing import Tracing
 
 log = Logger("nsq.discovery")
@@ -111,7 +112,8 @@ class PartitionDiscovery(Discovery):
         rewrite: Callable[[str], str] | None = None,
         **options: Any,
     ) -> None:
-        lookups = ConsumerLookups(subscription.topic, config, rewrite=rewrite)
+        pinned = cast("Kind | None", None if config.cluster == "detect" else config.cluster)
+        lookups = ConsumerLookups(subscription.topic, config, pinned=pinned, rewrite=rewrite)
         super().__init__(
             subscription,
             config,
@@ -123,12 +125,12 @@ class PartitionDiscovery(Discovery):
             asker=lookups,
             **options,
         )
-        lookups.attach(self, nsqlookupds, self._owner.ask, self._heard)
+        lookups.attach(self, nsqlookupds, self._owner.ask, lambda: None)
         self._engine = engine
         self._reading, self._tracing = reading, tracing
         self._questions = lookups
         self._channel = subscription.channel
-        self._urgent = False
+        self._urgent_since = -math.inf  # a connection was lost, or refused
         self._stopped: set[int] = set()  # partitions that the user's decision has ended
         self._started: set[int] = set()  # partitions that have begun at the chosen position
         self._problem = ""
@@ -151,40 +153,49 @@ class PartitionDiscovery(Discovery):
         self._owner.ask(partial(self._lost, cause))
 
     def _lost(self, cause: NsqError | None) -> None:
-        self._urgent = self._urgent or cause is not None
+        if cause is not None:
+            self._urgent_since = self._clock()
 
     def refused(self, key: Key, error: NsqError) -> bool:
-        passing = isinstance(error, _PASSING)
-        if passing:
-            self._owner.ask(partial(self._refused, key, error))
-        return passing
+        self._owner.ask(partial(self._refused, key, error))
+        return isinstance(error, _PASSING)
 
     def _refused(self, key: Key, error: NsqError) -> None:
-        self._urgent = True
+        self._urgent_since = now = self._clock()
         address, partition = key
         if isinstance(error, (NotLeader, TopicNotExist)) and isinstance(partition, int):
-            self._questions.cluster.refuse(self._topic or "", partition, address, self._clock())
+            self._questions.refuse(self._topic or "", partition, address, now)
 
     def stop_partition(self, partition: int) -> None:
         """Leave a partition for good."""
         self._owner.ask(partial(self._stopped.add, partition))
 
-    # The discovery thread.
+    def add_nsqlookupd(self, address: str) -> None:
+        if not self._owner.is_current:  # the user's: asked whether the cluster lists it or not
+            self._questions.configure(address, True)
+        super().add_nsqlookupd(address)
 
-    def _heard(self) -> None:
-        self._urgent = False
+    def remove_nsqlookupd(self, address: str) -> None:
+        super().remove_nsqlookupd(address)
+        if not self._owner.is_current:
+            self._questions.configure(address, False)
+
+    # The discovery thread.
 
     def _turn(self) -> float | None:
         due = super()._turn()
         if due is None:
             return None
-        incomplete = self._questions.cluster.kind == "partitioned" and self._is_incomplete()
-        now = self._clock()
-        return min(due, self._questions.refresh(now, urgent=self._urgent, incomplete=incomplete))
+        cluster = self._questions.cluster
+        incomplete = cluster.kind == "partitioned" and (bool(self.missing) or not self._table.leaders)
+        urgent = self._urgent_since > cluster.asked_at(self._topic or "")
+        return min(due, self._questions.refresh(self._clock(), urgent=urgent, incomplete=incomplete))
 
-    def _is_incomplete(self) -> bool:
-        table = self._table
-        return bool(self.missing) or not table.leaders
+    @property
+    def _absence_hint(self) -> str:
+        if self._questions.cluster.kind != "partitioned":
+            return super()._absence_hint
+        return "Publishing creates no topic in a partitioned NSQ: an administrator does"
 
     @property
     def _table(self) -> TopicTable:

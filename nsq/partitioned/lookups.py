@@ -226,6 +226,11 @@ class Lookups(Asker):
             log.error("rewrite_address(%r) failed; the address is used as it is", address, exc_info=error)
             return address
 
+    def configure(self, lookupd: str, asked: bool) -> None:
+        """Ask this nsqlookupd whether the cluster lists it or not; or only if it does."""
+        key = frozenset([key_of(lookupd)])
+        self._configured = self._configured | key if asked else self._configured - key
+
     # The thread that owns the cluster.
 
     def _heard(self, key: str, lookupd: str, answer: ClusterAnswer, asked_at: float) -> None:

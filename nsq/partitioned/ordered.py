@@ -143,6 +143,7 @@ class Lane:
         self.stopped = False
         # The message that was attempted last: the same one comes again after a reconnect.
         self.attempts = 0
+        self.failed_attempt = 0
         self.failing: Message | None = None
         self.failed_since: float | None = None
         self.error: BaseException | None = None
@@ -160,13 +161,13 @@ class Lane:
         self.state = State.HANDLED
         position = Position.of(message)
         if position != self._attempted:
-            self._attempted, self.attempts = position, 0
+            self._attempted, self.attempts, self.failed_attempt = position, 0, 0
             self.failing = self.failed_since = self.error = None
         self.attempts += 1
         message.attempts = self.attempts
 
     def failed(self, message: Message, error: BaseException | None, now: float) -> Stuck:
-        self.failing, self.error = message, error
+        self.failing, self.error, self.failed_attempt = message, error, self.attempts
         if self.failed_since is None:
             self.failed_since = now
         return Stuck(message, self.attempts, now - self.failed_since, error)
@@ -373,7 +374,10 @@ class LaneDelegate:
         """Keep the message for its next attempt: nsqd ignores the delay of a requeue here."""
         seconds = self._pool.pause(message.attempts) if delay is None else _checked_delay(delay)
         self._claim(message)
-        self._pool.post(self.track, partial(self.track.lane.requeued, message, seconds))
+        lane = self.track.lane
+        if lane.failed_attempt != lane.attempts:  # the handler has not raised
+            self._pool.note_failure(lane, message, None)
+        self._pool.post(self.track, partial(lane.requeued, message, seconds))
         self._pool.wake()
 
     def touch(self, message: Message) -> None:
@@ -532,15 +536,13 @@ class OrderedPool(HandlerPool):
         """Return what to raise for a message whose handler has failed: when it comes again, if at all."""
         asked = isinstance(error, Requeue)
         if isinstance(error, Requeue) and error.delay is not None:
-            lane.failed(message, None, time.monotonic())
-            self._report_stuck(lane, message)
+            self.note_failure(lane, message, None)
             return Requeue(error.delay, backoff=False)
         if message.responded or not message.auto_response:
             if not asked:
                 log.error("handler failed on %r, which is answered already or later", message, exc_info=error)
             return Requeue(0.0, backoff=False)
-        stuck = lane.failed(message, None if asked else error, time.monotonic())
-        self._report_stuck(lane, message)
+        stuck = self.note_failure(lane, message, None if asked else error)
         decision = self._decide(stuck)
         if decision is Decision.SKIP:
             return GiveUp(f"on_stuck skips it after {stuck.attempts} attempts")
@@ -581,12 +583,15 @@ class OrderedPool(HandlerPool):
         )
         return usual
 
-    def _report_stuck(self, lane: Lane, message: Message) -> None:
+    def note_failure(self, lane: Lane, message: Message, error: BaseException | None) -> Stuck:
+        """Note that an attempt has failed; report every so many of them."""
+        stuck = lane.failed(message, error, time.monotonic())
         if lane.attempts % self._stuck_after == 0:
             log.error(
                 "partition %d is stuck: %d attempts at %r have failed", lane.partition, lane.attempts, message
             )
             self._tell_stuck(message)
+        return stuck
 
     # The clock: the owner.
 

@@ -64,6 +64,8 @@ _NAMED = -1
 _FORMER_PATIENCE = 0.5
 #: Seconds between two looks at a former leader that owes an answer.
 _HOLD = 0.02
+#: The most messages and bytes of an ordered partition that are under way at a time.
+_BURST_MESSAGES, _BURST_BYTES = 1000, 512 * 1024
 _DPUB = b"DPUB "
 _started = attrgetter("started")
 
@@ -104,16 +106,17 @@ class Router(AddressBook):
         self._parked: dict[Place, list[Publish]] = {}  # in the order of their calls
         self._turns: dict[str, itertools.count[int]] = {}
         self._named_turn = itertools.count()
-        self._blocked: dict[
-            Place, tuple[object, float]
-        ] = {}  # what was known at the last try; when to try again
+        # Of parked publishes, what was known at the last try, and when to try again.
+        self._blocked: dict[Place, tuple[object, float]] = {}
         self._open: dict[str, Taker] = {}  # by address
         self._current: dict[str, Topic] = {}
         self._lanes: dict[str, Takers] = {}
         self._last: dict[tuple[str, int], PublishingEndpoint] = {}  # the leader that got the latest publish
+        self._bursts: dict[Place, list[Publish]] = {}  # of partitions of ordered topics, what is under way
         self._held: dict[tuple[str, int], float] = {}  # while a former leader owes an answer: since when
         self._owing = False  # an nsqd owes an answer
         self._wanted: frozenset[str] = frozenset()  # leaders that are not connected, and publishes wait for
+        self._incomplete = False  # a partition has no leader, or one that is not connected or does not answer
         self._seen: object = None  # what the snapshots were made of
         self._shown: object = None  # the places that callers do not see
         self._counts: dict[str, int] = {}  # partitions by topic
@@ -242,7 +245,9 @@ class Router(AddressBook):
         chosen = rules.choose(topic)
         if chosen is None and topic.live:
             chosen = self._pick(topic, topic.live)
-        if chosen is None:
+        meta = topic.table.meta
+        in_order = rules.keeps_order and meta is not None and meta.ordered and type(publish) is not Publish
+        if chosen is None or in_order:  # the pool's thread sends futures of an ordered topic
             publish.lane = publish.topic
         else:
             rules.place(publish, topic, chosen)
@@ -328,7 +333,8 @@ class Router(AddressBook):
             return
         self.new_publish, self.new_multi_publish = new_publish, new_multi_publish
         self.due_at, self.urgent, self._seen = math.inf, False, None
-        parked, self._parked, self._blocked = self._parked, {}, {}
+        parked, self._parked, self._blocked, self._bursts = self._parked, {}, {}, {}
+        self._held, self._last = {}, {}
         pool.lanes, self.topics = {}, {}
         waiting = list(itertools.chain(*parked.values()))
         while pool.waiting:
@@ -343,21 +349,33 @@ class Router(AddressBook):
                 pool.waiting.appendleft(publish)
 
     def _send_or_park(self, publish: Publish, now: float) -> None:
+        if publish.rules.awaited:
+            cast("PartitionRules", publish.rules).awaited = False  # it has come back
         place, taker = self._find(publish, now)
         if place is None:
             return
-        if taker is not None and place not in self._parked:
+        if taker is not None and place not in self._parked and not self._keeps_order(publish):
             self._send(publish, taker)
         else:
             self._park(publish, place)
 
     def _park(self, publish: Publish, place: Place) -> None:
         parked = self._parked.setdefault(place, [])
-        if not parked or parked[-1].started <= publish.started:
-            parked.append(publish)
-        else:
+        if parked and parked[-1].started > publish.started:
             insort(parked, publish, key=_started)
-        self._blocked.pop(place, None)  # look at it again
+        else:
+            parked.append(publish)
+        if parked[0] is publish or publish.memory is not None:
+            self._blocked.pop(place, None)  # look at them again
+
+    def _keeps_order(self, publish: Publish) -> bool:
+        """Whether a publish must not leave before those that were sent to its partition have been answered:
+        nsqd may refuse one, and take the next.
+        """
+        topic = self._current.get(publish.topic)
+        meta = None if topic is None else topic.table.meta
+        rules = publish.rules
+        return meta is not None and meta.ordered and isinstance(rules, PartitionRules) and rules.keeps_order
 
     def _send(self, publish: Publish, taker: Taker) -> None:
         publish.endpoint, conn = taker
@@ -404,8 +422,11 @@ class Router(AddressBook):
                 return (name, None), None
             chosen = self._pick(topic, live)
         rules.place(publish, topic, chosen)
-        waits = outdated or topic.table.leaders.get(chosen) == resting or (name, chosen) in self._held
-        return (name, chosen), None if waits else topic.takers.get(chosen)
+        place = name, chosen
+        waits = outdated or topic.table.leaders.get(chosen) == resting or place in self._held
+        if waits or (place in self._bursts and self._keeps_order(publish)):
+            return place, None
+        return place, topic.takers.get(chosen)
 
     def _find_given(self, publish: Publish) -> tuple[Place | None, Taker | None]:
         """While the kind of the cluster is not known, plain publishes may go to nsqds that the user named."""
@@ -445,6 +466,7 @@ class Router(AddressBook):
                 continue
             parked = self._parked.pop(place)
             kept: list[Publish] = []
+            burst, size = list[Publish](), 0
             for index, publish in enumerate(parked):
                 if publish.done():
                     self._pool.forget(publish)
@@ -452,7 +474,16 @@ class Router(AddressBook):
                 found, taker = self._find(publish, now)
                 if found is None:
                     continue
-                if taker is not None:
+                if taker is not None and self._keeps_order(publish):
+                    size += 4 + publish.size
+                    whole = publish.command is not None or (burst[-1:] and burst[-1].command is not None)
+                    if burst and (whole or len(burst) == _BURST_MESSAGES or size > _BURST_BYTES):
+                        kept += parked[index:]
+                        break
+                    burst.append(publish)
+                    cast("PartitionRules", publish.rules).awaited = True
+                    self._send(publish, taker)
+                elif taker is not None:
                     self._send(publish, taker)
                 elif found != place:
                     self._park(publish, found)
@@ -462,6 +493,8 @@ class Router(AddressBook):
                         kept += parked[index + 1 :]
                         break
             self._blocked.pop(place, None)
+            if burst:
+                self._bursts[place] = burst
             if kept:
                 self._parked[place] = sorted([*kept, *self._parked.get(place, ())], key=_started)
                 retries = [each.memory.not_before for each in kept if each.memory is not None]
@@ -484,6 +517,12 @@ class Router(AddressBook):
             for partition, taker in topic.takers.items()
         }
         self._shown = None
+        self._incomplete = any(
+            topic.table.incomplete
+            or len(topic.takers) < len(topic.table.leaders)
+            or any(endpoint.overdue for endpoint, _ in topic.takers.values())  # another node may lead by now
+            for topic in self._current.values()
+        )
         self._note_moves()
 
     def _note_moves(self) -> None:
@@ -500,7 +539,14 @@ class Router(AddressBook):
                     self._last[place] = taker[0]
 
     def _let_go(self, now: float) -> None:
-        """Stop holding publishes back where the former leader has answered, or does not for long."""
+        """Stop holding publishes back where those before them have been answered, or the former leader does
+        not answer for long.
+        """
+        for place, burst in self._bursts.copy().items():
+            if all(publish.done() or not publish.rules.awaited for publish in reversed(burst)):
+                del self._bursts[place]
+                self._blocked.pop(place, None)
+                self._shown = None
         for place, since in self._held.copy().items():
             name, partition = place
             former = self._last[place]
@@ -538,7 +584,7 @@ class Router(AddressBook):
 
     def _show(self) -> None:
         """Let callers see the snapshots, but no lane that has parked publishes: newer ones queue behind."""
-        parked = {place for place in (*self._parked, *self._held) if place[1] is not None}
+        parked = {place for place in (*self._parked, *self._held, *self._bursts) if place[1] is not None}
         if self._shown == parked:
             return
         self._shown = parked
@@ -561,13 +607,7 @@ class Router(AddressBook):
         if absent - self._wanted:
             self._pool.endpoints.hurry()  # their pauses are shorter now
         self._wanted = frozenset(absent)
-        incomplete = any(
-            topic.table.incomplete
-            or len(topic.takers) < len(topic.table.leaders)
-            or any(endpoint.overdue for endpoint, _ in topic.takers.values())  # another node may lead by now
-            for topic in self._current.values()
-        )
-        due = self.lookups.refresh(now, urgent=waits, incomplete=incomplete)
+        due = self.lookups.refresh(now, urgent=waits, incomplete=self._incomplete)
         self.due_at = min([due, *(retry_at for _, retry_at in self._blocked.values())])
         if self._held:
             self.due_at = min(self.due_at, now + _HOLD)

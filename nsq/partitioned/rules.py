@@ -60,6 +60,7 @@ class Tries:
     """What happened to a publish that is tried again."""
 
     count: int = 0  # tries that were refused
+    chances: int = 0  # those of them with an answer that allows few more
     losses: int = 0  # tries without an answer
     not_before: float = -math.inf  # when the same nsqd may be tried again
     address: str = ""  # that nsqd
@@ -88,6 +89,8 @@ class PartitionRules(Rules):
     """The rules of a publish without options, to any partition."""
 
     patience = PATIENCE
+    keeps_order = False
+    """Whether it must be stored behind earlier ones of its partition, in an ordered topic."""
     key: Key | None = None
     partition: int | None = None
 
@@ -132,7 +135,9 @@ class PartitionRules(Rules):
             publish.uncertain_at += (address,)
         tried = _tries(publish)
         tried.count += 1
-        again = tried.count <= tries
+        if tries < math.inf:
+            tried.chances += 1
+        again = tries == math.inf or tried.chances <= tries
         if again:
             self._pause(publish, tried.count, address)
             tried.error = error
@@ -200,6 +205,8 @@ class Particular(PartitionRules):
     ) -> None:
         super().__init__(router)
         self.key, self.partition = key, partition
+        self.keeps_order = key is not None or partition is not None
+        self.awaited = False  # the pool's thread has sent it, and sends the next of its partition afterwards
         self.trace_id = traces[0] if traces else None
         self._bodies, self._several = bodies, several
         self._traces, self._headers = traces, headers

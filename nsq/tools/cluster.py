@@ -503,8 +503,8 @@ def _report(
         outcomes = [Outcome("nothing", f"{daemons} has {target}")]
     if options.json:
         steps = [{"where": each.where, "ok": not each.error, "error": each.error} for each in outcomes]
-        told = {"action": action, "target": target, "steps": steps, "problems": cluster.problems}
-        sys.stdout.write(json.dumps(told, indent=2) + "\n")
+        report = {"action": action, "target": target, "steps": steps, "problems": cluster.problems}
+        sys.stdout.write(json.dumps(report, indent=2) + "\n")
     else:
         for each in outcomes:
             stream = sys.stderr if each.error else sys.stdout

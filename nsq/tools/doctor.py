@@ -87,8 +87,8 @@ def examine(options: DoctorOptions) -> Iterator[Finding]:
     for address in sorted({*addresses, *named.nsqds}):
         yield from _nsqd(options, address, addresses.get(address, ""), versions)
     if len(versions) > 1:
-        told = "; ".join(f"{version}: {', '.join(which)}" for version, which in sorted(versions.items()))
-        yield Finding(WARNING, "nsqds", f"versions differ: {told}", "Upgrade all to the newest version.")
+        listed = "; ".join(f"{version}: {', '.join(which)}" for version, which in sorted(versions.items()))
+        yield Finding(WARNING, "nsqds", f"versions differ: {listed}", "Upgrade all to the newest version.")
     if not addresses and not named.nsqds and nodes:
         yield Finding(
             FAILURE,
@@ -236,11 +236,11 @@ def _clock(options: DoctorOptions, where: str, address: str) -> Iterator[Finding
     try:
         url = parse_url(f"http://{address}/ping" if "://" not in address else f"{address.rstrip('/')}/ping")
         reply = send(HttpRequest(url), timeout=options.http_client_request_timeout)
-        told = email.utils.parsedate_to_datetime(reply.headers.get("date", "")).timestamp()
+        their_time = email.utils.parsedate_to_datetime(reply.headers.get("date", "")).timestamp()
     except (NsqError, ValueError, TypeError):
         return
     after = time.time()
-    ahead = told - after if told > after else min(0.0, told + 1.0 - before)
+    ahead = their_time - after if their_time > after else min(0.0, their_time + 1.0 - before)
     if abs(ahead) > _CLOCK_TOLERANCE:
         way = "ahead of" if ahead > 0 else "behind"
         yield Finding(

@@ -158,11 +158,11 @@ class Handler(BaseHTTPRequestHandler):
         if path == "/ping":
             self._answer(HTTPStatus.OK, "OK")
         elif path == "/stats":
-            told = {
+            state = {
                 "published": self.server.published,
-                "subscriptions": [each.told() for each in self.server.subscriptions.copy()],
+                "subscriptions": [each.as_json() for each in self.server.subscriptions.copy()],
             }
-            self._answer(HTTPStatus.OK, json.dumps(told) + "\n", "application/json")
+            self._answer(HTTPStatus.OK, json.dumps(state) + "\n", "application/json")
         elif path == "/sub":
             self._subscribe(args)
         else:
@@ -210,7 +210,7 @@ class Subscription:
         self._client = client
         self._gone = False
 
-    def told(self) -> dict[str, object]:
+    def as_json(self) -> dict[str, object]:
         stats = self._consumer.stats()
         return {
             "topic": self._consumer.topic,

@@ -222,24 +222,24 @@ def filter_of(options: NsqToNsqOptions) -> Callable[[bytes], bytes | None] | Non
 
     def filtered(body: bytes) -> bytes | None:
         try:
-            told = parse_object(body)
+            parsed = parse_object(body)
         except (ValueError, RecursionError) as error:
             log.error("a message is left out: %s: %.100r", error, body)
             return None
-        if field and not _has(told, field, value, number):
+        if field and not _has(parsed, field, value, number):
             return None
-        return go_json({key: told[key] for key in kept if key in told}).encode() if kept else body
+        return go_json({key: parsed[key] for key in kept if key in parsed}).encode() if kept else body
 
     return filtered
 
 
-def _has(told: dict[str, Any], field: str, value: str, number: float) -> bool:
-    if field not in told:
+def _has(parsed: dict[str, Any], field: str, value: str, number: float) -> bool:
+    if field not in parsed:
         if value:
             log.error("a message has no field %s, whose value is required: it is requeued", field)
             raise Requeue()
         return False
-    found = told[field]
+    found = parsed[field]
     if not value:
         return True
     if isinstance(found, str):
@@ -267,12 +267,12 @@ def parse_object(body: bytes) -> dict[str, Any]:
             refuse(text)
         return value
 
-    told = json.loads(
+    parsed = json.loads(
         body.decode("utf-8", "replace"), parse_int=number, parse_float=number, parse_constant=refuse
     )
-    if not isinstance(told, dict):
+    if not isinstance(parsed, dict):
         raise ValueError("not a JSON object")
-    return told
+    return parsed
 
 
 _ESCAPED = {each: f"\\u{ord(each):04x}" for each in "<>&\u2028\u2029"}

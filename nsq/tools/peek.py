@@ -52,13 +52,13 @@ def _peek(options: PeekOptions, words: tuple[str, ...]) -> int:
     topic, channel = topic_and_channel(words[0])
     cluster = Cluster(options)
     stats = cluster.stats(topic)
-    nsqds = {address: cluster.nsqds[address] for address, told in stats.items() if told["topics"]}
+    nsqds = {address: cluster.nsqds[address] for address, of_nsqd in stats.items() if of_nsqd["topics"]}
     answers = ask_all(nsqds, lambda address: nsqds[address].peek(topic, channel, n=options.n))
-    told: list[dict[str, Any]] = []
+    shown: list[dict[str, Any]] = []
     for address, messages in answers.found.items():
         for message in messages:
             if options.json:
-                told.append(_as_json(address, message))
+                shown.append(_as_json(address, message))
             else:
                 _show(address, message, options)
     for address, error in answers.errors.items():
@@ -66,11 +66,11 @@ def _peek(options: PeekOptions, words: tuple[str, ...]) -> int:
         if code != "CHANNEL_NOT_FOUND":
             cluster.problems.append(f"{address}: {_REMEDIES.get(code, error)}")
     if options.json:
-        sys.stdout.write(json.dumps(told, indent=2) + "\n")
+        sys.stdout.write(json.dumps(shown, indent=2) + "\n")
     if not nsqds and not cluster.problems:
         cluster.problems.append(f"no nsqd has the topic {topic}")
     if not channel and not any(answers.found.values()):
-        waiting = {each.name: each.depth for told in count_topics(stats.values()) for each in told.channels}
+        waiting = {each.name: each.depth for topic in count_topics(stats.values()) for each in topic.channels}
         for name, depth in waiting.items():
             if depth:
                 sys.stderr.write(f"{depth} messages wait in a channel: nsq peek {topic}/{printable(name)}\n")
@@ -93,14 +93,14 @@ def _show(address: str, message: PeekedMessage, options: PeekOptions) -> None:
 
 def _as_json(address: str, message: PeekedMessage) -> dict[str, Any]:
     """A message as JSON; a body that is not UTF-8 is in Base64, under another key."""
-    told: dict[str, Any] = {"nsqd": address, **vars(message)}
+    fields: dict[str, Any] = {"nsqd": address, **vars(message)}
     body, letter = message.body, dead_letter_in(message.body)
     if letter is not None:
         body = letter.body
-        told["dead_letter"] = letter.attributes
+        fields["dead_letter"] = letter.attributes
     try:
-        told["body"] = body.decode()
+        fields["body"] = body.decode()
     except UnicodeDecodeError:
-        del told["body"]
-        told["body_base64"] = base64.b64encode(body).decode()
-    return told
+        del fields["body"]
+        fields["body_base64"] = base64.b64encode(body).decode()
+    return fields

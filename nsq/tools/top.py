@@ -80,8 +80,8 @@ def _top(options: TopOptions, _: tuple[str, ...]) -> int:
         time.sleep(pause)
     rows = model.rows("name")
     if options.json:
-        told = [{name: value for name, value in vars(row).items() if name != "history"} for row in rows]
-        sys.stdout.write(json.dumps(told, indent=2) + "\n")
+        listed = [{name: value for name, value in vars(row).items() if name != "history"} for row in rows]
+        sys.stdout.write(json.dumps(listed, indent=2) + "\n")
     else:
         sys.stdout.write(f"{fitted_table(rows)}\n")
     return 0
@@ -158,8 +158,8 @@ class Model:
         self, stats: Mapping[str, NsqdStats], now: float, ages: Mapping[tuple[str, str], float] | None = None
     ) -> None:
         self._tracks = {address: self._tracks.get(address) or Track() for address in stats}
-        for address, told in stats.items():
-            self._tracks[address].add(summarize(told, now))
+        for address, of_nsqd in stats.items():
+            self._tracks[address].add(summarize(of_nsqd, now))
         self._rows = list(_rows(merge_topics(self._tracks.values())))
         self._depths = {row.name: self._depths.get(row.name, deque(maxlen=_HISTORY)) for row in self._rows}
         for row in self._rows:
@@ -210,9 +210,9 @@ class Ages:
     def ask(self, cluster: Cluster, stats: Mapping[str, NsqdStats]) -> dict[tuple[str, str], float]:
         asked = [
             (address, topic["topic_name"], channel["channel_name"])
-            for address, told in stats.items()
+            for address, of_nsqd in stats.items()
             if address not in self._silent
-            for topic in told["topics"]
+            for topic in of_nsqd["topics"]
             for channel in topic["channels"]
             if channel["depth"]
         ][:_MOST_AGES]

@@ -60,9 +60,9 @@ def parse_peer_info(body: bytes) -> PeerInfo:
 
 def identify_reply(info: PeerInfo) -> bytes:
     """Return the body of nsqlookupd's answer to IDENTIFY, which omits region and zone."""
-    told = asdict(info)
-    del told["topology_region"], told["topology_zone"]
-    return json.dumps(told, separators=(",", ":")).encode()
+    fields = asdict(info)
+    del fields["topology_region"], fields["topology_zone"]
+    return json.dumps(fields, separators=(",", ":")).encode()
 
 
 # The nsqd's side

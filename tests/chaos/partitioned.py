@@ -130,17 +130,19 @@ class Handler:
 class Attack:
     """A thread that moves leaders, kills and stalls nodes, and misleads nsqlookupds, until it is stopped.
 
-    At most one node is down at a time: every partition keeps its quorum, or gets it back.
+    At most one node is down at a time: every partition keeps its quorum, or gets it back. ``more`` has
+    further faults.
     """
 
-    def __init__(self, cluster: PartitionedCluster, seed: int) -> None:
+    def __init__(self, cluster: PartitionedCluster, seed: int, *more: Callable[[], object]) -> None:
         self.faults: Counter[str] = Counter()
         self.error: BaseException | None = None
         self._cluster = cluster
         self._chance = random.Random(seed)
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="attack", daemon=True)
-        self._kinds: list[Callable[[], None]] = [
+        self._kinds: list[Callable[[], object]] = [
+            *more,
             self._move_leader,
             self._move_leader,
             self._move_leader,
@@ -231,14 +233,13 @@ def play(seed: int, messages: int, faults: int, *, batch: int = 4, publishers: i
         for topic in (ORDERED, UNORDERED):
             cluster.create_topic(topic, partitions=8, ordered=topic == ORDERED, channels=[CHANNEL])
         handler = Handler(seed)
-        ordered = consumer_of(cluster, ORDERED, ordered=True)
-        ordered.add_handler(handler.ordered, threads=8)
+        ordered = OrderedConsumer(cluster, handler)
         unordered = consumer_of(cluster, UNORDERED, max_in_flight=100)
         unordered.add_handler(handler.unordered, threads=2)
         producer = stack.enter_context(nsq.Producer(nsqlookupd=cluster.lookup_addresses))
-        stack.enter_context(ordered)
+        stack.callback(ordered.stop)
         stack.enter_context(unordered)
-        attack = Attack(cluster, seed)
+        attack = Attack(cluster, seed, ordered.renew_consumer)
         crowd = [
             Publisher(
                 producer,
@@ -270,6 +271,27 @@ def play(seed: int, messages: int, faults: int, *, batch: int = 4, publishers: i
             f"seed {seed}: {total} messages in {took:.0f} s, {repeated} batches published again, "
             f"{attack.faults.total()} faults: {dict(attack.faults)}"
         )
+
+
+class OrderedConsumer:
+    """A consumer of the ordered topic, whose handler goes on with the next one."""
+
+    def __init__(self, cluster: PartitionedCluster, handler: Handler) -> None:
+        self._cluster, self._handler = cluster, handler
+        self._start()
+
+    def _start(self) -> None:
+        self._consumer = consumer_of(self._cluster, ORDERED, ordered=True)
+        self._consumer.add_handler(self._handler.ordered, threads=8)
+        self._consumer.start()
+
+    def stop(self) -> None:
+        self._consumer.stop()
+
+    def renew_consumer(self) -> None:
+        """Stop the consumer in the midst of its messages, and start another one."""
+        self.stop()
+        self._start()
 
 
 def consumer_of(cluster: PartitionedCluster, topic: str, **options: Any) -> nsq.Consumer:

@@ -124,11 +124,12 @@ def test_every_worker_has_its_own_and_a_killed_one_is_replaced(nsqd: Nsqd, tmp_p
     with serving(nsqd, tmp_path, "--workers", "2") as uvicorn:
         uvicorn.until("two consumers", lambda: len(clients(nsqd)) == 2)
         uvicorn.order(1)
-        os.kill(uvicorn.billed(1), signal.SIGKILL)
+        killed = uvicorn.billed(1)
+        os.kill(killed, signal.SIGKILL)
         uvicorn.until("a lost consumer", lambda: uvicorn.output.count("Application startup complete") == 3)
         uvicorn.until("two consumers", lambda: len(clients(nsqd)) == 2)
         uvicorn.order(2)
-        uvicorn.billed(2)
+        assert uvicorn.billed(2) not in (killed, uvicorn.process.pid)
 
 
 def test_a_reload_closes_the_old_process_cleanly(nsqd: Nsqd, tmp_path: Path) -> None:

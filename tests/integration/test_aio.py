@@ -94,7 +94,7 @@ def test_many_publishes_at_once_wait_for_room_and_all_arrive(nsqd: Nsqd, run: Ru
 
 
 def test_the_loop_runs_on_while_a_publish_waits_for_an_nsqd_or_for_room(run: Run) -> None:
-    async def main() -> tuple[list[Any], int]:
+    async def main() -> tuple[list[nsq.Published | BaseException], int]:
         turns = 0
 
         async def tick() -> None:

@@ -56,6 +56,21 @@ def test_a_message_is_given_up_after_its_attempts(nsqd: Nsqd) -> None:
     assert given_up == [b"cannot_succeed"]
 
 
+def test_records_about_a_message_have_fields(nsqd: Nsqd, caplog: pytest.LogCaptureFixture) -> None:
+    create(nsqd)
+    publish(nsqd, [b"cannot_succeed"])
+    with running(make_consumer(nsqd, max_attempts=1).add_handler(lambda message: 1 / 0)) as consumer:
+        until("given up", lambda: consumer.stats().given_up == 1)
+    about = [vars(record) for record in caplog.records if hasattr(record, "nsq_message_id")]
+    assert [each["msg"].split()[0] for each in about] == ["handler", "gave"]
+    assert {each["nsq_message_id"] for each in about} == {about[0]["nsq_message_id"]}
+    assert [each["nsq_attempts"] for each in about] == [1, 2]
+    at = {"nsq_topic": TOPIC, "nsq_channel": CHANNEL, "nsqd_address": nsqd.tcp_address}
+    assert all(each.items() >= at.items() for each in about)
+    of_consumer = [record for record in caplog.records if record.name == "nsq.consumer"]
+    assert [record.getMessage() for record in of_consumer if not hasattr(record, "nsq_topic")] == []
+
+
 def test_without_max_attempts_nothing_is_given_up(nsqd: Nsqd) -> None:
     create(nsqd)
     publish(nsqd, [b"again and again"])

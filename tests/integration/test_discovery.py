@@ -52,15 +52,15 @@ class Host:
     def __init__(self, nsqds: list[str], lookupds: list[str], **options: Any) -> None:
         config, subscription = Config(**options), Subscription(TOPIC, CHANNEL)
         self._transport = Dialing()
-        discovery = {
+        arguments = {
             "subscription": subscription,
             "config": config,
             "nsqds": nsqds,
             "nsqlookupds": lookupds,
             "chance": lambda: 0.5,
         }
-        make_discovery = partial(plain_discovery, discovery)
-        self.engine = Engine(subscription, config, make_discovery, plain_pool, RdyWindows, self._transport)
+        discovery = partial(plain_discovery, arguments)
+        self.engine = Engine(subscription, config, discovery, plain_pool, RdyWindows, self._transport)
 
     @property
     def dials(self) -> list[str]:

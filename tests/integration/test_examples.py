@@ -235,7 +235,7 @@ def test_the_custom_transport_example_runs(example: Start, nsqd: Nsqd) -> None:
     script.wait_for(rf"{nsqd.tcp_address}: [1-9]\d* bytes sent")
 
 
-def test_ordered(example: Start) -> None:
+def test_the_ordered_example_handles_all_in_sequence(example: Start) -> None:
     script = example("ordered.py")
     assert script.end() == 0, script.lines
     assert script.lines[-1] == "40 of 40 orders were handled completely and in sequence"
@@ -243,7 +243,7 @@ def test_ordered(example: Start) -> None:
     assert "attempt 1 at b'order-7 paid' failed: the bank does not answer for order-7" in script.lines
 
 
-def test_ordered_against_nsqlookupds_of_another_cluster(
+def test_the_ordered_example_runs_against_another_cluster(
     example: Start, partitioned_cluster: PartitionedCluster
 ) -> None:
     partitioned_cluster.create_topic("order-steps", partitions=2, ordered=True, channels=["shipping"])

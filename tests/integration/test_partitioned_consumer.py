@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import socket
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 
 import nsq
+from nsq import aio
 from nsq.consumer.reports import ConsumerHealth
 from nsq.errors import ServerError
 from nsq.partitioned import wire
@@ -509,6 +511,40 @@ class TestOrder:
             assert handler.got[0] == list(range(5))
 
 
+def test_coroutines_get_a_partition_in_order_too(cluster: PartitionedCluster) -> None:
+    create(cluster, 2, ordered=True)
+    got: dict[int | None, list[int]] = defaultdict(list)
+    ends: set[int | None] = set()
+    hooks = Hooks()
+
+    async def handle(message: nsq.Message) -> None:
+        got[message.partition].append(int(message.body))
+        await asyncio.sleep(0.001)
+        if message.body == b"3" and message.attempts < 4:
+            raise ValueError("not yet")
+        if message.body == b"5":
+            ends.add(message.partition)
+            if len(ends) == 2:
+                over.set()
+
+    over = asyncio.Event()
+
+    async def main() -> None:
+        options: dict[str, Any] = {**QUICK, "ordered": True, "stuck_after": 2, "hooks": hooks}
+        consumer = aio.Consumer(TOPIC, CHANNEL, nsqlookupd=cluster.lookup_addresses, **options)
+        consumer.add_handler(handle, concurrency=8)
+        async with consumer:
+            for partition in range(2):
+                await asyncio.to_thread(publish, cluster, partition, range(6))
+            await asyncio.wait_for(over.wait(), PATIENCE)
+
+    asyncio.run(main())
+    assert dict(got) == {partition: [0, 1, 2, 3, 3, 3, 3, 4, 5] for partition in range(2)}
+    assert (3, 2) in hooks.stuck_messages
+    with pytest.raises(nsq.ConfigError, match="on_stuck"):
+        aio.Consumer(TOPIC, CHANNEL, nsqlookupd="127.0.0.1:1", ordered=True, on_stuck=print)
+
+
 def trace_lines(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
     lines = [json.loads(record.getMessage()) for record in caplog.records if record.name == "nsq.trace"]
     return [line for line in lines if line["event"] == "delivery"]
@@ -523,7 +559,7 @@ def test_tracing_is_switched_while_the_consumer_runs(
     with consuming(cluster, handler, 1, ordered=True, hooks=hooks) as consumer:
         for number, on in enumerate([None, True, False]):
             if on is not None:
-                consumer.set_tracing(on)
+                consumer.trace(on)
             send(cluster, 0, wire.pub_trace(TOPIC, 0, 40 + number, b"%d" % number))
             handler.wait_for_count(number + 1)
         assert hooks.connects == 1

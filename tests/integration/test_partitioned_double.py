@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
@@ -15,6 +15,7 @@ from nsq.testing import PartitionedCluster, V2Client
 from nsq.testing.daemons.http import ask
 from nsq.testing.partitioned import Lookup, Node
 from nsq.testing.plugin import partitioned_cluster as cluster
+from nsq.testing.v2 import PeerClosed
 from nsq.wire import commands
 
 PATIENCE = 20.0
@@ -228,6 +229,17 @@ def test_messages_in_flight_of_a_dropped_connection_come_again(orders: Partition
     with talking(node) as client:
         consume(client)
         assert client.expect_message().body == b"once more"
+
+
+@pytest.mark.parametrize("garbage", [b"IDENTIFY\n\0\0\0\2[]", b"\0" * 20_000, b"RDY\n", b"SUB\n"])
+def test_garbage_costs_its_connection_and_nothing_else(orders: PartitionedCluster, garbage: bytes) -> None:
+    with V2Client(leading(orders).tcp_address) as client, talking(leading(orders)) as other:
+        client.send(garbage)
+        with suppress(PeerClosed):
+            client.expect_error("E_INVALID")
+        client.expect_closed()
+        publish(other, b"stored")
+        other.expect_ok()
 
 
 @pytest.mark.parametrize(

@@ -64,10 +64,10 @@ def read_topics(stats: Any, node: str, hostname: str, now: float) -> list[Json]:
     return [_topic(each, node, hostname, now) for each in rows(an_object(stats), "topics")]
 
 
-def _topic(told: Any, node: str, hostname: str, now: float) -> Json:
-    told = an_object(told)
-    name = value(told, "topic_name", str)
-    depth, backend = value(told, "depth", int), value(told, "backend_depth", int)
+def _topic(given: Any, node: str, hostname: str, now: float) -> Json:
+    given = an_object(given)
+    name = value(given, "topic_name", str)
+    depth, backend = value(given, "depth", int), value(given, "backend_depth", int)
     return {
         "node": node,
         "hostname": hostname,
@@ -75,58 +75,58 @@ def _topic(told: Any, node: str, hostname: str, now: float) -> Json:
         "depth": depth,
         "memory_depth": depth - backend,
         "backend_depth": backend,
-        "message_count": value(told, "message_count", int),
+        "message_count": value(given, "message_count", int),
         "delivery_msg_count": 0,
         "nodes": None,
-        "channels": [_channel(each, name, node, hostname, now) for each in rows(told, "channels")],
-        "paused": value(told, "paused", bool),
-        "e2e_processing_latency": _latency(told),
+        "channels": [_channel(each, name, node, hostname, now) for each in rows(given, "channels")],
+        "paused": value(given, "paused", bool),
+        "e2e_processing_latency": _latency(given),
     }
 
 
-def _channel(told: Any, topic: str, node: str, hostname: str, now: float) -> Json:
-    told = an_object(told)
-    depth, backend = value(told, "depth", int), value(told, "backend_depth", int)
-    delivered = {name: value(told, name, int) for name in _DELIVERIES}
-    clients = told.get("clients")
-    listed = None if clients is None else [_client(each, node, now) for each in rows(told, "clients")]
-    counts = {name: value(told, name, int) for name in _CHANNEL_COUNTS}
+def _channel(given: Any, topic: str, node: str, hostname: str, now: float) -> Json:
+    given = an_object(given)
+    depth, backend = value(given, "depth", int), value(given, "backend_depth", int)
+    delivered = {name: value(given, name, int) for name in _DELIVERIES}
+    clients = given.get("clients")
+    listed = None if clients is None else [_client(each, node, now) for each in rows(given, "clients")]
+    counts = {name: value(given, name, int) for name in _CHANNEL_COUNTS}
     counts |= {"memory_depth": depth - backend, "delivery_msg_count": sum(delivered.values())}
-    if "client_count" not in told:  # an nsqd from before 1.2.1
+    if "client_count" not in given:  # an nsqd from before 1.2.1
         counts["client_count"] = len(listed or ())
     return {
         "node": node,
         "hostname": hostname,
         "topic_name": topic,
-        "channel_name": value(told, "channel_name", str),
+        "channel_name": value(given, "channel_name", str),
         **_shown(counts),
         "nodes": None,
         "clients": listed,
-        "paused": value(told, "paused", bool),
-        "e2e_processing_latency": _latency(told),
+        "paused": value(given, "paused", bool),
+        "e2e_processing_latency": _latency(given),
     }
 
 
-def _client(told: Any, node: str, now: float) -> Json:
-    told = an_object(told)
-    since = value(told, "connect_ts", int)
+def _client(given: Any, node: str, now: float) -> Json:
+    given = an_object(given)
+    since = value(given, "connect_ts", int)
     shown = {
         "node": node,
-        "remote_address": value(told, "remote_address", str),
-        "version": value(told, "version", str),
-        "client_id": value(told, "client_id", str),
-        "hostname": value(told, "hostname", str),
-        "user_agent": value(told, "user_agent", str),
+        "remote_address": value(given, "remote_address", str),
+        "version": value(given, "version", str),
+        "client_id": value(given, "client_id", str),
+        "hostname": value(given, "hostname", str),
+        "user_agent": value(given, "user_agent", str),
         "connect_ts": since,
         "connected": max(0, int(now) - since) * 1_000_000_000,
     }
-    shown |= {name: value(told, name, kind) for name, kind in _CLIENT_KEYS}
-    zone, region = value(told, "topology_zone", str), value(told, "topology_region", str)
+    shown |= {name: value(given, name, kind) for name, kind in _CLIENT_KEYS}
+    zone, region = value(given, "topology_zone", str), value(given, "topology_region", str)
     return shown | ({"topology_zone": zone, "topology_region": region} if zone or region else {})
 
 
-def _latency(told: Json) -> Json:
-    latency = an_object(told.get("e2e_processing_latency") or {})
+def _latency(given: Json) -> Json:
+    latency = an_object(given.get("e2e_processing_latency") or {})
     count = value(latency, "count", int)
     percentiles = []
     for each in rows(latency, "percentiles"):
@@ -183,17 +183,17 @@ def merge_channels(topic: str, name: str, parts: Iterable[Json]) -> Json:
 
 def node_shown(node: Node, newest: tuple[int, ...]) -> Json:
     """Return the node as /api/nodes lists it; ``newest`` is the newest version of all."""
-    told = node.info
+    info = node.info
     return {
         "remote_addresses": None if node.registrations is None else list(node.registrations),
-        "remote_address": told.remote_address,
-        "hostname": told.hostname,
-        "broadcast_address": told.broadcast_address,
-        "tcp_port": told.tcp_port,
-        "http_port": told.http_port,
-        "version": told.version,
+        "remote_address": info.remote_address,
+        "hostname": info.hostname,
+        "broadcast_address": info.broadcast_address,
+        "tcp_port": info.tcp_port,
+        "http_port": info.http_port,
+        "version": info.version,
         "topics": [{"topic": name, "tombstoned": node.topics[name]} for name in sorted(node.topics)],
-        "out_of_date": version_number(told.version) < newest,
+        "out_of_date": version_number(info.version) < newest,
     }
 
 
@@ -257,8 +257,8 @@ def _plain(number: float) -> float:
     return int(number) if number == int(number) else number
 
 
-def _number(told: Json, name: str) -> float:
-    found = told.get(name, 0)
+def _number(given: Json, name: str) -> float:
+    found = given.get(name, 0)
     if type(found) not in (int, float) or not abs(found) < 1e300:
         raise Misshapen(f"{name} is no number")
     return _plain(found)

@@ -141,7 +141,12 @@ class Api:
     async def channel(self, request: Request) -> Reply:
         topic, channel = request.params["topic"], request.params["channel"]
         topics, failures = await self._stats_of(topic, channel)
-        parts = [each for told in topics for each in told["channels"] if each["channel_name"] == channel]
+        parts = [
+            each
+            for topic_stats in topics
+            for each in topic_stats["channels"]
+            if each["channel_name"] == channel
+        ]
         merged = aggregate.merge_channels(topic, channel, parts) if parts else {}
         return reply_with(merged, failures)
 
@@ -234,9 +239,9 @@ def _named(nodes: Iterable[Node], name: str) -> Node:
     raise HttpError(404, "NODE_NOT_FOUND")
 
 
-def _addresses(told: Any) -> tuple[str, ...]:
-    if not isinstance(told, list) or not told or not all(isinstance(each, str) for each in told):
+def _addresses(given: Any) -> tuple[str, ...]:
+    if not isinstance(given, list) or not given or not all(isinstance(each, str) for each in given):
         raise ValueError
-    for each in told:
+    for each in given:
         nsqlookupd_address(each)
-    return tuple(told)
+    return tuple(given)

@@ -98,12 +98,12 @@ def _lies_in(remote: str, network: ipaddress.IPv4Network | ipaddress.IPv6Network
 async def json_body(request: Request) -> Json:
     body = await read_body(request, MAX_BODY, "BODY_TOO_BIG")
     try:
-        told = json.loads(body)
+        parsed = json.loads(body)
     except (ValueError, RecursionError) as error:
         raise HttpError(400, f"the body is not JSON: {error}" if body else "EOF") from None
-    if not isinstance(told, dict):
-        raise HttpError(400, f"the body is a JSON {type(told).__name__}, not an object")
-    return told
+    if not isinstance(parsed, dict):
+        raise HttpError(400, f"the body is a JSON {type(parsed).__name__}, not an object")
+    return parsed
 
 
 def text_in(body: Json, name: str) -> str:

@@ -56,7 +56,7 @@ class Live:
         topic = request.params["topic"]
         nodes = await self._cluster.holders(topic)
         found = await self._cluster.stats(nodes.value, time.time(), topic=topic)
-        safe = {told["node"] for told in found.value if told["channels"] and told["topic_name"] == topic}
+        safe = {stats["node"] for stats in found.value if stats["channels"] and stats["topic_name"] == topic}
         addresses = [node.info.tcp_address for node in nodes.value if node.name in safe]
         if not addresses:
             raise HttpError(409, "NO_CHANNEL")
@@ -124,12 +124,14 @@ class Live:
         found = await self._cluster.stats(nodes.value, time.time(), topic=topic, channel=channel)
         failures = nodes.failures + found.failures
         waiting = 0
-        for told in found.value:
-            for each in told["channels"]:
+        for stats in found.value:
+            for each in stats["channels"]:
                 if not each["paused"]:
                     waiting += each["depth"]
                 elif each["depth"]:
-                    failures.append(f"{each['depth']} messages stay on {told['node']}: the channel is paused")
+                    failures.append(
+                        f"{each['depth']} messages stay on {stats['node']}: the channel is paused"
+                    )
         addresses: list[str] = []
         for node in nodes.value:
             try:
@@ -244,7 +246,7 @@ def redrive(
 
 def _shown(message: nsq.Message) -> Json:
     body = message.body[:_BODY_BYTES]
-    told = opened_letter(body) or text_or_base64(body)
+    encoded = opened_letter(body) or text_or_base64(body)
     return {
         "node": message.nsqd_address,
         "id": message.id.decode("latin-1"),
@@ -253,5 +255,5 @@ def _shown(message: nsq.Message) -> Json:
         "attempts": message.attempts,
         "size": len(message.body),
         "truncated": len(message.body) > len(body),
-        **told,
+        **encoded,
     }

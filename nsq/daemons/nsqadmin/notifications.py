@@ -31,8 +31,8 @@ class Notifications:
         self._log.info("%s topic=%r channel=%r node=%r by %s", action, topic, channel, node, request.remote)
         if not self._endpoint:
             return
-        told = describe(action, request, now, topic=topic, channel=channel, node=node)
-        task = asyncio.get_running_loop().create_task(self._send(told), name="notification")
+        notice = describe(action, request, now, topic=topic, channel=channel, node=node)
+        task = asyncio.get_running_loop().create_task(self._send(notice), name="notification")
         self._sending.add(task)
         task.add_done_callback(self._sending.discard)
 
@@ -44,13 +44,13 @@ class Notifications:
                 task.cancel()
             await asyncio.gather(*late, return_exceptions=True)
 
-    async def _send(self, told: Json) -> None:
+    async def _send(self, notice: Json) -> None:
         headers = {"Content-Type": "application/json"}
-        request = HttpRequest(parse_url(self._endpoint), "POST", headers, go_json(told))
+        request = HttpRequest(parse_url(self._endpoint), "POST", headers, go_json(notice))
         try:
             await self._cluster.ask(Call(request, lambda _: None))
         except NsqError as error:
-            self._log.error("notification of %s failed: %s", told["action"], error)
+            self._log.error("notification of %s failed: %s", notice["action"], error)
 
 
 def describe(

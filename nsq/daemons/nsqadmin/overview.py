@@ -233,10 +233,10 @@ class Overview:
     async def _memory_size(self, node: Node) -> int:
         """Return how many messages a channel of the nsqd keeps in memory; 0 if unknown."""
         try:
-            told = await self._cluster.ask(get(node.url, "/config/mem_queue_size", {}, json_value))
+            size = await self._cluster.ask(get(node.url, "/config/mem_queue_size", {}, json_value))
         except NsqError:
             return 0
-        return told if type(told) is int and told > 0 else 0
+        return size if type(size) is int and size > 0 else 0
 
 
 class History:
@@ -357,23 +357,23 @@ def _judge(channel: Channel) -> health.Health:
 
 
 def _describe_node(poll: NodePoll, now: float, newest: tuple[int, ...]) -> Json:
-    told, summary = poll.node.info, poll.value
+    info, summary = poll.node.info, poll.value
     silent = poll.silent(now)
     judged = health.of_node(
         error=poll.error,
         silent=silent,
         listed=poll.listed,
         health=summary.health if summary else "OK",
-        outdated=version_number(told.version) < newest,
+        outdated=version_number(info.version) < newest,
     )
     topics = summary.topics.values() if summary else ()
     return {
         "name": poll.node.name,
-        "hostname": told.hostname,
-        "tcp_port": told.tcp_port,
-        "version": told.version,
-        "zone": told.topology_zone,
-        "region": told.topology_region,
+        "hostname": info.hostname,
+        "tcp_port": info.tcp_port,
+        "version": info.version,
+        "zone": info.topology_zone,
+        "region": info.topology_region,
         "health": judged,
         "silent": round(silent, 1),
         "start_time": summary.start_time if summary else 0,

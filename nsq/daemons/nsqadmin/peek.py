@@ -60,7 +60,7 @@ async def _ask(
     args |= {"in_flight": "true"} if in_flight else {}
     path = "/channel/peek" if channel else "/topic/peek"
     try:
-        told = await cluster.ask(get(node.url, path, args, json_value))
+        reply = await cluster.ask(get(node.url, path, args, json_value))
     except ApiRefused as error:
         if error.code in ("NOT_FOUND", "PEEK_FROM_THIS_MACHINE_ONLY"):
             refused[node.name] = error.code
@@ -68,7 +68,7 @@ async def _ask(
         if error.code in ("TOPIC_NOT_FOUND", "CHANNEL_NOT_FOUND"):
             return []
         raise
-    return [{"node": node.name, **_message(each, in_flight)} for each in rows(told, "messages")]
+    return [{"node": node.name, **_message(each, in_flight)} for each in rows(reply, "messages")]
 
 
 async def _deepest_channels(
@@ -78,10 +78,12 @@ async def _deepest_channels(
     stats = await cluster.stats(nodes, time.time(), topic=topic)
     by_name = {node.name: node for node in nodes}
     places = []
-    for told in stats.value:
-        waiting = [each for each in told["channels"] if each["depth"] and told["topic_name"] == topic]
+    for topic_stats in stats.value:
+        waiting = [
+            each for each in topic_stats["channels"] if each["depth"] and topic_stats["topic_name"] == topic
+        ]
         waiting.sort(key=lambda each: -each["depth"])
-        places += [(by_name[told["node"]], each["channel_name"]) for each in waiting[:_MOST_CHANNELS]]
+        places += [(by_name[topic_stats["node"]], each["channel_name"]) for each in waiting[:_MOST_CHANNELS]]
     return Found(places, stats.failures)
 
 
@@ -95,15 +97,15 @@ def _distinct(found: dict[tuple[Node, str], list[Json]]) -> list[Json]:
     return list(messages.values())
 
 
-def _message(told: object, in_flight: bool) -> Json:
+def _message(given: object, in_flight: bool) -> Json:
     """Check a waiting or in-flight message from an nsqd, and copy its fields."""
-    shown: Json = {name: value(told, name, kind) for name, kind in _KINDS.items()}
+    shown: Json = {name: value(given, name, kind) for name, kind in _KINDS.items()}
     shown |= _opened(shown)
     if in_flight:
-        client = value(told, "client", dict)
+        client = value(given, "client", dict)
         names = ("client_id", "hostname", "remote_address")
         shown["client"] = {name: value(client, name, str) for name in names}
-        shown["in_flight_ms"] = value(told, "in_flight_ms", int)
+        shown["in_flight_ms"] = value(given, "in_flight_ms", int)
     return shown
 
 

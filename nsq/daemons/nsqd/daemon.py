@@ -260,7 +260,7 @@ class Nsqd:
     def _sessions(self) -> Iterator[Session]:
         return (connection.session for connection in self._connections if connection.session is not None)
 
-    # What nsqlookupds and clients are told about this nsqd.
+    # Facts about this nsqd for nsqlookupds and clients.
 
     @property
     def _tcp_port(self) -> int:

@@ -65,19 +65,19 @@ class Report:
         self._prefix = prefix
         self._packet_size = packet_size
         self._exclude_ephemeral = exclude_ephemeral
-        self._told: dict[str, int] = {}
+        self._last_figures: dict[str, int] = {}
 
     def packets(self, topics: Topics, memory: Json | None) -> Generator[None, None, list[bytes]]:
         """Make packets of the current statistics, in short steps."""
-        told: dict[str, int] = {}
+        figures: dict[str, int] = {}
         lines = []
         for name, value, total in self._metrics(topics, memory):
             if total:
-                told[name] = value
+                figures[name] = value
                 value = self._growth(name, value)
             lines.append(f"{self._prefix}{name}:{value}|{'c' if total else 'g'}\n".encode())
             yield
-        self._told = told
+        self._last_figures = figures
         packets = []
         for packet in _packed(lines, self._packet_size):
             packets.append(packet)
@@ -85,7 +85,7 @@ class Report:
         return packets
 
     def _growth(self, name: str, value: int) -> int:
-        before = self._told.get(name, 0)
+        before = self._last_figures.get(name, 0)
         # A topic that was deleted and created again counts from zero.
         return value - before if value >= before else value
 

@@ -331,7 +331,7 @@ class Slot:
         """Reset after a process has ended; return the pause before the next one, or None for no next one."""
         was_ready, said = self.ready, self._last_words
         refused = isinstance(said, Failed) and said.settings
-        # A process told to stop before it was ready has no messages to lose.
+        # A process that was asked to stop before it was ready has no messages to lose.
         self.graceful = isinstance(said, Stopped) or (self.closing and not was_ready)
         if was_ready and not refused and not isinstance(said, Stopped):
             self.unrecovered += 1

@@ -20,7 +20,7 @@ from nsq.errors import NsqError, UsageError, WalForeign
 from nsq.gc_settings import tune_gc
 from nsq.log import Logger
 from nsq.spark.receiver import protocol
-from nsq.spark.receiver.protocol import Begin, Event, Failed, Roll, Status, Stop, Stopped, unpacked
+from nsq.spark.receiver.protocol import Begin, Event, Failed, Ready, Roll, Status, Stop, Stopped, unpacked
 from nsq.spark.receiver.receiving import Receiving
 from nsq.spark.receiver.standing import GRACE, WHOLE, Share, stand
 from nsq.spark.source.options import SourceOptions
@@ -76,6 +76,7 @@ class ReceiverLoop:
         self._commands: list[Begin | Roll] = []
         self._stop_requested = False  # the owner is gone, or has sent Stop
         self._parent = os.getppid()
+        self._names: str | None = None  # as the owner knows them
         self._last_status = Status()
         self._last_status_at = 0.0
         self._stale = False  # something may have changed, but it was too soon for another status
@@ -112,7 +113,8 @@ class ReceiverLoop:
         wal = open_wal(options.wal, fsync=options.fsync)
         receiving = Receiving(options, wal, changed=self._changed)
         try:
-            self._send(receiving.start())
+            receiving.start()
+            self._send_names(receiving)
             while not self._ending and not self._refusal and not receiving.broken:
                 self._serve(receiving)
         finally:
@@ -133,7 +135,15 @@ class ReceiverLoop:
                 self._send(receiving.roll(command.token))
         self._commands.clear()
         self._seal_unasked(receiving)
+        self._send_names(receiving)
         self._send_status(receiving)
+
+    def _send_names(self, receiving: Receiving) -> None:
+        """Send the names of all topics' receivers: at the start, and when a new topic was found."""
+        names = receiving.names
+        if names != self._names:
+            self._names = names
+            self._send(Ready(names))
 
     def _seal_unasked(self, receiving: Receiving) -> None:
         """Seal rows that have been open for ``_SEAL_AFTER`` seconds. The next status reports it."""

@@ -58,7 +58,9 @@ class Stop:
 
 @dataclass(frozen=True)
 class Ready:
-    """The receiver has started. ``receiver`` is its name in the log."""
+    """The receiver has started, or found another topic. ``receiver`` is its name in the log; with several
+    topics, their names separated by commas.
+    """
 
     receiver: str
 

@@ -18,7 +18,7 @@ from nsq.consumer.handlers import DeadLetterTopic, Requeue
 from nsq.errors import NsqError, WalError
 from nsq.log import Logger
 from nsq.message import Message, finish_all
-from nsq.spark.receiver.protocol import Ready, Rolled, Status, Stopped, merge_statuses
+from nsq.spark.receiver.protocol import Rolled, Status, Stopped, merge_statuses
 from nsq.spark.source.backlog import topics as find_topics
 from nsq.spark.source.options import SourceOptions
 from nsq.spark.wal import names
@@ -76,13 +76,17 @@ class Receiving:
         elif options.config.max_attempts != Config().max_attempts:
             log.warning("maxAttempts has no effect without deadLetterTopic: no message is given up")
 
-    def start(self) -> Ready:
+    @property
+    def names(self) -> str:
+        """The names of all topics' receivers, separated by commas."""
+        return ",".join(each.log.receiver for each in self._all())
+
+    def start(self) -> None:
         for topic in self._options.named_topics:
             self._add(topic)
         self._watching.start()
         if self._options.topics_pattern:
             self._searching.start()
-        return Ready(",".join(each.log.receiver for each in self._all()))
 
     def _add(self, topic: str) -> None:
         to = self._wal.log(names.new_receiver())

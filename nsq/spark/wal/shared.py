@@ -22,7 +22,7 @@ import queue
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -108,21 +108,22 @@ class SharedWal(BaseWal):
     def listing(self, after: Mapping[str, Position] | None = None) -> Listing:
         """Describe the log: only the segments ``after`` these positions; without positions, all."""
         self._look()
-        after = after or {}
-        wanted = [
-            (receiver, page.first)
-            for receiver, known in self._known.items()
-            for page in known.head.pages_after(max(known.head.first - 1, _read(after, receiver)))
-        ]
-        self._get_pages(wanted)
+        heads = [known.head for _, known in sorted(self._known.items())]
+        return Listing(self._files(heads, after or {}), self._folders(), sum(head.size for head in heads))
+
+    def _files(self, heads: Sequence[Head], after: Mapping[str, Position]) -> list[SegmentFile]:
+        lows = {head.receiver: max(head.first - 1, _read(after, head.receiver)) for head in heads}
+        self._get_pages(
+            (head.receiver, page.first) for head in heads for page in head.pages_after(lows[head.receiver])
+        )
         files: list[SegmentFile] = []
-        for receiver, known in sorted(self._known.items()):
-            head, low = known.head, max(known.head.first - 1, _read(after, receiver))
+        for head in heads:
+            low = lows[head.receiver]
             for page in head.pages_after(low):
-                rows = self._pages.get((receiver, page.first), [])
-                files += manifest.files(receiver, page.first, rows, low)
+                rows = self._pages.get((head.receiver, page.first), [])
+                files += manifest.files(head.receiver, page.first, rows, low)
             files += head.files_of_tail(low)
-        return Listing(files, self._folders(), sum(known.head.size for known in self._known.values()))
+        return files
 
     def _look(self) -> None:
         """Read the heads that have changed."""
@@ -157,9 +158,13 @@ class SharedWal(BaseWal):
             None if found is None else (manifest.decode_head(found.data, self._store.path(name)), found.tag)
         )
 
-    def _get_pages(self, wanted: Sequence[tuple[str, int]]) -> None:
-        missing = [one for one in wanted if one not in self._pages]
-        kept = set(wanted)
+    def _get_pages(self, pages: Iterable[tuple[str, int]]) -> None:
+        """Read these pages, and forget others: those of the living may be many. A dead receiver's are needed
+        again and again, until all its segments are deleted.
+        """
+        wanted = set(pages)
+        missing = sorted(wanted - self._pages.keys())
+        kept = wanted | {(head.receiver, page.first) for head in self._left() for page in head.pages}
         self._pages = {one: rows for one, rows in self._pages.items() if one in kept}
 
         def get(one: tuple[str, int]) -> list[Row] | None:
@@ -199,10 +204,13 @@ class SharedWal(BaseWal):
 
     def files_of_readers(self) -> list[SegmentFile]:
         """The segments that readers delete: those of dead receivers. The others delete their own."""
-        closed = {
-            receiver for receiver, known in self._known.items() if known.head.closed and known.head.count
-        }
-        return [file for file in self.files() if file.segment.receiver in closed] if closed else []
+        return self._files(self._left(), {})
+
+    def _left(self) -> list[Head]:
+        """The manifests of dead receivers that have segments."""
+        return [
+            known.head for _, known in sorted(self._known.items()) if known.head.closed and known.head.count
+        ]
 
     def receivers(self) -> list[ReceiverFolder]:
         self._look()

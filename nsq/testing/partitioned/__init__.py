@@ -12,5 +12,6 @@ protocols, ``serving`` has the sockets, ``cluster`` is what tests use. Must not 
 from __future__ import annotations
 
 from .cluster import Lookup, Node, PartitionedCluster
+from .reports import ChannelState, StoredMessage
 
-__all__ = ["Lookup", "Node", "PartitionedCluster"]
+__all__ = ["ChannelState", "Lookup", "Node", "PartitionedCluster", "StoredMessage"]

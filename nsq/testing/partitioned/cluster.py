@@ -18,11 +18,10 @@ import nsq
 from nsq.errors import UsageError
 
 from ..daemons.errors import DaemonFailed
+from .reports import ChannelState, StoredMessage
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
-
-    from .serving import ChannelState, StoredMessage
 
 _TIMEOUT = 30.0
 _PAUSE = 0.005
@@ -51,7 +50,8 @@ class PartitionedCluster:
 
     It is no server: messages are in memory only, all replicas of a partition share them, and what depends on
     the timing of several real machines is simplified. By default it runs in a thread; ``process=True`` runs
-    it in a child process, which leaves the interpreter to the client.
+    it in a child process, which leaves the interpreter to the client. Tests that fork need that, because a
+    forked child has copies of a thread's sockets, and keeps the ports of a killed node open.
 
     Its times are short. A real cluster takes about 25 s to elect the leader after a node has died
     (``election_time``), and 12 s until a publish that lacks its quorum is refused (``quorum_timeout``).

@@ -14,13 +14,17 @@ import socket
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from nsq.gc_settings import tune_gc
+from nsq.log import Logger
 
 from .http import Answer, HttpConnection, LookupPages, LookupState, NsqdPages
 from .nsqd import NsqdConnection, headers_of
+from .reports import ChannelState, StoredMessage
 from .state import ClusterState, NodeState, Partition, Refusal
+
+log = Logger("nsq.testing")
 
 _HOST = "127.0.0.1"
 _CHUNK = 256 * 1024
@@ -29,27 +33,6 @@ _BACKLOG = 1024
 _TICK = 0.02
 #: The same numbers for epoll and poll.
 _READ, _WRITE = select.POLLIN, select.POLLOUT
-
-
-class StoredMessage(NamedTuple):
-    """A message in the log of a partition."""
-
-    body: bytes
-    internal_id: int
-    trace_id: int
-    offset: int
-    size: int
-    headers: dict[str, Any]
-    timestamp: int  # nanoseconds since the epoch
-
-
-class ChannelState(NamedTuple):
-    """The state of a channel of one partition."""
-
-    depth: int
-    in_flight: int
-    finished: int
-    subscribers: int
 
 
 class Conversation(Protocol):
@@ -68,10 +51,10 @@ class Conversation(Protocol):
 class Peer:
     """A connection that was accepted."""
 
-    def __init__(self, sock: socket.socket, place: Place, server: Server) -> None:
+    def __init__(self, sock: socket.socket, program: Program, server: Server) -> None:
         self.conversation: Conversation
         self._sock = sock
-        self._place = place
+        self._program = program
         self._server = server
         self._unsent = b""
         self._waits_to_send = False
@@ -89,7 +72,12 @@ class Peer:
             if not size:
                 self.close()
                 return
-            self.conversation.feed(bytes(self._server.chunk[:size]), time.monotonic())
+            try:
+                self.conversation.feed(bytes(self._server.chunk[:size]), time.monotonic())
+            except Exception:
+                log.exception("the cluster closes a connection that sent what it cannot take")
+                self.close()
+                return
         self._server.touched.add(self)
 
     def touch(self) -> None:
@@ -105,7 +93,7 @@ class Peer:
         if conversation.out:
             self._unsent += b"".join(conversation.out)
             conversation.out.clear()
-        if self._unsent and not self._place.stalled:
+        if self._unsent and not self._program.stalled:
             try:
                 self._unsent = self._unsent[self._sock.send(self._unsent) :]
             except BlockingIOError:
@@ -115,17 +103,17 @@ class Peer:
                 return
             if bool(self._unsent) != self._waits_to_send:
                 self.watch()
-        if conversation.closing and not self._unsent and not self._place.stalled:
+        if conversation.closing and not self._unsent and not self._program.stalled:
             self.close()
 
     def watch(self) -> None:
         self._waits_to_send = bool(self._unsent)
         events = _READ | (_WRITE if self._unsent else 0)
-        self._server.watch(self._sock, 0 if self._place.stalled else events, self.ready)
+        self._server.watch(self._sock, 0 if self._program.stalled else events, self.ready)
 
     def close(self, *, reset: bool = False) -> None:
-        if self in self._place.peers:
-            self._place.peers.discard(self)
+        if self in self._program.peers:
+            self._program.peers.discard(self)
             self._server.touched.discard(self)
             self._server.watch(self._sock, 0, self.ready)
             if reset:
@@ -135,7 +123,7 @@ class Peer:
             self.conversation.closed()
 
 
-class Place:
+class Program:
     """A program of the cluster: its ports, which it keeps for good, and its connections."""
 
     def __init__(self, server: Server, converse: list[Callable[[Peer], Conversation]]) -> None:
@@ -193,7 +181,7 @@ class Place:
         self, listener: socket.socket, converse: Callable[[Peer], Conversation]
     ) -> Callable[[int], None]:
         def accept(_: int) -> None:
-            with contextlib.suppress(BlockingIOError, ConnectionError):
+            with contextlib.suppress(OSError):
                 peer = Peer(listener.accept()[0], self, self._server)
                 peer.conversation = converse(peer)
                 self.peers.add(peer)
@@ -239,25 +227,25 @@ class Server:
             LookupPages(self._cluster, state, self._lookups, self._node_address, self._lookup_address)
             for state in self._lookups
         ]
-        self._node_places = [self._node_place(node) for node in self._cluster.nodes]
-        self._lookup_places = [self._lookup_place(page) for page in self._pages]
+        self._nodes = [self._node_program(node) for node in self._cluster.nodes]
+        self._lookup_programs = [self._lookup_program(page) for page in self._pages]
         self._ended = False
         self.changed = False  # there may be something to do at another time than known
 
     def run(self) -> None:
-        places = [*self._node_places, *self._lookup_places]
+        programs = [*self._nodes, *self._lookup_programs]
         self._watch(self._control.fileno(), _READ, self._obey)
         try:
-            for place in places:
-                place.start()
-            self._loop(places)
+            for program in programs:
+                program.start()
+            self._loop(programs)
         finally:
-            for place in places:
-                place.close()
+            for program in programs:
+                program.close()
             self._poll.close()
             self._control.close()
 
-    def _loop(self, places: list[Place]) -> None:
+    def _loop(self, programs: list[Program]) -> None:
         watched, wait, next_tick, due = self._watched, self._poll.wait, 0.0, math.inf
         while not self._ended:
             for descriptor, events in wait(min(next_tick, due) - time.monotonic()):
@@ -268,8 +256,8 @@ class Server:
             if now >= min(next_tick, due) or self.changed:
                 self.changed = False
                 due = self._cluster.tick(now)
-                self._tick(now, places)
-                next_tick = now + _TICK if any(place.peers for place in places) else math.inf
+                self._tick(now, programs)
+                next_tick = now + _TICK if any(program.peers for program in programs) else math.inf
             if self._filled:
                 self._deliver(now)
             while self.touched:
@@ -292,9 +280,9 @@ class Server:
         elif known[0] != events:
             self._poll.modify(descriptor, events)
 
-    def _tick(self, now: float, places: list[Place]) -> None:
-        for place in places:
-            place.tick(now)
+    def _tick(self, now: float, programs: list[Program]) -> None:
+        for program in programs:
+            program.tick(now)
         for topic in self._cluster.topics.values():
             for partition in topic.partitions:
                 for channel in partition.channels.values():
@@ -309,22 +297,22 @@ class Server:
                     channel.deliver(now)
         self._filled.clear()
 
-    def _node_place(self, node: NodeState) -> Place:
+    def _node_program(self, node: NodeState) -> Program:
         def talk(peer: Peer) -> Conversation:
             return NsqdConnection(self._cluster, node, peer.touch, self._filled.add)
 
         pages = NsqdPages(self._cluster, node, self._filled.add)
-        return Place(self, [talk, lambda _: HttpConnection(pages.handle)])
+        return Program(self, [talk, lambda _: HttpConnection(pages.handle)])
 
-    def _lookup_place(self, pages: LookupPages) -> Place:
-        return Place(self, [lambda _: HttpConnection(pages.handle)])
+    def _lookup_program(self, pages: LookupPages) -> Program:
+        return Program(self, [lambda _: HttpConnection(pages.handle)])
 
     def _node_address(self, index: int) -> tuple[str, int, int]:
-        tcp, http = self._node_places[index].addresses
+        tcp, http = self._nodes[index].addresses
         return tcp[0], tcp[1], http[1]
 
     def _lookup_address(self, index: int) -> tuple[str, int]:
-        return self._lookup_places[index].addresses[0]
+        return self._lookup_programs[index].addresses[0]
 
     def _obey(self, _: int) -> None:
         self.changed = True
@@ -347,8 +335,8 @@ class Server:
 
     def addresses(self) -> tuple[list[tuple[str, str]], list[str]]:
         """Return TCP and HTTP address of each node, and the HTTP address of each nsqlookupd."""
-        nodes = [(_shown(tcp), _shown(http)) for tcp, http in (each.addresses for each in self._node_places)]
-        return nodes, [_shown(place.addresses[0]) for place in self._lookup_places]
+        nodes = [(_shown(tcp), _shown(http)) for tcp, http in (each.addresses for each in self._nodes)]
+        return nodes, [_shown(program.addresses[0]) for program in self._lookup_programs]
 
     def create_topic(self, name: str, **options: Any) -> None:
         self._cluster.create_topic(name, **options)
@@ -404,8 +392,8 @@ class Server:
 
     def node(self, index: int, action: str) -> None:
         """Kill, restart, stall or resume a node."""
-        node, place = self._cluster.nodes[index], self._node_places[index]
-        if _act(node, place, action):
+        node, program = self._cluster.nodes[index], self._nodes[index]
+        if _act(node, program, action):
             self._cluster.failed(node, time.monotonic())
         else:
             self._cluster.recovered(node)
@@ -418,11 +406,11 @@ class Server:
         return dict(self._cluster.nodes[index].received)
 
     def connections(self, index: int) -> int:
-        peers = self._node_places[index].peers
+        peers = self._nodes[index].peers
         return sum(isinstance(peer.conversation, NsqdConnection) for peer in peers)
 
     def drop_connections(self, index: int) -> None:
-        for peer in list(self._node_places[index].peers):
+        for peer in list(self._nodes[index].peers):
             peer.close(reset=True)
 
     def disable_writes(self, index: int, kind: str) -> None:
@@ -430,8 +418,8 @@ class Server:
 
     def lookup(self, index: int, action: str) -> None:
         """Kill, restart, stall or resume an nsqlookupd."""
-        state, place = self._lookups[index], self._lookup_places[index]
-        state.lost = _act(state, place, action) and any(
+        state, program = self._lookups[index], self._lookup_programs[index]
+        state.lost = _act(state, program, action) and any(
             not other.lost for other in self._lookups if other is not state
         )
 
@@ -454,18 +442,18 @@ class Server:
         state.frozen = None
 
 
-def _act(state: NodeState | LookupState, place: Place, action: str) -> bool:
+def _act(state: NodeState | LookupState, program: Program, action: str) -> bool:
     """Kill, restart, stall or resume a program; return whether it has failed by that."""
     if action == "kill":
-        place.stop()
+        program.stop()
         state.running = state.stalled = False
     elif action == "restart":
         if state.running:
-            place.stop()
-        place.start()
+            program.stop()
+        program.start()
         state.running, state.stalled = True, False
     elif state.running:
-        place.stall(stalled=action == "stall")
+        program.stall(stalled=action == "stall")
         state.stalled = action == "stall"
     return not state.running or state.stalled
 

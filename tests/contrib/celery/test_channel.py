@@ -66,11 +66,22 @@ def consumer(
 
 
 def test_answers_for_unknown_tags_do_nothing(connect: Connect) -> None:
-    channel = connect().default_channel
-    channel.basic_ack(77)
-    channel.basic_reject(77, requeue=True)
-    channel.basic_reject(77, requeue=False)
-    channel.basic_ack(77, multiple=True)
+    connection = connect()
+    publish(connection, "a", 1, 2)
+    consuming, got = consumer(connection, "a", prefetch=1)
+    with consuming:
+        drain(connection, lambda: got)
+        channel = got[0][1].channel
+        channel.basic_ack(77)
+        channel.basic_reject(77, requeue=True)
+        channel.basic_reject(77, requeue=False)
+        drain(connection, lambda: len(got) > 1, 1.0)
+        assert [body for body, _ in got] == [1]  # it is still held, and takes the whole prefetch
+        got[0][1].ack()
+        channel.basic_ack(got[0][1].delivery_tag)
+        drain(connection, lambda: len(got) > 1)
+        assert [body for body, _ in got] == [1, 2]
+        got[1][1].ack()
     channel.close()
     channel.close()
 

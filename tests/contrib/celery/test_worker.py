@@ -138,28 +138,20 @@ def test_a_killed_nsqd_that_forgets_its_tasks_costs_none_that_a_worker_holds(
     assert here.tasks.run.delay(9).get(timeout=PATIENCE) == 9
 
 
-def test_waiting_eta_tasks_do_not_stop_a_worker(
+def test_eta_tasks_beyond_nsqds_limit_wait_by_hops_and_do_not_stop_a_worker(
     site: Callable[..., Site], nsqd_factory: Factory[Nsqd]
 ) -> None:
-    nsqd = nsqd_factory(process=True, max_rdy_count=10)
-    here = site(f"nsq://{nsqd.tcp_address}")
-    here.worker("-P", "threads", "-c", "1")
-    for number in range(40):
-        here.tasks.run.apply_async((number,), countdown=600)
-    assert here.tasks.run.delay(41).get(timeout=PATIENCE) == 41
-
-
-def test_an_eta_beyond_nsqds_limit_is_reached_by_hops(
-    site: Callable[..., Site], nsqd_factory: Factory[Nsqd]
-) -> None:
-    nsqd = nsqd_factory(process=True, max_req_timeout=1.0)
+    nsqd = nsqd_factory(process=True, max_rdy_count=10, max_req_timeout=1.0)
     here = site(f"nsq://{nsqd.tcp_address}?max_defer=1s")
     here.worker("-P", "threads", "-c", "1")
+    for number in range(40):  # more than may be in flight
+        here.tasks.run.apply_async((number,), countdown=600)
     began = time.monotonic()
-    result = here.tasks.run.apply_async((1,), countdown=3.5)
-    assert result.get(timeout=PATIENCE) == 1
+    due = here.tasks.run.apply_async((41,), countdown=3.5)
+    assert here.tasks.run.delay(42).get(timeout=PATIENCE) == 42
+    assert due.get(timeout=PATIENCE) == 41
     assert time.monotonic() - began > 3.4
-    assert here.runs == ["run 1"]
+    assert here.runs == ["run 42", "run 41"]
 
 
 def test_a_command_from_before_a_workers_start_does_not_reach_it(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import signal
@@ -92,9 +93,7 @@ class Postgres:
 def postgres() -> Iterator[Postgres]:
     home = programs()
     lacks = "PostgreSQL's programs are not installed" if home is None else ""
-    with suppress(ImportError):
-        import psycopg as psycopg
-    if "psycopg" not in locals():
+    if importlib.util.find_spec("psycopg") is None:
         lacks = lacks or "psycopg is not installed"
     if lacks:
         if os.environ.get(REQUIRED):

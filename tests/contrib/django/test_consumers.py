@@ -48,7 +48,8 @@ def test_two_processes_handle_messages_and_sigterm_lets_handlers_finish(site: Si
 def test_batches_reach_their_handler_together(site: Site, nsqd: Nsqd) -> None:
     publish(nsqd, "mails", [b"x"] * 10)
     with site.running(MANAGE, "nsq_consume", "mails/sending", "--processes=1"):
-        until("sent", lambda: site.billed() == ["10 mails"])
+        until("sent", site.billed)
+    assert site.billed() == ["10 mails"]
 
 
 APP = """
@@ -102,7 +103,8 @@ def test_nsq_work_runs_the_consumers_of_a_project(site: Site, nsqd: Nsqd) -> Non
     publish(nsqd, "orders", [b"1"])
     arguments = ["--setup=nsq.contrib.django:setup", "nsq.contrib.django:consumers", "--processes=1"]
     with site.running("-m", "nsq", "work", *arguments):
-        until("billed", lambda: site.billed() == ["1"])
+        until("billed", site.billed)
+    assert site.billed() == ["1"]
 
 
 @pytest.mark.parametrize(
@@ -196,6 +198,9 @@ def test_a_database_that_restarts_costs_no_message_and_ended_threads_leave_no_co
         postgres.start()
         until("the others are billed", lambda: billed() == 250)
     until("no connection is left", lambda: postgres.sessions() == 0)
+    assert {body for (body,) in postgres.query("select body from shop_billed")} == {
+        *map(str, range(200)), *(f"again {number}" for number in range(50))
+    }  # fmt: skip
 
 
 def test_a_pool_that_the_supervisor_has_opened_is_not_shared_with_its_workers(

@@ -273,10 +273,10 @@ with transaction.atomic():
     with site.running(MANAGE, "nsq_consume", "django.tasks.default", "--processes=1"):
         until("the worker waits", lambda: channel_of(nsqd, "tasks.default", "workers").get("clients"))
         site.manage("shell", "--no-imports", "-c", program)
-        until(
-            "the result is there",
-            lambda: ask("select status from nsq_results_storedresult") == [("SUCCESSFUL",)],
-        )
+        final = "select 1 from nsq_results_storedresult where status not in ('READY', 'RUNNING')"
+        until("the result is final", lambda: ask(final))
+    rows = ask("select status, return_value from nsq_results_storedresult")
+    assert [(status, str(value)) for status, value in rows] == [("SUCCESSFUL", "12")]
 
 
 #: Three test what ImmediateBackend does not support, and this backend does. The fourth wants a

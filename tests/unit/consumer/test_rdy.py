@@ -435,6 +435,15 @@ class TestRoomThatGrows:
         world.connect("a", "b", "c")
         assert world.rdy == {"a": 1, "b": 1, "c": 1}
 
+    @pytest.mark.parametrize(
+        ("max_in_flight", "grows", "turns"),
+        [(2, False, True), (3, False, False), (2, True, False), (0, False, False)],
+    )
+    def test_without_it_more_connections_than_messages_take_turns(
+        self, max_in_flight: int, grows: bool, turns: bool
+    ) -> None:
+        assert World(max_in_flight, grows=grows).windows.must_take_turns(3) is turns
+
     def test_connections_to_come_count_too(self) -> None:
         world = World(2, grows=True)
         world.expect(8)
@@ -457,6 +466,7 @@ class TestOneEach:
     def test_one_is_never_passed_on(self) -> None:
         world = World(1, kind=OneEach)
         world.connect("a", "b")
+        assert not world.windows.must_take_turns(2)
         world.tick(10 * TURN)
         assert world.rdy == {"a": 1, "b": 1}
         assert world.orders == []

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nsq.errors import NotLeader, PublishFailed, TopicNotExist, UsageError
+from nsq.errors import InvalidCommand, NotLeader, NotWritable, PublishFailed, TopicNotExist, UsageError
 from nsq.partitioned.routing import Router
 from nsq.partitioned.table import ClusterAnswer, TopicAnswer
 from nsq.partitioned.wire import Meta
@@ -24,7 +24,13 @@ class Scene:
     """A producer of a cluster with one nsqlookupd, and what its nodes have stored."""
 
     def __init__(
-        self, leaders: dict[int, str], count: int = 2, *, known: bool = True, **options: Any
+        self,
+        leaders: dict[int, str],
+        count: int = 2,
+        *,
+        known: bool = True,
+        ordered: bool = False,
+        **options: Any,
     ) -> None:
         self.pool = StillPool()
         config = self.pool._config
@@ -33,7 +39,7 @@ class Scene:
         )
         self.pool.book = self.router
         self.router.begin(self.pool)
-        self.truth, self.count = dict(leaders), count
+        self.truth, self.meta = dict(leaders), Meta(count, ordered=ordered)
         self.stored: dict[int, list[bytes]] = {}
         for address in NODES:
             self.pool.add(address)
@@ -44,7 +50,7 @@ class Scene:
 
     def look_up(self, leaders: dict[int, str] | None = None, *, known: bool = True) -> None:
         """Have the nsqlookupd answer, by default with the truth, and the pool's thread take its turn."""
-        topic = TopicAnswer(dict(self.truth if leaders is None else leaders), Meta(self.count), known)
+        topic = TopicAnswer(dict(self.truth if leaders is None else leaders), self.meta, known)
         answer = ClusterAnswer("partitioned", topics=dict.fromkeys(self.router.lookups.topics, topic))
         self.router.lookups._heard("lookup:4161", "lookup:4161", answer, self.pool.time.now)
         self.turn()
@@ -70,15 +76,18 @@ class Scene:
     def queued(self, address: str) -> list[bytes]:
         return bodies(conn_of(self.endpoints[address]).waiting)
 
-    def answer(self, address: str, most: int = 1_000_000) -> None:
-        """Have a node execute what was written to it, and answer."""
+    def answer(self, address: str, most: int = 1_000_000, *, hiccup: bool = False) -> None:
+        """Have a node execute what was written to it, and answer. ``hiccup``: it refuses the first."""
         endpoint = self.endpoints[address]
         if endpoint.open is None:
             return
         write(endpoint)
         conn: Any = endpoint.conn
         for _ in range(min(most, len(endpoint._sent))):
-            if self.execute(address, endpoint._sent[0]):
+            if hiccup:
+                endpoint.on_error(conn, NotWritable("E_FAILED_ON_NOT_WRITABLE "))
+                hiccup = False
+            elif self.execute(address, endpoint._sent[0]):
                 endpoint.on_ok(conn, 1)
             else:
                 endpoint.on_error(conn, NotLeader("E_FAILED_ON_NOT_LEADER "))
@@ -266,6 +275,8 @@ _events = st.lists(
         st.tuples(st.just("look_up"), st.none()),
         st.tuples(st.just("lie"), st.tuples(st.integers(0, 1), st.sampled_from(NODES))),
         st.tuples(st.just("answer"), st.tuples(st.sampled_from(NODES), st.integers(1, 3))),
+        st.tuples(st.just("hiccup"), st.sampled_from(NODES)),
+        st.tuples(st.just("write"), st.sampled_from(NODES)),
         st.tuples(st.just("break"), st.tuples(st.sampled_from(NODES), st.integers(0, 2))),
         st.tuples(st.just("reconnect"), st.sampled_from(NODES)),
         st.tuples(st.just("wait"), st.sampled_from([0.01, 0.1, 1.0, 4.0])),
@@ -276,10 +287,10 @@ _events = st.lists(
 
 @settings(max_examples=200, deadline=None)
 @given(_events)
-def test_whatever_happens_each_partition_stores_everything_in_the_order_of_the_calls(
+def test_whatever_happens_each_partition_of_an_ordered_topic_stores_all_in_the_order_of_the_calls(
     events: list[tuple[str, Any]],
 ) -> None:
-    scene = Scene({0: A, 1: B})
+    scene = Scene({0: A, 1: B}, ordered=True)
     published: dict[int, list[bytes]] = {0: [], 1: []}
     publishes = []
     for number, (event, argument) in enumerate(events):
@@ -297,6 +308,11 @@ def test_whatever_happens_each_partition_stores_everything_in_the_order_of_the_c
             scene.look_up({**scene.truth, partition: node})
         elif event == "answer":
             scene.answer(*argument)
+        elif event == "hiccup":
+            scene.answer(argument, hiccup=True)
+        elif event == "write":
+            if scene.endpoints[argument].open is not None:
+                write(scene.endpoints[argument])
         elif event == "break":
             scene.break_off(*argument)
         elif event == "reconnect":
@@ -311,3 +327,41 @@ def test_whatever_happens_each_partition_stores_everything_in_the_order_of_the_c
         assert list(dict.fromkeys(scene.stored.get(partition, []))) == bodies_
     assert not scene.router._parked
     assert not scene.pool.pending
+
+
+def test_a_refused_batch_of_an_ordered_topic_is_not_overtaken_by_the_next() -> None:
+    scene = Scene({0: A}, count=1, ordered=True)
+    for body in (b"1", b"2", b"3"):
+        scene.publish(body, partition=0)
+        scene.turn()
+        write(scene.endpoints[A])
+    scene.answer(A, hiccup=True)
+    scene.settle()
+    assert scene.stored == {0: [b"1", b"2", b"3"]}
+
+
+def test_a_topic_without_order_has_several_batches_under_way() -> None:
+    scene = Scene({0: A}, count=1)
+    for body in (b"1", b"2", b"3"):
+        scene.publish(body, partition=0)
+        write(scene.endpoints[A])
+    assert len(scene.endpoints[A]._sent) == 3
+
+
+def test_an_answer_that_allows_one_more_try_does_so_after_others_too() -> None:
+    scene = Scene({0: A}, count=1)
+    publish = scene.publish(b"1", partition=0)
+    for error in (NotLeader(""), NotLeader(""), InvalidCommand("E_INVALID what")):
+        scene.turn()
+        write(scene.endpoints[A])
+        conn: Any = scene.endpoints[A].conn
+        scene.endpoints[A].on_error(conn, error)
+        scene.turn()
+        scene.reconnect(A)
+        scene.pool.time.now += 2.0
+        scene.look_up()
+        assert not publish.done()
+    write(scene.endpoints[A])
+    conn = scene.endpoints[A].conn
+    scene.endpoints[A].on_error(conn, InvalidCommand("E_INVALID what"))
+    assert isinstance(publish.error, InvalidCommand)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from nsq.spark.receiver import protocol
 from nsq.spark.receiver.process import ReceiverLoop, SignalWakeup
-from nsq.spark.receiver.protocol import Status, Stopped, merge_statuses
+from nsq.spark.receiver.protocol import Ready, Status, Stopped, merge_statuses
 
 LONGEST = merge_statuses([Status(paused="p" * 10_000, error="e" * 10_000)])
 
@@ -38,6 +40,16 @@ def test_an_owner_that_does_not_read_misses_whole_events_and_holds_up_nothing(
     assert set(statuses) == {LONGEST}
     assert last == Stopped(1)
     assert not loop._ending
+
+
+def test_the_owner_is_sent_the_names_of_topics_that_are_found_later(pipes: tuple[ReceiverLoop, int]) -> None:
+    loop, reader = pipes
+    for names in ("r-1", "r-1", "r-1,r-2"):
+        receiving: Any = SimpleNamespace(names=names)
+        loop._send_names(receiving)
+    events = [protocol.decoded(line) for line in os.read(reader, 1 << 20).splitlines()]
+    assert [event.receiver for event in events if isinstance(event, Ready)] == ["r-1", "r-1,r-2"]
+    os.close(reader)
 
 
 def test_an_owner_that_is_gone_is_noticed(pipes: tuple[ReceiverLoop, int]) -> None:

@@ -326,6 +326,26 @@ def test_pages_are_read_only_for_what_a_reader_has_not_committed(
         claim.release()
 
 
+def test_deleting_behind_a_dead_receiver_reads_its_pages_once(
+    make: Make, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(manifest, "PAGE", 10)
+    monkeypatch.setattr(manifest, "KEPT", 2)
+    store = FaultyStore()
+    wal = opened(store, clock)
+    with log_of(wal, "living") as living:
+        put_all(living, make, 25)
+        with log_of(wal, "dead") as dead:
+            put_all(dead, make, 25)
+        read = {"living": Position(25), "dead": Position(25)}
+        wal.listing(read)
+        store.calls.clear()
+        for _ in range(3):
+            assert [file.segment.receiver for file in wal.files_of_readers()] == ["dead"] * 25
+            wal.listing(read)
+        assert store.calls["get"] == 2  # the pages of the dead one, not those of the living one
+
+
 def test_a_lost_segment_names_its_object(make: Make, clock: Clock) -> None:
     store = Memory()
     wal = opened(store, clock)

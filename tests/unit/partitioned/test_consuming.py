@@ -1,0 +1,253 @@
+"""Which connections a consumer of a partitioned NSQ wants, as leaders move and options differ."""
+
+from __future__ import annotations
+
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from nsq.config import Config
+from nsq.connection.endpoint import Key, Wanted
+from nsq.connection.subscription import Subscription
+from nsq.errors import ConfigError, ConnectionLost, DialFailed, NotLeader, NsqError, OrderIsMust, Unauthorized
+from nsq.partitioned.consuming import PartitionDiscovery, parts_for
+from nsq.partitioned.subscription import PartitionSubscription
+from nsq.partitioned.table import ClusterAnswer, TopicAnswer
+from nsq.partitioned.wire import Meta
+
+TOPIC = "orders"
+A, B, C = "10.0.0.1:4150", "10.0.0.2:4150", "10.0.0.3:4150"
+LOOKUPD = "10.0.0.9:4161"
+
+
+class World:
+    """A consumer's discovery whose thread does not run, and the engine that it reports to."""
+
+    def __init__(self, nsqds: tuple[str, ...] = (), accept: Any = None, **given: Any) -> None:
+        self.wanted: dict[Key, Wanted] = {}
+        self.reports = 0
+        self.dropped: list[Key] = []
+        self.connected: list[Key] = []
+        self.problems: list[NsqError] = []
+        self.now = 100.0
+        engine: Any = SimpleNamespace(
+            found=self._found,
+            dropped=self.dropped.append,
+            name="nsq-test",
+            pool=None,
+            connected_keys=lambda: list(self.connected),
+            refuse=self.problems.append,
+            give_each_room=lambda: None,
+        )
+        arguments = {
+            "subscription": Subscription(TOPIC, "billing"),
+            "config": Config(),
+            "nsqds": nsqds,
+            "nsqlookupds": [LOOKUPD],
+            "rewrite": None,
+            "accept": accept,
+            "clock": lambda: self.now,
+        }
+        discovery = parts_for(arguments, given).make_discovery(engine)
+        assert isinstance(discovery, PartitionDiscovery)
+        discovery._ask = lambda lookupd: None  # type: ignore[method-assign]
+        self.discovery = discovery
+
+    def _found(self, wanted: dict[Key, Wanted]) -> None:
+        self.wanted = wanted
+        self.reports += 1
+
+    @property
+    def keys(self) -> set[Key]:
+        return set(self.wanted)
+
+    def answer(
+        self, *leaders: str, partitions: int = 0, ordered: bool = False, extended: bool = False
+    ) -> None:
+        """Have the nsqlookupd say who leads the partitions from 0 on; "" is nobody."""
+        led = {partition: leader for partition, leader in enumerate(leaders) if leader}
+        meta = Meta(partitions or len(leaders), 1, ordered=ordered, extended=extended)
+        answer = ClusterAnswer("partitioned", topics={TOPIC: TopicAnswer(led, meta)})
+        self._hear(answer)
+
+    def _hear(self, answer: ClusterAnswer) -> None:
+        self.now += 1.0
+        self.discovery._questions.cluster.heard(LOOKUPD, answer, self.now)
+        self.discovery._directory.heard([A, B, C])
+        self.turn()
+
+    def turn(self) -> None:
+        self.discovery._owner.run_requests()
+        self.discovery._report()
+
+
+def test_each_partition_is_wanted_at_its_leader() -> None:
+    world = World()
+    world.answer(A, B, A)
+    assert world.keys == {(A, 0), (B, 1), (A, 2)}
+    assert [want.subscription.partition for want in world.wanted.values()] == [0, 1, 2]  # type: ignore[union-attr]
+
+
+def test_the_same_leaders_are_reported_once() -> None:
+    world = World()
+    world.answer(A, B)
+    world.answer(A, B)
+    assert world.reports == 1
+
+
+def test_nothing_is_wanted_before_the_cluster_is_known() -> None:
+    world = World()
+    world.turn()
+    assert world.reports == 0
+
+
+def test_a_moved_partition_gets_its_connection_when_the_former_one_has_ended() -> None:
+    world = World(ordered=True)
+    world.answer(A, B, ordered=True)
+    world.connected = [(A, 0), (B, 1)]
+    world.answer(C, B, ordered=True)
+    assert world.dropped == [(A, 0)]
+    assert world.keys == {(B, 1)}
+    world.connected = [(B, 1)]
+    world.discovery.disconnected((A, 0), None)
+    world.turn()
+    assert world.keys == {(C, 0), (B, 1)}
+
+
+def test_a_connection_to_a_partition_that_is_listed_no_more_is_kept() -> None:
+    world = World()
+    world.answer(A, B)
+    world.connected = [(A, 0), (B, 1)]
+    world.answer("", B)
+    assert world.dropped == []
+    assert world.discovery.missing == (0,)
+
+
+def test_a_partition_that_was_stopped_is_left_and_not_wanted_again() -> None:
+    world = World()
+    world.answer(A, B)
+    world.connected = [(A, 0), (B, 1)]
+    world.discovery.stop_partition(0)
+    world.turn()
+    assert world.dropped == [(A, 0)]
+    assert world.keys == {(B, 1)}
+    world.connected = [(B, 1)]
+    world.answer(C, B)
+    assert world.keys == {(B, 1)}
+
+
+def test_only_chosen_partitions_are_wanted_and_missed() -> None:
+    world = World(partitions=[1, 2])
+    world.answer(A, B, "", "", partitions=4)
+    assert world.keys == {(B, 1)}
+    assert world.discovery.missing == (2,)
+
+
+def test_the_topics_headers_are_known_before_the_subscription_and_followed() -> None:
+    world = World()
+    for extended in (False, True):
+        world.answer(A, extended=extended)
+        [want] = world.wanted.values()
+        assert isinstance(want.subscription, PartitionSubscription)
+        assert want.subscription.identify == ({"extend_support": True} if extended else {})
+
+
+def test_a_leader_that_the_user_does_not_accept_is_not_wanted() -> None:
+    world = World(accept=lambda addresses: [A])
+    world.discovery._directory.nsqds.clear()
+    world.discovery._questions.cluster.heard(
+        LOOKUPD, ClusterAnswer("partitioned", topics={TOPIC: TopicAnswer({0: A, 1: B}, Meta(2))}), 1.0
+    )
+    world.discovery._directory.heard([A])
+    world.turn()
+    assert world.keys == {(A, 0)}
+
+
+@pytest.mark.parametrize(
+    ("given", "answer", "problem"),
+    [
+        ({}, partial(World.answer, ordered=True), OrderIsMust),
+        ({"ordered": True}, World.answer, ConfigError),
+    ],
+)
+def test_a_topic_that_the_options_do_not_suit_is_reported_once_until_it_does(
+    given: dict[str, Any], answer: Any, problem: type[NsqError]
+) -> None:
+    world = World(**given)
+    for _ in range(2):
+        answer(world, A, B)
+    assert [type(each) for each in world.problems] == [problem]
+    assert world.keys == set()
+    world.answer(A, B, ordered=bool(given))
+    assert world.keys == {(A, 0), (B, 1)}
+
+
+def test_an_original_nsq_is_consumed_as_ever() -> None:
+    world = World()
+    world._hear(ClusterAnswer("original", nsqds=frozenset([A, B, C])))
+    assert world.keys == {(A, None), (B, None), (C, None)}
+
+
+def test_a_cluster_that_changes_its_kind_is_followed() -> None:
+    world = World()
+    world._hear(ClusterAnswer("original", nsqds=frozenset([A, B, C])))
+    world.answer(A, B)
+    assert world.keys == {(A, 0), (B, 1)}
+    world._hear(ClusterAnswer("original", nsqds=frozenset([A, B, C])))
+    assert world.keys == {(A, None), (B, None), (C, None)}
+
+
+def test_what_the_original_nsq_cannot_do_is_refused_by_name() -> None:
+    world = World(ordered=True)
+    world._hear(ClusterAnswer("original", nsqds=frozenset([A])))
+    [problem] = world.problems
+    assert "ordered needs a partitioned NSQ" in str(problem)
+    assert world.keys == set()
+
+
+@pytest.mark.parametrize(
+    ("error", "passing", "dropped"),
+    [
+        (NotLeader("x"), True, True),
+        (DialFailed("x"), False, False),
+        (Unauthorized("x"), False, False),
+    ],
+)
+def test_a_refusal_has_the_nsqlookupds_asked_at_once(error: NsqError, passing: bool, dropped: bool) -> None:
+    world = World()
+    world.answer(A, B)
+    questions = world.discovery._questions
+    asked = questions._refresh._asked
+    world.now += 5.0
+    assert world.discovery.refused((A, 0), error) is passing
+    world.discovery._owner.run_requests()
+    world.discovery._turn()
+    assert questions._refresh._asked == asked + 1
+    assert (world.keys == {(B, 1)}) is dropped
+
+
+def test_the_end_of_a_connection_has_them_asked_too_unless_it_was_meant() -> None:
+    world = World()
+    world.answer(A, B)
+    asks = []
+    for cause in (None, ConnectionLost("x")):
+        world.now += 5.0
+        world.discovery.disconnected((A, 0), cause)
+        world.discovery._owner.run_requests()
+        world.discovery._turn()
+        asks.append(world.discovery._questions._refresh._asked)
+    assert asks == [0, 1]
+
+
+def test_an_nsqlookupd_that_the_user_adds_counts_although_the_cluster_does_not_list_it() -> None:
+    world = World()
+    questions = world.discovery._questions
+    world.discovery.add_nsqlookupd("10.0.0.8:4161")
+    for lookupd in ("10.0.0.8:4161", LOOKUPD):
+        questions._heard(lookupd, lookupd, ClusterAnswer("partitioned", (LOOKUPD,)), 1.0)
+    assert questions.cluster._said.keys() == {"10.0.0.8:4161", LOOKUPD}
+    world.discovery.remove_nsqlookupd("10.0.0.8:4161")
+    questions._heard(LOOKUPD, LOOKUPD, ClusterAnswer("partitioned", (LOOKUPD,)), 2.0)
+    assert questions.cluster._said.keys() == {LOOKUPD}
