@@ -282,7 +282,7 @@ class HandlerPool:
 
     def fields_of(self, message: Message) -> dict[str, object]:
         """Return the fields of a log record about a message."""
-        about = {"nsq_message_id": message.id.decode("latin-1"), "nsq_attempts": message.attempts}
+        about = {"nsq_message_id": message.id_text, "nsq_attempts": message.attempts}
         return {**self.fields, "nsqd_address": message.nsqd_address, **about}
 
     def failed_for_good(self, message: Message) -> bool:
@@ -672,7 +672,7 @@ class DeadLetterFile:
 
 def _record(message: Message) -> dict[str, str | int]:
     record: dict[str, str | int] = {
-        "id": message.id.decode("latin-1"),
+        "id": message.id_text,
         "attempts": message.attempts,
         "timestamp": message.timestamp,
         "nsqd_address": message.nsqd_address,

@@ -478,7 +478,8 @@ class OrderedPool(HandlerPool):
             case Do.HANDLE:
                 self.inbox.put(message)
             case Do.FINISH:
-                log.info("%r was handled before, and is finished without its handler", message)
+                fields = self.fields_of(message)
+                log.info("%r was handled before, and is finished without its handler", message, extra=fields)
                 with suppress(AlreadyResponded):
                     _delegate(message).conn.finish(message)
             case Do.GIVE_BACK:
@@ -491,6 +492,7 @@ class OrderedPool(HandlerPool):
                     message,
                     lane.finished_last,
                     f"partition {lane.partition} stops" if lane.stopped else "it is handled",
+                    extra=self.fields_of(message),
                 )
                 self._tell_disorder(message)
             case Do.STOP:
@@ -534,20 +536,22 @@ class OrderedPool(HandlerPool):
 
     def _next_attempt(self, lane: Lane, message: Message, error: BaseException) -> Requeue | GiveUp:
         """Return what to raise for a message whose handler has failed: when it comes again, if at all."""
-        asked = isinstance(error, Requeue)
+        asked, fields = isinstance(error, Requeue), self.fields_of(message)
         if isinstance(error, Requeue) and error.delay is not None:
             self.note_failure(lane, message, None)
             return Requeue(error.delay, backoff=False)
         if message.responded or not message.auto_response:
             if not asked:
-                log.error("handler failed on %r, which is answered already or later", message, exc_info=error)
+                text = "handler failed on %r, which is answered already or later"
+                log.error(text, message, exc_info=error, extra=fields)
             return Requeue(0.0, backoff=False)
         stuck = self.note_failure(lane, message, None if asked else error)
         decision = self._decide(stuck)
         if decision is Decision.SKIP:
             return GiveUp(f"on_stuck skips it after {stuck.attempts} attempts")
         if decision is Decision.STOP:
-            log.error("on_stuck stops partition %d at %r", lane.partition, message, exc_info=stuck.error)
+            text = "on_stuck stops partition %d at %r"
+            log.error(text, lane.partition, message, exc_info=stuck.error, extra=fields)
             lane.stop()
             self._stop_partition(lane.partition)
             return Requeue(0.0, backoff=False)
@@ -558,6 +562,7 @@ class OrderedPool(HandlerPool):
                 decision,
                 lane.partition,
                 exc_info=error,
+                extra=fields,
             )
         return Requeue(decision, backoff=False)
 
@@ -588,7 +593,11 @@ class OrderedPool(HandlerPool):
         stuck = lane.failed(message, error, time.monotonic())
         if lane.attempts % self._stuck_after == 0:
             log.error(
-                "partition %d is stuck: %d attempts at %r have failed", lane.partition, lane.attempts, message
+                "partition %d is stuck: %d attempts at %r have failed",
+                lane.partition,
+                lane.attempts,
+                message,
+                extra=self.fields_of(message),
             )
             self._tell_stuck(message)
         return stuck
@@ -620,6 +629,9 @@ class OrderedPool(HandlerPool):
                     conn.touch(message)
 
     # Reports: any thread.
+
+    def fields_of(self, message: Message) -> dict[str, object]:
+        return {**super().fields_of(message), "nsq_partition": message.partition}
 
     def partitions(self, now: float) -> list[PartitionHealth]:
         tracks = sorted(self._tracks.items())
