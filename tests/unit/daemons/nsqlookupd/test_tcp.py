@@ -83,7 +83,7 @@ def test_ping_keeps_a_node_active(nsqd: Conversation) -> None:
     assert len(nsqd.registry.nodes(501.0)) == 1
 
 
-def test_ping_before_identify(fresh: Conversation) -> None:
+def test_ping_is_answered_before_identify(fresh: Conversation) -> None:
     assert fresh.say(b"PING\n") == [b"OK"]
     assert not fresh.session.identified
 

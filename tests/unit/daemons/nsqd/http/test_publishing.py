@@ -57,27 +57,29 @@ def test_pub_with_defer_delays_the_message() -> None:
         ("/mpub?topic=t&binary", b"a\nb", (413, "BAD_BODY")),
     ],
 )
-def test_refusals_in_their_order(target: str, body: bytes, refusal: tuple[int, str]) -> None:
+def test_invalid_publishes_are_refused_in_gos_order(
+    target: str, body: bytes, refusal: tuple[int, str]
+) -> None:
     api = Api(max_msg_size=10, max_body_size=30, max_req_timeout=5.0)
     assert api.refused("POST", target, body) == refusal
     assert api.world.broker.topics == {}
 
 
 @pytest.mark.parametrize("path", ["/mpub?topic=t", "/mput?topic=t", "/mpub?topic=t&binary=false&x=1"])
-def test_mpub_of_lines(path: str) -> None:
+def test_an_mpub_may_be_lines(path: str) -> None:
     api = Api()
     assert api.ask("POST", path, b"\na\nb\r\n\n\nc") == OK
     assert waiting(api) == [b"a", b"b\r", b"c"]
 
 
 @pytest.mark.parametrize("binary", ["true", "1", "maybe", ""])
-def test_mpub_in_binary(binary: str) -> None:
+def test_an_mpub_may_be_binary(binary: str) -> None:
     api = Api()
     assert api.ask("POST", f"/mpub?topic=t&binary={binary}", pack_bodies([b"a\n", b"b"])) == OK
     assert waiting(api) == [b"a\n", b"b"]
 
 
-def test_mpub_of_nothing() -> None:
+def test_an_mpub_may_be_empty() -> None:
     api = Api()
     assert api.ask("POST", "/mpub?topic=t", b"\n\n") == OK
     assert api.ask("POST", "/mpub?topic=t", b"", headers={"Host": "h"}) == OK
