@@ -97,6 +97,8 @@ class ConsumingEndpoint(Endpoint, ConnDelegate):
         self._pool.put(messages)
 
     def on_error(self, conn: Conn, error: ServerError) -> None:
+        if self._engine.pool.expects(error):
+            return
         level = logging.ERROR if error.fatal else logging.WARNING
         log.log(level, "%s: nsqd %s: %s", self._engine.name, conn.address, error, extra=self._fields)
         self._engine.tell(self._engine.hooks.server_error, conn.address, error)
