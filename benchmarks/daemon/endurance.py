@@ -21,7 +21,7 @@ _BATCH = 200
 
 
 def comparisons() -> Sequence[Comparison]:
-    return [_idle(), _backlog()]
+    return [_idle(), _backlog(), _deferred()]
 
 
 def _idle() -> Comparison:
@@ -78,6 +78,43 @@ def _pile_up(command: Command) -> Measure:
             # The driver ends after the last message, and fails if one is missing.
             drained = drive("consume", server.port, count, SIZE, 1)
             return [memory / MEGABYTE, peak_memory(server.pid) / MEGABYTE, *filled, *drained]
+
+    return measure
+
+
+def _deferred() -> Comparison:
+    return Comparison(
+        name=f"{_BACKLOG:,} deferred, due within a day",
+        figures=(
+            Figure("memory more", "MB", aim=150),
+            Figure("deferred", "msg/s"),
+            Figure("pub before", "msg/s"),
+            Figure("pub beside", "msg/s"),
+            Figure("sub beside", "msg/s"),
+        ),
+        contenders={
+            name: _defer(command)
+            for name, command in servers.nsqds("--max-req-timeout=24h", mem_queue_size=_IN_MEMORY).items()
+        },
+        rounds=1,
+        not_run=_needs_proc(),
+    )
+
+
+def _defer(command: Command) -> Measure:
+    def measure(scale: float) -> Sequence[float]:
+        count, published = round(_BACKLOG * scale), round(_BACKLOG * scale / 10)
+        with serving(command) as server:
+            drive("publish", server.port, "pub", published, SIZE, _BATCH)
+            drive("consume", server.port, published, SIZE, 1)  # makes the channel
+            before = drive("publish", server.port, "pub", published, SIZE, _BATCH)
+            drive("consume", server.port, published, SIZE, 1)
+            idle = resident_memory(server.pid)
+            deferred = drive("defer", server.port, count, SIZE, _BATCH)
+            memory = resident_memory(server.pid) - idle
+            beside = drive("publish", server.port, "pub", published, SIZE, _BATCH)
+            consumed = drive("consume", server.port, published, SIZE, 1)
+            return [memory / MEGABYTE, *deferred, *before, *beside, *consumed]
 
     return measure
 

@@ -65,6 +65,10 @@ def pub(topic: str, body: bytes) -> bytes:
     return f"PUB {topic}\n".encode() + SIZE.pack(len(body)) + body
 
 
+def dpub(topic: str, milliseconds: int, body: bytes) -> bytes:
+    return f"DPUB {topic} {milliseconds}\n".encode() + SIZE.pack(len(body)) + body
+
+
 def mpub(topic: str, body: bytes, count: int) -> bytes:
     packed = SIZE.pack(count) + (SIZE.pack(len(body)) + body) * count
     return f"MPUB {topic}\n".encode() + SIZE.pack(len(packed)) + packed

@@ -494,11 +494,12 @@ class Conn:
             self._delegate.on_timed_out(self, message)
         return dropped
 
-    def expire(self, now: float) -> list[Message]:
-        """Drop the messages whose time is up, and return them."""
+    def expire(self, now: float) -> None:
+        """Time out the messages whose time is up."""
         expired = self.session.expire(now)
         self._wake()
-        return expired
+        for message in expired:
+            self._delegate.on_timed_out(self, message)
 
 
 def _milliseconds(delay: float) -> int:

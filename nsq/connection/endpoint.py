@@ -223,7 +223,10 @@ class Endpoint:
         news = str(error) != str(self.backoff.reason)
         self.backoff.failed(error, self._clock(), final=not error.retry)
         self.status = Status.WAITING
-        self.refused(error, news)
+        try:
+            self.refused(error, news)
+        except Exception:
+            log.exception("noting that %s refuses failed, which is a bug of ours", self.address)
 
     def _write(self) -> None:
         while (conn := self._to_write.get()) is not None:

@@ -13,31 +13,33 @@ a user's thread at any bytecode. Other threads read ``_conns_and_totals``, which
 
 from __future__ import annotations
 
-import itertools
 import logging
 import math
 import random
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from nsq.config import Config
 from nsq.connection.backoff import Pauses
-from nsq.connection.conn import Conn, ConnDelegate
-from nsq.connection.endpoint import Endpoint, Endpoints, Key, Status, Wanted
+from nsq.connection.conn import Conn
+from nsq.connection.endpoint import Endpoints, Key, Status, Wanted
 from nsq.connection.handshake import describe
 from nsq.connection.subscription import Subscription
+from nsq.consumer.endpoint import ConsumingEndpoint
 from nsq.consumer.handlers import DeadLetters, HandlerPool, requeue_delay
 from nsq.consumer.rdy import Backoff, Outcome, RdyWindows, Strategy, exponential
 from nsq.consumer.reports import (
-    ConnectionHealth,
     ConsumerHealth,
     ConsumerHooks,
     ConsumerStats,
     StopReport,
+    added,
+    health_of,
+    stats_of,
 )
 from nsq.discovery.lookups import Discovery
 from nsq.errors import Closed, NsqError, ServerError
@@ -65,46 +67,9 @@ _STEP = 0.05
 _STARVED_AT = 0.85
 #: Seconds that a caller waits for the owner to carry out a request such as ``pause``.
 _PATIENCE = 5.0
-#: Seconds. If a connection lived at least so long, and longer than the longest pause before the next dial, it
-#: was a good one: pauses begin anew. An nsqd that accepts and then hangs up never gets there.
-_STEADY = 10.0
 
 
-class ConsumingEndpoint(Endpoint):
-    """One nsqd of a consumer, for one subscription."""
-
-    def __init__(self, engine: Engine, config: Config, pauses: Pauses) -> None:
-        super().__init__(engine, config, time.monotonic, pauses.draw)
-        self._engine, self._pauses = engine, pauses
-
-    def make_conn(self) -> Conn:
-        return Conn(
-            self.address,
-            self._config,
-            self._engine,
-            transport=self._engine.transport,
-            context=self._engine.context,
-            subscription=self.subscription,
-        )
-
-    def connected(self, conn: Conn) -> None:
-        self._engine.adopt(self, conn)
-
-    def refused(self, error: NsqError, news: bool) -> None:
-        self._engine.refused(self, error, news)
-
-    def ended(self, conn: Conn, cause: NsqError | None) -> None:
-        now = self._clock()
-        if cause is None:  # as we ordered; it may be wanted again meanwhile
-            self.backoff.lost(None, now)
-            return
-        if now - conn.connected_at >= max(_STEADY, self._pauses.ceiling(self.backoff.failures)):
-            self.backoff.failures = 0
-        self.backoff.failed(cause, now)
-        self._engine.discovery.ask_soon()
-
-
-class Engine(ConnDelegate):
+class Engine:
     """The owner and its state. Discovery reports to ``found`` and ``dropped``."""
 
     def __init__(
@@ -139,12 +104,12 @@ class Engine(ConnDelegate):
         """Whether auto_touch also touches messages that the program answers after their handler's end."""
         self.config = config
         self.pool = make_pool(self)
-        self.pool.fields = self._fields()
+        self.pool.fields = self.fields()
         self._own_transport = SocketTransport(config.local_address)
         self.transport = transport or self._own_transport
         self.context = context_of(config)
-        self._hooks = hooks or ConsumerHooks()
-        self._hooked = hooks is not None  # without hooks, events cost nothing
+        self.hooks = hooks or ConsumerHooks()
+        self.hooked = hooks is not None  # without hooks, events cost nothing
         self._callbacks = Callbacks(f"{self.name}-hooks", log)
         self.pool.gives_up_at_last_failure = dead_letter_reasons
         reasons_of = f"{self.topic}/{self.channel}" if dead_letter_reasons else ""
@@ -155,14 +120,14 @@ class Engine(ConnDelegate):
         self._user_give_up = give_up
         self._decision_due = False  # the windows may have to change
         # The connections, and the totals of ended ones: received, finished, requeued, timed out.
-        self._conns_and_totals: tuple[dict[Key, Conn], list[int]] = {}, [0, 0, 0, 0]
+        self.conns_and_totals: tuple[dict[Key, Conn], list[int]] = {}, [0, 0, 0, 0]
         pauses = Pauses(config.reconnect_initial, config.reconnect_max, random.random)
         self.endpoints: Endpoints[ConsumingEndpoint] = Endpoints(
             lambda: ConsumingEndpoint(self, config, pauses),
             time.monotonic,
             search=lambda: self.discovery.ask_soon(),
         )
-        self._given_up = 0
+        self.given_up = 0
         self._counting = threading.Lock()  # guards the line above; taken by handler threads alone
         self._ticked_at = 0.0
         self.max_in_flight_set = False
@@ -261,7 +226,7 @@ class Engine(ConnDelegate):
         self.discovery.abandon()
         self._own_transport.abandon()
         self.endpoints.abandon()
-        self._conns_and_totals = {}, self._conns_and_totals[1]
+        self.conns_and_totals = {}, self.conns_and_totals[1]
         self._inherited = True
         watch, self.watch = self.watch, None
         if watch is not None:
@@ -272,7 +237,7 @@ class Engine(ConnDelegate):
     def _begin(self) -> None:
         try:
             if not self._stop_requested:
-                if self._hooked:
+                if self.hooked:
                     self._callbacks.start()
                 self.pool.start()
                 self.discovery.start()
@@ -310,7 +275,7 @@ class Engine(ConnDelegate):
         self._join_by = min(self._join_by, hard - keep * 0.2)  # the rest is for ``stop`` to take the report
         if self._closing is not None:
             return
-        self._closing = conns = list(self._conns.values())
+        self._closing = conns = list(self.conns.values())
         self.owner.changed.wake()
         self.discovery.stop()
         self.endpoints.stop()
@@ -322,9 +287,9 @@ class Engine(ConnDelegate):
         self._decide()
 
     def _stop_when_done(self) -> None:
-        if self._conns and time.monotonic() < self._stop_by:
+        if self.conns and time.monotonic() < self._stop_by:
             return
-        left = list(self._conns.values())
+        left = list(self.conns.values())
         self._left = StopReport(
             clean=False,
             in_flight=sum(conn.session.in_flight for conn in left),
@@ -345,8 +310,8 @@ class Engine(ConnDelegate):
         self._join(self.endpoints.join, lambda: self._join_by)
         self._join(self.discovery.join, lambda: self._join_by)
         self.owner.run_requests()
-        for conn in list(self._conns.values()):  # cut off, but its threads have not ended yet
-            self._forget(conn, None)
+        for conn in list(self.conns.values()):  # cut off, but its threads have not ended yet
+            self.forget(conn, None)
         self._join(self._callbacks.stop, lambda: self._join_by)
         report = self._left
         if not (report.in_flight or report.cut_off or report.unfinished_threads):
@@ -354,10 +319,10 @@ class Engine(ConnDelegate):
         elif answered and not report.unfinished_threads:  # as after ``stop(0)``
             cut_off = ", ".join(report.cut_off)
             log.info(
-                "%s stopped, nothing was in flight; cut off: %s", self.name, cut_off, extra=self._fields()
+                "%s stopped, nothing was in flight; cut off: %s", self.name, cut_off, extra=self.fields()
             )
         else:
-            log.warning("%s did not stop cleanly: %s", self.name, report, extra=self._fields())
+            log.warning("%s did not stop cleanly: %s", self.name, report, extra=self.fields())
         self.report = report
 
     def _join(self, join: Callable[[float], list[str]], by: Callable[[], float]) -> None:
@@ -388,28 +353,27 @@ class Engine(ConnDelegate):
         return min(self._ticked_at + interval, math.inf if until is None else until)
 
     def _shortest_timeout(self) -> float:
-        return min((conn.session.msg_timeout for conn in self._conns.values()), default=60.0)
+        return min((conn.session.msg_timeout for conn in self.conns.values()), default=60.0)
 
     def _tick(self) -> None:
         now = time.monotonic()
         if now < self._next_tick():
             return
         self._ticked_at = now
-        conns = list(self._conns.values())
+        conns = list(self.conns.values())
         if self.config.auto_touch:
             working = None if self.touches_unanswered else set(self.pool.in_work())
             for conn in conns:
                 conn.touch_expiring(now, working)
         for conn in conns:
-            for message in conn.expire(now):
-                self.on_timed_out(conn, message)
+            conn.expire(now)
         if self.pool.inbox.qsize() > self.windows.max_in_flight:
             self.pool.sweep(now)
         handling = self.windows.handling
         if handling.active:
             oldest = max((conn.session.oldest(now) for conn in conns), default=0.0)
             if handling.relax(now, self._handling_time(), self.windows.max_in_flight, oldest):
-                allowed, extra = self.windows.allowed, self._fields()
+                allowed, extra = self.windows.allowed, self.fields()
                 log.info(
                     "%s: the handlers are quick: at most %d messages now", self.name, allowed, extra=extra
                 )
@@ -420,9 +384,9 @@ class Engine(ConnDelegate):
         """Return the seconds within which a handler must begin with a message."""
         if not self.config.auto_touch:
             return self._shortest_timeout()
-        return min((conn.session.max_msg_timeout for conn in self._conns.values()), default=900.0)
+        return min((conn.session.max_msg_timeout for conn in self.conns.values()), default=900.0)
 
-    def _handlers_are_late(self) -> None:
+    def handlers_are_late(self) -> None:
         """Lower the handlers' limit: a message has timed out before its handler was done."""
         now, timeout, most = time.monotonic(), self._handling_time(), self.windows.max_in_flight
         if self.windows.handled_late(now, timeout, len(self.pool)):
@@ -436,7 +400,7 @@ class Engine(ConnDelegate):
                 limit,
                 most,
                 timeout,
-                extra=self._fields(),
+                extra=self.fields(),
             )
             self._shrunk = True
             self._decide()
@@ -444,7 +408,7 @@ class Engine(ConnDelegate):
     # Windows: the owner.
 
     def _in_flight(self) -> dict[Hashable, int]:
-        return {conn: conn.session.in_flight for conn in self._conns.values()}
+        return {conn: conn.session.in_flight for conn in self.conns.values()}
 
     def _decide(self) -> None:
         was_below_target = self.windows.below_target
@@ -458,7 +422,7 @@ class Engine(ConnDelegate):
             assert isinstance(conn, Conn)
             conn.send_rdy(rdy)
 
-    def _outcome(self, outcome: Outcome, conn: Conn, answer: Message | tuple[Message, int]) -> None:
+    def outcome(self, outcome: Outcome, conn: Conn, answer: Message | tuple[Message, int]) -> None:
         """Note an outcome, and send the answer after the RDY: the answer makes room for another message."""
         backoff, now = self.windows.backoff, time.monotonic()
         before = backoff.level, backoff.until
@@ -469,7 +433,7 @@ class Engine(ConnDelegate):
             conn.put(answer)
         if (backoff.level, backoff.until) != before:
             if backoff.until is None:
-                log.info("%s: backing off is over", self.name, extra=self._fields())
+                log.info("%s: backing off is over", self.name, extra=self.fields())
             else:
                 log.log(
                     logging.WARNING if outcome is Outcome.FAILURE else logging.INFO,
@@ -477,22 +441,22 @@ class Engine(ConnDelegate):
                     self.name,
                     backoff.until - now,
                     backoff.level,
-                    extra=self._fields(),
+                    extra=self.fields(),
                 )
-            self._tell(self._hooks.backing_off, backoff.level)
+            self.tell(self.hooks.backing_off, backoff.level)
 
-    def _tell(self, hook: Callable[..., None], *args: object) -> None:
-        if self._hooked:
+    def tell(self, hook: Callable[..., None], *args: object) -> None:
+        if self.hooked:
             self._callbacks.tell(hook, *args)
 
     # Connections come and go. Requests of discovery and of endpoints, and the owner.
 
     @property
-    def _conns(self) -> dict[Key, Conn]:
-        return self._conns_and_totals[0]
+    def conns(self) -> dict[Key, Conn]:
+        return self.conns_and_totals[0]
 
     def connected_keys(self) -> list[Key]:
-        return list(self._conns)
+        return list(self.conns)
 
     def give_each_room(self) -> None:
         """Let each connection have a message at a time, unless the user has set a smaller max_in_flight."""
@@ -520,7 +484,7 @@ class Engine(ConnDelegate):
 
     def _drop(self, key: Key) -> None:
         """Close a connection that is not wanted any more."""
-        conn = self._conns.get(key)
+        conn = self.conns.get(key)
         if conn is not None and not conn.session.closing:
             conn.send_cls()
             self.windows.closing(conn)
@@ -549,43 +513,31 @@ class Engine(ConnDelegate):
         self.windows.connected(conn, conn.session.max_rdy, time.monotonic())
         self._decide()
         # When it has its share: ``wait_until_connected`` counts it from now on.
-        conns, gone = self._conns_and_totals
-        self._conns_and_totals = {**conns, conn.key: conn}, gone
+        conns, gone = self.conns_and_totals
+        self.conns_and_totals = {**conns, conn.key: conn}, gone
         # Before the loops run: hooks must hear of a connection's beginning before its end.
-        self._tell(self._hooks.connected, conn.address)
+        self.tell(self.hooks.connected, conn.address)
         self.discovery.connected(conn)
-        log.info("%s: connected to nsqd %s", self.name, conn.address, extra=self._fields(conn.address))
+        log.info("%s: connected to nsqd %s", self.name, conn.address, extra=self.fields(conn.address))
 
-    def _forget(self, conn: Conn, cause: NsqError | None) -> None:
-        self._conns_and_totals = (
-            {key: each for key, each in self._conns.items() if each is not conn},
-            _added(self._conns_and_totals[1], [conn]),
+    def forget(self, conn: Conn, cause: NsqError | None) -> None:
+        self.conns_and_totals = (
+            {key: each for key, each in self.conns.items() if each is not conn},
+            added(self.conns_and_totals[1], [conn]),
         )
         self.windows.disconnected(conn)
         self._decide()
-        fields = self._fields(conn.address)
+        fields = self.fields(conn.address)
         if cause is None:
             log.info("%s: connection to nsqd %s closed", self.name, conn.address, extra=fields)
         else:
             log.warning("%s: connection lost: %s", self.name, describe(conn.address, cause), extra=fields)
-        self._tell(self._hooks.disconnected, conn.address, cause)
+        self.tell(self.hooks.disconnected, conn.address, cause)
         self.discovery.disconnected(conn.key, cause)
-
-    def refused(self, endpoint: ConsumingEndpoint, error: NsqError, news: bool) -> None:
-        """Log and report that a dial has failed, unless it failed so before."""
-        wanted = endpoint.wanted
-        passing = wanted is not None and self.discovery.refused(wanted.key, error)
-        if not news or isinstance(error, Closed):
-            return
-        reason, fields = describe(endpoint.address, error), self._fields(endpoint.address)
-        level = logging.INFO if passing else logging.WARNING
-        log.log(level, "no connection to an nsqd, trying again: %s", reason, extra=fields)
-        if isinstance(error, ServerError) and not error.retry:
-            self._tell(self._hooks.server_error, endpoint.address, error)
 
     def _see_whether_all_refuse(self) -> None:
         """End ``run`` if every known nsqd has refused the subscription for good."""
-        if self.refusal is not None or self._conns:
+        if self.refusal is not None or self.conns:
             return
         reasons = [each.backoff.reason for each in self.endpoints.all]
         refusals = [each for each in reasons if isinstance(each, ServerError) and not each.retry]
@@ -594,10 +546,10 @@ class Engine(ConnDelegate):
             self._wake_run()
 
     def tell_stuck(self, message: Message) -> None:
-        self._tell(self._hooks.stuck, message)
+        self.tell(self.hooks.stuck, message)
 
     def tell_out_of_order(self, message: Message) -> None:
-        self._tell(self._hooks.out_of_order, message)
+        self.tell(self.hooks.out_of_order, message)
 
     def refuse(self, error: NsqError) -> None:
         """Note that the topic cannot be consumed with the user's options. Called by discovery."""
@@ -609,66 +561,10 @@ class Engine(ConnDelegate):
             self.refusal = error
             self._wake_run()
 
-    # The connections' delegate, called by their loops and by threads that answer.
-
-    def on_messages(self, conn: Conn, messages: list[Message]) -> None:
-        now = conn.last_message_at
-        nsqd = self.windows.nsqds.get(conn)
-        if nsqd is not None:
-            silent = now - nsqd.last_message_at
-            nsqd.last_message_at = nsqd.has_sent_at = now
-            if silent >= self.config.low_rdy_idle_timeout:
-                self.request_decision()  # this nsqd's share grows again
-        self._tell(self._hooks.received, messages)
-        self.pool.put(messages)
-
-    def on_error(self, conn: Conn, error: ServerError) -> None:
-        level = logging.ERROR if error.fatal else logging.WARNING
-        log.log(level, "%s: nsqd %s: %s", self.name, conn.address, error, extra=self._fields(conn.address))
-        self._tell(self._hooks.server_error, conn.address, error)
-
-    def on_heartbeat(self, conn: Conn) -> None:
-        self._tell(self._hooks.heartbeat, conn.address)
-
-    def on_close(self, conn: Conn, cause: NsqError | None) -> None:
-        self.owner.ask(partial(self._forget, conn, cause))
-
-    def wants_answers(self) -> bool:
-        return self._hooked or self.windows.backoff.level > 0 or self.windows.below_target
-
-    def on_finished(self, conn: Conn, message: Message) -> bool:
-        if self._hooked:
-            self._tell(self._hooks.finished, message)
-        windows = self.windows
-        if windows.backoff.level:  # the RDY that follows from this answer goes out before it
-            self.owner.ask(partial(self._outcome, Outcome.SUCCESS, conn, message))
-            return True
-        if windows.below_target:
-            self.request_decision()
-        return False
-
-    def on_requeued(self, conn: Conn, message: Message, delay_ms: int, backoff: bool) -> bool:
-        self._tell(self._hooks.requeued, message)
-        outcome = Outcome.FAILURE if backoff else Outcome.NEUTRAL
-        if backoff or self.windows.backoff.level:
-            self.owner.ask(partial(self._outcome, outcome, conn, (message, delay_ms)))
-            return True
-        if self.windows.below_target:
-            self.request_decision()
-        return False
+    # The handlers' threads.
 
     def requeue_delay(self, attempts: int) -> float:
         return requeue_delay(attempts, self.config, random.random())
-
-    def on_timed_out(self, conn: Conn, message: Message) -> None:
-        log.warning("%r from %s timed out here", message, conn.address, extra=self.pool.fields_of(message))
-        self._tell(self._hooks.timed_out, message)
-        if message.auto_response:  # it was in the inbox, or its handler began it too late
-            self.owner.ask(self._handlers_are_late)
-        if self.windows.below_target:
-            self.request_decision()
-
-    # The handlers' threads.
 
     def _known_addresses(self) -> tuple[set[str], set[str]]:
         """Return where to publish dead letters: nsqds, or the nsqlookupds of a partitioned NSQ."""
@@ -677,7 +573,7 @@ class Engine(ConnDelegate):
 
     @property
     def starved(self) -> bool:
-        sessions = [conn.session for conn in self._conns.values()]
+        sessions = [conn.session for conn in self.conns.values()]
         return any(each.in_flight > 0 and each.in_flight >= each.rdy * _STARVED_AT for each in sessions)
 
     def give_up(self, message: Message, error: BaseException | None) -> None:
@@ -696,99 +592,28 @@ class Engine(ConnDelegate):
             message, message.nsqd_address, most, fate, extra=self.pool.fields_of(message),
         )  # fmt: skip
         with self._counting:
-            self._given_up += 1
-        self._tell(self._hooks.given_up, message)
+            self.given_up += 1
+        self.tell(self.hooks.given_up, message)
 
     # State and reports: any thread.
 
     def wait_until_connected(self, connections: int, deadline: float) -> bool:
-        self.owner.changed.wait_for(lambda: len(self._conns) >= connections or self._stop_requested, deadline)
-        return len(self._conns) >= connections
+        self.owner.changed.wait_for(lambda: len(self.conns) >= connections or self._stop_requested, deadline)
+        return len(self.conns) >= connections
 
     @property
     def threads(self) -> int:
         endpoints = sum([len(endpoint.threads) for endpoint in self.endpoints.all])
-        own = self.owner.exists + (self._hooked and self.running)
+        own = self.owner.exists + (self.hooked and self.running)
         return endpoints + own + len(self.discovery.threads) + (len(self.pool) if self.running else 0)
 
     def stats(self) -> ConsumerStats:
-        conns, gone = self._conns_and_totals
-        received, finished, requeued, timed_out = _added(gone, conns.values())
-        return ConsumerStats(
-            received=received,
-            finished=finished,
-            requeued=requeued,
-            timed_out=timed_out,
-            given_up=self._given_up,
-            in_flight=sum([conn.session.in_flight for conn in conns.values()]),
-            waiting=self.pool.inbox.qsize(),
-            connections=len(conns),
-            order_errors=sum(each.order_errors for each in self.pool.partitions(time.monotonic())),
-        )
+        return stats_of(self)
 
     def health(self) -> ConsumerHealth:
-        now = time.monotonic()
-        conns = sorted(self._conns.values(), key=lambda conn: conn.address)
-        connections = [
-            ConnectionHealth(
-                nsqd_address=conn.address,
-                rdy=conn.session.rdy,
-                reason=self.windows.reason(conn),
-                in_flight=conn.session.in_flight,
-                seconds_connected=now - conn.connected_at,
-                seconds_since_message=now - conn.last_message_at,
-                partition=conn.key[1] if isinstance(conn.key[1], int) else None,
-            )
-            for conn in conns
-        ]
-        return ConsumerHealth(
-            ok=any(connection.rdy for connection in connections),
-            summary=self._summary(connections),
-            state=self.state,
-            max_in_flight=self.windows.max_in_flight,
-            paused=self.windows.paused,
-            starved=self.starved,
-            backoff_level=self.windows.backoff.level,
-            connections=connections,
-            partitions=self.pool.partitions(now),
-            missing_partitions=list(self.discovery.missing),
-            threads=self.threads,
-            discovery=self._discovery_health(now) if self.running else [],
-        )
+        return health_of(self)
 
-    def _summary(self, connections: list[ConnectionHealth]) -> str:
-        if self.state != "running":
-            return self.state
-        if self.refusal is not None:
-            return str(self.refusal)
-        if not connections:
-            endpoints = sorted(self.endpoints.all, key=lambda endpoint: endpoint.label)
-            reasons = dict.fromkeys(each.reason for each in endpoints if each.backoff.reason is not None)
-            return "; ".join(["no connection to any nsqd", *itertools.islice(reasons, 3)])
-        stuck = [connection for connection in connections if not connection.rdy]
-        many, open_ones = len(connections), len(connections) - len(stuck)
-        if not open_ones:
-            return f"no nsqd may send: {stuck[0].reason}"
-        if many == 1:
-            return f"1 connection, which may send{self._troubles()}"
-        return f"{many} connections, {open_ones if stuck else 'all'} of which may send{self._troubles()}"
-
-    def _troubles(self) -> str:
-        """Name the partitions that deliver nothing, as the end of a sentence."""
-        partitions, missing = self.pool.partitions(time.monotonic()), self.discovery.missing
-        found = {
-            "stuck": [each.partition for each in partitions if each.stuck and not each.stopped],
-            "stopped": [each.partition for each in partitions if each.stopped],
-            "without a leader": missing,
-        }
-        named = [f"{', '.join(map(str, numbers))} {state}" for state, numbers in found.items() if numbers]
-        return f"; partitions {'; '.join(named)}" if named else ""
-
-    def _discovery_health(self, now: float) -> list[str]:
-        endpoints = sorted(self.endpoints.all, key=lambda endpoint: endpoint.label)
-        return self.discovery.health() + [endpoint.words(now) for endpoint in endpoints]
-
-    def _fields(self, address: str = "") -> dict[str, str]:
+    def fields(self, address: str = "") -> dict[str, str]:
         """Return the fields of a structured log line."""
         fields = {"nsq_topic": self.topic, "nsq_channel": self.channel}
         return fields | ({"nsqd_address": address} if address else {})
@@ -806,11 +631,6 @@ def plain_pool(engine: Engine) -> HandlerPool:
         starved=lambda: engine.starved,
         requeue_delay=engine.requeue_delay,
     )
-
-
-def _added(gone: list[int], conns: Iterable[Conn]) -> list[int]:
-    """Add the connections' totals (received, finished, requeued, timed out) to those of ended ones."""
-    return [sum(each) for each in zip(gone, *[conn.session.totals for conn in conns], strict=True)]
 
 
 def backoff_strategy(config: Config) -> Strategy:

@@ -588,17 +588,20 @@ class DeadLetters:
             elif nsqds != self._nsqds:
                 self._producer.set_nsqds(nsqds)
             self._nsqds = nsqds
-        # Not longer than the message is ours: after that another consumer has it.
-        timeout = max(_LEAST_TIMEOUT, min(self._timeout, message.time_left))
         if self._reasons_of:
             letter = dead_letter(message, error, self._reasons_of, self._max_attempts)
             try:
-                self._producer.publish(self.topic, letter, timeout=timeout)
+                self._publish(self._producer, letter, message)
                 return
             except BadMessage:
-                log.warning("with its reason %r is too large for the topic %s: only its body goes there",
-                            message, self.topic)  # fmt: skip
-        self._producer.publish(self.topic, message.body, timeout=timeout)
+                text = "with its reason %r is too large for the topic %s: only its body goes there"
+                log.warning(text, message, self.topic)
+        self._publish(self._producer, message.body, message)
+
+    def _publish(self, producer: Producer, body: bytes, message: Message) -> None:
+        # Not longer than the message is ours: after that another consumer has it.
+        timeout = max(_LEAST_TIMEOUT, min(self._timeout, message.time_left))
+        producer.publish(self.topic, body, timeout=timeout)
 
     def close(self, timeout: float) -> list[str]:
         """Close the producer, which ends publishes under way; return the names of threads that have not ended

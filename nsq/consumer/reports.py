@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
+import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from nsq.errors import NsqError, ServerError
 from nsq.message import Message
+
+if TYPE_CHECKING:
+    from nsq.connection.conn import Conn
+    from nsq.consumer.engine import Engine
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +98,96 @@ class StopReport:
 
     def __bool__(self) -> bool:
         return self.clean
+
+
+# Making them: any thread.
+
+
+def stats_of(engine: Engine) -> ConsumerStats:
+    conns, gone = engine.conns_and_totals
+    received, finished, requeued, timed_out = added(gone, conns.values())
+    return ConsumerStats(
+        received=received,
+        finished=finished,
+        requeued=requeued,
+        timed_out=timed_out,
+        given_up=engine.given_up,
+        in_flight=sum([conn.session.in_flight for conn in conns.values()]),
+        waiting=engine.pool.inbox.qsize(),
+        connections=len(conns),
+        order_errors=sum(each.order_errors for each in engine.pool.partitions(time.monotonic())),
+    )
+
+
+def health_of(engine: Engine) -> ConsumerHealth:
+    now = time.monotonic()
+    conns = sorted(engine.conns.values(), key=lambda conn: conn.address)
+    connections = [
+        ConnectionHealth(
+            nsqd_address=conn.address,
+            rdy=conn.session.rdy,
+            reason=engine.windows.reason(conn),
+            in_flight=conn.session.in_flight,
+            seconds_connected=now - conn.connected_at,
+            seconds_since_message=now - conn.last_message_at,
+            partition=conn.key[1] if isinstance(conn.key[1], int) else None,
+        )
+        for conn in conns
+    ]
+    return ConsumerHealth(
+        ok=any(connection.rdy for connection in connections),
+        summary=_summary(engine, connections),
+        state=engine.state,
+        max_in_flight=engine.windows.max_in_flight,
+        paused=engine.windows.paused,
+        starved=engine.starved,
+        backoff_level=engine.windows.backoff.level,
+        connections=connections,
+        partitions=engine.pool.partitions(now),
+        missing_partitions=list(engine.discovery.missing),
+        threads=engine.threads,
+        discovery=_discovery(engine, now) if engine.running else [],
+    )
+
+
+def _summary(engine: Engine, connections: list[ConnectionHealth]) -> str:
+    if engine.state != "running":
+        return engine.state
+    if engine.refusal is not None and not isinstance(engine.refusal, ServerError):
+        return str(engine.refusal)  # of the user's options; those of nsqds are among the reasons below
+    if not connections:
+        endpoints = sorted(engine.endpoints.all, key=lambda endpoint: endpoint.label)
+        reasons = dict.fromkeys(each.reason for each in endpoints if each.backoff.reason is not None)
+        return "; ".join(["no connection to any nsqd", *itertools.islice(reasons, 3)])
+    stuck = [connection for connection in connections if not connection.rdy]
+    many, open_ones = len(connections), len(connections) - len(stuck)
+    if not open_ones:
+        return f"no nsqd may send: {stuck[0].reason}"
+    if many == 1:
+        return f"1 connection, which may send{_troubles(engine)}"
+    return f"{many} connections, {open_ones if stuck else 'all'} of which may send{_troubles(engine)}"
+
+
+def _troubles(engine: Engine) -> str:
+    """Name the partitions that deliver nothing, as the end of a sentence."""
+    partitions, missing = engine.pool.partitions(time.monotonic()), engine.discovery.missing
+    found = {
+        "stuck": [each.partition for each in partitions if each.stuck and not each.stopped],
+        "stopped": [each.partition for each in partitions if each.stopped],
+        "without a leader": missing,
+    }
+    named = [f"{', '.join(map(str, numbers))} {state}" for state, numbers in found.items() if numbers]
+    return f"; partitions {'; '.join(named)}" if named else ""
+
+
+def _discovery(engine: Engine, now: float) -> list[str]:
+    endpoints = sorted(engine.endpoints.all, key=lambda endpoint: endpoint.label)
+    return engine.discovery.health() + [endpoint.words(now) for endpoint in endpoints]
+
+
+def added(gone: list[int], conns: Iterable[Conn]) -> list[int]:
+    """Add the connections' totals (received, finished, requeued, timed out) to those of ended ones."""
+    return [sum(each) for each in zip(gone, *[conn.session.totals for conn in conns], strict=True)]
 
 
 # Hooks.

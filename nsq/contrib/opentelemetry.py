@@ -11,6 +11,7 @@ to the consumer. Without one, bodies are unchanged, and producer and consumer ha
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -148,7 +149,7 @@ class Telemetry:
         ) as span:
             try:
                 yield
-            except Requeue:  # no error: trying later is normal
+            except (Requeue, asyncio.CancelledError):  # no error: the message only comes again
                 raise
             except BaseException as error:
                 result["error.type"] = type(error).__qualname__

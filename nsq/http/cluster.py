@@ -44,7 +44,7 @@ class Node:
         info = self.info
         try:
             if is_unix(info.broadcast_address):
-                raise UsageError(f"broadcast address {info.broadcast_address!r} is no host")
+                raise UsageError(f"broadcast address {info.broadcast_address!r} is not a host")
             split(info.tcp_address)
             if not parse_url(info.http_address).port:
                 raise UsageError("HTTP port is 0")

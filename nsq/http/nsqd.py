@@ -50,13 +50,19 @@ class NsqdApi(Api):
         args |= {"include_clients": _boolean(include_clients), "include_mem": _boolean(include_mem)}
         return self._get("/stats", args, lambda reply: read(reply, NsqdStats))
 
-    def peek(self, topic: str, channel: str = "", *, n: int = 10) -> list[PeekedMessage]:
-        """Return the first ``n`` messages, 100 at most, that wait in the topic or in its channel.
+    def peek(
+        self, topic: str, channel: str = "", *, n: int = 10, deferred: bool = False
+    ) -> list[PeekedMessage]:
+        """Return the first ``n`` messages, 100 at most, that wait in the topic or in its channel; with
+        ``deferred``, those of the channel that are due next.
 
         This consumes, counts and reorders nothing. Only our nsqd has it; its --peek sets who may call it.
         """
         path = "/channel/peek" if channel else "/topic/peek"
-        return self._get(path, {**_named(topic, channel), "n": str(n)}, _parse_peeked)
+        args = {**_named(topic, channel), "n": str(n)}
+        if deferred:
+            args["deferred"] = "true"
+        return self._get(path, args, _parse_peeked)
 
     # Publishing
 
@@ -203,6 +209,7 @@ class PeekedMessage:
     size: int
     body: bytes
     truncated: bool
+    due_in: float | None = None  # seconds, if it is deferred
 
 
 class _Peeked(TypedDict):
@@ -214,6 +221,7 @@ class _Peeked(TypedDict):
     truncated: bool
     encoding: str
     body: str
+    due_in_ms: NotRequired[int]
 
 
 def _parse_peeked(reply: HttpReply) -> list[PeekedMessage]:
@@ -230,6 +238,7 @@ def _parse_peeked(reply: HttpReply) -> list[PeekedMessage]:
                 size=each["size"],
                 body=body,
                 truncated=each["truncated"],
+                due_in=each["due_in_ms"] / 1000 if "due_in_ms" in each else None,
             )
         )
     return messages
@@ -296,6 +305,13 @@ class ClientStats(TypedDict, total=False):
     tls_negotiated_protocol_is_mutual: bool
 
 
+class DueCount(TypedDict):
+    """``count`` messages are due within so many seconds; None for any later time."""
+
+    within: int | None
+    count: int
+
+
 class ChannelStats(TypedDict):
     """A channel. ``clients`` is empty if the request left them out; ``client_count`` is their number."""
 
@@ -304,6 +320,9 @@ class ChannelStats(TypedDict):
     backend_depth: int
     in_flight_count: int
     deferred_count: int
+    deferred_on_disk: NotRequired[int]
+    next_deferred_ms: NotRequired[int]
+    deferred_due: NotRequired[list[DueCount]]
     message_count: int
     requeue_count: int
     timeout_count: int

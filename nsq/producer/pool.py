@@ -74,6 +74,9 @@ _LEAST_TO_CLOSE = 0.1
 #: The most seconds by which each producer delays the end of the program.
 _EXIT_TIMEOUT = 5.0
 
+#: The most nsqds whose reasons an error lists.
+_MOST_REASONS = 10
+
 Hook = Callable[[Any], None] | None
 
 
@@ -152,7 +155,9 @@ class Pool:
         self._gone = False  # the owner ends: it carries out no more requests
         self._warned_of_loop = False
         self._redial_requested = False  # endpoints know that a publish waits
-        self._counts_gone = [0, 0]  # published and failed, of endpoints that are gone
+        self._gone_counts = [0, 0]  # published and failed, of endpoints that are gone
+        # The endpoints, and the counts of those that are gone: swapped together, so that none is missed.
+        self._counted: tuple[tuple[PublishingEndpoint, ...], tuple[int, int]] = (), (0, 0)
         # Its threads run already, for an nsqd that discovery finds when no more threads can be started.
         self._spare: PublishingEndpoint | None = None
         self.book.begin(self)
@@ -460,8 +465,8 @@ class Pool:
     def _add_counts(self, gone: PublishingEndpoint) -> None:
         """Keep the counts of an endpoint that is removed."""
         counts = gone.stats()
-        self._counts_gone[0] += counts.published
-        self._counts_gone[1] += counts.failed
+        self._gone_counts[0] += counts.published
+        self._gone_counts[1] += counts.failed
 
     def _note_own_threads(self) -> None:
         threads = [thread for each in self.endpoints.all for thread in each.threads]
@@ -485,6 +490,9 @@ class Pool:
 
     def _choose(self) -> None:
         """Choose the connections to use from now on. Waiting publishes go first."""
+        if self.endpoints.changed:
+            self.endpoints.changed = False
+            self._counted = self.endpoints.all, (self._gone_counts[0], self._gone_counts[1])
         # Pairs: an endpoint's next connection is used only after this one's rest has been taken back.
         takers = tuple((each, conn) for each in self.endpoints.all if (conn := each.open) is not None)
         if self.book.assign(takers):
@@ -781,13 +789,14 @@ class Pool:
         return tuple(endpoint.address for endpoint in self.endpoints.all) or self._addresses
 
     def stats(self) -> ProducerStats:
-        connections = tuple(endpoint.stats() for endpoint in self.endpoints.all)
+        endpoints, (published, failed) = self._counted
+        connections = tuple(endpoint.stats() for endpoint in endpoints)
         if not connections:
             connections = tuple(ConnectionStats(address=address) for address in self._addresses)
         return ProducerStats(
             pending=self.unended,
-            published=self._counts_gone[0] + sum([each.published for each in connections]),
-            failed=self._counts_gone[1] + sum([each.failed for each in connections]),
+            published=published + sum([each.published for each in connections]),
+            failed=failed + sum([each.failed for each in connections]),
             connections=connections,
         )
 
@@ -795,7 +804,10 @@ class Pool:
         """Return for each address why its nsqd could not be reached."""
         if not self.endpoints.all:
             return f"no nsqd is known: {self.discovery.absence}"
-        reasons = (endpoint.reason for endpoint in self.endpoints.all)
+        endpoints = self.endpoints.all
+        reasons = [endpoint.reason for endpoint in endpoints[:_MOST_REASONS]]
+        if len(endpoints) > _MOST_REASONS:
+            reasons.append(f"and {len(endpoints) - _MOST_REASONS} more")
         return f"no nsqd could be reached in time: {'; '.join(reasons)}"
 
 

@@ -504,7 +504,7 @@ class Doctor(NsqCommand):
             print(f"{found.state:8}{found.what}: {found.text}", flush=True)
             if found.remedy:
                 print(f"{'':8}→ {found.remedy}")
-        well = "all that was checked is well" if skipped else "all is well"
+        well = "all checks that ran passed" if skipped else "all checks passed"
         print(f"problems to fix: {wrong}" if wrong else well)
         return 1 if wrong else 0
 

@@ -69,7 +69,7 @@ def moment(given: str | datetime.datetime) -> int:
             read = datetime.datetime.fromisoformat(given.strip())
         except ValueError:
             wanted = "2026-03-01, 2026-03-01T07:30 or milliseconds since 1970"
-            raise ConfigError(f"{given!r} is no point in time (want {wanted})") from None
+            raise ConfigError(f"{given!r} is not a point in time (want {wanted})") from None
         given = read if read.tzinfo else read.replace(tzinfo=datetime.UTC)
     if given.tzinfo is None:
         raise ConfigError(f"{given!r} has no time zone: add tzinfo=datetime.UTC, or another")

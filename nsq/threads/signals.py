@@ -36,12 +36,14 @@ class _Pipe:
     """A pipe, closed when the last reference to it is gone: no thread writes to a reused descriptor.
 
     An exception out of a signal handler must not leak the descriptors. It could come between making and
-    storing them, so a thread of ours does both. It could come inside a ``__del__`` written in Python, so this
-    ``__del__`` is one C call, which closes both before any Python code runs.
+    storing them, so a thread of ours does both. It could come inside a ``__del__`` written in Python, between
+    two of its bytecodes, so this one has none.
     """
 
     reader = writer = -1  # until the pipe is made
     _close: Callable[[], object] = tuple  # nothing to close yet
+    # Python looks ``__del__`` up on the class, binds it to the object, and calls the result. Here binding it
+    # means reading the property, which gets the object's ``_close``: a ``partial`` of C functions alone.
     __del__ = property(attrgetter("_close"))
 
     def __init__(self) -> None:
@@ -55,7 +57,9 @@ class _Pipe:
     def _make(self) -> None:
         try:
             self.reader, self.writer = ends = os.pipe()  # child programs do not inherit it
-            self._close = partial(deque, map(os.close, ends), 0)
+            self._close = partial(
+                deque, map(os.close, ends), 0
+            )  # a deque of no length: closes, keeps nothing
             os.set_blocking(self.reader, False)
             os.set_blocking(self.writer, False)
         except OSError as error:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nsq.errors import ApiRefused
+from nsq.errors import ApiRefused, UsageError
 from nsq.http.asking import ask_all
 from nsq.http.cluster import count_topics
 from nsq.http.nsqd import PeekedMessage
@@ -34,6 +34,7 @@ _REMEDIES = {
 @dataclass(frozen=True, kw_only=True)
 class PeekOptions(ClusterFlags):
     n: int = flag(10, "largest number of messages to show of each nsqd", low=1, high=1000)
+    deferred: bool = flag(False, "show the deferred messages of a channel that are due next")
     pretty: bool = flag(
         lambda: sys.stdout.isatty(),
         "format JSON in lines, and escape control characters (default: on a terminal)",
@@ -50,10 +51,14 @@ def main(argv: Sequence[str]) -> int:
 
 def _peek(options: PeekOptions, words: tuple[str, ...]) -> int:
     topic, channel = topic_and_channel(words[0])
+    if options.deferred and not channel:
+        raise UsageError("--deferred shows messages of a channel: name it, as in TOPIC/CHANNEL")
     cluster = Cluster(options)
     stats = cluster.stats(topic)
     nsqds = {address: cluster.nsqds[address] for address, of_nsqd in stats.items() if of_nsqd["topics"]}
-    answers = ask_all(nsqds, lambda address: nsqds[address].peek(topic, channel, n=options.n))
+    answers = ask_all(
+        nsqds, lambda address: nsqds[address].peek(topic, channel, n=options.n, deferred=options.deferred)
+    )
     shown: list[dict[str, Any]] = []
     for address, messages in answers.found.items():
         for message in messages:
@@ -79,7 +84,8 @@ def _peek(options: PeekOptions, words: tuple[str, ...]) -> int:
 
 def _show(address: str, message: PeekedMessage, options: PeekOptions) -> None:
     size = f" of {message.size} bytes, of which the first {len(message.body)}" if message.truncated else ""
-    head = f"{address} {message.id} attempts={message.attempts} age={message.age:.3f}s{size}\n"
+    due = "" if message.due_in is None else f" due={message.due_in:.3f}s"
+    head = f"{address} {message.id} attempts={message.attempts} age={message.age:.3f}s{due}{size}\n"
     body, letter = message.body, dead_letter_in(message.body)
     if letter is not None:
         body, about = letter.body, letter.attributes

@@ -51,7 +51,7 @@ def call_setup(name: str) -> None:
         raise UsageError(f"--setup {name}: write module:function, such as {module}:setup")
     function = named(name)
     if not callable(function):
-        raise UsageError(f"--setup {name} is {function!r}, which is no function")
+        raise UsageError(f"--setup {name} is {function!r}, which is not a function")
     function()
 
 

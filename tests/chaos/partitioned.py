@@ -128,10 +128,8 @@ class Handler:
 
 
 class Attack:
-    """A thread that moves leaders, kills and stalls nodes, and misleads nsqlookupds, until it is stopped.
-
-    At most one node is down at a time: every partition keeps its quorum, or gets it back. ``more`` has
-    further faults.
+    """A thread that moves leaders, kills and stalls nodes, and has nsqlookupds lag and lie, until it is
+    stopped. ``more`` has further faults.
     """
 
     def __init__(self, cluster: PartitionedCluster, seed: int, *more: Callable[[], object]) -> None:
@@ -147,12 +145,14 @@ class Attack:
             self._move_leader,
             self._move_leader,
             self._kill_node,
+            self._lose_quorum,
             self._stall_node,
             self._restart_node,
             self._drop_connections,
             self._stop_lookup,
             self._stall_lookup,
             self._freeze_lookup,
+            self._let_lookup_lie,
         ]
 
     @contextmanager
@@ -182,14 +182,24 @@ class Attack:
         return self._chance.choice(self._cluster.nodes)
 
     def _move_leader(self) -> None:
+        """Move a leader, also to a node that had no replica: the old one knows the partition no more."""
         topic, partition = self._chance.choice((ORDERED, UNORDERED)), self._chance.randrange(8)
-        self._cluster.move_leader(topic, partition)
+        self._cluster.move_leader(topic, partition, to=self._node())
 
     def _kill_node(self) -> None:
         node = self._node()
         node.kill()
         self._wait(_DOWN)
         node.restart()
+
+    def _lose_quorum(self) -> None:
+        """Kill two nodes: partitions that have replicas on both take no publish until one is back."""
+        nodes = self._chance.sample(self._cluster.nodes, 2)
+        for node in nodes:
+            node.kill()
+        self._wait(_DOWN)
+        for node in nodes:
+            node.restart()
 
     def _restart_node(self) -> None:
         self._node().restart()
@@ -222,6 +232,14 @@ class Attack:
         self._wait(_DOWN)
         lookup.tell_the_truth()
 
+    def _let_lookup_lie(self) -> None:
+        """Have the second nsqlookupd, which is not the leader of them, name a wrong node."""
+        liar = self._cluster.lookups[1]
+        liar.claim(ORDERED, self._chance.randrange(8), self._node())
+        self._cluster.move_leader(ORDERED, self._chance.randrange(8))
+        self._wait(_DOWN)
+        liar.tell_the_truth()
+
 
 def play(seed: int, messages: int, faults: int, *, batch: int = 4, publishers: int = 6) -> str:
     """Publish at least that many messages under attack, half of them in order, and check all promises.
@@ -229,7 +247,7 @@ def play(seed: int, messages: int, faults: int, *, batch: int = 4, publishers: i
     Returns a line that says what happened.
     """
     with ExitStack() as stack:
-        cluster = stack.enter_context(PartitionedCluster(process=True))
+        cluster = stack.enter_context(PartitionedCluster(nodes=4, process=True))
         for topic in (ORDERED, UNORDERED):
             cluster.create_topic(topic, partitions=8, ordered=topic == ORDERED, channels=[CHANNEL])
         handler = Handler(seed)

@@ -92,7 +92,9 @@ def test_killing_a_few_children_harms_neither_parent_nor_siblings(
 @pytest.mark.chaos
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", os.environ.get("NSQ_CHAOS_SEED", "1 2").split())
-def test_a_storm_of_forks(nsqd_factory: Factory[Nsqd], tmp_path: Path, seed: str, tell: Tell) -> None:
+def test_a_storm_of_forks_harms_neither_parent_nor_siblings(
+    nsqd_factory: Factory[Nsqd], tmp_path: Path, seed: str, tell: Tell
+) -> None:
     check(nsqd_factory, tmp_path, seed, int(os.environ.get("NSQ_CHAOS_KILLS", "200")), tell)
 
 

@@ -240,7 +240,7 @@ def no_fault_of_ours(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("layers", LAYERS)
-def test_thousands_of_spoiled_frames(layers: str, tangle: Tangle) -> None:
+def test_the_client_survives_thousands_of_spoiled_frames(layers: str, tangle: Tangle) -> None:
     fuzz = Fuzz("thousands", layers, tangle)
     fuzz.run(5000)
     assert fuzz.seen["messages"] > 200
@@ -250,7 +250,7 @@ def test_thousands_of_spoiled_frames(layers: str, tangle: Tangle) -> None:
 @pytest.mark.chaos
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("layers", LAYERS)
-def test_a_million_spoiled_frames(layers: str, tangle: Tangle, tell: Tell) -> None:
+def test_the_client_survives_a_million_spoiled_frames(layers: str, tangle: Tangle, tell: Tell) -> None:
     frames = int(os.environ.get("NSQ_FUZZ_FRAMES", "1000000")) // len(LAYERS) + 1
     fuzz = Fuzz(os.environ.get("NSQ_FUZZ_SEED", "a million"), layers, tangle)
     fuzz.run(min(frames, 8000))

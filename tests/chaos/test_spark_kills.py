@@ -70,7 +70,7 @@ def told(tell: Tell) -> Told:
     return told
 
 
-def test_the_python_driver(stage: Stage, told: Told) -> None:
+def test_no_message_is_lost_when_the_python_driver_is_killed(stage: Stage, told: Told) -> None:
     scene = stage()
     with in_the_middle(scene):
         scene.kill(DRIVER)

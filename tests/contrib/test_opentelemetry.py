@@ -90,6 +90,24 @@ def test_messages_that_come_over_a_unix_socket_are_traced(recorded: Recorded) ->
     assert "server.port" not in span.attributes
 
 
+def test_a_cancelled_handler_has_not_failed(recorded: Recorded) -> None:
+    async def handle(message: Message) -> None:
+        await asyncio.sleep(60)
+
+    async def cancel() -> None:
+        around = recorded.telemetry().of_consumer("orders", "billing")["around_handler"]
+        task = asyncio.ensure_future(around(handle)(Message(Delegate(), 0.0, 1.0, 17, 1, b"0" * 16, b"body")))
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task])
+        assert task.cancelled()
+
+    asyncio.run(cancel())
+    (span,) = recorded.spans(SpanKind.CONSUMER)
+    assert span.status.is_unset
+    assert "error.type" not in (span.attributes or {})
+
+
 def test_a_body_that_is_no_bytes_is_refused_as_ever_and_leaves_no_span(recorded: Recorded) -> None:
     telemetry = recorded.telemetry(source="/shop")
     with nsq.Producer("127.0.0.1:1", **telemetry.of_producer()) as producer:

@@ -70,6 +70,9 @@ class Delegate(ConnDelegate):
         self._note("requeued", message, backoff)
         return False
 
+    def on_timed_out(self, conn: Conn, message: Message) -> None:
+        self._note("timed out", message)
+
     def requeue_delay(self, attempts: int) -> float:
         return attempts * 1.5
 

@@ -136,14 +136,14 @@ def server_tls(authority: trustme.CA) -> ssl.SSLContext:
 
 
 class TestNsqd:
-    def test_ping_and_info(self, nsqd: Nsqd) -> None:
+    def test_ping_and_info_answer(self, nsqd: Nsqd) -> None:
         api = NsqdApi(nsqd.http_address)
         api.ping()
         info = api.info()
         assert f"127.0.0.1:{info.tcp_port}" == nsqd.tcp_address
         assert (info.broadcast_address, info.max_heartbeat_interval) == ("127.0.0.1", 60.0)
 
-    def test_topics_and_channels_from_making_to_deleting(self, nsqd: Nsqd) -> None:
+    def test_topics_and_channels_are_created_paused_and_deleted(self, nsqd: Nsqd) -> None:
         api = NsqdApi(nsqd.http_address)
         api.create_topic("orders")
         api.create_channel("orders", "billing")
@@ -161,7 +161,7 @@ class TestNsqd:
         api.delete_topic("orders")
         assert api.stats()["topics"] == api.stats("orders")["topics"] == []
 
-    def test_publishing_and_emptying(self, nsqd: Nsqd) -> None:
+    def test_messages_are_published_and_emptied(self, nsqd: Nsqd) -> None:
         api = NsqdApi(nsqd.http_address)
         api.create_topic("t")
         api.create_channel("t", "c")
@@ -255,12 +255,12 @@ class TestNsqd:
 
 
 class TestNsqlookupd:
-    def test_ping_and_info(self, nsqlookupd: Nsqlookupd) -> None:
+    def test_ping_and_info_answer(self, nsqlookupd: Nsqlookupd) -> None:
         api = NsqlookupdApi(nsqlookupd.http_address)
         api.ping()
         assert api.info()[0].isdigit()
 
-    def test_topics_and_channels(self, nsqlookupd: Nsqlookupd) -> None:
+    def test_topics_and_channels_are_created_and_deleted(self, nsqlookupd: Nsqlookupd) -> None:
         api = NsqlookupdApi(f"http://{nsqlookupd.http_address}/lookup")
         api.create_topic("b")
         api.create_channel("a", "c")
@@ -271,7 +271,7 @@ class TestNsqlookupd:
         api.delete_topic("b")
         assert (api.topics(), api.channels("a")) == (["a"], [])
 
-    def test_an_unknown_topic(self, nsqlookupd: Nsqlookupd) -> None:
+    def test_an_unknown_topic_is_a_refusal(self, nsqlookupd: Nsqlookupd) -> None:
         with pytest.raises(ApiRefused) as caught:
             NsqlookupdApi(nsqlookupd.http_address).lookup("nope")
         assert (caught.value.status, caught.value.code) == (404, "TOPIC_NOT_FOUND")
@@ -387,7 +387,7 @@ class TestDeadlines:
 
 
 class TestBadServers:
-    def test_an_endless_head(self) -> None:
+    def test_an_endless_head_is_cut_off(self) -> None:
         with serving(repeating(b"X-More: " + b"x" * 4096 + b"\r\n", 0.0, b"HTTP/1.1 200 OK\r\n")) as address:
             assert "head is larger than" in failure(address, ENOUGH)
 
@@ -414,7 +414,7 @@ class TestBadServers:
         with serving(answering(b"SSH-2.0-OpenSSH_9.0\r\n")) as address:
             assert "does not answer in HTTP but with b'SSH-2.0" in failure(address, ENOUGH)
 
-    def test_nsqds_tcp_port(self, nsqd: Nsqd) -> None:
+    def test_the_tcp_port_of_nsqd_is_recognized(self, nsqd: Nsqd) -> None:
         with pytest.raises(ApiError, match="a TCP port of NSQ"):
             NsqdApi(nsqd.tcp_address).ping()
 

@@ -182,7 +182,7 @@ class Causes(ConsumerHooks):
 @pytest.mark.parametrize(
     ("script", "options", "words"), [case[1:] for case in BEFORE], ids=[case[0] for case in BEFORE]
 )
-def test_a_bad_handshake(
+def test_a_bad_handshake_is_an_error(
     nsqd_factory: Factory[Nsqd], script: Script, options: dict[str, Any], words: list[str]
 ) -> None:
     seen = Recorder()
@@ -468,7 +468,7 @@ def no_lasting_growth() -> Iterator[None]:
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 256 * 1024
 
 
-def test_the_http_port_of_a_good_nsqd(nsqd: Nsqd) -> None:
+def test_the_http_port_of_nsqd_is_recognized(nsqd: Nsqd) -> None:
     with log_of() as log:
         consumer = make_consumer(nsqd.http_address).add_handler(Recorder()).start()
         try:

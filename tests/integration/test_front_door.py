@@ -460,7 +460,7 @@ def test_the_doctor_finds_a_wrong_port_and_missing_tls(
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_help_and_mistakes(run: Run, words: list[str], status: int, said: str) -> None:
+def test_help_is_shown_and_mistakes_are_reported(run: Run, words: list[str], status: int, said: str) -> None:
     ended, out, error = run(*words)
     assert ended == status
     assert said in (error if status else out)
@@ -599,7 +599,7 @@ def test_nsq_runs_without_standard_streams(nsqd: Nsqd, closed: str) -> None:
     assert b"Traceback" not in done.stderr
 
 
-def test_python_m_nsq() -> None:
+def test_python_m_nsq_is_the_same_program() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "nsq", "nonsense"], capture_output=True, text=True, check=False
     )

@@ -117,7 +117,7 @@ class TestProcess:
         with Nsqlookupd() as lookupd, pytest.raises(UsageError, match="process=True"):
             getattr(lookupd, verb)()
 
-    def test_any_binary_with_the_same_flags(self, program: Path) -> None:
+    def test_any_binary_with_the_same_flags_can_be_started(self, program: Path) -> None:
         with Nsqlookupd(binary=program) as lookupd:
             assert lookupd.get("/ping").status == 200
 
@@ -224,7 +224,7 @@ class TestNsqd:
             (each,) = eventually(lambda: lookupd.get("/lookup?topic=orders").json()["producers"])
         assert f"{each['broadcast_address']}:{each['tcp_port']}" == nsqd.tcp_address
 
-    def test_https_only_with_a_certificate(self) -> None:
+    def test_an_nsqd_has_an_https_address_only_with_a_certificate(self) -> None:
         with Nsqd() as nsqd:
             assert nsqd.https_address is None
 

@@ -148,7 +148,7 @@ def test_a_half_open_connection_ends_on_one_side_only(ends: Ends) -> None:
     eventually(lambda: ends.link.connections, lambda seen: seen == [])
 
 
-def test_stalled_until_healed(ends: Ends) -> None:
+def test_a_stalled_connection_goes_on_when_it_is_healed(ends: Ends) -> None:
     client, server = ends.pair()
     ends.link.stall(towards="server")
     client.sendall(b"hello")
@@ -172,7 +172,7 @@ def test_a_stall_ends_by_itself(ends: Ends) -> None:
     assert time.monotonic() - began >= 0.2
 
 
-def test_delayed_and_throttled(ends: Ends) -> None:
+def test_bytes_can_be_delayed_and_throttled(ends: Ends) -> None:
     client, server = ends.pair()
     ends.link.delay(0.15)
     began = time.monotonic()
@@ -197,7 +197,7 @@ def test_a_sender_waits_while_nothing_moves(ends: Ends) -> None:
     assert server.recv(1) == b"\0"
 
 
-def test_corrupted_and_truncated(ends: Ends) -> None:
+def test_bytes_can_be_corrupted_and_truncated(ends: Ends) -> None:
     client, server = ends.pair()
     ends.link.corrupt(2, towards="server")
     client.sendall(bytes(50))
@@ -208,7 +208,7 @@ def test_corrupted_and_truncated(ends: Ends) -> None:
     assert (ended(server), ended(client)) == ("closed", "closed")
 
 
-def test_refused_for_a_while(ends: Ends) -> None:
+def test_connections_can_be_refused_for_a_while(ends: Ends) -> None:
     client, server = ends.pair()
     ends.link.refuse(300.0)
     with pytest.raises(ConnectionRefusedError):
@@ -228,7 +228,7 @@ def test_refused_for_a_while(ends: Ends) -> None:
     eventually(reached)
 
 
-def test_ignored_and_served_late(ends: Ends) -> None:
+def test_connections_can_be_ignored_and_served_late(ends: Ends) -> None:
     ends.link.ignore()
     client = ends.dial()
     client.sendall(b"hello")

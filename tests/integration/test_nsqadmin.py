@@ -151,7 +151,7 @@ def test_an_unknown_client_option_is_an_error_at_the_start() -> None:
         Nsqadmin(nsqd=["127.0.0.1:1"], client_opts=("tls_v2,true",)).start()
 
 
-def test_the_fixture_watches_the_tests_nsqd(nsqd: Nsqd, nsqadmin: Nsqadmin) -> None:
+def test_the_fixture_shows_the_nsqd_of_the_test(nsqd: Nsqd, nsqadmin: Nsqadmin) -> None:
     create(nsqd)
     assert nsqadmin.get("/api/topics").json()["topics"] == ["orders"]
 

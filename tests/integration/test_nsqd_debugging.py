@@ -21,7 +21,7 @@ from tests.integration.patience import eventually
 pytestmark = only_ours("these endpoints are Python's")
 
 
-def test_stacks_of_threads_and_tasks(nsqd_factory: Factory[Nsqd], nsqlookupd: Nsqlookupd) -> None:
+def test_stacks_of_threads_and_tasks_are_shown(nsqd_factory: Factory[Nsqd], nsqlookupd: Nsqlookupd) -> None:
     nsqd = nsqd_factory(lookupd_tcp_addresses=nsqlookupd.tcp_address)
     reply = nsqd.get("/debug/threads")
     assert (reply.status, reply.headers["Content-Type"]) == (200, "text/plain; charset=utf-8")
@@ -53,7 +53,7 @@ def test_a_profile_of_the_event_loop_while_it_serves(nsqd: Nsqd) -> None:
     assert re.match(r"\d+ samples in \d+\.\ds\n", text)
 
 
-def test_a_profile_for_flame_graphs(nsqd: Nsqd) -> None:
+def test_a_profile_can_be_used_for_flame_graphs(nsqd: Nsqd) -> None:
     text = nsqd.get("/debug/profile?seconds=0.1&format=collapsed").text
     assert text
     assert all(re.fullmatch(r"[^; ]+(;[^;]+)* \d+", line) for line in text.splitlines())

@@ -475,7 +475,7 @@ class TestConsumers:
         with consumer(nsqd, topic) as later:
             assert later.expect_message().body == b"after"
 
-    def test_a_slow_reader_slows_only_itself(self, program: Nsqd, topic: str) -> None:
+    def test_a_slow_reader_delays_no_other_consumer(self, program: Nsqd, topic: str) -> None:
         total = 800
         patient = {"msg_timeout": 600_000}
         with consumer(program, topic, rdy=2500, client_id="slow", **patient) as slow:

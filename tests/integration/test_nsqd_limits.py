@@ -343,7 +343,7 @@ def publish_until_it_works(nsqd: Nsqd) -> None:
 @pytest.mark.parametrize(
     "count", [500, pytest.param(10_000, marks=[pytest.mark.chaos, pytest.mark.timeout(300)])]
 )
-def test_thousands_of_topics(nsqd_factory: Factory[Nsqd], durable: bool, count: int) -> None:
+def test_thousands_of_topics_can_be_served(nsqd_factory: Factory[Nsqd], durable: bool, count: int) -> None:
     others: dict[str, Any] = {"durable": True} if durable else {"mem_queue_size": 0}
     nsqd = nsqd_factory(process=True, log_level="warning", sync_timeout=0.5, stop_timeout=60, **others)
     before = resident(nsqd)

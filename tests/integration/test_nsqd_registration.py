@@ -75,7 +75,7 @@ def until_depth(nsqd: Nsqd, channel: str, depth: int) -> None:
 
 
 @only_ours("Go's nsqd connects to nsqlookupds over TCP alone")
-def test_an_nsqlookupd_on_a_unix_socket(
+def test_nsqd_registers_with_an_nsqlookupd_on_a_unix_socket(
     nsqlookupd_factory: Factory[Nsqlookupd], nsqd_factory: Factory[Nsqd], tmp_path: Path
 ) -> None:
     path = str(tmp_path / "lookupd.sock")

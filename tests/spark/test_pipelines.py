@@ -213,7 +213,7 @@ def test_an_archive_is_drawn(spark: SparkSession, fonts: None, archive: Path, tm
     assert Path(image).read_bytes().startswith(b"\x89PNG")
 
 
-def test_bodies_as_text_and_as_json(spark: SparkSession, tmp_path: Path) -> None:
+def test_bodies_can_be_archived_as_text_and_as_json(spark: SparkSession, tmp_path: Path) -> None:
     bodies = [b'{"id": 1, "name": "a"}', b"\xff", b"  ", b'{"id": "no"}', b"[1]", b'{"id": 1}{"id": 2}']
     put(tmp_path, "1", bodies)
     archived(spark, tmp_path, "json", "id bigint, name string")

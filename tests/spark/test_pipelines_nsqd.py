@@ -51,7 +51,7 @@ def consumed(nsqd: Nsqd, topic: str, count: int) -> list[bytes]:
     return got
 
 
-def test_an_archive_and_its_replay(spark: SparkSession, nsqd: Nsqd, tmp_path: Path) -> None:
+def test_an_archive_is_replayed_to_another_topic(spark: SparkSession, nsqd: Nsqd, tmp_path: Path) -> None:
     channel(nsqd, "archive")
     channel(nsqd, "check", "again")
     wanted = bodies(5000)

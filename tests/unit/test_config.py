@@ -177,7 +177,7 @@ class TestRanges:
             {"output_buffer_timeout": -1},
         ],
     )
-    def test_values_with_a_meaning_of_their_own(self, options: dict[str, Any]) -> None:
+    def test_special_values_are_accepted(self, options: dict[str, Any]) -> None:
         for name, value in options.items():
             assert getattr(Config(**options), name) == value
 
@@ -475,7 +475,7 @@ class TestUnknownOptions:
         assert text.startswith(f"there is no option {name!r}")
         assert hint in text
 
-    def test_nothing_near_nothing_named(self) -> None:
+    def test_an_option_unlike_any_other_gets_no_suggestion(self) -> None:
         assert refusal(zzz=1) == "there is no option 'zzz'"
 
     def test_the_value_is_not_shown(self) -> None:
@@ -506,7 +506,7 @@ class TestOf:
         with pytest.raises(ConfigError, match="snappy and deflate"):
             Config.of(Config(snappy=True), {"deflate": True})
 
-    def test_something_else_than_a_config(self) -> None:
+    def test_a_value_that_is_no_config_is_refused(self) -> None:
         with pytest.raises(ConfigError, match="config is a dict"):
             Config.of({"max_attempts": 1}, {})  # type: ignore[arg-type]
 
@@ -553,7 +553,7 @@ class TestFromStrings:
         with pytest.raises(ConfigError, match=f"^{name} is {text!r}: "):
             Config.from_strings({name: text})
 
-    def test_out_of_range(self) -> None:
+    def test_a_string_out_of_range_is_refused(self) -> None:
         with pytest.raises(ConfigError, match="sample_rate is 100, but must be 0 to 99"):
             Config.from_strings({"sample-rate": "100"})
 

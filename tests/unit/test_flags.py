@@ -134,7 +134,7 @@ class TestDurations:
             *["1" * 5000 + "s", "0." + "1" * 5000 + "s"],
         ],
     )
-    def test_refused_with_an_example(self, text: str) -> None:
+    def test_an_invalid_duration_is_refused_with_an_example(self, text: str) -> None:
         with pytest.raises(ConfigError, match=r"want a duration such as .* 1m30s"):
             parse_duration(text)
 
@@ -175,7 +175,7 @@ class TestDurations:
             assert parse_duration(format_duration(seconds)) == seconds
 
     @given(st.integers(-(2**52), 2**52))
-    def test_exact_to_the_nanosecond_up_to_52_days(self, nanoseconds: int) -> None:
+    def test_durations_are_exact_to_the_nanosecond_up_to_52_days(self, nanoseconds: int) -> None:
         seconds = parse_duration(f"{nanoseconds}ns")
         assert parse_duration(format_duration(seconds)) == seconds
         assert parse_duration(f"{nanoseconds - 1}ns") < seconds < parse_duration(f"{nanoseconds + 1}ns")
@@ -198,7 +198,7 @@ class TestSyntax:
     @pytest.mark.parametrize(
         "argv", [("-n", "3"), ("--n", "3"), ("-n=3",), ("--n=3",), ("--n=1", "-n", "3"), ("--n", "3", "--")]
     )
-    def test_one_and_two_dashes_with_equals_or_a_space(self, argv: tuple[str, ...]) -> None:
+    def test_a_flag_may_have_one_or_two_dashes_and_equals_or_a_space(self, argv: tuple[str, ...]) -> None:
         assert run(*argv) == Parsed(Options(n=3))
 
     def test_underscores_of_the_field_are_dashes_of_the_flag(self) -> None:
@@ -236,7 +236,7 @@ class TestSyntax:
         assert misuse("-foo", "1") == "flag provided but not defined: -foo"
 
     @pytest.mark.parametrize("written", ["broadcast-addres", "broadcast_address", "Broadcast-Address"])
-    def test_a_misspelt_flag(self, written: str) -> None:
+    def test_a_misspelt_flag_is_named_with_the_right_one(self, written: str) -> None:
         told = f"flag provided but not defined: -{written} (did you mean --broadcast-address?)"
         assert misuse(f"--{written}=x") == told
 
@@ -280,7 +280,7 @@ class TestValues:
     def test_an_invalid_integer_is_refused(self, text: str) -> None:
         assert misuse("-n", text) == f'invalid value "{text}" for flag -n: parse error (want an integer)'
 
-    def test_integers_beyond_64_bits(self) -> None:
+    def test_integers_beyond_64_bits_are_refused(self) -> None:
         assert misuse(f"-n={2**63}") == f'invalid value "{2**63}" for flag -n: value out of range'
         assert misuse("-n=" + "9" * 5000).startswith('invalid value "9999')
 
@@ -300,7 +300,7 @@ class TestValues:
             == f'invalid value "{text}" for flag -sample: parse error (want a number)'
         )
 
-    def test_numbers_beyond_a_float(self) -> None:
+    def test_numbers_beyond_a_float_are_refused(self) -> None:
         assert misuse("--sample=1e999") == 'invalid value "1e999" for flag -sample: value out of range'
 
     def test_a_flag_may_be_a_duration(self) -> None:
@@ -315,11 +315,11 @@ class TestValues:
         )
 
     @pytest.mark.parametrize("word", ["1", "t", "T", "TRUE", "true", "True"])
-    def test_words_for_true(self, word: str) -> None:
+    def test_words_for_true_are_accepted(self, word: str) -> None:
         assert options(f"--statsd={word}").statsd is True
 
     @pytest.mark.parametrize("word", ["0", "f", "F", "FALSE", "false", "False"])
-    def test_words_for_false(self, word: str) -> None:
+    def test_words_for_false_are_accepted(self, word: str) -> None:
         assert options(f"--snappy={word}").snappy is False
 
     def test_a_boolean_never_takes_the_next_word(self) -> None:
@@ -334,7 +334,7 @@ class TestValues:
         assert options().max_consumers is None
         assert options("--max-consumers=5").max_consumers == 5
 
-    def test_a_custom_parser(self) -> None:
+    def test_a_flag_may_have_a_parser_of_its_own(self) -> None:
         assert options("--log-level", "DEBUG").log_level == "debug"
 
     def test_a_custom_flag_that_may_stand_bare(self) -> None:
@@ -357,7 +357,7 @@ class TestValues:
 
 
 class TestRepeated:
-    def test_accumulates_in_order(self) -> None:
+    def test_a_repeated_flag_accumulates_in_order(self) -> None:
         parsed = options(
             "--lookupd-tcp-address=b:1", "-lookupd-tcp-address", "a:1", "--lookupd-tcp-address=b:1"
         )
@@ -403,10 +403,10 @@ class TestVersionAndHelp:
     @pytest.mark.parametrize(
         "argv", [("--version=false",), ("--version", "--version=0"), ("--", "--version")]
     )
-    def test_version_not_asked_for(self, argv: tuple[str, ...]) -> None:
+    def test_version_false_prints_nothing(self, argv: tuple[str, ...]) -> None:
         assert run(*argv).options == Options()
 
-    def test_version_wants_a_boolean(self) -> None:
+    def test_version_must_be_a_boolean(self) -> None:
         assert misuse("--version=abc").startswith('invalid boolean value "abc" for -version: ')
 
     def test_a_program_without_a_version_has_no_such_flag(self) -> None:
@@ -438,7 +438,7 @@ class TestVersionAndHelp:
 
 
 class TestUsage:
-    def test_the_whole_text(self) -> None:
+    def test_the_usage_has_every_flag(self) -> None:
         expected = """\
 Usage of nsqd:
   -broadcast-address string
@@ -484,7 +484,7 @@ Usage of nsqd:
 """
         assert exit_of("-h").text == expected
 
-    def test_one_letter_booleans_and_several_lines(self) -> None:
+    def test_the_usage_has_short_flags_and_long_texts(self) -> None:
         @dataclass(frozen=True, kw_only=True)
         class Small:
             v: bool = flag(False, "say more\nmuch more")
@@ -495,7 +495,7 @@ Usage of nsqd:
 
 
 class TestConfigFile:
-    def test_values_of_every_kind(self, config: Any) -> None:
+    def test_a_config_file_may_have_values_of_every_kind(self, config: Any) -> None:
         path = config(
             """
             tcp_address = ":1"
@@ -606,7 +606,7 @@ class TestConfigFile:
         assert end.status == 1
         assert end.text == f"nsqd: cannot read config file {tmp_path}/none.cfg: No such file or directory\n"
 
-    def test_a_directory_for_a_file(self, tmp_path: Path) -> None:
+    def test_a_directory_as_config_file_is_refused(self, tmp_path: Path) -> None:
         assert (
             exit_of("--config", str(tmp_path)).text
             == f"nsqd: cannot read config file {tmp_path}: Is a directory\n"
@@ -662,7 +662,7 @@ class TestWarnings:
 
 
 class TestDeclarations:
-    def test_a_flag_declared_twice(self) -> None:
+    def test_a_flag_declared_twice_is_refused(self) -> None:
         @dataclass(frozen=True, kw_only=True)
         class Twice:
             a: str = flag("", "")
@@ -671,7 +671,7 @@ class TestDeclarations:
         with pytest.raises(TypeError, match="--a is declared twice"):
             parse(Twice, [], prog="p")
 
-    def test_a_type_without_a_parser(self) -> None:
+    def test_a_type_without_a_parser_is_refused(self) -> None:
         @dataclass(frozen=True, kw_only=True)
         class Odd:
             where: bytes = flag(b"", "")

@@ -27,11 +27,11 @@ except ModuleNotFoundError as error:
 if TYPE_CHECKING:
     from nsq.contrib.django.handlers import consumer as consumer
     from nsq.contrib.django.handlers import consumers as consumers
+    from nsq.contrib.django.handlers import setup as setup
     from nsq.contrib.django.publishing import multi_publish as multi_publish
     from nsq.contrib.django.publishing import publish as publish
     from nsq.contrib.django.publishing import publish_on_commit as publish_on_commit
     from nsq.contrib.django.tasks import NsqBackend as NsqBackend
-    from nsq.contrib.django.work import setup as setup
 
 #: Where each public name is defined.
 _HOME = {
@@ -40,7 +40,7 @@ _HOME = {
     "publish_on_commit": "publishing",
     "consumer": "handlers",
     "consumers": "handlers",
-    "setup": "work",
+    "setup": "handlers",
     "NsqBackend": "tasks",
 }
 

@@ -21,8 +21,9 @@ from django.conf import settings
 from django.utils.module_loading import autodiscover_modules
 
 from nsq import Consumer, UsageError
-from nsq.contrib.django.connections import closing_connections, with_connections
+from nsq.contrib.django.connections import close_before_fork, closing_connections, with_connections
 from nsq.contrib.django.publishing import current_settings
+from nsq.work import before_fork
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -155,6 +156,15 @@ def chosen(names: Iterable[str]) -> list[Declared]:
     return found
 
 
+# For ``nsq work --setup=nsq.contrib.django:setup nsq.contrib.django:consumers``.
+
+
+def setup() -> None:
+    """Set Django up, for the project that DJANGO_SETTINGS_MODULE names."""
+    django.setup()
+    before_fork(close_before_fork)
+
+
 def consumers() -> list[Consumer]:
-    """Make all consumers of the project, for ``nsq work``."""
+    """Make all consumers of the project."""
     return [each.make() for each in chosen(())]

@@ -106,7 +106,7 @@ class Actions:
         here = [node for node in nodes.value if node.name == name]
         failures += nodes.failures
         if not here:
-            raise UpstreamError(f"{name} is no nsqd that is known here: the topic was deleted on none")
+            raise UpstreamError(f"{name} is not a known nsqd: the topic was not deleted")
 
         async def delete(node: Node) -> None:
             try:

@@ -104,6 +104,17 @@ def _channel(given: Any, topic: str, node: str, hostname: str, now: float) -> Js
         "clients": listed,
         "paused": value(given, "paused", bool),
         "e2e_processing_latency": _latency(given),
+        **_due(given),
+    }
+
+
+def _due(given: Json) -> Json:
+    """Return how many deferred messages are due within which time, if the nsqd says so: Go's does not."""
+    if "deferred_due" not in given:
+        return {}
+    due = [an_object(each) for each in rows(given, "deferred_due")]
+    return {
+        "deferred_due": [{"within": each.get("within"), "count": value(each, "count", int)} for each in due]
     }
 
 
@@ -260,5 +271,5 @@ def _plain(number: float) -> float:
 def _number(given: Json, name: str) -> float:
     found = given.get(name, 0)
     if type(found) not in (int, float) or not abs(found) < 1e300:
-        raise Misshapen(f"{name} is no number")
+        raise Misshapen(f"{name} is not a number")
     return _plain(found)

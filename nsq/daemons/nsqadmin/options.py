@@ -115,7 +115,9 @@ class NsqadminOptions:
         self._check_upstreams()
         for host in self.allow_hosts:
             if not re.fullmatch(r"[A-Za-z0-9._-]+", host):
-                raise ConfigError(f"--allow-host {host!r} is no host name: give it without scheme and port")
+                raise ConfigError(
+                    f"--allow-host {host!r} is not a host name: give it without scheme and port"
+                )
         if self.allow_config_from_cidr:
             config_network(self.allow_config_from_cidr)
         if bool(self.http_client_tls_cert) != bool(self.http_client_tls_key):
@@ -155,7 +157,7 @@ def config_network(text: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network:
     try:
         return ipaddress.ip_network(text, strict=False)
     except ValueError as error:
-        raise ConfigError(f"--allow-config-from-cidr {text!r} is no network: {error}") from None
+        raise ConfigError(f"--allow-config-from-cidr {text!r} is not a network: {error}") from None
 
 
 def _url(name: str, text: str) -> None:

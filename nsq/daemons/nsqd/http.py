@@ -467,6 +467,13 @@ class Inspection:
             held = await self._slices.result(channel.held_longest(count))
             messages = show((message for _, message, _ in held), count, _MAX_PEEKED_BYTES)
             return _messages(messages, [_holder(subscriber, seconds) for subscriber, _, seconds in held])
+        if _boolean(request.args.get("deferred", "false")):
+            found = await channel.deferred.peek(count, _MAX_PEEKED_BYTES)
+            now = channel.now()
+            return _messages(
+                [message for _, message in found],
+                [{"due_in_ms": max(0, round((due - now) * 1000))} for due, _ in found],
+            )
         return _messages(await channel.peek(count, _MAX_PEEKED_BYTES))
 
     def _peeked(self, request: Request) -> int:
@@ -549,7 +556,9 @@ class Inspection:
 
 
 def _messages(waiting: Sequence[Waiting], holders: Sequence[Json] = ()) -> Reply:
-    """Make the reply of a peek; ``holders`` describes for each message the client that has it in flight."""
+    """Make the reply of a peek; ``holders`` says more of each message: which client has it in flight, or
+    when it is due.
+    """
     now = time.time_ns()
     shown = [
         {

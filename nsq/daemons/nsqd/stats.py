@@ -20,6 +20,7 @@ from typing import Any
 
 from nsq.daemons.nsqd.core.broker import Broker
 from nsq.daemons.nsqd.core.channel import ANYWHERE, REGION_LOCAL, ZONE_LOCAL, Channel
+from nsq.daemons.nsqd.core.deferred import DueRange
 from nsq.daemons.nsqd.core.latency import MeasuredChannel, quantiles
 from nsq.daemons.nsqd.core.topic import Topic
 from nsq.daemons.nsqd.session.session import Session
@@ -99,7 +100,10 @@ def _topic(topic: Topic) -> Json:
 def _channels(topic: Topic, wanted: Filter) -> Channels:
     for channel in sorted(topic.channels.values(), key=lambda channel: channel.name):
         if not wanted.channel or wanted.channel == channel.name:
-            yield _channel(channel), _clients(channel) if wanted.include_clients else None
+            figures = _channel(channel)
+            if wanted.channel and channel.deferred_count:
+                figures["deferred_due"] = due_within(channel.deferred.due_ranges(), channel.now())
+            yield figures, _clients(channel) if wanted.include_clients else None
 
 
 def _channel(channel: Channel) -> Json:
@@ -117,7 +121,39 @@ def _channel(channel: Channel) -> Json:
         "clients": None,
         "paused": channel.paused,
         "e2e_processing_latency": _latency([channel]),
+        **_deferred(channel),
     }
+
+
+def _deferred(channel: Channel) -> Json:
+    """Return more about deferred messages, if there are any; Go's nsqd has none of these figures."""
+    if not channel.deferred_count:
+        return {}
+    seconds = max(0.0, channel.deferred.next_due() - channel.now())
+    return {"deferred_on_disk": channel.deferred.on_disk, "next_deferred_ms": round(seconds * 1000)}
+
+
+#: The bounds of ``due_within``: a minute, ten minutes, an hour, six hours, a day, a week, a month.
+DUE_WITHIN = (60, 600, 3600, 6 * 3600, 86_400, 7 * 86_400, 30 * 86_400)
+
+
+def due_within(ranges: Iterable[DueRange], now: float) -> list[Json]:
+    """Return how many messages are due within each bound and not within the one before; those on disk count
+    as spread evenly over the time of their file. The last entry counts the rest.
+    """
+    totals = [0.0] * (len(DUE_WITHIN) + 1)
+    for first, last, messages in ranges:
+        for place, bound in enumerate(DUE_WITHIN):
+            if last - now <= bound:
+                totals[place] += messages
+            elif first - now < bound:
+                totals[place] += messages * (now + bound - first) / (last - first)
+        totals[-1] += messages
+    counts = [round(total) for total in totals]
+    return [
+        {"within": bound, "count": count - before}
+        for bound, count, before in zip([*DUE_WITHIN, None], counts, [0, *counts], strict=False)
+    ]
 
 
 def _clients(channel: Channel) -> Iterator[Json]:
@@ -384,6 +420,11 @@ METRICS = {
     "nsqd_channel_backend_depth": (_GAUGE, "Messages waiting in the channel that are only on disk."),
     "nsqd_channel_in_flight": (_GAUGE, "Messages of the channel sent to a client and not answered yet."),
     "nsqd_channel_deferred": (_GAUGE, "Messages of the channel held back until their delay is over."),
+    "nsqd_channel_deferred_on_disk": (_GAUGE, "Deferred messages of the channel that are only on disk."),
+    "nsqd_channel_next_deferred_seconds": (
+        _GAUGE,
+        "Seconds until the next deferred message of the channel is due.",
+    ),
     "nsqd_channel_messages_total": (_COUNTER, "Messages that the channel has received from its topic."),
     "nsqd_channel_requeued_total": (_COUNTER, "Messages of the channel that clients have requeued."),
     "nsqd_channel_timed_out_total": (
@@ -468,6 +509,9 @@ def _samples_of(thing: Json, labels: str) -> Iterator[Sample]:
     kind, figures = ("channel", _OF_CHANNEL) if "channel_name" in thing else ("topic", _OF_TOPIC)
     for name, key in figures.items():
         yield name, labels, thing[key]
+    if "next_deferred_ms" in thing:
+        yield "nsqd_channel_deferred_on_disk", labels, thing["deferred_on_disk"]
+        yield "nsqd_channel_next_deferred_seconds", labels, thing["next_deferred_ms"] / 1000
     for entry in thing["e2e_processing_latency"]["percentiles"] or ():
         quantile = f'{labels},quantile="{entry["quantile"]:g}"'
         yield f"nsqd_{kind}_e2e_latency_seconds", quantile, entry["value"] / 1e9

@@ -110,10 +110,6 @@ class DaemonLog:
         self._logger.setLevel(number * 10)
 
     @property
-    def level_name(self) -> str:
-        return _NAMES[self._level]
-
-    @property
     def logger(self) -> logging.Logger:
         """A standard logger for libraries that require one; it writes to this log."""
         return self._logger

@@ -62,7 +62,7 @@ def load_mark(path: Path, job: dict[str, object]) -> Mark:
     except FileNotFoundError:
         return Mark()
     except (ValueError, KeyError, TypeError) as error:
-        said = f"{path} is no state of a replay ({error}): name another, or delete it"
+        said = f"{path} is not the state of a replay ({error}): name another file, or delete it"
         raise UsageError(said) from None
     if owner != job:
         raise UsageError(f"{path} belongs to another replay, {owner}: name another, or delete it")

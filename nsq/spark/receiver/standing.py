@@ -45,7 +45,7 @@ class Share:
         index, slash, count = text.partition("/")
         if slash and index.isdecimal() and count.isdecimal() and 1 <= int(index) <= int(count):
             return cls(int(index) - 1, int(count))
-        raise ConfigError(f"{text!r} is no share (want 3/40: the third of 40 receivers)")
+        raise ConfigError(f"{text!r} is not a share (want 3/40: the third of 40 receivers)")
 
     def __str__(self) -> str:
         return f"{self.index + 1}/{self.count}"

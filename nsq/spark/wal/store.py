@@ -64,7 +64,7 @@ class BaseWal:
             # If the folder is not empty, another process may just have created the log: look again.
             used = any(not name.startswith(".") for name in place.names(""))
             if used and self.identity() is None:
-                raise WalForeign(f"{place.path('')} is no log, and not empty: give it a folder of its own")
+                raise WalForeign(f"{place.path('')} is not a log, and not empty: choose another folder")
             place.put(names.IDENTITY, names.encode_identity(uuid.uuid4().hex, time.time()), once=True)
         if subject is not None:
             there = self.subject()
@@ -121,9 +121,9 @@ class BaseWal:
     def _check_name(self, receiver: str) -> None:
         """Raise WalError when the name is invalid, or when there is no log."""
         if not names.is_receiver(receiver):
-            raise WalError(f"{receiver!r} is no name for a receiver: take one from names.new_receiver()")
+            raise WalError(f"{receiver!r} is not a valid receiver name: take one from names.new_receiver()")
         if self.identity() is None:
-            raise WalError(f"{self._place.path('')} is no log: it has to be prepared first")
+            raise WalError(f"{self._place.path('')} is not a log yet: prepare it first")
 
 
 # Opening the log that option ``wal`` names: a path or file:// is a directory, other URIs are object stores

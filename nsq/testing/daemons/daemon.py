@@ -162,11 +162,11 @@ class Daemon:
     # Overridden by the subclasses
 
     def _options_class(self) -> type[Any]:
-        raise TypeError(f"{type(self).__name__} is no daemon: use Nsqd or Nsqlookupd")
+        raise TypeError(f"{type(self).__name__} is not a daemon class: use Nsqd or Nsqlookupd")
 
     def _daemon_class(self) -> Callable[..., Runnable]:
         """Import and return the daemon's class, which needs aiohttp."""
-        raise TypeError(f"{type(self).__name__} is no daemon: use Nsqd or Nsqlookupd")
+        raise TypeError(f"{type(self).__name__} is not a daemon class: use Nsqd or Nsqlookupd")
 
     def _all_options(self) -> dict[str, object]:
         """Return the caller's options, and defaults that are better for tests."""

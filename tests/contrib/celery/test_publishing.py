@@ -59,7 +59,7 @@ def test_a_message_becomes_a_task_and_is_finished_when_the_broker_has_it(
 ) -> None:
     broker = nsqd_factory(process=True)
     here = site(f"nsq://{broker.tcp_address}?publish_timeout=300ms&reconnect_max=300ms")
-    here.app.conf.task_publish_retry = False
+    here.app.conf.update(task_publish_retry=False, broker_connection_timeout=0.3)
     done = threading.Event()
 
     def bridge(message: nsq.Message) -> None:

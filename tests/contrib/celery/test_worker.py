@@ -104,12 +104,12 @@ def test_a_task_that_kills_its_process_ends_in_the_dead_letters(
     assert here.runs == ["die 1"] * 3 + ["run 2"]
 
 
-@pytest.mark.parametrize("pool", ["prefork", "threads", "gevent"])
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
 def test_a_task_that_asks_to_be_put_back_is_not_counted_as_dead(
     site: Callable[..., Site], nsqd: Nsqd, pool: str
 ) -> None:
     here = site(f"nsq://{nsqd.tcp_address}?max_deaths=2")
-    here.worker("-P", pool, "-c", "1", "--max-tasks-per-child", "2")
+    here.worker("-P", pool, "-c", "1")
     assert here.tasks.ask_back.delay(1, 6).get(timeout=PATIENCE) == 1
     assert here.runs == ["back 1"] * 6
 

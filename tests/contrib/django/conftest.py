@@ -7,6 +7,7 @@ PostgreSQL.
 from __future__ import annotations
 
 import os
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -22,7 +23,9 @@ from nsq.testing import Nsqd
 from nsq.testing.plugin import nsqd, nsqd_factory
 from tests.integration.consuming import until
 
-__all__ = ["nsqd", "nsqd_factory"]
+from .postgres import postgres, postgres_template
+
+__all__ = ["nsqd", "nsqd_factory", "postgres", "postgres_template"]
 
 ROOT = Path(__file__).resolve().parents[3]
 PROJECT = Path(__file__).resolve().parent / "project"
@@ -132,10 +135,18 @@ class Site:
         until(f"the log has {text!r}", lambda: text in self.said())
 
 
-@pytest.fixture
-def site(tmp_path: Path, nsqd: Nsqd) -> Site:
-    site = Site(tmp_path, nsqd)
+@pytest.fixture(scope="session")
+def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A SQLite database with the project's tables."""
+    site = Site(tmp_path_factory.mktemp("tables"), None)
     site.manage("migrate", "--verbosity=0")
+    return Path(site.environment["SHOP_SQLITE"])
+
+
+@pytest.fixture
+def site(tmp_path: Path, nsqd: Nsqd, tables: Path) -> Site:
+    site = Site(tmp_path, nsqd)
+    shutil.copy(tables, site.environment["SHOP_SQLITE"])
     return site
 
 

@@ -28,25 +28,31 @@ def programs() -> Path | None:
     return found[0].parent if found else Path(on_path).parent if on_path else None
 
 
+def own_user(directory: Path) -> dict[str, Any]:
+    """Return how to start a program as PostgreSQL's user, who then owns the directory: it refuses to run as
+    root.
+    """
+    if os.getuid() != 0:
+        return {}
+    shutil.chown(directory, "postgres")
+    return {"user": "postgres"}
+
+
+def run(*command: str, **options: Any) -> None:
+    subprocess.run(command, check=True, capture_output=True, timeout=200, cwd="/", **options)
+
+
 class Postgres:
     """A server that only listens on a Unix socket in ``directory``, as the user postgres and without
     passwords.
     """
 
-    def __init__(self, home: Path, directory: Path) -> None:
+    def __init__(self, home: Path, template: Path, directory: Path) -> None:
         self.directory = directory
         self._home = home
-        # It refuses to run as root.
-        self._as = {"user": "postgres"} if os.getuid() == 0 else {}
-        if self._as:
-            shutil.chown(directory, "postgres")
         self._data = directory / "data"
-        self._run("initdb", "-A", "trust", "-U", "postgres", "--no-sync", "-D", str(self._data))
+        run("cp", "-a", str(template), str(self._data))
         self._process: subprocess.Popen[bytes] | None = None
-
-    def _run(self, program: str, *arguments: str) -> None:
-        command = [self._home / program, *arguments]
-        subprocess.run(command, check=True, capture_output=True, timeout=200, cwd="/", **self._as)
 
     def start(self) -> None:
         options = [f"-cunix_socket_directories={self.directory}", "-clisten_addresses=", "-cfsync=off"]
@@ -56,7 +62,7 @@ class Postgres:
                 stdout=log,
                 stderr=log,
                 cwd="/",
-                **self._as,
+                **own_user(directory=self.directory),
             )
         until("PostgreSQL answers", self._answers)
 
@@ -89,8 +95,9 @@ class Postgres:
         return count
 
 
-@pytest.fixture
-def postgres() -> Iterator[Postgres]:
+@pytest.fixture(scope="session")
+def postgres_template() -> Iterator[tuple[Path, Path]]:
+    """PostgreSQL's programs, and the data of a new server."""
     home = programs()
     lacks = "PostgreSQL's programs are not installed" if home is None else ""
     if importlib.util.find_spec("psycopg") is None:
@@ -100,11 +107,19 @@ def postgres() -> Iterator[Postgres]:
             pytest.fail(f"{lacks}, and {REQUIRED} is set")
         pytest.skip(f"not run: {lacks}")
     assert home is not None
-    directory = Path(tempfile.mkdtemp(prefix="nsq-postgres-"))
-    server = Postgres(home, directory)
-    try:
-        server.start()
-        yield server
-    finally:
-        server.stop()
-        shutil.rmtree(directory)
+    with tempfile.TemporaryDirectory(prefix="nsq-postgres-") as name:
+        data = Path(name) / "data"
+        command = [str(home / "initdb"), "-A", "trust", "-U", "postgres", "--no-sync", "-D", str(data)]
+        run(*command, **own_user(Path(name)))
+        yield home, data
+
+
+@pytest.fixture
+def postgres(postgres_template: tuple[Path, Path]) -> Iterator[Postgres]:
+    with tempfile.TemporaryDirectory(prefix="nsq-postgres-") as name:
+        server = Postgres(*postgres_template, Path(name))
+        try:
+            server.start()
+            yield server
+        finally:
+            server.stop()

@@ -20,9 +20,7 @@ from nsq.testing import Nsqd
 from tests.integration.consuming import channel_of, clients_of, until
 
 from .conftest import PROJECT, ROOT, Site
-from .postgres import Postgres, postgres
-
-__all__ = ["postgres"]
+from .postgres import Postgres
 
 MANAGE = str(PROJECT / "manage.py")
 
@@ -112,7 +110,7 @@ def test_nsq_work_runs_the_consumers_of_a_project(site: Site, nsqd: Nsqd) -> Non
     [
         ("nowhere:setup", "there is no module nowhere"),
         ("nsq.contrib.django", "write module:function"),
-        ("nsq:__version__", "which is no function"),
+        ("nsq:__version__", "which is not a function"),
     ],
 )
 def test_a_wrong_setup_of_nsq_work_is_refused(setup: str, said: str) -> None:

@@ -24,9 +24,6 @@ from nsq.testing import Nsqd
 from tests.integration.consuming import channel_of, until
 
 from .conftest import PROJECT, Site, bodies
-from .postgres import postgres
-
-__all__ = ["postgres"]
 
 needs_tasks = pytest.mark.skipif(django.VERSION < (6,), reason="not run: django.tasks needs Django 6")
 #: Django's own tests of tasks, which `make django` puts there.

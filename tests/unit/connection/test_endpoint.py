@@ -414,6 +414,18 @@ class TestThreads:
         ]
         assert f"dialing {A} failed" in caplog.text
 
+    def test_a_client_that_raises_does_not_end_it(
+        self, client: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        monkeypatch.setattr(Dialed, "refused", lambda *_: 1 / 0)
+        client.transport.refuse()
+        endpoint = client.dial(Wanted(A, ORDERS))
+        client.transport.wait_for_dials(2)
+        client.transport.admit()
+        accept(client.transport)
+        client.until(lambda: endpoint.status is Status.CONNECTED)
+        assert "a bug of ours" in caplog.text
+
     def test_a_connection_that_is_not_needed_is_closed(self, client: Client) -> None:
         client.owner.start()
         made = Dialed(client)

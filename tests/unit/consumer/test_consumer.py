@@ -278,6 +278,22 @@ class TestStarting:
         assert consumer.wait_until_connected(PATIENCE)
         assert stopped(consumer, nsqd) == CLEAN
 
+    def test_a_connection_that_comes_during_a_stop_is_closed_and_no_hook_hears_of_it(
+        self, make: Callable[..., Consumer], transport: MemoryTransport, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        class Hooks(ConsumerHooks):
+            def disconnected(self, nsqd_address: str, cause: NsqError | None) -> None:
+                heard.append(nsqd_address)
+
+        heard: list[str] = []
+        # The owner stops meanwhile, and does not carry the request out.
+        monkeypatch.setattr(Engine, "adopt", lambda engine, endpoint, conn: None)
+        consumer = make(hooks=Hooks()).add_handler(nothing).start()
+        accept(transport).peer.wait_closed()
+        assert not consumer.wait_until_connected(0.0)
+        assert consumer.stop().clean
+        assert heard == []
+
     def test_an_nsqd_without_a_thread_is_dialed_when_there_is_one(
         self, make: Callable[..., Consumer], transport: MemoryTransport, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -440,7 +456,8 @@ class TestStopping:
         nsqd.deliver(1)
         assert entered.wait(PATIENCE)
         try:
-            report = consumer.stop(timeout=1.0)
+            report = consumer.stop(timeout=0.2)
+            assert consumer.wait(PATIENCE)  # until the owner is through
             stats = consumer.stats()
         finally:
             may_go_on.set()

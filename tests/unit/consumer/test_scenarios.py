@@ -1083,7 +1083,7 @@ def test_heartbeats_can_be_switched_off(stage: Stage) -> None:
     nsqd = stage.nsqd()
     assert (nsqd.identify["heartbeat_interval"], nsqd.identify["output_buffer_timeout"]) == (-1, -1)
     nsqd.expect(rdy(5))
-    (conn,) = consumer._engine._conns.values()
+    (conn,) = consumer._engine.conns.values()
     assert conn._stream.read_timeout is None  # no silence is too long
     leave(consumer, nsqd)
 

@@ -129,7 +129,7 @@ class TestReading:
         enveloped = {"status_code": 200, "status_txt": "OK", "data": {"channels": []}}
         assert json_value(reply(200, enveloped)) == {"channels": []}
 
-    def test_an_error_in_an_envelope(self) -> None:
+    def test_an_error_in_an_old_envelope_is_a_refusal(self) -> None:
         with pytest.raises(ApiRefused) as caught:
             json_value(reply(200, {"status_code": 500, "status_txt": "INVALID_ARG_TOPIC", "data": None}))
         assert (caught.value.status, caught.value.code) == (500, "INVALID_ARG_TOPIC")
@@ -162,7 +162,7 @@ class TestTlsPort:
 
 
 class TestAddresses:
-    def test_a_unix_socket(self) -> None:
+    def test_an_address_may_be_a_unix_socket(self) -> None:
         for text in ("unix:/run/nsqd.sock", "/run/nsqd.sock"):
             url = endpoint(parse_url(text), "/stats", {"secret": "x"})
             assert (url.scheme, url.socket_path, url.authority) == ("http", "/run/nsqd.sock", "localhost")

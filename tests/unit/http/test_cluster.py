@@ -49,7 +49,7 @@ def test_an_nsqd_that_two_nsqlookupds_list_is_one_node() -> None:
         ({"tcp_port": 0}, "port '0'"),
         ({"broadcast_address": "[::1"}, "address '[[::1]:4151' is not a URL"),
         ({"broadcast_address": "u@h"}, "holds a user name"),
-        ({"broadcast_address": "unix:/x"}, "'unix:/x' is no host"),
+        ({"broadcast_address": "unix:/x"}, "'unix:/x' is not a host"),
         ({"broadcast_address": "a b"}, "'a b:4150' is not host:port"),
         ({"broadcast_address": ""}, "':4150' is not host:port"),
     ],

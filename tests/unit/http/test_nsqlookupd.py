@@ -128,14 +128,14 @@ class TestAuthorization:
 class TestLookup:
     CALL = calls.lookup("t")
 
-    def test_channels_and_producers(self) -> None:
+    def test_a_lookup_has_channels_and_producers(self) -> None:
         found = answer(self.CALL, {"channels": ["c"], "producers": [NODE]})
         assert found.channels == ("c",)
         assert found.producers == (NsqdNode(**NODE),)  # type: ignore[arg-type]
         assert found.producers[0].tcp_address == "10.0.0.7:4150"
         assert found.producers[0].http_address == "10.0.0.7:4151"
 
-    def test_the_old_envelope(self) -> None:
+    def test_an_old_envelope_is_unpacked(self) -> None:
         data = {"channels": ["c"], "producers": [NODE]}
         enveloped = answer(self.CALL, {"status_code": 200, "status_txt": "OK", "data": data})
         assert enveloped == answer(self.CALL, data)
@@ -144,7 +144,7 @@ class TestLookup:
         found = answer(self.CALL, {"channels": None, "producers": None})
         assert (found.channels, found.producers) == ((), ())
 
-    def test_an_old_or_newer_nsqlookupd(self) -> None:
+    def test_replies_of_older_and_newer_releases_are_read(self) -> None:
         node = {"broadcast_address": "h", "tcp_port": 1, "address": "h", "newer": {}}
         found = answer(self.CALL, {"channels": [], "producers": [node], "newer": 1})
         assert found.producers == (NsqdNode(broadcast_address="h", tcp_port=1),)
@@ -192,7 +192,7 @@ class TestNodes:
         expected = RegisteredNode(broadcast_address="h", tcp_port=1, topics=("a",))
         assert answer(self.CALL, {"producers": [node]}) == [expected]
 
-    def test_tombstones_of_another_number(self) -> None:
+    def test_tombstones_must_be_as_many_as_topics(self) -> None:
         node = NODE | {"topics": ["a", "b"], "tombstones": [False]}
         with pytest.raises(ApiError, match=r"producers\[0\] has 2 topics but 1 tombstones"):
             answer(self.CALL, {"producers": [node]})

@@ -79,7 +79,7 @@ def test_a_command_that_fails_exits_with_1_and_one_line(
         ("archive orders --to /dev/null/x --nsqd a:4150", "to is /dev/null/x, which cannot be written"),
         ("metrics orders --nsqd a:4150 --chart x.bmp", "--chart is 'x.bmp', but must end in .png"),
         ("metrics orders --nsqd a:4150 --window minute", "window is 'minute', but must be"),
-        ("replay /x --topic again --nsqd a:4150 --since soon", "'soon' is no point in time"),
+        ("replay /x --topic again --nsqd a:4150 --since soon", "'soon' is not a point in time"),
     ],
 )
 def test_a_mistake_is_reported_before_spark_starts(

@@ -30,7 +30,7 @@ def script(path: Path, text: str) -> Path:
         ("command not found", None),
     ],
 )
-def test_reading_javas_version(said: str, version: int | None) -> None:
+def test_the_version_of_java_is_parsed(said: str, version: int | None) -> None:
     assert doctor.java_version(said) == version
 
 
@@ -86,7 +86,7 @@ def test_versions_of_packages_are_checked(monkeypatch: pytest.MonkeyPatch) -> No
         (None, "No such file or directory"),
     ],
 )
-def test_workers_of_another_python(
+def test_workers_with_another_python_are_checked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str | None, words: str
 ) -> None:
     if program is not None:
@@ -138,7 +138,7 @@ def test_a_little_space_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert (found.state, "MiB free" in found.text) == (WARNING, True)
 
 
-def test_an_object_store() -> None:
+def test_an_object_store_is_checked() -> None:
     wrong = doctor.check_wal("s3://key:secret@bucket/wal")
     assert (wrong.state, "secret" in wrong.text) == (WRONG, False)
 
@@ -182,7 +182,7 @@ def test_checks_that_were_skipped_are_named(
     shown = capsys.readouterr().out
     assert "skipped wal: " in shown
     assert "skipped nsq: " in shown
-    assert shown.endswith("all that was checked is well\n")
+    assert shown.endswith("all checks that ran passed\n")
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,7 @@ def test_a_first_report_has_no_rates() -> None:
     assert figures(report(inputRowsPerSecond=float("nan")))["inputRowsPerSecond"] == 0.0
 
 
-def test_the_text_for_prometheus() -> None:
+def test_figures_are_written_for_prometheus() -> None:
     lines = exposition([('a "b"\n', figures(report()))]).splitlines()
     assert '# TYPE nsq_spark_received_total counter' in lines  # fmt: skip
     assert 'nsq_spark_received_total{query="a \\"b\\"\\n"} 1200' in lines

@@ -79,7 +79,7 @@ def test_a_missing_package_is_named_by_the_format_and_breaks_no_other(
         assert "\n" not in text
 
 
-def test_a_python_without_arrow(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_python_without_arrow_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     import importlib.util
 
     import pyspark_nsq

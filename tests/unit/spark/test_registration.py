@@ -51,7 +51,7 @@ def test_workers_of_another_python_that_has_what_it_takes(tmp_path: Path) -> Non
     ]
 
 
-def test_workers_of_a_python_that_lacks_it(tmp_path: Path) -> None:
+def test_a_worker_python_that_lacks_the_package_is_refused(tmp_path: Path) -> None:
     python = program(tmp_path, "echo \"ModuleNotFoundError: No module named 'pyarrow'\" >&2; exit 1")
     with pytest.raises(UsageError) as told:
         registered(python)

@@ -8,7 +8,7 @@ from nsq.errors import ConfigError
 from nsq.spark.rows import SCHEMA, TYPES, Field, check_schema, checked
 
 
-def test_any_columns_in_any_order() -> None:
+def test_any_columns_in_any_order_are_accepted() -> None:
     wanted = [Field("body", "binary"), Field("topic", "string", nullable=False)]
     assert checked(wanted) == wanted
     assert checked([]) == []
@@ -19,7 +19,7 @@ def test_a_column_that_there_is_not() -> None:
         checked([Field("payload", "binary")])
 
 
-def test_a_column_of_another_type() -> None:
+def test_a_column_of_another_type_is_refused() -> None:
     with pytest.raises(ConfigError, match="wants column body as string, but it is binary"):
         checked([Field("body", "string")])
 

@@ -247,7 +247,7 @@ def test_a_leak_is_reported_after_the_grace() -> None:
         ("00000000000000000000000001000000:1037", "[::1]:4151"),
     ],
 )
-def test_addresses_of_the_kernels_tables(field: str, words: str) -> None:
+def test_addresses_of_the_kernels_tables_are_decoded(field: str, words: str) -> None:
     assert leaks._address(field) == words
 
 

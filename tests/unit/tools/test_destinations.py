@@ -81,7 +81,7 @@ def test_measurements_older_than_five_minutes_are_dropped(clock: Clock) -> None:
     assert 400 < Counter(chosen(pool, 1000))["a"] < 600
 
 
-def test_a_line_about_the_last_ones() -> None:
+def test_a_status_line_is_about_the_last_requests() -> None:
     lines: list[str] = []
     durations = Durations(100, "", lines.append)
     for milliseconds in range(1, 201):

@@ -85,7 +85,7 @@ def test_a_layered_stream_without_layers_passes_bytes_unchanged() -> None:
 
 
 @pytest.mark.parametrize("make", [Deflate, Snappy])
-def test_a_compressed_conversation(make: Callable[[], Layer]) -> None:
+def test_a_conversation_can_be_compressed(make: Callable[[], Layer]) -> None:
     stream, peer = connected(make(), chunk_size=3)
     server = make()
     stream.write(b"to the server", 1.0)
@@ -140,7 +140,7 @@ def test_bytes_that_cannot_be_decoded_are_an_error() -> None:
 
 
 @pytest.mark.parametrize("chunk_size", [None, 7])
-def test_a_handshake_and_a_conversation_over_tls(chunk_size: int | None) -> None:
+def test_a_conversation_can_use_tls(chunk_size: int | None) -> None:
     tls = Secured(chunk_size=chunk_size).shaken()
     assert tls.client.handshake_done
     assert tls.stream.read_timeout is None
@@ -150,7 +150,7 @@ def test_a_handshake_and_a_conversation_over_tls(chunk_size: int | None) -> None
     assert tls.stream.read() == b"OK"
 
 
-def test_compression_over_tls() -> None:
+def test_a_conversation_can_be_compressed_over_tls() -> None:
     tls = Secured().shaken()
     tls.stream.push(Deflate())
     server = Deflate()

@@ -335,7 +335,7 @@ def test_memory_stays_within_the_limits() -> None:
     assert parser.error is not None
 
 
-def test_the_encoders_bytes() -> None:
+def test_commands_are_encoded_byte_for_byte() -> None:
     assert commands.identify(b"{}") == b"IDENTIFY\n\0\0\0\2{}"
     assert commands.auth(b"s") == b"AUTH\n\0\0\0\1s"
     assert commands.sub("t", "c") == b"SUB t c\n"

@@ -80,7 +80,7 @@ def test_garbage_raises_nothing_but_frame_errors(
     assert all(isinstance(frame, (RawMessage, Response, ErrorReply)) for frame in found)
 
 
-def test_the_bytes_of_every_type() -> None:
+def test_frames_of_every_type_are_encoded() -> None:
     assert encode_response(b"OK") == bytes.fromhex("00000006000000004f4b")
     assert encode_error(b"E_X") == b"\0\0\0\7\0\0\0\1E_X"
     assert encode_message(1, 2, ID, b"b") == b"\0\0\0\x1f\0\0\0\2" + struct.pack(">qH", 1, 2) + ID + b"b"
@@ -137,7 +137,7 @@ def test_a_reply_of_nsqlookupd_is_named_as_such() -> None:
         FrameParser(RawMessage).feed(lookup.reply(b"E_BAD_PROTOCOL"))
 
 
-def test_a_large_frame_in_small_chunks() -> None:
+def test_a_large_frame_may_arrive_in_small_chunks() -> None:
     body = bytes(range(256)) * 20_000
     wire = encode_message(1, 1, ID, body)
     parser = FrameParser(RawMessage)

@@ -216,7 +216,7 @@ class TestRoundTrip:
 
 
 class TestDeflate:
-    def test_the_recorded_stream_with_its_two_flushes(self) -> None:
+    def test_a_recorded_deflate_stream_with_two_flushes_is_decoded(self) -> None:
         assert Deflate().unwrap(RECORDED_DEFLATE) == OK_FRAME
         assert received(Deflate(), RECORDED_DEFLATE, [1]) == OK_FRAME
 
@@ -225,7 +225,7 @@ class TestDeflate:
         assert wire.endswith(b"\x00\x00\xff\xff")
         assert zlib.decompressobj(-15).decompress(wire) == OK_FRAME
 
-    def test_nothing_wraps_to_nothing(self) -> None:
+    def test_wrapping_nothing_gives_nothing(self) -> None:
         layer = Deflate()
         assert (layer.wrap(b""), layer.pending(), layer.close(), layer.has_pending) == (b"", b"", b"", False)
 
@@ -284,7 +284,7 @@ def masked(checksum: int) -> bytes:
 
 
 class TestSnappy:
-    def test_the_recorded_stream(self) -> None:
+    def test_a_recorded_stream_is_decoded(self) -> None:
         assert Snappy().unwrap(RECORDED_SNAPPY) == OK_FRAME
 
     def test_the_recorded_stream_cut_anywhere(self) -> None:
@@ -294,7 +294,7 @@ class TestSnappy:
             assert not layer.more
             assert layer.unwrap(RECORDED_SNAPPY[cut:]) == OK_FRAME
 
-    def test_the_identifier_alone_and_again(self) -> None:
+    def test_the_snappy_identifier_may_come_alone_and_again(self) -> None:
         layer = Snappy()
         assert layer.unwrap(IDENTIFIER) == b""
         assert layer.unwrap(OK_CHUNK + IDENTIFIER + IDENTIFIER + OK_CHUNK) == OK_FRAME * 2
@@ -307,11 +307,11 @@ class TestSnappy:
         assert not second.startswith(IDENTIFIER)
         assert snappy.StreamDecompressor().decompress(first + second) == OK_FRAME + b"abc" * 100_000
 
-    def test_nothing_wraps_to_nothing(self) -> None:
+    def test_wrapping_nothing_gives_nothing(self) -> None:
         layer = Snappy()
         assert (layer.wrap(b""), layer.pending(), layer.close(), layer.has_pending) == (b"", b"", b"", False)
 
-    def test_a_compressed_chunk(self) -> None:
+    def test_a_compressed_chunk_is_decoded(self) -> None:
         wire = Snappy().wrap(b"again and " * 50)
         assert wire[len(IDENTIFIER)] == 0x00
         assert Snappy().unwrap(wire) == b"again and " * 50
@@ -389,7 +389,7 @@ class TestTlsHandshake:
         assert (client.handshake_done, client.version, client.cipher) == (False, None, None)
         assert (client.peer_certificate, client.peer_common_name, client.selected_alpn) == (None, "", None)
 
-    def test_byte_by_byte(self, authority: Authority) -> None:
+    def test_a_tls_handshake_may_arrive_byte_by_byte(self, authority: Authority) -> None:
         client, server = tls_ends(authority)
         while client.has_pending or server.has_pending:
             assert received(server, client.pending(), [1]) == b""
@@ -464,7 +464,7 @@ class TestTlsRefusals:
         with pytest.raises(LayerError, match=r"(?i)alert"):
             server.unwrap(client.pending())
 
-    def test_an_unknown_authority(self, authority: Authority) -> None:
+    def test_a_certificate_of_an_unknown_authority_is_refused(self, authority: Authority) -> None:
         client, server = tls_ends(authority, client=Authority().client())
         self.refused(client, server, "certificate verify failed: unable to get local issuer")
 
@@ -473,7 +473,7 @@ class TestTlsRefusals:
         _, server = tls_ends(authority)
         self.refused(client, server, "certificate verify failed: Hostname mismatch.*other.example")
 
-    def test_a_version_below_the_server_s_minimum(self, authority: Authority) -> None:
+    def test_a_tls_version_below_the_minimum_is_refused(self, authority: Authority) -> None:
         old, strict = authority.client(), authority.server()
         old.maximum_version, strict.minimum_version = ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3
         client, server = tls_ends(authority, client=old, server=strict)
@@ -482,7 +482,7 @@ class TestTlsRefusals:
         with pytest.raises(LayerError, match="alert protocol version"):
             client.unwrap(server.pending())
 
-    def test_a_missing_client_certificate(self, authority: Authority) -> None:
+    def test_a_missing_client_certificate_is_refused(self, authority: Authority) -> None:
         context = authority.server()
         context.verify_mode = ssl.CERT_REQUIRED
         client, server = tls_ends(authority, server=context)
@@ -493,12 +493,12 @@ class TestTlsRefusals:
         with pytest.raises(LayerError, match=r"^tls: read failed: .*certificate required"):
             client.unwrap(server.close())
 
-    def test_a_peer_that_speaks_no_tls(self, authority: Authority) -> None:
+    def test_a_peer_without_tls_is_an_error(self, authority: Authority) -> None:
         client, _ = tls_ends(authority)
         with pytest.raises(LayerError, match=r"^tls: handshake failed: .*wrong version number"):
             client.unwrap(b"HTTP/1.1 400 Bad Request\r\n\r\n")
 
-    def test_a_damaged_record(self, authority: Authority) -> None:
+    def test_a_damaged_record_is_an_error(self, authority: Authority) -> None:
         client, server = tls_pair(authority)
         wire = bytearray(server.wrap(b"message"))
         wire[-1] ^= 1
@@ -514,7 +514,7 @@ class TestTlsRefusals:
         with pytest.raises(ConfigError, match=r"server_hostname='\.example' is unusable"):
             Tls(authority.client(), server_side=False, server_hostname=".example")
 
-    def test_a_context_for_the_other_side(self, authority: Authority) -> None:
+    def test_a_context_for_the_other_side_is_refused(self, authority: Authority) -> None:
         with pytest.raises(ConfigError, match=r"is unusable: .*PROTOCOL_TLS_SERVER context$"):
             Tls(authority.server(), server_side=False, server_hostname=HOST)
 
@@ -611,7 +611,7 @@ class TestTlsStream:
 
 
 class TestStack:
-    def test_empty_it_hands_the_same_object_through(self) -> None:
+    def test_an_empty_stack_returns_the_same_object(self) -> None:
         stack, data = Stack(), b"  V2"
         assert stack.wrap(data) is data
         assert stack.unwrap(data) is data
@@ -623,7 +623,7 @@ class TestStack:
         assert wire.startswith(IDENTIFIER)
         assert Deflate().unwrap(Snappy().unwrap(wire)) == OK_FRAME
 
-    def test_an_upgrade_announced_and_used_in_one_delivery(self, authority: Authority) -> None:
+    def test_an_upgrade_may_be_announced_and_used_in_one_chunk(self, authority: Authority) -> None:
         ends = tls_pair(authority)
         client, server = map(Stack, ends)
         wire = server.wrap(OK_FRAME)

@@ -94,7 +94,7 @@ def test_replies_are_parsed_however_they_arrive() -> None:
 
 
 @pytest.mark.parametrize("head", [b"\x00\x00\x00\x11", b"\xff\xff\xff\xff", b"HTTP"])
-def test_a_reply_of_an_impossible_size(head: bytes) -> None:
+def test_a_reply_of_an_impossible_size_is_an_error(head: bytes) -> None:
     with pytest.raises(FrameError, match="at most 16"):
         ReplyParser(max_size=16).feed(head)
 
@@ -133,7 +133,7 @@ def test_a_line_without_end() -> None:
     assert parser.feed(b"PING\n" * 1000) == []
 
 
-def test_a_long_line_in_one_piece() -> None:
+def test_a_line_that_is_too_long_is_refused() -> None:
     assert events(lookup.MAGIC + b"PING\n" + b"x" * 11 + b"\n", max_line=10) == [
         Command(b"PING"),
         Violation(b"E_INVALID command line longer than 10 bytes"),

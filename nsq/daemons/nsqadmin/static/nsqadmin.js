@@ -502,6 +502,25 @@ function latency(row) {
   return percentiles.map((each) => `${each.quantile * 100}%: ${nanoseconds(each.value === undefined ? each.average : each.value)}`).join(", ");
 }
 
+// When deferred messages are due, over all nsqds: a bar for each span of time.
+function dueHistogram() {
+  const rows = h("table", { class: "due" });
+  const node = h("div", { hidden: true }, h("h2", {}, "Deferred messages: when they are due"), rows);
+  return {
+    node,
+    show(nodes) {
+      const totals = new Map();
+      for (const each of nodes.flatMap((row) => row.deferred_due || [])) totals.set(each.within, (totals.get(each.within) || 0) + each.count);
+      const most = Math.max(0, ...totals.values());
+      node.hidden = !most;
+      rows.replaceChildren(...[...totals].map(([within, number]) => h("tr", {},
+        h("th", { scope: "row" }, within ? `within ${span(within)}` : "later"),
+        h("td", {}, h("meter", { min: 0, max: most || 1, value: number, "aria-hidden": "true" })),
+        h("td", { class: "number" }, count(number)))));
+    },
+  };
+}
+
 function channelView(topic, channel) {
   const none = { depth: 0, in_flight: 0, deferred: 0, requeued: 0, timed_out: 0, messages: 0, clients: 0, rate: 0, finished: 0, paused: false, health: [1, "there is no such channel"] };
   const figures = () => find((find(seen.overview.topics, topic) || { channels: [] }).channels, channel) || none;
@@ -526,6 +545,7 @@ function channelView(topic, channel) {
     number("Timed out", (row) => row.timeout_count, { class: "number wide" }),
     { title: "Latency", text: latency, class: "wide" },
   ], (row) => row.node, "No nsqd has this channel now.");
+  const due = dueHistogram();
   const facts = tiles(
     tile("Depth", () => count(figures().depth), `channel ${topic} ${channel}`),
     tile("In flight", () => count(figures().in_flight)),
@@ -542,7 +562,7 @@ function channelView(topic, channel) {
   return {
     title: `${channel} of ${topic}`,
     node: h("div", {}, heading(channel, link("Topics", "topics"), link(topic, "topics", topic)), buttons, facts,
-      h("h2", {}, "Consumers: what is in flight, with whom"), clients.node, h("h2", {}, "nsqds"), nodes.node, peek, charts),
+      h("h2", {}, "Consumers: what is in flight, with whom"), clients.node, h("h2", {}, "nsqds"), nodes.node, due.node, peek, charts),
     show() {
       facts.show();
       if (buttons.show) buttons.show();
@@ -551,6 +571,7 @@ function channelView(topic, channel) {
       const told = await ask("GET", apiOf(topic, channel));
       nodes.show(told.nodes || []);
       clients.show(told.clients || []);
+      due.show(told.nodes || []);
     },
   };
 }

@@ -7,8 +7,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple, Protocol
 
-from nsq.wire.names import is_ephemeral
-
 _SEQUENCE_BITS = 12
 _NODE_BITS = 10
 _HEAD_MASK = (1 << 64 - _SEQUENCE_BITS) - 1
@@ -141,9 +139,6 @@ class Backlog(Protocol):
     def put(self, messages: Batch | list[Message]) -> None:
         """Append new messages. Raises StorageFailed."""
 
-    def keep(self, message: Message) -> None:
-        """Store a new deferred message, which counts as taken until ``put_back``. Raises StorageFailed."""
-
     def hold_in_memory(self, messages: list[Message], finished: Callable[[list[Message]], None]) -> bool:
         """Keep new messages that the disk refused in memory only; the topic's backlog has them on disk.
         Returns False if there are too many already. A durable backlog calls ``finished`` when they are.
@@ -151,6 +146,9 @@ class Backlog(Protocol):
 
     def put_back(self, messages: list[Message]) -> None:
         """Append taken messages again. Never fails: messages that the disk refuses stay in memory."""
+
+    def put_due(self, messages: list[Message]) -> None:
+        """Append messages that were deferred until now. Raises StorageFailed."""
 
     def take(self, limit: int) -> list[Message]:
         """Remove and return the first messages, at most ``limit``. Some may have a later ``due`` time."""
@@ -171,15 +169,6 @@ class Backlog(Protocol):
 
     def delete(self) -> None:
         """Remove all messages and files."""
-
-
-class Backlogs(Protocol):
-    """Makes the backlogs of topics and channels."""
-
-    def backlog(self, topic: str, channel: str = "") -> Backlog: ...
-
-    def changed(self) -> None:
-        """Note that topics or channels were created, deleted, paused or unpaused."""
 
 
 #: Batches are split into portions of this size; a portion becomes Message objects when it is taken.
@@ -223,8 +212,8 @@ class MemoryBacklog:
     def put_back(self, messages: list[Message]) -> None:
         self.put(messages)
 
-    def keep(self, message: Message) -> None:
-        """Do nothing: the channel that defers the message has it in memory."""
+    def put_due(self, messages: list[Message]) -> None:
+        self.put_back(messages)
 
     def finished(self, messages: list[Message]) -> None:
         """Do nothing: ``take`` has removed them."""
@@ -266,18 +255,3 @@ class EphemeralBacklog(MemoryBacklog):
 
     def put(self, messages: Batch | list[Message]) -> None:
         super().put(messages[: max(0, self._limit - len(self))])
-
-
-class InMemory:
-    """Makes backlogs for an nsqd without a disk, as in tests."""
-
-    def __init__(self, mem_queue_size: int = 10_000) -> None:
-        self._mem_queue_size = mem_queue_size
-
-    def backlog(self, topic: str, channel: str = "") -> Backlog:
-        if is_ephemeral(channel or topic):
-            return EphemeralBacklog(self._mem_queue_size)
-        return MemoryBacklog()
-
-    def changed(self) -> None:
-        """Do nothing: nothing survives a restart."""

@@ -8,15 +8,16 @@ from typing import Protocol
 
 from nsq.daemons.nsqd.core.backlog import (
     Backlog,
-    Backlogs,
     Batch,
-    InMemory,
+    EphemeralBacklog,
+    MemoryBacklog,
     Message,
     MessageIds,
     StorageFailed,
 )
 from nsq.daemons.nsqd.core.channel import Channel, Subscriber
 from nsq.daemons.nsqd.core.clock import Clock, RoundRobin
+from nsq.daemons.nsqd.core.deferred import Deferred, DeferredInMemory
 from nsq.daemons.nsqd.core.latency import LatencyWindow, MeasuredChannel
 from nsq.daemons.nsqd.core.topic import Topic, TopicStarting
 from nsq.wire.names import is_ephemeral
@@ -55,6 +56,36 @@ class Unobserved:
 
     def channel_deleted(self, channel: Channel) -> None:
         pass
+
+
+class Backlogs(Protocol):
+    """Makes the backlogs of topics and channels, and the places of deferred messages."""
+
+    def backlog(self, topic: str, channel: str = "") -> Backlog: ...
+
+    def deferred(self, topic: str, channel: str) -> Deferred:
+        """Make the place for a channel's deferred messages, after its backlog."""
+
+    def changed(self) -> None:
+        """Note that topics or channels were created, deleted, paused or unpaused."""
+
+
+class InMemory:
+    """Makes backlogs for an nsqd without a disk, as in tests."""
+
+    def __init__(self, mem_queue_size: int = 10_000) -> None:
+        self._mem_queue_size = mem_queue_size
+
+    def backlog(self, topic: str, channel: str = "") -> Backlog:
+        if is_ephemeral(channel or topic):
+            return EphemeralBacklog(self._mem_queue_size)
+        return MemoryBacklog()
+
+    def deferred(self, topic: str, channel: str) -> Deferred:
+        return DeferredInMemory()
+
+    def changed(self) -> None:
+        """Do nothing: nothing survives a restart."""
 
 
 class Draining(StorageFailed):
@@ -151,6 +182,7 @@ class Broker:
             channel.close()
             channel.empty()
             channel.backlog.delete()
+            channel.deferred.delete()
             self._backlogs.changed()
             self.observer.channel_deleted(channel)
 
@@ -160,6 +192,7 @@ class Broker:
             topic_name,
             name,
             self._backlogs.backlog(topic_name, name),
+            self._backlogs.deferred(topic_name, name),
             self._clock,
             wake=self._wake,
             on_another_turn=self._turns.ask,
@@ -215,7 +248,7 @@ class Broker:
 
     def close(self) -> list[tuple[Backlog, list[Message]]]:
         """Stop every timer and disconnect every subscriber. Returns all backlogs, each with its messages that
-        were taken and not finished; channels come before their topic.
+        were taken and not finished or deferred; channels come before their topic.
         """
         self._woken.clear()  # the backlogs now belong to the caller
         left: list[tuple[Backlog, list[Message]]] = []

@@ -6,11 +6,11 @@ import heapq
 import itertools
 from collections import deque
 from collections.abc import Callable, Generator
-from operator import itemgetter
 from typing import Protocol
 
-from nsq.daemons.nsqd.core.backlog import MAX_ATTEMPTS, Backlog, Batch, Message, Waiting
+from nsq.daemons.nsqd.core.backlog import MAX_ATTEMPTS, Backlog, Batch, Message, StorageFailed, Waiting
 from nsq.daemons.nsqd.core.clock import Alarm, Clock
+from nsq.daemons.nsqd.core.deferred import Deferred
 
 #: How near a consumer is to this nsqd, nearest first. Without topology awareness all are ANYWHERE.
 ZONE_LOCAL, REGION_LOCAL, ANYWHERE = range(3)
@@ -134,8 +134,8 @@ _SLICE, _SLICE_BYTES = 64, 256 * 1024
 #: The most subscribers searched for the owner of a message. The search only improves an error's text.
 _SEARCHED = 64
 
-#: Deferred messages that one round puts back; the event loop serves others before the next round.
-_PORTION = 1000
+#: Seconds until deferred messages that are due are tried again, when the disk has refused them.
+_STORAGE_RETRY = 1.0
 
 
 class NotInFlight(Exception):
@@ -154,6 +154,7 @@ class Channel:
         topic_name: str,
         name: str,
         backlog: Backlog,
+        deferred: Deferred,
         clock: Clock,
         *,
         wake: Callable[[Channel], None],
@@ -165,6 +166,7 @@ class Channel:
         self.topic_name = topic_name
         self.name = name
         self.backlog = backlog
+        self.deferred = deferred
         self.subscribers: list[Subscriber] = []
         self.paused = False
         self.message_count = 0
@@ -175,9 +177,9 @@ class Channel:
         self._wake = wake
         self._on_another_turn = on_another_turn
         self._asked = False  # whether ``_release_due`` is scheduled
+        self._closed = False
         self._chance = chance
         self._max_consumers = max_consumers
-        self._deferred: list[tuple[float, int, Message]] = []
         self._sequence = itertools.count()
         self._alarm = Alarm(clock, self._look_at_time)
         self._awake = False
@@ -188,6 +190,7 @@ class Channel:
         # The subscribers with messages in flight, by the time of their next check.
         self._checks: list[tuple[float, int, Subscriber]] = []
         self._needs_finished = backlog.needs_finished
+        self._alarm.set(deferred.next_check())  # there may be some of an earlier run
 
     @property
     def depth(self) -> int:
@@ -197,13 +200,13 @@ class Channel:
     def in_flight_count(self) -> int:
         return sum(len(subscriber.in_flight) for subscriber in self.subscribers)
 
-    @property
-    def deferred_count(self) -> int:
-        return len(self._deferred)
+    def now(self) -> float:
+        """Return the time on the clock of deadlines and due times."""
+        return self._clock.now()
 
     @property
-    def delivery_count(self) -> int:
-        return sum(self.delivered)
+    def deferred_count(self) -> int:
+        return len(self.deferred)
 
     # Messages in.
 
@@ -218,19 +221,31 @@ class Channel:
             return False
         for message in messages:
             if message.due:
-                self._defer(message)
+                self.deferred.hold(message)
+        self._alarm.set(self.deferred.next_check())
         self.message_count += len(messages)
         self.wake()
         return True
 
     def put_deferred(self, message: Message) -> None:
-        self.backlog.keep(message)
+        self.deferred.add(message)
         self.message_count += 1
-        self._defer(message)
+        self._alarm.set(self.deferred.next_check())
 
-    def _defer(self, message: Message) -> None:
-        heapq.heappush(self._deferred, (message.due, next(self._sequence), message))
-        self._alarm.set(message.due)
+    def _defer_taken(self, message: Message) -> None:
+        """Defer a message from the backlog. If the disk refuses it, the backlog keeps its record."""
+        try:
+            self.deferred.add(message)
+        except StorageFailed:
+            self.deferred.hold(message)
+        else:
+            if self._needs_finished:
+                self.backlog.finished([message])
+        self._alarm.set(self.deferred.next_check())
+
+    def _put_due(self, messages: list[Message]) -> None:
+        self.backlog.put_due(messages)
+        self.wake()
 
     def _put_back(self, messages: list[Message]) -> None:
         if messages:
@@ -317,7 +332,7 @@ class Channel:
         if len(ready) < len(messages):
             for message in messages:
                 if message.due > now:
-                    self._defer(message)
+                    self._defer_taken(message)
         return ready
 
     def _sample(self, messages: list[Message], rate: int) -> list[Message]:
@@ -376,7 +391,7 @@ class Channel:
         self.requeue_count += 1
         if delay > 0:
             message.due = self._clock.now() + delay
-            self._defer(message)
+            self._defer_taken(message)
         else:
             self.backlog.put_back([message])
         self.wake(subscriber)
@@ -427,7 +442,7 @@ class Channel:
     def empty(self) -> None:
         """Discard all messages: waiting, in flight and deferred."""
         self.backlog.clear()
-        self._deferred.clear()
+        self.deferred.clear()
         for subscriber in self.subscribers:
             subscriber.in_flight.clear()
             subscriber.next_check = float("inf")
@@ -436,11 +451,13 @@ class Channel:
         self._alarm.cancel()
 
     def close(self) -> list[Message]:
-        """Disconnect all subscribers. Returns the messages taken from the backlog and not finished."""
+        """Disconnect all subscribers. Returns the messages taken from the backlog and not finished, without
+        those that ``deferred`` has stored.
+        """
+        self._closed = True
         self._alarm.cancel()
         taken = [message for subscriber in self.subscribers for message in subscriber.in_flight.values()]
-        taken += [message for _, _, message in sorted(self._deferred, key=itemgetter(0, 1))]
-        self._deferred.clear()
+        taken += self.deferred.take_held()
         for subscriber in self.subscribers:
             subscriber.sink.channel_closed()
         self.subscribers.clear()
@@ -472,22 +489,22 @@ class Channel:
             self._check_at(subscriber.next_deadline(), subscriber)
         if self._checks:
             self._alarm.set(self._checks[0][0])
-        if not self._deferred:
-            return
-        if self._deferred[0][0] > now:
-            self._alarm.set(self._deferred[0][0])
-        elif not self._asked:
+        check = self.deferred.next_check()
+        if check > now:
+            self._alarm.set(check)
+        elif not self._asked and not self._closed:
             # Thousands of channels may have messages that are due at the same time.
             self._asked = True
             self._on_another_turn(self._release_due)
 
     def _release_due(self) -> None:
         self._asked = False
-        self._put_back(self._take_due(self._clock.now()))
-        self._look_at_time()
-
-    def _take_due(self, now: float) -> list[Message]:
-        due: list[Message] = []
-        while self._deferred and self._deferred[0][0] <= now and len(due) < _PORTION:
-            due.append(heapq.heappop(self._deferred)[2])
-        return due
+        if self._closed:
+            return  # the deferred messages now belong to the storage
+        now = self._clock.now()
+        try:
+            self.deferred.release(now, self._put_due)
+        except StorageFailed:
+            self._alarm.set(now + _STORAGE_RETRY)
+        else:
+            self._look_at_time()

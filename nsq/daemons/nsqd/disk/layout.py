@@ -167,6 +167,15 @@ def decode_record(record: bytes) -> Record:
     return Record(timestamp, attempts, message_id, record[HEAD_SIZE:])
 
 
+def message_id(record: bytes) -> bytes:
+    """Return the id in a record, without decoding the rest."""
+    return record[HEAD_SIZE - 16 : HEAD_SIZE]
+
+
+#: A file's number and the offset after a record in it.
+Place = tuple[int, int]
+
+
 class Position(NamedTuple):
     """The position right after a record: a file's number and an offset in it.
 
@@ -179,7 +188,7 @@ class Position(NamedTuple):
     ordinal: int
 
     @property
-    def place(self) -> tuple[int, int]:
+    def place(self) -> Place:
         return self[:2]
 
 
@@ -240,7 +249,10 @@ class Segments:
 
     def remove(self, number: int) -> None:
         del self._by_number[number]
-        self._order.remove(number)
+        if self._order[-1] == number:
+            self._order.pop()
+        else:
+            self._order.remove(number)
 
     def since(self, number: int) -> Iterator[Segment]:
         return (segment for segment in self if segment.number >= number)

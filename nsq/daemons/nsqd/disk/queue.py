@@ -15,16 +15,18 @@ from nsq.daemons.nsqd.disk.layout import (
     BAD,
     SIZE_BYTES,
     Bounds,
+    Flaw,
     Layout,
     Log,
     Meta,
+    Place,
     Position,
     Segment,
     Segments,
     bounds,
     pack_size,
 )
-from nsq.daemons.nsqd.disk.reading import FileRange, PeekedRecord, Reader, peek_records
+from nsq.daemons.nsqd.disk.reading import FileRange, PeekedRecord, Reader, peek_records, record_ids
 from nsq.daemons.nsqd.disk.recovery import recover
 from nsq.daemons.nsqd.disk.syncing import Check, OpenFiles, Replacement, SyncFailure, SyncJob, share_of_limit
 from nsq.errors import Closed, InvalidMessage, UsageError
@@ -95,14 +97,17 @@ class DiskQueue:
         self._log = log
         self._closed = False
         self._job: QueueSync | None = None
+        #: Whether another program has removed files with uncommitted records.
+        self.lost_files = False
         self._named = -1  # the last file that existed when the directory was synced
-        sizes = self._sizes = bounds(min_record, max_record)
-        self._segments, self._committed, self._synced_meta = recover(
+        sizes = self.sizes = bounds(min_record, max_record)
+        self._segments, self._committed, self._synced_meta, unsynced = recover(
             directory, os.listdir(directory) if files is None else files, self._layout, sizes, log
         )
         self._writer = Writer(
             directory, self._layout, self._segments, sizes, max_bytes_per_file, log, open_files
         )
+        self._writer.unsynced |= unsynced
         self._reader = Reader(
             directory, self._layout, self._segments, self._committed, sizes, log, open_files
         )
@@ -159,22 +164,29 @@ class DiskQueue:
         self._skip_full_files()
         return found
 
-    def peek_job(self, n: int, max_bytes: int, but: Container[bytes]) -> Callable[[], list[PeekedRecord]]:
+    def peek_job(self, n: int, max_bytes: int, but: Container[Place]) -> Callable[[], list[PeekedRecord]]:
         """Return a function that reads the next ``n`` messages without changing anything.
 
-        Any thread may call it. It skips messages with an id in ``but`` and reads at most ``max_bytes`` of
+        Any thread may call it. It skips the records at the places ``but`` and reads at most ``max_bytes`` of
         bodies.
         """
+        return functools.partial(peek_records, self._unread_ranges(), self.sizes, n, max_bytes, but)
+
+    def unread_ids(self, n: int) -> list[tuple[bytes, Place]]:
+        """Return the message ids and places of the next ``n`` records, without moving the cursor."""
+        return record_ids(self._unread_ranges(), self.sizes, n)
+
+    def _unread_ranges(self) -> list[FileRange]:
         file, end, _ = self._reader.cursor
-        ranges = [
+        return [
             FileRange(
                 self._directory / self._layout.data(segment.number),
+                segment.number,
                 end if segment.number == file else 0,
                 segment.end,
             )
             for segment in self._segments.since(file)
         ]
-        return functools.partial(peek_records, ranges, self._sizes, n, max_bytes, but)
 
     def skip(self, position: Position) -> None:
         """Move the cursor to ``position``: the caller has the records before it already."""
@@ -201,9 +213,11 @@ class DiskQueue:
         """Return a job that syncs everything so far, in any thread; None if nothing has changed.
 
         The queue can be used meanwhile. Call ``synced`` with the job when it has succeeded. There is one job
-        at a time: making the next one cancels the previous one.
+        at a time: making the next one cancels the previous one. Raises OSError if another program has removed
+        a file that is needed.
         """
         self._check_open()
+        self.check_files()
         self._cancel_job()
         if self._segments.last.end >= _WORTH_REMOVING:
             self._roll_if_consumed()
@@ -225,8 +239,38 @@ class DiskQueue:
     def flushed(self, job: QueueSync) -> None:
         """Note that ``job`` has succeeded. Raises OSError if records were lost all the same."""
         job.check()
-        self._named = max(self._named, job.written.file)
+        self._check_files(self._segments[number] for number in job.numbers if number in self._segments)
+        self._named = max(self._named, _last_file(job.written))
         self._writer.synced(job.numbers, job.written)
+
+    def check_files(self) -> None:
+        """Raise OSError, once, if another program has removed files of uncommitted records."""
+        self._check_files(self._segments.since(self._committed.file))
+
+    def _check_files(self, segments: Iterable[Segment]) -> None:
+        """Check these files, see ``check_files``.
+
+        The thread that calls this is the only one that removes the queue's files. So it cannot take a file
+        for lost that the queue itself has removed.
+        """
+        lost = [
+            segment
+            for segment in segments
+            if segment.end
+            and segment.flaw is None
+            and (segment.number, segment.end) > self._committed.place
+            and not (self._directory / self._layout.data(segment.number)).exists()
+        ]
+        if not lost:
+            return
+        self.lost_files = True
+        for segment in lost:
+            segment.flaw = Flaw("was removed by another program", keep=False)
+            self._writer.forget(segment.number)
+        if self._segments.last.flaw is not None:
+            self._writer.roll()
+        names = ", ".join(self._layout.data(segment.number) for segment in lost)
+        raise OSError(errno.ENOENT, "another program has removed files of messages", names)
 
     def begin_new_file(self) -> None:
         """Append to a new file from now on, because an fsync of this one has failed."""
@@ -234,6 +278,39 @@ class DiskQueue:
         if self._segments.last.end:
             self._writer.roll()
             self._skip_full_files()
+
+    def join_file(self, path: Path, records: int, size: int) -> None:
+        """Rename a file of records to be the queue's next file."""
+        self.begin_new_file()
+        last = self._segments.last
+        self._writer.forget(last.number)
+        os.rename(path, self._directory / self._layout.data(last.number))
+        last.end = size
+        self._segments.count += records
+        self._writer.unsynced.add(last.number)
+        self._writer.roll()
+        self._skip_full_files()
+
+    def last_full_file(self, number: int) -> Path | None:
+        """Return the path of this file if it has the queue's last records and none of them was read."""
+        if number not in self._segments or self._segments.last.end:
+            return None
+        following = self._segments.after(number)
+        if following is not self._segments.last or (number, 0) < self._reader.cursor.place:
+            return None
+        path = self._directory / self._layout.data(number)
+        return path if path.is_file() else None
+
+    def take_out_last_file(self, number: int, target: Path, records: int) -> None:
+        """Rename the ``last_full_file``, with so many records, to ``target``."""
+        os.rename(self._directory / self._layout.data(number), target)
+        first = max(0, self._segments.count - records)
+        empty = Segment(number, 0, first)
+        self._writer.forget(self._segments.last.number)
+        self._segments.remove(self._segments.last.number)
+        self._segments.remove(number)
+        self._segments.add(empty)
+        self._segments.count = first
 
     def make_room(self) -> bool:
         """Remove all files without uncommitted records at once. Returns whether there were any.
@@ -263,7 +340,7 @@ class DiskQueue:
         self._job = None
         job.check()
         self._synced_meta = job.content
-        self._named = max(self._named, job.written.file)
+        self._named = max(self._named, _last_file(job.written))
         self._writer.synced(job.numbers, job.written)
         self._forget_files(job.committed.file)
 
@@ -321,7 +398,7 @@ class DiskQueue:
             written=self._segments.written,
             committed=self._committed,
             content=content,
-            new_names=self._segments.last.number > self._named,
+            new_names=_last_file(self._segments.written) > self._named,
             check=self._writer.sync_failure.check(),
         )
 
@@ -386,6 +463,11 @@ class DiskQueue:
                 f"{position} is after the end of disk queue {self.name}, {self._segments.written}: "
                 "it is from another queue"
             )
+
+
+def _last_file(written: Position) -> int:
+    """Return the number of the last file that exists: one is created by its first record."""
+    return written.file if written.end else written.file - 1
 
 
 class _Piece:

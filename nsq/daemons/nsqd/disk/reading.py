@@ -18,12 +18,14 @@ from nsq.daemons.nsqd.disk.layout import (
     Flaw,
     Layout,
     Log,
+    Place,
     Position,
     Record,
     Segment,
     Segments,
     cut,
     decode_record,
+    message_id,
     size_at,
 )
 from nsq.daemons.nsqd.disk.syncing import OpenFiles
@@ -286,6 +288,7 @@ class FileRange(NamedTuple):
     """The records of one file between two offsets."""
 
     path: Path
+    number: int
     begin: int
     end: int
 
@@ -298,9 +301,9 @@ class PeekedRecord(NamedTuple):
 
 
 def peek_records(
-    ranges: Iterable[FileRange], sizes: Bounds, n: int, max_bytes: int, but: Container[bytes]
+    ranges: Iterable[FileRange], sizes: Bounds, n: int, max_bytes: int, but: Container[Place]
 ) -> list[PeekedRecord]:
-    """Return the first ``n`` records whose id is not in ``but``, with at most ``max_bytes`` of bodies.
+    """Return the first ``n`` records but those at the places ``but``, with at most ``max_bytes`` of bodies.
 
     Files that cannot be read any more are skipped.
     """
@@ -312,10 +315,10 @@ def peek_records(
                 for offset, size in _records(file.fileno(), file_range, sizes):
                     if len(found) >= n or passed_over >= _MOST_PASSED_OVER:
                         return found
-                    record = decode_record(os.pread(file.fileno(), HEAD_SIZE, offset))
-                    if record.id in but:
+                    if (file_range.number, offset + size) in but:
                         passed_over += 1
                         continue
+                    record = decode_record(os.pread(file.fileno(), HEAD_SIZE, offset))
                     body = os.pread(file.fileno(), min(size - HEAD_SIZE, max_bytes), offset + HEAD_SIZE)
                     max_bytes -= len(body)
                     found.append(PeekedRecord(record._replace(body=body), size - HEAD_SIZE))
@@ -333,3 +336,23 @@ def _records(descriptor: int, file_range: FileRange, sizes: Bounds) -> Iterator[
             return
         yield at + SIZE_BYTES, size
         at += SIZE_BYTES + size
+
+
+def record_ids(ranges: Iterable[FileRange], sizes: Bounds, n: int) -> list[tuple[bytes, Place]]:
+    """Return the message ids of the first ``n`` records, with the records' places."""
+    found: list[tuple[bytes, Place]] = []
+    for file_range in ranges:
+        try:
+            reader = FileReader(file_range.path, file_range.begin, sizes)
+        except FileNotFoundError:
+            continue
+        try:
+            while len(found) < n and (spans := reader.spans(n - len(found), file_range.end)):
+                shift = reader.offset - spans[-1][1]
+                found += [
+                    (message_id(reader.buffer[start:stop]), (file_range.number, shift + stop))
+                    for start, stop in spans
+                ]
+        finally:
+            reader.close()
+    return found

@@ -31,6 +31,7 @@ class Recovered(NamedTuple):
     segments: Segments
     committed: Position
     meta: str | None  # the text of the meta file, if there is one
+    unsynced: set[int]  # the files with records that the meta file does not cover
 
 
 class Recovery:
@@ -45,6 +46,7 @@ class Recovery:
         self._sizes = sizes
         self._log = log
         self._lengths: dict[int, int] = {}
+        self._unsynced: set[int] = set()
 
     def run(self) -> Recovered:
         self._list_data_files()
@@ -68,7 +70,7 @@ class Recovery:
         known = Segments(ordered[0], depth)
         for segment in ordered[1:]:
             known.add(segment)
-        return Recovered(known, self._committed(known, meta), text)
+        return Recovered(known, self._committed(known, meta), text, self._unsynced)
 
     def _committed(self, segments: Segments, meta: Meta) -> Position:
         first = next(segments.since(meta.read_file))
@@ -146,6 +148,7 @@ class Recovery:
     def _survey(self, segment: Segment, offset: int) -> int:
         if segment.end <= offset:
             return 0
+        self._unsynced.add(segment.number)
         file = self._layout.data(segment.number)
         try:
             found = survey(self._directory / file, offset, segment.end, self._sizes)

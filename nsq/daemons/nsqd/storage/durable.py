@@ -7,27 +7,15 @@ rewrites it at the end, so that neither the files nor the messages that a restar
 
 from __future__ import annotations
 
-import errno
 import itertools
-import os
-import struct
 from collections import deque
-from collections.abc import Callable, Iterable
-from pathlib import Path
+from collections.abc import Callable, Iterable, Mapping
 
 from nsq.daemons.nsqd.core.backlog import Batch, Message, StorageFailed, Waiting, weight
-from nsq.daemons.nsqd.core.clock import Clock
-from nsq.daemons.nsqd.disk.layout import Position
+from nsq.daemons.nsqd.disk.layout import Place, Position
 from nsq.daemons.nsqd.disk.queue import DiskQueue
-from nsq.daemons.nsqd.disk.syncing import (
-    Check,
-    OpenFiles,
-    Replacement,
-    SyncFailure,
-    SyncJob,
-    read_regular,
-    replace_content,
-)
+from nsq.daemons.nsqd.disk.syncing import SyncJob
+from nsq.daemons.nsqd.storage.dues import DueTimes
 from nsq.daemons.nsqd.storage.memory_first import append, decode, encode, peek
 
 #: With more finished messages than this behind an unfinished one, that one is rewritten at the end.
@@ -86,12 +74,15 @@ class DurableBacklog:
         self._ready: deque[Message] = deque()
         self._entries: deque[_Entry] = deque()  # in the order of the files
         self._by_id: dict[bytes, _Entry] = {}  # entries of unfinished messages
-        # Messages taken already whose record is still unread, to recognise it later; None if finished.
-        self._taken_unread: dict[bytes, Message | None] = {}
+        # Records that were rewritten while others were unread, until the cursor reaches them.
+        self._rewritten: dict[Place, tuple[bytes, _Entry]] = {}
+        # Unread records to skip, with the message's id: another record or a deferred file has the message.
+        # By place, because the message can come back later, and then has another record behind them.
+        self._obsolete: dict[Place, bytes] = {}
         # Messages that only the topic has on disk, and the function to call when they are finished.
         self._memory_only: dict[bytes, tuple[Message, Callable[[list[Message]], None]]] = {}
         self._finished_to: Position | None = None
-        self._finished_unread: list[bytes] = []  # at a stop: ids of finished messages with unread records
+        self._finished_unread: dict[Place, bytes] = {}  # at a stop: unread records that are not needed
 
     def __len__(self) -> int:
         return len(self._ready) + self.backend_depth
@@ -99,7 +90,7 @@ class DurableBacklog:
     @property
     def backend_depth(self) -> int:
         # max(): if files were damaged, records of taken messages may be missing.
-        return max(0, self.disk.unread - len(self._taken_unread))
+        return max(0, self.disk.unread - len(self._rewritten) - len(self._obsolete))
 
     # Adding messages.
 
@@ -112,15 +103,6 @@ class DurableBacklog:
             self._ready.extend(messages)
             self._enter(zip(positions, messages, strict=True))
 
-    def keep(self, message: Message) -> None:
-        caught_up = not self.disk.unread
-        (position,) = self._append([message])
-        if caught_up:
-            self.disk.skip(position)
-            self._enter([(position, message)])
-        else:
-            self._taken_unread[message.id] = message
-
     def hold_in_memory(self, messages: list[Message], finished: Callable[[list[Message]], None]) -> bool:
         if weight([message for message, _ in self._memory_only.values()]) >= _MOST_MEMORY_ONLY:
             return False
@@ -130,6 +112,21 @@ class DurableBacklog:
 
     def put_back(self, messages: list[Message]) -> None:
         self._ready.extend(messages)
+
+    def put_due(self, messages: list[Message]) -> None:
+        stored = [message for message in messages if self._has(message)]
+        new = [message for message in messages if not self._has(message)]
+        if new:
+            self.put(new)
+        self.put_back(stored)
+
+    def _has(self, message: Message) -> bool:
+        """Whether the unfinished message is here: the disk refused it when it was deferred."""
+        return message.id in self._by_id or message.id in self._memory_only
+
+    def skip_records(self, obsolete: Mapping[Place, bytes]) -> None:
+        """Skip these unread records: after a kill, other records of their messages count."""
+        self._obsolete.update(obsolete)
 
     def _append(self, messages: list[Message]) -> list[Position]:
         if (known := self._sync_error()) is not None:
@@ -186,17 +183,20 @@ class DurableBacklog:
             return None
         messages = self._decode_records(found)
         if not self.disk.unread:
-            self._taken_unread.clear()
+            self._rewritten.clear()
+            self._obsolete.clear()
             self.dues.all_read()
         return messages if found else None
 
     def _decode_records(self, found: list[tuple[Position, bytes]]) -> list[Message]:
         messages = []
         for position, data in found:
+            if (rewritten := self._rewritten.pop(position.place, None)) is not None:
+                self._entries.append(rewritten[1])
+                continue
             message = decode(data)
-            if message.id in self._taken_unread:
-                self._enter([(position, self._taken_unread.pop(message.id))])
-            elif message.id in self._by_id or self.dues.was_finished(message.id):
+            obsolete = self._obsolete.pop(position.place, None) is not None
+            if obsolete or message.id in self._by_id or self.dues.was_finished(message.id, position.place):
                 self._enter([(position, None)])
             else:
                 message.due = self.dues.get(message.id)
@@ -205,16 +205,14 @@ class DurableBacklog:
         return messages
 
     async def peek(self, n: int, max_bytes: int) -> list[Waiting]:
-        taken = {*self._taken_unread, *self._by_id} | self.dues.finished_ids
-        return await peek(self._ready, self.disk, n, max_bytes, taken)
+        skipped = {*self._rewritten, *self._obsolete}
+        return await peek(self._ready, self.disk, n, max_bytes, skipped)
 
     def finished(self, messages: list[Message]) -> None:
         for message in messages:
             entry = self._by_id.pop(message.id, None)
             if entry is not None:
                 entry.message = None
-            elif message.id in self._taken_unread:
-                self._taken_unread[message.id] = None
             elif message.id in self._memory_only:
                 _, tell = self._memory_only.pop(message.id)
                 tell([message])
@@ -233,9 +231,11 @@ class DurableBacklog:
 
     def advance(self) -> None:
         """Move the commit point past finished messages. Called before every sync."""
+        self._replace_lost_files()
         self._skip_taken()
         self._forget_finished()
-        finished = len(self._entries) - len(self._by_id)
+        rewritten = sum(entry.message is not None for _, entry in self._rewritten.values())
+        finished = len(self._entries) + rewritten - len(self._by_id)
         if finished > _MAX_LAG:
             places = (place for place, entry in enumerate(reversed(self._entries)) if entry.message is None)
             count = len(self._entries) - next(places)
@@ -245,8 +245,15 @@ class DurableBacklog:
         self._commit()
 
     def begin_new_file(self) -> None:
-        """Append to a new file from now on: an fsync has failed."""
+        """Append to a new file from now on: an fsync has failed, or another program has removed files."""
         self.disk.begin_new_file()
+        self._replace_lost_files()
+
+    def _replace_lost_files(self) -> None:
+        """Write the messages in memory again, if their records may have been in files that were removed."""
+        if self.disk.lost_files:
+            self.disk.lost_files = not self._try_to_rewrite(len(self._entries))
+            self._written()
 
     def _commit(self) -> None:
         if self._finished_to is not None:
@@ -266,12 +273,14 @@ class DurableBacklog:
         self._ready.extend(found or [])
         return found is not None
 
-    def _try_to_rewrite(self, count: int) -> None:
+    def _try_to_rewrite(self, count: int) -> bool:
         """Rewrite, unless the disk is full; the caller then still moves the commit point, to free space."""
         try:
             self._rewrite_unfinished(count)
         except OSError as error:
             self._failed(error, 0)
+            return False
+        return True
 
     def _rewrite_unfinished(self, count: int) -> None:
         """Rewrite the unfinished messages of the first ``count`` records at the end; forget those records."""
@@ -281,13 +290,14 @@ class DurableBacklog:
         positions = self.disk.append(map(encode, stragglers)) if stragglers else []
         for _ in range(count):
             self._finished_to = self._entries.popleft().position
-        for message in stragglers:
-            del self._by_id[message.id]
-        if not caught_up:
-            self._taken_unread.update((message.id, message) for message in stragglers)
-        elif stragglers:
+        if caught_up and stragglers:
             self.disk.skip(positions[-1])
-            self._enter(zip(positions, stragglers, strict=True))
+        for position, message in zip(positions, stragglers, strict=True):
+            entry = self._by_id[message.id] = _Entry(position, message)
+            if caught_up:
+                self._entries.append(entry)
+            else:
+                self._rewritten[position.place] = message.id, entry
 
     # Emptying and stopping.
 
@@ -303,7 +313,8 @@ class DurableBacklog:
         self._ready.clear()
         self._entries.clear()
         self._by_id.clear()
-        self._taken_unread.clear()
+        self._rewritten.clear()
+        self._obsolete.clear()
         self._finished_to = None
 
     def persist(self, taken: list[Message]) -> None:
@@ -312,10 +323,17 @@ class DurableBacklog:
         Unfinished messages are on disk already. Raises StorageFailed if finished ones may be repeated.
         """
         try:
+            self.disk.check_files()
+        except OSError as error:
+            self._failed(error, 0)
+        try:
             # Messages that were requeued with a delay have no due time on disk yet.
             self.dues.add(message for message in taken if message.id not in self._memory_only)
             self._rewrite_for_restart()
-            self._finished_unread = [each for each, message in self._taken_unread.items() if message is None]
+            finished = {
+                place: each for place, (each, entry) in self._rewritten.items() if entry.message is None
+            }
+            self._finished_unread = finished | self._obsolete
         except OSError as error:
             raise self.not_synced(error) from error
 
@@ -350,164 +368,3 @@ class DurableBacklog:
         self._forget()
         self.dues.delete()
         self.disk.delete()
-
-
-_ENTRY = struct.Struct(">16sq")
-#: Instead of a due time: the message is finished, though its record is still unread.
-_FINISHED = 0
-#: A year in nanoseconds. An entry due later is damaged: its message is delivered at once.
-_LONGEST = 366 * 86_400 * 10**9
-#: The file is rewritten when it holds more obsolete entries than this plus the number of needed ones.
-_SPARE = 4096
-
-
-class DueSync(SyncJob):
-    """Syncs the first ``written`` entries; pass it to ``DueTimes.synced`` afterwards."""
-
-    def __init__(self, path: Path, written: int, *, named: bool, check: Check) -> None:
-        super().__init__(path.parent, [path], new_names=not named, check=check)
-        self.written = written
-
-
-class DueTimes:
-    """An append-only file of message ids and due times. An entry of a finished or due message is obsolete.
-
-    Methods that write may raise OSError, and then change nothing.
-    """
-
-    def __init__(
-        self, directory: Path, queue_name: str, clock: Clock, open_files: OpenFiles | None = None
-    ) -> None:
-        self._files = OpenFiles(1) if open_files is None else open_files
-        self._sync_failure = SyncFailure()
-        self._path = directory / f"{queue_name}.dues.dat"
-        self._clock = clock
-        self._dues, self.finished_ids, self._size = _load(self._path, clock.time_ns())
-        self._file = -1  # opened by the first write
-        self._written = self._synced = 0  # entries in this run
-        self._released = False
-        self._named = False  # whether the directory was synced since the file was created
-
-    def get(self, message_id: bytes) -> float:
-        """Return a message's due time on the monotonic clock; 0 if it has none."""
-        due = self._dues.get(message_id)
-        return 0.0 if due is None else self._clock.now() + (due - self._clock.time_ns()) / 1e9
-
-    def add(self, messages: Iterable[Message]) -> None:
-        """Write the due times of those messages that are due later."""
-        now, now_ns = self._clock.now(), self._clock.time_ns()
-        later = {each.id: now_ns + round((each.due - now) * 1e9) for each in messages if each.due > now}
-        if not later:
-            return
-        self._tidy()
-        self._write(b"".join([_ENTRY.pack(*entry) for entry in later.items()]))
-        self._written += len(later)
-        self._dues |= later
-
-    def remove(self, message_id: bytes) -> None:
-        self._dues.pop(message_id, None)
-
-    def was_finished(self, message_id: bytes) -> bool:
-        """Whether the message was finished before nsqd stopped. Returns True only once."""
-        if message_id not in self.finished_ids:
-            return False
-        self.finished_ids.remove(message_id)
-        return True
-
-    def all_read(self) -> None:
-        """Forget the finished ids: all records of the last run have been read."""
-        self.finished_ids.clear()
-
-    def _write(self, entries: bytes) -> None:
-        if self._file < 0:
-            self._file = self._files.open(self._path, os.O_WRONLY | os.O_CREAT, self._close_early)
-        self._files.wrote(self._file)
-        # At a known offset, to overwrite what a failed write may have left there.
-        end = self._size
-        while entries:
-            written = os.pwrite(self._file, entries, end)
-            if not written:
-                raise OSError(errno.EIO, "nothing was written", str(self._path))
-            end += written
-            entries = entries[written:]
-        self._size = end
-
-    def _tidy(self) -> None:
-        if self._size > _ENTRY.size * (2 * (len(self._dues) + len(self.finished_ids)) + _SPARE):
-            self._rewrite()
-
-    def _rewrite(self) -> None:
-        """Rewrite the file with only the needed entries, and sync it."""
-        content = self._content()
-        self._close_file()
-        replace_content(self._path, content)
-        self._size = len(content)
-
-    def _content(self) -> bytes:
-        entries = [*self._dues.items(), *((each, _FINISHED) for each in self.finished_ids)]
-        return b"".join([_ENTRY.pack(*entry) for entry in entries])
-
-    def sync_job(self) -> DueSync | None:
-        if self._synced == self._written:
-            return None
-        return DueSync(self._path, self._written, named=self._named, check=self._sync_failure.check())
-
-    def synced(self, job: DueSync) -> None:
-        """Note that ``job`` has succeeded. Raises OSError if entries were lost all the same."""
-        job.check()
-        if job.missing and not self._released:
-            self._rewrite()  # another program has removed the file
-        self._synced = max(self._synced, job.written)
-        if self._file >= 0 and self._synced == self._written:
-            self._files.synced(self._file)
-        self._named = True
-
-    def clear(self) -> None:
-        self._dues.clear()
-        self.finished_ids.clear()
-
-    def last_job(self, finished: Iterable[bytes]) -> SyncJob | None:
-        """Return a job that writes all that a restart needs; nothing may be written afterwards.
-
-        ``finished`` are ids of finished messages whose records are unread.
-        """
-        self.finished_ids.update(finished)
-        if not self._dues and not self.finished_ids:
-            self.delete()
-            return None
-        return SyncJob(self._path.parent, (), replacement=Replacement(self._path, self._content()))
-
-    def release(self) -> None:
-        self._released = True
-        self._close_file()
-
-    def delete(self) -> None:
-        self.release()
-        self._path.unlink(missing_ok=True)
-
-    def _close_file(self) -> None:
-        if self._file >= 0:
-            file, self._file = self._file, -1
-            self._files.close(file)
-
-    def _close_early(self) -> None:
-        """Close, as too many files are open. Sync first: after a close, a failed write goes unnoticed."""
-        try:
-            if self._files.is_dirty(self._file):
-                os.fsync(self._file)
-        except OSError as error:
-            self._sync_failure.record(error)
-        finally:
-            self._close_file()
-
-
-def _load(path: Path, now: int) -> tuple[dict[bytes, int], set[bytes], int]:
-    """Return due times in the future, finished ids, and the size without a torn entry at the end."""
-    try:
-        content = read_regular(path)
-    except FileNotFoundError:
-        return {}, set(), 0
-    size = len(content) // _ENTRY.size * _ENTRY.size
-    entries = dict(_ENTRY.iter_unpack(content[:size]))
-    dues = {message_id: due for message_id, due in entries.items() if now < due <= now + _LONGEST}
-    return dues, {message_id for message_id, due in entries.items() if due == _FINISHED}, size

@@ -11,9 +11,10 @@ from collections.abc import Callable, Container, Iterable
 from contextlib import suppress
 
 from nsq.daemons.nsqd.core.backlog import Batch, MemoryBacklog, Message, StorageFailed, Waiting, show, weight
-from nsq.daemons.nsqd.disk.layout import Position, decode_record, encode_record
+from nsq.daemons.nsqd.disk.layout import Place, Position, decode_record, encode_record
 from nsq.daemons.nsqd.disk.queue import DiskQueue
 from nsq.daemons.nsqd.disk.syncing import SyncJob
+from nsq.daemons.nsqd.storage.dues import DueTimes
 from nsq.daemons.serve.worker_thread import in_thread
 
 #: Messages per write when nsqd stops: if the disk fills up, all earlier writes are kept.
@@ -28,6 +29,7 @@ class MemoryFirstBacklog(MemoryBacklog):
     def __init__(
         self,
         disk: DiskQueue,
+        dues: DueTimes,
         memory_limit: int,
         *,
         failed: Callable[[Exception, int], None],
@@ -39,13 +41,13 @@ class MemoryFirstBacklog(MemoryBacklog):
         """
         super().__init__()
         self.disk = disk
+        self._dues = dues  # of a topic's deferred messages on disk, whose records do not hold them
         self._wrote = wrote
         self._limit = memory_limit
         self._failed = failed
         self._make_room = make_room
         self._stuck: deque[Message] = deque()
         self._spilled = bool(disk.unread)  # whether messages wait on disk
-        self._dues: dict[bytes, float] = {}  # due times of messages on disk, which records do not hold
 
     def __len__(self) -> int:
         count = self._count + len(self._stuck)
@@ -97,13 +99,13 @@ class MemoryFirstBacklog(MemoryBacklog):
     def _write(self, messages: Batch | list[Message]) -> None:
         records = list(map(encode, messages))
         try:
+            if isinstance(messages, list):  # a batch is never deferred
+                self._dues.add(messages)
             append(self.disk, records, self._make_room)
         except OSError as error:
             self._failed(error, sum(map(len, records)))
             raise
         self._spilled = True
-        if isinstance(messages, list):  # a batch is never deferred
-            self._dues.update((message.id, message.due) for message in messages if message.due)
         self._wrote(len(messages))
 
     @property
@@ -143,7 +145,8 @@ class MemoryFirstBacklog(MemoryBacklog):
         messages = [decode(data) for _, data in found]
         if self._dues:
             for message in messages:
-                message.due = self._dues.pop(message.id, 0.0)
+                message.due = self._dues.get(message.id)
+                self._dues.remove(message.id)
         return messages
 
     async def peek(self, n: int, max_bytes: int) -> list[Waiting]:
@@ -170,6 +173,7 @@ class MemoryFirstBacklog(MemoryBacklog):
         """
         left = deque([*taken, *self.in_memory, *self._stuck])
         try:
+            self._dues.add(left)
             while left:
                 portion = list(itertools.islice(left, _PORTION))
                 append(self.disk, list(map(encode, portion)), self._make_room)
@@ -180,20 +184,21 @@ class MemoryFirstBacklog(MemoryBacklog):
 
     def sync_jobs(self) -> list[SyncJob]:
         """Return the jobs that sync all writes."""
-        job = self.disk.sync_job()
-        return [] if job is None else [job]
+        jobs = [self._dues.last_job({}), self.disk.sync_job()]
+        return [job for job in jobs if job is not None]
 
     def not_synced(self, error: OSError) -> StorageFailed:
         """Return the error that explains what a failure of ``sync_jobs`` means."""
         return StorageFailed(f"{self.disk.name} may repeat messages: {error}")
 
     def release(self) -> None:
+        self._dues.release()
         self.disk.release()
 
     def delete(self) -> None:
         super().clear()
         self._stuck.clear()
-        self._dues.clear()
+        self._dues.delete()
         self.disk.delete()
 
 
@@ -219,9 +224,9 @@ def decode(data: bytes) -> Message:
 
 
 async def peek(
-    memory: Iterable[Message], disk: DiskQueue, n: int, max_bytes: int, but: Container[bytes] = ()
+    memory: Iterable[Message], disk: DiskQueue, n: int, max_bytes: int, but: Container[Place] = ()
 ) -> list[Waiting]:
-    """Return the first messages of ``memory``, then of the disk, except those with an id in ``but``."""
+    """Return the first messages of ``memory``, then of the disk, except the records at the places ``but``."""
     found = show(memory, n, max_bytes)
     if len(found) < n and disk.unread:
         left = max_bytes - sum(len(each.body) for each in found)

@@ -12,7 +12,7 @@ import functools
 import os
 import re
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from nsq.daemons import COMPATIBLE_VERSION
 from nsq.daemons.nsqd.core.backlog import Backlog, EphemeralBacklog, Message, StorageFailed
 from nsq.daemons.nsqd.core.broker import Broker
 from nsq.daemons.nsqd.core.clock import Clock
+from nsq.daemons.nsqd.core.deferred import Deferred, DeferredInMemory
 from nsq.daemons.nsqd.disk.layout import (
     HEAD_SIZE,
     TEMPORARY,
@@ -42,7 +43,9 @@ from nsq.daemons.nsqd.disk.syncing import (
 )
 from nsq.daemons.nsqd.options import NsqdOptions
 from nsq.daemons.nsqd.storage.committer import Committer, Round
-from nsq.daemons.nsqd.storage.durable import DueTimes, DurableBacklog
+from nsq.daemons.nsqd.storage.deferred import DeferredOnDisk, deferred_files
+from nsq.daemons.nsqd.storage.dues import DueTimes
+from nsq.daemons.nsqd.storage.durable import DurableBacklog
 from nsq.daemons.nsqd.storage.memory_first import MemoryFirstBacklog
 from nsq.daemons.serve.logs import DaemonLog
 from nsq.daemons.serve.worker_thread import in_thread
@@ -59,6 +62,9 @@ _POSITIONS_PER_ROUND = 50
 
 #: The least size of an ephemeral queue: with --mem-queue-size=0 it could not even pass a message on.
 _LEAST_EPHEMERAL = 100
+
+#: The deferred messages of a channel that are in memory when many wait: --mem-queue-size within these limits.
+_LEAST_IN_MEMORY, _MOST_IN_MEMORY = 100, 10_000
 
 #: Queues that a stop writes and syncs together, which bounds the number of open files.
 _QUEUES_AT_THE_END = 200
@@ -92,7 +98,9 @@ class Storage:
         self._directory = DataDirectory(Path(options.data_path or "."), log)
         self._open_files = OpenFiles(share_of_limit())
         self._backlogs: dict[str, OnDisk] = {}
+        self._deferred: dict[str, DeferredOnDisk] = {}
         self._found: dict[str, list[str]] = {}  # files of earlier runs, by queue, until it is opened
+        self._found_deferred: dict[str, set[int]] = {}
         self._broker: Broker | None = None
         self._roster_changed = False
         self._reserved = -1  # the last tick whose ids may be used, according to the disk
@@ -115,7 +123,7 @@ class Storage:
     def start(self, broker: Broker) -> None:
         """Lock the directory, and restore the broker's topics and channels."""
         self._directory.lock()
-        self._found = self._directory.files()
+        self._found, self._found_deferred = self._directory.files()
         after = self.failed, self._round_succeeded
         self.committer = Committer(self._prepare, *after, begin_new_files=self._begin_new_files)
         self._start_ids(broker)
@@ -173,7 +181,7 @@ class Storage:
         """Write and sync the queues in groups: faster than one by one, with few files open."""
         errors: list[StorageFailed] = []
         for start in range(0, len(queues), _QUEUES_AT_THE_END):
-            errors += persist(queues[start : start + _QUEUES_AT_THE_END])
+            errors += persist(queues[start : start + _QUEUES_AT_THE_END], self._deferred)
             self._unwritten = queues[start + _QUEUES_AT_THE_END :]
         try:
             run_together(lists)
@@ -225,16 +233,11 @@ class Storage:
             files=self._found.pop(name, ()),
             open_files=self._open_files,
         )
+        dues = DueTimes(self._directory.path, name, self._clock, self._open_files)
         if not self._options.durable:
             return MemoryFirstBacklog(
-                disk, limit, failed=self.failed, wrote=self._wrote, make_room=self._make_room
+                disk, dues, limit, failed=self.failed, wrote=self._wrote, make_room=self._make_room
             )
-        dues = DueTimes(self._directory.path, name, self._clock, self._open_files)
-
-        def written() -> None:
-            self._written.add(name)
-            self._write_succeeded()
-            self._ask()
 
         def finished_many() -> None:
             self._to_sync.appendleft(name)
@@ -245,11 +248,38 @@ class Storage:
             dues,
             limit,
             failed=self.failed,
-            written=written,
+            written=functools.partial(self._wrote_durably, name),
             finished_many=finished_many,
             sync_error=self._sync_error,
             make_room=self._make_room,
         )
+
+    def deferred(self, topic: str, channel: str) -> Deferred:
+        name = queue_name(topic, channel)
+        backlog = self._backlogs.get(name)
+        if backlog is None or is_ephemeral(channel):
+            return DeferredInMemory()
+        made = self._deferred[name] = DeferredOnDisk(
+            self._directory.path,
+            backlog.disk,
+            self._clock,
+            numbers=self._found_deferred.pop(name, ()),
+            durable=self._options.durable,
+            memory_limit=min(_MOST_IN_MEMORY, max(_LEAST_IN_MEMORY, self._options.mem_queue_size)),
+            log=self._log,
+            failed=self.failed,
+            written=functools.partial(self._wrote_durably, name),
+            sync_error=self._sync_error,
+            make_room=self._make_room,
+        )
+        if isinstance(backlog, DurableBacklog):
+            backlog.skip_records(made.obsolete)
+        return made
+
+    def _wrote_durably(self, name: str) -> None:
+        self._written.add(name)
+        self._write_succeeded()
+        self._ask()
 
     def _sync_error(self) -> Exception | None:
         return self.committer.error if self.committer is not None else None
@@ -331,18 +361,24 @@ class Storage:
         """Add a queue's records, whose sync publishers wait for."""
         backlog = self._backlogs.get(name)
         if isinstance(backlog, DurableBacklog) and not backlog.disk.closed:
-            this.add(backlog.dues.sync_job(), backlog.dues.synced)
+            self._add_due_times(this, name, backlog)
             this.add(backlog.disk.flush_job(), backlog.disk.flushed)
+
+    def _add_due_times(self, this: Round, name: str, backlog: DurableBacklog) -> None:
+        this.add(backlog.dues.sync_job(), backlog.dues.synced)
+        if (deferred := self._deferred.get(name)) is not None:
+            this.add(deferred.sync_job(), deferred.synced)
 
     def _add_positions(self, this: Round) -> None:
         """Add records and commit points of some queues, so that publishers do not wait for thousands."""
         limit = len(this.jobs) + _POSITIONS_PER_ROUND
         while self._to_sync and len(this.jobs) < limit:
-            backlog = self._backlogs.get(self._to_sync.popleft())
+            name = self._to_sync.popleft()
+            backlog = self._backlogs.get(name)
             if backlog is None or backlog.disk.closed:
                 continue
             if isinstance(backlog, DurableBacklog):
-                this.add(backlog.dues.sync_job(), backlog.dues.synced)
+                self._add_due_times(this, name, backlog)
                 backlog.advance()
             this.add(backlog.disk.sync_job(), backlog.disk.synced)
         if self._to_sync:
@@ -374,6 +410,7 @@ class Storage:
 
     def _forget_closed(self) -> None:
         self._backlogs = {name: b for name, b in self._backlogs.items() if not b.disk.closed}
+        self._deferred = {name: each for name, each in self._deferred.items() if name in self._backlogs}
 
     def _roster(self) -> list[TopicEntry]:
         topics = list(self._broker.topics.values()) if self._broker is not None else []
@@ -445,6 +482,8 @@ class Storage:
         for backlog in self._backlogs.values():
             if isinstance(backlog, DurableBacklog) and not backlog.disk.closed:
                 backlog.begin_new_file()
+        for deferred in self._deferred.values():
+            deferred.begin_new_files()
 
     def _round_succeeded(self) -> None:
         """Note a successful round."""
@@ -466,27 +505,37 @@ def _is_full(error: Exception) -> bool:
     return isinstance(error, OSError) and error.errno in _FULL
 
 
-def persist(left: Sequence[tuple[OnDisk, list[Message]]]) -> list[StorageFailed]:
-    """Write all messages of these backlogs to disk, each with those taken and not finished, sync and close
-    the files. Returns the errors.
+def persist(
+    left: Sequence[tuple[OnDisk, list[Message]]], deferred: Mapping[str, DeferredOnDisk]
+) -> list[StorageFailed]:
+    """Write all messages of these backlogs to disk, each with those taken and not finished and those that are
+    ``deferred``, by the queue's name; sync and close the files. Returns the errors.
     """
     errors: dict[OnDisk, StorageFailed] = {}
     backlogs = [backlog for backlog, _ in left]
+    jobs: dict[OnDisk, list[SyncJob]] = {backlog: [] for backlog in backlogs}
     for backlog, taken in left:
         try:
             backlog.persist(taken)
         except StorageFailed as error:
             errors[backlog] = error
+        try:
+            if backlog.disk.name in deferred:
+                jobs[backlog] = deferred[backlog.disk.name].persist()
+        except StorageFailed as error:
+            errors.setdefault(backlog, error)
     try:
-        run_together([job for backlog in backlogs for job in backlog.sync_jobs()])
+        run_together([job for backlog in backlogs for job in jobs[backlog] + backlog.sync_jobs()])
     except OSError:
         for backlog in backlogs:  # one by one, to find those that cannot be synced
             try:
                 backlog.make_room()
-                run_together(backlog.sync_jobs())
+                run_together(jobs[backlog] + backlog.sync_jobs())
             except OSError as error:
                 errors.setdefault(backlog, backlog.not_synced(error))
     for backlog in backlogs:
+        if backlog not in errors and backlog.disk.name in deferred:
+            deferred[backlog.disk.name].remove_rewritten()
         backlog.release()
     return [errors[backlog] for backlog in backlogs if backlog in errors]
 
@@ -580,9 +629,12 @@ class DataDirectory:
         finally:
             path.unlink(missing_ok=True)
 
-    def files(self) -> dict[str, list[str]]:
-        """Return the names of all files that may belong to queues, by queue."""
-        return files_by_queue(os.listdir(self.path))
+    def files(self) -> tuple[dict[str, list[str]], dict[str, set[int]]]:
+        """Return the names of all files that may belong to queues, by queue, and the numbers of files of
+        deferred messages, likewise.
+        """
+        names = os.listdir(self.path)
+        return files_by_queue(names), deferred_files(names)
 
     def _open(self) -> int:
         try:

@@ -63,6 +63,14 @@ def test_a_channel_of_two_nsqds_is_added_up_and_each_keeps_its_own_figures() -> 
     assert [part["channels"][0]["depth"] for part in merged["nodes"]] == [2, 3]
 
 
+def test_each_nsqd_of_a_channel_keeps_when_its_deferred_messages_are_due() -> None:
+    due = [{"within": 60, "count": 2}, {"within": None, "count": 1}]
+    (ours,) = aggregate.read_topics(stats(topic("orders", channel(deferred_due=due))), "n1:1", "n1", 0.0)
+    (gos,) = aggregate.read_topics(stats(topic("orders", channel())), "n2:1", "n2", 0.0)
+    merged = aggregate.merge_channels("orders", "billing", ours["channels"] + gos["channels"])
+    assert [part.get("deferred_due") for part in merged["nodes"]] == [due, None]
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -114,7 +122,7 @@ def test_statistics_that_are_none_are_refused_by_both_readers(wrong: Any) -> Non
         ({"clients": 1, "finished": 10.0, "requeued": 4.0}, Health(NOTICE, "clients requeue 4/s")),
     ],
 )
-def test_the_health_of_a_channel_in_words(state: dict[str, Any], judged: Health) -> None:
+def test_the_health_of_a_channel_is_described(state: dict[str, Any], judged: Health) -> None:
     assert health.of_channel(ChannelState(**state)) == judged
 
 
@@ -334,9 +342,9 @@ def test_long_answers_are_compressed_as_the_client_wants(accepted: str, encoding
         ({}, "--lookupd-http-address=127.0.0.1:4161"),
         ({**ADDRESSES, "nsqd_http_addresses": ("b:1",)}, "not both kinds"),
         ({"nsqd_http_addresses": ("ftp://b",)}, "scheme 'ftp'"),
-        ({**ADDRESSES, "allow_config_from_cidr": "nowhere"}, "'nowhere' is no network"),
+        ({**ADDRESSES, "allow_config_from_cidr": "nowhere"}, "'nowhere' is not a network"),
         ({**ADDRESSES, "http_client_tls_cert": "c.pem"}, "go together"),
-        ({**ADDRESSES, "allow_hosts": ("https://nsq.example",)}, "'https://nsq.example' is no host name"),
+        ({**ADDRESSES, "allow_hosts": ("https://nsq.example",)}, "'https://nsq.example' is not a host name"),
         ({**ADDRESSES, "proxy_graphite": True}, "needs --graphite-url"),
         ({**ADDRESSES, "notification_http_endpoint": "ftp://x"}, "--notification-http-endpoint"),
     ],

@@ -76,7 +76,7 @@ def test_a_get_carries_everything_in_its_query(monkeypatch: pytest.MonkeyPatch) 
     assert request.headers == {"Accept": "application/vnd.nsq; version=1.0"}
 
 
-def test_a_post_carries_it_in_its_body(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_post_has_the_parameters_in_its_body(monkeypatch: pytest.MonkeyPatch) -> None:
     network = Network(monkeypatch, a=GRANTED)
     ask("http://a/own/path?key=1", method="post")
     (request,) = network.requests

@@ -35,7 +35,7 @@ def samples(api: Api) -> dict[str, float]:
     return found
 
 
-def test_topics_channels_and_clients() -> None:
+def test_metrics_count_topics_channels_and_clients() -> None:
     api = Api(e2e_processing_latency_percentiles=(0.99,))
     client, producer = api.client(), api.client()
     client.send(commands.sub("orders", "billing"), commands.rdy(2))
@@ -68,6 +68,8 @@ def test_topics_channels_and_clients() -> None:
         f"nsqd_channel_backend_depth{of_channel}": 0,
         f"nsqd_channel_in_flight{of_channel}": 0,
         f"nsqd_channel_deferred{of_channel}": 1,
+        f"nsqd_channel_deferred_on_disk{of_channel}": 0,
+        f"nsqd_channel_next_deferred_seconds{of_channel}": 0.5,
         f"nsqd_channel_messages_total{of_channel}": 4,
         f"nsqd_channel_requeued_total{of_channel}": 1,
         f"nsqd_channel_timed_out_total{of_channel}": 0,

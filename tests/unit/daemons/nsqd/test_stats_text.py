@@ -67,7 +67,7 @@ def lines(snapshot: Snapshot, now: float = START + 33.02631381) -> list[str]:
     return text[:-1].split("\n")
 
 
-def test_an_nsqd_without_topics() -> None:
+def test_stats_of_an_nsqd_without_topics_are_written() -> None:
     built = f"{platform.python_implementation()} {platform.python_version()}"
     assert lines(EMPTY, START + 1.5) == [
         f"nsqd v1.3.0 (built w/{built})",
@@ -83,7 +83,7 @@ def test_an_nsqd_without_topics() -> None:
     assert lines(replace(EMPTY, topics=None), START + 1.5) == lines(EMPTY, START + 1.5)
 
 
-def test_a_topic_with_a_channel_and_a_consumer() -> None:
+def test_stats_of_a_topic_with_a_consumer_are_written() -> None:
     assert lines(replace(EMPTY, topics=tree(clients=[CLIENT])))[6:10] == [
         "Topics:",
         "   [orders         ] depth: 0     be-depth: 0     msgs: 1        e2e%: ",
@@ -113,7 +113,7 @@ def test_topics_are_set_apart() -> None:
     assert shown[6:10] == ["Topics:", shown[7], "", shown[7]]
 
 
-def test_memory_and_producers() -> None:
+def test_memory_and_producers_are_written() -> None:
     producer = {**CLIENT, "pub_counts": [{"topic": "a", "count": 2}, {"topic": "b", "count": 3}]}
     shown = lines(replace(EMPTY, memory={"heap_objects": 4361}, producers=[producer]))
     assert shown[6:8] == ["Memory:", "   heap_objects             \t4361"]

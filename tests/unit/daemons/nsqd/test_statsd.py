@@ -76,7 +76,7 @@ def test_the_prefix_is_gos(template: str, address: str, port: int, prefix: str) 
     assert full_prefix(template, address, port) == prefix
 
 
-def test_every_metric_of_a_topic_and_a_channel() -> None:
+def test_every_metric_of_a_topic_and_a_channel_is_pushed() -> None:
     latency = {"count": 3, "percentiles": [{"quantile": 0.99, "value": 7}, {"quantile": 0.5, "value": 5}]}
     told = topic(
         "orders",

@@ -62,7 +62,7 @@ def test_there_is_no_tls_without_a_certificate() -> None:
     assert context_of() == (None, "")
 
 
-def test_a_good_certificate_lowers_nothing(files: dict[str, str]) -> None:
+def test_a_good_certificate_keeps_the_security_level(files: dict[str, str]) -> None:
     context, said = context_of(tls_cert=files["both"], tls_key=files["both"])
     assert context is not None
     assert context.security_level == ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).security_level

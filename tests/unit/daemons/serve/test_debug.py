@@ -100,7 +100,7 @@ def test_gos_names_lead_to_the_nearest() -> None:
         assert f"/debug/pprof/{name}" in handlers
 
 
-def test_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_line_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", ["nsqd", "--verbose"])
     assert ask(Request("GET", "/debug/pprof/cmdline")).body == b"nsqd\0--verbose"
 
@@ -130,7 +130,7 @@ def test_a_profile_is_written_as_collapsed_stacks() -> None:
     assert PROFILE.collapsed() == "m:run 1\nm:run;m:work 6\nm:run;m:work;m:deep 3\n"
 
 
-def test_a_table_of_functions() -> None:
+def test_a_profile_is_written_as_a_table_of_functions() -> None:
     assert PROFILE.table() == (
         "10 samples in 2.0s\n"
         "\n"
@@ -168,7 +168,7 @@ def usual() -> Iterator[float]:
     sys.setswitchinterval(before)
 
 
-def test_the_interpreter_switches_sooner_only_meanwhile(usual: float) -> None:
+def test_threads_switch_faster_only_during_a_profile(usual: float) -> None:
     seen = []
 
     class Watching(Looks):

@@ -44,7 +44,7 @@ def ask(server: Server, monkeypatch: pytest.MonkeyPatch, request: HttpRequest = 
     return asyncio.run(send(request, connect_timeout=5.0, request_timeout=5.0, max_body=100))
 
 
-def test_a_request_and_its_reply(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_gets_its_reply(monkeypatch: pytest.MonkeyPatch) -> None:
     server = Server(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nOK")
     assert ask(server, monkeypatch).body == b"OK"
     assert server.dialled == [("h.example", 4161, False)]

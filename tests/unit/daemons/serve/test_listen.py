@@ -24,7 +24,7 @@ def test_addresses_read_and_show_as_go_spells_them(text: str, address: Address) 
 
 
 @pytest.mark.parametrize("text", ["localhost", "[::1]", ""])
-def test_a_missing_port(text: str) -> None:
+def test_an_address_without_a_port_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="has no port"):
         parse_address(text)
     assert parse_address(text, default_port=4150) == TcpAddress(text.strip("[]"), 4150)

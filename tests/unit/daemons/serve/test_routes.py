@@ -59,7 +59,7 @@ def test_options_tells_them_too() -> None:
     assert without("OPTIONS", "/nope") == (404, {}, b'{"message":"NOT_FOUND"}')
 
 
-def test_an_unknown_path() -> None:
+def test_an_unknown_path_gets_404() -> None:
     assert without("GET", "/nope") == (404, {}, b'{"message":"NOT_FOUND"}')
     assert without("GET", "/") == (404, {}, b'{"message":"NOT_FOUND"}')
 

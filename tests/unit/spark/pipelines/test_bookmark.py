@@ -29,7 +29,7 @@ def test_the_mark_of_another_replay_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"job": {}}', '{"job": {}, "at": [1]}'])
 def test_a_file_that_is_no_mark_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "b.json").write_text(text)
-    with pytest.raises(UsageError, match=r"b\.json is no state of a replay"):
+    with pytest.raises(UsageError, match=r"b\.json is not the state of a replay"):
         load_mark(tmp_path / "b.json", JOB)
 
 

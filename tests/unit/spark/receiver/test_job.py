@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from nsq.errors import ConfigError, UsageError
+from nsq.errors import ConfigError, UsageError, WalError
 
 pytest.importorskip("pyarrow", reason="pip install -e '.[spark]'")
 
 from nsq.spark.receiver import job
 from nsq.spark.source.options import SourceOptions
+from tests.integration.patience import eventually
 
 
 class Context:
@@ -86,6 +88,42 @@ def test_a_job_that_spark_gives_up_is_submitted_again_until_the_session_ends(
     with pytest.raises(RuntimeError, match="stage failure"):
         running.check()
     running.stop()
+
+
+class Running(Failing):
+    """A session whose job runs until it is interrupted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.interrupted = threading.Event()
+
+    def addTag(self, tag: str) -> None:  # noqa: N802
+        self.tags.append(tag)
+        self.interrupted.wait()
+        raise RuntimeError("Job cancelled")
+
+    def interruptTag(self, tag: str) -> None:  # noqa: N802
+        assert tag in self.tags
+        self.interrupted.set()
+
+
+def test_a_stop_that_cannot_reach_the_log_interrupts_the_job_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse_stop(job: str) -> None:
+        raise WalError("the store does not answer")
+
+    given = {"topic": "t", "channel": "c", "wal": str(tmp_path / "wal"), "nsqd": "a:1"}
+    spark = Running()
+    running = job.ReceiverJob(spark, SourceOptions.of(given), 2)  # type: ignore[arg-type]
+    monkeypatch.setattr(running._wal, "request_stop", refuse_stop)
+    running.start()
+    eventually(lambda: len(spark.tags), bool, 60.0)
+    running.stop(timeout=3600.0)
+    assert not running._thread.is_alive()
+    assert running.error is None
+    assert "are interrupted: the store does not answer" in caplog.text
+    assert "have not ended within" not in caplog.text
 
 
 def test_speculation_is_refused() -> None:

@@ -363,7 +363,7 @@ def test_a_query_that_was_taken_over_reads_and_deletes_nothing(scene: Scene) -> 
     assert scene.log.deleted == []
 
 
-def test_the_tasks_of_a_batch(scene: Scene) -> None:
+def test_a_batch_is_divided_into_tasks(scene: Scene) -> None:
     scene.log.seal("a", 10, 100)
     scene.log.seal("a", 10, 100)
     ((one, other),) = scene.feed.plan({"wal": "w", "at": {"a": [0, 4]}}, {"wal": "w", "at": {"a": [1, 5]}})

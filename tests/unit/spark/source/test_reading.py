@@ -50,12 +50,12 @@ def numbers(wal: DirectoryWal, *slices: Slice, strict: bool = True) -> list[int]
     return [int(body) for batch in batches for body in batch.column("body").to_pylist()]
 
 
-def test_a_whole_segment(wal: DirectoryWal) -> None:
+def test_a_task_reads_a_whole_segment(wal: DirectoryWal) -> None:
     assert numbers(wal, Slice(sealed(wal, 3, 4), 0, 7)) == list(range(7))
 
 
 @pytest.mark.parametrize(("first", "end"), [(0, 2), (1, 3), (2, 5), (3, 6), (5, 7), (6, 6)])
-def test_a_part_of_one(wal: DirectoryWal, first: int, end: int) -> None:
+def test_a_task_reads_a_part_of_a_segment(wal: DirectoryWal, first: int, end: int) -> None:
     assert numbers(wal, Slice(sealed(wal, 3, 1, 3), first, end)) == list(range(first, end))
 
 
@@ -75,7 +75,7 @@ def test_a_task_reads_all_columns(wal: DirectoryWal) -> None:
     }
 
 
-def test_columns_in_another_order_and_never_null(wal: DirectoryWal) -> None:
+def test_columns_may_be_reordered_and_not_nullable(wal: DirectoryWal) -> None:
     columns = [Field("body", "binary", nullable=False), Field("topic", "string")]
     (batch,) = read(Portion(wal.location, (Slice(sealed(wal, 1), 0, 1),), True), columns)
     assert [(field.name, field.nullable) for field in batch.schema] == [("body", False), ("topic", True)]

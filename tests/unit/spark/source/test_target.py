@@ -84,7 +84,7 @@ def test_a_paused_channel_is_not_waited_for() -> None:
     assert "paused" in target().verdict(60.0, 0, Backlog(depth=5, paused=True, asked=1, began=59.0))
 
 
-def test_old_news_decides_nothing() -> None:
+def test_an_old_measurement_does_not_end_a_run() -> None:
     it = target()
     it.note_rows(5.0, 1, True)
     assert it.verdict(60.0, 0, Backlog(asked=1, began=4.9)) == ""

@@ -26,7 +26,7 @@ def test_an_empty_folder_will_do(tmp_path: Path) -> None:
 
 def test_something_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "letters").mkdir()
-    with pytest.raises(WalForeign, match="is no log, and not empty"):
+    with pytest.raises(WalForeign, match="is not a log, and not empty"):
         DirectoryWal(tmp_path).prepare()
     assert os.listdir(tmp_path) == ["letters"]
 
@@ -81,7 +81,7 @@ def test_only_one_of_two_processes_sets_the_subject_of_a_log(wal: DirectoryWal, 
 
 
 def test_a_log_needs_a_prepared_place(tmp_path: Path) -> None:
-    with pytest.raises(WalError, match="has to be prepared first"):
+    with pytest.raises(WalError, match="prepare it first"):
         DirectoryWal(tmp_path).log("r")
     assert DirectoryWal(tmp_path / "no").identity() is None
     with pytest.raises(WalError, match="no cannot be listed: No such file"):
@@ -92,7 +92,7 @@ def test_a_log_needs_a_prepared_place(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["../r", ".r", "owner", "subject.json", ""])
 def test_a_receiver_needs_a_name(wal: DirectoryWal, name: str) -> None:
-    with pytest.raises(WalError, match="is no name for a receiver"):
+    with pytest.raises(WalError, match="is not a valid receiver name"):
         wal.log(name)
 
 
@@ -125,7 +125,7 @@ def test_segments_are_ordered_by_receiver_and_number(wal: DirectoryWal, make: An
     assert found == [("a", 1), ("a", 2), ("b", 1), ("b", 2)]
 
 
-def test_deleted_once_or_twice(wal: DirectoryWal, make: Any) -> None:
+def test_a_segment_may_be_deleted_twice(wal: DirectoryWal, make: Any) -> None:
     with wal.log("r") as log:
         log.append(make(1))
     gone = Segment("gone", 1, 1, 1)

@@ -31,7 +31,7 @@ def test_appended_rolled_and_read(wal: DirectoryWal, make: Any, ids: Any) -> Non
     assert ids(wal) == list(range(6))
 
 
-def test_durable_in_this_order(wal: DirectoryWal, disk: Any, make: Any) -> None:
+def test_writes_and_syncs_have_a_safe_order(wal: DirectoryWal, disk: Any, make: Any) -> None:
     with wal.log("r") as log:
         disk.calls.clear()
         log.append(make(1))

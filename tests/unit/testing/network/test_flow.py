@@ -104,7 +104,7 @@ def test_asking_when_something_is_due_brings_that_no_later() -> None:
     assert flow.next_due(0.0) == flow.next_due(0.01) == pytest.approx(0.02)
 
 
-def test_an_idle_time_earns_no_burst() -> None:
+def test_an_idle_time_does_not_allow_a_burst() -> None:
     flow = make()
     flow.impose(Fault("throttle", amount=1000.0), 0.0)
     flow.feed(b"x", 0.0)

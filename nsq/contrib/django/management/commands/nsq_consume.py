@@ -3,19 +3,36 @@
 from __future__ import annotations
 
 import logging
+import sys
+from collections.abc import Iterable
 from dataclasses import fields
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
 
-from nsq import NsqError
+from nsq import Consumer, NsqError
 from nsq.contrib.django.connections import close_before_fork
-from nsq.contrib.django.work import DjangoProgram
+from nsq.contrib.django.handlers import chosen
 from nsq.options import METADATA
 from nsq.work import before_fork, supervisor
 from nsq.work.workers import WorkFlags
 
 _LEVELS = {0: logging.WARNING, 1: logging.INFO}
+
+
+class Program:
+    """The chosen consumers of a project. Loading it imports the modules ``nsq_handlers``."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._chosen = chosen(names)
+
+    def consumers(self) -> list[Consumer]:
+        return [each.make() for each in self._chosen]
+
+    def files(self) -> dict[str, float]:
+        """Return the project's files, and when they were changed."""
+        modules = [module for name, module in list(sys.modules.items()) if name.partition(".")[0] != "nsq"]
+        return supervisor.files_of(modules)
 
 
 class Command(BaseCommand):
@@ -45,7 +62,7 @@ class Command(BaseCommand):
         log_to_stderr(verbosity)
         try:
             flags = WorkFlags(**{each.name: options[each.name] for each in fields(WorkFlags)})
-            program = DjangoProgram(names)
+            program = Program(names)
             # Made once here: a wrong option is an error of the command, not of every worker.
             program.consumers()
             before_fork(close_before_fork)

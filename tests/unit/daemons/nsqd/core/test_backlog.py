@@ -72,7 +72,7 @@ def taken(backlog: MemoryBacklog, limit: int) -> list[bytes]:
     return [message.body for message in backlog.take(limit)]
 
 
-def test_first_in_first_out() -> None:
+def test_messages_are_taken_in_their_order() -> None:
     backlog = MemoryBacklog()
     backlog.put(messages(b"a", b"b"))
     backlog.put(messages(b"c"))

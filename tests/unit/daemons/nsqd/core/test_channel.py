@@ -15,6 +15,7 @@ from nsq.daemons.nsqd.core.channel import (
     Subscriber,
     TooManyConsumers,
 )
+from nsq.daemons.nsqd.core.deferred import DeferredInMemory
 from tests.fakes.clock import FakeClock
 from tests.unit.daemons.nsqd.core.consumer import Consumer
 
@@ -32,6 +33,7 @@ class Setup:
             "t",
             "c",
             MemoryBacklog(),
+            DeferredInMemory(),
             self.clock,
             wake=self._wake,
             on_another_turn=self.clock.call_soon,
@@ -243,7 +245,7 @@ def test_sampling_keeps_one_percent_more_than_asked_for() -> None:
     setup.put(b"a", b"b", b"c", b"d")
     setup.settle()
     assert consumer.bodies == [b"a", b"b"]
-    assert (setup.channel.depth, setup.channel.in_flight_count, setup.channel.delivery_count) == (0, 2, 2)
+    assert (setup.channel.depth, setup.channel.in_flight_count, sum(setup.channel.delivered)) == (0, 2, 2)
 
 
 def test_a_batch_that_is_sampled_away_entirely_is_no_delivery() -> None:
@@ -530,13 +532,14 @@ def test_a_message_that_cannot_be_read_yet_delays_no_other() -> None:
     assert (setup.channel.depth, setup.channel.in_flight_count) == (1, 0)
 
 
-def test_a_stop_gives_back_what_is_in_flight_and_deferred() -> None:
+def test_a_stop_gives_back_what_is_in_flight_and_leaves_what_is_deferred() -> None:
     setup = Setup()
     setup.consumer(rdy=1)
     setup.put(b"a", b"b")
     setup.defer(b"c", 5.0)
     setup.clock.settle()
-    assert [each.body for each in setup.channel.close()] == [b"a", b"c"]
+    assert [each.body for each in setup.channel.close()] == [b"a"]
+    assert setup.channel.deferred_count == 1
 
 
 def test_messages_delivered_after_an_empty_time_out_too() -> None:
@@ -613,7 +616,7 @@ def test_the_nearest_with_room_gets_all_it_can_take() -> None:
     assert setup.publish(4) == [0, 3, 3]
     assert setup.publish(4) == [3, 3, 4]
     assert setup.channel.delivered == [3, 4, 3]
-    assert setup.channel.delivery_count == 10
+    assert sum(setup.channel.delivered) == 10
 
 
 def test_equally_near_ones_take_turns() -> None:

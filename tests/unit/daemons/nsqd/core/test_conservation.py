@@ -230,7 +230,7 @@ class Conservation(RuleBasedStateMachine):
             waiting = channel.backlog.take(len(channel.backlog))
             channel.backlog.put(waiting)
             found = [message.body for message in waiting]
-            found += [message.body for _, _, message in channel._deferred]
+            found += [message.body for _, _, message, _ in channel.deferred._heap]
             for member in self._members_of(name):
                 found += member.held
             assert len(found) == len(set(found))
@@ -246,10 +246,10 @@ class Conservation(RuleBasedStateMachine):
             assert channel.in_flight_count == sum(len(member.held) for member in members)
             in_all = channel.depth + channel.deferred_count + channel.in_flight_count
             assert in_all == len(self.alive[name])
-            assert channel.delivery_count == sum(self.attempts[name].values())
+            assert sum(channel.delivered) == sum(self.attempts[name].values())
             assert channel.requeue_count == self.requeues[name]
             ended = self.done_with[name] + channel.requeue_count + channel.timeout_count
-            assert channel.delivery_count == ended + channel.in_flight_count
+            assert sum(channel.delivered) == ended + channel.in_flight_count
             for member in members:
                 assert member.subscriber.message_count == len(member.delivered)
 
@@ -262,7 +262,7 @@ class Conservation(RuleBasedStateMachine):
                 assert message.deadline > self.clock.now() - ROUNDING
                 assert message.deadline <= message.delivered_at + MAX_MSG_TIMEOUT + ROUNDING
         for channel in self.topic.channels.values():
-            assert all(due > self.clock.now() - ROUNDING for due, _, _ in channel._deferred)
+            assert all(due > self.clock.now() - ROUNDING for due, _, _, _ in channel.deferred._heap)
 
     def _members_of(self, name: str) -> list[Member]:
         return [member for member in self.everyone if member.name == name]

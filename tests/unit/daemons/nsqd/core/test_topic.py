@@ -7,6 +7,7 @@ import pytest
 
 from nsq.daemons.nsqd.core.backlog import Batch, EphemeralBacklog, MemoryBacklog, Message, StorageFailed
 from nsq.daemons.nsqd.core.channel import Channel
+from nsq.daemons.nsqd.core.deferred import DeferredInMemory
 from nsq.daemons.nsqd.core.topic import Topic
 from tests.fakes.clock import FakeClock
 
@@ -34,6 +35,7 @@ class Setup:
             topic_name,
             name,
             MemoryBacklog(),
+            DeferredInMemory(),
             self.clock,
             wake=lambda channel: self.clock.call_soon(channel.pump),
             on_another_turn=self.clock.call_soon,
@@ -168,10 +170,19 @@ class Full(MemoryBacklog):
         self.room -= len(messages)
         super().put(messages)
 
-    def keep(self, message: Message) -> None:
-        if not self.room:
+
+class FullDeferred(DeferredInMemory):
+    """The same disk, for deferred messages."""
+
+    def __init__(self, disk: Full) -> None:
+        super().__init__()
+        self.disk = disk
+
+    def add(self, message: Message) -> None:
+        if not self.disk.room:
             raise StorageFailed("no room")
-        self.room -= 1
+        self.disk.room -= 1
+        super().add(message)
 
 
 class Refusing(Setup):
@@ -186,7 +197,9 @@ class Refusing(Setup):
         self.put(b"a", b"b")
         self.topic.put_deferred(message(b"later", due=150.0))
         for name in ("willing", "full"):
-            self.topic.channel(name).backlog = self.disk = Full()
+            self.disk = Full()
+            channel = self.topic.channel(name)
+            channel.backlog, channel.deferred = self.disk, FullDeferred(self.disk)
         self.disk.room = 0
 
     def depths(self) -> tuple[int, list[int]]:

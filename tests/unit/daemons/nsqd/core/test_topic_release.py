@@ -10,6 +10,7 @@ import pytest
 from nsq.daemons.nsqd.core.backlog import Batch, EphemeralBacklog, MemoryBacklog, Message, StorageFailed
 from nsq.daemons.nsqd.core.broker import Broker
 from nsq.daemons.nsqd.core.channel import Channel
+from nsq.daemons.nsqd.core.deferred import DeferredInMemory
 from nsq.daemons.nsqd.core.topic import Topic
 from tests.fakes.clock import FakeClock
 
@@ -66,6 +67,7 @@ class Setup:
             topic_name,
             name,
             Refusing(),
+            DeferredInMemory(),
             self.clock,
             wake=lambda channel: None,
             on_another_turn=self.clock.call_soon,

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from nsq.daemons.nsqd.core.backlog import InMemory, StorageFailed
+from nsq.daemons.nsqd.core.backlog import StorageFailed
+from nsq.daemons.nsqd.core.broker import InMemory
 from nsq.daemons.serve.routes import EMPTY
 from nsq.wire import commands
 from tests.unit.daemons.nsqd.http.api import Api
@@ -41,7 +42,7 @@ def test_the_life_of_topics_and_channels_under_both_names(path: str) -> None:
     assert api.world.broker.topics == {}
 
 
-def test_deleting_ends_consumers() -> None:
+def test_deleting_a_channel_disconnects_its_consumers() -> None:
     api = Api()
     clients = [api.client(), api.client()]
     for client, name in zip(clients, "cd", strict=True):
@@ -52,7 +53,7 @@ def test_deleting_ends_consumers() -> None:
     assert [client.link.finished for client in clients] == [True, True]
 
 
-def test_deleting_the_last_channel_of_an_ephemeral_topic() -> None:
+def test_deleting_the_last_channel_deletes_an_ephemeral_topic() -> None:
     api = Api()
     api.ask("POST", "/topic/create?topic=t%23ephemeral")
     api.ask("POST", "/channel/create?topic=t%23ephemeral&channel=c")
@@ -74,7 +75,7 @@ def test_invalid_topic_requests_are_refused(verb: str) -> None:
 
 
 @pytest.mark.parametrize("verb", TOPIC_VERBS)
-def test_channel_refusals_in_their_order(verb: str) -> None:
+def test_invalid_channel_requests_are_refused_in_gos_order(verb: str) -> None:
     api = Api()
     for args, refusal in [
         ("", (400, "MISSING_ARG_TOPIC")),

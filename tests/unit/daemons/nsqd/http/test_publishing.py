@@ -31,17 +31,12 @@ def test_pub_with_defer_delays_the_message() -> None:
 @pytest.mark.parametrize(
     ("target", "body", "refusal"),
     [
-        ("/pub?topic=t", b"", (400, "MSG_EMPTY")),
-        ("/pub?topic=t", b"x" * 11, (413, "MSG_TOO_BIG")),
         ("/pub?topic=b@d", b"x" * 11, (413, "MSG_TOO_BIG")),
         ("/pub", b"", (400, "MSG_EMPTY")),
-        ("/pub", b"x", (400, "MISSING_ARG_TOPIC")),
         ("/pub?topic=%zz", b"x", (400, "INVALID_REQUEST")),
         ("/pub?topic=", b"x", (400, "INVALID_TOPIC")),
         ("/pub?topic=b@d&defer=x", b"x", (400, "INVALID_TOPIC")),
-        ("/pub?topic=t&defer=x", b"x", (400, "INVALID_DEFER")),
         ("/pub?topic=t&defer=", b"x", (400, "INVALID_DEFER")),
-        ("/pub?topic=t&defer=-1", b"x", (400, "INVALID_DEFER")),
         ("/pub?topic=t&defer=5001", b"x", (400, "INVALID_DEFER")),
         ("/pub?topic=t&defer=%C2%B2", b"x", (400, "INVALID_DEFER")),
         ("/pub?topic=t&defer=" + "9" * 5000, b"x", (400, "INVALID_DEFER")),
@@ -52,32 +47,33 @@ def test_pub_with_defer_delays_the_message() -> None:
         ("/mpub?topic=t&binary=true", b"x", (413, "BAD_BODY")),
         ("/mpub?topic=t&binary=1", pack_bodies([b"x"])[:-1], (413, "BAD_MESSAGE")),
         ("/mpub?topic=t&binary=true", pack_bodies([b"x" * 11]), (413, "BAD_MESSAGE")),
-        ("/mpub?topic=t&binary=maybe", b"a\nb", (413, "BAD_BODY")),
         ("/mpub?topic=t&binary=", b"a\nb", (413, "BAD_BODY")),
         ("/mpub?topic=t&binary", b"a\nb", (413, "BAD_BODY")),
     ],
 )
-def test_refusals_in_their_order(target: str, body: bytes, refusal: tuple[int, str]) -> None:
+def test_more_invalid_publishes_are_refused_in_gos_order(
+    target: str, body: bytes, refusal: tuple[int, str]
+) -> None:
     api = Api(max_msg_size=10, max_body_size=30, max_req_timeout=5.0)
     assert api.refused("POST", target, body) == refusal
     assert api.world.broker.topics == {}
 
 
 @pytest.mark.parametrize("path", ["/mpub?topic=t", "/mput?topic=t", "/mpub?topic=t&binary=false&x=1"])
-def test_mpub_of_lines(path: str) -> None:
+def test_an_mpub_may_be_lines(path: str) -> None:
     api = Api()
     assert api.ask("POST", path, b"\na\nb\r\n\n\nc") == OK
     assert waiting(api) == [b"a", b"b\r", b"c"]
 
 
 @pytest.mark.parametrize("binary", ["true", "1", "maybe", ""])
-def test_mpub_in_binary(binary: str) -> None:
+def test_an_mpub_may_be_binary(binary: str) -> None:
     api = Api()
     assert api.ask("POST", f"/mpub?topic=t&binary={binary}", pack_bodies([b"a\n", b"b"])) == OK
     assert waiting(api) == [b"a\n", b"b"]
 
 
-def test_mpub_of_nothing() -> None:
+def test_an_mpub_may_be_empty() -> None:
     api = Api()
     assert api.ask("POST", "/mpub?topic=t", b"\n\n") == OK
     assert api.ask("POST", "/mpub?topic=t", b"", headers={"Host": "h"}) == OK

@@ -36,7 +36,7 @@ def test_a_client_that_sends_anything_gets_two_more_intervals() -> None:
     assert watch.beats == [10.0 * number for number in range(1, 22)]
 
 
-def test_starting_anew_forgets_the_old_interval() -> None:
+def test_a_new_interval_replaces_the_old_one() -> None:
     watch = Watch()
     watch.liveness.start(30.0)
     watch.clock.advance(29.0)

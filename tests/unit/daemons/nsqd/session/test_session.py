@@ -56,7 +56,7 @@ def test_commands_may_arrive_byte_by_byte() -> None:
 # Publishing
 
 
-def test_publishing_of_every_kind() -> None:
+def test_pub_mpub_and_dpub_are_answered_with_ok() -> None:
     world = World()
     client = world.client()
     client.send(
@@ -107,7 +107,7 @@ def test_an_unknown_id_among_fins_fails_alone() -> None:
     assert world.broker.topic("t").channels["c"].in_flight_count == 0
 
 
-def test_a_large_mpub_in_small_chunks() -> None:
+def test_a_large_mpub_may_arrive_in_small_chunks() -> None:
     world = World()
     client = world.client(chunk=700)
     bodies = [bytes([number]) * 50_000 for number in range(100)]
@@ -224,7 +224,7 @@ def test_ids_are_opaque_bytes() -> None:
 # Consuming
 
 
-def test_the_life_of_a_message() -> None:
+def test_a_message_is_delivered_requeued_touched_and_finished() -> None:
     world = World()
     client = world.client()
     client.identify(msg_timeout=1000)
@@ -440,7 +440,7 @@ def test_a_client_without_heartbeats_may_be_silent() -> None:
 # Many commands, slow clients, compressed bombs
 
 
-def test_thousands_of_identifies_in_one_chunk() -> None:
+def test_thousands_of_identifies_in_one_chunk_are_answered() -> None:
     client = World().client()
     body = json.dumps({"feature_negotiation": True, "client_id": "last"}).encode()
     started = time.thread_time()
@@ -519,7 +519,7 @@ def test_a_bombers_memory_is_bounded() -> None:
     world.clock.settle()
 
 
-def test_dropped_in_the_middle_of_the_portions() -> None:
+def test_a_client_may_be_dropped_between_two_portions() -> None:
     world = World()
     client = world.client()
     client.upgrade(["snappy"])

@@ -111,7 +111,7 @@ def test_an_error_behind_auth_comes_after_its_answer() -> None:
     assert client.link.finished
 
 
-def test_an_identify_with_a_layer_behind_auth() -> None:
+def test_an_identify_with_a_layer_may_follow_auth() -> None:
     setup = Setup()
     client, layer = setup.client(), Snappy()
     body = b'{"feature_negotiation":true,"snappy":true}'
@@ -158,7 +158,7 @@ def test_a_second_auth_is_refused() -> None:
     assert Setup().authenticated().refused(commands.auth(b"secret")) == b"E_INVALID AUTH already set"
 
 
-def test_auth_twice_in_one_chunk() -> None:
+def test_a_second_auth_in_one_chunk_is_refused() -> None:
     setup = Setup()
     client = setup.client()
     client.send(commands.auth(b"secret") * 2)

@@ -53,7 +53,7 @@ def test_a_refusal_arrives_through_every_layer(layers: tuple[str, ...]) -> None:
 
 
 @combinations
-def test_a_large_mpub_through_every_layer(layers: tuple[str, ...]) -> None:
+def test_a_large_mpub_passes_every_layer(layers: tuple[str, ...]) -> None:
     world = World(tls=True)
     client = world.client(chunk=10_000)
     client.upgrade(layers)
@@ -117,7 +117,7 @@ def test_a_client_may_send_its_hello_at_once() -> None:
 
 
 @pytest.mark.parametrize("name", ["snappy", "deflate"])
-def test_compression_at_once_behind_the_handshake(name: str) -> None:
+def test_compressed_bytes_may_follow_the_handshake_at_once(name: str) -> None:
     """The client's last TLS flight and compressed commands in one chunk, before any OK was read."""
     world = World(tls=True)
     client = world.client()
@@ -165,7 +165,7 @@ def test_identify_again_may_change_terms_but_not_layers() -> None:
 # TLS
 
 
-def test_tls_required_allows_identify_alone() -> None:
+def test_tls_required_refuses_all_commands_but_identify() -> None:
     world = World(tls=True, tls_required="true")
     for wire, verb in ((b"PUB t\n\0\0\0\1x", b"PUB"), (b"NOP\n", b"NOP"), (b"SUB t c\n", b"SUB")):
         client = world.client()

@@ -29,7 +29,7 @@ class Setup:
 
 
 @pytest.mark.parametrize("sizes", [[4], [1, 1, 1, 1], [2, 6], [3, 5]])
-def test_the_magic_in_any_pieces(sizes: list[int]) -> None:
+def test_the_magic_may_arrive_in_pieces(sizes: list[int]) -> None:
     stream, wire = Stream(FakeLink(), Limits()), commands.MAGIC_V2 + b"NOP\n"
     found: list[list[Command]] = []
     for size in [*sizes, len(wire)]:
@@ -144,7 +144,7 @@ def test_expanding_input_is_decoded_in_portions() -> None:
     assert sum(map(len, portions)) == 10_000
 
 
-def test_a_handshake_then_what_came_behind_it() -> None:
+def test_bytes_behind_a_handshake_are_read_after_it() -> None:
     setup = Setup()
     client = Tls(tls_contexts()[1], server_side=False, server_hostname=HOST)
     done: list[Tls] = []

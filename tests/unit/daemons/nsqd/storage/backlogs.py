@@ -10,7 +10,8 @@ from pathlib import Path
 from nsq.daemons.nsqd.core.backlog import Message
 from nsq.daemons.nsqd.disk.layout import HEAD_SIZE
 from nsq.daemons.nsqd.disk.queue import DiskQueue
-from nsq.daemons.nsqd.storage.durable import DueTimes, DurableBacklog
+from nsq.daemons.nsqd.storage.dues import DueTimes
+from nsq.daemons.nsqd.storage.durable import DurableBacklog
 from nsq.daemons.nsqd.storage.memory_first import MemoryFirstBacklog
 from nsq.daemons.nsqd.storage.storage import OnDisk, persist
 from tests.fakes.clock import FakeClock
@@ -43,7 +44,7 @@ def open_disk(directory: Path, *, log: Lines | None = None) -> DiskQueue:
 
 def close(backlog: OnDisk, taken: list[Message]) -> None:
     """As a stop does it."""
-    for fault in persist([(backlog, taken)]):
+    for fault in persist([(backlog, taken)], {}):
         raise fault
 
 
@@ -55,6 +56,7 @@ class Spilling(MemoryFirstBacklog):
         self.wrote: list[int] = []
         super().__init__(
             open_disk(directory),
+            DueTimes(directory, "t:c", FakeClock()),
             limit,
             failed=lambda error, size: self.faults.append(error),
             wrote=self.wrote.append,

@@ -11,11 +11,12 @@ import pytest
 
 from nsq.daemons.nsqd.core.backlog import Message, StorageFailed
 from nsq.daemons.nsqd.disk import syncing
-from nsq.daemons.nsqd.disk.layout import files_by_queue, parse_meta
+from nsq.daemons.nsqd.disk.layout import Place, files_by_queue, parse_meta
 from nsq.daemons.nsqd.disk.syncing import OpenFiles
-from nsq.daemons.nsqd.storage import durable
-from nsq.daemons.nsqd.storage.durable import DueTimes
+from nsq.daemons.nsqd.storage import dues, durable
+from nsq.daemons.nsqd.storage.dues import DueTimes
 from tests.fakes.clock import FakeClock
+from tests.integration import go_reader
 from tests.unit.daemons.nsqd.disk.files import meta, room_for
 from tests.unit.daemons.nsqd.storage.backlogs import Durable, bodies, ids, message, messages
 
@@ -124,22 +125,11 @@ def test_attempts_survive_a_clean_stop(backlog: Durable, tmp_path: Path) -> None
 
 
 class TestDeferred:
-    def test_it_counts_as_taken(self, backlog: Durable) -> None:
-        deferred = message(b"a", due=1060.0)
-        backlog.keep(deferred)
-        assert (len(backlog), backlog.take(1)) == (0, [])
-        backlog.put_back([deferred])
-        assert backlog.take(1) == [deferred]
-
-    def test_behind_others_on_disk_it_is_passed_over_when_its_record_is_read(self, backlog: Durable) -> None:
-        backlog.put(many(5))
-        deferred = message(b"a", due=1060.0)
-        backlog.keep(deferred)
-        backlog.put(messages(b"z"))
-        assert len(backlog) == 6
-        assert deferred.id not in ids(backlog.take(10))
-        backlog.put_back([deferred])
-        assert backlog.take(10) == [deferred]
+    def test_one_that_the_deferred_store_had_is_stored_again(self, backlog: Durable, tmp_path: Path) -> None:
+        backlog.put(messages(b"a"))
+        (held,) = backlog.take(1)  # the disk refused to defer it, so its record is still here
+        backlog.put_due([held, message(b"b")])
+        assert (bodies(backlog.take(5)), backlog.disk.depth) == ([b"b", b"a"], 2)
 
     @pytest.mark.parametrize("before", [0, 5])
     def test_a_kill_leaves_it_and_its_moment(self, tmp_path: Path, before: int) -> None:
@@ -147,7 +137,7 @@ class TestDeferred:
         backlog = Durable(tmp_path / "q")
         if before:
             backlog.put(many(before))
-        backlog.keep(message(b"a", due=1060.0))
+        backlog.put([message(b"a", due=1060.0)])
         # The computer was started anew meanwhile: its monotonic clock is another one.
         reborn = killed(backlog, tmp_path / "after", clock=FakeClock(now=5.0))
         found = {each.body: each.due for each in reborn.take(10)}
@@ -162,7 +152,7 @@ class TestDeferred:
         reborn.delete()
 
     def test_one_that_is_due_by_then_comes_at_once(self, backlog: Durable, tmp_path: Path) -> None:
-        backlog.keep(message(b"a", due=1060.0))
+        backlog.put([message(b"a", due=1060.0)])
         clock = FakeClock()
         clock.advance(61.0)
         reborn = killed(backlog, tmp_path / "after", clock=clock)
@@ -180,22 +170,39 @@ class TestDeferred:
         assert reborn.take(1)[0].due == pytest.approx(1030.0)
         reborn.delete()
 
-    def test_finished_before_its_record_was_read_it_does_not_come_again_after_a_stop(
-        self, backlog: Durable, tmp_path: Path
-    ) -> None:
-        backlog.put(many(5))
-        deferred = message(b"a", due=1060.0)
-        backlog.keep(deferred)
-        backlog.finished([deferred])
-        backlog.close([])
-        for _ in range(2):  # a second stop must not forget it either
-            backlog = Durable(tmp_path)
-            assert len(backlog) >= 5
-            backlog.close([])
-        backlog = Durable(tmp_path)
-        assert bodies(backlog.take(10)) == [b"x"] * 5
-        assert len(backlog) == 0
-        backlog.delete()
+
+def test_obsolete_records_are_skipped_and_gos_nsqd_does_not_get_them(tmp_path: Path) -> None:
+    backlog = Durable(tmp_path, limit=0)
+    first, second = messages(b"deferred", b"waits")
+    backlog.put([first, first, second])
+    backlog.skip_records(dict.fromkeys([each for _, each in backlog.disk.unread_ids(2)], first.id))
+    assert len(backlog) == 1
+    (taken,) = backlog.take(10)
+    assert taken.body == b"waits"
+    backlog.put([first])  # it is due now
+    assert bodies(backlog.take(10)) == [b"deferred"]
+    backlog.finished([taken, first])
+    backlog.put([second])
+    backlog.skip_records({each: second.id for _, each in backlog.disk.unread_ids(1)})
+    backlog.close([])
+    assert go_reader.bodies(tmp_path, "t:c") == []
+
+
+def test_a_record_that_is_not_needed_hides_no_later_record_of_its_message(tmp_path: Path) -> None:
+    """A message whose record is unread was deferred; it comes back after a stop, and nsqd is killed."""
+    before = tmp_path / "before"
+    before.mkdir()
+    backlog = Durable(before, limit=0)
+    first, second = messages(b"deferred", b"waits")
+    backlog.put([second, first])
+    backlog.skip_records({place: each for each, place in backlog.disk.unread_ids(2)[1:]})
+    backlog.close([])
+    again = Durable(before, limit=0)
+    again.put_due([first])
+    assert bodies(again.take(10)) == [b"waits", b"deferred"]
+    after_kill = killed(again, tmp_path / "after")
+    assert bodies(after_kill.take(10)) == [b"waits", b"deferred"]
+    after_kill.delete()
 
 
 class TestStragglers:
@@ -229,7 +236,8 @@ class TestStragglers:
     def test_those_that_all_wait_are_left_alone(self, backlog: Durable) -> None:
         """Ten thousand deferred ones would be written anew in every round."""
         for _ in range(20):
-            backlog.keep(message(b"a", due=5000.0))
+            backlog.put([message(b"a", due=5000.0)])
+        assert len(backlog.take(20)) == 20
         size = backlog.disk.size
         with small_lag(6):
             for _ in range(5):
@@ -266,7 +274,7 @@ class TestFaults:
         with room_for(RECORD), pytest.raises(StorageFailed, match="No space left"):
             backlog.put(many(3))
         with room_for(10), pytest.raises(StorageFailed):
-            backlog.keep(message(b"a", due=1060.0))
+            backlog.put([message(b"a", due=1060.0)])
         assert (len(backlog), len(backlog.faults), backlog.writes) == (0, 2, 0)
         backlog.put(messages(b"later"))
         reborn = killed(backlog, tmp_path / "after")
@@ -278,7 +286,7 @@ class TestFaults:
         with pytest.raises(StorageFailed, match="Input/output"):
             backlog.put(many(1))
         with pytest.raises(StorageFailed):
-            backlog.keep(message(b"a", due=1060.0))
+            backlog.put([message(b"a", due=1060.0)])
         backlog.broken = None
         backlog.put(many(1))
         assert (len(backlog), backlog.faults) == (1, [])
@@ -297,7 +305,7 @@ class TestFaults:
         self, backlog: Durable, tmp_path: Path
     ) -> None:
         backlog.put(many(5))
-        backlog.keep(message(b"a", due=1060.0))
+        backlog.put([message(b"a", due=1060.0)])
         for path in tmp_path.glob("*.diskqueue.0*.dat"):
             path.write_bytes(b"\xff" * path.stat().st_size)
         assert backlog.take(10) == []
@@ -312,6 +320,18 @@ class TestFaults:
         # The first is to be written anew behind it, and there is no room for that.
         with room_for(0):
             backlog.close([])
+        assert len(backlog.faults) == 1
+        reborn = Durable(tmp_path)
+        assert ids(reborn.take(10)) == ids(taken)
+        reborn.delete()
+
+    def test_a_stop_writes_messages_again_whose_file_was_removed(
+        self, backlog: Durable, tmp_path: Path
+    ) -> None:
+        backlog.put(many(3))
+        taken = backlog.take(3)
+        (tmp_path / "t:c.diskqueue.000000.dat").unlink()
+        backlog.close(taken)
         assert len(backlog.faults) == 1
         reborn = Durable(tmp_path)
         assert ids(reborn.take(10)) == ids(taken)
@@ -353,7 +373,7 @@ class TestBorrowed:
 def test_clearing_forgets_everything_for_good(backlog: Durable, tmp_path: Path) -> None:
     backlog.put(many(5))
     backlog.take(2)
-    backlog.keep(message(b"a", due=1060.0))
+    backlog.put([message(b"a", due=1060.0)])
     backlog.clear()
     assert (len(backlog), backlog.take(1)) == (0, [])
     backlog.put(messages(b"later"))
@@ -365,26 +385,11 @@ def test_clearing_forgets_everything_for_good(backlog: Durable, tmp_path: Path) 
 def test_deleting_leaves_no_file(tmp_path: Path) -> None:
     backlog = Durable(tmp_path)
     backlog.put(many(9))
-    backlog.keep(message(b"a", due=1060.0))
+    backlog.put([message(b"a", due=1060.0)])
     backlog.sync()
     assert len(list(tmp_path.iterdir())) == 5
     backlog.delete()
     assert list(tmp_path.iterdir()) == []
-
-
-def test_records_of_what_was_taken_before_are_passed_over_when_nothing_else_waits(
-    backlog: Durable, tmp_path: Path
-) -> None:
-    """Else their files would stay, and Go's nsqd would be given them after a stop."""
-    backlog.put(many(4))
-    deferred = [message(b"a", due=1060.0) for _ in range(3)]
-    for each in deferred:
-        backlog.keep(each)
-    backlog.finished(backlog.take(4))
-    backlog.finished(deferred)
-    assert (len(backlog), backlog.disk.unread) == (0, 3)
-    backlog.sync()
-    assert (backlog.disk.depth, len(list(tmp_path.glob("*.0*.dat")))) == (0, 1)
 
 
 FILE = "t:c.dues.dat"
@@ -405,7 +410,7 @@ def reopened(directory: Path, now: float = 1000.0) -> DueTimes:
     return DueTimes(directory, "t:c", clock)
 
 
-def close(book: DueTimes, finished: list[bytes]) -> None:
+def close(book: DueTimes, finished: dict[Place, bytes]) -> None:
     """As a stop does it."""
     job = book.last_job(finished)
     if job is not None:
@@ -460,7 +465,7 @@ def test_a_torn_entry_at_the_end_is_written_over(book: DueTimes, tmp_path: Path,
     again.add([second])
     third = reopened(tmp_path)
     assert third.get(first.id) == third.get(second.id) == pytest.approx(1060.0)
-    close(again, [])
+    close(again, {})
 
 
 def test_what_the_disk_refuses_leaves_the_book_as_it_was(book: DueTimes, tmp_path: Path) -> None:
@@ -477,7 +482,7 @@ def test_what_the_disk_refuses_leaves_the_book_as_it_was(book: DueTimes, tmp_pat
 def test_the_file_does_not_grow_with_what_is_long_gone(book: DueTimes, tmp_path: Path) -> None:
     (stays,) = deferred(1)
     book.add([stays])
-    with patch.object(durable, "_SPARE", 10):
+    with patch.object(dues, "_SPARE", 10):
         for each in deferred(200):
             book.add([each])
             book.remove(each.id)
@@ -489,23 +494,27 @@ def test_a_clean_stop_leaves_a_file_only_if_it_is_needed(book: DueTimes, tmp_pat
     one, two = deferred(2)
     book.add([one, two])
     book.remove(one.id)
-    close(book, [])
+    close(book, {})
     assert (tmp_path / FILE).stat().st_size == ENTRY
     again = reopened(tmp_path)
     again.remove(two.id)
-    close(again, [])
+    close(again, {})
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_was_finished_unread_is_struck_once(book: DueTimes, tmp_path: Path) -> None:
-    close(book, [b"a" * 16, b"b" * 16])
+def test_a_note_about_a_record_is_for_that_record_alone(book: DueTimes, tmp_path: Path) -> None:
+    ids, places = [b"a" * 16, b"a" * 16, b"b" * 16], [(0, 30), (7, 30), (7, 60)]
+    close(book, dict(zip(places, ids, strict=True)))
     again = reopened(tmp_path)
-    assert (again.was_finished(b"a" * 16), again.was_finished(b"a" * 16)) == (True, False)
-    close(again, [])
+    assert not again.was_finished(b"a" * 16, (7, 60))
+    assert not again.was_finished(b"c" * 16, (0, 30))
+    assert again.was_finished(b"a" * 16, (0, 30))
+    close(again, {})
     third = reopened(tmp_path)
-    assert (third.was_finished(b"a" * 16), third.was_finished(b"b" * 16)) == (False, True)
+    found = [third.was_finished(*each) for each in zip(ids, places, strict=True)]
+    assert found == [False, True, True]
     third.all_read()
-    close(third, [])
+    close(third, {})
     assert list(tmp_path.iterdir()) == []
 
 
@@ -560,7 +569,7 @@ def test_clearing_forgets_all_moments(book: DueTimes, tmp_path: Path) -> None:
     book.add([one])
     book.clear()
     assert book.get(one.id) == 0.0
-    close(book, [])
+    close(book, {})
     assert list(tmp_path.iterdir()) == []
 
 

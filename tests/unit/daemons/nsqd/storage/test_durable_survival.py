@@ -75,19 +75,12 @@ class Survival(RuleBasedStateMachine):
         self.backlog.put(made)
         self.waiting += [each.id for each in made]
 
-    @rule(delays=st.lists(DELAYS, min_size=1, max_size=3))
-    def keep(self, delays: list[float]) -> None:
-        for delay in delays:
-            (made,) = self._new(1, delay)
-            self.backlog.keep(made)
-            self.held[made.id] = made
-
-    @rule(count=st.integers(1, 4), delay=st.just(0.0) | DELAYS, room=st.integers(0, 25), keep=st.booleans())
-    def put_on_a_full_disk(self, count: int, delay: float, room: int, keep: bool) -> None:
-        made = self._new(1 if keep else count, delay)
+    @rule(count=st.integers(1, 4), delay=st.just(0.0) | DELAYS, room=st.integers(0, 25))
+    def put_on_a_full_disk(self, count: int, delay: float, room: int) -> None:
+        made = self._new(count, delay)
         try:
             with room_for(room):
-                self.backlog.keep(made[0]) if keep else self.backlog.put(made)
+                self.backlog.put(made)
         except StorageFailed:
             assert self.backlog.faults
             return

@@ -216,13 +216,9 @@ def test_a_stop_keeps_what_waits_is_in_flight_and_deferred(tmp_path: Path, durab
             await until(lambda: len(hanging.held) >= 3)
         async with node(tmp_path, durable=durable) as two:
             channel = two.broker.topics["t"].channels["c"]
-            if durable:
-                found = await two.consume("t", "c", 8)
-                await until(lambda: channel.deferred_count)
-            else:
-                found = await two.consume("t", "c", 9)
-            expected = [b"%d" % number for number in range(1, 9)] + ([] if durable else [b"deferred"])
-            assert sorted(found) == sorted(expected)
+            assert (channel.depth, channel.deferred_count) == (8, 1)
+            found = await two.consume("t", "c", 8)
+            assert sorted(found) == [b"%d" % number for number in range(1, 9)]
 
     asyncio.run(scenario())
 
@@ -552,3 +548,88 @@ def full_disk() -> Iterator[None]:
     fault = OSError(errno.ENOSPC, "No space left on device")
     with room_for(0), patch.object(Replacement, "write", side_effect=fault):
         yield
+
+
+@pytest.mark.parametrize("moved", [False, True], ids=["unlinked", "moved away"])
+def test_a_removed_message_file_is_noticed_and_its_messages_are_written_again(
+    tmp_path: Path, moved: bool
+) -> None:
+    data, after = tmp_path / "data", tmp_path / "after"
+    data.mkdir()
+
+    async def scenario() -> None:
+        async with node(data, durable=True) as one:
+            one.broker.publish("t", [b"0", b"1", b"2", b"3"])
+            one.broker.publish_deferred("t", b"4", 3600.0)
+            await one.wait_until_synced()
+            for name in ("t.diskqueue.000000.dat", "t.dues.dat"):
+                (data / name).rename(tmp_path / name) if moved else (data / name).unlink()
+            one.broker.publish_deferred("t", b"5", 3600.0)
+            with pytest.raises(StorageFailed):
+                await one.wait_until_synced()
+            assert "another program has removed files of messages: 't.disk" in one.log.getvalue()
+            await until(lambda: one.storage.health == HEALTHY)
+            one.broker.publish("t", [b"6"])
+            await one.wait_until_synced()
+            shutil.copytree(data, after)
+        async with node(after, durable=True) as two:
+            topic = two.broker.topic("t")
+            assert sorted(each.body for each in await topic.peek(100, 100)) == [b"%d" % n for n in range(7)]
+            channel = topic.channel("c")
+            await two.consume("t", "c", 5)
+            assert channel.deferred_count == 2
+
+    asyncio.run(scenario())
+
+
+def test_a_removed_file_is_noticed_without_a_publish(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with node(tmp_path, durable=True, sync_timeout=0.01) as one:
+            one.broker.publish("t", [b"a"])
+            await one.wait_until_synced()
+            (tmp_path / "t.diskqueue.000000.dat").unlink()
+            await until(lambda: "another program has removed files of messages" in one.log.getvalue())
+            await until(lambda: one.storage.health == HEALTHY)
+            await one.wait_until_synced()
+            assert (tmp_path / "t.diskqueue.000001.dat").stat().st_size == 31
+            assert one.log.getvalue().count("another program") == 1
+
+    asyncio.run(scenario())
+
+
+def test_a_removed_file_of_a_spilled_queue_is_noticed_once(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with node(tmp_path, mem_queue_size=0, sync_every=1) as one:
+            one.broker.publish("t", [b"a"])
+            await one.wait_until_synced()
+            (tmp_path / "t.diskqueue.000000.dat").unlink()
+            one.broker.publish("t", [b"b"])
+            await until(lambda: "another program has removed files" in one.log.getvalue())
+            await until(lambda: one.storage.health == HEALTHY)
+            one.broker.publish("t", [b"c"])
+            assert b"c" in await one.consume("t", "c", 1, finish=False)
+
+    asyncio.run(scenario())
+
+
+def test_a_removed_file_of_deferred_messages_is_noticed_and_written_again(tmp_path: Path) -> None:
+    data, after = tmp_path / "data", tmp_path / "after"
+    data.mkdir()
+
+    async def scenario() -> None:
+        async with node(data, durable=True) as one:
+            channel = one.broker.topic("t").channel("c")
+            for delay in (1.0, 3600.0):
+                one.broker.publish_deferred("t", b"%d" % delay, delay)
+            for path in data.glob("t:c.deferred.*"):
+                path.unlink()
+            with pytest.raises(StorageFailed):
+                await one.wait_until_synced()
+            await until(lambda: one.storage.health == HEALTHY)
+            await one.wait_until_synced()
+            assert channel.deferred_count == 1  # the other one was in no other place
+            shutil.copytree(data, after)
+        async with node(after, durable=True) as two:
+            assert await two.consume("t", "c", 1) == [b"1"]
+
+    asyncio.run(scenario())

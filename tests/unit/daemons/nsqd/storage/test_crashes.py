@@ -1,0 +1,325 @@
+"""A durable nsqd dies before any change of its files: every confirmed message comes afterwards, none early.
+
+A kill leaves everything that was written. A power cut leaves only what was synced: the names in the directory
+at its last fsync, and the content of each file at its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import gc
+import io
+import os
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+
+from nsq.daemons.nsqd.core.broker import Broker
+from nsq.daemons.nsqd.core.channel import Channel
+from nsq.daemons.nsqd.disk import syncing
+from nsq.daemons.nsqd.options import NsqdOptions
+from nsq.daemons.nsqd.storage import deferred, durable, storage
+from nsq.daemons.nsqd.storage.committer import Round
+from nsq.daemons.nsqd.storage.storage import Storage
+from nsq.daemons.serve.logs import DaemonLog
+from tests.fakes.clock import EPOCH_NS, FakeClock
+from tests.integration import go_reader
+from tests.unit.daemons.nsqd.core.consumer import Consumer
+
+CHANNELS = ("one", "two")
+#: Changes of files after which a life ends, at most.
+LONGEST_LIFE = 400
+LIVES = 8
+#: Seconds by which two clocks may differ.
+ROUNDING = 1e-3
+
+CHANGES = ("pwrite", "fsync", "replace", "rename", "unlink", "ftruncate", "truncate")
+
+
+class Killed(BaseException):
+    """The process is killed here."""
+
+
+class Disk:
+    """A directory that is lost to the process before its n-th change; ``survivor`` is what is left of it.
+
+    ``synced`` is what a power cut would leave, by file name.
+    """
+
+    def __init__(
+        self, directory: Path, survivor: Path, synced: dict[str, bytes], changes: int, *, power_cut: bool
+    ) -> None:
+        self.directory = directory
+        self.survivor = survivor
+        self.left = changes
+        self._power_cut = power_cut
+        inodes = {name: inode for name, inode in self._listed().items() if name in synced}
+        self._names = inodes
+        self._synced = {inode: synced[name] for name, inode in inodes.items()}
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            for name in CHANGES:
+                change = functools.partial(self._change, getattr(os, name))
+                stack.enter_context(patch.object(os, name, change))
+            yield
+
+    @property
+    def synced(self) -> dict[str, bytes]:
+        return {name: self._synced.get(inode, b"") for name, inode in self._names.items()}
+
+    def _change(self, change: Callable[..., Any], *args: Any, **named: Any) -> Any:
+        self.left -= 1
+        if self.left == 0:
+            self._crash()
+        if self.left <= 0:
+            raise Killed
+        if change.__name__ in ("replace", "unlink"):
+            with suppress(OSError):
+                os.open(args[-1], os.O_RDONLY)  # stays open, so that no new file gets its inode
+        if change.__name__ == "fsync":
+            return self._note_sync(args[0])
+        return change(*args, **named)
+
+    def _note_sync(self, descriptor: int) -> None:
+        path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        if path == self.directory:
+            self._names = self._listed()
+        elif path.exists():
+            self._synced[path.stat().st_ino] = path.read_bytes()
+
+    def _listed(self) -> dict[str, int]:
+        return {path.name: path.stat().st_ino for path in self.directory.iterdir()}
+
+    def _crash(self) -> None:
+        if not self._power_cut:
+            shutil.copytree(self.directory, self.survivor)
+            return
+        self.survivor.mkdir()
+        for name, content in self.synced.items():
+            (self.survivor / name).write_bytes(content)
+
+
+class Rounds:
+    """The committer, without a thread: the test runs its rounds."""
+
+    def __init__(self, prepare: Callable[[], Round], *calls: object, **named: object) -> None:
+        self._prepare = prepare
+        self.error = None
+
+    def ask(self) -> None:
+        pass
+
+    def run(self) -> None:
+        this = self._prepare()
+        this.run()
+        this.finish()
+
+    async def close(self) -> None:
+        pass
+
+
+class Ledger:
+    """What was published, and what consumers did with it, by channel and body."""
+
+    def __init__(self) -> None:
+        self.confirmed: set[bytes] = set()
+        self.finished: dict[str, set[bytes]] = {name: set() for name in CHANNELS}
+        self.due: dict[tuple[str, bytes], float] = {}  # on the wall clock
+        self.early: list[tuple[str, bytes, float]] = []
+
+    def lost(self) -> list[tuple[str, bytes]]:
+        return [(name, body) for name in CHANNELS for body in sorted(self.confirmed - self.finished[name])]
+
+
+class Life:
+    """A broker and its storage until a kill or a stop."""
+
+    def __init__(self, directory: Path, wall: float, ledger: Ledger, chance: random.Random) -> None:
+        self.directory = directory
+        self.clock = FakeClock(now=50.0)
+        self.clock._start = 50.0 - wall
+        self.ledger = ledger
+        self.chance = chance
+        self.log = io.StringIO()
+        options = NsqdOptions(
+            data_path=str(directory),
+            durable=True,
+            mem_queue_size=3,
+            max_bytes_per_file=400,
+            sync_timeout=600.0,
+        )
+        self.storage = Storage(options, self.clock, DaemonLog("", "info", self.log))
+        self.broker = Broker(self.clock, backlogs=self.storage)
+        self.storage.start(self.broker)
+        self.written: list[bytes] = []  # and not confirmed
+        self.dues: dict[tuple[str, bytes], float] = {}  # likewise
+        self.consumers = [(name, Consumer()) for name in CHANNELS for _ in range(2)]
+        self.channels: dict[str, Channel] = {}
+        for name, consumer in self.consumers:
+            self.channels[name] = self.broker.subscribe("t", name, consumer.subscriber)
+        self.seen = [0] * len(self.consumers)
+
+    @property
+    def wall(self) -> float:
+        return (self.clock.time_ns() - EPOCH_NS) / 1e9
+
+    def publish(self) -> None:
+        made = [b"%d" % self.chance.getrandbits(64) for _ in range(self.chance.choice([1, 1, 5]))]
+        self.broker.publish("t", made)
+        self.written += made
+
+    def defer(self) -> None:
+        body, delay = b"d%d" % self.chance.getrandbits(64), self.chance.choice([0.5, 3.0, 30.0, 5000.0])
+        self.broker.publish_deferred("t", body, delay)
+        self.written.append(body)
+        for name in CHANNELS:
+            self.dues[name, body] = self.wall + delay
+
+    def consume(self) -> None:
+        """Open a consumer's window, and answer what it got."""
+        index = self.chance.randrange(len(self.consumers))
+        name, consumer = self.consumers[index]
+        consumer.subscriber.rdy = self.chance.choice([1, 3, 10])
+        self.channels[name].wake(consumer.subscriber)
+        self.clock.settle()
+        self.note_deliveries()
+        for message in list(consumer.subscriber.in_flight.values()):
+            self.answer(name, consumer, message.id, message.body)
+        consumer.subscriber.rdy = 0
+
+    def note_deliveries(self) -> None:
+        for index, (name, consumer) in enumerate(self.consumers):
+            for message in consumer.delivered[self.seen[index] :]:
+                self.dues.pop((name, message.body), None)
+                due = self.ledger.due.pop((name, message.body), 0.0)
+                if due > self.wall + ROUNDING:
+                    self.ledger.early.append((name, message.body, due - self.wall))
+            self.seen[index] = len(consumer.delivered)
+
+    def answer(self, name: str, consumer: Consumer, message_id: bytes, body: bytes) -> None:
+        kind = self.chance.random()
+        channel = self.channels[name]
+        if kind < 0.5:
+            self.ledger.finished[name].add(body)
+            channel.finish(consumer.subscriber, [message_id])
+        elif kind < 0.8:
+            delay = self.chance.choice([0.0, 1.0, 30.0, 600.0])
+            channel.requeue(consumer.subscriber, message_id, delay)
+            if delay:
+                self.dues[name, body] = self.wall + delay
+
+    def sync(self) -> None:
+        self.rounds.run()
+        self._note_confirmed()
+
+    def _note_confirmed(self) -> None:
+        self.ledger.confirmed.update(self.written)
+        self.ledger.due.update(self.dues)
+        self.written.clear()
+        self.dues.clear()
+
+    def sync_all(self) -> None:
+        self.storage._try_again()
+        self.sync()
+
+    @property
+    def rounds(self) -> Rounds:
+        rounds = self.storage.committer
+        assert isinstance(rounds, Rounds)
+        return rounds
+
+    def sleep(self) -> None:
+        self.clock.advance(self.chance.choice([0.1, 1.0, 20.0]))
+        self.note_deliveries()
+
+    def act(self) -> float:
+        """Do something, and return the time on the wall clock."""
+        acts = [self.publish, self.defer, self.consume, self.consume, self.sync, self.sync_all, self.sleep]
+        self.chance.choice(acts)()
+        self.clock.settle()
+        self.note_deliveries()
+        return self.wall
+
+    def drain(self) -> None:
+        """Finish all messages, until the last one is due."""
+        for name, consumer in self.consumers:
+            consumer.subscriber.rdy = 1000
+            self.channels[name].wake(consumer.subscriber)
+        for _ in range(200):
+            self.clock.advance(60.0)
+            self.note_deliveries()
+            for name, consumer in self.consumers:
+                found = list(consumer.subscriber.in_flight.values())
+                self.ledger.finished[name].update(message.body for message in found)
+                self.channels[name].finish(consumer.subscriber, [message.id for message in found])
+            self.sync()
+
+    async def stop(self) -> None:
+        errors = await self.storage.stop(self.broker.close())
+        assert errors == []
+        self._note_confirmed()
+
+
+async def at_once(call: Callable[[], Any], name: str) -> Any:
+    return call()
+
+
+@pytest.fixture(autouse=True)
+def small(tmp_path: Path) -> Iterator[None]:
+    """Small limits, so that everything happens often; syncs in one thread, in a known order."""
+    with (
+        patch.object(durable, "_MAX_LAG", 4),
+        patch.object(deferred, "_FILE_RECORDS", 4),
+        patch.object(storage, "_LEAST_IN_MEMORY", 4),
+        patch.object(syncing, "_AT_ONCE", 1),
+        patch.object(storage, "Committer", Rounds),
+        patch.object(storage, "in_thread", at_once),
+    ):
+        yield
+    for descriptor in os.listdir("/proc/self/fd"):  # of killed lives
+        with suppress(OSError):
+            if os.readlink(f"/proc/self/fd/{descriptor}").startswith(str(tmp_path)):
+                os.close(int(descriptor))
+    gc.collect()
+
+
+@pytest.mark.parametrize("power_cut", [False, True], ids=["kills", "power cuts"])
+@pytest.mark.parametrize("seed", range(int(os.environ.get("NSQ_TEST_EXAMPLES", "12"))))
+def test_nothing_confirmed_is_lost_or_early(tmp_path: Path, seed: int, power_cut: bool) -> None:
+    chance = random.Random(seed)
+    ledger = Ledger()
+
+    async def scenario() -> None:
+        directory, wall, synced = tmp_path / "0", 0.0, dict[str, bytes]()
+        directory.mkdir()
+        for number in range(1, LIVES + 1):
+            survivor, changes = tmp_path / str(number), chance.randint(1, LONGEST_LIFE)
+            disk = Disk(directory, survivor, synced, changes, power_cut=power_cut)
+            stops = chance.random() < 0.3
+            with disk.watched():
+                try:
+                    life = Life(directory, wall, ledger, chance)
+                    while not stops or disk.left > 50:
+                        wall = life.act()
+                    await life.stop()
+                except Killed:
+                    directory = survivor
+            synced = disk.synced
+        last = Life(directory, wall + 1.0, ledger, chance)
+        last.drain()
+        await last.stop()
+        assert ledger.lost() == [], last.log.getvalue()
+        assert ledger.early == []
+        for name in CHANNELS:
+            assert go_reader.bodies(directory, f"t:{name}") == []
+
+    asyncio.run(scenario())

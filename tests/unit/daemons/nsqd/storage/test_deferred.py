@@ -1,0 +1,477 @@
+"""Deferred messages on disk: memory, files, restarts, Go's nsqd in between, kills, full disks and damage."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import random
+import shutil
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import pytest
+
+from nsq.daemons.nsqd.core.backlog import Message, StorageFailed
+from nsq.daemons.nsqd.disk.layout import HEAD_SIZE
+from nsq.daemons.nsqd.disk.queue import DiskQueue
+from nsq.daemons.nsqd.disk.syncing import run_together
+from nsq.daemons.nsqd.storage.deferred import DeferredOnDisk, deferred_files
+from nsq.daemons.nsqd.storage.memory_first import encode
+from tests.fakes.clock import FakeClock
+from tests.integration import go_reader
+from tests.unit.daemons.nsqd.disk.files import Lines, names, room_for
+from tests.unit.daemons.nsqd.storage.backlogs import bodies, message, messages
+
+DAY = 86_400.0
+
+MODES = pytest.mark.parametrize("durable", [False, True], ids=["default", "durable"])
+
+
+@pytest.fixture(autouse=True)
+def closed() -> Iterator[None]:
+    """Closes the files of every node that a test has not stopped."""
+    yield
+    while NODES:
+        node = NODES.pop()
+        for file in [*node.deferred._dirty, *node.deferred._in_memory]:
+            file.close()
+        node.disk.release()
+
+
+NODES: list[Node] = []
+
+
+class Node:
+    """A channel's deferred messages and its queue, in one life of nsqd."""
+
+    def __init__(
+        self, directory: Path, *, durable: bool = False, limit: int = 10, clock: FakeClock | None = None
+    ) -> None:
+        self.directory = directory
+        self.clock = clock or FakeClock()
+        self.log = Lines()
+        self.faults: list[Exception] = []
+        self.broken: Exception | None = None
+        self.disk = DiskQueue(
+            directory,
+            "t:c",
+            max_bytes_per_file=10_000,
+            min_record=HEAD_SIZE,
+            max_record=HEAD_SIZE + 1000,
+            log=self.log,
+        )
+        self.deferred = DeferredOnDisk(
+            directory,
+            self.disk,
+            self.clock,
+            numbers=deferred_files(names(directory)).get("t:c", ()),
+            durable=durable,
+            memory_limit=limit,
+            log=self.log,
+            failed=lambda error, size: self.faults.append(error),
+            written=lambda: None,
+            sync_error=lambda: self.broken,
+            make_room=lambda error: False,
+        )
+        self.released: list[tuple[float, Message]] = []
+        NODES.append(self)
+
+    def add(self, *delays: float) -> None:
+        for delay in delays:
+            due = self.clock.now() + delay
+            made = message(b"%.3f" % (due + self.wall), due)
+            made.attempts = 3
+            self.deferred.add(made)
+
+    @property
+    def wall(self) -> float:
+        """The wall clock minus the monotonic one, in seconds after a fixed time."""
+        return (self.clock.time_ns() - 1_700_000_000_000_000_000) / 1e9 - self.clock.now()
+
+    def run(self, seconds: float) -> list[bytes]:
+        """Let time pass; return the messages that were released meanwhile, in that order."""
+        before, end = len(self.released), self.clock.now() + seconds
+        while (check := max(self.clock.now(), self.deferred.next_check())) <= end:
+            self.clock.advance_without_calls(check - self.clock.now())
+            self.deferred.release(self.clock.now(), self._put)
+        self.clock.advance_without_calls(end - self.clock.now())
+        return bodies(each for _, each in self.released[before:])
+
+    def _put(self, found: list[Message]) -> None:
+        self.released += [(self.clock.now(), each) for each in found]
+
+    def lateness(self) -> list[float]:
+        """How late each message was released, in seconds; negative if it was early."""
+        return [at + self.wall - float(each.body) for at, each in self.released]
+
+    def sync(self) -> None:
+        if (job := self.deferred.sync_job()) is not None:
+            job()
+            self.deferred.synced(job)
+        self.disk.sync()
+
+    def stop(self) -> None:
+        jobs = self.deferred.persist()
+        queue = self.disk.sync_job()
+        run_together(jobs + ([queue] if queue is not None else []))
+        self.deferred.remove_rewritten()
+        self.disk.release()
+
+    def copy(self, target: Path) -> Path:
+        """Copy the directory, as a kill leaves it."""
+        return Path(shutil.copytree(self.directory, target))
+
+
+def restarted(node: Node, seconds: float = 0.0, *, set_clock: float = 0.0, **options: object) -> Node:
+    """Stop, and start some time later on a computer with another monotonic clock."""
+    node.stop()
+    return later(node, node.directory, seconds, set_clock=set_clock, **options)
+
+
+def later(
+    node: Node, directory: Path, seconds: float = 0.0, *, set_clock: float = 0.0, **options: object
+) -> Node:
+    clock = FakeClock(now=50.0)
+    clock._start = 50.0 - (node.clock.time_ns() / 1e9 - 1.7e9) - seconds - set_clock
+    return Node(directory, durable=node.deferred._durable, clock=clock, **options)  # type: ignore[arg-type]
+
+
+def delays(count: int, longest: float = DAY) -> list[float]:
+    chance = random.Random(7)
+    return [chance.uniform(0.0, longest) for _ in range(count)]
+
+
+def in_order(found: Iterable[bytes]) -> bool:
+    numbers = list(map(float, found))
+    return numbers == sorted(numbers)
+
+
+@MODES
+def test_messages_are_released_in_order_and_on_time_while_few_are_in_memory(
+    tmp_path: Path, durable: bool
+) -> None:
+    node = Node(tmp_path, durable=durable, limit=20)
+    node.add(*delays(500))
+    assert len(node.deferred) == 500
+    assert node.deferred.on_disk >= 480
+    most = 0
+    found = []
+    for _ in range(300):
+        found += node.run(300.0)
+        most = max(most, len(node.deferred._heap))
+        if durable:
+            node.sync()
+    assert (len(found), in_order(found), len(node.deferred)) == (500, True, 0)
+    assert min(node.lateness()) > -0.001
+    assert max(node.lateness()) < 0.002
+    assert most <= 60
+    assert {each.attempts for _, each in node.released} == {3}
+    node.stop()
+    assert go_reader.bodies(tmp_path, "t:c") == []
+    assert not any("deferred" in name for name in names(tmp_path))
+
+
+def test_a_few_messages_write_nothing_until_the_stop(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    node.add(*delays(10))
+    node.run(100.0)
+    assert names(tmp_path) == []
+    node.stop()
+    assert len(names(tmp_path)) == 3  # records, index, meta file
+
+
+@MODES
+def test_many_due_at_once_come_in_portions(tmp_path: Path, durable: bool) -> None:
+    node = Node(tmp_path, durable=durable)
+    node.add(*[5000.0] * 9000)
+    assert node.run(4990.0) == []
+    assert len(node.deferred._heap) <= 1010
+    assert len(node.run(11.0)) == 9000
+    assert max(node.lateness()) < 0.002
+
+
+@MODES
+def test_a_restart_keeps_due_times_and_attempts(tmp_path: Path, durable: bool) -> None:
+    node = Node(tmp_path, durable=durable)
+    node.add(*delays(200))
+    found = node.run(1000.0)
+    for _ in range(5):
+        released = node.released
+        node = restarted(node, 600.0, limit=30)
+        node.released = released
+        found += node.run(3000.0)
+        node.add(*delays(20))
+    found += node.run(2 * DAY)
+    assert (len(found), len(set(found))) == (300, 300)
+    assert min(node.lateness()) > -0.001
+    assert {each.attempts for _, each in node.released} == {3}
+
+
+@MODES
+def test_after_a_stop_gos_nsqd_finds_every_message_in_the_queue(tmp_path: Path, durable: bool) -> None:
+    node = Node(tmp_path, durable=durable)
+    node.disk.append([b"r" * HEAD_SIZE + b"waits"])
+    node.add(*delays(300))
+    early = node.run(9000.0)
+    node.stop()
+    found = go_reader.bodies(tmp_path, "t:c")
+    assert (len(found) + len(early), found[0]) == (301, b"waits")
+    again = Node(tmp_path, durable=durable, clock=node.clock)
+    assert (len(again.deferred), again.disk.depth) == (300 - len(early), 1)
+    again.stop()
+    assert sorted(go_reader.bodies(tmp_path, "t:c")) == sorted(found)
+
+
+def go_worked(directory: Path, count: int, *, adds: bool) -> list[bytes]:
+    """Consume the first messages of the queue, and leave the rest as Go's nsqd does."""
+    queue = DiskQueue(
+        directory, "t:c", max_bytes_per_file=10_000, min_record=26, max_record=10_000, log=Lines()
+    )
+    found = queue.read(count)
+    if found:
+        queue.commit(found[-1][0])
+    if adds:
+        queue.append([b"g" * HEAD_SIZE + b"0.0"])
+    queue.close()
+    return [record[HEAD_SIZE:] for _, record in found]
+
+
+@MODES
+@pytest.mark.parametrize("adds", [False, True])
+@pytest.mark.parametrize("consumed", [0, 1, 40, 80, 100])
+def test_after_gos_nsqd_has_worked_on_the_directory_nothing_comes_twice(
+    tmp_path: Path, durable: bool, consumed: int, adds: bool
+) -> None:
+    node = Node(tmp_path, durable=durable)
+    for _ in range(2):  # two files
+        node.add(*delays(50))
+        node = restarted(node, 1.0)
+    node.stop()
+    found = go_worked(tmp_path, consumed, adds=adds)
+    after = later(node, tmp_path, 1.0)
+    found += [record[HEAD_SIZE:] for _, record in after.disk.read(1000)]
+    found += after.run(2 * DAY)
+    assert sorted(found) == sorted([*set(found)])
+    assert len(found) == 100 + adds
+    if not consumed and not adds:
+        assert len(after.released) == 100
+
+
+def test_an_index_of_a_channel_that_gos_nsqd_made_anew_is_ignored(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    node.add(100.0)
+    node.stop()
+    record = tmp_path / "t:c.diskqueue.000000.dat"
+    content = record.read_bytes()
+    record.write_bytes(content[:14] + b"another message." + content[30:])
+    after = later(node, tmp_path)
+    assert (len(after.deferred), after.disk.depth) == (0, 1)
+    assert not any("dues" in name for name in names(tmp_path))
+
+
+@MODES
+def test_a_kill_loses_only_what_was_in_memory(tmp_path: Path, durable: bool) -> None:
+    (tmp_path / "a").mkdir()
+    node = Node(tmp_path / "a", durable=durable)
+    node.add(*delays(200))
+    found = node.run(20_000.0)
+    node.sync()
+    kept = 200 - len(found) if durable else node.deferred.on_disk
+    after = later(node, node.copy(tmp_path / "b"), 5.0)
+    assert len(after.deferred) == kept
+    assert not set(after.run(DAY)) & set(found)
+    assert (len(after.released), min(after.lateness()) > -0.001) == (kept, True)
+    after.stop()
+    assert go_reader.bodies(tmp_path / "b", "t:c") == []
+
+
+def test_after_a_kill_older_records_in_the_queue_are_known(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    node = Node(tmp_path / "a", durable=True)
+    node.add(3600.0)
+    entry = node.deferred._unread[0][2].read(node.disk.sizes)[0][0]
+    node.add(1.0, 1.9)
+    left = encode(node.deferred._heap[0][2])
+    node.run(1.5)
+    node.sync()
+    node.disk.append([b"x" * HEAD_SIZE, entry[1], left, entry[1], b"y" * HEAD_SIZE, b"y" * HEAD_SIZE])
+    after = later(node, node.copy(tmp_path / "b"))
+    places = [place for _, place in node.disk.unread_ids(5)]
+    deferred = entry[1][10:HEAD_SIZE]
+    assert after.deferred.obsolete == {places[1]: deferred, places[3]: deferred, places[4]: b"y" * 16}
+
+
+def test_of_two_records_that_a_kill_left_in_files_the_one_due_last_comes(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    node = Node(tmp_path / "a", durable=True)
+    node.add(1.0)
+    node.run(1.5)
+    (_, again) = node.released[0]
+    again.due = node.clock.now() + 100.0  # requeued before the first file notes that it has left
+    node.deferred.add(again)
+    after = later(node, node.copy(tmp_path / "b"))
+    assert (len(after.deferred), after.run(99.0), len(after.run(2.0))) == (1, [], 1)
+
+
+def test_a_message_that_comes_back_before_the_sync_stays(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    node = Node(tmp_path / "a", durable=True)
+    node.add(1.0)
+    node.run(1.5)
+    (_, again), node.released = node.released[0], []
+    again.due = node.clock.now() + 1.0
+    node.deferred.add(again)
+    node.sync()
+    after = later(node, node.copy(tmp_path / "b"))
+    assert len(after.run(5.0)) == 1
+
+
+@MODES
+@pytest.mark.parametrize("seconds", [-DAY, -60.0, 60.0])
+def test_a_clock_that_was_set_over_a_restart_shifts_due_times_and_repeats_nothing(
+    tmp_path: Path, durable: bool, seconds: float
+) -> None:
+    node = Node(tmp_path, durable=durable)
+    node.add(*delays(100, 7200.0))
+    found = node.run(1000.0)
+    node = restarted(node, set_clock=seconds)
+    assert len(set(found + node.run(3 * DAY))) == 100
+    assert len(found) + len(node.released) == 100
+
+
+@MODES
+def test_a_full_disk_refuses_messages_and_keeps_the_others(tmp_path: Path, durable: bool) -> None:
+    node = Node(tmp_path, durable=durable)
+    node.add(*delays(10))
+    before = len(node.deferred)
+    with room_for(100), pytest.raises(StorageFailed, match="No space left"):
+        node.add(*delays(20))
+    refused = len(node.deferred) - before
+    assert node.faults
+    node.clock.advance_without_calls(2.0)
+    node.add(*delays(10))
+    node.sync()
+    node = restarted(node)
+    assert len(node.run(2 * DAY)) == 20 + refused
+
+
+def test_on_a_full_disk_files_are_read_without_room_for_narrower_buckets(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    node.add(*delays(100))
+    with room_for(0):
+        assert len(node.run(2 * DAY)) == 100
+    assert max(node.lateness()) < 0.002
+
+
+@pytest.mark.parametrize("damage", ["cut records", "cut index", "no index", "no records"])
+@MODES
+def test_a_damaged_file_is_kept_aside_and_what_is_readable_comes(
+    tmp_path: Path, damage: str, durable: bool
+) -> None:
+    (tmp_path / "a").mkdir()
+    node = Node(tmp_path / "a", durable=durable)
+    node.add(*[5000.0] * 50)
+    after_kill = node.copy(tmp_path / "b")
+    count = node.deferred.on_disk
+    (records,) = after_kill.glob("*.deferred.000001.dat")
+    (index,) = after_kill.glob("*.deferred.000001.dues.dat")
+    path = records if "records" in damage else index
+    if damage.startswith("no "):
+        path.unlink()
+    else:
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    after = later(node, after_kill)
+    found = after.run(6000.0)
+    after.sync()
+    expected = {"cut records": 1 / 3 * count, "no records": 0}.get(damage, count)
+    assert len(found) >= expected if expected else found == []
+    if damage != "no records":
+        assert any(name.endswith(".bad") for name in names(after_kill)), after.log.complaints
+        assert any("t:c.deferred.000001.dat" in line for line in after.log.complaints)
+
+
+@MODES
+def test_emptying_leaves_no_file(tmp_path: Path, durable: bool) -> None:
+    node = Node(tmp_path, durable=durable)
+    node.add(*delays(100))
+    job = node.deferred.sync_job()
+    node.deferred.clear()
+    if job is not None:
+        job()
+        node.deferred.synced(job)
+    assert (len(node.deferred), names(tmp_path), node.run(2 * DAY)) == (0, [], [])
+    node.add(5.0)
+    assert len(node.run(6.0)) == 1
+
+
+def test_while_syncs_fail_a_durable_nsqd_refuses_deferred_messages(tmp_path: Path) -> None:
+    node = Node(tmp_path, durable=True)
+    node.broken = OSError(errno.EIO, "Input/output error")
+    with pytest.raises(StorageFailed, match="Input/output"):
+        node.add(5.0)
+    assert names(tmp_path) == []
+
+
+def test_a_removed_file_fails_the_sync(tmp_path: Path) -> None:
+    node = Node(tmp_path, durable=True)
+    node.add(5000.0)
+    next(tmp_path.glob("*.deferred.000001.dat")).unlink()
+    with pytest.raises(OSError, match="another program has removed"):
+        node.sync()
+    node.sync()
+
+
+def test_peek_shows_the_next_ones_with_their_due_times(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    node.add(*delays(100))
+    shown = asyncio.run(node.deferred.peek(3, 10))
+    expected = sorted(float(delay) + 1000.0 for delay in delays(100))[:3]
+    assert [due for due, _ in shown] == pytest.approx(expected)
+    assert [each.attempts for _, each in shown] == [3, 3, 3]
+    assert sum(len(each.body) for _, each in shown) == 10
+    assert len(node.run(2 * DAY)) == 100
+
+
+def test_due_ranges_count_every_message(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    node.add(*delays(100))
+    ranges = node.deferred.due_ranges()
+    assert sum(each.messages for each in ranges) == 100
+    assert all(each.first <= each.last <= 1000.0 + DAY + 300_000 for each in ranges)
+
+
+def test_messages_that_the_disk_refused_to_defer_go_back_to_the_backlog_at_a_stop(tmp_path: Path) -> None:
+    node = Node(tmp_path, durable=True)
+    (held,) = messages(b"a")
+    held.due = 1060.0
+    node.deferred.hold(held)
+    assert node.deferred.take_held() == [held]
+    assert len(node.deferred) == 0
+
+
+@MODES
+def test_a_stop_on_a_full_disk_says_what_is_lost_and_loses_no_more(tmp_path: Path, durable: bool) -> None:
+    node = Node(tmp_path, durable=durable)
+    node.add(*delays(100))
+    node.add(1.0, 1.5)
+    node.sync()
+    in_memory = len(node.deferred._heap)
+    with (
+        room_for(50),
+        pytest.raises(StorageFailed, match="deferred messages of t:c are lost or not in the queue"),
+    ):
+        node.deferred.persist()
+    node.disk.close()
+    after = later(node, tmp_path)
+    assert len(after.run(2 * DAY)) == 102 - (0 if durable else in_memory)
+
+
+def test_a_stop_right_after_the_start_keeps_messages_whose_index_is_gone(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    node = Node(tmp_path / "a")
+    node.add(*[5000.0] * 50)
+    after_kill = node.copy(tmp_path / "b")
+    for index in after_kill.glob("*.dues.dat"):
+        index.unlink()
+    after = restarted(later(node, after_kill))
+    assert len(after.run(10.0)) == node.deferred.on_disk
