@@ -33,11 +33,14 @@ from nsq.consumer.handlers import (
     requeue_for_result,
 )
 from nsq.consumer.reports import PartitionHealth
-from nsq.errors import AlreadyResponded, ConfigError, InvalidMessage
+from nsq.errors import AlreadyResponded, ConfigError, FinFailed, InvalidMessage, ServerError
 from nsq.log import Logger
 from nsq.message import Message
 
 log = Logger("nsq.partitioned")
+
+#: The most messages for which we remember that they were finished a second time.
+_MOST_FINISHED_AGAIN = 1024
 
 
 class Position(NamedTuple):
@@ -140,6 +143,7 @@ class Lane:
         self.finished_last: Position | None = None
         self.disorders = 0
         self.repeated = 0
+        self.requeued_here = 0
         self.stopped = False
         # The message that was attempted last: the same one comes again after a reconnect.
         self.attempts = 0
@@ -206,6 +210,7 @@ class Lane:
             return []
         self.retry_at = math.inf if self.stopped else now + delay
         self.state = State.PAUSED
+        self.requeued_here += 1
         return self._after_answer(now)
 
     def lost(self, message: Message, now: float) -> list[Order]:
@@ -377,6 +382,7 @@ class LaneDelegate:
         lane = self.track.lane
         if lane.failed_attempt != lane.attempts:  # the handler has not raised
             self._pool.note_failure(lane, message, None)
+        self._pool.tell_requeued(message)
         self._pool.post(self.track, partial(lane.requeued, message, seconds))
         self._pool.wake()
 
@@ -403,9 +409,9 @@ class OrderedPool(HandlerPool):
     """Handler threads that get one message of each partition at a time.
 
     ``pause`` maps a message's attempts to the seconds until the next one, ``on_stuck`` is the user's function
-    that decides otherwise. ``wake`` has the owner call ``turn`` soon. The others report: ``stuck`` a message
-    after every ``stuck_after`` attempts, ``disorder`` one that comes before the message finished last,
-    ``stop_partition`` a partition whose connection must be closed for good.
+    that decides otherwise. ``wake`` has the owner call ``turn`` soon. The others report: ``requeued`` a
+    message that comes again, ``stuck`` one after every ``stuck_after`` attempts, ``disorder`` one that comes
+    before the message finished last, ``stop_partition`` a partition whose connection must be closed for good.
     """
 
     def __init__(
@@ -417,6 +423,7 @@ class OrderedPool(HandlerPool):
         pause: Callable[[int], float],
         wake: Callable[[], object],
         stop_partition: Callable[[int], object],
+        requeued: Callable[[Message], object],
         stuck: Callable[[Message], object],
         disorder: Callable[[Message], object],
         on_stuck: OnStuck | None = None,
@@ -429,6 +436,7 @@ class OrderedPool(HandlerPool):
         self.pause = pause
         self.wake = wake
         self._stop_partition = stop_partition
+        self.tell_requeued = requeued
         self._tell_stuck = stuck
         self._tell_disorder = disorder
         self._on_stuck = on_stuck
@@ -436,6 +444,8 @@ class OrderedPool(HandlerPool):
         self._stop_out_of_order = out_of_order == "stop"
         self._tracks: dict[int, Track] = {}
         self._touch_interval = math.inf
+        # As nsqd's errors name them: messages that were finished a second time, which it may refuse.
+        self._finished_again: dict[str, None] = {}
 
     def delegate(self, conn: Conn, partition: int) -> LaneDelegate:
         """Return the delegate for the messages of a new connection."""
@@ -478,7 +488,11 @@ class OrderedPool(HandlerPool):
             case Do.HANDLE:
                 self.inbox.put(message)
             case Do.FINISH:
-                log.info("%r was handled before, and is finished without its handler", message)
+                fields = self.fields_of(message)
+                log.info("%r was handled before, and is finished without its handler", message, extra=fields)
+                self._finished_again[_in_errors(message)] = None
+                if len(self._finished_again) > _MOST_FINISHED_AGAIN:
+                    self._finished_again.pop(next(iter(self._finished_again)), None)
                 with suppress(AlreadyResponded):
                     _delegate(message).conn.finish(message)
             case Do.GIVE_BACK:
@@ -491,6 +505,7 @@ class OrderedPool(HandlerPool):
                     message,
                     lane.finished_last,
                     f"partition {lane.partition} stops" if lane.stopped else "it is handled",
+                    extra=self.fields_of(message),
                 )
                 self._tell_disorder(message)
             case Do.STOP:
@@ -534,20 +549,22 @@ class OrderedPool(HandlerPool):
 
     def _next_attempt(self, lane: Lane, message: Message, error: BaseException) -> Requeue | GiveUp:
         """Return what to raise for a message whose handler has failed: when it comes again, if at all."""
-        asked = isinstance(error, Requeue)
+        asked, fields = isinstance(error, Requeue), self.fields_of(message)
         if isinstance(error, Requeue) and error.delay is not None:
             self.note_failure(lane, message, None)
             return Requeue(error.delay, backoff=False)
         if message.responded or not message.auto_response:
             if not asked:
-                log.error("handler failed on %r, which is answered already or later", message, exc_info=error)
+                text = "handler failed on %r, which is answered already or later"
+                log.error(text, message, exc_info=error, extra=fields)
             return Requeue(0.0, backoff=False)
         stuck = self.note_failure(lane, message, None if asked else error)
         decision = self._decide(stuck)
         if decision is Decision.SKIP:
             return GiveUp(f"on_stuck skips it after {stuck.attempts} attempts")
         if decision is Decision.STOP:
-            log.error("on_stuck stops partition %d at %r", lane.partition, message, exc_info=stuck.error)
+            text = "on_stuck stops partition %d at %r"
+            log.error(text, lane.partition, message, exc_info=stuck.error, extra=fields)
             lane.stop()
             self._stop_partition(lane.partition)
             return Requeue(0.0, backoff=False)
@@ -558,6 +575,7 @@ class OrderedPool(HandlerPool):
                 decision,
                 lane.partition,
                 exc_info=error,
+                extra=fields,
             )
         return Requeue(decision, backoff=False)
 
@@ -588,7 +606,11 @@ class OrderedPool(HandlerPool):
         stuck = lane.failed(message, error, time.monotonic())
         if lane.attempts % self._stuck_after == 0:
             log.error(
-                "partition %d is stuck: %d attempts at %r have failed", lane.partition, lane.attempts, message
+                "partition %d is stuck: %d attempts at %r have failed",
+                lane.partition,
+                lane.attempts,
+                message,
+                extra=self.fields_of(message),
             )
             self._tell_stuck(message)
         return stuck
@@ -621,6 +643,19 @@ class OrderedPool(HandlerPool):
 
     # Reports: any thread.
 
+    @property
+    def requeued_here(self) -> int:
+        return sum([track.lane.requeued_here for track in list(self._tracks.values())])
+
+    def expects(self, error: ServerError) -> bool:
+        if not isinstance(error, FinFailed):
+            return False
+        named = [each for each in self._finished_again.copy() if each in error.text]
+        return any(self._finished_again.pop(each, self) is None for each in named)
+
+    def fields_of(self, message: Message) -> dict[str, object]:
+        return {**super().fields_of(message), "nsq_partition": message.partition}
+
     def partitions(self, now: float) -> list[PartitionHealth]:
         tracks = sorted(self._tracks.items())
         return [_health(track.lane, now) for _, track in tracks]
@@ -630,6 +665,11 @@ def _delegate(message: Message) -> LaneDelegate:
     delegate = message._delegate
     assert isinstance(delegate, LaneDelegate)
     return delegate
+
+
+def _in_errors(message: Message) -> str:
+    """Return a message's id as nsqd writes it into E_FIN_FAILED."""
+    return f"[{' '.join(map(str, message.id))}]"
 
 
 def _is_closing(message: Message) -> bool:

@@ -529,6 +529,7 @@ class Site:
             pause=lambda attempts: pause,
             wake=self.wake,
             stop_partition=lambda partition: self.notes.add("stop", partition),
+            requeued=lambda message: None,
             stuck=lambda message: self.notes.add("stuck", message.internal_id, message.attempts),
             disorder=lambda message: self.notes.add("out of order", message.internal_id),
             **options,
