@@ -92,7 +92,7 @@ class Message:
 
     def __repr__(self) -> str:
         state = "" if self._delegate.holds(self) else ", no longer in flight"
-        return f"<Message {self.id.decode('latin-1')} of {self.topic}{state}, {self._shown()}>"
+        return f"<Message {self.id_text} of {self.topic}{state}, {self._shown()}>"
 
     def _shown(self) -> str:
         begin = f"{self.body[:_SHOWN]!r}{'…' if len(self.body) > _SHOWN else ''}"
@@ -100,6 +100,11 @@ class Message:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a Message cannot be pickled, as its connection cannot: pass its body on")
+
+    @property
+    def id_text(self) -> str:
+        """The id as text: nsqd's hexadecimal digits; of a partitioned NSQ's raw bytes their digits."""
+        return self.id.decode("latin-1")
 
     @property
     def topic(self) -> str:

@@ -31,6 +31,7 @@ from nsq.wire.names import check_channel, check_topic
 log = Logger("nsq.consumer")
 
 if TYPE_CHECKING:
+    from nsq.partitioned.lanes import OnStuck
     from nsq.partitioned.tracing import Tracing
 
 T = TypeVar("T")
@@ -94,7 +95,7 @@ class Consumer:
         rewrite_address: Callable[[str], str] | None = None,
         accept_addresses: Callable[[list[str]], Iterable[str]] | None = None,
         ordered: bool = False,
-        on_stuck: Callable[[Any], object] | None = None,
+        on_stuck: OnStuck | None = None,
         stuck_after: int | None = None,
         out_of_order: str | None = None,
         partitions: Collection[int] | None = None,

@@ -545,12 +545,6 @@ class Engine:
             self.refusal = refusals[0]
             self._wake_run()
 
-    def tell_stuck(self, message: Message) -> None:
-        self.tell(self.hooks.stuck, message)
-
-    def tell_out_of_order(self, message: Message) -> None:
-        self.tell(self.hooks.out_of_order, message)
-
     def refuse(self, error: NsqError) -> None:
         """Note that the topic cannot be consumed with the user's options. Called by discovery."""
         log.error("%s: %s", self.name, error)

@@ -29,7 +29,16 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from nsq.config import Config
 from nsq.consumer.reports import PartitionHealth
-from nsq.errors import AlreadyResponded, BadMessage, Closed, ConfigError, InvalidMessage, NsqError, UsageError
+from nsq.errors import (
+    AlreadyResponded,
+    BadMessage,
+    Closed,
+    ConfigError,
+    InvalidMessage,
+    NsqError,
+    ServerError,
+    UsageError,
+)
 from nsq.log import Logger
 from nsq.message import Message, finish_all, time_out
 from nsq.threads.waiters import join_threads
@@ -169,6 +178,15 @@ class HandlerPool:
         """Do what is due, on the owner's thread; return when to be called again."""
         return math.inf
 
+    @property
+    def requeued_here(self) -> int:
+        """The requeues that nsqd knows nothing of: the message waits here for its next attempt."""
+        return 0
+
+    def expects(self, error: ServerError) -> bool:
+        """Whether an error of nsqd's is no news: it answers what was done on purpose."""
+        return False
+
     def partitions(self, now: float) -> list[PartitionHealth]:
         """Return the health of each partition that is handled in order."""
         return []
@@ -282,7 +300,7 @@ class HandlerPool:
 
     def fields_of(self, message: Message) -> dict[str, object]:
         """Return the fields of a log record about a message."""
-        about = {"nsq_message_id": message.id.decode("latin-1"), "nsq_attempts": message.attempts}
+        about = {"nsq_message_id": message.id_text, "nsq_attempts": message.attempts}
         return {**self.fields, "nsqd_address": message.nsqd_address, **about}
 
     def failed_for_good(self, message: Message) -> bool:
@@ -675,7 +693,7 @@ class DeadLetterFile:
 
 def _record(message: Message) -> dict[str, str | int]:
     record: dict[str, str | int] = {
-        "id": message.id.decode("latin-1"),
+        "id": message.id_text,
         "attempts": message.attempts,
         "timestamp": message.timestamp,
         "nsqd_address": message.nsqd_address,

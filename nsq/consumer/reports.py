@@ -109,7 +109,7 @@ def stats_of(engine: Engine) -> ConsumerStats:
     return ConsumerStats(
         received=received,
         finished=finished,
-        requeued=requeued,
+        requeued=requeued + engine.pool.requeued_here,
         timed_out=timed_out,
         given_up=engine.given_up,
         in_flight=sum([conn.session.in_flight for conn in conns.values()]),
@@ -158,6 +158,8 @@ def _summary(engine: Engine, connections: list[ConnectionHealth]) -> str:
     if not connections:
         endpoints = sorted(engine.endpoints.all, key=lambda endpoint: endpoint.label)
         reasons = dict.fromkeys(each.reason for each in endpoints if each.backoff.reason is not None)
+        if engine.refusal is not None and not reasons:
+            reasons[str(engine.refusal)] = None
         return "; ".join(["no connection to any nsqd", *itertools.islice(reasons, 3)])
     stuck = [connection for connection in connections if not connection.rdy]
     many, open_ones = len(connections), len(connections) - len(stuck)

@@ -91,8 +91,9 @@ def _ordered_pool(policy: dict[str, Any], engine: Engine) -> OrderedPool:
         pause=lambda attempts: min(strategy(attempts), longest),
         wake=engine.owner.wake,
         stop_partition=lambda partition: engine.discovery.stop_partition(partition),
-        stuck=engine.tell_stuck,
-        disorder=engine.tell_out_of_order,
+        requeued=lambda message: engine.tell(engine.hooks.requeued, message),
+        stuck=lambda message: engine.tell(engine.hooks.stuck, message),
+        disorder=lambda message: engine.tell(engine.hooks.out_of_order, message),
         **policy,
     )
 

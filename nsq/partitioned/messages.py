@@ -23,6 +23,10 @@ class PartitionedMessage(Message):
         return f"<Message {self.internal_id} of {self.topic}/{self.partition}, {self._shown()}>"
 
     @property
+    def id_text(self) -> str:
+        return self.id.hex()
+
+    @property
     def partition(self) -> int:
         return partition_of(self.internal_id)
 

@@ -623,7 +623,7 @@ class Router(AddressBook):
         if owing:
             self.due_at = min(self.due_at, now + PATIENCE / 4)
         elif self._owing:
-            self._pool.expect_publishes()
+            self._pool.look_at_deadlines()
         self._owing = owing
 
     def _needs_lookup(self, place: Place) -> bool:

@@ -115,6 +115,7 @@ class PartitionRules(Rules):
 
     @property
     def mpub_ext(self) -> bool:
+        """Whether it leaves as MPUB_EXT."""
         return False
 
     def refused(

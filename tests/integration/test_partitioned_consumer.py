@@ -419,6 +419,7 @@ class TestOrder:
             mended.set()
             handler.wait_for(lambda: handler.got[0][-1] == 14)
             assert not consumer.health().partitions[0].stuck
+            assert consumer.stats().requeued == handler.got[0].count(13) - 1
 
     @pytest.mark.parametrize(
         ("decision", "rest"), [(nsq.Decision.SKIP, [14]), (nsq.Decision.STOP, []), (0, [13, 14])]
@@ -505,10 +506,11 @@ class TestOrder:
         with PartitionedCluster(nodes=1, first_twice=True) as cluster:
             create(cluster, 1, ordered=True)
             publish(cluster, 0, range(5))
-            handler = Handler()
-            with consuming(cluster, handler, 1, ordered=True):
+            handler, hooks = Handler(), Hooks()
+            with consuming(cluster, handler, 1, ordered=True, hooks=hooks):
                 handler.wait_for(lambda: 4 in handler.got[0])
             assert handler.got[0] == list(range(5))
+        assert hooks.errors == [], "E_FIN_FAILED for the second one is no news"
 
 
 def test_coroutines_get_a_partition_in_order_too(cluster: PartitionedCluster) -> None:

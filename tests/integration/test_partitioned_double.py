@@ -201,6 +201,19 @@ def test_a_nsqlookupd_lags_lies_answers_anything_or_is_gone(orders: PartitionedC
     assert lookup(first, "orders")
 
 
+def test_a_deleted_topic_takes_nothing_more(orders: PartitionedCluster) -> None:
+    with talking(leading(orders)) as producer, talking(leading(orders)) as consumer:
+        consume(consumer)
+        publish(producer, b"in time")
+        producer.expect_ok()
+        assert consumer.expect_message().body == b"in time"
+        orders.delete_topic("orders")
+        publish(producer, b"late")
+        producer.expect_error("E_TOPIC_NOT_EXIST")
+        producer.expect_closed()
+        consumer.expect_closed()
+
+
 def test_a_channel_can_be_set_back(orders: PartitionedCluster) -> None:
     with talking(leading(orders)) as client:
         consume(client)

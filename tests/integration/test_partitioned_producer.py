@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 import pytest
 
@@ -20,7 +21,7 @@ from nsq import aio
 from nsq.partitioned import rules
 from nsq.partitioned.keys import partition_for
 from nsq.testing import Nsqd, Nsqlookupd, PartitionedCluster
-from nsq.testing.partitioned import Node
+from nsq.testing.partitioned import Lookup, Node
 from nsq.testing.plugin import partitioned_cluster as cluster
 from nsq.tools.front_door import main
 
@@ -210,6 +211,40 @@ def test_an_option_of_a_partitioned_cluster_waits_until_the_kind_is_known(
             lookup.restart()
         pending.result(PATIENCE)
     assert sum(bodies(orders, number).count(b"keyed") for number in range(4)) == 1
+
+
+def test_the_nsqlookupds_of_the_cluster_are_found_through_one_of_them(orders: PartitionedCluster) -> None:
+    first, second = orders.lookups
+    with nsq.Producer(
+        nsqlookupd=first.http_address, publish_timeout=PATIENCE, lookupd_poll_interval=0.2
+    ) as producer:
+        producer.publish("orders", b"before", partition=0)
+        eventually(lambda: asked(producer) == {first.http_address, second.http_address})
+        first.kill()
+        orders.move_leader("orders", 0)
+        producer.publish("orders", b"after", partition=0)
+        first.restart()
+        (listed,) = [each for each in lookup_list(second) if each["HttpPort"] == port_of(first)]
+        for lookup in (first, second):
+            lookup.answer("/listlookup", 200, {"lookupdleader": listed, "lookupdnodes": [listed]})
+        eventually(lambda: asked(producer) == {first.http_address})
+    assert bodies(orders, 0) == [b"before", b"after"]
+
+
+def asked(producer: nsq.Producer) -> set[str]:
+    """The nsqlookupds that a producer asks."""
+    urls = [line.split()[1] for line in producer._pool.discovery.health()]
+    return {url.removeprefix("http://").partition("/")[0] for url in urls}
+
+
+def lookup_list(lookup: Lookup) -> list[dict[str, Any]]:
+    with urlopen(f"http://{lookup.http_address}/listlookup", timeout=PATIENCE) as reply:
+        listed: list[dict[str, Any]] = json.loads(reply.read())["data"]["lookupdnodes"]
+        return listed
+
+
+def port_of(lookup: Lookup) -> str:
+    return lookup.http_address.rpartition(":")[2]
 
 
 def test_a_pinned_kind_needs_no_answer(orders: PartitionedCluster, nsqlookupd: Nsqlookupd) -> None:

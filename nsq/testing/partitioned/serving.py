@@ -345,10 +345,7 @@ class Server:
         self._cluster.add_partitions(name, count)
 
     def delete_topic(self, name: str) -> None:
-        topic = self._cluster.topic(name)
-        for partition in topic.partitions:
-            partition.lead_by(None)
-        del self._cluster.topics[name]
+        self._cluster.delete_topic(name)
 
     def create_channel(self, topic: str, channel: str) -> None:
         self._cluster.create_channel(topic, channel)

@@ -218,6 +218,12 @@ class ClusterState:
         self._elect(partition)
         self._refresh(partition)
 
+    def delete_topic(self, name: str) -> None:
+        for partition in self.topic(name).partitions:
+            partition.lead_by(None)
+            self._refresh(partition)
+        del self.topics[name]
+
     def create_channel(self, topic: str, channel: str) -> None:
         check_channel(channel)
         for partition in self.topic(topic).partitions:

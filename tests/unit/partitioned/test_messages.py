@@ -71,6 +71,7 @@ def test_a_message_of_a_plain_subscription_knows_its_partition_and_ids() -> None
     )
     assert (message.partition, message.internal_id, message.trace_id) == (3, 0x000C000000000004, 42)
     assert [message.offset, message.size, message.headers, message.tag] == [None] * 4
+    assert message.id_text == "000c000000000004000000000000002a"
     assert repr(message) == "<Message 3377699720527876 of orders/3, attempt 1, 1 bytes: b'b'>"
     assert not hasattr(message, "__dict__")
 

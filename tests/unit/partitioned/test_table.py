@@ -266,6 +266,15 @@ def test_an_incomplete_topic_is_asked_for_after_1_2_4_seconds_up_to_the_interval
     assert refresh.due_at(urgent=True, incomplete=False) == pytest.approx(now + 0.1)
 
 
+def test_news_let_the_pauses_begin_anew() -> None:
+    refresh = Refresh(60.0)
+    for now in (100.0, 101.0, 102.0, 103.0):
+        refresh.asked(now)
+    assert refresh.due_at(urgent=True, incomplete=True) == pytest.approx(103.8)
+    refresh.hurry()
+    assert refresh.due_at(urgent=True, incomplete=True) == pytest.approx(103.1)
+
+
 # What answers to a publish mean.
 
 
