@@ -114,6 +114,7 @@ class DeferredFile:
         self.was_read = False  # into memory, in this run or an earlier one
         self.damaged = False  # whether some messages were lost, or their due times
         self.removed = False
+        self.named = False  # whether the directory was synced since the file was created
         self._open: list[int] = []
 
     @property
@@ -256,7 +257,7 @@ class DeferredSync(SyncJob):
         super().__init__(
             directory,
             [path for file in self.dirty for path in (file.index, file.data)],
-            new_names=bool(self.dirty),
+            new_names=not all(file.named for file in self.dirty),
         )
 
 
@@ -534,6 +535,7 @@ class DeferredOnDisk(DeferredInMemory):
             names = ", ".join(file.data.name for file in lost)
             raise OSError(errno.ENOENT, "another program has removed files of messages", names)
         for file, sizes in job.dirty.items():
+            file.named = True
             if file.sizes == sizes:
                 self._dirty.discard(file)
                 file.close()
