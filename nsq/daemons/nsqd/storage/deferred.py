@@ -7,13 +7,12 @@ million of them need no more memory than ten thousand, and those due first are i
 
 Without --durable, new messages stay in memory until there are too many; then those due last are written.
 With --durable, every message is written at once, and those due soon are in memory as well. When they are due
-and the channel's queue has synced them, the index notes that they have left the file.
+and the channel's queue has synced them, the index of the file notes that they have left it.
 
-``NAME.deferred.NNNNNN.dat`` has records as in a queue's file. Its index, ``NAME.deferred.NNNNNN.dues.dat``,
-has each message's id and due time on the wall clock; 0 if the message has left. At a stop the records are
-renamed to be a file of the channel's queue, where Go's nsqd finds them, and the index notes which one. A
-start takes the file back, if it is still there and unread. A message is in one place at a time, so an index
-that is out of date delivers nothing.
+At a stop the records of each file are renamed to be a file of the channel's queue, where Go's nsqd finds
+them, and the index notes which one. A start takes the file back, if it is still there and unread. A message
+is in one place at a time, so an index that is out of date delivers nothing. Only a kill can leave a message
+in two places; the next start chooses one.
 """
 
 from __future__ import annotations
@@ -21,8 +20,6 @@ from __future__ import annotations
 import errno
 import heapq
 import os
-import re
-import struct
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -34,36 +31,31 @@ from nsq.daemons.nsqd.disk.layout import (
     BAD,
     HEAD_SIZE,
     SIZE_BYTES,
-    Bounds,
     Log,
     Place,
-    cut,
     decode_record,
     message_id,
-    pack_size,
 )
 from nsq.daemons.nsqd.disk.queue import DiskQueue
 from nsq.daemons.nsqd.disk.reading import survey
-from nsq.daemons.nsqd.disk.syncing import SyncJob, open_regular, read_regular
+from nsq.daemons.nsqd.disk.syncing import SyncJob
+from nsq.daemons.nsqd.storage.deferred_file import (
+    FILE_BYTES,
+    FILE_RECORDS,
+    HAS_LEFT,
+    SOON,
+    Bucket,
+    DeferredFile,
+    DeferredSync,
+    Entry,
+)
 from nsq.daemons.nsqd.storage.memory_first import decode, encode
 from nsq.daemons.serve.worker_thread import in_thread
 
-_ENTRY = struct.Struct(">16sq")
-_HAS_LEFT = 0
-#: Instead of an id: the records were joined to the queue as the file of this number, which has so many bytes.
-_JOINED, _BYTES = b"joined the queue", b"bytes of records"
-
-#: Instead of an id: the file was read into memory, so that its messages may have other records as well.
-_READ = b"read into memory"
-
-#: The most messages and bytes of one file: reading one must not keep clients waiting.
-_FILE_RECORDS, _FILE_BYTES = 1000, 1 << 20
-#: Messages due within so many nanoseconds are in memory, if there is room.
-_SOON = 2 * 10**9
 #: The widths of buckets, as powers of two of nanoseconds (208 days, 78 hours, 73 minutes, 69 s, 1.07 s), and
 #: how long before its beginning each is opened: the wider, the earlier, as many messages may have to be
 #: written to narrower buckets in time.
-_WIDTHS = [(shift, (1 << shift - 4) + _SOON) for shift in (54, 48, 42, 36, 30)]
+_WIDTHS = [(shift, (1 << shift - 4) + SOON) for shift in (54, 48, 42, 36, 30)]
 #: Look at the files at least so often, in seconds: the wall clock may have been set.
 _LOOK_EVERY = 60.0
 #: How soon a file is tried again that could not be written or read.
@@ -75,20 +67,6 @@ _COMPARED = 50_000
 #: The most files that one peek reads.
 _PEEKED_FILES = 4
 
-#: A due time on the wall clock, in nanoseconds since 1970, and a record.
-Entry = tuple[int, bytes]
-Bucket = tuple[int, int] | None  # None: due soon
-
-_FILE_NAME = re.compile(r"(.+)\.deferred\.([0-9]{6,18})(?:\.dues)?\.dat").fullmatch
-
-
-def deferred_files(filenames: Iterable[str]) -> dict[str, set[int]]:
-    """Return the numbers of files with deferred messages, by the queue's name."""
-    found: dict[str, set[int]] = {}
-    for match in filter(None, map(_FILE_NAME, filenames)):
-        found.setdefault(match[1], set()).add(int(match[2]))
-    return found
-
 
 def bucket(due: int, wall: int) -> Bucket:
     """Return the widest bucket that is not opened yet."""
@@ -96,168 +74,6 @@ def bucket(due: int, wall: int) -> Bucket:
         if (due >> shift << shift) - before > wall:
             return shift, due >> shift
     return None
-
-
-class DeferredFile:
-    """A file of records and its index. An append that fails changes nothing."""
-
-    def __init__(self, directory: Path, name: str, number: int) -> None:
-        self.number = number
-        self.data = directory / f"{name}.deferred.{number:06d}.dat"
-        self.index = directory / f"{name}.deferred.{number:06d}.dues.dat"
-        self.bucket: Bucket = None
-        self.first = self.last = 0  # all due times are between them
-        self.count = self.left = 0  # messages in it, and those that have not left it
-        self.sizes = (0, 0)  # of the index and of the records
-        self.leaving: dict[bytes, None] = {}  # messages that have left; the index does not say so yet
-        self.intact = False  # whether it has exactly the messages that it says, so that it can be joined
-        self.was_read = False  # into memory, in this run or an earlier one
-        self.damaged = False  # whether some messages were lost, or their due times
-        self.removed = False
-        self._open: list[int] = []
-
-    @property
-    def opens(self) -> int:
-        """The time on the wall clock to read it."""
-        return self.first - (self.last - self.first >> 4) - _SOON
-
-    @property
-    def full(self) -> bool:
-        return self.count >= _FILE_RECORDS or self.sizes[1] >= _FILE_BYTES
-
-    def append(self, entries: list[Entry]) -> None:
-        index = [_ENTRY.pack(message_id(record), due) for due, record in entries]
-        # The index first: a record whose entry is missing would be delivered at once.
-        self._write(b"".join(index), b"".join([pack_size(len(each)) + each for _, each in entries]))
-        self.count += len(entries)
-        self.left += len(entries)
-        self.intact = self.count == self.left
-        for _, record in entries:  # it has come back before the index said that it had left
-            self.leaving.pop(message_id(record), None)
-
-    def undo(self, count: int, sizes: tuple[int, int]) -> None:
-        """Remove the messages behind the first ``count``."""
-        self.left -= self.count - count
-        self.count, self.sizes = count, sizes
-        self._truncate()
-
-    def leave(self, ids: Iterable[bytes]) -> None:
-        before = len(self.leaving)
-        self.leaving.update(dict.fromkeys(ids))
-        self.left -= len(self.leaving) - before
-        self.intact = False
-
-    def write_left(self, ids: Iterable[bytes]) -> None:
-        """Note in the index that these messages have left."""
-        gone = [each for each in ids if each in self.leaving]
-        self._write(b"".join([_ENTRY.pack(each, _HAS_LEFT) for each in gone]), b"")
-        self.intact = False
-        for each in gone:
-            del self.leaving[each]
-
-    def write_read(self) -> None:
-        self.was_read = True
-        self.intact = False
-        self._write(_ENTRY.pack(_READ, _HAS_LEFT), b"")
-
-    def write_joined(self, number: int) -> None:
-        index, _ = self.sizes
-        self._write(_ENTRY.pack(_JOINED, number) + _ENTRY.pack(_BYTES, self.sizes[1]), b"")
-        self.sizes = (index, self.sizes[1])  # overwritten if the records are taken back
-
-    def read(self, sizes: Bounds) -> tuple[list[Entry], str]:
-        """Return the messages that have not left, and what is wrong with the file. Raises OSError."""
-        dues, problem = self.read_index(), ""
-        records: dict[bytes, bytes] = {}
-        content = read_regular(self.data)[: self.sizes[1]]
-        spans, bad = cut(content, 0, len(content), sizes)
-        end = spans[-1][1] if spans else 0
-        for start, stop in spans:
-            records[content[start + 10 : start + HEAD_SIZE]] = content[start:stop]
-        if bad or end < self.sizes[1]:
-            problem = problem or f"cannot be read after byte {end} of {self.sizes[1]}"
-        lost = sum(due != _HAS_LEFT and each not in records for each, due in dues.items())
-        if lost:
-            problem = problem or f"lacks {lost} messages"
-        without = sum(each not in dues for each in records)
-        if without:
-            problem = problem or f"lacks {without} due times: these messages are delivered at once"
-        entries = [
-            (dues.get(each, 1), record) for each, record in records.items() if each not in self.leaving
-        ]
-        return [entry for entry in entries if entry[0] != _HAS_LEFT], problem
-
-    def read_index(self) -> dict[bytes, int]:
-        """Return the due times; those that cannot be read are missing."""
-        try:
-            content = read_regular(self.index)
-        except OSError:
-            return {}
-        dues = dict(_ENTRY.iter_unpack(content[: len(content) // _ENTRY.size * _ENTRY.size]))
-        self.was_read |= _READ in dues
-        for special in (_JOINED, _BYTES, _READ):
-            dues.pop(special, None)
-        return dues
-
-    def read_joined(self) -> tuple[int, int]:
-        """Return the number and size of the queue's file that the records were joined to; else (-1, 0)."""
-        try:
-            with open(self.index, "rb") as index:
-                index.seek(-2 * _ENTRY.size, os.SEEK_END)
-                (mark, number), (_, size) = _ENTRY.iter_unpack(index.read(2 * _ENTRY.size))
-        except (OSError, ValueError, struct.error):
-            return -1, 0
-        return (number, size) if mark == _JOINED else (-1, 0)
-
-    def remove(self) -> None:
-        """Remove it; a damaged one is renamed."""
-        self.removed = True
-        self.close()
-        for path in (self.data, self.index):  # the records first: without them the index means nothing
-            with suppress(OSError):
-                if self.damaged:
-                    path.replace(path.with_name(path.name + BAD))
-                else:
-                    path.unlink()
-
-    def close(self) -> None:
-        while self._open:
-            os.close(self._open.pop())
-
-    def _write(self, index: bytes, records: bytes) -> None:
-        # Open until the next sync: the system reports a failed write-back only to those that had it open.
-        try:
-            while len(self._open) < 2:
-                path = (self.index, self.data)[len(self._open)]
-                self._open.append(open_regular(path, os.O_WRONLY | os.O_CREAT))
-            for descriptor, content, offset in zip(self._open, (index, records), self.sizes, strict=True):
-                while content:
-                    written = os.pwrite(descriptor, content, offset)
-                    content, offset = content[written:], offset + written
-        except OSError:
-            self._truncate()
-            raise
-        self.sizes = (self.sizes[0] + len(index), self.sizes[1] + len(records))
-
-    def _truncate(self) -> None:
-        for descriptor, size in zip(self._open, self.sizes, strict=False):
-            with suppress(OSError):
-                os.ftruncate(descriptor, size)
-
-
-class DeferredSync(SyncJob):
-    """Syncs files as they are now; pass it to ``DeferredOnDisk.synced`` afterwards."""
-
-    def __init__(
-        self, directory: Path, dirty: Iterable[DeferredFile], leaving: Iterable[DeferredFile]
-    ) -> None:
-        self.dirty = {file: file.sizes for file in dirty}
-        self.leaving = {file: list(file.leaving) for file in leaving}
-        super().__init__(
-            directory,
-            [path for file in self.dirty for path in (file.index, file.data)],
-            new_names=bool(self.dirty),
-        )
 
 
 class DeferredOnDisk(DeferredInMemory):
@@ -381,10 +197,10 @@ class DeferredOnDisk(DeferredInMemory):
         done: list[tuple[DeferredFile, int, tuple[int, int]]] = []
         try:
             for place, entries in by_bucket.items():
-                for start in range(0, len(entries), _FILE_RECORDS):
+                for start in range(0, len(entries), FILE_RECORDS):
                     file = self._current_file(place)
                     done.append((file, file.count, file.sizes))
-                    file.append(entries[start : start + _FILE_RECORDS])
+                    file.append(entries[start : start + FILE_RECORDS])
         except OSError:
             for file, count, sizes in reversed(done):
                 file.undo(count, sizes)
@@ -534,6 +350,7 @@ class DeferredOnDisk(DeferredInMemory):
             names = ", ".join(file.data.name for file in lost)
             raise OSError(errno.ENOENT, "another program has removed files of messages", names)
         for file, sizes in job.dirty.items():
+            file.named = True
             if file.sizes == sizes:
                 self._dirty.discard(file)
                 file.close()
@@ -570,8 +387,8 @@ class DeferredOnDisk(DeferredInMemory):
         now, wall = self._clock.now(), self._clock.time_ns()
         places = [place for place, entry in enumerate(self._heap) if entry[3] is file]
         try:
-            for start in range(0, len(places), _FILE_RECORDS):
-                portion = places[start : start + _FILE_RECORDS]
+            for start in range(0, len(places), FILE_RECORDS):
+                portion = places[start : start + FILE_RECORDS]
                 entries = [self._heap[place] for place in portion]
                 due = [(wall + round((each[0] - now) * 1e9), encode(each[2])) for each in entries]
                 [other] = self._store({None: due})
@@ -596,8 +413,7 @@ class DeferredOnDisk(DeferredInMemory):
         left = [file for file in files if not file.removed and not file.intact]
         for file in left:  # by a kill
             dues = file.read_index()
-            index = file.index.stat().st_size // _ENTRY.size * _ENTRY.size if dues else 0
-            file.sizes = (index, file.data.stat().st_size)
+            file.measure()
             self._take_in(file, dues)
         if left and self._durable:
             self._dirty.update(file for file in left if not file.removed)
@@ -649,14 +465,13 @@ class DeferredOnDisk(DeferredInMemory):
             if message_id(records.read(SIZE_BYTES + HEAD_SIZE)[SIZE_BYTES:]) != next(iter(dues)):
                 return False
         self._disk.take_out_last_file(place, file.data, len(dues))
-        file.sizes = (_ENTRY.size * len(dues), size)
-        file.intact = True
+        file.note_taken_back(len(dues), size)
         self._take_in(file, dues)
         return True
 
     def _take_in(self, file: DeferredFile, dues: dict[bytes, int]) -> None:
         """Note a file of an earlier run."""
-        later = [due for due in dues.values() if due != _HAS_LEFT]
+        later = [due for due in dues.values() if due != HAS_LEFT]
         file.count, file.left = len(dues), len(later)
         if not dues:
             file.count = file.left = survey(file.data, 0, file.sizes[1], self._sizes).records
@@ -713,7 +528,7 @@ class DeferredOnDisk(DeferredInMemory):
         try:
             while entries:
                 size = count = 0
-                while count < min(_FILE_RECORDS, len(entries)) and size < _FILE_BYTES:
+                while count < min(FILE_RECORDS, len(entries)) and size < FILE_BYTES:
                     size += len(entries[count][1])
                     count += 1
                 files.append(self._new_file())

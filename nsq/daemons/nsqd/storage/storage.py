@@ -43,7 +43,8 @@ from nsq.daemons.nsqd.disk.syncing import (
 )
 from nsq.daemons.nsqd.options import NsqdOptions
 from nsq.daemons.nsqd.storage.committer import Committer, Round
-from nsq.daemons.nsqd.storage.deferred import DeferredOnDisk, deferred_files
+from nsq.daemons.nsqd.storage.deferred import DeferredOnDisk
+from nsq.daemons.nsqd.storage.deferred_file import deferred_files
 from nsq.daemons.nsqd.storage.dues import DueTimes
 from nsq.daemons.nsqd.storage.durable import DurableBacklog
 from nsq.daemons.nsqd.storage.memory_first import MemoryFirstBacklog

@@ -15,7 +15,8 @@ from nsq.daemons.nsqd.core.backlog import Message, StorageFailed
 from nsq.daemons.nsqd.disk.layout import HEAD_SIZE
 from nsq.daemons.nsqd.disk.queue import DiskQueue
 from nsq.daemons.nsqd.disk.syncing import run_together
-from nsq.daemons.nsqd.storage.deferred import DeferredOnDisk, deferred_files
+from nsq.daemons.nsqd.storage.deferred import DeferredOnDisk
+from nsq.daemons.nsqd.storage.deferred_file import deferred_files
 from nsq.daemons.nsqd.storage.memory_first import encode
 from tests.fakes.clock import FakeClock
 from tests.integration import go_reader

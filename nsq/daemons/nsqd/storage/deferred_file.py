@@ -1,0 +1,221 @@
+"""A file of deferred messages: ``NAME.deferred.NNNNNN.dat`` has records as in a queue's file.
+
+Its index, ``NAME.deferred.NNNNNN.dues.dat``, has each message's id and due time on the wall clock; 0 if the
+message has left. A later entry for an id replaces an earlier one. Other entries say that the file was read
+into memory, or that its records were renamed to be a file of the channel's queue.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import struct
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+from nsq.daemons.nsqd.disk.layout import BAD, HEAD_SIZE, Bounds, cut, message_id, pack_size
+from nsq.daemons.nsqd.disk.syncing import SyncJob, open_regular, read_regular
+
+_ENTRY = struct.Struct(">16sq")
+#: Instead of a due time: the message is not in this file any more.
+HAS_LEFT = 0
+#: Instead of an id: the records were joined to the queue as the file of this number, which has so many bytes.
+_JOINED, _BYTES = b"joined the queue", b"bytes of records"
+#: Instead of an id: the file was read into memory, so that its messages may have other records as well.
+_READ = b"read into memory"
+
+#: The most messages and bytes of one file: reading one must not keep clients waiting.
+FILE_RECORDS, FILE_BYTES = 1000, 1 << 20
+#: Messages due within so many nanoseconds are in memory, if there is room.
+SOON = 2 * 10**9
+
+#: A due time on the wall clock, in nanoseconds since 1970, and a record.
+Entry = tuple[int, bytes]
+Bucket = tuple[int, int] | None  # None: due soon
+
+_FILE_NAME = re.compile(r"(.+)\.deferred\.([0-9]{6,18})(?:\.dues)?\.dat").fullmatch
+
+
+def deferred_files(filenames: Iterable[str]) -> dict[str, set[int]]:
+    """Return the numbers of files with deferred messages, by the queue's name."""
+    found: dict[str, set[int]] = {}
+    for match in filter(None, map(_FILE_NAME, filenames)):
+        found.setdefault(match[1], set()).add(int(match[2]))
+    return found
+
+
+class DeferredFile:
+    """A file of records and its index. An append that fails changes nothing."""
+
+    def __init__(self, directory: Path, name: str, number: int) -> None:
+        self.number = number
+        self.data = directory / f"{name}.deferred.{number:06d}.dat"
+        self.index = directory / f"{name}.deferred.{number:06d}.dues.dat"
+        self.bucket: Bucket = None
+        self.first = self.last = 0  # all due times are between them
+        self.count = self.left = 0  # messages in it, and those that have not left it
+        self.sizes = (0, 0)  # of the index and of the records
+        self.leaving: dict[bytes, None] = {}  # messages that have left; the index does not say so yet
+        self.intact = False  # whether it has exactly the messages that it says, so that it can be joined
+        self.was_read = False  # into memory, in this run or an earlier one
+        self.damaged = False  # whether some messages were lost, or their due times
+        self.removed = False
+        self.named = False  # whether the directory was synced since the file was created
+        self._open: list[int] = []
+
+    @property
+    def opens(self) -> int:
+        """The time on the wall clock to read it."""
+        return self.first - (self.last - self.first >> 4) - SOON
+
+    @property
+    def full(self) -> bool:
+        return self.count >= FILE_RECORDS or self.sizes[1] >= FILE_BYTES
+
+    def append(self, entries: list[Entry]) -> None:
+        index = [_ENTRY.pack(message_id(record), due) for due, record in entries]
+        # The index first: a kill in between must not leave a record without a due time.
+        self._write(b"".join(index), b"".join([pack_size(len(each)) + each for _, each in entries]))
+        self.count += len(entries)
+        self.left += len(entries)
+        self.intact = self.count == self.left
+        for _, record in entries:  # it has come back before the index said that it had left
+            self.leaving.pop(message_id(record), None)
+
+    def undo(self, count: int, sizes: tuple[int, int]) -> None:
+        """Remove the messages behind the first ``count``."""
+        self.left -= self.count - count
+        self.count, self.sizes = count, sizes
+        self._truncate()
+
+    def note_taken_back(self, count: int, size: int) -> None:
+        """Note that the records are back from the queue, and intact."""
+        self.sizes = (_ENTRY.size * count, size)
+        self.intact = True
+
+    def measure(self) -> None:
+        """Set the sizes of a file that an earlier run left."""
+        index = self.index.stat().st_size if self.index.is_file() else 0
+        self.sizes = (index // _ENTRY.size * _ENTRY.size, self.data.stat().st_size)
+
+    def leave(self, ids: Iterable[bytes]) -> None:
+        """Note in memory that these messages are elsewhere; see ``write_left``."""
+        before = len(self.leaving)
+        self.leaving.update(dict.fromkeys(ids))
+        self.left -= len(self.leaving) - before
+        self.intact = False
+
+    def write_left(self, ids: Iterable[bytes]) -> None:
+        """Note in the index that these messages have left."""
+        gone = [each for each in ids if each in self.leaving]
+        self._write(b"".join([_ENTRY.pack(each, HAS_LEFT) for each in gone]), b"")
+        self.intact = False
+        for each in gone:
+            del self.leaving[each]
+
+    def write_read(self) -> None:
+        """Note in the index that the messages are in memory too."""
+        self.was_read = True
+        self.intact = False
+        self._write(_ENTRY.pack(_READ, HAS_LEFT), b"")
+
+    def write_joined(self, number: int) -> None:
+        """Note in the index that the records are going to be the queue's file of this number."""
+        index, _ = self.sizes
+        self._write(_ENTRY.pack(_JOINED, number) + _ENTRY.pack(_BYTES, self.sizes[1]), b"")
+        self.sizes = (index, self.sizes[1])  # overwritten if the records are taken back
+
+    def read(self, sizes: Bounds) -> tuple[list[Entry], str]:
+        """Return the messages that have not left, and what is wrong with the file. Raises OSError."""
+        dues, problem = self.read_index(), ""
+        records: dict[bytes, bytes] = {}
+        content = read_regular(self.data)[: self.sizes[1]]
+        spans, bad = cut(content, 0, len(content), sizes)
+        end = spans[-1][1] if spans else 0
+        for start, stop in spans:
+            records[content[start + 10 : start + HEAD_SIZE]] = content[start:stop]
+        if bad or end < self.sizes[1]:
+            problem = problem or f"cannot be read after byte {end} of {self.sizes[1]}"
+        lost = sum(due != HAS_LEFT and each not in records for each, due in dues.items())
+        if lost:
+            problem = problem or f"lacks {lost} messages"
+        without = sum(each not in dues for each in records)
+        if without:
+            problem = problem or f"lacks {without} due times: these messages are delivered at once"
+        entries = [
+            (dues.get(each, 1), record) for each, record in records.items() if each not in self.leaving
+        ]
+        return [entry for entry in entries if entry[0] != HAS_LEFT], problem
+
+    def read_index(self) -> dict[bytes, int]:
+        """Return the due times; those that cannot be read are missing."""
+        try:
+            content = read_regular(self.index)
+        except OSError:
+            return {}
+        dues = dict(_ENTRY.iter_unpack(content[: len(content) // _ENTRY.size * _ENTRY.size]))
+        self.was_read |= _READ in dues
+        for special in (_JOINED, _BYTES, _READ):
+            dues.pop(special, None)
+        return dues
+
+    def read_joined(self) -> tuple[int, int]:
+        """Return the number and size of the queue's file that the records were joined to; else (-1, 0)."""
+        try:
+            with open(self.index, "rb") as index:
+                index.seek(-2 * _ENTRY.size, os.SEEK_END)
+                (mark, number), (_, size) = _ENTRY.iter_unpack(index.read(2 * _ENTRY.size))
+        except (OSError, ValueError, struct.error):
+            return -1, 0
+        return (number, size) if mark == _JOINED else (-1, 0)
+
+    def remove(self) -> None:
+        """Remove it; a damaged one is renamed."""
+        self.removed = True
+        self.close()
+        for path in (self.data, self.index):  # the records first: without them the index means nothing
+            with suppress(OSError):
+                if self.damaged:
+                    path.replace(path.with_name(path.name + BAD))
+                else:
+                    path.unlink()
+
+    def close(self) -> None:
+        while self._open:
+            os.close(self._open.pop())
+
+    def _write(self, index: bytes, records: bytes) -> None:
+        # Open until the next sync: the system reports a failed write-back only to those that had it open.
+        try:
+            while len(self._open) < 2:
+                path = (self.index, self.data)[len(self._open)]
+                self._open.append(open_regular(path, os.O_WRONLY | os.O_CREAT))
+            for descriptor, content, offset in zip(self._open, (index, records), self.sizes, strict=True):
+                while content:
+                    written = os.pwrite(descriptor, content, offset)
+                    content, offset = content[written:], offset + written
+        except OSError:
+            self._truncate()
+            raise
+        self.sizes = (self.sizes[0] + len(index), self.sizes[1] + len(records))
+
+    def _truncate(self) -> None:
+        for descriptor, size in zip(self._open, self.sizes, strict=False):
+            with suppress(OSError):
+                os.ftruncate(descriptor, size)
+
+
+class DeferredSync(SyncJob):
+    """Syncs files as they are now; pass it to ``DeferredOnDisk.synced`` afterwards."""
+
+    def __init__(
+        self, directory: Path, dirty: Iterable[DeferredFile], leaving: Iterable[DeferredFile]
+    ) -> None:
+        self.dirty = {file: file.sizes for file in dirty}
+        self.leaving = {file: list(file.leaving) for file in leaving}
+        super().__init__(
+            directory,
+            [path for file in self.dirty for path in (file.index, file.data)],
+            new_names=not all(file.named for file in self.dirty),
+        )
