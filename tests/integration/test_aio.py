@@ -18,7 +18,6 @@ import nsq
 from nsq import aio
 from nsq.testing import Nsqd
 from nsq.testing.plugin import Factory
-from nsq.wire.frames import Published
 
 from .consuming import CHANNEL, PATIENCE, TOPIC, channel_of, create, expect_drained, log_of, numbered, publish
 
