@@ -21,6 +21,13 @@ from tests.integration.consuming import until
 REQUIRED = "NSQ_REQUIRE_POSTGRES"
 
 
+ASKING = "asking"
+SESSIONS = (
+    "select count(*) from pg_stat_activity"
+    f" where backend_type = 'client backend' and application_name <> '{ASKING}'"
+)
+
+
 def programs() -> Path | None:
     """The directory of PostgreSQL's programs; Debian has them outside of PATH."""
     found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), reverse=True)
@@ -74,7 +81,9 @@ class Postgres:
     def query(self, sql: str) -> list[Any]:
         import psycopg
 
-        with psycopg.connect(host=str(self.directory), user="postgres", autocommit=True) as connection:
+        with psycopg.connect(
+            host=str(self.directory), user="postgres", application_name=ASKING, autocommit=True
+        ) as connection:
             cursor = connection.execute(sql)
             return cursor.fetchall() if cursor.description else []
 
@@ -86,12 +95,8 @@ class Postgres:
             self._process = None
 
     def sessions(self) -> int:
-        """Count the connections of others."""
-        found = self.query(
-            "select count(*) from pg_stat_activity"
-            " where backend_type = 'client backend' and pid <> pg_backend_pid()"
-        )
-        count: int = found[0][0]
+        """Count the connections of others, but not our own earlier ones, which may take a while to end."""
+        count: int = self.query(SESSIONS)[0][0]
         return count
 
 
