@@ -137,7 +137,7 @@ class ConsumingEndpoint(Endpoint, ConnDelegate):
         return self._engine.requeue_delay(attempts)
 
     def on_timed_out(self, conn: Conn, message: Message) -> None:
-        fields = self._engine.pool.fields_of(message)
+        fields = self._pool.fields_of(message)
         log.warning("%r from %s timed out here", message, conn.address, extra=fields)
         self._engine.tell(self._engine.hooks.timed_out, message)
         if message.auto_response:  # it was in the inbox, or its handler began it too late

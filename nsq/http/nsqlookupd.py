@@ -69,8 +69,15 @@ class NsqlookupdApi(Api):
             self._headers = {**self._headers, "Authorization": f"Bearer {authorization}"}
 
     @classmethod
-    def of(cls, address: str, config: Config, transport: Transport | None = None) -> Self:
-        """Return the API client for a consumer or producer with these options.
+    def of(
+        cls,
+        address: str,
+        config: Config,
+        transport: Transport | None = None,
+        timeout: float | None = None,
+    ) -> Self:
+        """Return the API client for a consumer or producer with these options. The default timeout is
+        ``lookupd_poll_timeout``.
 
         It uses https with the ``tls`` settings for nsqds or, without any, verifies with the public
         authorities. It sends the ``auth_secret`` where ``lookupd_authorization`` allows it.
@@ -82,7 +89,7 @@ class NsqlookupdApi(Api):
             address,
             authorization=config.auth_secret,
             authorize=config.lookupd_authorization,
-            timeout=config.lookupd_poll_timeout,
+            timeout=config.lookupd_poll_timeout if timeout is None else timeout,
             tls=context_of(config) if encrypted else None,
             transport=transport,
         )

@@ -210,12 +210,10 @@ class Lookups(Asker):
         return "partitioned", *(listed or ("", ()))
 
     def _api(self, lookupd: str, deadline: float) -> PartitionedLookupdApi:
-        api = PartitionedLookupdApi.of(lookupd, self._config, self._transport)
         left = deadline - self._clock()
         if left <= 0:
-            raise ApiError(f"{api!r} did not answer in time")
-        api._timeout = left
-        return api
+            raise ApiError(f"{key_of(lookupd)} did not answer in time")
+        return PartitionedLookupdApi.of(lookupd, self._config, self._transport, left)
 
     def _rewritten(self, address: str) -> str:
         if self._rewrite is None or not address:

@@ -293,7 +293,7 @@ class Pool:
             self.owner.wake()
         publish.handed_over = True
         if publish.deadline < self._wakes_at:
-            self.owner.ask(self._look_at_deadlines)
+            self.owner.ask(self.look_at_deadlines)
         if self._gone:
             self.give_up(publish, "the producer was closed")
 
@@ -583,11 +583,8 @@ class Pool:
             if publish.claim.acquire(False):
                 self.complete([publish], error)
 
-    def expect_publishes(self) -> None:
-        """Have the next publish that goes through the loops wake the pool's thread."""
-        self._look_at_deadlines()
-
-    def _look_at_deadlines(self) -> None:
+    def look_at_deadlines(self) -> None:
+        """Look soon. If no publish is left then, the next one through the loops wakes the pool's thread."""
         self._wakes_at = -math.inf
 
     def _expire(self) -> None:
@@ -642,7 +639,7 @@ class Pool:
         now = self._clock()
         if now < self._sweeps_at:
             return
-        self._look_at_deadlines()
+        self.look_at_deadlines()
         for endpoint in self.endpoints.all:
             endpoint.own.sweep()
         some = any(endpoint.own.everyone for endpoint in self.endpoints.all)

@@ -147,8 +147,8 @@ def test_cancelled_publishes_leave_nothing_behind(nsqd: Nsqd, run: Run) -> None:
                 if turn % 2:
                     task.cancel()
             results = await asyncio.gather(*tasks, return_exceptions=True)
-            assert {type(each) for each in results[1::2]} <= {asyncio.CancelledError, type(None)}
-            assert results[::2] == [None] * 500
+            assert {type(each) for each in results[1::2]} <= {asyncio.CancelledError, nsq.Published}
+            assert results[::2] == [nsq.Published()] * 500
             assert (await producer.flush()).clean
             assert producer.producer.stats().pending == 0
             await producer.publish(TOPIC, b"after them")

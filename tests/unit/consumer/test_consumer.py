@@ -456,7 +456,7 @@ class TestStopping:
         nsqd.deliver(1)
         assert entered.wait(PATIENCE)
         try:
-            report = consumer.stop(timeout=0.2)
+            report = consumer.stop(timeout=1.0)
             assert consumer.wait(PATIENCE)  # until the owner is through
             stats = consumer.stats()
         finally:

@@ -78,7 +78,7 @@ def time_is_up(p: Producer) -> None:
     for publish in p._pool.pending.copy():
         publish.deadline = 0.0
         publish.wake()
-    p._pool.owner.ask(p._pool._look_at_deadlines)
+    p._pool.owner.ask(p._pool.look_at_deadlines)
 
 
 def publishing(p: Producer, body: bytes = b"body", **options: Any) -> Future[object]:
