@@ -85,8 +85,8 @@ if TYPE_CHECKING:
     from nsq.consumer.reports import ConsumerHooks as ConsumerHooks
     from nsq.consumer.reports import StopReport as StopReport
     from nsq.message import Message as Message
-    from nsq.partitioned.ordered import Decision as Decision
-    from nsq.partitioned.ordered import Stuck as Stuck
+    from nsq.partitioned.lanes import Decision as Decision
+    from nsq.partitioned.lanes import Stuck as Stuck
     from nsq.producer.producer import Producer as Producer
     from nsq.producer.reports import Acknowledged as Acknowledged
     from nsq.producer.reports import CloseReport as CloseReport
@@ -107,8 +107,8 @@ _HOME = {
     "ConsumerHooks": "nsq.consumer.reports",
     "StopReport": "nsq.consumer.reports",
     "Message": "nsq.message",
-    "Decision": "nsq.partitioned.ordered",
-    "Stuck": "nsq.partitioned.ordered",
+    "Decision": "nsq.partitioned.lanes",
+    "Stuck": "nsq.partitioned.lanes",
     "Producer": "nsq.producer.producer",
     "Acknowledged": "nsq.producer.reports",
     "CloseReport": "nsq.producer.reports",

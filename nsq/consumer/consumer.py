@@ -31,7 +31,7 @@ from nsq.wire.names import check_channel, check_topic
 log = Logger("nsq.consumer")
 
 if TYPE_CHECKING:
-    from nsq.partitioned.ordered import OnStuck
+    from nsq.partitioned.lanes import OnStuck
     from nsq.partitioned.tracing import Tracing
 
 T = TypeVar("T")
