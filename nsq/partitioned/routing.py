@@ -144,6 +144,13 @@ class Router(AddressBook):
         if defer is not None and self.kind is not None:
             raise _no_deferring()
         publish = new_publish(make, topic, body, defer, config)
+        # The usual case first: this runs for every message.
+        known = self.topics.get(publish.topic)
+        plain = defer is key is partition is trace is headers is tag is None
+        if plain and known is not None and known.lanes and publish.topic not in self.tracing.topics:
+            publish.rules = self._anywhere
+            publish.lane = known.lanes[next(known.turn) % len(known.lanes)]
+            return publish
         if publish.command is not None:  # deferred, and the kind of the cluster is not known yet
             publish.rules, publish.lane = self._anywhere, publish.topic
             self.lookups.learn(publish.topic)
@@ -580,7 +587,11 @@ class Router(AddressBook):
                     count,
                     extra={"nsq_topic": name},
                 )
-        return Topic(table, count, live, takers, self._turns.setdefault(name, itertools.count()))
+        turn = self._turns.setdefault(name, itertools.count())
+        return Topic(table, count, live, self._lanes_of(name, live), takers, turn)
+
+    def _lanes_of(self, name: str, live: Iterable[int]) -> tuple[str, ...]:
+        return () if self._least_pending else tuple(f"{name} {partition}" for partition in live)
 
     def _show(self) -> None:
         """Let callers see the snapshots, but no lane that has parked publishes: newer ones queue behind."""
@@ -592,10 +603,10 @@ class Router(AddressBook):
         if parked:
             hidden = {f"{name} {partition}" for name, partition in parked}
             lanes = {lane: takers for lane, takers in lanes.items() if lane not in hidden}
-            topics = {
-                name: topic._replace(live=tuple(each for each in topic.live if (name, each) not in parked))
-                for name, topic in topics.items()
-            }
+            topics = {}
+            for name, topic in self._current.items():
+                live = tuple(each for each in topic.live if (name, each) not in parked)
+                topics[name] = topic._replace(live=live, lanes=self._lanes_of(name, live))
         # First the topics: a lane that is not there any more makes a publish wait, a wrong one is refused.
         self.topics, self._pool.lanes = topics, lanes
 
@@ -672,7 +683,7 @@ class Router(AddressBook):
 
     def _topic_of(self, table: TopicTable) -> Topic:
         count = self._modulus.get(table.topic) or (table.meta.partition_num if table.meta else None)
-        return Topic(table, count, (), {}, itertools.count())
+        return Topic(table, count, (), (), {}, itertools.count())
 
     def _away(self) -> str:
         away = [each.reason for each in self._pool.endpoints.all if not each.open]

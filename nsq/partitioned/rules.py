@@ -51,6 +51,8 @@ class Topic(NamedTuple):
     """The number by which keys are divided."""
     live: tuple[int, ...]
     """The partitions that take publishes without a key."""
+    lanes: tuple[str, ...]
+    """Their lanes, if publishes without a key take them in turn."""
     takers: Mapping[int, Taker]
     turn: itertools.count[int]
 

@@ -44,18 +44,18 @@ class Tracing:
     """The topics that are traced. Any thread may ask and switch, a signal handler too."""
 
     def __init__(self) -> None:
-        self._topics: dict[str, None] = {}
+        self.topics: dict[str, None] = {}
 
     def __contains__(self, topic: str) -> bool:
-        return topic in self._topics
+        return topic in self.topics
 
     def switch(self, topic: str, on: bool) -> None:
         if not isinstance(on, bool):
             raise UsageError(f"tracing of {topic} is switched to {on!r}; it must be True or False")
         if on:
-            self._topics[topic] = None
+            self.topics[topic] = None
         else:
-            self._topics.pop(topic, None)
+            self.topics.pop(topic, None)
 
 
 def log_publish(
