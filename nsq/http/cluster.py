@@ -167,7 +167,11 @@ class Summary:
 def summarize(stats: Any, at: float) -> Summary:
     """Summarize an nsqd's /stats. Raises Misshapen if they are invalid."""
     try:
-        topics = {value(topic, "topic_name", str): _summarize_topic(topic) for topic in rows(stats, "topics")}
+        topics: dict[str, TopicSummary] = {}
+        for topic in rows(stats, "topics"):
+            name, summary = value(topic, "topic_name", str), _summarize_topic(topic)
+            # A partitioned nsqd lists a topic once for each of its partitions.
+            topics[name] = _with_partition(topics[name], summary) if name in topics else summary
         memory = stats.get("memory") or {}
         figures = {name: value(memory, name, int) for name in memory if isinstance(name, str)}
     except (KeyError, TypeError, AttributeError) as error:
@@ -179,9 +183,12 @@ def _summarize_topic(topic: dict[str, Any]) -> TopicSummary:
     channels = rows(topic, "channels")
     try:
         counts, names, paused = _columns(channels)
-    except KeyError:  # an nsqd from before 1.2.1 does not count the clients
+    except (
+        KeyError
+    ):  # an nsqd from before 1.2.1 does not count the clients, a partitioned one names it otherwise
         older = (
-            {"client_count": len(channel.get("clients") or ()), "paused": False} | channel
+            {"client_count": channel.get("client_num", len(channel.get("clients") or ())), "paused": False}
+            | channel
             for channel in channels
         )
         counts, names, paused = _columns(list(older))
@@ -197,6 +204,25 @@ def _summarize_topic(topic: dict[str, Any]) -> TopicSummary:
         names,
         paused,
         counts,
+    )
+
+
+def _with_partition(one: TopicSummary, other: TopicSummary) -> TopicSummary:
+    """Add up two partitions of a topic."""
+    channels: dict[str, tuple[Counts, bool]] = {}
+    for each in (one, other):
+        for place, (name, paused) in enumerate(zip(each.channels, each.paused_channels, strict=True)):
+            counts = each.counts[place * COLUMNS : (place + 1) * COLUMNS]
+            before, was_paused = channels.get(name, ((0,) * COLUMNS, False))
+            channels[name] = tuple(map(int.__add__, before, counts)), was_paused or paused
+    return TopicSummary(
+        one.depth + other.depth,
+        one.backend + other.backend,
+        one.messages + other.messages,
+        one.paused or other.paused,
+        tuple(channels),
+        tuple(paused for _, paused in channels.values()),
+        tuple(chain.from_iterable(counts for counts, _ in channels.values())),
     )
 
 

@@ -75,6 +75,8 @@ class NsqToNsqOptions(ConsumerFlags, ProducerFlags):
         if self.destination_topic:
             check_topic(self.destination_topic)
         check_mode(self.mode, _MODES)
+        if self.ordered:
+            raise ConfigError("--ordered: nsq_to_nsq forwards batches, and an ordered topic delivers none")
         if self.require_json_value and not self.require_json_field:
             raise ConfigError("--require-json-value needs --require-json-field, the field that must have it")
         super().__post_init__()

@@ -257,6 +257,7 @@ class ConsumerFlags(SourceFlags, ConsumerOptions):
         None, "", deprecated="use --consumer-opt=max_backoff_duration,…"
     )
     max_in_flight: int = flag(200, "max number of messages to allow in flight", low=1, high=2**31 - 1)
+    ordered: bool = flag(False, "consume an ordered topic of a partitioned NSQ, each partition in order")
 
     def consumer(
         self,
@@ -279,6 +280,7 @@ class ConsumerFlags(SourceFlags, ConsumerOptions):
             nsqd=self.nsqd_tcp_address,
             nsqlookupd=self.lookupd_http_address,
             threads=threads,
+            ordered=self.ordered,
         )
 
 

@@ -82,6 +82,11 @@ class Channel:
     def depth(self) -> int:
         return len(self._log) - self._position + len(self._again) + len(self._deferred)
 
+    @property
+    def messages(self) -> int:
+        """The number of messages that its partition ever got, as the server counts them."""
+        return len(self._log)
+
     # Subscribers
 
     def subscribe(self, subscriber: Subscriber, *, ordered: bool) -> None:

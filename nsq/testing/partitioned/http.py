@@ -304,10 +304,17 @@ class LookupPages:
 class NsqdPages:
     """The requests that an nsqd answers. ``stored`` is called with a partition that got messages."""
 
-    def __init__(self, cluster: ClusterState, node: NodeState, stored: Callable[[Partition], None]) -> None:
+    def __init__(
+        self,
+        cluster: ClusterState,
+        node: NodeState,
+        stored: Callable[[Partition], None],
+        address: Callable[[int], tuple[str, int, int]],
+    ) -> None:
         self._cluster = cluster
         self._node = node
         self._stored = stored
+        self._address = address
         self._start_time = int(time.time())
 
     def handle(self, method: str, path: str, args: Mapping[str, str], body: bytes) -> Answer:
@@ -315,7 +322,7 @@ class NsqdPages:
             case "/ping":
                 return 200, b"OK"
             case "/info":
-                return 200, {"version": VERSION}
+                return 200, self._info()
             case "/stats":
                 return 200, self._stats(args)
             case "/disable/write":
@@ -327,6 +334,18 @@ class NsqdPages:
             case "/pub" | "/pubtrace" | "/mpub":
                 return self._publish(path, args, body)
         return 404, "NOT_FOUND"
+
+    def _info(self) -> dict[str, object]:
+        """Return what nsqd says of itself; no recording shows it, so this is the original's."""
+        host, tcp_port, http_port = self._address(self._node.index)
+        return {
+            "version": VERSION,
+            "broadcast_address": host,
+            "hostname": f"node{self._node.index}",
+            "http_port": http_port,
+            "tcp_port": tcp_port,
+            "start_time": self._start_time,
+        }
 
     def _publish(self, path: str, args: Mapping[str, str], body: bytes) -> Answer:
         name = args.get("topic", "")
@@ -397,7 +416,7 @@ def _channel_stats(channel: Channel) -> dict[str, object]:
         "backend_depth": channel.depth,
         "in_flight_count": channel.in_flight,
         "deferred_count": 0,
-        "message_count": channel.finished,
+        "message_count": channel.messages,
         "requeue_count": 0,
         "timeout_count": 0,
         "clients": [],

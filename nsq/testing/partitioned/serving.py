@@ -301,7 +301,7 @@ class Server:
         def talk(peer: Peer) -> Conversation:
             return NsqdConnection(self._cluster, node, peer.touch, self._filled.add)
 
-        pages = NsqdPages(self._cluster, node, self._filled.add)
+        pages = NsqdPages(self._cluster, node, self._filled.add, self._node_address)
         return Program(self, [talk, lambda _: HttpConnection(pages.handle)])
 
     def _lookup_program(self, pages: LookupPages) -> Program:

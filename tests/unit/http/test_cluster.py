@@ -80,6 +80,21 @@ def test_statistics_of_several_nsqds_are_added_up() -> None:
     assert orders.channels[1].rate == 0.0
 
 
+def test_a_topic_that_an_nsqd_lists_once_for_each_partition_is_added_up() -> None:
+    first, second = stats(depth=2, messages=10), stats(depth=3, messages=20, channels="bc")
+    for channel in second["topics"][0]["channels"]:  # as a partitioned nsqd names the number of its clients
+        del channel["client_count"]
+        channel |= {"client_num": 4, "clients": []}
+    first["topics"] += second["topics"]
+    (orders,) = count_topics([cast("NsqdStats", first)])
+    assert (orders.nodes, orders.depth, orders.messages) == (1, 2, 30)
+    assert [(each.name, each.depth, each.clients, each.paused) for each in orders.channels] == [
+        ("a", 2, 3, False),
+        ("b", 5, 7, True),
+        ("c", 3, 4, False),
+    ]
+
+
 def test_rates_cover_the_span_of_a_track() -> None:
     track = Track(span=5.0)
     rates = []
