@@ -112,7 +112,8 @@ class Router(AddressBook):
         self._current: dict[str, Topic] = {}
         self._lanes: dict[str, Takers] = {}
         self._last: dict[tuple[str, int], PublishingEndpoint] = {}  # the leader that got the latest publish
-        self._bursts: dict[Place, list[Publish]] = {}  # of partitions of ordered topics, what is under way
+        self.bursts: dict[Place, list[Publish]] = {}  # of partitions of ordered topics: what is under way
+        self._growing: Place | None = None  # the burst that is being made
         self._held: dict[tuple[str, int], float] = {}  # while a former leader owes an answer: since when
         self._owing = False  # an nsqd owes an answer
         self._wanted: frozenset[str] = frozenset()  # leaders that are not connected, and publishes wait for
@@ -340,7 +341,7 @@ class Router(AddressBook):
             return
         self.new_publish, self.new_multi_publish = new_publish, new_multi_publish
         self.due_at, self.urgent, self._seen = math.inf, False, None
-        parked, self._parked, self._blocked, self._bursts = self._parked, {}, {}, {}
+        parked, self._parked, self._blocked, self.bursts = self._parked, {}, {}, {}
         self._held, self._last = {}, {}
         pool.lanes, self.topics = {}, {}
         waiting = list(itertools.chain(*parked.values()))
@@ -431,7 +432,8 @@ class Router(AddressBook):
         rules.place(publish, topic, chosen)
         place = name, chosen
         waits = outdated or topic.table.leaders.get(chosen) == resting or place in self._held
-        if waits or (place in self._bursts and self._keeps_order(publish)):
+        behind = place in self.bursts and place != self._growing and self._keeps_order(publish)
+        if waits or behind:
             return place, None
         return place, topic.takers.get(chosen)
 
@@ -467,46 +469,53 @@ class Router(AddressBook):
     def _release(self, now: float) -> None:
         """Send parked publishes whose leader is there, in order."""
         version = self._seen, self.lookups.cluster.version
-        for place in list(self._parked):
-            known_version, retry_at = self._blocked.get(place, (None, -math.inf))
-            if known_version == version and now < retry_at:
+        # First those that wait for any partition, or for their topic's table: they may queue behind others.
+        for place in [place for place in self._parked if place[1] is None]:
+            self._release_at(place, version, now)
+        for place in [place for place in self._parked if place[1] is not None]:
+            self._release_at(place, version, now)
+
+    def _release_at(self, place: Place, version: object, now: float) -> None:
+        known_version, retry_at = self._blocked.get(place, (None, -math.inf))
+        if known_version == version and now < retry_at:
+            return
+        parked = self._parked.pop(place)
+        kept: list[Publish] = []
+        burst, size = list[Publish](), 0
+        for index, publish in enumerate(parked):
+            if publish.done():
+                self._pool.forget(publish)
                 continue
-            parked = self._parked.pop(place)
-            kept: list[Publish] = []
-            burst, size = list[Publish](), 0
-            for index, publish in enumerate(parked):
-                if publish.done():
-                    self._pool.forget(publish)
-                    continue
-                found, taker = self._find(publish, now)
-                if found is None:
-                    continue
-                if taker is not None and self._keeps_order(publish):
-                    size += 4 + publish.size
-                    whole = publish.command is not None or (burst[-1:] and burst[-1].command is not None)
-                    if burst and (whole or len(burst) == _BURST_MESSAGES or size > _BURST_BYTES):
-                        kept += parked[index:]
-                        break
-                    burst.append(publish)
-                    cast("PartitionRules", publish.rules).awaited = True
-                    self._send(publish, taker)
-                elif taker is not None:
-                    self._send(publish, taker)
-                elif found != place:
-                    self._park(publish, found)
-                else:
-                    kept.append(publish)
-                    if place[1] is not None:  # the others of this partition stay behind it
-                        kept += parked[index + 1 :]
-                        break
-            self._blocked.pop(place, None)
-            if burst:
-                self._bursts[place] = burst
-            if kept:
-                self._parked[place] = sorted([*kept, *self._parked.get(place, ())], key=_started)
-                retries = [each.memory.not_before for each in kept if each.memory is not None]
-                retry_at = min((each for each in retries if each > now), default=math.inf)
-                self._blocked[place] = version, retry_at
+            found, taker = self._find(publish, now)
+            if found is None:
+                continue
+            in_order = self._keeps_order(publish)
+            if found != place and (taker is None or in_order):
+                self._park(publish, found)
+            elif taker is None:
+                kept.append(publish)
+                if place[1] is not None:  # the others of this partition stay behind it
+                    kept += parked[index + 1 :]
+                    break
+            elif not in_order:
+                self._send(publish, taker)
+            else:
+                size += 4 + publish.size
+                alone = publish.command is not None or (burst[-1:] and burst[-1].command is not None)
+                if burst and (alone or len(burst) == _BURST_MESSAGES or size > _BURST_BYTES):
+                    kept += parked[index:]
+                    break
+                burst.append(publish)
+                self.bursts[place], self._growing = burst, place  # first: its end may come at once
+                cast("PartitionRules", publish.rules).awaited = True
+                self._send(publish, taker)
+        self._growing = None
+        self._blocked.pop(place, None)
+        if kept:
+            self._parked[place] = sorted([*kept, *self._parked.get(place, ())], key=_started)
+            retries = [each.memory.not_before for each in kept if each.memory is not None]
+            retry_at = min((each for each in retries if each > now), default=math.inf)
+            self._blocked[place] = version, retry_at
 
     # Snapshots: what follows from tables and connections.
 
@@ -549,9 +558,9 @@ class Router(AddressBook):
         """Stop holding publishes back where those before them have been answered, or the former leader does
         not answer for long.
         """
-        for place, burst in self._bursts.copy().items():
+        for place, burst in self.bursts.copy().items():
             if all(publish.done() or not publish.rules.awaited for publish in reversed(burst)):
-                del self._bursts[place]
+                del self.bursts[place]
                 self._blocked.pop(place, None)
                 self._shown = None
         for place, since in self._held.copy().items():
@@ -595,7 +604,7 @@ class Router(AddressBook):
 
     def _show(self) -> None:
         """Let callers see the snapshots, but no lane that has parked publishes: newer ones queue behind."""
-        parked = {place for place in (*self._parked, *self._held, *self._bursts) if place[1] is not None}
+        parked = {place for place in (*self._parked, *self._held, *self.bursts) if place[1] is not None}
         if self._shown == parked:
             return
         self._shown = parked

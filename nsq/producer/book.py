@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from nsq.connection.conn import Conn
@@ -35,6 +36,8 @@ class AddressBook:
     """Asks nsqlookupds; None: as for the original NSQ."""
     due_at = math.inf
     """When to assign again, unless something happens before."""
+    bursts: Mapping[Any, list[Publish]] = {}
+    """Publishes whose ends the pool's thread waits for."""
     urgent = False
     """Whether a publish waits for a connection to a particular nsqd."""
     new_publish: Any = staticmethod(new_publish)

@@ -387,7 +387,7 @@ class Pool:
         self.futures.difference_update(publishes)
         if self._room.locks:
             self._room.wake()
-        if self.closed or publishes[0].rules.awaited:
+        if self.closed or self.book.bursts:
             self.owner.wake()
 
     def _tell(self, publish: Publish, error: NsqError | None) -> None:

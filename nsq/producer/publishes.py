@@ -402,7 +402,7 @@ class Rules:
     """What nsqd's answers to publishes mean: here those of the original NSQ."""
 
     awaited = False
-    """Whether the pool's thread waits for the publish's end."""
+    """Whether the address book waits for the publish's end."""
     patience = math.inf
     """Seconds after which a connection without an answer is given up, if nothing else limits the wait."""
 

@@ -365,3 +365,38 @@ def test_an_answer_that_allows_one_more_try_does_so_after_others_too() -> None:
     conn = scene.endpoints[A].conn
     scene.endpoints[A].on_error(conn, InvalidCommand("E_INVALID what"))
     assert isinstance(publish.error, InvalidCommand)
+
+
+def test_the_end_of_a_batch_wakes_the_pool_when_it_begins_with_a_publish_without_a_key() -> None:
+    scene = Scene({0: A}, count=1, ordered=True)
+    scene.publish(b"first")
+    scene.answer(A)
+    scene.publish(b"any")
+    scene.publish(b"1", partition=0)
+    scene.turn()
+    write(scene.endpoints[A])
+    scene.publish(b"2", partition=0)
+    scene.turn()
+    assert [[publish.body for publish in batch] for batch in scene.endpoints[A]._sent] == [[b"any", b"1"]]
+    assert scene.pool.owner._requests.empty()
+    conn: Any = scene.endpoints[A].conn
+    scene.endpoints[A].on_ok(conn, 1)
+    assert scene.pool.owner._requests.qsize() == 1
+    scene.turn()
+    assert scene.queued(A) == [b"2"]
+
+
+def test_futures_that_waited_for_the_table_are_under_way_one_batch_of_a_partition_at_a_time() -> None:
+    scene = Scene({0: A, 1: A}, known=False, ordered=True)
+    for number in range(2):
+        scene.publish(b"zero %d" % number, partition=0)
+        scene.publish(b"one %d" % number, partition=1)
+    scene.turn()
+    scene.look_up()
+    assert sorted(scene.queued(A)) == [b"one 0", b"one 1", b"zero 0", b"zero 1"]
+    write(scene.endpoints[A])
+    scene.publish(b"zero 2", partition=0)
+    scene.turn()
+    assert scene.queued(A) == []
+    scene.answer(A)
+    assert scene.queued(A) == [b"zero 2"]
