@@ -12,7 +12,6 @@ import gc
 import io
 import os
 import random
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -48,21 +47,18 @@ class Killed(BaseException):
 
 
 class Disk:
-    """A directory that is lost to the process before its n-th change; ``survivor`` is what is left of it.
+    """A directory whose process dies before its n-th change. ``survivor`` is what the next life finds.
 
-    ``synced`` is what a power cut would leave, by file name.
+    ``names`` and ``contents`` (by inode) are what a power cut leaves.
     """
 
-    def __init__(
-        self, directory: Path, survivor: Path, synced: dict[str, bytes], changes: int, *, power_cut: bool
-    ) -> None:
+    def __init__(self, directory: Path, survivor: Path, before: Disk | None, changes: int) -> None:
         self.directory = directory
         self.survivor = survivor
         self.left = changes
-        self._power_cut = power_cut
-        inodes = {name: inode for name, inode in self._listed().items() if name in synced}
-        self._names = inodes
-        self._synced = {inode: synced[name] for name, inode in inodes.items()}
+        self.power_cut = False
+        self.names: dict[str, int] = before.names if before else {}
+        self.contents: dict[int, bytes] = before.contents if before else {}
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -71,10 +67,6 @@ class Disk:
                 change = functools.partial(self._change, getattr(os, name))
                 stack.enter_context(patch.object(os, name, change))
             yield
-
-    @property
-    def synced(self) -> dict[str, bytes]:
-        return {name: self._synced.get(inode, b"") for name, inode in self._names.items()}
 
     def _change(self, change: Callable[..., Any], *args: Any, **named: Any) -> Any:
         self.left -= 1
@@ -92,20 +84,22 @@ class Disk:
     def _note_sync(self, descriptor: int) -> None:
         path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
         if path == self.directory:
-            self._names = self._listed()
+            self.names = {each.name: each.stat().st_ino for each in self.directory.iterdir()}
         elif path.exists():
-            self._synced[path.stat().st_ino] = path.read_bytes()
-
-    def _listed(self) -> dict[str, int]:
-        return {path.name: path.stat().st_ino for path in self.directory.iterdir()}
+            self.contents[path.stat().st_ino] = path.read_bytes()
 
     def _crash(self) -> None:
-        if not self._power_cut:
-            shutil.copytree(self.directory, self.survivor)
-            return
         self.survivor.mkdir()
-        for name, content in self.synced.items():
+        if not self.power_cut:
+            for path in self.directory.iterdir():
+                os.link(path, self.survivor / path.name)
+            return
+        survivors = {name: self.contents.get(inode, b"") for name, inode in self.names.items()}
+        self.names, self.contents = {}, {}
+        for name, content in survivors.items():
             (self.survivor / name).write_bytes(content)
+            inode = (self.survivor / name).stat().st_ino
+            self.names[name], self.contents[inode] = inode, content
 
 
 class Rounds:
@@ -293,18 +287,20 @@ def small(tmp_path: Path) -> Iterator[None]:
     gc.collect()
 
 
-@pytest.mark.parametrize("power_cut", [False, True], ids=["kills", "power cuts"])
+@pytest.mark.parametrize("power_cuts", [0.0, 0.5, 1.0], ids=["kills", "both", "power cuts"])
 @pytest.mark.parametrize("seed", range(int(os.environ.get("NSQ_TEST_EXAMPLES", "12"))))
-def test_nothing_confirmed_is_lost_or_early(tmp_path: Path, seed: int, power_cut: bool) -> None:
+def test_nothing_confirmed_is_lost_or_early(tmp_path: Path, seed: int, power_cuts: float) -> None:
     chance = random.Random(seed)
     ledger = Ledger()
 
     async def scenario() -> None:
-        directory, wall, synced = tmp_path / "0", 0.0, dict[str, bytes]()
+        directory, wall = tmp_path / "0", 0.0
         directory.mkdir()
+        disk: Disk | None = None
         for number in range(1, LIVES + 1):
             survivor, changes = tmp_path / str(number), chance.randint(1, LONGEST_LIFE)
-            disk = Disk(directory, survivor, synced, changes, power_cut=power_cut)
+            disk = Disk(directory, survivor, disk, changes)
+            disk.power_cut = chance.random() < power_cuts
             stops = chance.random() < 0.3
             with disk.watched():
                 try:
@@ -314,7 +310,6 @@ def test_nothing_confirmed_is_lost_or_early(tmp_path: Path, seed: int, power_cut
                     await life.stop()
                 except Killed:
                     directory = survivor
-            synced = disk.synced
         last = Life(directory, wall + 1.0, ledger, chance)
         last.drain()
         await last.stop()
