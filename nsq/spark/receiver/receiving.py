@@ -253,7 +253,7 @@ class TopicReceiver:
         self.intake: Intake | SharedIntake
         wait = options.commit_interval
         if isinstance(to, SharedLog):
-            self.intake = SharedIntake(to, store, changed=appended, clock=time.monotonic)
+            self.intake = SharedIntake(to, store, self.gate, changed=appended, clock=time.monotonic)
             to.status = self.status
             wait = 0.5 if wait is None else wait
         else:

@@ -19,7 +19,7 @@ from contextlib import suppress
 from nsq.errors import AlreadyResponded, NsqError
 from nsq.log import Logger
 from nsq.message import Message, finish_all
-from nsq.spark.receiver.receiving import Counts, Store, portions
+from nsq.spark.receiver.receiving import Counts, PauseGate, Store, portions
 from nsq.spark.wal.shared_log import SharedLog
 
 log = Logger("nsq.spark.receiver")
@@ -30,6 +30,10 @@ PUTS = 3
 LARGEST_SEGMENT = 64 << 20
 #: Seconds between two looks for messages whose timeout is near.
 _TOUCH_EVERY = 1.0
+#: Receiving pauses when the store has failed for so many seconds. Messages can be touched only up to nsqd's
+#: --max-msg-timeout: later nsqd would send all of them here again, and they would fill the memory.
+PAUSE_AFTER = 10.0
+_LOG = "log"
 #: The delay of a requeue in seconds. Without one, nsqd would send the message back here at once, over and
 #: over until this receiver has started again, and count each time as an attempt.
 _DELAY = 2.0
@@ -45,12 +49,14 @@ class SharedIntake:
         self,
         to: SharedLog,
         store: Store,
+        gate: PauseGate,
         *,
         changed: Callable[[], None],
         clock: Callable[[], float],
     ) -> None:
         self.log = to
         self._store = store
+        self._gate = gate
         self._changed = changed
         self._clock = clock
         self._lock = threading.Lock()  # guards what follows
@@ -152,7 +158,13 @@ class SharedIntake:
     # The thread that touches
 
     def _touch(self) -> None:
+        well_at = self._clock()
         while not self._ending.wait(_TOUCH_EVERY):
+            if not self.log.trouble:
+                well_at = self._clock()
+                self._gate.open(_LOG)
+            elif self._clock() - well_at >= PAUSE_AFTER:
+                self._gate.shut(_LOG, "the log cannot be written")
             with self._lock:
                 batches = list(self._batches.values())
             for batch in batches:

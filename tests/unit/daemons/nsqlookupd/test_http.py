@@ -78,14 +78,6 @@ def api() -> Api:
     return Api()
 
 
-def test_ping_info_topics_and_channels_answer(api: Api) -> None:
-    assert api.ask("GET", "/ping").body == b"OK"
-    assert api.get("/info") == {"version": "1.3.0"}
-    assert api.get("/topics") == {"topics": ["orders", "clicks"]}
-    assert api.get("/channels?topic=orders") == {"channels": ["archive"]}
-    assert api.get("/channels?topic=nope") == {"channels": []}
-
-
 def test_lookup_lists_channels_and_producers(api: Api) -> None:
     found = api.get("/lookup?topic=orders")
     assert found == {"channels": ["archive"], "producers": [PEER]}
@@ -170,37 +162,21 @@ def test_former_names_do_the_same_and_by_get_if_that_was_asked_for(method: str) 
     assert api.get("/topics")["topics"] == ["orders", "clicks", "u"]
 
 
-def test_create_and_delete(api: Api) -> None:
-    api.post("/channel/create?topic=made&channel=c")
-    assert api.get("/lookup?topic=made") == {"channels": ["c"], "producers": []}
-    api.post("/channel/delete?topic=made&channel=c")
-    assert api.refused("POST", "/channel/delete?topic=made&channel=c") == "404 CHANNEL_NOT_FOUND"
-    api.post("/topic/delete?topic=made")
-    api.post("/topic/delete?topic=made")
-    assert api.refused("GET", "/lookup?topic=made") == "404 TOPIC_NOT_FOUND"
-
-
 @pytest.mark.parametrize(
     ("request_line", "refusal"),
     [
-        ("GET /channels", "400 MISSING_ARG_TOPIC"),
-        ("GET /lookup", "400 MISSING_ARG_TOPIC"),
         ("GET /lookup?topic=%zz", "400 INVALID_REQUEST"),
         ("GET /lookup?topic=", "404 TOPIC_NOT_FOUND"),
         ("GET /lookup?topic=*", "404 TOPIC_NOT_FOUND"),
-        ("POST /topic/create", "400 MISSING_ARG_TOPIC"),
-        ("POST /topic/create?topic=b@d", "400 INVALID_ARG_TOPIC"),
         ("POST /topic/create?topic=", "400 INVALID_ARG_TOPIC"),
         ("POST /topic/delete", "400 MISSING_ARG_TOPIC"),
         ("POST /topic/tombstone", "400 MISSING_ARG_TOPIC"),
-        ("POST /topic/tombstone?topic=orders", "400 MISSING_ARG_NODE"),
         ("POST /channel/create", "400 MISSING_ARG_TOPIC"),
         ("POST /channel/create?topic=b@d", "400 INVALID_ARG_TOPIC"),
-        ("POST /channel/create?topic=t", "400 MISSING_ARG_CHANNEL"),
         ("POST /channel/create?topic=t&channel=c@d", "400 INVALID_ARG_CHANNEL"),
         ("POST /channel/delete?topic=t", "400 MISSING_ARG_CHANNEL"),
     ],
 )
-def test_invalid_requests_are_refused(api: Api, request_line: str, refusal: str) -> None:
+def test_more_invalid_requests_are_refused(api: Api, request_line: str, refusal: str) -> None:
     method, target = request_line.split(" ")
     assert api.refused(method, target) == refusal

@@ -83,11 +83,6 @@ def test_ping_keeps_a_node_active(nsqd: Conversation) -> None:
     assert len(nsqd.registry.nodes(501.0)) == 1
 
 
-def test_ping_is_answered_before_identify(fresh: Conversation) -> None:
-    assert fresh.say(b"PING\n") == [b"OK"]
-    assert not fresh.session.identified
-
-
 def test_a_lost_nsqd_takes_its_registrations_along(nsqd: Conversation) -> None:
     nsqd.say(b"REGISTER t#ephemeral c\nREGISTER u\n")
     forgetting = nsqd.session.lost()

@@ -11,6 +11,7 @@ import pytest
 from nsq.errors import AlreadyResponded
 from nsq.message import Message
 from nsq.spark.receiver import shared_intake
+from nsq.spark.receiver.receiving import PauseGate
 from nsq.spark.receiver.shared_intake import SharedIntake, touch_expiring
 from nsq.spark.wal import records, shared_log
 from nsq.spark.wal.shared import SharedWal
@@ -73,10 +74,11 @@ def log(store: FaultyStore, monkeypatch: pytest.MonkeyPatch) -> Iterator[SharedL
     made.close(timeout=60.0)
 
 
-def intake_of(log: SharedLog) -> SharedIntake:
+def intake_of(log: SharedLog, gate: PauseGate | None = None) -> SharedIntake:
     return SharedIntake(
         log,
         lambda listed: records.stored_messages("t", listed),
+        gate or PauseGate(10, lambda window: None),
         changed=lambda: None,
         clock=time.monotonic,
     )
@@ -126,6 +128,25 @@ def test_an_error_of_the_store_is_reported_while_it_lasts(store: FaultyStore, lo
     eventually(lambda: intake.trouble, lambda text: "cannot write the log: memory://log/" in text, 60.0)
     store.errors = 0.0
     eventually(lambda: intake.trouble, lambda text: not text, 60.0)
+    intake.close()
+    assert nsqd.finished == [b"1"]
+
+
+def test_receiving_pauses_while_the_store_fails_for_long(
+    store: FaultyStore, log: SharedLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the pause nsqd would send the messages again and again, after their longest timeout."""
+    monkeypatch.setattr(shared_intake, "_TOUCH_EVERY", 0.001)
+    monkeypatch.setattr(shared_intake, "PAUSE_AFTER", 0.01)
+    windows: list[int] = []
+    gate = PauseGate(10, windows.append)
+    nsqd, intake = Delegate(), intake_of(log, gate)
+    store.errors = 1.0
+    intake.take(messages(nsqd, b"1"))
+    eventually(lambda: gate.window, lambda window: window == 0, 60.0)
+    assert "the log cannot be written" in gate.why
+    store.errors = 0.0
+    eventually(lambda: gate.window, lambda window: window == 10, 60.0)
     intake.close()
     assert nsqd.finished == [b"1"]
 
@@ -180,7 +201,8 @@ def test_messages_that_cannot_be_stored_go_back_and_others_go_on(log: SharedLog)
             raise ValueError("no such thing")
         return records.stored_messages("t", listed)
 
-    intake = SharedIntake(log, store, changed=lambda: None, clock=time.monotonic)  # type: ignore[arg-type]
+    gate = PauseGate(10, lambda window: None)
+    intake = SharedIntake(log, store, gate, changed=lambda: None, clock=time.monotonic)  # type: ignore[arg-type]
     intake.take(messages(nsqd, b"wrong"))
     eventually(lambda: nsqd.requeued, lambda found: found == [b"wrong"], 60.0)
     intake.take(messages(nsqd, b"right"))

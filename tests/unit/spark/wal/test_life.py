@@ -158,7 +158,7 @@ class Life(RuleBasedStateMachine):
         return [number for segment in self.wal.segments() for number in self._numbers(segment)]
 
 
-def test_no_row_is_lost_in_any_life_of_receivers(make: Any, disk: Any) -> None:
+def test_no_row_is_lost_however_a_receiver_lives(make: Any, disk: Any) -> None:
     class Bound(Life):
         pass
 

@@ -31,17 +31,12 @@ def test_pub_with_defer_delays_the_message() -> None:
 @pytest.mark.parametrize(
     ("target", "body", "refusal"),
     [
-        ("/pub?topic=t", b"", (400, "MSG_EMPTY")),
-        ("/pub?topic=t", b"x" * 11, (413, "MSG_TOO_BIG")),
         ("/pub?topic=b@d", b"x" * 11, (413, "MSG_TOO_BIG")),
         ("/pub", b"", (400, "MSG_EMPTY")),
-        ("/pub", b"x", (400, "MISSING_ARG_TOPIC")),
         ("/pub?topic=%zz", b"x", (400, "INVALID_REQUEST")),
         ("/pub?topic=", b"x", (400, "INVALID_TOPIC")),
         ("/pub?topic=b@d&defer=x", b"x", (400, "INVALID_TOPIC")),
-        ("/pub?topic=t&defer=x", b"x", (400, "INVALID_DEFER")),
         ("/pub?topic=t&defer=", b"x", (400, "INVALID_DEFER")),
-        ("/pub?topic=t&defer=-1", b"x", (400, "INVALID_DEFER")),
         ("/pub?topic=t&defer=5001", b"x", (400, "INVALID_DEFER")),
         ("/pub?topic=t&defer=%C2%B2", b"x", (400, "INVALID_DEFER")),
         ("/pub?topic=t&defer=" + "9" * 5000, b"x", (400, "INVALID_DEFER")),
@@ -52,12 +47,11 @@ def test_pub_with_defer_delays_the_message() -> None:
         ("/mpub?topic=t&binary=true", b"x", (413, "BAD_BODY")),
         ("/mpub?topic=t&binary=1", pack_bodies([b"x"])[:-1], (413, "BAD_MESSAGE")),
         ("/mpub?topic=t&binary=true", pack_bodies([b"x" * 11]), (413, "BAD_MESSAGE")),
-        ("/mpub?topic=t&binary=maybe", b"a\nb", (413, "BAD_BODY")),
         ("/mpub?topic=t&binary=", b"a\nb", (413, "BAD_BODY")),
         ("/mpub?topic=t&binary", b"a\nb", (413, "BAD_BODY")),
     ],
 )
-def test_invalid_publishes_are_refused_in_gos_order(
+def test_more_invalid_publishes_are_refused_in_gos_order(
     target: str, body: bytes, refusal: tuple[int, str]
 ) -> None:
     api = Api(max_msg_size=10, max_body_size=30, max_req_timeout=5.0)
