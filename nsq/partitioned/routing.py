@@ -58,6 +58,10 @@ log = Logger("nsq.producer")
 #: A topic, and a partition; None: the publishes that wait for any partition, or for their topic's table.
 Place = tuple[str, int | None]
 
+#: The lane of a publish that the pool's thread must place.
+_UNPLACED = " "
+#: Seconds after a cluster turned out to be an original one in which publishes made before may be queued.
+_LATE = 5.0
 #: Stands for a partition while publishes go to nsqds that the user named.
 _NAMED = -1
 #: Seconds without an answer after which a former leader, that owes one, is given up.
@@ -116,6 +120,7 @@ class Router(AddressBook):
         self._growing: Place | None = None  # the burst that is being made
         self._held: dict[tuple[str, int], float] = {}  # while a former leader owes an answer: since when
         self._owing = False  # an nsqd owes an answer
+        self._late_until = -math.inf
         self._wanted: frozenset[str] = frozenset()  # leaders that are not connected, and publishes wait for
         self._incomplete = False  # a partition has no leader, or one that is not connected or does not answer
         self._seen: object = None  # what the snapshots were made of
@@ -153,7 +158,7 @@ class Router(AddressBook):
             publish.lane = known.lanes[next(known.turn) % len(known.lanes)]
             return publish
         if publish.command is not None:  # deferred, and the kind of the cluster is not known yet
-            publish.rules, publish.lane = self._anywhere, publish.topic
+            publish.rules, publish.lane = self._anywhere, _UNPLACED
             self.lookups.learn(publish.topic)
             return publish
         if key is partition is trace is headers is tag is None and publish.topic not in self.tracing:
@@ -247,7 +252,7 @@ class Router(AddressBook):
         topic = self.topics.get(publish.topic)
         rules = cast("PartitionRules", publish.rules)
         if topic is None:
-            publish.lane = publish.topic
+            publish.lane = _UNPLACED
             self.lookups.learn(publish.topic)
             return
         chosen = rules.choose(topic)
@@ -256,7 +261,7 @@ class Router(AddressBook):
         meta = topic.table.meta
         in_order = rules.keeps_order and meta is not None and meta.ordered and type(publish) is not Publish
         if chosen is None or in_order:  # the pool's thread sends futures of an ordered topic
-            publish.lane = publish.topic
+            publish.lane = _UNPLACED
         else:
             rules.place(publish, topic, chosen)
 
@@ -304,6 +309,8 @@ class Router(AddressBook):
         if self.lookups.cluster.kind != self.kind:
             self._switch(self.lookups.cluster.kind)
         if self.kind == "original":
+            if takers or self.now() < self._late_until:
+                self._make_plain()
             return False
         pool, waiting = self._pool, self._pool.waiting
         pool.usable = ()
@@ -343,18 +350,22 @@ class Router(AddressBook):
         self.due_at, self.urgent, self._seen = math.inf, False, None
         parked, self._parked, self._blocked, self.bursts = self._parked, {}, {}, {}
         self._held, self._last = {}, {}
-        pool.lanes, self.topics = {}, {}
+        # Publishes that were made before this line, and are queued after it, wait for the pool's thread.
+        pool.lanes, self.topics = {_UNPLACED: ()}, {}
+        self._late_until = self.now() + _LATE
         waiting = list(itertools.chain(*parked.values()))
         while pool.waiting:
             waiting.append(pool.waiting.popleft())
-        for publish in sorted(waiting, key=_started, reverse=True):
-            try:
-                if isinstance(publish.rules, PartitionRules):
+        pool.waiting.extendleft(sorted(waiting, key=_started, reverse=True))
+
+    def _make_plain(self) -> None:
+        """Turn what waits into publishes for the original NSQ; end those that need a partitioned one."""
+        for publish in self._pool.waiting.copy():
+            if isinstance(publish.rules, PartitionRules):
+                try:
                     publish.rules.place_plainly(publish)
-            except UsageError as error:
-                self._fail(publish, error)
-            else:
-                pool.waiting.appendleft(publish)
+                except UsageError as error:
+                    self._fail(publish, error)
 
     def _send_or_park(self, publish: Publish, now: float) -> None:
         if publish.rules.awaited:

@@ -268,6 +268,28 @@ def test_what_waits_is_refused_by_name_when_the_cluster_turns_out_to_be_an_origi
     assert sum(map(len, map(scene.queued, NODES))) == 1
 
 
+@pytest.mark.parametrize("connected", [False, True])
+def test_a_publish_that_was_made_before_the_cluster_turned_out_to_be_an_original_one_keeps_its_options(
+    connected: bool,
+) -> None:
+    scene = Scene({0: A}, known=False)
+    for endpoint in [] if connected else scene.endpoints.values():
+        lose(endpoint)
+    router, config = scene.router, scene.pool._config
+    keyed = router.new_publish(PublishFuture, "orders", b"keyed", None, config, key="k")
+    plain = router.new_publish(PublishFuture, "orders", b"plain", None, config)
+    original = ClusterAnswer("original", nsqds=frozenset({A}))
+    router.lookups._heard("lookup:4161", "lookup:4161", original, scene.pool.time.now)
+    scene.turn()
+    for late in (keyed, plain):
+        late.callbacks = scene.pool.callbacks
+        scene.pool.publish(late, 1000.0)
+    scene.turn()
+    assert isinstance(keyed.error, UsageError)
+    assert not plain.done()
+    assert sum(map(len, map(scene.queued, NODES))) == connected
+
+
 _events = st.lists(
     st.one_of(
         st.tuples(st.just("publish"), st.integers(0, 1)),
