@@ -41,7 +41,7 @@ help: ## this list
 run: .venv/installed-run $(if $(SPARK),.venv/installed-spark) ## a web shop on a whole NSQ of its own (KEEP=1: goes on until Ctrl-C; SPARK=1)
 	@$(python) -m examples.demo $(if $(KEEP),--keep) $(if $(SPARK),--spark) $(ARGS)
 
-test: .venv/installed-dev $(if $(SMOKE),,.venv/installed-spark .venv/installed-browser .venv/installed-interop) ## the tests (SMOKE=1: unit tests only; ARGS='-k name' goes to pytest)
+test: .venv/installed-dev $(if $(SMOKE),,.venv/installed-spark .venv/installed-browser .venv/installed-docs .venv/installed-interop) ## the tests (SMOKE=1: unit tests only; ARGS='-k name' goes to pytest)
 	@$(pytest) -m 'not chaos' -n $(jobs) --dist loadscope --no-loadscope-reorder $(if $(SMOKE),tests/unit) $(ARGS)
 
 django: .venv/installed-django6 ## the tests of nsq.contrib.django with Django 6, in a second environment
@@ -53,7 +53,7 @@ lint: .venv/installed-dev ## ruff: rules and format; the schemas of .github
 	@$(python) -m check_jsonschema -q --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	@$(python) -m check_jsonschema -q --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/[!c]*.yml
 
-types: .venv/installed-dev .venv/installed-spark ## mypy --strict, and less strictly over the tests
+types: .venv/installed-dev .venv/installed-spark .venv/installed-browser .venv/installed-docs ## mypy --strict, and less strictly over the tests
 	@$(python) -m mypy --strict $(typed) tests
 
 format: .venv/installed-dev ## put the code into ruff's format
@@ -94,7 +94,7 @@ clean: ## remove .venv, caches and build products
 
 # Of .venv itself installed-dev takes care, and of two pips at once.
 .venv/installed-interop: .venv/installed-dev $(wildcard tests/interop/requirements/*.txt)
-.venv/installed-spark .venv/installed-browser .venv/installed-django6: .venv/installed-dev
+.venv/installed-spark .venv/installed-browser .venv/installed-docs .venv/installed-django6: .venv/installed-dev
 
 .venv/installed-%: $(inputs) $(anew)
 	@found=$$(PYTHON='$(PYTHON)' .ci/python) && "$$found" .ci/environment.py $*
