@@ -415,8 +415,8 @@ class DeferredOnDisk(DeferredInMemory):
             dues = file.read_index()
             file.measure()
             self._take_in(file, dues)
-        if left and self._durable:
-            self._dirty.update(file for file in left if not file.removed)
+        if self._durable and (left or self._disk.unsynced):
+            self._dirty.update(file for file in files if not file.removed)
             self._choose_records()
 
     def _choose_records(self) -> None:
@@ -430,7 +430,7 @@ class DeferredOnDisk(DeferredInMemory):
         files = [file for _, _, file in self._unread]
         now = self._clock.time_ns()
         for file in files:
-            if file.was_read or file.opens <= now:
+            if file.was_read or file.opens <= now + SOON:  # or it was in memory from the beginning
                 suspects.update(file.read_index())
         chosen: dict[bytes, tuple[int, DeferredFile]] = {}
         for file in files:
@@ -505,7 +505,7 @@ class DeferredOnDisk(DeferredInMemory):
         try:
             in_memory = [(wall + round((due - now) * 1e9), encode(each)) for due, _, each, _ in self._heap]
             files += self._write_files(sorted(in_memory))
-            self._rewritten += self._in_memory
+            self._rewritten += sorted(self._in_memory)
             for file in [file for file in unread if file.left and not file.intact]:
                 entries, problem = file.read(self._sizes)
                 self._report(file, problem)

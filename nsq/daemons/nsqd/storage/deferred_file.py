@@ -64,6 +64,9 @@ class DeferredFile:
         self.named = False  # whether the directory was synced since the file was created
         self._open: list[int] = []
 
+    def __lt__(self, other: DeferredFile) -> bool:
+        return self.number < other.number
+
     @property
     def opens(self) -> int:
         """The time on the wall clock to read it."""
@@ -212,8 +215,8 @@ class DeferredSync(SyncJob):
     def __init__(
         self, directory: Path, dirty: Iterable[DeferredFile], leaving: Iterable[DeferredFile]
     ) -> None:
-        self.dirty = {file: file.sizes for file in dirty}
-        self.leaving = {file: list(file.leaving) for file in leaving}
+        self.dirty = {file: file.sizes for file in sorted(dirty)}
+        self.leaving = {file: list(file.leaving) for file in sorted(leaving)}
         super().__init__(
             directory,
             [path for file in self.dirty for path in (file.index, file.data)],
