@@ -415,7 +415,7 @@ class DeferredOnDisk(DeferredInMemory):
             dues = file.read_index()
             file.measure()
             self._take_in(file, dues)
-        if left and self._durable:
+        if self._durable and (left or self._disk.unsynced):
             self._dirty.update(file for file in files if not file.removed)
             self._choose_records()
 
