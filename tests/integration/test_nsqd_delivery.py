@@ -589,7 +589,7 @@ class TestEphemeral:
         assert nsqd.post(f"/channel/delete?topic={topic}%23ephemeral&channel=lasting").status == 200
         eventually(lambda: topic_stats(nsqd, name), lambda found: not found)
 
-    def test_an_ephemeral_channel_keeps_only_messages_that_fit_into_memory(
+    def test_an_ephemeral_channel_keeps_what_fits_into_memory(
         self, nsqd_factory: Factory[Nsqd], topic: str
     ) -> None:
         nsqd = nsqd_factory(mem_queue_size=10)

@@ -262,7 +262,7 @@ def test_receivers_wait_for_a_log_that_does_not_exist_yet(nsqd: Nsqd, tmp_path: 
     wal = DirectoryWal(tmp_path / "wal")
     with ReceiverPool(options_of(tmp_path / "wal", nsqd), wal) as pool:
         pool.start()
-        eventually(pool.status, lambda status: "it has to be prepared" in status.error, PATIENCE)
+        eventually(pool.status, lambda status: "prepare it first" in status.error, PATIENCE)
         assert pool.fatal_error is None
         wal.prepare()
         all_ready(pool)
