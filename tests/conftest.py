@@ -14,6 +14,7 @@ import hypothesis
 import pytest
 
 from nsq.testing import leaks
+from tests.jvm import without_py4j
 
 # The time of an example depends on the load of the machine, so no test limits it.
 hypothesis.settings.register_profile(
@@ -129,8 +130,13 @@ def nothing_left_behind(watched_directories: list[Path]) -> Iterator[None]:
     pytest sets up fixtures of wider scope first, so their resources are in the snapshot. It tears this one
     down after the other fixtures of the test, so these have cleaned up by then.
     """
-    before = leaks.snapshot(watched_directories)
+
+    def look() -> leaks.Snapshot:
+        # py4j connects to the JVM of other tests whenever Python collects its objects.
+        return without_py4j(leaks.snapshot(watched_directories))
+
+    before = look()
     yield
-    left = leaks.leftovers(before, lambda: leaks.snapshot(watched_directories), grace=GRACE)
+    left = leaks.leftovers(before, look, grace=GRACE)
     if left:
         pytest.fail("this test left behind:\n  " + "\n  ".join(leaks.describe(left)), pytrace=False)

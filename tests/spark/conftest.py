@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from nsq.spark.session import STOP_TIMEOUT
 from nsq.testing import leaks
 from nsq.testing.plugin import nsqd, nsqd_factory, nsqlookupd, nsqlookupd_factory
 from tests.fakes.s3 import CREDENTIALS
+from tests.jvm import gateway, without_py4j
 from tests.spark.home import make_home
 
 if TYPE_CHECKING:
@@ -121,61 +121,20 @@ def fonts(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 @pytest.fixture(autouse=True)
 def nothing_left_behind(watched_directories: list[Path], request: pytest.FixtureRequest) -> Iterator[None]:
-    """As everywhere, except for connections between this process and the session's JVM, and the threads that
-    serve them: py4j keeps those for as long as it likes. The JVM itself is the session's.
-    """
+    """As everywhere, but the session begins before the test: its JVM is not the test's."""
     if "spark" in request.fixturenames:
         request.getfixturevalue("spark")
-    jvm = _jvm()
+    if gateway() is not None:
+        from pyspark.java_gateway import ensure_callback_server_started
+
+        # From now on the JVM can call us back: foreachBatch does.
+        ensure_callback_server_started(gateway())  # type: ignore[no-untyped-call]
 
     def look() -> leaks.Snapshot:
-        return _without_py4j(leaks.snapshot(watched_directories), jvm)
+        return without_py4j(leaks.snapshot(watched_directories))
 
     before = look()
     yield
     left = leaks.leftovers(before, look, grace=_GRACE)
     if left:
         pytest.fail("this test left behind:\n  " + "\n  ".join(leaks.describe(left)), pytrace=False)
-
-
-def _jvm() -> int | None:
-    """The process of the session, once there is one; from then on it can call us back: foreachBatch does."""
-    gateway = getattr(getattr(sys.modules.get("pyspark"), "SparkContext", None), "_gateway", None)
-    if gateway is None:
-        return None
-    from pyspark.java_gateway import ensure_callback_server_started
-
-    ensure_callback_server_started(gateway)  # type: ignore[no-untyped-call]
-    pid: int = gateway.proc.pid
-    return pid
-
-
-def _without_py4j(seen: leaks.Snapshot, jvm: int | None) -> leaks.Snapshot:
-    if jvm is None:
-        return seen
-    ours, theirs = _connections(os.getpid()), set(_connections(jvm).values())
-    shared = {socket for socket, (here, there) in ours.items() if (there, here) in theirs}
-    descriptors = frozenset(one for one in seen.descriptors if one[1] not in shared)
-    threads = frozenset(thread for thread in seen.threads if not _is_py4js(thread))
-    return leaks.Snapshot(threads, descriptors, seen.children, seen.files)
-
-
-def _connections(pid: int) -> dict[str, tuple[str, str]]:
-    """A process's TCP sockets, as its descriptors are called, with the ports here and there."""
-    ends = {}
-    for table in ("tcp", "tcp6"):  # Java speaks IPv4 through sockets of IPv6
-        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
-            fields = line.split()
-            ends[f"socket:[{fields[9]}]"] = (fields[1].rpartition(":")[2], fields[2].rpartition(":")[2])
-    found = {}
-    for number in os.listdir(f"/proc/{pid}/fd"):
-        with contextlib.suppress(OSError):  # closed meanwhile
-            target = os.readlink(f"/proc/{pid}/fd/{number}")
-            if target in ends:
-                found[target] = ends[target]
-    return found
-
-
-def _is_py4js(thread: object) -> bool:
-    served = getattr(getattr(thread, "_target", None), "__self__", None)
-    return type(thread).__module__.startswith("py4j") or type(served).__module__.startswith("py4j")
