@@ -45,7 +45,7 @@ test: .venv/installed-dev $(if $(SMOKE),,.venv/installed-spark .venv/installed-b
 	@$(pytest) -m 'not chaos' -n $(jobs) --dist loadscope --no-loadscope-reorder $(if $(SMOKE),tests/unit) $(ARGS)
 
 django: .venv/installed-django6 ## the tests of nsq.contrib.django with Django 6, in a second environment
-	@if [ -x .venv/django6/bin/python ]; then .venv/django6/bin/python -m pytest tests/contrib/django $(ARGS); fi
+	@if [ -x .venv/django6/bin/python ]; then env -u NSQ_REQUIRE_SPARK -u NSQ_REQUIRE_BROWSER .venv/django6/bin/python -m pytest tests/contrib/django $(ARGS); fi
 
 lint: .venv/installed-dev ## ruff: rules and format; the schemas of .github
 	@$(python) -m ruff check --quiet $(sources)
