@@ -7,6 +7,7 @@ import logging
 import shutil
 import signal
 import sys
+import time
 from contextlib import ExitStack, suppress
 
 from nsq.testing import DaemonFailed
@@ -126,4 +127,5 @@ def keep(cluster: Cluster, screen: Screen, signals: Signals, closing: ExitStack)
             closing.callback(load.close)
         lines = ["", "everything runs until Ctrl-C, with a light load; then the archive is deleted too:"]
         screen.say("\n".join([*lines, *cluster.describe()]))
-        signal.pause()
+        while True:  # not signal.pause: a signal that the system gives to another thread would not end that
+            time.sleep(0.5)
