@@ -175,7 +175,7 @@ class HandlerPool:
         return threading.current_thread() in self._threads
 
     def turn(self, now: float) -> float:
-        """Do what is due, on the owner's thread; return when to be called again."""
+        """Begin attempts that are due, on the owner's thread; return when to call this again."""
         return math.inf
 
     @property
@@ -184,7 +184,7 @@ class HandlerPool:
         return 0
 
     def expects(self, error: ServerError) -> bool:
-        """Whether an error of nsqd's is no news: it answers what was done on purpose."""
+        """Return whether nsqd had to answer with this error, so that no log or hook reports it."""
         return False
 
     def partitions(self, now: float) -> list[PartitionHealth]:

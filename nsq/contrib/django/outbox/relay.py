@@ -165,9 +165,8 @@ class Relay:
 
     def _publish_alone(self, row: OutboxMessage) -> None:
         left = 0.0 if row.due_at is None else (row.due_at - timezone.now()).total_seconds()
-        final = (
-            (*_FINAL, InvalidCommand) if left > 0 else _FINAL
-        )  # E_INVALID: nsqd does not defer for so long
+        # To a deferred message nsqd answers E_INVALID when it does not defer for so long.
+        final = (*_FINAL, InvalidCommand) if left > 0 else _FINAL
         try:
             publish_one(row.topic, bytes(row.body), defer=left if left > 0 else None, timeout=self._timeout)
         except final as error:
