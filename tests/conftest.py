@@ -54,6 +54,19 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(f"{spark_said()}, and NSQ_REQUIRE_SPARK is set")
 
 
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Generator[None, object, object]:
+    """Repeat what failed as the last thing: of a log that is cut, the end is kept."""
+    try:
+        return (yield)
+    finally:
+        for kind in ("failed", "error"):
+            for report in terminalreporter.stats.get(kind, [])[:3]:
+                terminalreporter.write_line(
+                    f"{report.nodeid}, at {report.when}: …{report.longreprtext[-1500:]}"
+                )
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     """End the process of a test that hangs although pytest-timeout should end it; show where its threads are.
