@@ -14,7 +14,6 @@ import hypothesis
 import pytest
 
 from nsq.testing import leaks
-from tests.jvm import without_py4j
 
 # The time of an example depends on the load of the machine, so no test limits it.
 hypothesis.settings.register_profile(
@@ -144,12 +143,8 @@ def nothing_left_behind(watched_directories: list[Path]) -> Iterator[None]:
     down after the other fixtures of the test, so these have cleaned up by then.
     """
 
-    def look() -> leaks.Snapshot:
-        # py4j connects to the JVM of other tests whenever Python collects its objects.
-        return without_py4j(leaks.snapshot(watched_directories))
-
-    before = look()
+    before = leaks.snapshot(watched_directories)
     yield
-    left = leaks.leftovers(before, look, grace=GRACE)
+    left = leaks.leftovers(before, lambda: leaks.snapshot(watched_directories), grace=GRACE)
     if left:
         pytest.fail("this test left behind:\n  " + "\n  ".join(leaks.describe(left)), pytrace=False)

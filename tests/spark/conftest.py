@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,8 +16,8 @@ from nsq.spark.session import STOP_TIMEOUT
 from nsq.testing import leaks
 from nsq.testing.plugin import nsqd, nsqd_factory, nsqlookupd, nsqlookupd_factory
 from tests.fakes.s3 import CREDENTIALS
-from tests.jvm import gateway, without_py4j
 from tests.spark.home import make_home
+from tests.spark.jvm import gateway, without_py4j
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -98,8 +99,14 @@ def _session(where: Path) -> SparkSession:
 
 def _end(gateway: object) -> None:
     """End the JVM, which pyspark leaves running until the interpreter ends: the next tests may be others."""
+    from py4j.clientserver import SHUTDOWN_FINALIZER_WORKER, FinalizerWorker
     from pyspark import SparkContext
 
+    # A thread of py4j tells the JVM of objects that are gone. After the JVM has ended it would dial in vain.
+    gateway._gateway_client.finalizer_deque.appendleft(SHUTDOWN_FINALIZER_WORKER)  # type: ignore[attr-defined]
+    for thread in threading.enumerate():
+        if isinstance(thread, FinalizerWorker):
+            thread.join(120)
     gateway.shutdown()  # type: ignore[attr-defined]
     process = gateway.proc  # type: ignore[attr-defined]
     process.stdin.close()

@@ -1,4 +1,4 @@
-"""The JVM of a Spark session, which tests of other things may find in their process."""
+"""The JVM of the Spark session of these tests."""
 
 from __future__ import annotations
 
