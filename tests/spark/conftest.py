@@ -99,7 +99,7 @@ def _session(where: Path) -> SparkSession:
 
 def _end(gateway: object) -> None:
     """End the JVM, which pyspark leaves running until the interpreter ends: the next tests may be others."""
-    from py4j.clientserver import SHUTDOWN_FINALIZER_WORKER, FinalizerWorker
+    from py4j.clientserver import SHUTDOWN_FINALIZER_WORKER, FinalizerWorker  # type: ignore[import-untyped]
     from pyspark import SparkContext
 
     # A thread of py4j tells the JVM of objects that are gone. After the JVM has ended it would dial in vain.
