@@ -111,7 +111,7 @@ def test_a_publish_that_may_be_stored_at_its_deadline_is_uncertain(
 ) -> None:
     producer.publish("orders", b"before", partition=0)
     leading(orders).refuse("PUB", "E_PUB_FAILED pub failed", times=1000)
-    with pytest.raises(nsq.PublishUncertain, match="E_PUB_FAILED"):
+    with pytest.raises(nsq.PublishUncertain):
         producer.publish("orders", b"body", partition=0, timeout=0.5)
 
 
