@@ -350,8 +350,11 @@ def particular(
                 f"most {config.max_msg_size} together (max_msg_size, to be that of nsqd)"
             )
         checked_bodies(bodies, config, overhead)
+    given = {name: value for name, value in given.items() if value is not None}
     if traces is not None:
         publish.published = Published(trace_id=traces[0])
+        if several and headers is not None:
+            publish.locks.append(_LoggedAtEnd(router, publish, given))
     return Particular(
         router,
         bodies,
@@ -360,5 +363,18 @@ def particular(
         partition=partition,
         traces=traces,
         headers=headers,
-        given={name: value for name, value in given.items() if value is not None},
+        given=given,
     )
+
+
+@dataclass
+class _LoggedAtEnd:
+    """Stands among the locks of a traced batch with headers: nsqd answers it with OK, which no rules see."""
+
+    router: Host
+    publish: Publish
+    given: Mapping[str, Any]
+
+    def release(self) -> None:
+        if self.publish.error is None:
+            self.router.log_publish(self.publish, self.given)
