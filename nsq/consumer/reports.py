@@ -235,7 +235,7 @@ class ConsumerHooks:
         """Called when nsqd delivers a message that comes before the one that was finished last."""
 
     def partitions_changed(self, before: int, after: int) -> None:
-        """Called when the topic's number of partitions has changed: from then on keys go to other partitions."""
+        """Called when the topic's number of partitions has changed: keys go to other partitions now."""
 
     def backing_off(self, level: int) -> None:
         """Called when delivery stops for a while; ``level`` is 0 when it is back to normal."""

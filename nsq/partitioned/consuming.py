@@ -258,8 +258,8 @@ class PartitionDiscovery(Discovery):
         before, self._count = self._count, count or self._count
         if before and before != self._count:
             log.warning(
-                "%s: the number of partitions changed from %d to %d: from now on keys go to other partitions, "
-                "so that order for a key holds only before and after",
+                "%s: the number of partitions changed from %d to %d: from now on keys go to other "
+                "partitions, so that order for a key holds only before and after",
                 self._engine.name,
                 before,
                 count,
