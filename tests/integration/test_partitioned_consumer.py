@@ -461,7 +461,9 @@ class TestOrder:
             handler.wait_for(lambda: handler.got[1] == [23] and handler.got[0] == [13, *rest])
         assert given_up == [b"13"] * (decision is nsq.Decision.SKIP)
 
-    def test_a_skipped_message_goes_to_the_dead_letters(self, cluster: PartitionedCluster) -> None:
+    def test_a_skipped_message_goes_to_the_dead_letters_and_the_log_says_why(
+        self, cluster: PartitionedCluster, caplog: pytest.LogCaptureFixture
+    ) -> None:
         create(cluster, 1, ordered=True)
         cluster.create_topic("dead", partitions=1)
 
@@ -474,6 +476,9 @@ class TestOrder:
             publish(cluster, 0, [13, 14])
             handler.wait_for(lambda: handler.got[0] == [13, 14])
         assert [message.body for message in cluster.messages("dead", 0)] == [b"13"]
+        assert "no use" in caplog.text
+        assert "topic dead has it" in caplog.text
+        assert "max_attempts" not in caplog.text
 
     def test_a_message_in_its_pause_is_given_back_at_a_stop(self, cluster: PartitionedCluster) -> None:
         create(cluster, 1, ordered=True)
