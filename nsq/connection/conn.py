@@ -17,7 +17,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Container
 from contextlib import suppress
-from functools import partial
 from itertools import groupby
 from typing import Any, NoReturn, cast
 
@@ -138,7 +137,7 @@ class Conn:
         self._transport = transport
         self._context = context
         self._encode = encode or self._encode_answers
-        self._decode: Callable[..., Message] = Message if subscription is None else subscription.decode
+        self._reader = Subscription.reader if subscription is None else subscription.reader
         self._wakeup: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._asleep = False  # the write loop waits on ``_wakeup``
         self._asked_to_close = False
@@ -174,7 +173,7 @@ class Conn:
         self.session = Session(ready.reply)
         self.version = ready.reply.version
         self._parser: FrameParser[Message] = FrameParser(
-            partial(self._decode, self, 0.0, 0.0), max_frame=self._config.max_frame_size
+            self._reader(self, 0.0, 0.0), max_frame=self._config.max_frame_size
         )
         self._rest = ready.rest
         self.connected_at = self.last_message_at = time.monotonic()
@@ -333,7 +332,7 @@ class Conn:
             self._delegate.on_ok(self, 1)
             return
         now = time.monotonic()
-        parser.message = partial(self._decode, self, now, now + self.session.msg_timeout)
+        parser.message = self._reader(self, now, now + self.session.msg_timeout)
         replies = parser.replies
         frames = parser.feed(data)
         if parser.replies == replies:

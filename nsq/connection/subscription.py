@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 from nsq.message import Message
@@ -17,9 +18,9 @@ class Subscription:
     topic: str
     channel: str
 
-    #: Makes a message. Called as ``Message`` is: with the connection, received_at, expires_at, timestamp,
-    #: attempts, id, and the rest of the frame.
-    decode: ClassVar[Callable[..., Message]] = Message
+    #: Called once for all that comes together, with the connection, received_at and expires_at. Returns what
+    #: makes each message of its timestamp, attempts, id, and the rest of the frame.
+    reader: ClassVar[Callable[..., Callable[..., Message]]] = staticmethod(partial(partial, Message))
 
     @property
     def key(self) -> Hashable:

@@ -30,7 +30,7 @@ from nsq.connection.endpoint import Endpoints, Key, Status, Wanted
 from nsq.connection.handshake import describe
 from nsq.connection.subscription import Subscription
 from nsq.consumer.endpoint import ConsumingEndpoint
-from nsq.consumer.handlers import DeadLetters, HandlerPool, requeue_delay
+from nsq.consumer.handlers import DeadLetters, GiveUp, HandlerPool, requeue_delay
 from nsq.consumer.rdy import Backoff, Outcome, RdyWindows, Strategy, exponential
 from nsq.consumer.reports import (
     ConsumerHealth,
@@ -580,10 +580,11 @@ class Engine:
         else:
             dead = f"{self.topic.removesuffix(EPHEMERAL)}.dead"
             fate = f"it is lost. Consumer(…, dead_letters={dead!r}) would keep it in that topic"
-        most = self.config.max_attempts
+        # The log has the reason of a handler, and of a user's decision to skip, already.
+        why = "" if isinstance(error, GiveUp) else f" (max_attempts is {self.config.max_attempts})"
         log.error(
-            "gave up on %r from %s (max_attempts is %d): %s",
-            message, message.nsqd_address, most, fate, extra=self.pool.fields_of(message),
+            "gave up on %r from %s%s: %s",
+            message, message.nsqd_address, why, fate, extra=self.pool.fields_of(message),
         )  # fmt: skip
         with self._counting:
             self.given_up += 1

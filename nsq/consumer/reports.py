@@ -234,5 +234,8 @@ class ConsumerHooks:
     def out_of_order(self, message: Message) -> None:
         """Called when nsqd delivers a message that comes before the one that was finished last."""
 
+    def partitions_changed(self, before: int, after: int) -> None:
+        """Called when the topic's number of partitions has changed: keys go to other partitions now."""
+
     def backing_off(self, level: int) -> None:
         """Called when delivery stops for a while; ``level`` is 0 when it is back to normal."""

@@ -190,6 +190,8 @@ def _state(clients: Iterable[Producer | Consumer]) -> list[tuple[str, str, list[
     waiting: Values = {}
     backoff: Values = {}
     ok: Values = {}
+    stuck: Values = {}
+    missing: Values = {}
     for client in clients:
         if isinstance(client, Producer):
             for connection in client.stats().connections:
@@ -202,6 +204,8 @@ def _state(clients: Iterable[Producer | Consumer]) -> list[tuple[str, str, list[
         _add(waiting, at, client.stats().waiting)
         _add(backoff, at, health.backoff_level)
         _add(ok, at, health.ok)
+        _add(stuck, at, sum(each.stuck for each in health.partitions))
+        _add(missing, at, len(health.missing_partitions))
     of_channel, of_nsqd = ["topic", "channel"], ["topic", "channel", "nsqd"]
     return [
         ("nsq_client_publishes_pending", "Publishes that nsqd has not answered.", ["nsqd"], pending),
@@ -210,6 +214,8 @@ def _state(clients: Iterable[Producer | Consumer]) -> list[tuple[str, str, list[
         ("nsq_client_waiting", "Messages that wait for a handler thread.", of_channel, waiting),
         ("nsq_client_backoff_level", "Levels of backoff of all consumers; 0 is normal.", of_channel, backoff),
         ("nsq_client_consumers_ok", "Consumers to which messages can come.", of_channel, ok),
+        ("nsq_client_partitions_stuck", "Partitions that a failing message holds up.", of_channel, stuck),
+        ("nsq_client_partitions_missing", "Partitions without a leader, by consumer.", of_channel, missing),
     ]
 
 

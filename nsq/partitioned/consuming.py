@@ -135,6 +135,7 @@ class PartitionDiscovery(Discovery):
         self._stopped: set[int] = set()  # partitions that the user's decision has ended
         self._started: set[int] = set()  # partitions that have begun at the chosen position
         self._problem = ""
+        self._count = 0  # partitions of the topic; 0: not known
 
     # Events of connections: any thread.
 
@@ -228,6 +229,7 @@ class PartitionDiscovery(Discovery):
             self._refuse(problem)
             return
         self._problem = ""
+        self._note_count(0 if table.meta is None else table.meta.partition_num)
         connected = {key[1]: key for key in self._engine.connected_keys() if isinstance(key[1], int)}
         wanted: dict[Key, Wanted] = {}
         for address, nsqd in self._directory.nsqds.items():
@@ -251,6 +253,19 @@ class PartitionDiscovery(Discovery):
             self.wanted = wanted
             self._found(wanted)
             self._engine.give_each_room()
+
+    def _note_count(self, count: int) -> None:
+        before, self._count = self._count, count or self._count
+        if before and before != self._count:
+            log.warning(
+                "%s: the number of partitions changed from %d to %d: from now on keys go to other "
+                "partitions, so that order for a key holds only before and after",
+                self._engine.name,
+                before,
+                count,
+                extra=self._engine.fields(),
+            )
+            self._engine.tell(self._engine.hooks.partitions_changed, before, count)
 
     def _partition(self, table: TopicTable, partition: int, address: str) -> Wanted:
         pool = self._engine.pool

@@ -11,17 +11,18 @@ theirs at that moment.
 from __future__ import annotations
 
 import copy
-import itertools
 import math
+import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, Protocol, cast
 
-from nsq.connection.conn import Conn
+from nsq.config import Config
 from nsq.errors import (
     BadBody,
     BadMessage,
     ExtNotSupported,
+    InvalidMessage,
     NsqError,
     ServerError,
     TopicNotExist,
@@ -29,32 +30,27 @@ from nsq.errors import (
     UsageError,
 )
 from nsq.partitioned import wire
-from nsq.partitioned.keys import Hash, Key, partition_for
+from nsq.partitioned.keys import Hash, Key, checked_key, partition_for
+from nsq.partitioned.snapshots import Topic
 from nsq.partitioned.table import TopicTable, retry_pause, rule_of
-from nsq.producer.endpoint import PublishingEndpoint
-from nsq.producer.publishes import PLAIN, Publish, Rules, Verdict, refused, refused_option, unanswered
+from nsq.partitioned.tracing import Tracing
+from nsq.producer.publishes import (
+    PLAIN,
+    Publish,
+    Rules,
+    Verdict,
+    checked_bodies,
+    refused,
+    refused_option,
+    unanswered,
+)
 from nsq.wire import commands
-
-Taker = tuple[PublishingEndpoint, Conn]
+from nsq.wire.frames import Published
 
 #: Seconds without an answer after which a node counts as stalled: what it owes is looked up and sent again.
 PATIENCE = 3.0
 #: So many sends without an answer make a publish look its partition up again.
 _LOSSES_BEFORE_LOOKUP = 2
-
-
-class Topic(NamedTuple):
-    """A snapshot of a topic for callers."""
-
-    table: TopicTable
-    modulus: int | None
-    """The number by which keys are divided."""
-    live: tuple[int, ...]
-    """The partitions that take publishes without a key."""
-    lanes: tuple[str, ...]
-    """Their lanes, if publishes without a key take them in turn."""
-    takers: Mapping[int, Taker]
-    turn: itertools.count[int]
 
 
 @dataclass(slots=True)
@@ -77,6 +73,7 @@ class Host(Protocol):
     """The router, as the rules use it."""
 
     key_hash: Hash | None
+    tracing: Tracing
     now: Callable[[], float]
     chance: Callable[[], float]
 
@@ -183,11 +180,41 @@ class PartitionRules(Rules):
     def is_nsqd_well(self, error: ServerError) -> bool:
         return rule_of(error).look_up or not error.retry
 
+    def reason(self, publish: Publish, topic: Topic, away: str) -> str:
+        """Return why no nsqd has taken the publish. ``away``: why nsqds are not connected."""
+        try:
+            chosen = self.choose(topic)
+        except UsageError as error:
+            return str(error)
+        table, away = topic.table, away or "it is connected"
+        if chosen is None:
+            why = f"no partition had a leader that could be reached in time; {table.problem or away}"
+        elif chosen in table.leaders:
+            leader = table.leaders[chosen]
+            why = f"partition {chosen} could not be reached in time at its leader {leader}; {away}"
+        else:
+            why = f"partition {chosen} had no leader in time, as the nsqlookupds have it; {table.problem}"
+        return why + said(publish)
+
 
 def _tries(publish: Publish) -> Tries:
     if publish.memory is None:
         publish.memory = Tries()
     return cast("Tries", publish.memory)
+
+
+def said(publish: Publish) -> str:
+    """Return what nsqd has said about the publish, for the end of a sentence."""
+    tried: Tries = publish.memory or NO_TRIES
+    return f"; nsqd said last: {tried.error}" if tried.error is not None else ""
+
+
+def unknown_topic(table: TopicTable, publish: Publish) -> TopicNotExist:
+    return TopicNotExist(
+        f"{TopicNotExist.code} no nsqlookupd has a partition of the topic {table.topic!r} to publish to "
+        f"({table.reason}{said(publish)}). Publishing creates no topic in a partitioned NSQ: its "
+        "administrators do, in its admin or with nsqlookupd's /topic/create"
+    )
 
 
 class Particular(PartitionRules):
@@ -285,3 +312,69 @@ class Particular(PartitionRules):
         publish.published = found._replace(trace_id=self.trace_id)  # a batch is answered with 0
         self.router.log_publish(publish, self._given)
         return True
+
+
+def particular(
+    router: Host,
+    publish: Publish,
+    bodies: list[bytes],
+    given: Mapping[str, Any],
+    config: Config,
+    *,
+    several: bool,
+) -> Particular:
+    """Check the options and return the rules that carry them out."""
+    key, partition, trace, tag = given["key"], given["partition"], given["trace"], given["tag"]
+    if key is not None and partition is not None:
+        raise UsageError("key= and partition= are both given: the key decides on the partition")
+    if key is not None:
+        key = checked_key(key)
+    if partition is not None:
+        partition = wire.checked_partition(partition)
+    traces = None
+    if trace is not None:
+        traces = [wire.checked_trace(trace)] * len(bodies)
+    elif publish.topic in router.tracing:
+        traces = [random.getrandbits(63) for _ in bodies]
+    headers, overhead = None, 8 if traces else 0
+    if given["headers"] is not None or tag is not None:
+        tag = None if tag is None else wire.checked_tag(tag)
+        of_each: list[int | None] = [*traces] if traces else [None] * len(bodies)
+        headers = [wire.checked_header(given["headers"], each, tag) for each in of_each]
+        overhead = 2 + max(map(len, headers))
+    if overhead:
+        largest = max(map(len, bodies))
+        if largest + overhead > config.max_msg_size:
+            raise InvalidMessage(
+                f"the message has {largest} bytes, and its trace id or headers {overhead}, must have at "
+                f"most {config.max_msg_size} together (max_msg_size, to be that of nsqd)"
+            )
+        checked_bodies(bodies, config, overhead)
+    given = {name: value for name, value in given.items() if value is not None}
+    if traces is not None:
+        publish.published = Published(trace_id=traces[0])
+        if several and headers is not None:
+            publish.locks.append(_LoggedAtEnd(router, publish, given))
+    return Particular(
+        router,
+        bodies,
+        several=several,
+        key=key,
+        partition=partition,
+        traces=traces,
+        headers=headers,
+        given=given,
+    )
+
+
+@dataclass
+class _LoggedAtEnd:
+    """Stands among the locks of a traced batch with headers: nsqd answers it with OK, which no rules see."""
+
+    router: Host
+    publish: Publish
+    given: Mapping[str, Any]
+
+    def release(self) -> None:
+        if self.publish.error is None:
+            self.router.log_publish(self.publish, self.given)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import datetime
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property, partial
 from typing import Any
 
 from nsq.connection.conn import Conn
@@ -146,25 +147,20 @@ class PartitionSubscription(Subscription):
     def _detailed(self) -> bool:
         return self.reading.ordered or self.reading.trace or bool(self.reading.start)
 
-    def decode(
-        self,
-        conn: Conn,
-        received_at: float,
-        expires_at: float,
-        timestamp: int,
-        attempts: int,
-        message_id: bytes,
-        data: bytes,
-    ) -> Message:
+    def reader(self, conn: Conn, received_at: float, expires_at: float) -> Callable[..., Message]:
         delegate = conn if self.delegate is None else self.delegate(conn, self.partition)
-        fields = delegate, received_at, expires_at, timestamp, attempts, message_id, data
-        message: Message
+        read = partial(self._make, delegate, received_at, expires_at)
+        return partial(self._read_traced, conn, read) if self.topic in self.tracing.topics else read
+
+    @cached_property
+    def _make(self) -> Callable[..., Message]:
         if self.extended or self._detailed:
-            message = read_detailed(self.extended, self._detailed, *fields)
-        else:
-            message = PartitionedMessage(*fields)
-        if self.topic in self.tracing:
-            log_delivery(message, self.channel, local_ip=conn.local_ip)
+            return partial(read_detailed, self.extended, self._detailed)
+        return PartitionedMessage
+
+    def _read_traced(self, conn: Conn, read: Callable[..., Message], *fields: object) -> Message:
+        message = read(*fields)
+        log_delivery(message, self.channel, local_ip=conn.local_ip)
         return message
 
 

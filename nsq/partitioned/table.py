@@ -40,6 +40,9 @@ from nsq.partitioned.wire import MAX_PARTITIONS, Meta
 #: Which NSQ a cluster runs: the original one, or the one with partitions.
 Kind = Literal["original", "partitioned"]
 
+#: The most partitions that a text lists.
+_MOST_SHOWN = 20
+
 # Answers of nsqlookupds.
 
 
@@ -95,6 +98,15 @@ class TopicTable:
         """Whether a partition has no leader, or the topic is not known yet."""
         count = self.meta.partition_num if self.meta is not None else 0
         return not self.leaders or len(self.leaders) < count
+
+    @property
+    def problem(self) -> str:
+        """What is wrong with an incomplete topic, in words."""
+        missing = self.missing
+        if not missing:
+            return "" if self.leaders else "no partition has a leader"
+        shown, more = ", ".join(map(str, missing[:_MOST_SHOWN])), len(missing) - _MOST_SHOWN
+        return f"partitions without a leader: {shown}" + f" and {more} more" * (more > 0)
 
 
 @dataclass(frozen=True)

@@ -307,24 +307,26 @@ def join(publishes: list[Publish], largest: int) -> list[list[Publish]]:
     Larger messages go alone, as do publishes with a command of their own.
     """
     largest = min(largest, _JOINED_BYTES)
-    batches: list[list[Publish]] = []
-    growing: dict[str, tuple[list[Publish], int]] = {}  # by lane: the last batch, and its bytes
-    lane, batch, used = "", list[Publish](), largest  # the latest; the next publish usually joins it
+    lanes: dict[str, list[Publish]] = {}
     for publish in publishes:
-        size = 4 + publish.size
-        if publish.lane != lane:
-            growing[lane] = batch, used
-            lane = publish.lane
-            batch, used = growing.get(lane, ([], largest))
-        used += size
-        alone = publish.no_batching or publish.command is not None
-        if used <= largest and len(batch) < _JOINED_MESSAGES and not alone:
-            batch.append(publish)
-            continue
-        batch, used = [publish], 4 + size  # 4: the count of the messages
-        batches.append(batch)
-        if alone or used > largest:
-            used = largest  # full: later publishes begin a new batch after this one
+        if publish.lane in lanes:
+            lanes[publish.lane].append(publish)
+        else:
+            lanes[publish.lane] = [publish]
+    batches: list[list[Publish]] = []
+    for lane in lanes.values():
+        batch, used = list[Publish](), largest  # full: the first one begins a batch
+        for publish in lane:
+            size = 4 + publish.size
+            used += size
+            alone = publish.no_batching or publish.command is not None
+            if used <= largest and len(batch) < _JOINED_MESSAGES and not alone:
+                batch.append(publish)
+                continue
+            batch, used = [publish], 4 + size  # 4: the count of the messages
+            batches.append(batch)
+            if alone or used > largest:
+                used = largest  # full: later publishes begin a new batch after this one
     return batches
 
 

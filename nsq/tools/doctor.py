@@ -7,8 +7,11 @@ import email.utils
 import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
+from typing import Any
 
 from nsq import ConnectionFailed, NsqError
 from nsq.errors import ApiError
@@ -206,28 +209,36 @@ def _insists_on_tls(address: str, timeout: float) -> bool:
 def _contents(where: str, stats: NsqdStats) -> Iterator[Finding]:
     if stats["health"] != "OK":
         yield Finding(FAILURE, where, f"is unhealthy: {stats['health']}", "Look at its log and its disk.")
-    for topic in stats["topics"]:
-        name = topic["topic_name"]
-        if topic["paused"]:
+    for name, topics in _grouped(stats["topics"], "topic_name"):
+        channels = [channel for topic in topics for channel in topic["channels"]]
+        depth = sum(topic["depth"] for topic in topics)
+        if any(topic["paused"] for topic in topics):
             yield Finding(WARNING, where, f"topic {name} is paused", f"nsq unpause {name}")
-        if not topic["channels"] and topic["depth"]:
+        if depth and not channels:
             yield Finding(
                 WARNING,
                 where,
-                f"topic {name} has no channel, and {topic['depth']} messages wait",
+                f"topic {name} has no channel, and {depth} messages wait",
                 f"Start a consumer of it, or: nsq create {name}/CHANNEL",
             )
-        for channel in topic["channels"]:
-            full_name = f"{name}/{channel['channel_name']}"
-            if channel["paused"]:
+        for channel, entries in _grouped(channels, "channel_name"):
+            full_name = f"{name}/{channel}"
+            waiting = sum(entry["depth"] for entry in entries if not entry.get("client_count", 0))
+            if any(entry["paused"] for entry in entries):
                 yield Finding(WARNING, where, f"channel {full_name} is paused", f"nsq unpause {full_name}")
-            if channel["depth"] and not channel.get("client_count", 0):
+            if waiting:
                 yield Finding(
                     WARNING,
                     where,
-                    f"channel {full_name} has no consumer, and {channel['depth']} messages wait",
+                    f"channel {full_name} has no consumer, and {waiting} messages wait",
                     f"Start its consumer, or if you do not need the channel: nsq delete {full_name}",
                 )
+
+
+def _grouped(entries: Iterable[Any], name: str) -> Iterator[tuple[str, list[Any]]]:
+    """Group entries by name: a partitioned nsqd has one of a topic, and of a channel, for each partition."""
+    for key, group in groupby(sorted(entries, key=itemgetter(name)), itemgetter(name)):
+        yield key, list(group)
 
 
 def _clock(options: DoctorOptions, where: str, address: str) -> Iterator[Finding]:

@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import nsq
 from nsq.contrib.prometheus import Metrics
-from nsq.testing import Nsqd
+from nsq.testing import Nsqd, PartitionedCluster
 
 ROOT = Path(__file__).resolve().parents[2]
 DASHBOARD = ROOT / "examples/grafana/client.json"
@@ -101,6 +101,32 @@ def test_publishes_and_messages_are_counted_and_states_are_read(nsqd: Nsqd) -> N
         "nsq_client_consumers_ok": {at: 1},
     }
     assert {name: found[name] for name in expected} == expected
+
+
+def test_partitions_that_are_stuck_and_that_have_no_leader_are_counted() -> None:
+    registry = CollectorRegistry()
+    metrics = Metrics(registry)
+    with PartitionedCluster(nodes=2) as cluster:
+        cluster.create_topic("orders", partitions=2, replicas=1, ordered=True, channels=["billing"])
+        lookups = cluster.lookup_addresses
+        consumer = nsq.Consumer(
+            "orders", "billing", nsqlookupd=lookups, ordered=True, on_stuck=lambda _: 100.0
+        )
+        metrics.watch(consumer)
+
+        def troubles() -> list[float | None]:
+            at = {"topic": "orders", "channel": "billing"}
+            names = ("nsq_client_partitions_stuck", "nsq_client_partitions_missing")
+            return [registry.get_sample_value(name, at) for name in names]
+
+        with consumer.add_handler(lambda message: False), nsq.Producer(nsqlookupd=lookups) as producer:
+            assert troubles() == [0, 0]
+            producer.publish("orders", b"body", partition=0)
+            until(lambda: troubles() == [1, 0])
+            leader = cluster.leader("orders", 1)
+            assert leader is not None
+            leader.kill()
+            until(lambda: troubles() == [1, 1])
 
 
 def test_a_failed_publish_is_counted_by_its_error() -> None:

@@ -162,14 +162,23 @@ class TestPartitions:
             assert len(consumer.health().connections) == 2
         assert dict(handler.got) == {1: [1], 3: [3]}
 
-    def test_new_ones_are_found(self, cluster: PartitionedCluster) -> None:
+    def test_new_ones_are_found_and_reported_once(
+        self, cluster: PartitionedCluster, caplog: pytest.LogCaptureFixture
+    ) -> None:
         create(cluster, 2)
-        handler = Handler()
-        with consuming(cluster, handler, 2) as consumer:
+        handler, changes = Handler(), list[tuple[int, int]]()
+
+        class Hooks(nsq.ConsumerHooks):
+            def partitions_changed(self, before: int, after: int) -> None:
+                changes.append((before, after))
+
+        with consuming(cluster, handler, 2, hooks=Hooks()) as consumer:
             cluster.add_partitions(TOPIC, 4)
             assert consumer.wait_until_connected(PATIENCE, 4), consumer.health()
             publish(cluster, 3, [7])
             handler.wait_for(lambda: handler.got[3] == [7])
+        assert changes == [(2, 6)]
+        assert caplog.text.count("partitions changed from 2 to 6") == 1
 
     def test_a_topic_that_is_created_later_is_found(self, cluster: PartitionedCluster) -> None:
         handler = Handler()
@@ -452,7 +461,9 @@ class TestOrder:
             handler.wait_for(lambda: handler.got[1] == [23] and handler.got[0] == [13, *rest])
         assert given_up == [b"13"] * (decision is nsq.Decision.SKIP)
 
-    def test_a_skipped_message_goes_to_the_dead_letters(self, cluster: PartitionedCluster) -> None:
+    def test_a_skipped_message_goes_to_the_dead_letters_and_the_log_says_why(
+        self, cluster: PartitionedCluster, caplog: pytest.LogCaptureFixture
+    ) -> None:
         create(cluster, 1, ordered=True)
         cluster.create_topic("dead", partitions=1)
 
@@ -465,6 +476,9 @@ class TestOrder:
             publish(cluster, 0, [13, 14])
             handler.wait_for(lambda: handler.got[0] == [13, 14])
         assert [message.body for message in cluster.messages("dead", 0)] == [b"13"]
+        assert "no use" in caplog.text
+        assert "topic dead has it" in caplog.text
+        assert "max_attempts" not in caplog.text
 
     def test_a_message_in_its_pause_is_given_back_at_a_stop(self, cluster: PartitionedCluster) -> None:
         create(cluster, 1, ordered=True)

@@ -80,6 +80,16 @@ def test_nsq_stat_adds_up_the_partitions(partitioned_cluster: PartitionedCluster
     assert (depth, messages) == (2 * NUMBERS, 2 * NUMBERS)
 
 
+def test_nsq_doctor_names_a_channel_once_for_each_node(partitioned_cluster: PartitionedCluster) -> None:
+    partitioned_cluster.create_topic("orders", partitions=2, placement=[[0], [0]], channels=["archive"])
+    fill(partitioned_cluster)
+    command = [sys.executable, "-m", "nsq", "doctor", *source(partitioned_cluster, False)]
+    done = subprocess.run(command, capture_output=True, timeout=60, check=True, text=True)
+    waiting = [line for line in done.stdout.splitlines() if "has no consumer" in line]
+    assert len(waiting) == 1
+    assert f"channel orders/archive has no consumer, and {2 * NUMBERS} messages wait" in waiting[0]
+
+
 def test_nsq_to_nsq_refuses_an_ordered_topic() -> None:
     options = ["--lookupd-http-address=127.0.0.1:1", "--topic=orders", "--ordered"]
     options += ["--destination-nsqd-tcp-address=127.0.0.1:1"]

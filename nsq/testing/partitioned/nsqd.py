@@ -410,14 +410,19 @@ class NsqdConnection:
         if len(data) < position + 4 + size:
             raise _Incomplete
         after, position = position + 4 + size, position + 8
+        bodies: list[bytes] = []
         messages: list[tuple[bytes, int, bytes]] = []
+        unpack = _SIZE.unpack_from
         for index in range(count):
-            size = _SIZE.unpack_from(data, position)[0] if position + 4 <= after else 0
+            size = unpack(data, position)[0] if position + 4 <= after else 0
             if not _SMALLEST < size <= MAX_MESSAGE:
                 _check_size(size, kind, b"MPUB invalid message(%d) body size %d" % (index, size), batch=True)
             start, position = position + 4, position + 4 + size
             if position > after:
                 raise Refused(b"E_BAD_BODY MPUB messages exceed the declared body size")
+            if not kind:
+                bodies.append(data[start:position])
+                continue
             try:
                 body, trace_id, ext, _ = _message(partition, params[0], data[start:position])
             except Refused as refused:
@@ -436,11 +441,9 @@ class NsqdConnection:
             self._refuse(refused)
             return after
         timestamp, first = time.time_ns(), len(partition.log)
-        if kind:
-            for body, trace_id, ext in messages:
-                partition.append(body, timestamp, trace_id, ext)
-        else:
-            partition.extend([body for body, _, _ in messages], timestamp)
+        partition.extend(bodies, timestamp)
+        for body, trace_id, ext in messages:
+            partition.append(body, timestamp, trace_id, ext)
         self._stored(partition)
         stored = partition.log[first]
         self._answer(_published(stored, 0, partition.end - stored.offset) if traced else OK_FRAME)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -141,6 +142,15 @@ def test_publishes_without_a_key_take_partitions_in_turn() -> None:
     for number in range(4):
         scene.publish(b"%d" % number)
     assert (scene.queued(A), scene.queued(B)) == ([b"0", b"2"], [b"1", b"3"])
+
+
+def test_while_many_publishes_wait_the_partitions_take_several_in_a_row() -> None:
+    scene = Scene({0: A, 1: B})
+    lanes = [scene.publish(b"x").lane for _ in range(4000)]
+    assert lanes[:4] == ["orders 0", "orders 1"] * 2
+    runs = [len(list(run)) for _, run in itertools.groupby(lanes[2000:3024])]
+    assert sum(run == 64 for run in runs) >= 15
+    assert abs(lanes.count("orders 0") - lanes.count("orders 1")) <= 128
 
 
 def test_publishes_of_one_partition_that_wait_together_are_joined() -> None:

@@ -88,7 +88,7 @@ def test_messages_are_read_as_the_subscription_brings_them(
 ) -> None:
     data = encode_payload(b"body", header=b'{"k":"v"}' if extended else None, detail=detail)
     conn: Any = Delegate()
-    message = subscription(extended, **options).decode(conn, 1.0, 61.0, 17, 1, bytes(16), data)
+    message = subscription(extended, **options).reader(conn, 1.0, 61.0)(17, 1, bytes(16), data)
     assert type(message) is kind
     assert message.body == b"body"
     assert (message.offset, message.size) == (detail or (None, None))
@@ -103,7 +103,7 @@ def test_deliveries_are_traced_while_that_is_on(caplog: pytest.LogCaptureFixture
     conn.local_ip = "10.0.0.9"
     for on in (False, True, False):
         tracing.switch("orders", on)
-        subscribed.decode(conn, 1.0, 61.0, 17, 1, bytes(16), b"body")
+        subscribed.reader(conn, 1.0, 61.0)(17, 1, bytes(16), b"body")
     [record] = caplog.records
     assert (record.nsq_trace["channel"], record.nsq_trace["local_ip"]) == ("billing", "10.0.0.9")  # type: ignore[attr-defined]
 

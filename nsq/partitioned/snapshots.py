@@ -1,0 +1,145 @@
+"""Snapshots of topics for a producer: what follows from the leaders and the open connections.
+
+A leader that is connected takes its partitions' publishes. The pool's thread makes new snapshots when either
+changes; callers read them. Pure, but for the warning that keys move.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Iterable, Mapping
+from typing import NamedTuple
+
+from nsq.connection.conn import Conn
+from nsq.errors import ConfigError
+from nsq.log import Logger
+from nsq.partitioned.table import TopicTable
+from nsq.partitioned.wire import MAX_PARTITIONS
+from nsq.producer.book import Takers
+from nsq.producer.endpoint import PublishingEndpoint
+from nsq.wire.names import check_topic
+
+log = Logger("nsq.producer")
+
+Taker = tuple[PublishingEndpoint, Conn]
+
+#: A topic, and a partition; None: the publishes that wait for any partition, or for their topic's table.
+Place = tuple[str, int | None]
+
+
+class Topic(NamedTuple):
+    """A snapshot of a topic for callers."""
+
+    table: TopicTable
+    modulus: int | None
+    """The number by which keys are divided."""
+    live: tuple[int, ...]
+    """The partitions that take publishes without a key."""
+    lanes: tuple[str, ...]
+    """Their lanes, if publishes without a key take them in turn."""
+    takers: Mapping[int, Taker]
+    turn: itertools.count[int]
+
+
+class Snapshots:
+    """The latest snapshots. ``moduli`` pins numbers by which keys are divided; with ``in_turn`` publishes
+    without a key take the partitions in turn.
+    """
+
+    def __init__(self, moduli: Mapping[str, int], *, in_turn: bool) -> None:
+        self.open: Mapping[str, Taker] = {}
+        """By address: the connected nsqds."""
+        self.topics: Mapping[str, Topic] = {}
+        self.lanes: Mapping[str, Takers] = {}
+        self.seen: object = None
+        """What they were made of."""
+        self.incomplete = False
+        """Whether a partition has no leader, or one that is not connected or does not answer: another node
+        may lead it by now.
+        """
+        self.moved: dict[str, str] = {}
+        """By topic: how its number of partitions has changed."""
+        self._moduli = checked_moduli(moduli)
+        self._in_turn = in_turn
+        self._counts: dict[str, int] = {}  # partitions by topic
+        self._turns: dict[str, itertools.count[int]] = {}
+
+    def update(self, takers: Takers, tables: Mapping[str, TopicTable]) -> bool:
+        """Make new snapshots if anything has changed; return whether it has."""
+        seen = takers, tuple(endpoint.overdue for endpoint, _ in takers), dict(tables)
+        if seen == self.seen:
+            return False
+        self.seen = seen
+        self.open = {endpoint.address: (endpoint, conn) for endpoint, conn in takers}
+        self.topics = {table.topic: self._topic(table) for table in tables.values() if table.known}
+        self.lanes = {
+            _lane(name, partition): (taker,)
+            for name, topic in self.topics.items()
+            for partition, taker in topic.takers.items()
+        }
+        self.incomplete = any(
+            topic.table.incomplete
+            or len(topic.takers) < len(topic.table.leaders)
+            or any(endpoint.overdue for endpoint, _ in topic.takers.values())
+            for topic in self.topics.values()
+        )
+        return True
+
+    def without(self, hidden: Collection[Place]) -> tuple[Mapping[str, Topic], Mapping[str, Takers]]:
+        """Return topics and lanes without some partitions."""
+        if not hidden:
+            return self.topics, self.lanes
+        lanes = {_lane(*place) for place in hidden}
+        topics = {}
+        for name, topic in self.topics.items():
+            live = tuple(each for each in topic.live if (name, each) not in hidden)
+            topics[name] = topic._replace(live=live, lanes=self._lanes_of(name, live))
+        return topics, {lane: takers for lane, takers in self.lanes.items() if lane not in lanes}
+
+    def disconnected(self, table: TopicTable) -> Topic:
+        """Return the snapshot of a topic without any connection."""
+        return Topic(table, self._modulus(table), (), (), {}, itertools.count())
+
+    def _topic(self, table: TopicTable) -> Topic:
+        name, open_ = table.topic, self.open
+        takers = {each: open_[leader] for each, leader in table.leaders.items() if leader in open_}
+        live = tuple(each for each, (endpoint, _) in takers.items() if not endpoint.overdue) or tuple(takers)
+        modulus = self._modulus(table)
+        if modulus is not None:
+            self._note_count(name, modulus)
+        turn = self._turns.setdefault(name, itertools.count())
+        return Topic(table, modulus, live, self._lanes_of(name, live), takers, turn)
+
+    def _modulus(self, table: TopicTable) -> int | None:
+        return self._moduli.get(table.topic) or (table.meta.partition_num if table.meta else None)
+
+    def _lanes_of(self, name: str, live: Iterable[int]) -> tuple[str, ...]:
+        return tuple(_lane(name, partition) for partition in live) if self._in_turn else ()
+
+    def _note_count(self, name: str, count: int) -> None:
+        before = self._counts.get(name, count)
+        self._counts[name] = count
+        if before != count:
+            self.moved[name] = f"the number of partitions changed from {before} to {count}"
+            log.warning(
+                "the number of partitions of %r changed from %d to %d: from now on keys go to other "
+                "partitions, so that order for a key holds only before and after",
+                name,
+                before,
+                count,
+                extra={"nsq_topic": name},
+            )
+
+
+def _lane(name: str, partition: int | None) -> str:
+    return f"{name} {partition}"
+
+
+def checked_moduli(given: Mapping[str, int]) -> dict[str, int]:
+    for topic, count in given.items():
+        check_topic(topic)
+        if isinstance(count, bool) or not isinstance(count, int) or not 0 < count <= MAX_PARTITIONS:
+            raise ConfigError(
+                f"key_partitions has {count!r} for {topic!r}, must be an int from 1 to {MAX_PARTITIONS}"
+            )
+    return dict(given)
