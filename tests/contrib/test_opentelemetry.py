@@ -208,6 +208,25 @@ def test_parents_make_one_trace_on_a_loop_too(orders: Nsqd, recorded: Recorded) 
     assert not processed.links
 
 
+def test_a_span_that_is_open_when_a_consumer_starts_is_no_parent(orders: Nsqd, recorded: Recorded) -> None:
+    telemetry = recorded.telemetry()
+
+    async def main() -> None:
+        traced = telemetry.of_consumer("orders", "billing")
+        consumer = aio.Consumer("orders", "billing", nsqd=orders.tcp_address, **traced)
+
+        async def handle(message: nsq.Message) -> None:
+            await consumer.stop()
+
+        with recorded.tracers.get_tracer("shop").start_as_current_span("start of the program"):
+            await consumer.add_handler(handle).run()
+
+    assert orders.post("/pub?topic=orders", b"body").status == 200
+    asyncio.run(asyncio.wait_for(main(), PATIENCE))
+    (processed,) = recorded.spans(SpanKind.CONSUMER)
+    assert processed.parent is None
+
+
 def test_without_a_source_bodies_are_unchanged_and_batches_and_errors_are_recorded(
     orders: Nsqd, recorded: Recorded
 ) -> None:
