@@ -134,7 +134,7 @@ def test_a_cancelled_handler_has_not_failed(recorded: Recorded) -> None:
     assert "error.type" not in (span.attributes or {})
 
 
-def test_a_body_that_is_no_bytes_is_refused_as_ever_and_leaves_no_span(recorded: Recorded) -> None:
+def test_a_body_that_is_not_bytes_is_refused_and_leaves_no_span(recorded: Recorded) -> None:
     telemetry = recorded.telemetry(source="/shop")
     with nsq.Producer("127.0.0.1:1", **telemetry.of_producer()) as producer:
         for publish in (producer.publish, producer.publish_async):
