@@ -145,7 +145,8 @@ class Telemetry:
         links = [] if parent is not None else [Link(each) for each in found if each.is_valid]
         with self._tracer.start_as_current_span(
             f"process {common['messaging.destination.name']}",
-            context=parent,
+            # Not the current context: it may hold the span in which the consumer was started.
+            context=Context() if parent is None else parent,
             kind=SpanKind.CONSUMER,
             attributes=about,
             links=links,

@@ -366,8 +366,10 @@ class Pool:
             )
 
     def _warn_of_event_loop(self, topic: str) -> None:
-        """Warn once that a publish stops the event loop of its thread while it waits."""
-        if not self._warned_of_loop:
+        """Warn once that a publish stops the event loop of its thread while it waits. The cells of a notebook
+        run on a loop too, but wait for each other anyway.
+        """
+        if not self._warned_of_loop and "ipykernel" not in sys.modules:
             self._warned_of_loop = True
             text = (
                 "publish to %r waits on the thread of an event loop, and stops everything there for up to "

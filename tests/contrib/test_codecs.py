@@ -139,7 +139,7 @@ def test_envelopes_carry_headers_and_plain_messages_come_through_too(nsqd: Nsqd)
     assert plain == ({"number": 2}, b'{"number":2}', {})
 
 
-def test_message_json(nsqd: Nsqd) -> None:
+def test_message_json_parses_the_body(nsqd: Nsqd) -> None:
     create(nsqd)
     seen: list[object] = []
     consumer = consumer_of(nsqd).add_handler(lambda message: seen.append(message.json()))

@@ -120,7 +120,7 @@ def test_requests_publish_and_the_consumer_beside_them_handles(nsqd: Nsqd, tmp_p
         assert uvicorn.billed(1) == uvicorn.process.pid
 
 
-def test_every_worker_has_its_own_and_a_killed_one_is_replaced(nsqd: Nsqd, tmp_path: Path) -> None:
+def test_every_worker_has_a_consumer_and_a_killed_worker_is_replaced(nsqd: Nsqd, tmp_path: Path) -> None:
     with serving(nsqd, tmp_path, "--workers", "2") as uvicorn:
         uvicorn.until("two consumers", lambda: len(clients(nsqd)) == 2)
         uvicorn.order(1)

@@ -33,7 +33,7 @@ def until_ready(address: str, status: int) -> None:
         time.sleep(0.02)
 
 
-def test_it_is_live_and_ready_while_messages_can_come(nsqd: Nsqd) -> None:
+def test_a_consumer_is_live_and_ready_while_messages_can_come(nsqd: Nsqd) -> None:
     consumer = nsq.Consumer("orders", "billing", nsqd=nsqd.tcp_address)
     consumer.add_handler(lambda message: None)
     with serving_health("127.0.0.1:0", consumer) as address:
@@ -62,7 +62,7 @@ def test_a_consumer_without_an_nsqd_is_live_but_not_ready() -> None:
         assert ask(address, "/health")[1]["consumers"][0]["summary"]
 
 
-def test_mistakes_are_named() -> None:
+def test_a_taken_port_and_a_missing_consumer_are_config_errors() -> None:
     consumer = nsq.Consumer("orders", "billing", nsqd="127.0.0.1:1")
     with (
         serving_health("127.0.0.1:0", consumer) as address,

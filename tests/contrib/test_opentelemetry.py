@@ -134,7 +134,7 @@ def test_a_cancelled_handler_has_not_failed(recorded: Recorded) -> None:
     assert "error.type" not in (span.attributes or {})
 
 
-def test_a_body_that_is_no_bytes_is_refused_as_ever_and_leaves_no_span(recorded: Recorded) -> None:
+def test_a_body_that_is_not_bytes_is_refused_and_leaves_no_span(recorded: Recorded) -> None:
     telemetry = recorded.telemetry(source="/shop")
     with nsq.Producer("127.0.0.1:1", **telemetry.of_producer()) as producer:
         for publish in (producer.publish, producer.publish_async):
@@ -206,6 +206,25 @@ def test_parents_make_one_trace_on_a_loop_too(orders: Nsqd, recorded: Recorded) 
     assert processed.parent is not None
     assert processed.parent.span_id == id_of(sent)
     assert not processed.links
+
+
+def test_a_span_that_is_open_when_a_consumer_starts_is_no_parent(orders: Nsqd, recorded: Recorded) -> None:
+    telemetry = recorded.telemetry()
+
+    async def main() -> None:
+        traced = telemetry.of_consumer("orders", "billing")
+        consumer = aio.Consumer("orders", "billing", nsqd=orders.tcp_address, **traced)
+
+        async def handle(message: nsq.Message) -> None:
+            await consumer.stop()
+
+        with recorded.tracers.get_tracer("shop").start_as_current_span("start of the program"):
+            await consumer.add_handler(handle).run()
+
+    assert orders.post("/pub?topic=orders", b"body").status == 200
+    asyncio.run(asyncio.wait_for(main(), PATIENCE))
+    (processed,) = recorded.spans(SpanKind.CONSUMER)
+    assert processed.parent is None
 
 
 def test_without_a_source_bodies_are_unchanged_and_batches_and_errors_are_recorded(

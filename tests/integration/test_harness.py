@@ -47,10 +47,12 @@ class TestLifetime:
         with Nsqlookupd(process=process) as lookupd:
             assert lookupd.get("/ping")[::2] == (200, b"OK")
             address = lookupd.tcp_address
+            assert repr(lookupd) == f"<Nsqlookupd tcp {address}, http {lookupd.http_address}>"
             with V1Client(address) as client:
                 client.send(b"PING\n")
                 client.expect_ok()
         assert not lookupd.running
+        assert repr(lookupd) == "<Nsqlookupd not running>"
         with pytest.raises(ConnectionRefusedError):
             V1Client(address)
 

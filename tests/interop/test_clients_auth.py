@@ -30,7 +30,9 @@ def guarded_nsqd() -> Iterator[Nsqd]:
 
 
 @pytest.mark.parametrize("client", CAN)
-def test_the_secret_opens(client: str, drivers: Drivers, guarded_nsqd: Nsqd, topic: str) -> None:
+def test_the_right_secret_authorizes_a_client(
+    client: str, drivers: Drivers, guarded_nsqd: Nsqd, topic: str
+) -> None:
     driver, address, topic = drivers.required(client), guarded_nsqd.tcp_address, f"allowed-{topic}"
     with (
         driver.producer(address, auth_secret=SECRET) as producer,

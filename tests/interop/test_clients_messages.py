@@ -53,7 +53,9 @@ class TestPublishing:
             assert consumer.bodies(len(BODIES)) == BODIES
             nsqds.expect_drained(shared_nsqd, topic, len(BODIES))
 
-    def test_dpub_comes_after_its_delay(self, driver: Driver, shared_nsqd: Nsqd, topic: str) -> None:
+    def test_a_deferred_message_comes_after_its_delay(
+        self, driver: Driver, shared_nsqd: Nsqd, topic: str
+    ) -> None:
         address = shared_nsqd.tcp_address
         with driver.producer(address) as producer, driver.consumer(topic, nsqd=address) as consumer:
             sent = time.monotonic()
@@ -74,7 +76,7 @@ class TestPublishing:
             assert consumer.bodies(len(large)) == large
             nsqds.expect_drained(shared_nsqd, topic, len(large))
 
-    def test_a_byte_more_is_refused_and_the_client_learns_why(
+    def test_a_message_a_byte_over_the_limit_is_refused_and_the_client_gets_the_reason(
         self, driver: Driver, shared_nsqd: Nsqd, topic: str
     ) -> None:
         # Go's nsqd closes without reading the rest. The reset can overtake its answer, and then ansq waits
@@ -146,7 +148,7 @@ def touching(drivers: Drivers, impatient_nsqd: Nsqd) -> Iterator[dict[str, Consu
 
 class TestManyMessages:
     @pytest.mark.parametrize(("max_in_flight", "count"), [(1, 500), (200, 5000)])
-    def test_never_more_in_flight_than_asked_for_and_all_arrive(
+    def test_all_messages_arrive_and_never_more_are_in_flight_than_allowed(
         self, driver: Driver, shared_nsqd: Nsqd, topic: str, max_in_flight: int, count: int
     ) -> None:
         address = shared_nsqd.tcp_address

@@ -74,7 +74,7 @@ def is_connected(producer: Producer) -> bool:
 
 
 @pytest.mark.parametrize("client", installed.CLIENTS)
-def test_producer_and_consumer_return(
+def test_producer_and_consumer_reconnect_after_a_restart(
     client: str, survivors: dict[str, Pair], drivers: Drivers, own_nsqd: Nsqd
 ) -> None:
     drivers.required(client)

@@ -96,7 +96,7 @@ def test_a_message_that_comes_again_is_one_row_after_dedup(spark: SparkSession, 
 # archive
 
 
-def test_an_archive_is_parted_by_the_hour_of_the_message_and_continued(
+def test_an_archive_is_divided_by_the_hour_of_the_message_and_continued(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     put(tmp_path, "1", numbered(20))
@@ -334,7 +334,7 @@ def test_closed_windows_are_written_once(spark: SparkSession, tmp_path: Path) ->
 # replay
 
 
-def test_a_dry_run_counts_what_would_go(spark: SparkSession, archive: Path) -> None:
+def test_a_dry_run_counts_the_messages_that_would_be_published(spark: SparkSession, archive: Path) -> None:
     every = replay(archive, "again", dry_run=True, spark=spark)
     assert (every.rows, every.bytes, every.first) == (20, 80, START)
     some = replay(archive, "again", since="2026-03-01T07:00", until="2026-03-01T07:00:05",
@@ -344,9 +344,7 @@ def test_a_dry_run_counts_what_would_go(spark: SparkSession, archive: Path) -> N
     assert (none.rows, none.first, none.complete) == (0, None, True)
 
 
-def test_messages_come_in_the_order_of_their_timestamps_from_any_place_on(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_a_replay_follows_the_timestamps_from_any_place_on(spark: SparkSession, tmp_path: Path) -> None:
     put(tmp_path, "1", numbered(20, 20), first=20)
     put(tmp_path, "2", numbered(20))
     put(tmp_path, "3", numbered(2, 9), first=9)  # delivered again
@@ -369,7 +367,7 @@ def test_messages_come_in_the_order_of_their_timestamps_from_any_place_on(
     assert [each.body for each in remaining(entries(frame, place), place)] == wanted[15:]
 
 
-def test_an_archive_of_json_is_replayed_with_what_its_schema_did_not_name(
+def test_an_archive_of_json_is_replayed_with_fields_that_its_schema_did_not_name(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     bodies = [b'{"id":1}', b'{"id": 2, "more": {"x": [1]}, "Id": 3}', b"no JSON", b'{"id": "none"}']

@@ -66,7 +66,7 @@ def test_receivers_that_leave_no_slot_for_a_query_are_refused(
         receivers(spark, options_of(nsqd, tmp_path), n=2)
 
 
-def test_settings_that_cannot_work_are_refused_before_spark_does_anything(
+def test_impossible_settings_are_refused_before_spark_does_anything(
     spark: SparkSession, nsqd: Nsqd, tmp_path: Path
 ) -> None:
     given = options_of(nsqd, tmp_path)

@@ -161,7 +161,9 @@ class Stream:
         (commits / f".{last}.crc").unlink(missing_ok=True)
 
 
-def test_a_batch_that_is_run_again(spark: SparkSession, nsqd: Nsqd, tmp_path: Path) -> None:
+def test_a_batch_that_is_run_again_is_published_again(
+    spark: SparkSession, nsqd: Nsqd, tmp_path: Path
+) -> None:
     stream = Stream(spark, nsqd, tmp_path)
     stream.add("first", range(1000))
     stream.run()
@@ -178,7 +180,7 @@ def test_a_batch_that_is_run_again(spark: SparkSession, nsqd: Nsqd, tmp_path: Pa
     assert drain(nsqd) == Counter(expected)
 
 
-def test_a_stream_that_cannot_be_published_ends_with_what_is_wrong(
+def test_a_stream_that_cannot_be_published_ends_with_the_reason(
     spark: SparkSession, nsqd: Nsqd, tmp_path: Path
 ) -> None:
     from pyspark.errors import StreamingQueryException

@@ -50,7 +50,7 @@ def test_the_query_names_an_unknown_column(spark: SparkSession, nsqd: Nsqd, tmp_
     assert "the schema has a column 'payload'" in told
 
 
-def test_json_puts_aside_what_is_none(spark: SparkSession) -> None:
+def test_bodies_that_are_not_json_objects_are_kept_apart(spark: SparkSession) -> None:
     texts = [
         b'{"a": 1, "b": "x"}',
         b"no json",

@@ -60,14 +60,14 @@ def test_a_new_checkpoint_over_an_old_sink_is_refused(
     assert difference(written(tmp_path / "all"), bodies(2500)) == EXACT
 
 
-def test_trigger_once_reads_what_there_is(spark: SparkSession, queue: Nsqd, tmp_path: Path) -> None:
+def test_trigger_once_reads_the_whole_log(spark: SparkSession, queue: Nsqd, tmp_path: Path) -> None:
     publish(queue, bodies(3000))
     progress = ended(to_parquet(stream(spark, queue, tmp_path), tmp_path, once=True))
     assert [batch["numInputRows"] for batch in progress] == [3000]
     assert difference(written(tmp_path), bodies(3000)) == EXACT
 
 
-def test_a_join_of_a_log_with_itself(spark: SparkSession, queue: Nsqd, tmp_path: Path) -> None:
+def test_a_log_can_be_joined_with_itself(spark: SparkSession, queue: Nsqd, tmp_path: Path) -> None:
     publish(queue, bodies(300))
     left = stream(spark, queue, tmp_path, reader="left").select("nsqd", "id", "body")
     right = stream(spark, queue, tmp_path, reader="right", receivers=0).select("nsqd", "id")

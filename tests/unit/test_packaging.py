@@ -6,8 +6,10 @@ import ast
 import configparser
 import importlib
 import os
+import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -133,6 +135,20 @@ def test_the_files_that_the_metadata_names_are_there(setup: configparser.ConfigP
     metadata = setup["metadata"]
     named = [metadata["license_files"], metadata["long_description"].removeprefix("file: ")]
     assert [name for name in named if not (ROOT / name).is_file()] == []
+
+
+def test_links_of_the_readme_are_absolute_in_a_release(tmp_path: Path) -> None:
+    address = "https://example.org/nsq/blob/v1"
+    subprocess.run(
+        [sys.executable, "setup.py", "-q", "egg_info", "--egg-base", str(tmp_path)],
+        cwd=ROOT,
+        env=os.environ | {"NSQ_README_LINKS": address},
+        check=True,
+    )
+    metadata = (tmp_path / "nsq.egg-info" / "PKG-INFO").read_text("utf-8")
+    assert f"({address}/benchmarks/results.svg?raw=true)" in metadata
+    assert f"({address}/docs/moving-from-pynsq.md#one-environment-for-each)" in metadata
+    assert re.findall(r"\]\((?!https?://)[^)]*\)", metadata) == []
 
 
 def test_every_file_beside_the_package_is_shipped() -> None:

@@ -1,7 +1,7 @@
-"""The driver's side of a running query: decides when a batch begins, what it takes and what may be deleted.
+"""The driver's side of a running query: decides when a batch begins and what it takes.
 
-``stream.py`` passes Spark's calls on to a ``Feed``, which gets the log, the reader, the receivers and the
-pollers as arguments. Imports neither pyspark nor pyarrow.
+``stream.py`` passes Spark's calls on to a ``Feed``. ``reader.py`` says which offsets fit the log, and
+``view.py`` what the log holds and what may be deleted. Imports neither pyspark nor pyarrow.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from nsq.errors import Closed, ConnectionFailed, NsqError, SegmentLost, WalError
+from nsq.errors import Closed, ConnectionFailed, NsqError, SegmentLost
 from nsq.log import Logger
 from nsq.spark.receiver.pool import PoolStatus, ReceiverPool
 from nsq.spark.source.backlog import AvailableNowTarget, Backlog, Poller
 from nsq.spark.source.offsets import Amount, Limits, Offset, Slice, admitted, amount, between, tasks, unread
 from nsq.spark.source.options import SourceOptions
 from nsq.spark.source.reader import Reader
+from nsq.spark.source.view import LogView
 from nsq.spark.wal import names
-from nsq.spark.wal.names import Listing, Position, ReceiverFolder, Segment
-from nsq.spark.wal.readers import ReaderState, deletable
+from nsq.spark.wal.names import Position, ReceiverFolder, Segment
 from nsq.spark.wal.store import Wal, shown
 
 log = Logger("nsq.spark.source")
@@ -40,8 +40,6 @@ LISTING = 1.0
 ROLLING = 5.0
 #: The longest that an AvailableNow run waits, before it begins, for the nsqds to report their depths.
 MEASURING = 60.0
-#: The shortest time between two deletions of committed segments, unless the log is full or keeps none.
-DELETING = 30.0
 #: The shortest wait for news of the receivers.
 _PAUSE = 0.05
 #: The pause before another attempt to make a batch of pending rows.
@@ -65,13 +63,9 @@ class Feed:
     oldest: Callable[[Slice], float | None]
 
     def __post_init__(self) -> None:
+        self._view = LogView(self.options, self.wal, self.reader)
         self._age = Poller("age", self._oldest_age, LISTING)
         self._parent = os.getppid()
-        self._segments: list[Segment] = []
-        self._folders: list[ReceiverFolder] = []
-        self._size = 0  # bytes of the log's files
-        self._deleted_at = float("-inf")
-        self._listed = float("-inf")
         self._sealed = -1  # how many segments the receivers had sealed at the last listing
         self._starting = True
         self._since: float | None = None  # since when rows are pending
@@ -91,7 +85,7 @@ class Feed:
     def start_available_now(self) -> None:
         """Prepare an AvailableNow run, which reads what there is now and then ends."""
         self.backlog.pause = POLL  # poll often: the run ends when nsqd has no more
-        self._list()
+        self._view.refresh()
         until = time.monotonic() + MEASURING
         while (measured := self.backlog.last_answer(LISTING)) is None and time.monotonic() < until:
             self._check_driver()  # receivers must not start before the backlog is measured
@@ -104,7 +98,7 @@ class Feed:
             )
         elif errors:
             log.warning("the run waits only for the messages of the other nsqds: %s", errors)
-        self._before = (self._segments, backlog, time.monotonic())
+        self._before = (self._view.segments, backlog, time.monotonic())
 
     def latest(self, start: Mapping[str, Any], limits: Limits, *, once: bool = False) -> Mapping[str, Any]:
         """Where the next batch ends; ``start`` itself when there is no batch yet, or no more after
@@ -113,7 +107,7 @@ class Feed:
         ``once``: this is the only batch of the run, and takes all that there was when the run began.
         """
         begin = self.reader.parse(start)
-        self._read = self.reader.begin(begin, lambda: self._list({}))
+        self._read = self.reader.begin(begin, lambda: self._view.refresh({}))
         # Spark makes a batch of the first answer even if it is empty. The offset of that batch must say that
         # the checkpoint has begun.
         nothing = start if begin.begun else self.reader.end(begin, dataclasses.replace(self._read, turn=1))
@@ -146,14 +140,14 @@ class Feed:
     def plan(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[list[Slice]]:
         """The tasks of a batch."""
         self.receivers.start()
-        self._list()
+        self._view.refresh()
         first, last = self.reader.parse(start), self.reader.parse(end)
         self.reader.compare(last, first)
         if not last.foreign and not self.reader.state.begun:
             # Saved, so that we can recognize a new checkpoint: its offset has not begun.
             self.reader.save(self.reader.state.at, begun=True)
         self._read = last  # Spark may have got this offset before a restart
-        slices, lost = between(first, last, self._segments)
+        slices, lost = between(first, last, self._view.segments)
         if lost:
             self.reader.claim.verify()  # a query that took our name over has deleted what it read
             files = ", ".join(f"{receiver}/{names.sealed_pattern(number)}" for receiver, number in lost)
@@ -168,7 +162,7 @@ class Feed:
         committed = self.reader.parse(end)
         if committed.at:
             self.reader.note_committed(committed)
-        self._delete_committed()
+        self._view.delete_committed()
 
     def report(self) -> dict[str, Any]:
         """The figures for Spark's progress report, about messages that are in no batch yet. ``lag`` counts
@@ -179,7 +173,7 @@ class Feed:
         known = self.backlog.last_answer() or Backlog()
         received = self.received()
         sealed = dict(self._read.at)
-        for segment in self._segments:
+        for segment in self._view.segments:
             at = Position(segment.number)
             sealed[segment.receiver] = max(sealed.get(segment.receiver, at), at)
         return {
@@ -207,22 +201,25 @@ class Feed:
     def _elsewhere(self, state: PoolStatus) -> list[ReceiverFolder]:
         """The receivers that this query has not started."""
         own = {name for names in state.receivers for name in names.split(",")}
-        return [folder for folder in self._folders if folder.receiver not in own]
+        return [folder for folder in self._view.folders if folder.receiver not in own]
 
     def _paused(self, state: PoolStatus) -> str:
         """Why receiving is paused, here or elsewhere; empty when it is not."""
         if state.paused:
             return state.paused
-        if self._full:
-            return f"the log holds {self._size:,} bytes, of {self.options.wal_max_bytes:,} at most"
+        if self._view.full:
+            return f"the log holds {self._view.size:,} bytes, of {self.options.wal_max_bytes:,} at most"
         reasons = [
             folder.status.paused for folder in self._elsewhere(state) if folder.alive and folder.status
         ]
         return next(filter(None, reasons), "")
 
-    @property
-    def _full(self) -> bool:
-        return self._size >= self.options.wal_max_bytes
+    def _oldest_age(self) -> float | None:
+        """The age in seconds of the oldest sealed, unread row; None when there is none."""
+        # Reversed, so that the dict keeps the first slice of each receiver.
+        firsts = {piece.segment.receiver: piece for piece in reversed(self._view.unread(self._read))}
+        times = [since for piece in firsts.values() if (since := self.oldest(piece)) is not None]
+        return round(max(0.0, time.time() - min(times)), 3) if times else None
 
     def _check_driver(self) -> None:
         """Raise Closed when the JVM is gone: a process that waits does not notice that otherwise."""
@@ -252,9 +249,9 @@ class Feed:
         """The end of a batch; or None, and in how many seconds to try again (None: when something comes)."""
         options, target = self.options, self._target
         state, now = self.receivers.state(), time.monotonic()
-        if state.sealed != self._sealed or now - self._listed >= LISTING:
+        if state.sealed != self._sealed or now - self._view.listed_at >= LISTING:
             self._sealed = state.sealed
-            self._list()
+            self._view.refresh()
         pending = self._pending(state)
         self._since = (self._since or now) if pending.rows else None
         if target is not None:
@@ -267,7 +264,7 @@ class Feed:
                     return None, _AGAIN
         if self._since is None:
             full = self._paused(state) and not self._once and now - self._last_empty_batch >= LISTING
-            if not full or not self._awaits_commit():
+            if not full or not self._view.awaits_commit(self._read):
                 return None, None
             # The log is full of rows that Spark has read but not committed. Spark commits a batch when it
             # makes the next one, so make one without rows.
@@ -283,11 +280,11 @@ class Feed:
             due = (options.max_trigger_delay if few else options.linger) - (now - self._since)
             if due > 0:
                 return None, due
-        if state.open_rows and not limits.reached(amount(unread(self._read, self._segments))):
+        if state.open_rows and not limits.reached(amount(self._view.unread(self._read))):
             self.receivers.roll(ROLLING)
-            self._list()
-        present = {folder.receiver for folder in self._folders}
-        end, taken = admitted(self._read, self._segments, present, limits)
+            self._view.refresh()
+        present = {folder.receiver for folder in self._view.folders}
+        end, taken = admitted(self._read, self._view.segments, present, limits)
         if not taken.rows:
             return None, _AGAIN
         self._since = now  # rows that come while Spark works on this batch count as pending since now
@@ -297,7 +294,7 @@ class Feed:
 
     def _pending(self, state: PoolStatus) -> Amount:
         """Unread rows in the log, sealed or not."""
-        sealed = amount(unread(self._read, self._segments))
+        sealed = amount(self._view.unread(self._read))
         return Amount(sealed.rows + state.open_rows, sealed.bytes + state.open_bytes)
 
     # AvailableNow
@@ -338,7 +335,7 @@ class Feed:
             # the next batch, of which there is none in this run, so note it now.
             if self.reader.state.begun and self._read.at:
                 self.reader.note_committed(self._read)
-            self._delete_committed()
+            self._view.delete_committed()
             return True
         if now - self._logged_at >= _STILL_WAITING:
             self._logged_at = now
@@ -350,56 +347,3 @@ class Feed:
         """Whether all connections exist, and so the channel; a run that ends earlier misses new messages."""
         wanted = max(1, measured.asked) * max(1, len(self.options.named_topics))
         return not state.wanted or state.connections >= wanted
-
-    # The log
-
-    def _list(self, after: Mapping[str, Position] | None = None) -> Listing:
-        """List what this reader has not committed, or what is ``after`` other positions."""
-        after = self.reader.state.at if after is None else after
-        listing = self.wal.listing(after)
-        if any(not folder.alive and folder.needs_recovery for folder in listing.receivers):
-            for segment in self.wal.recover():
-                log.info("receiver %s is dead; %d rows recovered", segment.receiver, segment.rows)
-            listing = self.wal.listing(after)
-        self._segments = [file.segment for file in listing.files]
-        self._folders, self._size = listing.receivers, listing.size
-        self._listed = time.monotonic()
-        if self._full:
-            self._delete_committed()
-        return listing
-
-    def _delete_committed(self) -> None:
-        """Delete the segments that every reader has committed and that retention does not keep."""
-        options, now = self.options, time.monotonic()
-        if options.retention and not self._full and now - self._deleted_at < DELETING:
-            return
-        self._deleted_at = now
-        deleted: list[Segment] = []
-        try:
-            deleted = self.wal.delete(
-                deletable(
-                    self.wal.files_of_readers(),
-                    # Our own state from memory: saving it may have failed.
-                    (self.wal.readers() | {options.reader: self.reader.state}).values(),
-                    now=time.time(),
-                    most=options.wal_max_bytes // 2,
-                )
-            )
-            self.wal.discard_empty()
-        except WalError as error:
-            # They only take space; the next commit tries again.
-            log.warning("segments that were committed cannot be deleted: %s", error)
-        gone = set(deleted)
-        self._segments = [segment for segment in self._segments if segment not in gone]
-
-    def _awaits_commit(self) -> bool:
-        """Whether the log holds a segment that Spark has read completely but not committed."""
-        done, committed = ReaderState(self._read.at).has_committed, self.reader.state.has_committed
-        return any(done(segment) and not committed(segment) for segment in self._segments)
-
-    def _oldest_age(self) -> float | None:
-        """The age in seconds of the oldest sealed, unread row; None when there is none."""
-        # Reversed, so that the dict keeps the first slice of each receiver.
-        firsts = {piece.segment.receiver: piece for piece in reversed(unread(self._read, self._segments))}
-        times = [since for piece in firsts.values() if (since := self.oldest(piece)) is not None]
-        return round(max(0.0, time.time() - min(times)), 3) if times else None

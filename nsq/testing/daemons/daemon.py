@@ -118,6 +118,10 @@ class Daemon:
 
     # State
 
+    def __repr__(self) -> str:
+        listening = [f"{kind} {each}" for kind, each in self._addresses._asdict().items() if each]
+        return f"<{type(self).__name__} {', '.join(listening) if self.running else 'not running'}>"
+
     @property
     def running(self) -> bool:
         return self._run is not None and self._run.alive

@@ -131,7 +131,7 @@ def test_a_closed_channel_gives_back_at_once_what_was_not_acknowledged(connect: 
         again[0][1].ack()
 
 
-def test_a_message_of_somebody_else_goes_to_the_dead_letters(connect: Connect, nsqd: Nsqd) -> None:
+def test_a_message_that_kombu_did_not_publish_goes_to_the_dead_letters(connect: Connect, nsqd: Nsqd) -> None:
     with nsq.Producer(nsqd.tcp_address) as producer:
         producer.publish("a", b"\xff not kombu's")
     connection = connect()
@@ -236,7 +236,7 @@ def test_a_secret_in_the_url_authorizes_over_tls(
         assert "wrong-horse" not in str(caught.value)
 
 
-def test_no_nsqd_is_one_clear_line() -> None:
+def test_a_missing_nsqd_is_reported_in_one_line() -> None:
     with pytest.raises(nsq.ConnectionFailed, match=r"cannot connect to 127\.0\.0\.1:1"):
         kombu.Connection("nsq://127.0.0.1:1", connect_timeout=0.3).connect()
 

@@ -25,7 +25,7 @@ def test_a_message_arrives_as_it_was_published(body: str | bytes, headers: dict[
 
 
 @given(st.binary(max_size=100))
-def test_other_messages_are_refused(data: bytes) -> None:
+def test_a_message_without_an_envelope_is_refused(data: bytes) -> None:
     with pytest.raises(InvalidMessage):
         Envelope.decode(data)
 
@@ -43,7 +43,7 @@ def test_other_messages_are_refused(data: bytes) -> None:
         b'{"nsq-celery": 1, "headers": {}, "properties": []}\nbody',
     ],
 )
-def test_a_head_that_is_not_ours_is_refused(data: bytes) -> None:
+def test_an_invalid_head_is_refused(data: bytes) -> None:
     with pytest.raises(InvalidMessage):
         Envelope.decode(data)
 

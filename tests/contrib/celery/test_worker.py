@@ -164,7 +164,7 @@ def test_a_command_from_before_a_workers_start_does_not_reach_it(
     assert here.tasks.run.delay(1).get(timeout=PATIENCE) == 1
 
 
-def test_purge_takes_what_waits_and_leaves_what_runs(site: Callable[..., Site], nsqd: Nsqd) -> None:
+def test_a_purge_deletes_waiting_tasks_and_leaves_running_ones(site: Callable[..., Site], nsqd: Nsqd) -> None:
     here = site(f"nsq://{nsqd.tcp_address}")
     here.worker("-P", "threads", "-c", "1", "--prefetch-multiplier", "1")
     here.tasks.begin_and_end_late.delay(1, 8.0)

@@ -179,7 +179,7 @@ def test_a_message_that_nsqd_refuses_is_set_aside_and_the_others_go_on(
     assert "E_BAD_MESSAGE" in left.error
 
 
-def test_the_admin_lists_what_waits_and_why_and_sends_refused_messages_again(outbox: Any) -> None:
+def test_the_admin_lists_waiting_messages_with_the_reason_and_sends_refused_ones_again(outbox: Any) -> None:
     from django.contrib.auth.models import User
     from django.test import Client
 
@@ -196,7 +196,7 @@ def test_the_admin_lists_what_waits_and_why_and_sends_refused_messages_again(out
     assert [each.body for each in outbox] == [b"tea"]
 
 
-def test_a_purge_deletes_what_was_refused_long_ago_and_nothing_else(
+def test_a_purge_deletes_only_messages_that_were_refused_long_ago(
     outbox: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for body, days in ((b"old", 31), (b"new", 29), (b"waits", None)):

@@ -96,7 +96,7 @@ def test_an_nsqd_that_is_down_costs_the_commit_one_timeout_and_the_data_stays(
         (("orders", bytes(2**20 + 1)), nsq.InvalidMessage),
     ],
 )
-def test_what_cannot_be_published_is_refused_before_the_commit(
+def test_a_message_that_cannot_be_published_is_refused_before_the_commit(
     arguments: tuple[Any, Any], error: type[Exception], database: None, outbox: list[Any]
 ) -> None:
     with transaction.atomic():

@@ -79,7 +79,9 @@ def test_enqueue_publishes_to_the_topic_of_the_queue_and_the_worker_stores_the_r
         ("add", [1], "FAILED", "builtins.TypeError"),
     ],
 )
-def test_how_a_task_ends(name: str, arguments: list[Any], status: str, value: Any, outbox: Any) -> None:
+def test_the_result_says_how_a_task_ended(
+    name: str, arguments: list[Any], status: str, value: Any, outbox: Any
+) -> None:
     from shop import tasks
 
     result = getattr(tasks, name).enqueue(*arguments)
@@ -112,7 +114,7 @@ def test_a_second_delivery_of_a_finished_task_does_not_run_it(outbox: Any) -> No
         (None, "Expecting value"),
     ],
 )
-def test_what_is_no_task_here_is_given_up(change: Any, said: str, outbox: Any) -> None:
+def test_a_message_that_is_no_task_of_this_project_is_given_up(change: Any, said: str, outbox: Any) -> None:
     from shop import tasks
 
     tasks.add.enqueue(1, 2)
@@ -288,7 +290,7 @@ OTHERWISE = {
 
 @needs_tasks
 @pytest.mark.skipif(SUITE is None, reason="not run: `make django` installs Django's own tests")
-def test_django_own_tests_of_tasks_pass_but_for_a_listed_set(site: Site, tmp_path: Path) -> None:
+def test_djangos_own_tests_of_tasks_pass_but_for_a_listed_set(site: Site, tmp_path: Path) -> None:
     assert SUITE is not None
     suite = tmp_path / "suite"
     shutil.copytree(SUITE, suite / "tasks")

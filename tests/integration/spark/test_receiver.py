@@ -250,7 +250,7 @@ def test_a_refused_secret_is_a_fatal_error(nsqd_factory: Factory[Nsqd], tmp_path
         _expect_fault(pool, ConfigError, "E_UNAUTHORIZED")
 
 
-def test_settings_that_cannot_work_are_a_fatal_error(nsqd: Nsqd, tmp_path: Path) -> None:
+def test_impossible_settings_are_a_fatal_error(nsqd: Nsqd, tmp_path: Path) -> None:
     given = {"tls": "true", "tlsCaFile": str(tmp_path / "absent.pem")}
     pool = ReceiverPool(options_of(tmp_path / "wal", nsqd, **given), prepared(tmp_path / "wal"))
     _expect_fault(pool, ConfigError, "absent.pem")

@@ -89,7 +89,7 @@ def test_an_abort_says_what_stays_published(told: pytest.LogCaptureFixture) -> N
         ({"nsqd": ""}, False, "option nsqd or lookupd is missing"),
     ],
 )
-def test_a_stream_that_cannot_be_is_refused_in_one_line(
+def test_an_impossible_stream_is_refused_in_one_line(
     given: dict[str, str], overwrite: bool, words: str
 ) -> None:
     with pytest.raises(ConfigError, match=words) as caught:
@@ -103,7 +103,7 @@ def test_a_stream_that_cannot_be_is_refused_in_one_line(
         ({}, True, r'\.mode\("append"\)'),
     ],
 )
-def test_a_write_that_cannot_be_is_refused_in_one_line(
+def test_an_impossible_write_is_refused_in_one_line(
     given: dict[str, str], overwrite: bool, words: str
 ) -> None:
     with pytest.raises(ConfigError, match=words) as caught:

@@ -21,7 +21,9 @@ def test_a_bar_is_missed_by_more_than_a_tenth_before_it_fails(own: float, ok: bo
     ("own", "ok", "failed"),
     [(10.0, True, False), (20.0, True, False), (22.0, False, False), (23.0, False, True)],
 )
-def test_the_same_where_less_is_better(own: float, ok: bool, failed: bool) -> None:
+def test_where_less_is_better_a_bar_is_missed_by_more_than_a_tenth_too(
+    own: float, ok: bool, failed: bool
+) -> None:
     bar = Bar("nsq", "other", 0.2, at_most=True)
     (verdict,) = outcome({"nsq": [own], "other": [100.0]}, [bar]).judge()
 

@@ -64,14 +64,14 @@ def test_fins_are_counted(count: int) -> None:
     assert count_fins(fins(count)) == count
 
 
-def test_a_last_piece_of_a_fin_is_left_over() -> None:
+def test_an_incomplete_fin_is_left_over() -> None:
     data = fins(3) + fins(1)[:9]
 
     assert count_fins(data) == 3
     assert is_piece_of_fin(data[3 * FIN :])
 
 
-def test_a_command_behind_fins_is_left_over_whole() -> None:
+def test_a_command_after_fins_is_left_over_whole() -> None:
     data = fins(3) + rdy(100)
 
     assert count_fins(data) == 3
@@ -79,7 +79,7 @@ def test_a_command_behind_fins_is_left_over_whole() -> None:
 
 
 @pytest.mark.parametrize("data", [b"", rdy(5), rdy(2500) + fins(4), fins(2) + rdy(100) + fins(5)])
-def test_anything_else_among_fins_is_for_a_parser(data: bytes) -> None:
+def test_other_bytes_among_fins_are_left_to_the_parser(data: bytes) -> None:
     assert count_fins(data) == 0
 
 
@@ -93,13 +93,13 @@ def test_a_fin_is_made_of_a_message_id(piece: bytes, may_become_one: bool) -> No
 PUBLISHES = pub("t", b"one\nPUB ") + mpub("topic", [b"two", b"three"]) + dpub("t", 5, b"four")
 
 
-def test_publishes_are_counted_whatever_is_in_them() -> None:
+def test_publishes_with_any_body_are_counted() -> None:
     assert cut_publishes(PUBLISHES) == (3, len(PUBLISHES))
     assert cut_publishes(PUBLISHES + rdy(1)) == (3, len(PUBLISHES))
 
 
 @pytest.mark.parametrize("end", range(1, len(dpub("t", 5, b"four"))))
-def test_a_publish_that_is_not_whole_is_left_over(end: int) -> None:
+def test_an_incomplete_publish_is_left_over(end: int) -> None:
     whole = len(PUBLISHES) - len(dpub("t", 5, b"four"))
     data = PUBLISHES[: whole + end]
 
@@ -107,7 +107,7 @@ def test_a_publish_that_is_not_whole_is_left_over(end: int) -> None:
     assert is_piece_of_publish(data[whole:])
 
 
-def test_nothing_else_is_taken_for_a_publish() -> None:
+def test_other_commands_are_not_counted_as_publishes() -> None:
     assert cut_publishes(fins(2)) == (0, 0)
     assert not is_piece_of_publish(rdy(1))
     assert not is_piece_of_publish(b"SUB t c\n")
@@ -126,7 +126,7 @@ def test_identify_has_the_requested_fields(size: int, timeout: int, asked: Asked
     assert Asked.of(size, timeout) == asked
 
 
-def test_a_little_waits_for_the_ticker() -> None:
+def test_a_few_bytes_wait_for_the_ticker() -> None:
     held = Held(GO, began=100.0)
 
     assert held.due == math.inf

@@ -85,7 +85,7 @@ def test_a_post_tells_its_length_even_without_a_body() -> None:
     assert request.encode().endswith(b"\r\nContent-Length: 5\r\nContent-Type: x/y\r\n\r\n\0body")
 
 
-def test_own_headers_win() -> None:
+def test_given_headers_replace_default_ones() -> None:
     encoded = HttpRequest(parse_url("h"), headers={"Host": "other"}).encode()
     assert encoded.count(b"Host:") == 1
     assert b"Host: other\r\n" in encoded
@@ -101,7 +101,7 @@ def test_a_header_cannot_smuggle_another(value: str) -> None:
 
 
 @given(st.lists(st.integers(0, 200), max_size=20), st.sampled_from([PLAIN, CHUNKED, UNTIL_CLOSE]))
-def test_replies_however_they_are_cut(cuts: list[int], wire: bytes) -> None:
+def test_a_reply_is_read_however_it_is_cut(cuts: list[int], wire: bytes) -> None:
     expected = {
         PLAIN: HttpReply(200, {"content-length": "5", "x-thing": "a b"}, b"hello"),
         CHUNKED: HttpReply(200, {"transfer-encoding": "chunked"}, b"abc0123456789"),
@@ -129,7 +129,7 @@ def test_any_number_of_announcements_is_skipped() -> None:
 
 
 @pytest.mark.parametrize("wire", [PLAIN, CHUNKED])
-def test_a_reply_that_breaks_off(wire: bytes) -> None:
+def test_a_reply_that_breaks_off_is_an_error(wire: bytes) -> None:
     for length in range(len(wire) - 2 if wire is CHUNKED else len(wire)):
         parser = ReplyParser()
         parser.feed(wire[:length])

@@ -106,7 +106,7 @@ class TestPublishing:
         assert sent(calls.publish("t", b"x", defer=0.0016))[1].endswith("defer=2")
 
     @pytest.mark.parametrize("defer", [-1.0, math.inf, math.nan])
-    def test_an_impossible_delay(self, defer: float) -> None:
+    def test_an_impossible_delay_is_refused(self, defer: float) -> None:
         with pytest.raises(InvalidMessage, match="deferred"):
             calls.publish("t", b"x", defer=defer)
 
@@ -130,7 +130,7 @@ class TestPublishing:
             lambda: calls.create_channel("t", "b@d"),
         ],
     )
-    def test_names_that_nsqd_would_refuse(self, make: Callable[[], object]) -> None:
+    def test_names_that_nsqd_would_refuse_are_not_sent(self, make: Callable[[], object]) -> None:
         with pytest.raises(InvalidName):
             make()
 
@@ -158,7 +158,7 @@ class TestInfo:
         assert (info.max_heartbeat_interval, info.max_output_buffer_timeout) == (60.0, 0.025)
         assert (info.version, info.broadcast_address, info.tcp_port) == ("1.3.0", "b", 4150)
 
-    def test_an_old_nsqd_tells_less_and_a_new_one_more(self) -> None:
+    def test_info_of_older_and_newer_nsqds_is_read(self) -> None:
         info = answer(calls.info(), self.TOLD | {"newer": 1})
         assert (info.max_heartbeat_interval, info.topology_zone) == (None, "")
 
@@ -225,7 +225,7 @@ PEEKED = {
 }
 
 
-def test_messages_that_wait() -> None:
+def test_waiting_messages_are_parsed() -> None:
     told = {"messages": [PEEKED, {**PEEKED, "encoding": "base64", "body": "/wA=", "truncated": True}]}
     text, binary = answer(calls.peek("t"), told)
     assert (text.body, text.age, text.id, text.truncated) == ("zwölf".encode(), 1.5, PEEKED["id"], False)

@@ -54,7 +54,7 @@ def answer(call: Call[Any], value: object) -> Any:
         ("unix:/run/l.sock", "unix:/run/l.sock:/lookup", "/lookup?topic=t"),
     ],
 )
-def test_a_lookup_goes_to_the_given_path_or_to_lookup(address: str, url: str, sent: str) -> None:
+def test_a_lookup_is_sent_to_the_given_path_or_to_lookup(address: str, url: str, sent: str) -> None:
     call = Calls(address).lookup("t")
     assert (str(call.request.url), target(call)) == (url, sent)
 
@@ -68,7 +68,7 @@ def test_a_lookup_goes_to_the_given_path_or_to_lookup(address: str, url: str, se
         ("https://h/nsq?k=v", "/nsq/nodes?k=v"),
     ],
 )
-def test_other_requests_go_beside_the_lookup(address: str, sent: str) -> None:
+def test_other_requests_are_sent_to_paths_beside_the_lookup(address: str, sent: str) -> None:
     assert target(Calls(address).nodes()) == sent
 
 

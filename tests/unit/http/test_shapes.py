@@ -59,7 +59,7 @@ def test_a_list_that_is_null_is_empty() -> None:
     assert conform(None, list[int]) == []
 
 
-def test_null_where_it_may_be_and_anything_where_it_may_be() -> None:
+def test_null_and_any_value_are_accepted_where_the_shape_allows_them() -> None:
     value = {"maybe": None, "anything": {"x": [1]}}
     assert conform(value, Outer) == value
 

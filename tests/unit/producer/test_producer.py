@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -434,6 +436,16 @@ def test_publishes_that_wait_for_an_nsqd_on_an_event_loops_thread_are_warned_abo
                 asyncio.run(publish_on_the_loop(p, timeout=0.5))
         (warning,) = warnings_of(p, caplog)
         assert "nsq.aio.Producer" in warning
+
+
+def test_publishes_of_a_notebook_are_not_warned_about(
+    transport: MemoryTransport, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ipykernel", ModuleType("ipykernel"))
+    with producer(transport) as p:
+        with pytest.raises(PublishFailed):
+            asyncio.run(publish_on_the_loop(p, timeout=0.01))
+        assert warnings_of(p, caplog) == []
 
 
 def test_other_publishes_are_not_warned_about(

@@ -82,7 +82,7 @@ def test_a_command_that_fails_exits_with_1_and_one_line(
         ("replay /x --topic again --nsqd a:4150 --since soon", "'soon' is not a point in time"),
     ],
 )
-def test_a_mistake_is_reported_before_spark_starts(
+def test_a_wrong_command_is_reported_before_spark_starts(
     words: str, error: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("nsq.spark.session.local_session", lambda **_: pytest.fail("Spark was started"))

@@ -98,7 +98,9 @@ def test_workers_with_another_python_are_checked(
     assert list(doctor.check_default_python()) == []
 
 
-def test_the_one_that_starts_jupyter_is_no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_driver_python_that_starts_jupyter_is_not_checked_as_a_worker(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("PYSPARK_DRIVER_PYTHON", "jupyter")
     assert doctor.check_workers().state == OK
 
@@ -119,13 +121,13 @@ def test_the_python_that_other_programs_get(
     assert found.remedy.startswith("export PYSPARK_PYTHON=")
 
 
-def test_a_wal_that_can_be_used_and_is_left_alone(tmp_path: Path) -> None:
+def test_a_usable_wal_passes_and_is_left_alone(tmp_path: Path) -> None:
     found = doctor.check_wal(str(tmp_path / "not" / "made" / "yet"))
     assert found.state in (OK, WARNING)  # a warning where the disk is nearly full
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_wal_that_cannot(tmp_path: Path) -> None:
+def test_a_wal_that_cannot_be_made_is_wrong(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.touch()
     found = doctor.check_wal(str(file / "wal"))

@@ -30,7 +30,7 @@ def report(**changes: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_the_figures_of_a_report() -> None:
+def test_a_report_becomes_figures() -> None:
     assert figures(report()) == {
         "rows": 100, "batchSeconds": 0.25, "inputRowsPerSecond": 50.0, "processedRowsPerSecond": 80.5,
         "lag": 50, "nsqdDepth": 7, "nsqdInFlight": 3, "walRows": 40, "walBytes": 8000, "oldestSeconds": 1.5,
@@ -62,7 +62,7 @@ def test_several_sources_add_up_and_the_oldest_counts() -> None:
 @pytest.mark.parametrize(
     "source", [{"latestOffset": None}, {"latestOffset": "no json"}, {"latestOffset": {"n": 5}}, {}]
 )
-def test_queries_on_something_else_are_left_alone(source: dict[str, Any]) -> None:
+def test_reports_of_other_sources_are_ignored(source: dict[str, Any]) -> None:
     assert figures(report(sources=[source])) == {}
 
 

@@ -23,7 +23,7 @@ class Sample(Options):
     mode: str = option("How.", default="slow", choices=("slow", "fast"))
 
 
-def test_case_does_not_count_and_everything_has_its_kind() -> None:
+def test_names_ignore_case_and_values_get_their_types() -> None:
     found = Sample.of(
         {
             "PLACE": "here", "maxbytes": "64k", "Pause": "1m30s", "addresses": "a:1, b:2,a:1,",

@@ -14,7 +14,7 @@ def test_any_columns_in_any_order_are_accepted() -> None:
     assert checked([]) == []
 
 
-def test_a_column_that_there_is_not() -> None:
+def test_an_unknown_column_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"'payload'; there are topic, .*body"):
         checked([Field("payload", "binary")])
 

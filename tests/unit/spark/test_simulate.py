@@ -26,7 +26,7 @@ def test_a_day_of_retention_keeps_manifests_small_and_planning_fast() -> None:
     assert found.planning <= 0.3
 
 
-def test_the_command_prints_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_requests_and_max_in_flight(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", "--receivers", "2", "--rate", "100", "--size", "10", "--interval", "2s"]) == 0
     said = capsys.readouterr().out
     assert said.startswith("200 messages/s, 2.0 KiB/s of bodies\nrequests/s: ")

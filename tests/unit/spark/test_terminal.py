@@ -90,7 +90,7 @@ def test_quiet_hides_progress_but_not_notes() -> None:
         "\n",
     ],
 )
-def test_noise_is_recognized(line: str) -> None:
+def test_noise_in_sparks_output_is_recognized(line: str) -> None:
     assert CHATTER.match(line)
 
 

@@ -50,7 +50,7 @@ def new_since(before: leaks.Snapshot) -> list[str]:
     return leaks.describe(leaks.difference(before, leaks.snapshot()))
 
 
-def test_nothing_new_is_falsy_and_has_no_words(before: leaks.Snapshot) -> None:
+def test_an_empty_difference_is_falsy_and_has_no_text(before: leaks.Snapshot) -> None:
     nothing = leaks.difference(before, leaks.snapshot())
     assert not nothing
     assert leaks.describe(nothing) == []
@@ -123,7 +123,7 @@ def test_an_open_file_is_described_by_its_path(before: leaks.Snapshot, tmp_path:
 
 
 @linux_only
-def test_a_number_given_to_another_file_is_new(tmp_path: Path) -> None:
+def test_a_descriptor_that_now_belongs_to_another_file_is_new(tmp_path: Path) -> None:
     with (tmp_path / "one").open("w") as one:
         number = one.fileno()
         before = leaks.snapshot()
@@ -167,18 +167,18 @@ def test_a_child_that_ended_unwaited_is_a_leak(before: leaks.Snapshot, child: Ch
 
 
 @linux_only
-def test_a_child_that_is_gone_meanwhile_is_still_described(child: Child) -> None:
+def test_a_child_that_ends_meanwhile_is_still_described(child: Child) -> None:
     left = leaks.Snapshot(children=frozenset({child.pid}))
     child.communicate()
     assert leaks.describe(left) == [f"child process {child.pid}, gone by now"]
 
 
 @linux_only
-def test_asking_every_process_for_its_parent_finds_the_same(child: Child) -> None:
+def test_children_are_also_found_by_asking_every_process_for_its_parent(child: Child) -> None:
     assert set(leaks._children_by_parent(os.getpid())) == set(leaks._children_by_task()) >= {child.pid}
 
 
-def test_a_file_is_named_and_a_file_below_is_not(tmp_path: Path) -> None:
+def test_a_new_file_is_named_but_none_in_a_folder_below(tmp_path: Path) -> None:
     (tmp_path / "below").mkdir()
     before = leaks.snapshot([tmp_path])
     (tmp_path / "nsqd.dat").touch()

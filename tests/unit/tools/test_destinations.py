@@ -19,13 +19,13 @@ def chosen(pool: RoundRobin | HostPool, count: int) -> str:
     return "".join(pool.choose() for _ in range(count))
 
 
-def test_round_robin_knows_no_failures() -> None:
+def test_round_robin_ignores_failures() -> None:
     pool = RoundRobin("abc")
     pool.mark("b", None)
     assert chosen(pool, 5) == "abcab"
 
 
-def test_a_host_pool_leaves_out_what_has_failed_for_longer_each_time(clock: Clock) -> None:
+def test_a_host_pool_leaves_out_a_failed_destination_for_longer_each_time(clock: Clock) -> None:
     pool = HostPool("abc", clock)
     pool.mark("b", None)
     assert chosen(pool, 4) == "acac"
@@ -57,7 +57,7 @@ class Chances:
         return self._at
 
 
-def test_epsilon_greedy_prefers_what_is_quick_and_tries_the_others(clock: Clock) -> None:
+def test_epsilon_greedy_prefers_fast_destinations_and_tries_the_others(clock: Clock) -> None:
     pool = EpsilonGreedy("ab", clock, Chances())
     for _ in range(200):
         for address, seconds in (("a", 0.010), ("b", 0.030)):

@@ -93,12 +93,12 @@ def test_a_required_value_without_its_field_is_refused() -> None:
         ({"post": ("http://a/",), "sample": 1.5}, "--sample"),
     ],
 )
-def test_options_that_cannot_be_meant(given: dict[str, Any], said: str) -> None:
+def test_contradictory_options_are_refused(given: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         nsq_to_http.ToHttpOptions(topic="t", nsqd_tcp_address=("a:1",), **given)
 
 
-def test_older_options_mean_newer_ones() -> None:
+def test_older_options_set_the_newer_ones() -> None:
     options = nsq_to_http.ToHttpOptions(
         topic="t",
         nsqd_tcp_address=("a:1",),

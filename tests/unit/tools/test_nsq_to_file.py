@@ -95,7 +95,7 @@ def test_a_file_name_is_made_of_its_format(tmp_path: Path, given: dict[str, Any]
         ({"sync_interval": 0.0}, "--sync-interval"),
     ],
 )
-def test_options_that_cannot_be_meant(tmp_path: Path, given: dict[str, Any], said: str) -> None:
+def test_contradictory_options_are_refused(tmp_path: Path, given: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         options(tmp_path, **given)
 
@@ -105,7 +105,7 @@ def test_a_topics_file_stays_in_the_output_directory(tmp_path: Path) -> None:
         Names(options(tmp_path, filename_format="<TOPIC>/<DATETIME>"), "..")
 
 
-def test_a_file_by_the_name_is_appended_to(tmp_path: Path) -> None:
+def test_an_existing_file_is_appended_to(tmp_path: Path) -> None:
     for body in (b"one", b"two"):
         written(Archive(options(tmp_path), "t", Clock(NOON)), body).close()
     assert files(tmp_path) == {"t.2026-11-23_12": b"one\ntwo\n"}

@@ -55,7 +55,7 @@ OPTIONS: list[tuple[str, dict[str, object]]] = [
 
 
 @pytest.mark.parametrize(("given", "meant"), OPTIONS, ids=[given for given, _ in OPTIONS])
-def test_options_in_go_nsqs_words_and_ours(given: str, meant: dict[str, object]) -> None:
+def test_options_have_the_names_of_go_nsq_or_ours(given: str, meant: dict[str, object]) -> None:
     assert config_of("--consumer-opt", given.split(), {}) == Config(**meant)  # type: ignore[arg-type]
 
 
@@ -66,7 +66,7 @@ def test_a_given_option_replaces_the_tools_default() -> None:
 
 
 @pytest.mark.parametrize("given", ["nonsense,1", "msg_timeout,soon", "tls_verify,perhaps", "max_attempts,-1"])
-def test_an_option_that_is_none_names_the_flag(given: str) -> None:
+def test_an_unknown_option_is_refused_with_its_flag(given: str) -> None:
     with pytest.raises(FlagExit, match=f"^--consumer-opt: .*{given.partition(',')[0]}") as caught:
         config_of("--consumer-opt", [given], {})
     assert caught.value.status == 2

@@ -82,7 +82,7 @@ def test_an_age_is_short(age: float | None, shown: str) -> None:
     assert short_age(age) == shown
 
 
-def test_a_spark_line_ends_in_what_was_seen_last() -> None:
+def test_a_spark_line_ends_with_the_last_value() -> None:
     assert spark([0, 1, 8, 4]).lstrip() == "▁█▄"
     assert len(spark([])) == len(spark([0] * 30)) == 30
 

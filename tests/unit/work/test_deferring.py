@@ -65,7 +65,7 @@ def test_a_hop_that_cannot_be_published_leaves_the_message_unanswered() -> None:
     assert log.notes == []
 
 
-def test_a_message_without_envelope_is_none_of_its_business() -> None:
+def test_a_message_without_an_envelope_is_left_to_the_handler() -> None:
     log = Log()
     assert not hop(log, message(log, b"body"), "t", now=160.0, longest=60.0)
     assert log.notes == []

@@ -27,6 +27,6 @@ def test_statistics_are_of_all_topics_by_default() -> None:
         ({"nsqd": "a:4150", "failfest": "true"}, "did you mean failFast"),
     ],
 )
-def test_statistics_that_cannot_be_are_refused(given: dict[str, str], words: str) -> None:
+def test_impossible_options_of_statistics_are_refused(given: dict[str, str], words: str) -> None:
     with pytest.raises(NsqError, match=words):
         StatsOptions.of(given)

@@ -70,7 +70,7 @@ def test_the_lines_have_gaps_where_windows_are_missing(
     ]
 
 
-def test_nothing_cannot_be_drawn(tmp_path: Path) -> None:
+def test_a_chart_without_windows_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="nothing to draw"):
         metrics_chart([], tmp_path / "chart.png")
 

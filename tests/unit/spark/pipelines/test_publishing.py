@@ -100,7 +100,7 @@ def test_a_batch_that_is_run_again_after_its_files_were_merged_leaves_them_alone
 
 
 @pytest.mark.parametrize("at", range(8))
-def test_wherever_it_crashes_the_next_run_makes_it_once(tmp_path: Path, at: int) -> None:
+def test_a_batch_is_stored_once_wherever_the_run_before_crashed(tmp_path: Path, at: int) -> None:
     """The second run cuts the batch into other files, as another number of cores would."""
     publish(LocalFiles(str(tmp_path)), BATCH._replace(number=3), writing("before"))
     with pytest.raises(Crash):
@@ -143,7 +143,7 @@ def test_an_empty_batch_is_decided_too(tmp_path: Path) -> None:
     assert publish(files, BATCH, writing("a")) == Written(0, 10, 0)
 
 
-def test_files_without_a_folder_stay_without(tmp_path: Path) -> None:
+def test_files_without_a_folder_are_published_without_one(tmp_path: Path) -> None:
     def write(uri: str) -> Written:
         folder = Path(uri.removeprefix("file://"))
         folder.mkdir(parents=True)
@@ -156,5 +156,5 @@ def test_files_without_a_folder_stay_without(tmp_path: Path) -> None:
     ]
 
 
-def test_walking_nowhere_finds_nothing(tmp_path: Path) -> None:
+def test_a_folder_that_does_not_exist_has_no_files(tmp_path: Path) -> None:
     assert LocalFiles(str(tmp_path)).walk("absent") == []

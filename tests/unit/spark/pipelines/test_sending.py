@@ -63,7 +63,7 @@ def test_a_place_is_noted_only_when_it_is_published() -> None:
     assert (done.rows, done.bytes, done.before, done.complete) == (3, 3, 5, True)
 
 
-def test_stopped_it_publishes_nothing_more() -> None:
+def test_a_stopped_replay_publishes_nothing_more() -> None:
     published: list[list[bytes]] = []
     done = send(
         [entry(number) for number in range(4)],
@@ -77,7 +77,7 @@ def test_stopped_it_publishes_nothing_more() -> None:
     assert (done.rows, done.complete) == (2, False)
 
 
-def test_nothing_left_is_complete() -> None:
+def test_a_replay_without_messages_left_is_complete() -> None:
     done = send([], Mark(), publish=list.clear, save=lambda place: None, stop=Stop())
     assert dataclasses.replace(done, seconds=0.0) == ReplayResult(complete=True)
 
@@ -86,7 +86,7 @@ ORDERED = st.lists(st.integers(0, 6), max_size=30).map(sorted)
 
 
 @given(ORDERED, st.integers(1, 5), st.data())
-def test_cut_off_anywhere_it_repeats_one_publish_at_most_and_misses_nothing(
+def test_a_replay_that_is_cut_off_repeats_at_most_one_publish_and_misses_nothing(
     positions: list[int], most: int, data: st.DataObject
 ) -> None:
     """Several messages may stand at the same position."""

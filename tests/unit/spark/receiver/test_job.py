@@ -139,7 +139,7 @@ def test_speculation_is_refused() -> None:
         ({"walll": "x"}, 1, "did you mean wal"),
     ],
 )
-def test_mistakes_are_found_at_once(options: dict[str, Any], n: int, why: str) -> None:
+def test_wrong_arguments_of_a_job_are_refused_at_once(options: dict[str, Any], n: int, why: str) -> None:
     given = {"topic": "t", "channel": "c", "wal": "/w", "nsqd": "a:1", **options}
     given = {name: value for name, value in given.items() if value is not None}
     with pytest.raises(ConfigError, match=why):

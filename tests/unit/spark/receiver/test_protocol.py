@@ -53,5 +53,5 @@ JSON = st.recursive(
 
 @settings(max_examples=60)
 @given(st.binary() | st.tuples(st.sampled_from(["Ready", "Rolled", "Status", "Stopped"]), JSON).map(encoded))
-def test_no_line_raises(line: bytes) -> None:
+def test_no_line_makes_the_parser_raise(line: bytes) -> None:
     protocol.decoded(line)

@@ -22,7 +22,7 @@ class Lives:
         return pause
 
 
-def test_pauses_double_up_to_a_limit() -> None:
+def test_pauses_between_starts_double_up_to_a_limit() -> None:
     lives = Lives()
     pauses = [lives.pause(1.0, ready=True, explained=False) for _ in range(70)]
     assert pauses[:3] == [FIRST_PAUSE, 2 * FIRST_PAUSE, 4 * FIRST_PAUSE]

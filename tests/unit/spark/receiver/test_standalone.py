@@ -13,7 +13,7 @@ from nsq.spark.source.options import SourceOptions
 from nsq.spark.wal import Subject, open_wal
 
 
-def test_a_line_says_how_it_goes() -> None:
+def test_a_progress_line_says_how_the_job_goes() -> None:
     line = progress_line(Status(received=12345, sealed=6, connections=2), 1234.5)
     assert line == "12,345 messages received (1,234/s), 6 segments sealed, 2 connections"
     amiss = progress_line(Status(paused="the log is full", error="no disk"), 0.0)

@@ -9,7 +9,7 @@ pytest.importorskip("pyspark")
 from nsq.spark.sink import Columns
 
 
-def test_columns_are_found_wherever_they_are() -> None:
+def test_columns_are_found_at_any_place() -> None:
     fields = [("deferMs", "long"), ("body", "binary"), ("topic", "string")]
 
     assert Columns.of(fields, "") == Columns(body=1, topic=2, defer=0)

@@ -30,7 +30,7 @@ def read(batch: Any, columns: Columns = BODY, topic: str = "orders") -> list[Row
 
 
 @pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary(), pa.string(), pa.large_string()])
-def test_bodies_are_bytes_whatever_they_come_as(kind: Any) -> None:
+def test_bodies_of_any_accepted_type_become_bytes(kind: Any) -> None:
     texts = ["one", "zwölf", "3"]
     values = texts if kind in (pa.string(), pa.large_string()) else [text.encode() for text in texts]
 

@@ -19,7 +19,7 @@ def test_everything_is_taken_without_limits() -> None:
     assert take(Limits(), *segments) == ({"a": Position(2), "b": Position(1)}, Amount(35, 350))
 
 
-def test_rows_are_kept_to_exactly() -> None:
+def test_a_limit_of_rows_is_kept_exactly() -> None:
     assert take(Limits(rows=7), Segment("a", 1, 10, 100)) == ({"a": Position(0, 7)}, Amount(7, 70))
 
 
@@ -31,7 +31,7 @@ def test_the_next_batch_goes_on_inside_the_segment() -> None:
     )
 
 
-def test_bytes_are_kept_to() -> None:
+def test_a_limit_of_bytes_is_kept() -> None:
     assert take(Limits(bytes=250), Segment("a", 1, 10, 1000)) == (
         {"a": Position(0, 2)},
         Amount(2, 200),

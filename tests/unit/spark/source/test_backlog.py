@@ -38,7 +38,7 @@ def stats(*topics: TopicStats) -> NsqdStats:
     return {"version": "1.3.0", "health": "OK", "topics": list(topics)}
 
 
-def test_the_channel_counts_and_what_is_on_its_way_to_it() -> None:
+def test_the_backlog_counts_the_channel_and_what_its_topic_still_holds() -> None:
     told = stats(
         topic("other", channel("mine", 9)),
         topic("orders", channel("else", 8), channel("mine", 5, 3, 2), depth=1),
@@ -46,11 +46,11 @@ def test_the_channel_counts_and_what_is_on_its_way_to_it() -> None:
     assert counts(told, "orders".__eq__, "mine") == Backlog(depth=6, in_flight=3, deferred=2, asked=1)
 
 
-def test_a_channel_that_is_not_there_yet_will_get_what_the_topic_holds() -> None:
+def test_the_backlog_of_a_channel_that_is_not_created_yet_is_that_of_its_topic() -> None:
     assert counts(stats(topic("orders", depth=7)), "orders".__eq__, "mine") == Backlog(depth=7, asked=1)
 
 
-def test_a_topic_that_is_not_there_has_nothing() -> None:
+def test_a_topic_that_does_not_exist_has_no_backlog() -> None:
     assert counts(stats(), "orders".__eq__, "mine") == Backlog(asked=1)
 
 
@@ -59,7 +59,7 @@ def test_a_paused_topic_pauses_its_channels() -> None:
     assert counts(stats(topic("orders", channel("mine", paused=True))), "orders".__eq__, "mine").paused
 
 
-def test_nsqds_add_up() -> None:
+def test_the_backlogs_of_several_nsqds_are_added_up() -> None:
     one, other = Backlog(1, 2, 3, asked=1, paused=True), Backlog(10, 20, 30, asked=1)
     assert added([one, other]) == Backlog(11, 22, 33, False, 2)
     assert added([one]).paused

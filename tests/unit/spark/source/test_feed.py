@@ -11,7 +11,7 @@ import pytest
 from nsq.errors import Closed, ConnectionFailed, SegmentLost, WalError, WalForeign, WalOwned
 from nsq.spark.receiver.pool import PoolStatus
 from nsq.spark.receiver.protocol import Status
-from nsq.spark.source import feed, reader
+from nsq.spark.source import feed, reader, view
 from nsq.spark.source.backlog import Backlog
 from nsq.spark.source.feed import Feed
 from nsq.spark.source.offsets import Amount, Limits
@@ -44,6 +44,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Put the real one back at the end: each scene brings its own."""
     monkeypatch.setattr(feed, "time", Clock())
     monkeypatch.setattr(reader, "time", Clock())
+    monkeypatch.setattr(view, "time", Clock())
 
 
 class FakeLog:
@@ -204,7 +205,7 @@ class Scene:
 
     def __init__(self, before: Scene | None = None, **options: Any) -> None:
         self.clock = before.clock if before else Clock()
-        feed.time = reader.time = self.clock  # type: ignore[assignment]
+        feed.time = reader.time = view.time = self.clock  # type: ignore[assignment]
         self.log = before.log if before else FakeLog()
         self.receivers = FakeReceivers(self.log, self.clock)
         self.backlog = FakePoller(self.clock)
@@ -888,7 +889,7 @@ def test_committed_segments_are_deleted_now_and_then_while_retention_keeps_some(
         scene.feed.commit(end)
         last = end
     assert looked == []  # not again so soon
-    scene.clock.now += feed.DELETING
+    scene.clock.now += view.DELETING
     scene.feed.commit(last)
     assert looked == [1]
 

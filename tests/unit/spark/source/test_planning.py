@@ -18,7 +18,7 @@ def test_a_small_batch_is_one_task() -> None:
     assert tasks(slices, 32 * MIB, 1) == [slices]
 
 
-def test_nothing_is_no_task() -> None:
+def test_a_batch_without_rows_has_no_task() -> None:
     assert tasks([], 32 * MIB, 4) == []
 
 
@@ -34,7 +34,7 @@ def test_a_large_segment_is_cut() -> None:
     assert {task[0].segment for task in cut} == {segment.segment}
 
 
-def test_least_tasks_are_made_where_there_are_rows_for_them() -> None:
+def test_a_minimum_of_tasks_is_met_if_there_are_enough_rows() -> None:
     assert len(tasks([whole(1, 10, 100)], 32 * MIB, 4)) == 4
     assert len(tasks([whole(1, 3, 100)], 32 * MIB, 4)) == 3
 

@@ -40,13 +40,13 @@ def gauging(source: Source, pause: float = 0.0) -> Iterator[Poller[int]]:
         gauge.stop()
 
 
-def test_a_poller_asks_nothing_before_the_first_look() -> None:
+def test_a_poller_asks_nothing_before_it_is_first_read() -> None:
     source = Source()
     with gauging(source):
         assert not source.asked.acquire(blocking=False)
 
 
-def test_looking_does_not_wait() -> None:
+def test_reading_the_last_answer_does_not_wait() -> None:
     source = Source()
     with gauging(source) as gauge:
         assert gauge.last_answer() is None
@@ -54,7 +54,7 @@ def test_looking_does_not_wait() -> None:
         assert gauge.last_answer() is None  # it has not answered yet
 
 
-def test_the_last_answer_is_there() -> None:
+def test_a_poller_returns_its_last_answer() -> None:
     source = Source()
     with gauging(source) as gauge:
         source.answers.release()

@@ -35,7 +35,7 @@ def test_sigterm_announces_the_leave_calls_the_previous_handler_and_exits(before
     assert (before, ended.value.code) == (["ours", "theirs"], 143)
 
 
-def test_a_second_signal_does_not_cut_it_short(before: list[str]) -> None:
+def test_a_second_signal_does_not_cut_a_termination_short(before: list[str]) -> None:
     Termination(lambda: before.append("ours"))
     with pytest.raises(SystemExit):
         terminate()
@@ -50,7 +50,7 @@ def test_a_second_sigterm_does_not_interrupt_a_close(before: list[str]) -> None:
     assert before == []
 
 
-def test_afterwards_the_former_is_back(before: list[str]) -> None:
+def test_the_previous_handler_is_restored_after_a_close(before: list[str]) -> None:
     termination = Termination(lambda: before.append("ours"))
     with termination.ignored():
         pass

@@ -19,12 +19,12 @@ def test_a_log_gets_its_identity_once(tmp_path: Path) -> None:
     assert os.listdir(place) == ["identity.json"]
 
 
-def test_an_empty_folder_will_do(tmp_path: Path) -> None:
+def test_an_empty_folder_becomes_a_log(tmp_path: Path) -> None:
     (tmp_path / ".hidden").touch()
     assert DirectoryWal(tmp_path).prepare()
 
 
-def test_something_else_is_refused(tmp_path: Path) -> None:
+def test_a_folder_with_other_files_is_refused(tmp_path: Path) -> None:
     (tmp_path / "letters").mkdir()
     with pytest.raises(WalForeign, match="is not a log, and not empty"):
         DirectoryWal(tmp_path).prepare()
@@ -57,7 +57,7 @@ def test_a_log_is_for_one_topic_and_channel(tmp_path: Path) -> None:
     assert sorted(os.listdir(wal.location)) == ["identity.json", "subject.json"]
 
 
-def test_a_log_that_does_not_say_is_adopted(wal: DirectoryWal, make: Any) -> None:
+def test_a_log_without_a_subject_is_adopted(wal: DirectoryWal, make: Any) -> None:
     with wal.log("r") as log:
         log.append(make(1))
     assert wal.subject() is None
@@ -96,7 +96,7 @@ def test_a_receiver_needs_a_name(wal: DirectoryWal, name: str) -> None:
         wal.log(name)
 
 
-def test_a_name_is_used_once(wal: DirectoryWal) -> None:
+def test_two_receivers_cannot_have_one_name(wal: DirectoryWal) -> None:
     wal.log("r").close()
     with pytest.raises(WalError, match="r is there already"):
         wal.log("r")

@@ -15,7 +15,7 @@ def bodies(count: int) -> int:
     return 21 * count
 
 
-def test_appended_rolled_and_read(wal: DirectoryWal, make: Any, ids: Any) -> None:
+def test_rows_are_appended_rolled_and_read(wal: DirectoryWal, make: Any, ids: Any) -> None:
     with wal.log("r") as log:
         assert log.roll() is None
         log.append(make(3))
@@ -44,13 +44,13 @@ def test_writes_and_syncs_have_a_safe_order(wal: DirectoryWal, disk: Any, make: 
         assert disk.calls == ["rename", "sync_folder"]
 
 
-def test_nothing_makes_no_file(wal: DirectoryWal, make: Any) -> None:
+def test_a_log_without_rows_makes_no_file(wal: DirectoryWal, make: Any) -> None:
     with wal.log("r") as log:
         log.append(make(0))
         assert os.listdir(Path(wal.location) / "r") == ["lock"]
 
 
-def test_a_closed_log_takes_nothing(wal: DirectoryWal, make: Any) -> None:
+def test_a_closed_log_refuses_rows(wal: DirectoryWal, make: Any) -> None:
     log = wal.log("r")
     assert log.close() is None
     assert log.close() is None
@@ -72,7 +72,7 @@ def test_a_closed_log_takes_nothing(wal: DirectoryWal, make: Any) -> None:
         {"write", "truncate", "rename", "remove"},
     ],
 )
-def test_a_failed_append_leaves_what_there_was(
+def test_a_failed_append_leaves_the_rows_before_it(
     wal: DirectoryWal, disk: Any, make: Any, ids: Any, failing: set[str], torn: int, before: int
 ) -> None:
     with wal.log("r") as log:
@@ -120,7 +120,9 @@ def test_a_failed_write_is_cut_off(wal: DirectoryWal, disk: Any, make: Any, ids:
 
 
 @pytest.mark.parametrize("failing", ["create", "sync_folder"])
-def test_a_file_that_cannot_begin(wal: DirectoryWal, disk: Any, make: Any, ids: Any, failing: str) -> None:
+def test_a_segment_that_cannot_be_created_costs_only_its_append(
+    wal: DirectoryWal, disk: Any, make: Any, ids: Any, failing: str
+) -> None:
     with wal.log("r") as log:
         disk.failing = {failing}
         with pytest.raises(WalError):

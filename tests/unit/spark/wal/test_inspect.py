@@ -44,7 +44,7 @@ def test_ls_says_what_a_log_is_for(used: DirectoryWal) -> None:
 
 
 @pytest.mark.parametrize("look", [inspect.ls, inspect.verify, inspect.gc])
-def test_a_look_makes_no_log(tmp_path: Path, look: Any) -> None:
+def test_a_missing_log_is_an_error_and_is_not_created(tmp_path: Path, look: Any) -> None:
     with pytest.raises(WalError, match="there is no log at"):
         look(str(tmp_path / "no"))
     assert os.listdir(tmp_path) == []

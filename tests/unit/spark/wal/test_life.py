@@ -169,7 +169,9 @@ def test_no_row_is_lost_however_a_receiver_lives(make: Any, disk: Any) -> None:
     )
 
 
-def test_the_machine_sees_a_lost_batch(make: Any, disk: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_state_machine_detects_a_lost_batch(
+    make: Any, disk: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Were an append to return before it has written, this machine would say so."""
 
     class Bound(Life):

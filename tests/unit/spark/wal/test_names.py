@@ -25,7 +25,7 @@ def test_two_new_receivers_differ() -> None:
 
 
 @pytest.mark.parametrize("host", ["", "...", "-", "ünïcode", "x" * 300])
-def test_any_host_name_will_do(host: str) -> None:
+def test_a_receiver_can_be_named_after_any_host(host: str) -> None:
     assert names.is_receiver(names.new_receiver(host=host))
 
 
@@ -61,7 +61,7 @@ def test_a_subject_is_read_back() -> None:
     assert str(orders) == "orders/spark"
 
 
-def test_the_same_or_none_is_fine_and_another_is_refused_naming_both() -> None:
+def test_a_log_of_another_subject_is_refused_naming_both() -> None:
     orders = Subject("orders", "spark")
     orders.check(None, "/w")
     orders.check(Subject("orders", "spark"), "/w")

@@ -32,7 +32,7 @@ def claim(path: Path, hours: Hours, patience: float, name: str = "other") -> own
     return ownership.claim(path, name, patience, 0o600, hours.clock, hours.nap)
 
 
-def test_waiting_for_an_owner_ends_with_an_error(tmp_path: Path) -> None:
+def test_the_wait_for_an_owner_ends_with_an_error(tmp_path: Path) -> None:
     hours = Hours()
     held = claim(tmp_path / "owner", hours, 0, "first")
     for patience, least in ((0.0, 0.25), (5.0, 5.0)):

@@ -46,7 +46,7 @@ def test_an_id_of_another_length_is_refused() -> None:
         records.stored("t", [b"i" * 16, b"short"], [0, 0], [1, 1], ["h", "h"], [b"a", b"b"])
 
 
-def test_an_id_that_is_no_text_is_shown_somehow() -> None:
+def test_an_id_that_is_not_text_is_shown_as_latin_1() -> None:
     batch = records.stored("t", [b"\xff" * 16], [0], [1], ["h"], [b"a"])
     assert records.rows(batch, "t", ["id"]).column(0).to_pylist() == ["ÿ" * 16]
 
@@ -139,7 +139,7 @@ def test_a_tail_of_zeros_is_not_taken_for_a_batch(make: Any) -> None:
     assert records.complete(pa.BufferReader(head + part + lost)) == (3, 63)
 
 
-def test_a_batch_of_something_else_is_not_ours() -> None:
+def test_a_batch_of_another_schema_is_not_valid() -> None:
     batch = pa.record_batch({"a": [1]})
     sink = pa.BufferOutputStream()
     with ipc.new_stream(sink, batch.schema) as stream:

@@ -28,7 +28,7 @@ def killed(wal: DirectoryWal, receiver: str, *batches: Any) -> list[int]:
     return sizes
 
 
-def test_wherever_it_dies(tmp_path: Path, make: Any, ids: Any) -> None:
+def test_a_log_is_recovered_wherever_its_receiver_dies(tmp_path: Path, make: Any, ids: Any) -> None:
     wal = DirectoryWal(tmp_path / "wal", fsync=False)
     wal.prepare()
     sizes = killed(wal, "r", make(1, size=0), make(2, start=1, size=0))
@@ -51,7 +51,9 @@ def test_wherever_it_dies(tmp_path: Path, make: Any, ids: Any) -> None:
         shutil.rmtree(folder)
 
 
-def test_a_closed_stream_that_was_not_renamed(wal: DirectoryWal, disk: Any, make: Any, ids: Any) -> None:
+def test_a_closed_segment_that_was_not_renamed_is_recovered(
+    wal: DirectoryWal, disk: Any, make: Any, ids: Any
+) -> None:
     log = wal.log("r")
     log.append(make(3))
     disk.failing = {"rename"}
@@ -74,7 +76,7 @@ def test_a_recovered_segment_follows_the_sealed_ones(wal: DirectoryWal, make: An
     assert ids(wal) == [0, 1]
 
 
-def test_the_living_are_left_alone(wal: DirectoryWal, make: Any) -> None:
+def test_recovery_leaves_living_receivers_alone(wal: DirectoryWal, make: Any) -> None:
     with wal.log("r") as log:
         log.append(make(3))
         assert wal.recover() == []
@@ -120,7 +122,7 @@ def test_a_file_that_another_process_has_recovered_is_skipped(
     assert ids(wal) == [0, 1, 2]
 
 
-def test_a_folder_without_a_lock_is_a_dead_ones(wal: DirectoryWal, make: Any, ids: Any) -> None:
+def test_a_folder_without_a_lock_belongs_to_a_dead_receiver(wal: DirectoryWal, make: Any, ids: Any) -> None:
     killed(wal, "r", make(3))
     (Path(wal.location) / "r" / "lock").unlink()
     assert wal.recover() == [Segment("r", 1, 3, 63)]

@@ -17,7 +17,7 @@ class Remembering(ListenerVerbs):
         return 1
 
 
-def test_there_is_a_verb_for_every_kind() -> None:
+def test_every_kind_of_fault_has_a_verb() -> None:
     verbs = Remembering()
     verbs.cut()
     verbs.reset()

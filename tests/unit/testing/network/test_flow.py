@@ -23,7 +23,7 @@ def test_bytes_arrive_at_once_and_in_order() -> None:
     assert flow.next_due(0.0) == math.inf
 
 
-def test_the_end_arrives_behind_what_is_under_way() -> None:
+def test_the_end_of_a_stream_arrives_after_its_bytes() -> None:
     flow = make()
     flow.feed(b"last", 0.0)
     flow.end(by_reset=True)
@@ -34,7 +34,7 @@ def test_the_end_arrives_behind_what_is_under_way() -> None:
     assert flow.by_reset
 
 
-def test_a_stall_holds_everything_back_the_end_too() -> None:
+def test_a_stall_holds_back_bytes_and_the_end_of_the_stream() -> None:
     flow = make()
     flow.impose(Fault("stall", seconds=2.0), 10.0)
     flow.feed(b"held", 10.5)
@@ -48,7 +48,7 @@ def test_a_stall_holds_everything_back_the_end_too() -> None:
     assert flow.next_due(20.5) == 21.0
 
 
-def test_a_stall_without_end_waits_to_be_healed() -> None:
+def test_a_stall_without_an_end_lasts_until_it_is_healed() -> None:
     flow = make()
     flow.impose(Fault("stall"), 0.0)
     flow.feed(b"held", 0.0)
@@ -96,7 +96,7 @@ def test_a_throttle_lets_that_many_bytes_a_second_through(rate: float) -> None:
     assert now == pytest.approx(0.5, rel=0.1)
 
 
-def test_asking_when_something_is_due_brings_that_no_later() -> None:
+def test_asking_for_the_next_time_does_not_postpone_it() -> None:
     flow = make()
     flow.impose(Fault("throttle", amount=1000.0), 0.0)
     flow.feed(b"x" * 100, 0.0)
@@ -135,7 +135,7 @@ def test_a_flow_is_cut_off_after_the_given_number_of_bytes() -> None:
     assert flow.due(0.0) == b""
 
 
-def test_healing_takes_back_what_has_not_happened_yet() -> None:
+def test_healing_cancels_faults_that_have_not_happened_yet() -> None:
     flow = make()
     for fault in (Fault("truncate", amount=1), Fault("corrupt", amount=8), Fault("delay", amount=9.0)):
         flow.impose(fault, 0.0)

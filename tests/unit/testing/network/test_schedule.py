@@ -38,7 +38,7 @@ def test_weights_are_kept_and_other_kinds_are_drawn_too() -> None:
     assert 60 < drawn.count("kill nsqd") < 140
 
 
-def test_whom_a_strike_hits_is_a_share_of_what_there_is() -> None:
+def test_a_strike_hits_a_share_of_the_connections() -> None:
     (strike,) = strikes(Schedule(1), 1)
     chosen = {Strike(0, strike.fault, place / 100, None).one_of("abcd") for place in range(100)}
     assert chosen == set("abcd")

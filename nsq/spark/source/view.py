@@ -1,0 +1,92 @@
+"""The log as one reader sees it: its unread segments, the receivers' folders, and which segments may be
+deleted because every reader has committed them. Imports neither pyspark nor pyarrow.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from nsq.errors import WalError
+from nsq.log import Logger
+from nsq.spark.source.offsets import Offset, Slice, unread
+from nsq.spark.source.options import SourceOptions
+from nsq.spark.source.reader import Reader
+from nsq.spark.wal.names import Listing, Position, ReceiverFolder, Segment
+from nsq.spark.wal.readers import ReaderState, deletable
+from nsq.spark.wal.store import Wal
+
+log = Logger("nsq.spark.source")
+
+#: The shortest time between two deletions of committed segments, in seconds, unless the log is full or keeps
+#: none.
+DELETING = 30.0
+
+
+@dataclass(eq=False)
+class LogView:
+    """What the last listing of the log found. ``listed_at`` is on the monotonic clock."""
+
+    options: SourceOptions
+    wal: Wal
+    reader: Reader
+
+    def __post_init__(self) -> None:
+        self.segments: list[Segment] = []
+        self.folders: list[ReceiverFolder] = []
+        self.size = 0  # bytes of the log's files
+        self.listed_at = float("-inf")
+        self._deleted_at = float("-inf")
+
+    @property
+    def full(self) -> bool:
+        return self.size >= self.options.wal_max_bytes
+
+    def refresh(self, after: Mapping[str, Position] | None = None) -> Listing:
+        """List what this reader has not committed, or what is ``after`` other positions."""
+        after = self.reader.state.at if after is None else after
+        listing = self.wal.listing(after)
+        if any(not folder.alive and folder.needs_recovery for folder in listing.receivers):
+            for segment in self.wal.recover():
+                log.info("receiver %s is dead; %d rows recovered", segment.receiver, segment.rows)
+            listing = self.wal.listing(after)
+        self.segments = [file.segment for file in listing.files]
+        self.folders, self.size = listing.receivers, listing.size
+        self.listed_at = time.monotonic()
+        if self.full:
+            self.delete_committed()
+        return listing
+
+    def unread(self, read: Offset) -> list[Slice]:
+        """The sealed rows after ``read``, in the order in which they are read."""
+        return unread(read, self.segments)
+
+    def awaits_commit(self, read: Offset) -> bool:
+        """Whether the log holds a segment that Spark has read completely but not committed."""
+        done, committed = ReaderState(read.at).has_committed, self.reader.state.has_committed
+        return any(done(segment) and not committed(segment) for segment in self.segments)
+
+    def delete_committed(self) -> None:
+        """Delete the segments that every reader has committed and that retention does not keep."""
+        options, now = self.options, time.monotonic()
+        if options.retention and not self.full and now - self._deleted_at < DELETING:
+            return
+        self._deleted_at = now
+        deleted: list[Segment] = []
+        try:
+            deleted = self.wal.delete(
+                deletable(
+                    self.wal.files_of_readers(),
+                    # Our own state from memory: saving it may have failed.
+                    (self.wal.readers() | {options.reader: self.reader.state}).values(),
+                    now=time.time(),
+                    most=options.wal_max_bytes // 2,
+                )
+            )
+            self.wal.discard_empty()
+        except WalError as error:
+            # They only take space; the next commit tries again.
+            log.warning("segments that were committed cannot be deleted: %s", error)
+        gone = set(deleted)
+        self.segments = [segment for segment in self.segments if segment not in gone]
