@@ -29,7 +29,7 @@ from nsq.errors import (
 from nsq.log import Logger
 from nsq.message import Message
 from nsq.producer.own import OwnConns
-from nsq.producer.publishes import PLAIN, Publish, Verdict, command_of, join
+from nsq.producer.publishes import PLAIN, SENT, Publish, Verdict, command_of, join
 from nsq.producer.reports import ConnectionState, ConnectionStats
 
 if TYPE_CHECKING:
@@ -131,8 +131,8 @@ class PublishingEndpoint(Endpoint, ConnDelegate):
                 if type(item) is bytes:  # the answer to a heartbeat
                     parts.append(item)
                     continue
-                item.sent = True  # before the claim: while it is False, the publish was surely not sent
                 if item.claim.acquire(False):
+                    item.state = SENT
                     taken.append(item)
                     size += item.size
         except IndexError:

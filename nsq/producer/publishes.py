@@ -1,6 +1,7 @@
 """The life of one publish: made from a user's arguments, joined with others, sent, answered, ended.
 
-    claim    sending and cancelling race for one lock: a cancelled publish was surely not sent
+    state    new: its caller has it · queued: the loops may send it · sent · ended: ``done()``
+    claim    the right to send a publish, or to end it unsent: only the thread that gets this lock does either
     end      the first end counts: nsqd's answer, its deadline, or the end of its connection or producer
 
 A message is *surely not stored* before it is sent, when nsqd said so, and when nsqd refused an earlier
@@ -18,7 +19,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from datetime import datetime, timedelta
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeVar, cast
 
 from nsq.config import Config
 from nsq.errors import (
@@ -46,6 +47,14 @@ log = Logger("nsq.producer")
 _JOINED_MESSAGES = 1000
 _JOINED_BYTES = 512 * 1024
 
+#: The states of a publish that has not ended. Its caller writes the first two, before another thread can send
+#: it. The thread that has got its claim writes SENT. To a thread without the claim only SENT is sure: in any
+#: other state another thread may have got it this moment.
+NEW: Final = "new"
+QUEUED: Final = "queued"
+SENT: Final = "sent"
+State = Literal["new", "queued", "sent"]
+
 #: How a publish ended: with an error, or None when nsqd has stored it.
 End = tuple[NsqError | None]
 _STORED: End = (None,)
@@ -69,12 +78,11 @@ class Publish(Waiters):
         "claim",
         "deadline",
         "endpoint",
-        "handed_over",
         "lane",
         "rules",
-        "sent",
         "size",
         "started",
+        "state",
         "topic",
     )
     command: bytes | None = None
@@ -95,16 +103,16 @@ class Publish(Waiters):
         self.body = body
         self.size = len(body)
         self.claim = _thread.allocate_lock()
+        self.state: State = NEW
+        self.endpoint: PublishingEndpoint | None = None  # the nsqd where it waits or was sent
         # The pool sets these before another thread sees the publish.
         self.started: float
         self.deadline: float
-        self.endpoint: PublishingEndpoint | None  # the nsqd where it waits or was sent
-        self.caller: int  # the thread whose own connection it takes; 0: it goes through the loops
-        self.handed_over: bool  # its caller has put it into a queue, or sends it
-        self.sent: bool  # a connection has tried to claim it
+        self.caller: int
+        """The thread that has not queued it yet, or sends it itself; 0: it goes through the loops."""
 
     def __repr__(self) -> str:
-        return f"<Publish {self.topic}, {self.messages} messages{', ended' if self.done() else ''}>"
+        return f"<Publish {self.topic}, {self.messages} messages, {'ended' if self.done() else self.state}>"
 
     def done(self) -> bool:
         """Whether it has ended."""
@@ -142,9 +150,9 @@ class Publish(Waiters):
                     self.locks.remove(each)
 
     def try_again(self) -> None:
-        """Give it a new claim before it is sent again."""
+        """Give it a new claim, before it is put into a queue again."""
         self.claim = _thread.allocate_lock()
-        self.endpoint, self.caller = None, 0
+        self.state, self.endpoint = QUEUED, None
 
 
 P = TypeVar("P", bound=Publish)
