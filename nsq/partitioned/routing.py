@@ -41,9 +41,12 @@ from nsq.producer.book import AddressBook, Takers
 from nsq.producer.endpoint import PublishingEndpoint
 from nsq.producer.pool import Pool
 from nsq.producer.publishes import (
+    NO_OPTIONS,
     P,
     Publish,
+    PublishOptions,
     checked_bodies,
+    given_options,
     new_multi_publish,
     new_publish,
     refused_option,
@@ -141,18 +144,15 @@ class Router(AddressBook):
         body: object,
         defer: Any,
         config: Config,
-        key: object = None,
-        partition: object = None,
-        trace: object = None,
-        headers: object = None,
-        tag: object = None,
+        options: PublishOptions = NO_OPTIONS,
     ) -> P:
         if defer is not None and self.kind is not None:
             raise _no_deferring()
         publish = new_publish(make, topic, body, defer, config)
         # The usual case first: this runs for every message.
         known = self.topics.get(publish.topic)
-        plain = defer is key is partition is trace is headers is tag is None
+        given = given_options(options) if options else {}
+        plain = not given and defer is None
         if plain and known is not None and known.lanes and publish.topic not in self.tracing.topics:
             publish.rules = self._anywhere
             publish.lane = known.lanes[next(known.turn) % len(known.lanes)]
@@ -161,12 +161,10 @@ class Router(AddressBook):
             publish.rules, publish.lane = self._anywhere, _UNPLACED
             self.lookups.learn(publish.topic)
             return publish
-        if key is partition is trace is headers is tag is None and publish.topic not in self.tracing:
+        if not given and publish.topic not in self.tracing:
             publish.rules = self._anywhere
         else:
-            bodies = [publish.body]
-            given = {"key": key, "partition": partition, "trace": trace, "headers": headers, "tag": tag}
-            publish.rules = self._particular(publish, bodies, given, config, several=False)
+            publish.rules = self._particular(publish, [publish.body], given, config, several=False)
         self._place_now(publish)
         return publish
 
@@ -176,18 +174,13 @@ class Router(AddressBook):
         topic: str,
         bodies: Iterable[object],
         config: Config,
-        key: object = None,
-        partition: object = None,
-        trace: object = None,
-        headers: object = None,
-        tag: object = None,
+        options: PublishOptions = NO_OPTIONS,
     ) -> P:
         name = check_topic(topic)
         checked = checked_bodies(bodies, config)
         publish = make(name, b"")
         publish.messages, publish.size = len(checked), sum(map(len, checked))
-        given = {"key": key, "partition": partition, "trace": trace, "headers": headers, "tag": tag}
-        publish.rules = self._particular(publish, checked, given, config, several=True)
+        publish.rules = self._particular(publish, checked, given_options(options), config, several=True)
         publish.command = commands.mpub(name, checked)  # until it is placed
         self._place_now(publish)
         return publish
@@ -196,13 +189,13 @@ class Router(AddressBook):
         self,
         publish: Publish,
         bodies: list[bytes],
-        given: Mapping[str, Any],
+        given: dict[str, Any],
         config: Config,
         *,
         several: bool,
     ) -> Particular:
         """Check the options and return the rules that carry them out."""
-        key, partition, trace, tag = given["key"], given["partition"], given["trace"], given["tag"]
+        key, partition, trace, tag = map(given.get, ("key", "partition", "trace", "tag"))
         if key is not None and partition is not None:
             raise UsageError("key= and partition= are both given: the key decides on the partition")
         if key is not None:
@@ -215,10 +208,10 @@ class Router(AddressBook):
         elif publish.topic in self.tracing:
             traces = [random.getrandbits(63) for _ in bodies]
         headers, overhead = None, 8 if traces else 0
-        if given["headers"] is not None or tag is not None:
+        if "headers" in given or tag is not None:
             tag = None if tag is None else wire.checked_tag(tag)
             of_each: list[int | None] = [*traces] if traces else [None] * len(bodies)
-            headers = [wire.checked_header(given["headers"], each, tag) for each in of_each]
+            headers = [wire.checked_header(given.get("headers"), each, tag) for each in of_each]
             overhead = 2 + max(map(len, headers))
         if overhead:
             largest = max(map(len, bodies))
@@ -238,13 +231,13 @@ class Router(AddressBook):
             partition=partition,
             traces=traces,
             headers=headers,
-            given={name: value for name, value in given.items() if value is not None},
+            given=given,
         )
 
     def trace(self, topic: str, on: bool) -> None:
         """Switch tracing of a topic on or off. Any thread may call this."""
         if self.kind == "original":
-            raise refused_option(trace=on)
+            raise refused_option("trace")
         self.tracing.switch(check_topic(topic), on)
 
     def _place_now(self, publish: Publish) -> None:

@@ -262,7 +262,7 @@ class Particular(PartitionRules):
 
     def place_plainly(self, publish: Publish) -> None:
         if self._given:
-            raise refused_option(**self._given)
+            raise refused_option(*self._given)
         super().place_plainly(publish)
         if self._several:
             packed = self._data("MPUB")

@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import _thread
 import copy
+import inspect
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from datetime import datetime, timedelta
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypedDict, TypeVar, cast
 
 from nsq.config import Config
 from nsq.errors import (
@@ -160,7 +161,52 @@ P = TypeVar("P", bound=Publish)
 #: Seconds or a timedelta from now, or an aware datetime.
 Defer = float | timedelta | datetime
 
-# Making a publish from a user's arguments.
+# A user's arguments.
+
+
+class PublishOptions(TypedDict, total=False):
+    """The options of a publish that only a partitioned NSQ has."""
+
+    key: str | bytes | int | None
+    partition: int | None
+    trace: int | None
+    headers: Mapping[str, Any] | None
+    tag: str | None
+
+
+NO_OPTIONS: Final[PublishOptions] = {}
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def with_options_shown(method: F) -> F:
+    """Let help() and notebooks show each of the PublishOptions in place of a method's ``**options``."""
+    signature = inspect.signature(method)
+    shown = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=hint.__forward_arg__)
+        for name, hint in PublishOptions.__annotations__.items()
+    ]
+    own = list(signature.parameters.values())[:-1]
+    method.__signature__ = signature.replace(parameters=[*own, *shown])  # type: ignore[attr-defined]
+    return method
+
+
+def given_options(options: PublishOptions) -> dict[str, Any]:
+    """Return the options that are not None. Raises TypeError if a publish has no such option."""
+    for name in options.keys() - PublishOptions.__annotations__.keys():
+        raise TypeError(f"a publish has no option {name!r}, its options are in nsq.Producer.publish")
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def refused_option(*names: str) -> UsageError:
+    """Return the error for options that only a partitioned NSQ has."""
+    return UsageError(
+        f"{' and '.join([f'{name}=' for name in names])} needs a partitioned NSQ. This producer publishes to "
+        "the original one, or has only nsqd addresses: a partitioned cluster is found through nsqlookupd="
+    )
+
+
+# Making a publish from them.
 
 
 def new_publish(
@@ -169,17 +215,13 @@ def new_publish(
     body: object,
     defer: Defer | None,
     config: Config,
-    key: object = None,
-    partition: object = None,
-    trace: object = None,
-    headers: object = None,
-    tag: object = None,
+    options: PublishOptions = NO_OPTIONS,
 ) -> P:
     """Make a PUB, or a DPUB for a message that nsqd delivers after ``defer``. Refuses what the original NSQ
     cannot do.
     """
-    if not (key is partition is trace is headers is tag is None):
-        raise refused_option(key=key, partition=partition, trace=trace, headers=headers, tag=tag)
+    if options and (given := given_options(options)):
+        raise refused_option(*given)
     name = _checked_topic(topic) if type(topic) is str else check_topic(topic)
     # The usual case first: this runs for every message.
     if type(body) is not bytes or not 0 < len(body) <= config.max_msg_size:
@@ -198,30 +240,17 @@ def new_multi_publish(
     topic: str,
     bodies: Iterable[object],
     config: Config,
-    key: object = None,
-    partition: object = None,
-    trace: object = None,
-    headers: object = None,
-    tag: object = None,
+    options: PublishOptions = NO_OPTIONS,
 ) -> P:
     """Make an MPUB. Refuses what the original NSQ cannot do."""
-    if not (key is partition is trace is headers is tag is None):
-        raise refused_option(key=key, partition=partition, trace=trace, headers=headers, tag=tag)
+    if options and (given := given_options(options)):
+        raise refused_option(*given)
     name = check_topic(topic)
     checked = checked_bodies(bodies, config)
     size = sum(map(len, checked))
     publish = make(name, b"")
     publish.command, publish.messages, publish.size = commands.mpub(name, checked), len(checked), size
     return publish
-
-
-def refused_option(**options: object) -> UsageError:
-    """Return the error for options that only a partitioned NSQ has."""
-    given = [f"{name}=" for name, value in options.items() if value is not None]
-    return UsageError(
-        f"{' and '.join(given)} needs a partitioned NSQ. This producer publishes to the original one, or has "
-        "only nsqd addresses: a partitioned cluster is found through nsqlookupd="
-    )
 
 
 def checked_bodies(bodies: Iterable[object], config: Config, overhead: int = 0) -> list[bytes]:
