@@ -153,15 +153,15 @@ class PublishingEndpoint(Endpoint, ConnDelegate):
         answered: list[Publish] = []
         try:
             for _ in range(count):
-                answered += self._sent.popleft()
+                batch = self._sent.popleft()
+                answered += batch
+                self.published += batch[0].messages if len(batch) == 1 else len(batch)
         except IndexError:
             self._desynchronized("an OK to nothing")
         if not answered:
             return
         self._server_stopped = False  # a foreign server, which goes on after a fatal error
         self._asked_at = self._clock()
-        for publish in answered:
-            self.published += publish.messages
         if not self._has_stored or self.overdue:
             self._has_stored, self.overdue = True, False
             self._largest = self._config.max_body_size if self._config.coalesce else 0

@@ -39,6 +39,7 @@ from nsq.producer.book import AddressBook, Takers
 from nsq.producer.endpoint import PublishingEndpoint
 from nsq.producer.own import OwnConn
 from nsq.producer.publishes import (
+    ANY_THREAD,
     QUEUED,
     SENT,
     Publish,
@@ -172,13 +173,15 @@ class Pool:
         """Send a publish by a round trip of its own, or else through the loops. Return when nsqd has stored
         it, or raise its error.
         """
-        if _thread.get_ident() in self.own_threads:
+        publish.caller = caller = _thread.get_ident()
+        if caller in self.own_threads:
             self.refuse_own_thread("publish")
         self._admit(publish, timeout, block=True)
         try:
             self.pending.add(publish)
             self._bytes_left -= publish.size
-            usable, turn = self.lanes.get(publish.lane, self.usable), next(self._turn)
+            usable = self.lanes.get(publish.lane, self.usable) if self.lanes else self.usable
+            turn = next(self._turn)
             if usable and publish.started < usable[turn % len(usable)][0].own.rests_until:
                 turn += 1
             # Keep order: stay behind unanswered futures, and behind what waits for a connection.
@@ -259,6 +262,7 @@ class Pool:
 
     def publish(self, publish: Publish, timeout: float | None, block: bool = True) -> None:
         """Queue a publish, which ends by itself. A caller interrupted after this must call ``cancel``."""
+        publish.caller = ANY_THREAD
         self._admit(publish, timeout, block)
         try:
             self.futures.add(publish)
@@ -276,7 +280,6 @@ class Pool:
         seconds = self._config.publish_timeout if timeout is None else checked_timeout(timeout, 0.0)
         publish.started = started = self._clock()
         publish.deadline = deadline = started + seconds
-        publish.caller = _thread.get_ident()
         if not self.owner.begun:
             self._start(deadline)
         if len(self.pending) >= self._config.max_pending or self._bytes_left <= 0:
@@ -286,7 +289,7 @@ class Pool:
 
     def _queue(self, publish: Publish, turn: int) -> None:
         """Put a publish into a connection's queue, or among those that wait for a connection."""
-        usable = self.lanes.get(publish.lane, self.usable)
+        usable = self.lanes.get(publish.lane, self.usable) if self.lanes else self.usable
         publish.state = QUEUED
         # Keep order: queue behind publishes that wait for a connection.
         if usable and not self.waiting:
@@ -689,7 +692,7 @@ class Pool:
         """Omit publishes that wait for the calling thread itself, which may be a signal handler: those not
         queued yet, and round trips.
         """
-        waiting_for = {*self._closers, _thread.get_ident()}
+        waiting_for = {*self._closers, _thread.get_ident(), ANY_THREAD}
         return [each for each in self.pending.copy() if each.caller not in waiting_for and not each.done()]
 
     def close(self, seconds: float) -> CloseReport:

@@ -56,6 +56,9 @@ QUEUED: Final = "queued"
 SENT: Final = "sent"
 State = Literal["new", "queued", "sent"]
 
+#: The caller of a ``publish_async`` that has not queued it yet: which thread it is does not matter.
+ANY_THREAD: Final = -1
+
 #: How a publish ended: with an error, or None when nsqd has stored it.
 End = tuple[NsqError | None]
 _STORED: End = (None,)
@@ -77,6 +80,7 @@ class Publish(Waiters):
         "body",
         "caller",
         "claim",
+        "command",
         "deadline",
         "endpoint",
         "lane",
@@ -86,7 +90,6 @@ class Publish(Waiters):
         "state",
         "topic",
     )
-    command: bytes | None = None
     messages = 1
     no_batching = False  # nsqd refused it together with others: do not join it again
     uncertain_at: tuple[str, ...] = ()  # the nsqds that may have stored it
@@ -111,6 +114,7 @@ class Publish(Waiters):
         self.deadline: float
         self.caller: int
         """The thread that has not queued it yet, or sends it itself; 0: it goes through the loops."""
+        self.command: bytes | None = None
 
     def __repr__(self) -> str:
         return f"<Publish {self.topic}, {self.messages} messages, {'ended' if self.done() else self.state}>"
