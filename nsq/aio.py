@@ -12,11 +12,11 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar, cast
+from typing import Any, Generic, Self, TypeVar, Unpack, cast
 
 from nsq.config import SignatureWithOptions
 from nsq.consumer import consumer as threads_consumer
@@ -38,7 +38,7 @@ from nsq.message import Message
 from nsq.producer import producer as threads_producer
 from nsq.producer.futures import PublishFuture
 from nsq.producer.producer import around
-from nsq.producer.publishes import Defer, checked_timeout
+from nsq.producer.publishes import Defer, PublishOptions, checked_timeout, with_options_shown
 from nsq.producer.reports import CloseReport, FlushReport
 from nsq.threads.signals import SignalWatch
 from nsq.threads.stop_signals import StopSignals
@@ -163,50 +163,40 @@ class Producer:
     def __repr__(self) -> str:
         return f"<aio.{repr(self.producer)[1:]}"
 
+    @with_options_shown
     async def publish(
         self,
         topic: str,
         body: bytes,
         *,
-        key: str | bytes | int | None = None,
-        partition: int | None = None,
-        trace: int | None = None,
-        headers: Mapping[str, Any] | None = None,
-        tag: str | None = None,
         defer: Defer | None = None,
         timeout: float | None = None,
+        **options: Unpack[PublishOptions],
     ) -> Published:
         """Return when an nsqd has stored the message. ``timeout`` covers everything, waiting for room too."""
         hook, config = self.producer._around_publish, self.producer._config
         make = self.producer._pool.book.new_publish
         if hook is None:
-            more = key, partition, trace, headers, tag
-            return await self._send(make(PublishFuture, topic, body, defer, config, *more), timeout)
-        with around(hook, topic, [body], headers) as ((body,), headers):
-            more = key, partition, trace, headers, tag
-            return await self._send(make(PublishFuture, topic, body, defer, config, *more), timeout)
+            return await self._send(make(PublishFuture, topic, body, defer, config, options), timeout)
+        with around(hook, topic, [body], options) as ((body,), options):
+            return await self._send(make(PublishFuture, topic, body, defer, config, options), timeout)
 
+    @with_options_shown
     async def multi_publish(
         self,
         topic: str,
         bodies: Iterable[bytes],
         *,
-        key: str | bytes | int | None = None,
-        partition: int | None = None,
-        trace: int | None = None,
-        headers: Mapping[str, Any] | None = None,
-        tag: str | None = None,
         timeout: float | None = None,
+        **options: Unpack[PublishOptions],
     ) -> Published:
         """Publish all messages at once to one nsqd, which stores all or, unless it fails midway, none."""
         hook, config = self.producer._around_publish, self.producer._config
         make = self.producer._pool.book.new_multi_publish
         if hook is None:
-            more = key, partition, trace, headers, tag
-            return await self._send(make(PublishFuture, topic, bodies, config, *more), timeout)
-        with around(hook, topic, bodies, headers) as (several, headers):
-            more = key, partition, trace, headers, tag
-            return await self._send(make(PublishFuture, topic, several, config, *more), timeout)
+            return await self._send(make(PublishFuture, topic, bodies, config, options), timeout)
+        with around(hook, topic, bodies, options) as (several, options):
+            return await self._send(make(PublishFuture, topic, several, config, options), timeout)
 
     async def _send(self, publish: PublishFuture, timeout: float | None) -> Published:
         results = self._own_results()

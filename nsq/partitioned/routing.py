@@ -42,9 +42,12 @@ from nsq.producer.book import AddressBook, Takers
 from nsq.producer.endpoint import PublishingEndpoint
 from nsq.producer.pool import Pool
 from nsq.producer.publishes import (
+    NO_OPTIONS,
     P,
     Publish,
+    PublishOptions,
     checked_bodies,
+    given_options,
     new_multi_publish,
     new_publish,
     refused_option,
@@ -133,18 +136,15 @@ class Router(AddressBook):
         body: object,
         defer: Any,
         config: Config,
-        key: object = None,
-        partition: object = None,
-        trace: object = None,
-        headers: object = None,
-        tag: object = None,
+        options: PublishOptions = NO_OPTIONS,
     ) -> P:
         # The usual case first: this runs for every message.
         known = self.topics.get(topic) if type(topic) is str else None
         if (
             known is not None
             and (lanes := known.lanes)
-            and defer is key is partition is trace is headers is tag is None
+            and defer is None
+            and not options
             and topic not in self.tracing.topics
             and type(body) is bytes
             and 0 < len(body) <= config.max_msg_size
@@ -159,16 +159,15 @@ class Router(AddressBook):
         if defer is not None and self.kind is not None:
             raise _no_deferring()
         publish = new_publish(make, topic, body, defer, config)
+        given = given_options(options) if options else {}
         if publish.command is not None:  # deferred, and the kind of the cluster is not known yet
             publish.rules, publish.lane = self._anywhere, _UNPLACED
             self.lookups.learn(publish.topic)
             return publish
-        if key is partition is trace is headers is tag is None and publish.topic not in self.tracing:
+        if not given and publish.topic not in self.tracing:
             publish.rules = self._anywhere
         else:
-            bodies = [publish.body]
-            given = {"key": key, "partition": partition, "trace": trace, "headers": headers, "tag": tag}
-            publish.rules = particular(self, publish, bodies, given, config, several=False)
+            publish.rules = particular(self, publish, [publish.body], given, config, several=False)
         self._place_now(publish)
         return publish
 
@@ -178,18 +177,13 @@ class Router(AddressBook):
         topic: str,
         bodies: Iterable[object],
         config: Config,
-        key: object = None,
-        partition: object = None,
-        trace: object = None,
-        headers: object = None,
-        tag: object = None,
+        options: PublishOptions = NO_OPTIONS,
     ) -> P:
         name = check_topic(topic)
         checked = checked_bodies(bodies, config)
         publish = make(name, b"")
         publish.messages, publish.size = len(checked), sum(map(len, checked))
-        given = {"key": key, "partition": partition, "trace": trace, "headers": headers, "tag": tag}
-        publish.rules = particular(self, publish, checked, given, config, several=True)
+        publish.rules = particular(self, publish, checked, given_options(options), config, several=True)
         publish.command = commands.mpub(name, checked)  # until it is placed
         self._place_now(publish)
         return publish
@@ -197,7 +191,7 @@ class Router(AddressBook):
     def trace(self, topic: str, on: bool) -> None:
         """Switch tracing of a topic on or off. Any thread may call this."""
         if self.kind == "original":
-            raise refused_option(trace=on)
+            raise refused_option("trace")
         self.tracing.switch(check_topic(topic), on)
 
     def _place_now(self, publish: Publish) -> None:

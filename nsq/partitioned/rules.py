@@ -289,7 +289,7 @@ class Particular(PartitionRules):
 
     def place_plainly(self, publish: Publish) -> None:
         if self._given:
-            raise refused_option(**self._given)
+            raise refused_option(*self._given)
         super().place_plainly(publish)
         if self._several:
             packed = self._data("MPUB")
@@ -324,7 +324,7 @@ def particular(
     several: bool,
 ) -> Particular:
     """Check the options and return the rules that carry them out."""
-    key, partition, trace, tag = given["key"], given["partition"], given["trace"], given["tag"]
+    key, partition, trace, tag = map(given.get, ("key", "partition", "trace", "tag"))
     if key is not None and partition is not None:
         raise UsageError("key= and partition= are both given: the key decides on the partition")
     if key is not None:
@@ -337,10 +337,10 @@ def particular(
     elif publish.topic in router.tracing:
         traces = [random.getrandbits(63) for _ in bodies]
     headers, overhead = None, 8 if traces else 0
-    if given["headers"] is not None or tag is not None:
+    if "headers" in given or tag is not None:
         tag = None if tag is None else wire.checked_tag(tag)
         of_each: list[int | None] = [*traces] if traces else [None] * len(bodies)
-        headers = [wire.checked_header(given["headers"], each, tag) for each in of_each]
+        headers = [wire.checked_header(given.get("headers"), each, tag) for each in of_each]
         overhead = 2 + max(map(len, headers))
     if overhead:
         largest = max(map(len, bodies))
@@ -350,7 +350,6 @@ def particular(
                 f"most {config.max_msg_size} together (max_msg_size, to be that of nsqd)"
             )
         checked_bodies(bodies, config, overhead)
-    given = {name: value for name, value in given.items() if value is not None}
     if traces is not None:
         publish.published = Published(trace_id=traces[0])
         if several and headers is not None:

@@ -66,7 +66,7 @@ class AddressBook:
 
     def trace(self, topic: str, on: bool) -> None:
         """Switch tracing of a topic on or off."""
-        raise refused_option(trace=on)
+        raise refused_option("trace")
 
     def reason(self, publish: Publish) -> str:
         """Return why the publish has not found its nsqd; empty if any would do."""

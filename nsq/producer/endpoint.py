@@ -29,7 +29,7 @@ from nsq.errors import (
 from nsq.log import Logger
 from nsq.message import Message
 from nsq.producer.own import OwnConns
-from nsq.producer.publishes import PLAIN, Publish, Verdict, command_of, join
+from nsq.producer.publishes import PLAIN, SENT, Publish, Verdict, command_of, join
 from nsq.producer.reports import ConnectionState, ConnectionStats
 
 if TYPE_CHECKING:
@@ -131,8 +131,8 @@ class PublishingEndpoint(Endpoint, ConnDelegate):
                 if type(item) is bytes:  # the answer to a heartbeat
                     parts.append(item)
                     continue
-                item.sent = True  # before the claim: while it is False, the publish was surely not sent
                 if item.claim.acquire(False):
+                    item.state = SENT
                     taken.append(item)
                     size += item.size
         except IndexError:
@@ -153,15 +153,15 @@ class PublishingEndpoint(Endpoint, ConnDelegate):
         answered: list[Publish] = []
         try:
             for _ in range(count):
-                answered += self._sent.popleft()
+                batch = self._sent.popleft()
+                answered += batch
+                self.published += batch[0].messages if len(batch) == 1 else len(batch)
         except IndexError:
             self._desynchronized("an OK to nothing")
         if not answered:
             return
         self._server_stopped = False  # a foreign server, which goes on after a fatal error
         self._asked_at = self._clock()
-        for publish in answered:
-            self.published += publish.messages
         if not self._has_stored or self.overdue:
             self._has_stored, self.overdue = True, False
             self._largest = self._config.max_body_size if self._config.coalesce else 0

@@ -39,6 +39,9 @@ from nsq.producer.book import AddressBook, Takers
 from nsq.producer.endpoint import PublishingEndpoint
 from nsq.producer.own import OwnConn
 from nsq.producer.publishes import (
+    ANY_THREAD,
+    QUEUED,
+    SENT,
     Publish,
     Verdict,
     checked_timeout,
@@ -71,6 +74,8 @@ _ENDING_SHARE, _ENDING_SECONDS = 0.1, 0.25
 _FAREWELL_SECONDS = 2.0
 #: Seconds that close allows its own threads even when its timeout is zero.
 _LEAST_TO_CLOSE = 0.1
+#: How often, and every how many seconds, to look what another thread does with a claim that it has just got.
+_LOOKS, _MOMENT = 50, 0.01
 #: The most seconds by which each producer delays the end of the program.
 _EXIT_TIMEOUT = 5.0
 
@@ -168,13 +173,15 @@ class Pool:
         """Send a publish by a round trip of its own, or else through the loops. Return when nsqd has stored
         it, or raise its error.
         """
-        if _thread.get_ident() in self.own_threads:
+        publish.caller = caller = _thread.get_ident()
+        if caller in self.own_threads:
             self.refuse_own_thread("publish")
         self._admit(publish, timeout, block=True)
         try:
             self.pending.add(publish)
             self._bytes_left -= publish.size
-            usable, turn = self.lanes.get(publish.lane, self.usable), next(self._turn)
+            usable = self.lanes.get(publish.lane, self.usable) if self.lanes else self.usable
+            turn = next(self._turn)
             if usable and publish.started < usable[turn % len(usable)][0].own.rests_until:
                 turn += 1
             # Keep order: stay behind unanswered futures, and behind what waits for a connection.
@@ -204,9 +211,10 @@ class Pool:
         ended with an error, or can be sent again.
         """
         try:
-            publish.endpoint, publish.caller = endpoint, _thread.get_ident()
-            publish.sent = publish.handed_over = True
-            publish.claim.acquire(False)  # no other thread sends it now
+            if not publish.claim.acquire(False):  # the pool's thread has given it up
+                endpoint.own.put_back(own)
+                return False
+            publish.state, publish.endpoint = SENT, endpoint
             try:
                 command = publish.command or commands.pub(publish.lane, publish.body)
                 error = own.round_trip(command, publish.deadline, self._clock, publish)
@@ -254,6 +262,7 @@ class Pool:
 
     def publish(self, publish: Publish, timeout: float | None, block: bool = True) -> None:
         """Queue a publish, which ends by itself. A caller interrupted after this must call ``cancel``."""
+        publish.caller = ANY_THREAD
         self._admit(publish, timeout, block)
         try:
             self.futures.add(publish)
@@ -271,7 +280,6 @@ class Pool:
         seconds = self._config.publish_timeout if timeout is None else checked_timeout(timeout, 0.0)
         publish.started = started = self._clock()
         publish.deadline = deadline = started + seconds
-        publish.endpoint, publish.handed_over, publish.sent, publish.caller = None, False, False, 0
         if not self.owner.begun:
             self._start(deadline)
         if len(self.pending) >= self._config.max_pending or self._bytes_left <= 0:
@@ -281,7 +289,8 @@ class Pool:
 
     def _queue(self, publish: Publish, turn: int) -> None:
         """Put a publish into a connection's queue, or among those that wait for a connection."""
-        usable = self.lanes.get(publish.lane, self.usable)
+        usable = self.lanes.get(publish.lane, self.usable) if self.lanes else self.usable
+        publish.state = QUEUED
         # Keep order: queue behind publishes that wait for a connection.
         if usable and not self.waiting:
             publish.endpoint, conn = usable[turn % len(usable)]
@@ -291,7 +300,7 @@ class Pool:
         else:
             self.waiting.append(publish)
             self.owner.wake()
-        publish.handed_over = True
+        publish.caller = 0  # after it is queued: a signal handler of ours must not wait for it before
         if publish.deadline < self._wakes_at:
             self.owner.ask(self.look_at_deadlines)
         if self._gone:
@@ -327,34 +336,42 @@ class Pool:
 
     def cancel(self, publish: Publish) -> None:
         """Cancel a publish whose caller was interrupted, unless the loops have claimed it."""
-        if publish.caller and publish.sent:
-            address = "an nsqd" if publish.endpoint is None else publish.endpoint.address
-            self.complete([publish], unanswered(publish, address, "the call was interrupted"))
-        elif publish.claim.acquire(False):
+        if publish.claim.acquire(False):
             self.forget(publish)
             publish.end(unsent(publish, "the call was interrupted"))
             if self.closed:
                 self.owner.wake()
+        elif (
+            publish.caller or publish.state is not SENT
+        ):  # no loop has it: we sent it, or had the claim before
+            address = "an nsqd" if publish.endpoint is None else publish.endpoint.address
+            self.complete([publish], unanswered(publish, address, "the call was interrupted"))
 
     def give_up(self, publish: Publish, reason: str = "") -> None:
         """End a publish at its deadline or at the producer's close. For its caller and the pool's thread."""
-        endpoint = publish.endpoint
         if not reason and sys.is_finalizing():
             reason = "the interpreter is finalizing, and other threads no longer run"
-        # Neither claimed by us nor sent: another thread gives it up too. For this order see ``_encode``.
-        if publish.claim.acquire(False) or not publish.sent:
-            if not reason and endpoint is not None:
-                reason = f"{endpoint.address} did not take it in time"
-            self.complete([publish], unsent(publish, reason or self.book.reason(publish) or self._reasons()))
-            publish.body, publish.command = b"", None  # it may stay queued for long
-        else:
-            # It keeps its place on the connection: its answer must not be taken for that of the next.
-            address = "an nsqd" if endpoint is None else endpoint.address
-            error = unanswered(publish, address, reason or "no answer in time")
-            if publish.end(error):
-                self._tell(publish, error)
+        for _ in range(_LOOKS):
+            if publish.claim.acquire(False):
+                if not reason and publish.endpoint is not None:
+                    reason = f"{publish.endpoint.address} did not take it in time"
+                reason = reason or self.book.reason(publish) or self._reasons()
+                self.complete([publish], unsent(publish, reason))
+                publish.body, publish.command = b"", None  # it may stay queued for long
+                return
+            # If it is not SENT, the thread with the claim is about to write that, or to end the publish.
+            if publish.wait_for(lambda: publish.state is SENT or publish.done(), time.monotonic() + _MOMENT):
+                break
+        # It keeps its place on the connection: its answer must not be taken for that of the next.
+        endpoint = publish.endpoint
+        address = "an nsqd" if endpoint is None else endpoint.address
+        error = unanswered(publish, address, reason or "no answer in time")
+        if publish.end(error):
+            self._tell(publish, error)
             if endpoint is not None:
                 self.owner.ask(partial(self._suspect, endpoint))
+        if publish.state is not SENT:  # its caller was interrupted when it had just got the claim
+            self.forget(publish)
 
     def refuse_own_thread(self, what: str) -> None:
         """Raise UsageError on one of our threads: it would wait for itself. Idents of ended threads recur."""
@@ -598,7 +615,7 @@ class Pool:
         self._wakes_at = earliest = math.inf
         for publish in self.pending.copy():
             if publish.done():
-                if not publish.sent or publish.caller:  # its caller was interrupted while it gave up
+                if publish.state is not SENT or publish.caller:  # its caller was interrupted while it gave up
                     self.forget(publish)
                 continue
             if publish.deadline <= now:
@@ -675,14 +692,10 @@ class Pool:
 
     def _unended(self) -> list[Publish]:
         """Omit publishes that wait for the calling thread itself, which may be a signal handler: those not
-        handed over yet, and round trips.
+        queued yet, and round trips.
         """
-        waiting_for = {*self._closers, _thread.get_ident()}
-        return [
-            each
-            for each in self.pending.copy()
-            if each.handed_over and not each.done() and each.caller not in waiting_for
-        ]
+        waiting_for = {*self._closers, _thread.get_ident(), ANY_THREAD}
+        return [each for each in self.pending.copy() if each.caller not in waiting_for and not each.done()]
 
     def close(self, seconds: float) -> CloseReport:
         """Ask the pool's thread to close, and wait for it."""

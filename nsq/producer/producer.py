@@ -17,7 +17,7 @@ from nsq.errors import ConfigError, ConnectionFailed, NsqError, Unanswered, Usag
 from nsq.producer.book import AddressBook
 from nsq.producer.futures import PublishFuture
 from nsq.producer.pool import Pool
-from nsq.producer.publishes import Defer, Publish, checked_timeout
+from nsq.producer.publishes import Defer, Publish, PublishOptions, checked_timeout, with_options_shown
 from nsq.producer.reports import (
     Acknowledged,
     CloseReport,
@@ -37,7 +37,6 @@ from nsq.wire.frames import Published
 #: Called before a publish with its topic and its bodies. Returns the bodies to send, as many, and a function
 #: that is called once with the publish's error, or with None when nsqd has stored it.
 PublishEnded = Callable[[BaseException | None], object]
-Headers = Mapping[str, Any] | None
 PublishHook = Callable[
     [str, list[bytes]], tuple[list[bytes], PublishEnded] | tuple[list[bytes], PublishEnded, Mapping[str, Any]]
 ]
@@ -149,18 +148,15 @@ class Producer:
 
     # Publishing.
 
+    @with_options_shown
     def publish(
         self,
         topic: str,
         body: bytes,
         *,
-        key: str | bytes | int | None = None,
-        partition: int | None = None,
-        trace: int | None = None,
-        headers: Mapping[str, Any] | None = None,
-        tag: str | None = None,
         defer: Defer | None = None,
         timeout: float | None = None,
+        **options: Unpack[PublishOptions],
     ) -> Published:
         """Return when an nsqd has stored the message.
 
@@ -173,60 +169,50 @@ class Producer:
         ``headers`` a mapping that travels with it as JSON, ``tag`` restricts it to consumers with this tag.
         The result says what nsqd has told of the message.
         """
-        pool, config = self._pool, self._config
+        pool = self._pool
         if self._around_publish is not None:
-            with around(self._around_publish, topic, [body], headers) as ((body,), headers):
-                more = key, partition, trace, headers, tag
-                publish: Publish = pool.book.new_publish(Publish, topic, body, defer, config, *more)
+            with around(self._around_publish, topic, [body], options) as ((body,), options):
+                publish: Publish = pool.book.new_publish(Publish, topic, body, defer, self._config, options)
                 pool.publish_and_wait(publish, timeout)
             return publish.published
-        more = key, partition, trace, headers, tag
-        publish = pool.book.new_publish(Publish, topic, body, defer, config, *more)
+        publish = pool.book.new_publish(Publish, topic, body, defer, self._config, options)
         pool.publish_and_wait(publish, timeout)
         return publish.published
 
+    @with_options_shown
     def multi_publish(
         self,
         topic: str,
         bodies: Iterable[bytes],
         *,
-        key: str | bytes | int | None = None,
-        partition: int | None = None,
-        trace: int | None = None,
-        headers: Mapping[str, Any] | None = None,
-        tag: str | None = None,
         timeout: float | None = None,
+        **options: Unpack[PublishOptions],
     ) -> Published:
         """Publish all messages at once to one nsqd, which stores all or, unless it fails midway, none.
 
         The other options are those of ``publish``, for each message. Of a traced batch the result describes
         the first message, and the size of all.
         """
-        pool, config = self._pool, self._config
+        pool = self._pool
         if self._around_publish is not None:
-            with around(self._around_publish, topic, bodies, headers) as (several, headers):
-                more = key, partition, trace, headers, tag
-                publish: Publish = pool.book.new_multi_publish(Publish, topic, several, config, *more)
+            with around(self._around_publish, topic, bodies, options) as (several, options):
+                publish: Publish = pool.book.new_multi_publish(Publish, topic, several, self._config, options)
                 pool.publish_and_wait(publish, timeout)
             return publish.published
-        more = key, partition, trace, headers, tag
-        publish = pool.book.new_multi_publish(Publish, topic, bodies, config, *more)
+        publish = pool.book.new_multi_publish(Publish, topic, bodies, self._config, options)
         pool.publish_and_wait(publish, timeout)
         return publish.published
 
+    @with_options_shown
     def publish_async(
         self,
         topic: str,
         body: bytes,
         *,
-        key: str | bytes | int | None = None,
-        partition: int | None = None,
-        trace: int | None = None,
-        headers: Mapping[str, Any] | None = None,
-        tag: str | None = None,
         defer: Defer | None = None,
         timeout: float | None = None,
         block: bool = True,
+        **options: Unpack[PublishOptions],
     ) -> PublishFuture:
         """Return at once with a future, which ends as ``publish`` would, after ``timeout`` at the latest. A
         coroutine can ``await`` it.
@@ -236,56 +222,35 @@ class Producer:
         thread of the producer, one after the other: they should be quick, and must not flush, close, or wait
         for other futures.
         """
-        pool, config = self._pool, self._config
+        pool = self._pool
         if self._around_publish is not None:
-            return self._send_around(
-                self._around_publish,
-                topic,
-                [body],
-                headers,
-                lambda bodies, headers: pool.book.new_publish(
-                    PublishFuture, topic, bodies[0], defer, config, key, partition, trace, headers, tag
-                ),
-                timeout,
-                block,
-            )
-        more = key, partition, trace, headers, tag
-        publish: PublishFuture = pool.book.new_publish(PublishFuture, topic, body, defer, config, *more)
+            return self._send_around(topic, [body], options, timeout, block, defer=defer)
+        publish: PublishFuture = pool.book.new_publish(
+            PublishFuture, topic, body, defer, self._config, options
+        )
         publish.callbacks = pool.callbacks
         pool.publish(publish, timeout, block)
         return publish
 
+    @with_options_shown
     def multi_publish_async(
         self,
         topic: str,
         bodies: Iterable[bytes],
         *,
-        key: str | bytes | int | None = None,
-        partition: int | None = None,
-        trace: int | None = None,
-        headers: Mapping[str, Any] | None = None,
-        tag: str | None = None,
         timeout: float | None = None,
         block: bool = True,
+        **options: Unpack[PublishOptions],
     ) -> PublishFuture:
         """Do ``multi_publish``, but return a future at once, as ``publish_async`` does: several batches under
         way at a time keep nsqd busy while you make the next one.
         """
-        pool, config = self._pool, self._config
+        pool = self._pool
         if self._around_publish is not None:
-            return self._send_around(
-                self._around_publish,
-                topic,
-                bodies,
-                headers,
-                lambda several, headers: pool.book.new_multi_publish(
-                    PublishFuture, topic, several, config, key, partition, trace, headers, tag
-                ),
-                timeout,
-                block,
-            )
-        more = key, partition, trace, headers, tag
-        publish: PublishFuture = pool.book.new_multi_publish(PublishFuture, topic, bodies, config, *more)
+            return self._send_around(topic, bodies, options, timeout, block, several=True)
+        publish: PublishFuture = pool.book.new_multi_publish(
+            PublishFuture, topic, bodies, self._config, options
+        )
         publish.callbacks = pool.callbacks
         pool.publish(publish, timeout, block)
         return publish
@@ -298,19 +263,25 @@ class Producer:
 
     def _send_around(
         self,
-        hook: PublishHook,
         topic: str,
         bodies: Iterable[bytes],
-        headers: Mapping[str, Any] | None,
-        make: Callable[[list[bytes], Mapping[str, Any] | None], PublishFuture],
+        options: PublishOptions,
         timeout: float | None,
         block: bool,
+        *,
+        several: bool = False,
+        defer: Defer | None = None,
     ) -> PublishFuture:
         """Publish with ``around_publish``; its second function is called when the future ends."""
-        several, ended, headers = begin(hook, topic, bodies, headers)
-        pool = self._pool
+        assert self._around_publish is not None
+        pool, config = self._pool, self._config
+        sent, ended, options = begin(self._around_publish, topic, bodies, options)
         try:
-            publish = make(several, headers)
+            publish: PublishFuture
+            if several:
+                publish = pool.book.new_multi_publish(PublishFuture, topic, sent, config, options)
+            else:
+                publish = pool.book.new_publish(PublishFuture, topic, sent[0], defer, config, options)
             publish.callbacks = pool.callbacks
             pool.publish(publish, timeout, block)
         except BaseException as error:
@@ -466,28 +437,34 @@ _BODY = (bytes, bytearray, memoryview)
 
 
 def begin(
-    hook: PublishHook, topic: str, bodies: Iterable[bytes], headers: Headers
-) -> tuple[list[bytes], PublishEnded, Headers]:
-    """Call the hook, unless the bodies are none: then the checks of a publish say so."""
+    hook: PublishHook, topic: str, bodies: Iterable[bytes], options: PublishOptions
+) -> tuple[list[bytes], PublishEnded, PublishOptions]:
+    """Call the hook, unless the bodies are none: then the checks of a publish say so. Return what to publish,
+    the function to call at its end, and the options with the headers that the hook adds.
+    """
     if isinstance(bodies, (*_BODY, str)) or not isinstance(bodies, Iterable):
-        return bodies, lambda _: None, headers  # type: ignore[return-value]
+        return bodies, lambda _: None, options  # type: ignore[return-value]
     given = list(bodies)
     if not all(isinstance(body, _BODY) for body in given):
-        return given, lambda _: None, headers
+        return given, lambda _: None, options
     several, ended, *added = hook(topic, given)
     if len(several) != len(given):
         raise UsageError(f"around_publish returned {len(several)} bodies for {len(given)}")
-    return several, ended, {**added[0], **(headers or {})} if added else headers
+    if added:
+        options = {**options, "headers": {**added[0], **(options.get("headers") or {})}}
+    return several, ended, options
 
 
 @contextmanager
 def around(
-    hook: PublishHook, topic: str, bodies: Iterable[bytes], headers: Headers
-) -> Iterator[tuple[list[bytes], Headers]]:
-    """Give the bodies that the hook returns, and the headers with its own, and tell it how the block ends."""
-    several, ended, headers = begin(hook, topic, bodies, headers)
+    hook: PublishHook, topic: str, bodies: Iterable[bytes], options: PublishOptions
+) -> Iterator[tuple[list[bytes], PublishOptions]]:
+    """Give the bodies that the hook returns, and the options with its headers, and tell it how the block
+    ends.
+    """
+    several, ended, options = begin(hook, topic, bodies, options)
     try:
-        yield several, headers
+        yield several, options
     except BaseException as error:
         ended(error)
         raise

@@ -1,6 +1,7 @@
 """The life of one publish: made from a user's arguments, joined with others, sent, answered, ended.
 
-    claim    sending and cancelling race for one lock: a cancelled publish was surely not sent
+    state    new: its caller has it · queued: the loops may send it · sent · ended: ``done()``
+    claim    the right to send a publish, or to end it unsent: only the thread that gets this lock does either
     end      the first end counts: nsqd's answer, its deadline, or the end of its connection or producer
 
 A message is *surely not stored* before it is sent, when nsqd said so, and when nsqd refused an earlier
@@ -12,13 +13,14 @@ from __future__ import annotations
 
 import _thread
 import copy
+import inspect
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from datetime import datetime, timedelta
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypedDict, TypeVar, cast
 
 from nsq.config import Config
 from nsq.errors import (
@@ -46,6 +48,17 @@ log = Logger("nsq.producer")
 _JOINED_MESSAGES = 1000
 _JOINED_BYTES = 512 * 1024
 
+#: The states of a publish that has not ended. Its caller writes the first two, before another thread can send
+#: it. The thread that has got its claim writes SENT. To a thread without the claim only SENT is sure: in any
+#: other state another thread may have got it this moment.
+NEW: Final = "new"
+QUEUED: Final = "queued"
+SENT: Final = "sent"
+State = Literal["new", "queued", "sent"]
+
+#: The caller of a ``publish_async`` that has not queued it yet: which thread it is does not matter.
+ANY_THREAD: Final = -1
+
 #: How a publish ended: with an error, or None when nsqd has stored it.
 End = tuple[NsqError | None]
 _STORED: End = (None,)
@@ -67,17 +80,16 @@ class Publish(Waiters):
         "body",
         "caller",
         "claim",
+        "command",
         "deadline",
         "endpoint",
-        "handed_over",
         "lane",
         "rules",
-        "sent",
         "size",
         "started",
+        "state",
         "topic",
     )
-    command: bytes | None = None
     messages = 1
     no_batching = False  # nsqd refused it together with others: do not join it again
     uncertain_at: tuple[str, ...] = ()  # the nsqds that may have stored it
@@ -95,16 +107,17 @@ class Publish(Waiters):
         self.body = body
         self.size = len(body)
         self.claim = _thread.allocate_lock()
+        self.state: State = NEW
+        self.endpoint: PublishingEndpoint | None = None  # the nsqd where it waits or was sent
         # The pool sets these before another thread sees the publish.
         self.started: float
         self.deadline: float
-        self.endpoint: PublishingEndpoint | None  # the nsqd where it waits or was sent
-        self.caller: int  # the thread whose own connection it takes; 0: it goes through the loops
-        self.handed_over: bool  # its caller has put it into a queue, or sends it
-        self.sent: bool  # a connection has tried to claim it
+        self.caller: int
+        """The thread that has not queued it yet, or sends it itself; 0: it goes through the loops."""
+        self.command: bytes | None = None
 
     def __repr__(self) -> str:
-        return f"<Publish {self.topic}, {self.messages} messages{', ended' if self.done() else ''}>"
+        return f"<Publish {self.topic}, {self.messages} messages, {'ended' if self.done() else self.state}>"
 
     def done(self) -> bool:
         """Whether it has ended."""
@@ -142,9 +155,9 @@ class Publish(Waiters):
                     self.locks.remove(each)
 
     def try_again(self) -> None:
-        """Give it a new claim before it is sent again."""
+        """Give it a new claim, before it is put into a queue again."""
         self.claim = _thread.allocate_lock()
-        self.endpoint, self.caller = None, 0
+        self.state, self.endpoint = QUEUED, None
 
 
 P = TypeVar("P", bound=Publish)
@@ -152,7 +165,52 @@ P = TypeVar("P", bound=Publish)
 #: Seconds or a timedelta from now, or an aware datetime.
 Defer = float | timedelta | datetime
 
-# Making a publish from a user's arguments.
+# A user's arguments.
+
+
+class PublishOptions(TypedDict, total=False):
+    """The options of a publish that only a partitioned NSQ has."""
+
+    key: str | bytes | int | None
+    partition: int | None
+    trace: int | None
+    headers: Mapping[str, Any] | None
+    tag: str | None
+
+
+NO_OPTIONS: Final[PublishOptions] = {}
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def with_options_shown(method: F) -> F:
+    """Let help() and notebooks show each of the PublishOptions in place of a method's ``**options``."""
+    signature = inspect.signature(method)
+    shown = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=hint.__forward_arg__)
+        for name, hint in PublishOptions.__annotations__.items()
+    ]
+    own = list(signature.parameters.values())[:-1]
+    method.__signature__ = signature.replace(parameters=[*own, *shown])  # type: ignore[attr-defined]
+    return method
+
+
+def given_options(options: PublishOptions) -> dict[str, Any]:
+    """Return the options that are not None. Raises TypeError if a publish has no such option."""
+    for name in options.keys() - PublishOptions.__annotations__.keys():
+        raise TypeError(f"a publish has no option {name!r}, its options are in nsq.Producer.publish")
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def refused_option(*names: str) -> UsageError:
+    """Return the error for options that only a partitioned NSQ has."""
+    return UsageError(
+        f"{' and '.join([f'{name}=' for name in names])} needs a partitioned NSQ. This producer publishes to "
+        "the original one, or has only nsqd addresses: a partitioned cluster is found through nsqlookupd="
+    )
+
+
+# Making a publish from them.
 
 
 def new_publish(
@@ -161,17 +219,13 @@ def new_publish(
     body: object,
     defer: Defer | None,
     config: Config,
-    key: object = None,
-    partition: object = None,
-    trace: object = None,
-    headers: object = None,
-    tag: object = None,
+    options: PublishOptions = NO_OPTIONS,
 ) -> P:
     """Make a PUB, or a DPUB for a message that nsqd delivers after ``defer``. Refuses what the original NSQ
     cannot do.
     """
-    if not (key is partition is trace is headers is tag is None):
-        raise refused_option(key=key, partition=partition, trace=trace, headers=headers, tag=tag)
+    if options and (given := given_options(options)):
+        raise refused_option(*given)
     name = _checked_topic(topic) if type(topic) is str else check_topic(topic)
     # The usual case first: this runs for every message.
     if type(body) is not bytes or not 0 < len(body) <= config.max_msg_size:
@@ -190,30 +244,17 @@ def new_multi_publish(
     topic: str,
     bodies: Iterable[object],
     config: Config,
-    key: object = None,
-    partition: object = None,
-    trace: object = None,
-    headers: object = None,
-    tag: object = None,
+    options: PublishOptions = NO_OPTIONS,
 ) -> P:
     """Make an MPUB. Refuses what the original NSQ cannot do."""
-    if not (key is partition is trace is headers is tag is None):
-        raise refused_option(key=key, partition=partition, trace=trace, headers=headers, tag=tag)
+    if options and (given := given_options(options)):
+        raise refused_option(*given)
     name = check_topic(topic)
     checked = checked_bodies(bodies, config)
     size = sum(map(len, checked))
     publish = make(name, b"")
     publish.command, publish.messages, publish.size = commands.mpub(name, checked), len(checked), size
     return publish
-
-
-def refused_option(**options: object) -> UsageError:
-    """Return the error for options that only a partitioned NSQ has."""
-    given = [f"{name}=" for name, value in options.items() if value is not None]
-    return UsageError(
-        f"{' and '.join(given)} needs a partitioned NSQ. This producer publishes to the original one, or has "
-        "only nsqd addresses: a partitioned cluster is found through nsqlookupd="
-    )
 
 
 def checked_bodies(bodies: Iterable[object], config: Config, overhead: int = 0) -> list[bytes]:

@@ -67,7 +67,7 @@ class Scene:
 
     def publish(self, body: bytes, seconds: float = 1000.0, **options: Any) -> Publish:
         made: Publish = self.router.new_publish(
-            PublishFuture, "orders", body, None, self.pool._config, **options
+            PublishFuture, "orders", body, None, self.pool._config, options
         )
         self.pool.time.now += 0.00001  # no two calls begin at the same time
         made.callbacks = self.pool.callbacks  # type: ignore[attr-defined]
@@ -286,7 +286,7 @@ def test_a_publish_that_was_made_before_the_cluster_turned_out_to_be_an_original
     for endpoint in [] if connected else scene.endpoints.values():
         lose(endpoint)
     router, config = scene.router, scene.pool._config
-    keyed = router.new_publish(PublishFuture, "orders", b"keyed", None, config, key="k")
+    keyed = router.new_publish(PublishFuture, "orders", b"keyed", None, config, {"key": "k"})
     plain = router.new_publish(PublishFuture, "orders", b"plain", None, config)
     original = ClusterAnswer("original", nsqds=frozenset({A}))
     router.lookups._heard("lookup:4161", "lookup:4161", original, scene.pool.time.now)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import nsq
-from nsq.errors import BadTopic, PublishUncertain
+from nsq.errors import BadTopic, PublishFailed, PublishUncertain
 from nsq.transport import MemoryTransport
 from nsq.transport.base import WrappedStream
 from nsq.wire import commands
@@ -300,3 +300,21 @@ def test_close_also_closes_a_connection_that_an_interrupted_publish_has_left(sce
         scene.p.publish("orders", b"interrupted")
     assert scene.p.close(PATIENCE)
     assert scene.own.peer.abandoned  # closed, even if its reader has not left it
+
+
+def test_a_publish_that_is_given_up_before_its_round_trip_is_not_sent(scene: Scene) -> None:
+    pool = scene.p._pool
+
+    def given_up() -> bool:
+        for publish in pool.pending.copy():
+            pool.give_up(publish, "the producer was closed")
+        return False
+
+    (own,) = scene.conns.everyone
+    own.readable = given_up  # called when the publish has taken the connection
+    with pytest.raises(PublishFailed, match="the producer was closed"):
+        scene.p.publish("orders", b"given up")
+    own.readable = lambda: False
+    published = publishing(scene.p, b"next")
+    scene.own.answer(b"next")
+    published.result(PATIENCE)

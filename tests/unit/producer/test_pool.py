@@ -10,6 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any
 
@@ -57,6 +58,7 @@ from tests.fakes.pool import (
     waits_to_be_written,
     write,
 )
+from tests.fakes.threads import PATIENCE, in_thread
 
 PAST = 0.0  # a deadline
 BAD = BadMessage("E_BAD_MESSAGE")
@@ -825,15 +827,19 @@ class TestRaces:
 
     def test_a_caller_gives_up_while_it_is_written(self, pool: StillPool) -> None:
         made = waits_to_be_written(pool)
-        at_claim(made, behind=lambda: pool.give_up(made))
+        late: list[Future[None]] = []
+        at_claim(made, behind=lambda: late.append(in_thread(lambda: pool.give_up(made))))
         assert write(pool.endpoints.all[0])
+        late[0].result(PATIENCE)
         assert isinstance(made.error, PublishUncertain)
 
     def test_two_threads_give_up_at_once(self, pool: StillPool) -> None:
         """Its caller and the pool's thread: both wait for the same deadline. It was surely not sent."""
         made = waits_to_be_written(pool)
-        at_claim(made, behind=lambda: pool.give_up(made))
+        other: list[Future[None]] = []
+        at_claim(made, behind=lambda: other.append(in_thread(lambda: pool.give_up(made))))
         pool.give_up(made)
+        other[0].result(PATIENCE)
         pool.do_jobs()
         assert isinstance(made.error, PublishFailed)
         assert not pool.endpoints.all[0].overdue

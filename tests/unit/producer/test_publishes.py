@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from datetime import UTC, datetime, timedelta, timezone
 from functools import partial
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nsq import Producer, aio
 from nsq.config import Config
 from nsq.errors import (
     BadBody,
@@ -30,6 +32,7 @@ from nsq.errors import (
 )
 from nsq.producer.publishes import (
     Publish,
+    PublishOptions,
     checked_timeout,
     command_of,
     join,
@@ -82,7 +85,7 @@ class TestMade:
         assert command_of([made]) == (dpub or commands.pub("orders", b"body"))
         assert (made.body, type(made.body)) == (b"body", bytes)
         assert (made.topic, made.messages, made.size, made.done()) == ("orders", 1, 4, False)
-        assert repr(made) == "<Publish orders, 1 messages>"
+        assert repr(made) == "<Publish orders, 1 messages, new>"
 
     def test_a_message_is_deferred_by_a_timedelta_or_until_a_datetime(self) -> None:
         now = datetime.now(UTC)
@@ -126,6 +129,16 @@ class TestMade:
     ) -> None:
         with pytest.raises(error, match=text):
             new_publish(Publish, topic, body, defer, CONFIG)
+
+    def test_an_unknown_option_is_refused_and_help_shows_the_others(self) -> None:
+        misspelt: Any = {"key": None, "partitions": 1}
+        with pytest.raises(TypeError, match="a publish has no option 'partitions'"):
+            new_publish(Publish, "orders", b"body", None, CONFIG, misspelt)
+        for client, suffix in [(Producer, ""), (Producer, "_async"), (aio.Producer, "")]:
+            for verb in ("publish", "multi_publish"):
+                shown = inspect.signature(getattr(client, verb + suffix)).parameters
+                assert "options" not in shown
+                assert [*shown][-5:] == [*PublishOptions.__annotations__]
 
     @pytest.mark.parametrize(
         ("topic", "bodies", "text"),
