@@ -367,13 +367,7 @@ class Receivers(SparkCommand):
                         status, now = job.status(), time.monotonic()
                         rate = max(0.0, (status.received - before) / (now - then))
                         before, then = status.received, now
-                        alive = job.alive()
-                        # Receivers report their status only to an object store.
-                        reported = any(folder.status for folder in alive)
-                        kept = f"{sum(folder.segments for folder in alive):,} segments in the log"
-                        meter.show(
-                            f"{len(alive)} receivers, {progress_line(status, rate) if reported else kept}"
-                        )
+                        meter.show(f"{len(job.alive())} receivers, {progress_line(status, rate)}")
                 meter.note("stopped")
             finally:
                 for spark in started:

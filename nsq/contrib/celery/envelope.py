@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from kombu.utils.json import dumps, loads
+from kombu.utils.json import JSONEncoder, loads
 
 from nsq.errors import InvalidMessage
 
@@ -14,6 +14,9 @@ _VERSION = "nsq-celery"
 
 #: The header that counts how often the process that ran the task has died.
 _DEATHS = "x-nsq-deaths"
+
+# What kombu's ``dumps`` does, without making an encoder for each message.
+_json = JSONEncoder().encode
 
 
 @dataclass
@@ -82,7 +85,7 @@ class Envelope:
             "properties": self.properties,
         }
         body = self.body.encode() if isinstance(self.body, str) else self.body
-        return dumps(head).encode() + b"\n" + body  # type: ignore[no-any-return]
+        return _json(head).encode() + b"\n" + body  # type: ignore[no-any-return]
 
     @classmethod
     def decode(cls, data: bytes) -> Envelope:

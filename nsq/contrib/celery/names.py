@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable
+from functools import lru_cache
 
 from nsq.wire.names import EPHEMERAL
 
@@ -19,6 +20,7 @@ _DIGEST = 10
 _escaped = re.compile(r"[^.a-zA-Z0-9_-]|_(?=x[0-9a-f]+_)").sub
 
 
+@lru_cache(maxsize=1024)
 def nsq_name(name: str, *, transient: bool) -> str:
     """Return the topic or channel for a name of Celery's: characters that NSQ lacks are escaped, and a name
     that is too long is cut and ends in a hash of the whole name. A transient one is ``#ephemeral``.

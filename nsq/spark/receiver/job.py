@@ -139,7 +139,7 @@ class ReceiverJob:
         return [folder for folder in self._wal.receivers() if folder.alive]
 
     def status(self) -> Status:
-        """The reports of the living receivers of the log; those of a directory report nothing."""
+        """The reports of the living receivers of the log, of this job or another."""
         return merge_statuses(folder.status for folder in self.alive() if folder.status is not None)
 
     def stop(self, timeout: float = 2 * GRACE) -> None:

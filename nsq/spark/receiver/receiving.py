@@ -144,6 +144,8 @@ class Receiving:
             seldom = 2 * (self._others + self._written) < self._most
             if time.monotonic() - self._measured >= (MEASURE_SELDOM if seldom else MEASURE_EVERY):
                 self._measure_log()
+            for each in self._all():
+                each.report()
             why = self.status().paused
             if why != before:
                 before = why
@@ -294,6 +296,11 @@ class TopicReceiver:
             in_flight=stats.in_flight,
             error=self.intake.trouble or lonely,
         )
+
+    def report(self) -> None:
+        """Leave a report in a directory's log; one in an object store writes it with each segment."""
+        if isinstance(self.intake, Intake):
+            self.intake.report(self.status())
 
     def refusal(self) -> str:
         """The errors if every nsqd refuses these settings; else empty."""
@@ -511,6 +518,10 @@ class Intake:
         """Seal the open rows; return the error, or an empty text on success."""
         with self._turn:
             return self._seal()
+
+    def report(self, status: Status) -> None:
+        with self._turn:
+            self._log.report(status)
 
     def close(self) -> None:
         """Seal and close the log, after the last batch. Raises WalError."""

@@ -109,7 +109,7 @@ class SourceOptions(Nsqds):
     target_partition_bytes: int = octets(32 * _MIB, "The bytes of bodies in one task.")
 
     receivers: int = count(1, "Receiver processes.", low=0)
-    max_in_flight: int = count(2500, "Messages in flight per receiver.")
+    max_in_flight: int = count(2500, "Messages in flight per receiver and topic, over all its connections.")
     commit_interval: float | None = option(
         "The longest that received messages are collected before they are stored; by default 100ms in a "
         "directory, 500ms in an object store.",

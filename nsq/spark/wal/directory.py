@@ -1,7 +1,7 @@
 """A write-ahead log in a directory: local, or on NFS for a cluster (``ownership`` lists the requirements).
 Besides the files that ``store`` describes, it holds
 
-    <wal>/<receiver>/lock                        locked by the receiver as long as its process lives
+    <wal>/<receiver>/lock                        locked by the receiver as long as it lives; its report
     <wal>/<receiver>/000001-1250-250000.arrow    a sealed segment
     <wal>/<receiver>/000002.open                 the file being written
 
@@ -13,6 +13,7 @@ directory first, with the group and mode that they need.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import time
 import uuid
@@ -25,6 +26,7 @@ import pyarrow as pa
 
 from nsq.errors import SegmentLost, WalError
 from nsq.log import Logger
+from nsq.spark.receiver.protocol import Status
 from nsq.spark.wal import names, ownership, readers, records
 from nsq.spark.wal.disk import Directory, Disk, named
 from nsq.spark.wal.names import Listing, Position, ReceiverFolder, Segment, SegmentFile
@@ -151,10 +153,17 @@ class DirectoryWal(BaseWal):
                     elif names.read_open(name) is not None:
                         open_bytes += os.stat(self._root / receiver / name).st_size
             with self._if_dead(receiver) as dead:
-                folders.append(ReceiverFolder(receiver, not dead, open_bytes, len(known.names)))
+                report = None if dead else self._report(receiver)
+                folders.append(ReceiverFolder(receiver, not dead, open_bytes, len(known.names), report))
             size += open_bytes + known.size
         self._known = looked
         return folders, size
+
+    def _report(self, receiver: str) -> Status | None:
+        """The last report of a living receiver; None when there is none yet."""
+        with contextlib.suppress(OSError, ValueError, TypeError):  # the text may be half written
+            return Status(**json.loads(ownership.text_of(self._root / receiver / names.LOCK)))
+        return None
 
     def files_of_readers(self) -> list[SegmentFile]:
         """The segments that readers delete: all."""
@@ -337,6 +346,10 @@ class DirectoryLog:
     def written(self) -> int:
         """Bytes of all files that this log has written, sealed or open."""
         return self._written + (self._open.end if self._open else 0)
+
+    def report(self, status: Status) -> None:
+        """Leave a report for other processes."""
+        self._lock.write(json.dumps(vars(status)).encode())
 
     def append(self, batch: pa.RecordBatch) -> None:
         """Append a batch; it is durable on return. When this raises WalError, the log is unchanged."""

@@ -57,13 +57,13 @@ class ReceiverFolder(NamedTuple):
     alive: bool  # the receiver holds its lock, or changes its manifest
     open_bytes: int  # size of the file that is not sealed yet
     segments: int
-    status: Status | None = None  # its own report; only in object stores
-    closed: bool = False  # it has said that it ends, or was found dead; only in object stores
+    status: Status | None = None  # its own report; in a directory, while it is alive
+    closed: bool = True  # in an object store: it has said that it ends, or was found dead
 
     @property
     def needs_recovery(self) -> bool:
         """Whether something must be done once it is dead."""
-        return bool(self.open_bytes) if self.status is None else not self.closed
+        return bool(self.open_bytes) or not self.closed
 
 
 class Listing(NamedTuple):

@@ -1,5 +1,6 @@
 """File locks, which the kernel releases when their process ends, and the owners of reader names. A process
 owns a name while it locks ``readers/<name>.lock``. The file says which process that is, and if it is leaving.
+A receiver's lock holds its last report.
 
 ``flock`` works on local file systems, and between hosts on NFS with Linux 2.6.12 or later, which turns it
 into byte-range locks. Those belong to a process, not to a descriptor: if a process opens and closes a file
@@ -53,7 +54,8 @@ def introduce(description: str) -> Owner:
 # Locks
 
 
-_HELD: set[tuple[int, int, int]] = set()  # process, device, inode
+#: By process, device and inode: what we have written into the files that we hold.
+_HELD: dict[tuple[int, int, int], bytes] = {}
 _GUARD = threading.Lock()
 
 
@@ -65,21 +67,25 @@ class FileLock:
         self._owner = UNKNOWN_OWNER
         self._key = _key(os.fstat(descriptor))
         with _GUARD:
-            _HELD.add(self._key)
+            _HELD[self._key] = b""
 
     def release(self) -> None:
         """Release the lock; safe to call twice."""
         if self.descriptor >= 0:
             with _GUARD:
-                _HELD.discard(self._key)
+                _HELD.pop(self._key, None)
             os.close(self.descriptor)
             self.descriptor = -1
 
     def tell(self, owner: Owner) -> None:
-        """Write who owns the lock. Errors, such as a full disk, are ignored: the text is only informative."""
+        """Write who owns the lock."""
         self._owner = owner
+        self.write(json.dumps(owner._asdict()).encode() + b"\n")
+
+    def write(self, text: bytes) -> None:
+        """Replace the file's text. Errors, such as a full disk, are ignored: it is only informative."""
         if self.descriptor >= 0:
-            text = json.dumps(owner._asdict()).encode() + b"\n"
+            _HELD[self._key] = text
             with contextlib.suppress(OSError):
                 os.pwrite(self.descriptor, text, 0)
                 os.ftruncate(self.descriptor, len(text))
@@ -132,6 +138,12 @@ def lock_probe(path: Path) -> Iterator[bool]:
         yield free
     finally:
         os.close(descriptor)
+
+
+def text_of(path: Path) -> bytes:
+    """Return what the holder of the lock has written; the text may be half written. Raises OSError."""
+    text = _HELD.get(_key(os.stat(path)))
+    return path.read_bytes() if text is None else text
 
 
 def _held_here(path: Path) -> bool:
@@ -194,6 +206,6 @@ def claim(
 
 def _read(path: Path) -> Owner:
     try:
-        return decode(json.loads(path.read_bytes()))
-    except (OSError, ValueError, KeyError, TypeError):  # the text may be half written
+        return decode(json.loads(text_of(path)))
+    except (OSError, ValueError, KeyError, TypeError):
         return UNKNOWN_OWNER

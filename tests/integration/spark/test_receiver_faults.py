@@ -367,6 +367,9 @@ def test_a_standalone_receiver_reports_its_progress_and_stops_at_a_signal(nsqd: 
             wal = DirectoryWal(tmp_path / "wal")
             publish(nsqd, numbered(100))
             eventually(lambda: sum(each.rows for each in wal.segments()), lambda rows: rows == 100, PATIENCE)
+            # For queries elsewhere: what it has received, and why it pauses.
+            reports = lambda: [each.status and each.status.received for each in wal.receivers()]  # noqa: E731
+            eventually(reports, lambda found: found == [100], PATIENCE)
             process.send_signal(signal.SIGTERM)
             said, _ = process.communicate(timeout=PATIENCE)
         finally:

@@ -86,7 +86,7 @@ def test_a_released_claim_says_nothing_any_more(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", [b"", b"{", b'{"description": "x"}', b"[]", b"\xff"])
 def test_half_a_description_is_no_error(tmp_path: Path, text: bytes) -> None:
     held = claim(tmp_path / "owner", Hours(), 0)
-    (tmp_path / "owner").write_bytes(text)
+    held.write(text)
     assert ownership.holder(tmp_path / "owner") == ownership.UNKNOWN_OWNER
     held.release()
 
@@ -143,9 +143,11 @@ def test_a_lock_file_held_by_this_process_is_not_opened_again(
     os.link(path, tmp_path / "other name")
     with monkeypatch.context() as patched:
         patched.setattr(os, "open", lambda *_: pytest.fail("opened again"))
+        patched.setattr(Path, "read_bytes", lambda _: pytest.fail("opened again"))
         for name in ("lock", "other name"):
             assert is_held(tmp_path / name)
             assert ownership.acquire(tmp_path / name) is None
+            assert ownership.holder(tmp_path / name) is ownership.UNKNOWN_OWNER
     held.release()
 
 
