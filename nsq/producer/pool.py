@@ -341,9 +341,8 @@ class Pool:
             publish.end(unsent(publish, "the call was interrupted"))
             if self.closed:
                 self.owner.wake()
-        elif (
-            publish.caller or publish.state is not SENT
-        ):  # no loop has it: we sent it, or had the claim before
+        elif publish.caller or publish.state is not SENT:
+            # No loop has it: we sent it, or had the claim before.
             address = "an nsqd" if publish.endpoint is None else publish.endpoint.address
             self.complete([publish], unanswered(publish, address, "the call was interrupted"))
 
