@@ -5,8 +5,9 @@
     write thread  runs the connection's write loop
 
 Producer and consumer subclass ``Endpoint``: they differ in what they do with a connection, and in when a lost
-one counts as a failure. The threads start with the first permit and live as long as the endpoint. So at the
-end of a program, when Python starts no more threads, an nsqd can still be dialed again.
+one counts as a failure. An endpoint has its two threads from a permit until the dial has failed or the
+connection has ended. Then they rest until another permit, the same endpoint's or another one's. So at the end
+of a program, when Python starts no more threads, an nsqd can still be dialed again.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ import itertools
 import math
 import queue
 import threading
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 from heapq import heappop, heappush
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from nsq.config import Config
 from nsq.connection.backoff import Backoff
@@ -31,13 +32,13 @@ from nsq.errors import ConnectionLost, DialFailed, NsqError
 from nsq.log import Logger
 from nsq.threads.owner import Owner
 from nsq.threads.waiters import join_threads
-from nsq.transport.base import Transport
-from nsq.wire.layers import TlsContext
 
 log = Logger("nsq.connection")
 
 #: The most endpoints of one client that dial at the same time.
 DIALS = 32
+#: Seconds that a write loop may take to end after its connection's read loop, which has waited for it.
+_WRITER_GRACE = 1.0
 
 #: Distinguishes the endpoints of a client: the address, and the key of the subscription.
 Key = tuple[str, Hashable]
@@ -71,52 +72,28 @@ class Status(Enum):
     CONNECTED = "connected"
 
 
-class Client(Protocol):
-    """The producer's pool or the consumer's engine."""
-
-    @property
-    def name(self) -> str:
-        """The beginning of the threads' names."""
-
-    @property
-    def owner(self) -> Owner: ...
-
-    @property
-    def endpoints(self) -> Endpoints[Any]: ...
-
-    @property
-    def transport(self) -> Transport: ...
-
-    @property
-    def context(self) -> TlsContext | None: ...
-
-
 class Endpoint:
-    """One nsqd, its latest connection, and two threads. ``wanted`` is None once the client wants it no more.
+    """One nsqd and its latest connection. ``wanted`` is None once the client wants it no more.
 
     The owner changes ``wanted`` and gives permits. From a permit until it reports, the read thread alone
     changes ``status``, ``conn`` and ``backoff``.
     """
 
     def __init__(
-        self, client: Client, config: Config, clock: Callable[[], float], draw: Callable[[int], float]
+        self, wanted: Wanted, config: Config, clock: Callable[[], float], draw: Callable[[int], float]
     ) -> None:
-        self.wanted: Wanted | None = None
-        self.address = ""
-        self.label = ""
-        self.subscription: Subscription | None = None
+        self.wanted: Wanted | None = wanted
+        self.address, self.label = wanted.address, wanted.label
+        self.subscription = wanted.subscription
         self.conn: Conn | None = None  # the latest, which may still be dialed
         self.status = Status.WAITING
         self.backoff = Backoff(draw)
-        self.threads: list[threading.Thread] = []
+        self.loops: LoopThreads | None = None
+        """Its threads, as far as the owner knows: from a permit until the report."""
         self.ticket = -1
         """Names its valid place in the schedule of ``Endpoints``."""
-        self.permitted = False
-        """Whether it dials or is connected, as far as the owner knows: from a permit until the report."""
-        self._client, self._config, self._clock = client, config, clock
+        self._config, self._clock = config, clock
         self._stopped = False
-        self._permits: queue.SimpleQueue[bool] = queue.SimpleQueue()  # False: end
-        self._to_write: queue.SimpleQueue[Conn | None] = queue.SimpleQueue()
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.label} {self.status.value}>"
@@ -137,34 +114,9 @@ class Endpoint:
 
     # The owner.
 
-    def assign(self, wanted: Wanted) -> None:
-        """Name the nsqd, once."""
-        self.wanted = wanted
-        self.subscription = wanted.subscription
-        self.label, self.address = wanted.label, wanted.address
-        for thread in self.threads:
-            thread.name = f"{thread.name}-{self.label}"
-
-    def start(self) -> None:
-        """Start the threads that do not run yet. Raises RuntimeError when no thread can be started."""
-        for run, job in ((self._write, "write"), (self._read, "read"))[len(self.threads) :]:
-            name = f"{self._client.name}-{job}{'-' * bool(self.label)}{self.label}"
-            thread = threading.Thread(target=run, name=name, daemon=True)
-            thread.start()
-            self.threads.append(thread)
-
-    def dial(self) -> None:
-        """Permit the read thread to dial once. Raises RuntimeError when no thread can be started."""
-        self.start()
-        self.status = Status.DIALING
-        self._permits.put(True)
-
     def stop(self) -> None:
-        """End a dial under way, and both threads after the connection's end. Does not wait."""
+        """End a dial under way, and every later one. Does not wait."""
         self._stopped = True
-        self._permits.put(False)
-        if len(self.threads) < 2:
-            self._to_write.put(None)  # there is no read thread to do it
         if self.conn is not None and self.status is not Status.CONNECTED:
             self.conn.close()
 
@@ -178,28 +130,9 @@ class Endpoint:
         if self.conn is not None:
             self.conn.abandon()
 
-    # The two threads.
+    # The read thread.
 
-    def _read(self) -> None:
-        owner, endpoints = self._client.owner, self._client.endpoints
-        while self._permits.get():
-            conn = self._dial()
-            owner.ask(partial(endpoints.dialed, self, conn is not None))
-            if conn is None:
-                continue
-            self._to_write.put(conn)
-            try:
-                self.ended(conn, conn.read_loop())
-            except Exception as error:
-                log.exception("the connection to %s failed, which is a bug of ours", self.address)
-                conn.close()
-                self.backoff.failed(ConnectionLost(f"{self.address}: {error!r}"), self._clock())
-            self.status = Status.WAITING
-            owner.ask(partial(endpoints.lost, self))
-        self._to_write.put(None)
-        owner.wake()
-
-    def _dial(self) -> Conn | None:
+    def dial(self) -> Conn | None:
         """Return a connection; None, with the reason in ``backoff``, if there is none."""
         self.conn = conn = self.make_conn()
         try:
@@ -228,12 +161,15 @@ class Endpoint:
         except Exception:
             log.exception("noting that %s refuses failed, which is a bug of ours", self.address)
 
-    def _write(self) -> None:
-        while (conn := self._to_write.get()) is not None:
-            try:
-                conn.write_loop()
-            except Exception:
-                log.exception("writing to %s failed, which is a bug of ours", self.address)
+    def read(self, conn: Conn) -> None:
+        """Run the read loop of a new connection, until that ends."""
+        try:
+            self.ended(conn, conn.read_loop())
+        except Exception as error:
+            log.exception("the connection to %s failed, which is a bug of ours", self.address)
+            conn.close()
+            self.backoff.failed(ConnectionLost(f"{self.address}: {error!r}"), self._clock())
+        self.status = Status.WAITING
 
     # Reports: any thread.
 
@@ -267,33 +203,96 @@ class Endpoint:
         return f"nsqd {self.label} ({' and '.join(origins) or 'no longer listed'}): {status}{error}"
 
 
+class LoopThreads:
+    """Two threads that serve one endpoint after the other. The owner calls the methods."""
+
+    def __init__(self, name: str, owner: Owner, endpoints: Endpoints[Any]) -> None:
+        self.stuck = False
+        """Whether a write loop has not ended with its connection: they can serve no endpoint any more."""
+        self.threads = [threading.Thread(target=run, daemon=True) for run in (self._read, self._write)]
+        self._name, self._owner, self._endpoints = name, owner, endpoints
+        self._to_dial: queue.SimpleQueue[Endpoint | None] = queue.SimpleQueue()  # None: end
+        self._to_write: queue.SimpleQueue[Conn | None] = queue.SimpleQueue()
+        self._written: queue.SimpleQueue[None] = queue.SimpleQueue()  # for each write loop that has ended
+
+    def start(self) -> None:
+        """Start both. Raises RuntimeError when one cannot be started; call ``end`` then."""
+        for thread in self.threads:
+            thread.start()
+
+    def serve(self, endpoint: Endpoint) -> None:
+        """Dial for an endpoint, and run its connection."""
+        self._to_dial.put(endpoint)
+
+    def end(self) -> None:
+        """End both, after the connection's end. Does not wait."""
+        self._to_dial.put(None)
+
+    def name_after(self, endpoint: Endpoint | None) -> None:
+        """Name both after the endpoint that they serve."""
+        label = "" if endpoint is None else f"-{endpoint.label}"
+        for thread, job in zip(self.threads, ("read", "write"), strict=True):
+            thread.name = f"{self._name}-{job}{label}"
+
+    def _read(self) -> None:
+        while (endpoint := self._to_dial.get()) is not None:
+            conn = endpoint.dial()
+            self._owner.ask(partial(self._endpoints.dialed, endpoint, conn is not None))
+            if conn is None:
+                continue
+            self._to_write.put(conn)
+            endpoint.read(conn)
+            try:
+                self._written.get(timeout=_WRITER_GRACE)
+            except queue.Empty:
+                self.stuck = True
+            self._owner.ask(partial(self._endpoints.lost, endpoint))
+        self._to_write.put(None)
+
+    def _write(self) -> None:
+        while (conn := self._to_write.get()) is not None:
+            try:
+                conn.write_loop()
+            except Exception:
+                log.exception("writing to %s failed, which is a bug of ours", conn.address)
+            self._written.put(None)
+
+
 E = TypeVar("E", bound=Endpoint)
 
 
 class Endpoints(Generic[E]):
-    """All endpoints of a client, and the schedule of their dials. Only the owner calls the methods; other
-    threads read ``table``, which is swapped, never changed.
+    """All endpoints of a client, the schedule of their dials, and their threads. Only the owner calls the
+    methods; other threads read ``table``, which is swapped, never changed.
 
-    ``make`` makes an endpoint, ``removed`` is called with one that is no longer wanted, ``search`` has the
-    nsqlookupds asked again. ``urgent`` tells whether pauses must be short.
+    ``name`` begins the threads' names. ``make`` makes an endpoint, ``removed`` is called with one that is no
+    longer wanted, ``search`` has the nsqlookupds asked again. ``urgent`` tells whether pauses must be short.
+    With ``spare`` the threads for one more endpoint are kept ready.
     """
 
     def __init__(
         self,
-        make: Callable[[], E],
+        name: str,
+        owner: Owner,
+        make: Callable[[Wanted], E],
         clock: Callable[[], float],
         *,
         removed: Callable[[E], object] = lambda _: None,
         search: Callable[[], object] = lambda: None,
         urgent: Callable[[], bool] = lambda: False,
+        spare: bool = False,
     ) -> None:
         self.table: dict[Key, E] = {}
         self.changed = False
         """Whether an endpoint has come, gone, or changed its status since the client last set this False."""
-        self._make, self._clock, self._removed, self._search = make, clock, removed, search
-        self._urgent = urgent
-        self._leaving: list[E] = []  # removed, and their threads may still run
+        self._name, self._owner, self._make, self._clock = name, owner, make, clock
+        self._removed, self._search, self._urgent = removed, search, urgent
+        self._spare = spare
+        # Threads that serve no endpoint, and those that were asked to end. Other threads may look at them.
+        self._resting: list[LoopThreads] = []
+        self._ending: list[LoopThreads] = []
         self._stopped = False
+        self._serving = 0  # endpoints that have threads
         self._dialing = 0
         self._tickets = itertools.count()
         # Heaps: those that pause, the first due on top; and those that may dial, the least failed on top.
@@ -312,13 +311,12 @@ class Endpoints(Generic[E]):
         for key, want in wanted.items():
             endpoint = table.get(key)
             if endpoint is None:
-                table[key] = endpoint = self._make()
-                endpoint.assign(want)
+                table[key] = endpoint = self._make(want)
                 self._schedule(endpoint)
                 continue
             before, endpoint.wanted = endpoint.wanted, want
             endpoint.subscription = want.subscription  # for the next dial
-            if endpoint.permitted or not want.dial:
+            if endpoint.loops is not None or not want.dial:
                 continue
             if before is None or not before.dial or want.given > before.given:  # found again, or just given
                 endpoint.backoff.pause = 0.0
@@ -327,7 +325,7 @@ class Endpoints(Generic[E]):
         for key in table.keys() - wanted.keys():
             endpoint = table[key]
             endpoint.wanted = None
-            if not endpoint.permitted:
+            if endpoint.loops is None:
                 self._remove(endpoint)
 
     def dialed(self, endpoint: E, connected: bool) -> None:
@@ -343,7 +341,14 @@ class Endpoints(Generic[E]):
         self._try_again(endpoint)
 
     def _try_again(self, endpoint: E) -> None:
-        endpoint.permitted = False
+        loops, endpoint.loops = endpoint.loops, None
+        assert loops is not None
+        self._serving -= 1
+        if loops.stuck:
+            self._end(loops)
+        else:
+            loops.name_after(None)
+            self._resting.append(loops)
         if endpoint.wanted is None:
             self._remove(endpoint)
         else:
@@ -353,8 +358,6 @@ class Endpoints(Generic[E]):
         endpoint.ticket = -1
         self.table = {key: each for key, each in self.table.items() if each is not endpoint}
         endpoint.stop()
-        alive = [each for each in self._leaving if any(thread.is_alive() for thread in each.threads)]
-        self._leaving = [*alive, endpoint]
         self._removed(endpoint)
 
     # The schedule.
@@ -370,9 +373,9 @@ class Endpoints(Generic[E]):
             if endpoint.ticket >= 0:
                 self._schedule(endpoint)
 
-    def dial_due(self) -> list[E]:
-        """Permit endpoints that are due to dial, but no more than ``DIALS`` at a time; return those whose
-        threads have just been started.
+    def dial_due(self) -> bool:
+        """Permit endpoints that are due to dial, but no more than ``DIALS`` at a time. End threads that they
+        do not need. Return whether threads have been started.
         """
         now, urgent, search = self._clock(), self._urgent(), False
         while self._pausing and self._pausing[0][0] <= now:
@@ -383,7 +386,7 @@ class Endpoints(Generic[E]):
                 self._schedule(endpoint)
             else:
                 heappush(self._due, (endpoint.backoff.failures, ticket, endpoint))
-        started = []
+        started = False
         while self._due and self._dialing < DIALS and not self._stopped:
             _, ticket, endpoint = heappop(self._due)
             if ticket != endpoint.ticket:
@@ -394,19 +397,24 @@ class Endpoints(Generic[E]):
                 endpoint.backoff.failed(endpoint.backoff.reason, now)
                 self._schedule(endpoint)
                 continue
-            new = not endpoint.threads
             try:
-                endpoint.dial()
+                if not self._resting:
+                    self._start_two(endpoint)
+                    started = True
             except RuntimeError as error:  # no more threads, or the interpreter is ending
                 reason = ConnectionLost(f"{endpoint.address} is not dialed: no thread for it: {error}")
                 endpoint.backoff.failed(reason, now)
                 endpoint.refused(reason, endpoint.backoff.failures == 1)
                 self._schedule(endpoint)
                 continue
-            endpoint.ticket, endpoint.permitted = -1, True
+            endpoint.ticket, endpoint.status = -1, Status.DIALING
+            endpoint.loops = loops = self._resting.pop()
+            loops.name_after(endpoint)
+            loops.serve(endpoint)
             self._dialing += 1
-            if new:
-                started.append(endpoint)
+            self._serving += 1
+        while len(self._resting) > self._needed:
+            self._end(self._resting.pop())
         if search:
             self._search()
         return started
@@ -427,6 +435,39 @@ class Endpoints(Generic[E]):
             for each in self.table.values()
         )
 
+    # Threads.
+
+    @property
+    def threads(self) -> list[threading.Thread]:
+        """All that have been started and may still run. Any thread may ask."""
+        serving = [loops for each in self.all if (loops := each.loops) is not None]
+        return [thread for each in (*serving, *self._resting, *self._ending) for thread in each.threads]
+
+    @property
+    def _needed(self) -> int:
+        """How many pairs of threads can be needed besides those that serve an endpoint."""
+        return min(DIALS - self._dialing, len(self.table) - self._serving) + self._spare
+
+    def start_threads(self) -> None:
+        """Start threads ahead of the dials. Raises RuntimeError when one cannot be started."""
+        while len(self._resting) < self._needed:
+            self._start_two(None)
+
+    def _start_two(self, endpoint: E | None) -> None:
+        loops = LoopThreads(self._name, self._owner, self)
+        loops.name_after(endpoint)
+        try:
+            loops.start()
+        except RuntimeError:
+            self._end(loops)
+            raise
+        self._resting.append(loops)
+
+    def _end(self, loops: LoopThreads) -> None:
+        loops.end()
+        alive = [each for each in self._ending if any(thread.is_alive() for thread in each.threads)]
+        self._ending = [*alive, loops]
+
     # The end.
 
     def stop(self) -> None:
@@ -434,13 +475,19 @@ class Endpoints(Generic[E]):
         self._stopped = True
         for endpoint in self.all:
             endpoint.stop()
+            if endpoint.loops is not None:
+                endpoint.loops.end()
+        for loops in self._resting:
+            loops.end()
 
-    def join(self, deadline: float, statuses: Iterable[Status] = Status) -> list[str]:
-        """Wait for the threads of endpoints with these statuses; return the names of those that still run."""
-        wanted = set(statuses)
-        endpoints = [each for each in (*self.all, *self._leaving) if each.status in wanted]
-        return join_threads([thread for each in endpoints for thread in each.threads], deadline)
+    def join(self, deadline: float, *, dialing: bool = True) -> list[str]:
+        """Wait for the threads, of those that dial only if ``dialing``; return the names of those that still
+        run.
+        """
+        dials = [each.loops for each in self.all if each.status is Status.DIALING and each.loops is not None]
+        later = [] if dialing else [thread for each in dials for thread in each.threads]
+        return join_threads([thread for thread in self.threads if thread not in later], deadline)
 
     def abandon(self) -> None:
-        for endpoint in (*self.all, *self._leaving):
+        for endpoint in self.all:
             endpoint.abandon()

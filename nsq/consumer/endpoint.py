@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from nsq.config import Config
 from nsq.connection.backoff import Pauses
 from nsq.connection.conn import Conn, ConnDelegate
-from nsq.connection.endpoint import Endpoint, Status
+from nsq.connection.endpoint import Endpoint, Status, Wanted
 from nsq.connection.handshake import describe
 from nsq.consumer.rdy import Outcome
 from nsq.errors import Closed, NsqError, ServerError
@@ -35,8 +35,8 @@ _STEADY = 10.0
 class ConsumingEndpoint(Endpoint, ConnDelegate):
     """One nsqd of a consumer, for one subscription."""
 
-    def __init__(self, engine: Engine, config: Config, pauses: Pauses) -> None:
-        super().__init__(engine, config, time.monotonic, pauses.draw)
+    def __init__(self, wanted: Wanted, engine: Engine, config: Config, pauses: Pauses) -> None:
+        super().__init__(wanted, config, time.monotonic, pauses.draw)
         self._engine, self._pauses = engine, pauses
         self._windows, self._pool = engine.windows, engine.pool
 

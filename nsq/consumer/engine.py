@@ -123,7 +123,9 @@ class Engine:
         self.conns_and_totals: tuple[dict[Key, Conn], list[int]] = {}, [0, 0, 0, 0]
         pauses = Pauses(config.reconnect_initial, config.reconnect_max, random.random)
         self.endpoints: Endpoints[ConsumingEndpoint] = Endpoints(
-            lambda: ConsumingEndpoint(self, config, pauses),
+            self.name,
+            self.owner,
+            lambda wanted: ConsumingEndpoint(wanted, self, config, pauses),
             time.monotonic,
             search=lambda: self.discovery.ask_soon(),
         )
@@ -299,8 +301,7 @@ class Engine:
         for conn in left:
             conn.close()
         # Their loops report events until their end. Those that still dial are joined later.
-        ending = set(Status) - {Status.DIALING}
-        self._join(lambda by: self.endpoints.join(by, ending), lambda: self._join_by)
+        self._join(partial(self.endpoints.join, dialing=False), lambda: self._join_by)
         if self._dead_letters is not None:
             # First, as handlers may wait for it: those of messages that are not ours any more.
             seconds = max(0.0, (self._handlers_by - time.monotonic()) / 2)
@@ -598,9 +599,9 @@ class Engine:
 
     @property
     def threads(self) -> int:
-        endpoints = sum([len(endpoint.threads) for endpoint in self.endpoints.all])
         own = self.owner.exists + (self.hooked and self.running)
-        return endpoints + own + len(self.discovery.threads) + (len(self.pool) if self.running else 0)
+        others = len(self.endpoints.threads) + len(self.discovery.threads)
+        return own + others + (len(self.pool) if self.running else 0)
 
     def stats(self) -> ConsumerStats:
         return stats_of(self)

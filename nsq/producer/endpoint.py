@@ -46,10 +46,15 @@ class PublishingEndpoint(Endpoint, ConnDelegate):
     """One nsqd of a producer."""
 
     def __init__(
-        self, pool: Pool, config: Config, clock: Callable[[], float], chance: Callable[[], float]
+        self,
+        wanted: Wanted,
+        pool: Pool,
+        config: Config,
+        clock: Callable[[], float],
+        chance: Callable[[], float],
     ) -> None:
         pauses = Pauses(config.reconnect_initial, config.reconnect_max, chance)
-        super().__init__(pool, config, clock, pauses.draw_late)
+        super().__init__(wanted, config, clock, pauses.draw_late)
         self.overdue = False
         """Whether a publish waited in vain for its answer: other nsqds come first. Set by the pool's thread.
         """
@@ -65,12 +70,9 @@ class PublishingEndpoint(Endpoint, ConnDelegate):
         self._again: deque[Publish] = deque()  # publishes to send elsewhere after the connection's end
         self._largest = config.max_body_size if config.coalesce else 0  # bytes of a joined MPUB
         self.own = OwnConns(config, clock, pool.dispose)
+        self.own.address = wanted.address
 
     # The pool's thread.
-
-    def assign(self, wanted: Wanted) -> None:
-        self.own.address = wanted.address
-        super().assign(wanted)
 
     def stop(self) -> None:
         self.own.stop()

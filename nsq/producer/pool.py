@@ -31,7 +31,7 @@ from functools import partial
 from typing import Any
 
 from nsq.config import Config
-from nsq.connection.endpoint import DIALS, Endpoints, Key, Wanted
+from nsq.connection.endpoint import Endpoints, Key, Wanted
 from nsq.discovery.lookups import Discovery
 from nsq.errors import Closed, Forked, NsqError, PublishFailed, QueueFull, UsageError
 from nsq.log import Logger
@@ -133,9 +133,6 @@ class Pool:
             asker=self.book.asker,
         )
         self.name = NAME
-        self.endpoints: Endpoints[PublishingEndpoint] = Endpoints(
-            self._make_endpoint, clock, removed=self._add_counts, urgent=lambda: self.urgent
-        )
         self._addresses = tuple(addresses)
         self._config, self._clock, self._chance = config, clock, chance
         self._hooks = (on_acknowledged, on_failed)
@@ -156,6 +153,15 @@ class Pool:
             failed=self._end_unstarted,
             clock=clock,
         )
+        self.endpoints: Endpoints[PublishingEndpoint] = Endpoints(
+            NAME,
+            self.owner,
+            lambda wanted: PublishingEndpoint(wanted, self, config, clock, chance),
+            clock,
+            removed=self._add_counts,
+            urgent=lambda: self.urgent,
+            spare=self.discovery.asks,
+        )
         self._close_by = self._join_by = math.inf
         self._gone = False  # the owner ends: it carries out no more requests
         self._warned_of_loop = False
@@ -163,8 +169,6 @@ class Pool:
         self._gone_counts = [0, 0]  # published and failed, of endpoints that are gone
         # The endpoints, and the counts of those that are gone: swapped together, so that none is missed.
         self._counted: tuple[tuple[PublishingEndpoint, ...], tuple[int, int]] = (), (0, 0)
-        # Its threads run already, for an nsqd that discovery finds when no more threads can be started.
-        self._spare: PublishingEndpoint | None = None
         self.book.begin(self)
 
     # Publishing: any of the user's threads.
@@ -448,9 +452,7 @@ class Pool:
         # Threads that an earlier attempt has started still run.
         self.callbacks.start()
         self.endpoints.want(_given(self._addresses))
-        for endpoint in self.endpoints.all[:DIALS]:
-            endpoint.start()
-        self._keep_spare()
+        self.endpoints.start_threads()
         if self._config.publish_connections and self._dialer is None:
             dialer = threading.Thread(target=self._dial_own, name=f"{NAME}-dial", daemon=True)
             dialer.start()
@@ -465,21 +467,6 @@ class Pool:
         if self.closed:
             self._close_unstarted()
 
-    def _make_endpoint(self) -> PublishingEndpoint:
-        endpoint, self._spare = self._spare, None
-        return endpoint or self._new_endpoint()
-
-    def _new_endpoint(self) -> PublishingEndpoint:
-        return PublishingEndpoint(self, self._config, self._clock, self._chance)
-
-    def _keep_spare(self) -> None:
-        """Start the threads for the next nsqd that discovery finds, if threads can be started."""
-        if self.discovery.asks and self._spare is None:
-            with suppress(RuntimeError):
-                spare = self._new_endpoint()
-                spare.start()
-                self._spare = spare
-
     def _add_counts(self, gone: PublishingEndpoint) -> None:
         """Keep the counts of an endpoint that is removed."""
         counts = gone.stats()
@@ -487,8 +474,7 @@ class Pool:
         self._gone_counts[1] += counts.failed
 
     def _note_own_threads(self) -> None:
-        threads = [thread for each in self.endpoints.all for thread in each.threads]
-        own = [self.owner.thread, self._dialer, *threads, *self.discovery.threads]
+        own = [self.owner.thread, self._dialer, *self.endpoints.threads, *self.discovery.threads]
         self.own_threads = {each.ident: each for each in own if each is not None and each.ident is not None}
 
     # The pool's thread.
@@ -676,7 +662,8 @@ class Pool:
 
     def _set_wanted(self, wanted: dict[Key, Wanted]) -> None:
         self.endpoints.want(wanted)
-        self._keep_spare()
+        with suppress(RuntimeError):  # no more threads: ``dial_due`` says so
+            self.endpoints.start_threads()
         self._note_own_threads()
 
     # The end.
@@ -742,9 +729,8 @@ class Pool:
             self.endpoints.join(min(self._join_by - self._clock(), _FAREWELL_SECONDS) / 2 + self._clock())
         for endpoint in self.endpoints.all:
             endpoint.cut_off(self._closers)
-        spare = () if self._spare is None else self._spare.threads
         unfinished = self.endpoints.join(self._join_by)
-        unfinished += join_threads([*spare, *filter(None, [self._dialer])], self._join_by)
+        unfinished += join_threads(filter(None, [self._dialer]), self._join_by)
         unfinished += self.discovery.join(self._join_by)
         self._gone = True
         self.owner.run_requests()
@@ -764,8 +750,6 @@ class Pool:
 
     def _stop_all(self) -> None:
         self.discovery.stop()
-        if self._spare is not None:
-            self._spare.stop()
         self.endpoints.stop()
         self._dials.put(None)
         self._own_transport.interrupt()

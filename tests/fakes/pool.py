@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from nsq.config import Config
-from nsq.connection.endpoint import Status, Wanted
+from nsq.connection.endpoint import LoopThreads, Status, Wanted
 from nsq.errors import ConnectionLost, NsqError, ServerError, server_error
 from nsq.producer.endpoint import PublishingEndpoint
 from nsq.producer.own import OwnConn
@@ -104,7 +104,9 @@ def connect(endpoint: PublishingEndpoint) -> FakeConn:
     """Connect the endpoint."""
     conn: Any = FakeConn()
     endpoint.conn = conn
-    endpoint.status, endpoint.permitted = Status.CONNECTED, True
+    endpoint.status = Status.CONNECTED
+    pool: Any = endpoint._pool
+    endpoint.loops = LoopThreads("nsq-producer", pool.owner, pool.endpoints)
     return conn  # type: ignore[no-any-return]
 
 
@@ -139,7 +141,8 @@ class StillPool(Pool):
         )
         self.owner.begun = True
         self.owner._once.acquire()
-        self.endpoints.dial_due = list  # type: ignore[method-assign]
+        self.endpoints.dial_due = bool  # type: ignore[method-assign]
+        self.endpoints.start_threads = nothing  # type: ignore[method-assign]
 
     def add(self, address: str = A, *, connected: bool = True) -> PublishingEndpoint:
         """An endpoint without threads."""
@@ -252,7 +255,7 @@ def lose(endpoint: PublishingEndpoint, cause: NsqError | None = LOST) -> None:
     conn.closed = True
     endpoint.on_close(conn, cause)
     endpoint.status = Status.WAITING
-    endpoint._client.endpoints.lost(endpoint)
+    endpoint._pool.endpoints.lost(endpoint)
 
 
 def bodies(items: Any) -> list[bytes]:
@@ -271,8 +274,8 @@ class Scene:
         self.pool = FakePool()
         pool: Any = self.pool
         options = {"reconnect_initial": 4.0, "read_timeout": READ_TIMEOUT, "coalesce": coalesce, **options}
-        self.endpoint = PublishingEndpoint(pool, Config(**options), self.clock, lambda: 0.0)
-        self.endpoint.assign(Wanted(A, given=True))
+        wanted = Wanted(A, given=True)
+        self.endpoint = PublishingEndpoint(wanted, pool, Config(**options), self.clock, lambda: 0.0)
         self.fake = connect(self.endpoint)
         self.conn: Any = self.fake
 
@@ -300,10 +303,10 @@ class Scene:
         lose(self.endpoint, cause)
 
     def reconnect(self) -> None:
-        """Begin as ``_dial`` does, and open a connection."""
+        """Begin as ``dial`` does, and open a connection."""
         self.pool.transport = MemoryTransport()
         self.pool.transport.refuse()
-        self.endpoint._dial()
+        self.endpoint.dial()
         self.fake = self.conn = connect(self.endpoint)
 
     def encode(self, waiting: deque[Any]) -> bytes:

@@ -13,7 +13,7 @@ import pytest
 from nsq.config import Config
 from nsq.connection.backoff import Pauses
 from nsq.connection.conn import Conn, ConnDelegate
-from nsq.connection.endpoint import DIALS, Endpoint, Endpoints, Key, Status, Wanted
+from nsq.connection.endpoint import DIALS, Endpoint, Endpoints, Key, LoopThreads, Status, Wanted
 from nsq.connection.subscription import Subscription
 from nsq.errors import Closed, ConnectionLost, DialFailed, NsqError
 from nsq.log import Logger
@@ -28,6 +28,7 @@ from tests.fakes.threads import PATIENCE
 C = "nsqd-c:4150"
 INITIAL, LONGEST = 0.25, 60.0
 LOST = ConnectionLost("gone")
+PAUSES = Pauses(INITIAL, LONGEST, lambda: 1.0)
 
 
 @dataclass(frozen=True)
@@ -55,23 +56,19 @@ def wanting(*addresses: str, **facts: Any) -> dict[Key, Wanted]:
     return {(each := Wanted(address, **facts)).key: each for address in addresses}
 
 
-class Still(Endpoint):
-    """Does not dial."""
-
-    def start(self) -> None: ...
-
-
 class World:
-    """Endpoints whose dials end when the test says so."""
+    """Endpoints without threads, whose dials end when the test says so."""
 
     def __init__(self) -> None:
         self.clock = Clock()
         self.removed: list[str] = []
         self.searches = 0
         self.urgent = False
-        pauses, client = Pauses(INITIAL, LONGEST, lambda: 1.0), Any
-        self.endpoints: Endpoints[Still] = Endpoints(
-            lambda: Still(client, Config(), self.clock, pauses.draw),  # type: ignore[arg-type]
+        owner: Any = None
+        self.endpoints: Endpoints[Endpoint] = Endpoints(
+            "test",
+            owner,
+            lambda wanted: Endpoint(wanted, Config(), self.clock, PAUSES.draw),
             self.clock,
             removed=lambda endpoint: self.removed.append(endpoint.address),
             search=self._search,
@@ -84,7 +81,7 @@ class World:
     def want(self, *addresses: str, **facts: Any) -> None:
         self.endpoints.want(wanting(*addresses, **facts))
 
-    def __getitem__(self, address: str) -> Still:
+    def __getitem__(self, address: str) -> Endpoint:
         return self.endpoints.table[address, None]
 
     def dials(self) -> list[str]:
@@ -112,7 +109,8 @@ class World:
 
 
 @pytest.fixture
-def world() -> World:
+def world(monkeypatch: pytest.MonkeyPatch) -> World:
+    monkeypatch.setattr(LoopThreads, "start", lambda _: None)
     return World()
 
 
@@ -171,12 +169,12 @@ class TestDialing:
     def test_without_a_thread_it_is_tried_again(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
         refused: list[tuple[str, bool]] = []
 
-        def start(endpoint: Still) -> None:
+        def start(threads: LoopThreads) -> None:
             raise RuntimeError("can't start new thread")
 
         with monkeypatch.context() as patched:
-            patched.setattr(Still, "start", start)
-            patched.setattr(Still, "refused", lambda _, error, news: refused.append((str(error), news)))
+            patched.setattr(LoopThreads, "start", start)
+            patched.setattr(Endpoint, "refused", lambda _, error, news: refused.append((str(error), news)))
             world.want(A)
             assert world.dials() == []
         assert refused == [(f"{A} is not dialed: no thread for it: can't start new thread", True)]
@@ -303,17 +301,17 @@ def test_words_tell_where_it_comes_from_and_how_it_is(world: World) -> None:
 class Dialed(Endpoint, ConnDelegate):
     """Notes what happens to it."""
 
-    def __init__(self, client: Client) -> None:
-        super().__init__(client, Config(), time.monotonic, lambda failures: 0.0)
+    def __init__(self, wanted: Wanted, client: Client) -> None:
+        super().__init__(wanted, Config(), time.monotonic, client.pauses.draw)
         self.notes: list[object] = []
-        self.unneeded = False
+        self._client = client
 
     def make_conn(self) -> Conn:
         transport = self._client.transport
         return Conn(self.address, self._config, self, transport=transport, subscription=self.subscription)
 
     def connected(self, conn: Conn) -> None:
-        if self.unneeded:
+        if self._client.unneeded:
             raise Closed("not needed")
 
     def refused(self, error: NsqError, news: bool) -> None:
@@ -325,14 +323,14 @@ class Dialed(Endpoint, ConnDelegate):
 
 
 class Client:
-    name = "test"
-    context = None
-
     def __init__(self) -> None:
         self.transport: Any = MemoryTransport()
-        self.endpoints: Endpoints[Dialed] = Endpoints(lambda: Dialed(self), time.monotonic)
-        self.stopping = False
+        self.pauses = Pauses(0.0, 0.0, lambda: 0.0)
+        self.stopping = self.unneeded = False
         self.owner = Owner("test-owner", Logger("nsq.test"), turn=self._turn)
+        self.endpoints: Endpoints[Dialed] = Endpoints(
+            "test", self.owner, lambda wanted: Dialed(wanted, self), time.monotonic
+        )
 
     def _turn(self) -> float | None:
         if self.stopping:
@@ -341,10 +339,17 @@ class Client:
         self.endpoints.dial_due()
         return self.endpoints.next_due()
 
-    def dial(self, wanted: Wanted) -> Dialed:
+    def want(self, wanted: dict[Key, Wanted]) -> None:
         self.owner.start()
-        self.owner.do(lambda: self.endpoints.want({wanted.key: wanted}), time.monotonic() + PATIENCE)
+        self.owner.do(lambda: self.endpoints.want(wanted), time.monotonic() + PATIENCE)
+
+    def dial(self, wanted: Wanted) -> Dialed:
+        self.want({wanted.key: wanted})
         return self.endpoints.table[wanted.key]
+
+    @property
+    def names(self) -> list[str]:
+        return [each.name for each in self.endpoints.threads if each.is_alive()]
 
     def until(self, condition: Any) -> None:
         assert self.owner.changed.wait_for(condition, time.monotonic() + PATIENCE)
@@ -357,6 +362,7 @@ class Client:
         for endpoint in self.endpoints.all:
             endpoint.cut_off()
         assert not self.endpoints.join(deadline)
+        assert self.names == []
 
 
 @pytest.fixture
@@ -371,8 +377,8 @@ class TestThreads:
         endpoint = client.dial(Wanted(A, ORDERS))
         nsqd = accept(client.transport)
         client.until(lambda: endpoint.status is Status.CONNECTED)
-        threads = list(endpoint.threads)
-        assert [thread.name for thread in threads] == [f"test-write-{A}", f"test-read-{A}"]
+        threads = client.endpoints.threads
+        assert client.names == [f"test-read-{A}", f"test-write-{A}"]
         assert endpoint.conn is not None
         endpoint.conn.put(b"NOP\n")
         nsqd.peer.expect(b"NOP\n")
@@ -381,16 +387,73 @@ class TestThreads:
         client.until(lambda: endpoint.status is Status.CONNECTED)
         endpoint.conn.put(b"NOP\n")
         again.peer.expect(b"NOP\n")
-        assert endpoint.threads == threads
+        assert client.endpoints.threads == threads
         assert len(endpoint.notes) == 1
 
+    def test_hundreds_of_nsqds_that_refuse_keep_no_more_threads_than_may_dial(self, client: Client) -> None:
+        client.pauses = Pauses(LONGEST, LONGEST, lambda: 1.0)
+        client.transport.refuse()
+        many = [f"nsqd-{number}:4150" for number in range(300)]
+        client.want(wanting(*many))
+        client.transport.wait_for_dials(len(many))
+        client.until(lambda: all(each.loops is None for each in client.endpoints.all))
+        assert 0 < len(client.names) <= 2 * DIALS
+        assert set(client.names) == {"test-read", "test-write"}
+        for left in (3, 0):
+            client.want(wanting(*many[:left]))
+            client.until(lambda left=left: len(client.endpoints._resting) == left)
+            ending = [thread for each in client.endpoints._ending for thread in each.threads]
+            assert not join_threads(ending, time.monotonic() + PATIENCE)
+            assert len(client.names) == 2 * left
+
+    def test_threads_that_rest_serve_another_nsqd_when_none_can_be_started(
+        self, client: Client, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def refuse(thread: threading.Thread) -> None:
+            raise RuntimeError("can't start new thread")
+
+        client.pauses = Pauses(LONGEST, LONGEST, lambda: 1.0)
+        client.transport.refuse()
+        endpoint = client.dial(Wanted(A, ORDERS))
+        client.until(lambda: endpoint.notes and endpoint.loops is None)
+        client.transport.admit()
+        monkeypatch.setattr(threading.Thread, "start", refuse)
+        other = client.dial(Wanted(B, ORDERS))
+        accept(client.transport)
+        client.until(lambda: other.status is Status.CONNECTED)
+        assert client.names == [f"test-read-{B}", f"test-write-{B}"]
+
+    def test_threads_whose_write_loop_is_stuck_serve_no_other_connection(
+        self, client: Client, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        released, write_loop = threading.Event(), Conn.write_loop
+
+        def stuck(conn: Conn) -> None:
+            write_loop(conn)
+            released.wait(PATIENCE)
+
+        endpoint = client.dial(Wanted(A, ORDERS))
+        monkeypatch.setattr("nsq.connection.endpoint._WRITER_GRACE", 0.0)
+        monkeypatch.setattr(Conn, "write_loop", stuck)
+        nsqd = accept(client.transport)
+        client.until(lambda: endpoint.status is Status.CONNECTED)
+        assert endpoint.conn is not None
+        endpoint.conn.put(b"NOP\n")
+        nsqd.peer.expect(b"NOP\n")
+        monkeypatch.setattr(Conn, "write_loop", write_loop)
+        nsqd.peer.end()
+        accept(client.transport)
+        client.until(lambda: endpoint.status is Status.CONNECTED)
+        assert client.names.count(f"test-write-{A}") == 2
+        released.set()
+
     def test_the_subscription_says_what_is_sent(self, client: Client) -> None:
-        endpoint = client.dial(Wanted(A, Partition(TOPIC, CHANNEL, 3)))
+        client.dial(Wanted(A, Partition(TOPIC, CHANNEL, 3)))
         peer = client.transport.accept()
         assert hear_identify(peer)["extend_support"] is True
         peer.send(encode_response(b"{}"))
         peer.expect(b"SUB orders billing 3\n")
-        assert [thread.name for thread in endpoint.threads] == [f"test-write-{A}/3", f"test-read-{A}/3"]
+        assert client.names == [f"test-read-{A}/3", f"test-write-{A}/3"]
 
     def test_a_transport_that_raises_anything_does_not_end_it(
         self, client: Client, caplog: pytest.LogCaptureFixture
@@ -427,40 +490,32 @@ class TestThreads:
         assert "a bug of ours" in caplog.text
 
     def test_a_connection_that_is_not_needed_is_closed(self, client: Client) -> None:
-        client.owner.start()
-        made = Dialed(client)
-        made.unneeded = True
-        client.endpoints._make = lambda: made
-        client.dial(Wanted(A, ORDERS))
-        nsqd = accept(client.transport)
-        nsqd.peer.wait_closed()
-        client.until(lambda: made.notes)
-        made.unneeded = False
-        assert made.notes[0] == ("not needed", True)
+        client.unneeded = True
+        endpoint = client.dial(Wanted(A, ORDERS))
+        accept(client.transport).peer.wait_closed()
+        client.until(lambda: endpoint.notes)
+        client.unneeded = False
+        assert endpoint.notes[0] == ("not needed", True)
 
     def test_a_stop_ends_a_dial(self, client: Client) -> None:
-        endpoint = client.dial(Wanted(A, ORDERS))
+        client.dial(Wanted(A, ORDERS))
         peer = client.transport.accept()
         hear_identify(peer)
-        endpoint.stop()
+        client.close()
         peer.wait_closed()
-        assert not join_threads(endpoint.threads, time.monotonic() + PATIENCE)
 
-    def test_a_stop_ends_a_write_thread_that_has_no_read_thread(
+    def test_a_read_thread_ends_that_gets_no_write_thread(
         self, client: Client, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         start = threading.Thread.start
 
         def refuse(thread: threading.Thread) -> None:
-            if "read" in thread.name:
+            if "write" in thread.name:
                 raise RuntimeError("can't start new thread")
             start(thread)
 
-        endpoint = Dialed(client)
-        with monkeypatch.context() as patched:
-            patched.setattr(threading.Thread, "start", refuse)
-            with pytest.raises(RuntimeError):
-                endpoint.start()
-        endpoint.stop()
-        assert not join_threads(endpoint.threads, time.monotonic() + PATIENCE)
-        assert len(endpoint.threads) == 1
+        client.pauses = Pauses(LONGEST, LONGEST, lambda: 1.0)
+        monkeypatch.setattr(threading.Thread, "start", refuse)
+        endpoint = client.dial(Wanted(A, ORDERS))
+        client.until(lambda: endpoint.notes)
+        assert not join_threads(client.endpoints.threads, time.monotonic() + PATIENCE)

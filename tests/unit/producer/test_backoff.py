@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from nsq.config import Config
-from nsq.connection.endpoint import Status
+from nsq.connection.endpoint import Status, Wanted
 from nsq.errors import AuthFirst, ConnectionLost, DialFailed
 from nsq.producer.endpoint import PublishingEndpoint
 from tests.fakes.clock import Clock
+from tests.fakes.nsqd import A
 from tests.fakes.pool import FakePool
 
 REFUSED = DialFailed("nsqd-a:4150: connection refused")
@@ -20,7 +21,7 @@ UNAUTHORIZED = AuthFirst("E_AUTH_FIRST")
 def endpoint(clock: Clock) -> PublishingEndpoint:
     """Without threads."""
     pool: Any = FakePool()
-    return PublishingEndpoint(pool, Config(reconnect_initial=4.0), clock, lambda: 0.0)
+    return PublishingEndpoint(Wanted(A), pool, Config(reconnect_initial=4.0), clock, lambda: 0.0)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +84,7 @@ def test_hopeless_only_until_it_changes(change: Any) -> None:
 def test_the_state_tells_a_pause_from_what_may_be_dialed() -> None:
     clock = Clock()
     made = endpoint(clock)
-    assert (made.state, made.reason) == ("idle", ": not reached yet")
+    assert (made.state, made.reason) == ("idle", f"{A}: not reached yet")
     made.address = "nsqd-a:4150"
     made.backoff.failed(REFUSED, 5.0)
     clock.now = 8.9

@@ -424,9 +424,9 @@ class TestDial:
         scene.pool.transport = Failing()
         scene.clock.now = time.monotonic()  # the dial has a deadline
         with caplog.at_level(logging.INFO, "nsq.producer"):
-            endpoint._dial()
+            endpoint.dial()
             assert f"no connection to {A}, next try in 4.0 s" in caplog.text
-            endpoint._dial()
+            endpoint.dial()
         assert (endpoint.dialing, endpoint.backoff.final, endpoint.backoff.failures) == (False, final, 2)
         assert reason in endpoint.reason
         assert endpoint.reason.startswith(A)
@@ -451,7 +451,7 @@ class TestDial:
         scene.pool.transport = transport = MemoryTransport()
         scene.clock.now = time.monotonic()
         scene.endpoint.stop()
-        scene.endpoint._dial()
+        scene.endpoint.dial()
         assert [peer.closed for peer in transport.peers] == [True]
         assert not scene.endpoint.dialing
         assert not scene.endpoint.open

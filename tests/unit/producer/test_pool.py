@@ -71,7 +71,8 @@ def pool() -> StillPool:
 
 def run_by(pool: StillPool, *threads: threading.Thread) -> None:
     """These are its own threads."""
-    pool.add().threads = list(threads)
+    loops: Any = pool.add().loops
+    loops.threads = list(threads)
     pool._note_own_threads()
 
 
@@ -552,26 +553,6 @@ class TestAddresses:
         assert pool.endpoints.all == ()
         assert pool.stats().published == 1
 
-    def test_a_spare_one_needs_no_threads(self, pool: StillPool, monkeypatch: pytest.MonkeyPatch) -> None:
-        def refuse(thread: threading.Thread) -> None:
-            raise RuntimeError("can't start new thread")
-
-        pool.discovery.add_nsqlookupd("one:4161")
-        pool._keep_spare()
-        spare = pool._spare
-        assert spare is not None
-        monkeypatch.setattr(threading.Thread, "start", refuse)
-        pool.set_addresses([A, B])
-        pool.turn()
-        assert pool.endpoints.all[0] is spare
-        assert pool._spare is None
-        spare.start()  # it has them already
-        assert [thread.name for thread in spare.threads] == [
-            f"nsq-producer-write-{A}",
-            f"nsq-producer-read-{A}",
-        ]
-        spare.stop()
-
 
 def close_all_of(pool: StillPool) -> None:
     """From the call of close to its end, as long as nothing is left that it knows of."""
@@ -800,7 +781,7 @@ def in_order(steps: list[str]) -> None:
             pool.turn()
         elif step == "lose" and not conn.closed:
             lose(endpoint)
-        elif step == "connect" and conn.closed:  # as ``_dial`` does
+        elif step == "connect" and conn.closed:  # as ``dial`` does
             endpoint._sent.clear()
             endpoint._error, endpoint._has_stored, endpoint._server_stopped = None, False, False
             connect(endpoint)
