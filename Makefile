@@ -2,7 +2,7 @@
 #   PYTHON=/path/to/python   the Python to make .venv with (default: the first of 3.11 or newer on PATH)
 #   ARGS='-k name -x'        handed to pytest, or to the command that the target runs
 #   JOBS=4                   make test: processes that share the tests (default: one for each core, or two more; with ARGS none)
-#   SMOKE=1                  make test: the unit tests only
+#   SMOKE=1                  make test: only tests without daemons
 #   KEEP=1                   make run: go on with a light load until Ctrl-C, and leave no files
 #   SPARK=1                  make run: end in the Spark pipelines; needs Java 17 or later
 
@@ -41,8 +41,8 @@ help: ## this list
 run: .venv/installed-run $(if $(SPARK),.venv/installed-spark) ## a web shop on a whole NSQ of its own (KEEP=1: goes on until Ctrl-C; SPARK=1)
 	@$(python) -m examples.demo $(if $(KEEP),--keep) $(if $(SPARK),--spark) $(ARGS)
 
-test: .venv/installed-dev $(if $(SMOKE),,.venv/installed-spark .venv/installed-browser .venv/installed-docs .venv/installed-interop) ## the tests (SMOKE=1: unit tests only; ARGS='-k name' goes to pytest)
-	@$(pytest) -m 'not chaos' -n $(jobs) --dist loadscope --no-loadscope-reorder $(if $(SMOKE),tests/unit) $(ARGS)
+test: .venv/installed-dev $(if $(SMOKE),,.venv/installed-spark .venv/installed-browser .venv/installed-docs .venv/installed-interop) ## the tests (SMOKE=1: only those without daemons; ARGS='-k name' goes to pytest)
+	@$(pytest) -m 'not chaos$(if $(SMOKE), and not daemons)' -n $(jobs) --dist loadscope --no-loadscope-reorder $(if $(SMOKE),tests/unit tests/behaviour) $(ARGS)
 
 django: .venv/installed-django6 ## the tests of nsq.contrib.django with Django 6, in a second environment
 	@if [ -x .venv/django6/bin/python ]; then env -u NSQ_REQUIRE_SPARK -u NSQ_REQUIRE_BROWSER .venv/django6/bin/python -m pytest tests/contrib/django $(ARGS); fi
@@ -62,7 +62,7 @@ format: .venv/installed-dev ## put the code into ruff's format
 
 coverage: .venv/installed-dev .venv/installed-spark ## the branches that the unit tests take, file by file
 	@$(python) -m coverage erase
-	@$(python) -m coverage run -m pytest -q tests/unit $(ARGS)
+	@$(python) -m coverage run -m pytest -q -m 'not daemons' tests/unit tests/behaviour $(ARGS)
 	@$(python) -m coverage combine -q
 	@$(python) -m coverage report
 
@@ -81,8 +81,8 @@ chaos: .venv/installed-dev .venv/installed-spark ## races; then cut networks, ki
 	@$(pytest) -m chaos $(ARGS)
 
 races: .venv/installed-dev .venv/installed-spark ## threads that take turns every microsecond, late lines (LATE=7: others), many random examples
-	@NSQ_TEST_SWITCH_INTERVAL=1e-6 $(pytest) -m 'not chaos' tests/unit tests/chaos $(ARGS)
-	@NSQ_TEST_LATE=$(or $(LATE),1) $(pytest) tests/unit/producer tests/unit/consumer tests/unit/connection $(ARGS)
+	@NSQ_TEST_SWITCH_INTERVAL=1e-6 $(pytest) -m 'not chaos and not daemons' tests/unit tests/behaviour tests/chaos $(ARGS)
+	@NSQ_TEST_LATE=$(or $(LATE),1) $(pytest) -m 'not daemons' tests/unit/producer tests/unit/consumer tests/unit/connection tests/behaviour $(ARGS)
 	@NSQ_TEST_EXAMPLES=500 $(pytest) tests/unit -k 'runTest or lives or flipped or garbage' $(ARGS)
 
 soak: .venv/installed-dev ## a steady load for SOAK seconds (1800): memory, threads and descriptors stay flat

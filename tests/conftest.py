@@ -1,4 +1,8 @@
-"""Fixtures for every test: a test must leave nothing behind."""
+"""Fixtures for every test: a test must leave nothing behind.
+
+``NSQ_TEST_SWITCH_INTERVAL=1e-6 pytest tests/unit`` switches threads thousands of times as often as usual, so
+that rare races show within minutes. ``NSQ_TEST_LATE``: see ``tests.late``.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import faulthandler
 import importlib.util
 import os
 import signal
+import sys
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +19,7 @@ import hypothesis
 import pytest
 
 from nsq.testing import leaks
+from tests.late import LateLines
 
 # The time of an example depends on the load of the machine, so no test limits it.
 hypothesis.settings.register_profile(
@@ -51,6 +57,10 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if SPARK_LACKS and os.environ.get("NSQ_REQUIRE_SPARK"):
         raise pytest.UsageError(f"{spark_said()}, and NSQ_REQUIRE_SPARK is set")
+    if "NSQ_TEST_LATE" in os.environ:
+        pause = float(os.environ.get("NSQ_TEST_LATE_PAUSE", "0.01"))
+        config.pluginmanager.register(LateLines(os.environ["NSQ_TEST_LATE"], pause, config.rootpath))
+    sys.setswitchinterval(float(os.environ.get("NSQ_TEST_SWITCH_INTERVAL", sys.getswitchinterval())))
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

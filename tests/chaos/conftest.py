@@ -1,12 +1,9 @@
-"""Fixtures that make daemons by name. NSQ_TEST_SWITCH_INTERVAL works as for the unit tests, and also in
-the programs.
-"""
+"""Fixtures that make daemons by name. NSQ_TEST_SWITCH_INTERVAL works also in the programs."""
 
 from __future__ import annotations
 
 from nsq.testing.plugin import nsqd, nsqd_factory, nsqlookupd, nsqlookupd_factory
 from tests.chaos.telling import pytest_terminal_summary, tell, verdicts
-from tests.unit.conftest import switch_interval
 
 __all__ = [
     "nsqd",
@@ -14,7 +11,6 @@ __all__ = [
     "nsqlookupd",
     "nsqlookupd_factory",
     "pytest_terminal_summary",
-    "switch_interval",
     "tell",
     "verdicts",
 ]

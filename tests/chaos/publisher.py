@@ -146,7 +146,7 @@ def commands() -> Iterator[float]:
 
 
 def take_turns_as_asked() -> None:
-    """See tests/unit/conftest.py."""
+    """See tests/conftest.py."""
     sys.setswitchinterval(float(os.environ.get("NSQ_TEST_SWITCH_INTERVAL", sys.getswitchinterval())))
 
 

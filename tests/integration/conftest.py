@@ -10,7 +10,6 @@ import pytest
 
 from nsq.testing import Nsqd
 from nsq.testing.plugin import (
-    Factory,
     nsqd,
     nsqd_factory,
     nsqlookupd,
@@ -18,8 +17,6 @@ from nsq.testing.plugin import (
     partitioned_cluster,
 )
 from tests.integration.running_tools import tmux
-
-from .consuming import create, numbered, publish
 
 pytest.register_assert_rewrite("tests.golden.web")  # rewrites its asserts like those of tests
 
@@ -29,24 +26,6 @@ def roomy_nsqd() -> Iterator[Nsqd]:
     """An nsqd process that keeps all messages of a module in memory."""
     with Nsqd(process=True, mem_queue_size=10_000_000) as nsqd:
         yield nsqd
-
-
-@pytest.fixture
-def loaded(nsqd: Nsqd) -> Nsqd:
-    """An nsqd whose channel has one message."""
-    create(nsqd)
-    publish(nsqd, [b"hello"])
-    return nsqd
-
-
-@pytest.fixture
-def three(nsqd_factory: Factory[Nsqd]) -> list[Nsqd]:
-    """nsqds with twenty messages each."""
-    nsqds = [nsqd_factory() for _ in range(3)]
-    for each in nsqds:
-        create(each)
-        publish(each, numbered(20))
-    return nsqds
 
 
 __all__ = [

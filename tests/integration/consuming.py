@@ -16,9 +16,12 @@ from typing import Any, TypeVar
 from nsq.consumer.consumer import Consumer
 from nsq.message import Message
 from nsq.testing import Nsqd
+from nsq.transport import Transport
+from tests.fakes.memory_nsqd import MemoryNsqd
 
 from .patience import nap
 
+AnyNsqd = Nsqd | MemoryNsqd
 H = TypeVar("H", bound=logging.Handler)
 
 TOPIC = "orders"
@@ -35,13 +38,13 @@ def until(what: str, condition: Callable[[], Any], timeout: float = PATIENCE) ->
     return value
 
 
-def create(nsqd: Nsqd, topic: str = TOPIC, channel: str = CHANNEL) -> None:
+def create(nsqd: AnyNsqd, topic: str = TOPIC, channel: str = CHANNEL) -> None:
     """Create topic and channel, because a message published before goes only to the first channel."""
     assert nsqd.post(f"/topic/create?topic={topic}").status == 200
     assert nsqd.post(f"/channel/create?topic={topic}&channel={channel}").status == 200
 
 
-def publish(nsqd: Nsqd, bodies: Iterable[bytes], topic: str = TOPIC) -> None:
+def publish(nsqd: AnyNsqd, bodies: Iterable[bytes], topic: str = TOPIC) -> None:
     """Publish ``bodies``, which must not contain line breaks."""
     assert nsqd.post(f"/mpub?topic={topic}", b"\n".join(bodies)).status == 200
 
@@ -50,7 +53,7 @@ def numbered(count: int, prefix: str = "message") -> list[bytes]:
     return [f"{prefix} {number}".encode() for number in range(count)]
 
 
-def channel_of(nsqd: Nsqd, topic: str = TOPIC, channel: str = CHANNEL) -> dict[str, Any]:
+def channel_of(nsqd: AnyNsqd, topic: str = TOPIC, channel: str = CHANNEL) -> dict[str, Any]:
     """Return nsqd's statistics of the channel; empty if it does not exist."""
     for told in nsqd.get(f"/stats?format=json&topic={topic}&channel={channel}").json()["topics"] or []:
         for found in told["channels"]:
@@ -60,23 +63,23 @@ def channel_of(nsqd: Nsqd, topic: str = TOPIC, channel: str = CHANNEL) -> dict[s
     return {}
 
 
-def clients_of(nsqd: Nsqd, topic: str = TOPIC, channel: str = CHANNEL) -> list[dict[str, Any]]:
+def clients_of(nsqd: AnyNsqd, topic: str = TOPIC, channel: str = CHANNEL) -> list[dict[str, Any]]:
     return channel_of(nsqd, topic, channel).get("clients") or []
 
 
-def rdys(nsqds: Sequence[Nsqd]) -> list[int]:
+def rdys(nsqds: Sequence[AnyNsqd]) -> list[int]:
     return [client["ready_count"] for nsqd in nsqds for client in clients_of(nsqd)]
 
 
-def expect_drained(nsqd: Nsqd, *, requeues: int = 0, timeouts: int | None = 0) -> None:
+def expect_drained(nsqd: AnyNsqd, *, requeues: int | None = 0, timeouts: int | None = 0) -> None:
     """Wait until nsqd has no message of the channel, waiting or in flight, and counts exactly these requeues
-    and timeouts (None: any number of timeouts).
+    and timeouts (None: any number).
 
     It must wait, because nsqd does not answer a FIN.
     """
-    wanted = {"depth": 0, "in_flight_count": 0, "deferred_count": 0, "requeue_count": requeues}
-    if timeouts is not None:
-        wanted["timeout_count"] = timeouts
+    counts = {"requeue_count": requeues, "timeout_count": timeouts}
+    wanted = {"depth": 0, "in_flight_count": 0, "deferred_count": 0}
+    wanted |= {name: count for name, count in counts.items() if count is not None}
     seen: dict[str, Any] = {}
 
     def drained() -> bool:
@@ -90,7 +93,7 @@ def expect_drained(nsqd: Nsqd, *, requeues: int = 0, timeouts: int | None = 0) -
         raise AssertionError(f"nsqd has {seen} instead of {wanted}") from None
 
 
-def drained(nsqd: Nsqd) -> Callable[[], bool]:
+def drained(nsqd: AnyNsqd) -> Callable[[], bool]:
     """Return a condition: the channel has a consumer and no messages."""
 
     def condition() -> bool:
@@ -175,13 +178,20 @@ class Gate:
             assert reached, f"{self.passed} of {count} messages passed within {timeout:g} s"
 
 
-def make_consumer(nsqd: Nsqd | Iterable[Nsqd] | str = (), **options: Any) -> Consumer:
+def make_consumer(nsqd: AnyNsqd | Iterable[AnyNsqd] | str = (), **options: Any) -> Consumer:
     """Return a consumer of TOPIC/CHANNEL without requeue delays and without backoff."""
-    if isinstance(nsqd, Nsqd):
+    if isinstance(nsqd, AnyNsqd):
         nsqd = [nsqd]
-    addresses = nsqd if isinstance(nsqd, str) else [each.tcp_address for each in nsqd]
+    nsqds = [] if isinstance(nsqd, str) else list(nsqd)
+    addresses = nsqd if isinstance(nsqd, str) else [each.tcp_address for each in nsqds]
     quick = {"default_requeue_delay": 0.0, "max_backoff_duration": 0.0, "reconnect_max": 0.5}
-    return Consumer(TOPIC, CHANNEL, nsqd=addresses, **{**quick, **options})
+    transport = transport_of(*nsqds)
+    return Consumer(TOPIC, CHANNEL, nsqd=addresses, **{**quick, "transport": transport, **options})
+
+
+def transport_of(*nsqds: AnyNsqd) -> Transport | None:
+    """Return the transport that reaches these nsqds; None is the default one."""
+    return next((each.transport for each in nsqds if isinstance(each, MemoryNsqd)), None)
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 import ssl
 import threading
@@ -25,6 +24,7 @@ from nsq.http.sending import send
 from nsq.testing import Nsqd, Nsqlookupd
 from nsq.testing.plugin import Factory
 from nsq.transport import SocketTransport, Stream
+from tests.fakes.forks import in_child
 
 from .patience import eventually
 
@@ -503,12 +503,7 @@ def test_a_forked_child_lets_go_of_requests_under_way() -> None:
         host, port = listener.getsockname()
         stream = transport.connect(f"{host}:{port}", timeout=ENOUGH)
         with listener.accept()[0] as peer:
-            child = os.fork()
-            if not child:
-                transport.abandon()
-                transport.interrupt()
-                os._exit(0)
-            assert os.waitpid(child, 0)[1] == 0
+            assert in_child(lambda: (transport.abandon(), transport.interrupt())) == 0
             stream.write(b"still there", ENOUGH)
             assert peer.recv(100) == b"still there"
             transport.interrupt()

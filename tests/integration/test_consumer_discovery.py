@@ -1,15 +1,14 @@
-"""How a consumer finds its nsqds, also after restarts, late starts, and with dead or new nsqlookupds."""
+"""How a consumer finds its nsqds through nsqlookupds, also late ones, dead ones and new ones."""
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 
 import pytest
 
-from nsq import Consumer, ConsumerHooks, NsqError
-from nsq.errors import Closed, ConfigError, ConnectionLost, UsageError
+from nsq import Consumer
+from nsq.errors import ConfigError, UsageError
 from nsq.testing import Network, Nsqd, Nsqlookupd
 from nsq.testing.plugin import Factory
 from tests.fakes.nsqlookupd import ScriptedLookupd
@@ -21,7 +20,6 @@ from .consuming import (
     Recorder,
     clients_of,
     create,
-    expect_drained,
     log_of,
     make_consumer,
     publish,
@@ -67,130 +65,6 @@ def registered(nsqd_factory: Factory[Nsqd]) -> Callable[..., Nsqd]:
         return nsqd
 
     return make
-
-
-class Causes(ConsumerHooks):
-    def __init__(self) -> None:
-        self.causes: list[NsqError | None] = []
-
-    def disconnected(self, nsqd_address: str, cause: NsqError | None) -> None:
-        self.causes.append(cause)
-
-
-# nsqds that go and come.
-
-
-def test_a_restarted_nsqd_is_found_again(nsqd: Nsqd) -> None:
-    create(nsqd)
-    seen, hooks = Recorder(), Causes()
-    with log_of() as log, running(make_consumer(nsqd, hooks=hooks, **QUICK).add_handler(seen)) as consumer:
-        publish(nsqd, [b"before"])
-        seen.wait_for(1)
-        expect_drained(nsqd)
-        nsqd.restart()
-        until("there again", lambda: clients_of(nsqd))
-        publish(nsqd, [b"after"])
-        seen.wait_for(2)
-        log.wait_for("WARNING", "connection lost", nsqd.tcp_address)
-        until("healthy", lambda: consumer.health().ok)
-    assert seen.bodies == [b"before", b"after"]
-    assert isinstance(hooks.causes[0], ConnectionLost)
-
-
-def test_a_killed_nsqd_is_found_again(nsqd_factory: Factory[Nsqd]) -> None:
-    nsqd = nsqd_factory(process=True)
-    create(nsqd)
-    seen = Recorder()
-    with running(make_consumer(nsqd, **QUICK).add_handler(seen)) as consumer:
-        nsqd.kill()
-        until("noticed", lambda: not consumer.health().connections)
-        assert not consumer.health().ok
-        until("says why", lambda: "Connection refused" in consumer.health().discovery[0])
-        summary = consumer.health().summary
-        assert summary.startswith("no connection to any nsqd; cannot connect to ")
-        assert "Connection refused" in summary
-        nsqd.start()
-        until("there again", lambda: clients_of(nsqd))
-        publish(nsqd, [b"after"])
-        seen.wait_for(1)
-
-
-def test_the_messages_of_a_lost_connection_are_not_answered(nsqd: Nsqd) -> None:
-    create(nsqd)
-    publish(nsqd, [b"m"])
-    lost, sure = threading.Event(), threading.Event()
-
-    def hold_first(message: object) -> None:
-        if not lost.is_set():
-            assert sure.wait(PATIENCE)
-
-    seen = Recorder(hold_first)
-    with running(make_consumer(nsqd, threads=2, **QUICK).add_handler(seen)) as consumer:
-        (message,) = seen.wait_for(1)
-        nsqd.restart()
-        until("noticed", lambda: message.responded)
-        assert message.expired
-        lost.set()
-        sure.set()
-        until("its handler has ended", lambda: consumer.stats().waiting == 0)
-        assert consumer.stats().in_flight <= 1
-
-
-def test_one_nsqd_of_two_may_be_away(nsqd_factory: Factory[Nsqd]) -> None:
-    here, away = nsqd_factory(), nsqd_factory()
-    create(here)
-    away.stop(keep_data=True)
-    seen = Recorder()
-    with running(make_consumer([here, away], **QUICK).add_handler(seen)) as consumer:
-        publish(here, [b"one"])
-        seen.wait_for(1)
-        away.start()
-        assert consumer.wait_until_connected(PATIENCE, connections=2)
-        publish(away, [b"two"])
-        seen.wait_for(2)
-    assert seen.bodies == [b"one", b"two"]
-
-
-def test_nsqds_come_and_go_while_it_runs(nsqd_factory: Factory[Nsqd]) -> None:
-    first, second = nsqd_factory(), nsqd_factory()
-    for nsqd in (first, second):
-        create(nsqd)
-    seen, hooks = Recorder(), Causes()
-    with running(make_consumer(first, hooks=hooks).add_handler(seen)) as consumer:
-        consumer.add_nsqd(second.tcp_address)
-        consumer.add_nsqd(second.tcp_address)
-        assert consumer.wait_until_connected(PATIENCE, connections=2)
-        assert len(clients_of(second)) == 1
-        consumer.remove_nsqd(first.tcp_address)
-        until("left", lambda: not clients_of(first))
-        publish(second, [b"m"])
-        seen.wait_for(1)
-        # The nsqd that is left may know so before the consumer does.
-        until("only the second", lambda: connected_to(consumer) == {second.tcp_address})
-        with pytest.raises(UsageError, match="the last address"):
-            consumer.remove_nsqd(second.tcp_address)
-        with pytest.raises(UsageError, match="never added"):
-            consumer.remove_nsqd(first.tcp_address)
-    assert hooks.causes == [None, None]
-
-
-def test_a_removed_nsqd_gets_the_answers_it_is_owed(nsqd_factory: Factory[Nsqd]) -> None:
-    first, second = nsqd_factory(), nsqd_factory()
-    for nsqd in (first, second):
-        create(nsqd)
-    publish(first, [b"slow"])
-    removed = threading.Event()
-    seen = Recorder(lambda message: removed.wait(PATIENCE))
-    with running(make_consumer([first, second]).add_handler(seen), connections=2) as consumer:
-        seen.wait_for(1)
-        consumer.remove_nsqd(first.tcp_address)
-        until("asked to close", lambda: clients_of(first)[0]["state"] == 4)
-        removed.set()
-        until("left", lambda: not clients_of(first))
-        expect_drained(first)
-
-
-# nsqlookupd.
 
 
 def test_nsqds_are_found_through_nsqlookupd(nsqlookupd: Nsqlookupd, registered: Callable[..., Nsqd]) -> None:
@@ -385,11 +259,6 @@ def test_addresses_are_checked_before_anything_starts() -> None:
     for wrong in ("nohost", "host:port", "host:99999", "::1:4150"):
         with pytest.raises(ConfigError, match=f"address '{wrong}'"):
             Consumer(TOPIC, CHANNEL, nsqd=wrong)
-
-
-def test_nothing_is_added_before_the_start(nsqd: Nsqd) -> None:
-    with pytest.raises(Closed, match="has not been started"):
-        make_consumer(nsqd).add_nsqd("127.0.0.1:4150")
 
 
 def test_the_wait_for_a_connection_ends(nsqlookupd: Nsqlookupd) -> None:

@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from types import FrameType
 from typing import Any
 
 import pytest
@@ -19,9 +18,9 @@ import pytest
 from nsq import Closed, Consumer, ConsumerHooks, Message, StopReport, UsageError
 from nsq.testing import Nsqd
 from nsq.threads.signals import SignalWatch
+from tests.fakes.interrupts import Signals, each_line, ignored_by_python
 
 from .consuming import PATIENCE, Recorder, clients_of, create, make_consumer, publish, until
-from .test_interrupts import AtLine, Interrupted, Signals, each_line, ignored_by_python
 
 ELSEWHERE = "127.0.0.1:1"  # no nsqd listens there
 
@@ -89,7 +88,9 @@ class Running:
 @pytest.mark.parametrize("name", CALLS)
 def test_at_every_line(clean: Nsqd, name: str) -> None:
     running = Running(clean)
-    for _ in each_line(lambda: CALLS[name](running.consumer)):
+    for line in each_line():
+        with line:
+            CALLS[name](running.consumer)
         running.unharmed()
     running.stop()
 
@@ -130,57 +131,34 @@ LIVES: dict[str, tuple[Callable[[Nsqd], Consumer], Callable[[Consumer], Any]]] =
 def test_a_stop_completes_what_was_interrupted(clean: Nsqd, name: str) -> None:
     make, call = LIVES[name]
     before = signals()
-    number, interrupted = 0, True
-    while interrupted:
-        number += 1
+    for line in each_line():
         consumer = make(clean)
-        try:
-            with AtLine(number):
-                call(consumer)
-            interrupted = False
-        except Interrupted:
-            pass
+        with line:
+            call(consumer)
         began = time.monotonic()
-        assert consumer.stop(PATIENCE) == StopReport(clean=True), number
+        assert consumer.stop(PATIENCE) == StopReport(clean=True), line.number
         assert time.monotonic() - began < PATIENCE / 2
         nothing_left(before)
-
-
-class HandlerAtLine(AtLine):
-    """Calls something at the n-th line, as a signal handler would be."""
-
-    def __init__(self, number: int, handler: Callable[[], Any]) -> None:
-        super().__init__(number)
-        self._handler = handler
-
-    def _line(self, frame: FrameType, event: str, argument: object) -> Any:
-        try:
-            return super()._line(frame, event, argument)
-        except Interrupted:
-            self._handler()
-            return None
 
 
 @pytest.mark.parametrize("name", [*LIVES, "pause", "health", "wait"])
 def test_a_signal_handler_may_stop_it(clean: Nsqd, name: str) -> None:
     make, call = LIVES[name] if name in LIVES else (started, CALLS[name])
-    number, left = 0, 0
-    while left == 0:
-        number += 1
+    for line in each_line():
         consumer = make(clean)
         reports: list[StopReport] = []
 
-        def handle(consumer: Consumer = consumer, reports: list[StopReport] = reports) -> None:
+        def stop(consumer: Consumer = consumer, reports: list[StopReport] = reports) -> None:
             began = time.monotonic()
             reports.append(consumer.stop(0.0))
             assert time.monotonic() - began < 5.0
 
+        line.act = stop
         try:
-            with HandlerAtLine(number, handle) as line:
+            with line:
                 call(consumer)
         except Closed:
             assert reports  # it was stopped before it had begun
-        left = line.left if line.left > 0 else 0
         consumer.stop(PATIENCE)
         assert consumer.wait(0.0)
         until("no thread is left", lambda: not own_threads())
@@ -303,13 +281,11 @@ def anything(consumer: Consumer) -> None:
 @pytest.mark.parametrize("name", CALLS)
 def test_a_signal_handler_may_call_anything(clean: Nsqd, name: str) -> None:
     running = Running(clean)
-    number, left = 0, 0
-    while left == 0:
-        number += 1
-        with suppress(UsageError), HandlerAtLine(number, lambda: anything(running.consumer)) as line:
+    for line in each_line():
+        line.act = lambda: anything(running.consumer)
+        with suppress(UsageError), line:
             CALLS[name](running.consumer)  # in vain, where the handler has removed the address already
-        left = max(line.left, 0)
-        if number % 20 == 0:
+        if line.number % 20 == 0:
             running.unharmed()
     running.unharmed()
     running.stop()
@@ -323,22 +299,3 @@ def test_a_handler_of_any_signal_may_stop_run(clean: Nsqd) -> None:
         assert consumer.run(timeout=PATIENCE) == StopReport(clean=True)
     finally:
         signal.signal(signal.SIGUSR1, previous)
-
-
-def test_a_signal_a_second_after_the_first_ends_run(clean: Nsqd) -> None:
-    release = threading.Event()
-
-    def hang(message: Message) -> None:
-        for pause in (1.2, 0.0):  # those within a second count as one
-            signal.pthread_kill(threading.get_ident(), signal.SIGINT)
-            time.sleep(pause)
-        release.wait(PATIENCE)
-
-    consumer = make_consumer(clean).add_handler(hang)
-    publish(clean, [b"m"])
-    before, began = signals(), time.monotonic()
-    report = consumer.run(timeout=PATIENCE)
-    assert time.monotonic() - began < PATIENCE / 2
-    assert report.in_flight == 1
-    assert signals() == before
-    release.set()

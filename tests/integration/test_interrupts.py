@@ -6,32 +6,20 @@ moments.
 
 from __future__ import annotations
 
-import ast
 import json
-import random
-import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from functools import cache
-from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import pytest
 
 import nsq
 from nsq.testing import Nsqd
+from tests.fakes.interrupts import Signals, each_line, ignored_by_python
 
-PACKAGE = str(Path(nsq.__file__).parent) + "/"
-DAEMONS = PACKAGE + "daemons/"
 BODY = b"x" * 200
 PATIENCE = 20.0
-
-
-class Interrupted(BaseException):
-    """The exception of the signal handler."""
 
 
 @pytest.fixture
@@ -102,152 +90,35 @@ def eventually(condition: Callable[[], object]) -> None:
 # By tracing.
 
 
-class AtLine:
-    """Raises at the n-th line of ours that the thread comes to; clean-up bodies do not count: no Python code
-    is safe in there.
-    """
-
-    def __init__(self, number: int) -> None:
-        self.left = number
-
-    def __enter__(self) -> AtLine:
-        sys.settrace(self._enter)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        sys.settrace(None)
-
-    def _enter(self, frame: FrameType, event: str, argument: object) -> Any:
-        path = frame.f_code.co_filename  # an nsqd in this process has a callback of the garbage collector
-        ours = path.startswith(PACKAGE) and not path.startswith(DAEMONS)
-        return self._line if ours and frame.f_code.co_name not in ("__exit__", "__del__") else None
-
-    def _line(self, frame: FrameType, event: str, argument: object) -> Any:
-        if event == "line" and frame.f_lineno not in clean_up_lines(frame.f_code.co_filename):
-            self.left -= 1
-            if self.left == 0:
-                sys.settrace(None)
-                raise Interrupted(f"{frame.f_code.co_filename}:{frame.f_lineno}")
-        return self._line
-
-
-@cache
-def clean_up_lines(path: str) -> frozenset[int]:
-    """The lines of ``finally``, ``except BaseException``, and the exit of ``with``."""
-    lines: set[int] = set()
-    for node in ast.walk(ast.parse(Path(path).read_text())):
-        bodies: list[ast.stmt] = []
-        if isinstance(node, ast.Try):
-            bodies += node.finalbody
-            for handler in node.handlers:
-                if isinstance(handler.type, ast.Name) and handler.type.id == "BaseException":
-                    bodies += handler.body
-        for each in bodies:
-            lines.update(range(each.lineno, (each.end_lineno or each.lineno) + 1))
-        if isinstance(node, ast.With):
-            lines.add(node.lineno)
-    return frozenset(lines)
-
-
-def each_line(call: Callable[[], Any]) -> Iterator[bool]:
-    """Interrupt the call at its first line, its second, and so on; whether it was, each time."""
-    number = 0
-    interrupted = True
-    while interrupted:
-        number += 1
-        try:
-            with AtLine(number):
-                call()
-            interrupted = False
-        except Interrupted:
-            pass
-        yield interrupted
-
-
 @pytest.mark.parametrize("name", CALLS)
 def test_at_every_line(producer: nsq.Producer, name: str) -> None:
     conn = conn_of(producer)
-    for _ in each_line(lambda: CALLS[name](producer)):
+    for line in each_line():
+        with line:
+            CALLS[name](producer)
         unharmed(producer, conn)
 
 
 def test_at_every_line_of_a_first_publish(nsqd: Nsqd) -> None:
-    interrupted = True
-    number = 0
-    while interrupted:
-        number += 1
+    for line in each_line():
         with nsq.Producer(nsqd.tcp_address) as producer:
-            try:
-                with AtLine(number):
-                    producer.publish("interrupts", BODY)
-                interrupted = False
-            except Interrupted:
-                pass
+            with line:
+                producer.publish("interrupts", BODY)
             producer.publish("interrupts", BODY)
             unharmed(producer, conn_of(producer))
 
 
 def test_at_every_line_of_a_close(nsqd: Nsqd) -> None:
-    interrupted = True
-    number = 0
-    while interrupted:
-        number += 1
+    for line in each_line():
         producer = nsq.Producer(nsqd.tcp_address)
         future = producer.publish_async("interrupts", BODY)
-        try:
-            with AtLine(number):
-                producer.close()
-            interrupted = False
-        except Interrupted:
-            pass
+        with line:
+            producer.close()
         assert producer.close()
         assert future.exception(0) is None
 
 
 # By signals.
-
-# An exception that comes up in a weak reference's callback, of the threading module for example, is ignored
-# by Python: then the call comes through.
-ignored_by_python = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-
-
-class Signals:
-    """Sends this process a signal at a random moment of a call; its handler raises."""
-
-    def __init__(self, longest: float) -> None:
-        self._longest = longest
-        self._inside = False
-        self.hits = 0
-
-    def __enter__(self) -> Signals:
-        self._before = signal.signal(signal.SIGALRM, self._handle)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, self._before)
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self._inside:
-            self._inside = False
-            self.hits += 1
-            raise Interrupted
-
-    def during(self, call: Callable[[], Any]) -> bool:
-        """Interrupt a call, at a moment chosen so that about half of the calls succeed; return whether it
-        did.
-        """
-        try:
-            self._inside = True
-            signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-6, self._longest))
-            call()
-            self._inside = False
-        except Interrupted:
-            return False
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-        return True
-
 
 COUNTS = [pytest.param(1_000, id="few"), pytest.param(20_000, id="many", marks=pytest.mark.chaos)]
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 import concurrent.futures
 import gc
 import os
-import random
 import shutil
 import signal
 import socket
@@ -17,13 +16,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import pytest
 
 import nsq
 from nsq.testing import Nsqd
+from tests.fakes.interrupts import Ticking
 
 ROOT = Path(__file__).resolve().parents[2]
 BODY = b"x" * 200
@@ -40,33 +39,6 @@ def producer(nsqd: Nsqd) -> Iterator[nsq.Producer]:
     with nsq.Producer(nsqd.tcp_address) as producer:
         producer.publish("reentrance", BODY)
         yield producer
-
-
-class Ticking:
-    """Calls ``handle`` in a signal handler of the main thread, again and again."""
-
-    def __init__(self, handle: Callable[[], Any]) -> None:
-        self.results: list[Any] = []
-        self._handle = handle
-        self._over = False
-
-    def _tick(self, number: int, frame: FrameType | None) -> None:
-        self.results.append(self._handle())
-        if not self._over:
-            self._arm()  # not before: handlers would interrupt each other without an end
-
-    def __enter__(self) -> Ticking:
-        self._before = signal.signal(signal.SIGALRM, self._tick)
-        self._arm()
-        return self
-
-    def _arm(self) -> None:
-        signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-6, 1e-3))
-
-    def __exit__(self, *_: object) -> None:
-        self._over = True
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, self._before)
 
 
 @pytest.mark.parametrize("handled", ["publish", "publish_async", "flush"])

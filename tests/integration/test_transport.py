@@ -7,7 +7,6 @@ import errno
 import os
 import re
 import resource
-import signal
 import socket
 import ssl
 import struct
@@ -15,7 +14,6 @@ import subprocess
 import sys
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -32,6 +30,7 @@ from nsq.wire import commands
 from nsq.wire.frames import encode_response
 from nsq.wire.identify import IdentifyRequest
 from nsq.wire.layers import Deflate, Tls
+from tests.fakes.forks import in_child
 from tests.fakes.threads import Running
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -400,23 +399,6 @@ def test_descriptors_above_1024_are_no_matter(listening: Callable[..., Listener]
 # Forking
 
 
-def in_a_child(function: Callable[[], object]) -> int:
-    """The exit status of a forked process that has run ``function``: 0 when it returned."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of forking a process with threads, from 3.12 on
-        child = os.fork()
-    if not child:
-        status = 1
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(int(LONG))  # a child that hangs must not outlive the test
-        try:
-            function()
-            status = 0
-        finally:
-            os._exit(status)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-
 def test_a_child_that_abandons_leaves_the_parents_connection_alone(ends: Ends) -> None:
     reading = Running(ends.stream.read).blocked()
 
@@ -428,7 +410,7 @@ def test_a_child_that_abandons_leaves_the_parents_connection_alone(ends: Ends) -
             ends.stream.write(b"from the child", SHORT)
         assert ends.stream._in.fileno() == -1
 
-    assert in_a_child(child) == 0
+    assert in_child(child) == 0
     ends.peer.sendall(b"to the parent")
     assert reading.result() == b"to the parent"
     ends.stream.write(b"from the parent", LONG)
@@ -437,13 +419,13 @@ def test_a_child_that_abandons_leaves_the_parents_connection_alone(ends: Ends) -
 
 def test_a_child_abandons_even_if_the_lock_was_held_at_the_fork(ends: Ends) -> None:
     with ends.stream._lock:
-        assert in_a_child(ends.stream.abandon) == 0
+        assert in_child(ends.stream.abandon) == 0
 
 
 def test_a_child_that_closes_ends_the_parents_connection(listening: Callable[..., Listener]) -> None:
     """Why ``abandon`` exists."""
     ends = listening().connect()
-    assert in_a_child(ends.stream.close) == 0
+    assert in_child(ends.stream.close) == 0
     assert ends.received(1) == b""
 
 

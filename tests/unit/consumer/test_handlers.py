@@ -1,4 +1,7 @@
-"""The handler threads, with messages nobody sent and a desk that takes notes."""
+"""What handler threads do with messages that expired or failed too often, and what they log.
+
+tests/behaviour tells the usual stories.
+"""
 
 from __future__ import annotations
 
@@ -42,182 +45,213 @@ def work(pool: HandlerPool, *messages: Message) -> None:
     pool.put(list(messages))
 
 
-class TestAnswers:
-    @pytest.mark.parametrize(
-        ("result", "note"),
-        [
-            (None, ("finish", 1)),
-            (True, ("finish", 1)),
-            (0, ("finish", 1)),
-            (False, ("requeue", 1, None, True)),
-        ],
+def batches_of(pool: HandlerPool, handler: Callable[[list[Message]], Any], **options: Any) -> None:
+    pool.add_batch(handler, **{"size": 3, "wait": PATIENCE, "threads": 1, **options})
+
+
+def adder(pool: HandlerPool, kind: str) -> Callable[..., None]:
+    size = {"size": 1, "wait": 1.0} if kind == "add_batch" else {}
+    return functools.partial(getattr(pool, kind), threads=1, **size)
+
+
+@pytest.mark.parametrize(
+    ("before", "attempts", "said"),
+    [
+        (lambda message: None, 2, "; again in 180 s\n"),
+        (lambda message: None, 5, "; again in 450 s, then given up (max_attempts is 5)\n"),
+        (lambda message: message.finish(), 1, "; it was answered before, or has timed out\n"),
+        (lambda message: message.disable_auto_response(), 1, "; the program answers it later\n"),
+    ],
+)
+def test_the_log_says_when_a_failed_message_comes_again(
+    pool: HandlerPool,
+    desk: Desk,
+    caplog: pytest.LogCaptureFixture,
+    before: Callable[[Message], None],
+    attempts: int,
+    said: str,
+) -> None:
+    def handle(message: Message) -> None:
+        if int(message.id) == 1:
+            before(message)
+            raise ValueError("x")
+
+    pool.add(handle, 1)
+    work(pool, desk.message(1, attempts=attempts), desk.message(2))
+    desk.wait_for(("finish", 2))
+    assert said in caplog.text
+
+
+def test_a_coroutine_that_is_returned_is_a_failure(
+    pool: HandlerPool, desk: Desk, caplog: pytest.LogCaptureFixture
+) -> None:
+    pool.add(lambda message: coroutine(message), 1)
+    work(pool, desk.message(1))
+    desk.wait_for(("requeue", 1, 90.0, True))
+    assert "returned a coroutine" in caplog.text
+
+
+def test_an_expired_message_is_dropped(pool: HandlerPool, desk: Desk) -> None:
+    handled: list[Message] = []
+    pool.add(handled.append, 1)
+    work(pool, desk.message(1, expires_at=0.0), desk.message(2))
+    desk.wait_for(("expired", 1), ("finish", 2))
+    assert [int(message.id) for message in handled] == [2]
+
+
+def test_expired_messages_are_swept_out_and_the_rest_stays_in_order(pool: HandlerPool, desk: Desk) -> None:
+    messages = [desk.message(number, expires_at=10.0 * number) for number in range(4)]
+    pool.put(messages)
+    pool.inbox.put(None)
+    pool.sweep(15.0)
+    assert desk.notes == [("expired", 0), ("expired", 1)]
+    assert [pool.inbox.get() for _ in range(3)] == [messages[2], messages[3], None]
+
+
+def test_deliveries_that_no_handler_saw_are_no_attempts(pool: HandlerPool, desk: Desk) -> None:
+    handled: list[Message] = []
+    pool.add(handled.append, 1)
+    late = [desk.message(1, attempts=attempts, expires_at=0.0) for attempts in (4, 5, 6)]
+    work(pool, *late, desk.message(2, attempts=6), desk.message(1, attempts=8))
+    desk.wait_for(("finish", 1), ("finish", 2))
+    assert [(int(message.id), message.attempts) for message in handled] == [(1, 8)]
+    assert pool.stop(time.monotonic() + PATIENCE) == []
+    assert not pool.timed_out_unhandled  # it is finished
+
+
+def test_a_late_success_does_not_forget_deliveries_that_no_handler_saw(pool: HandlerPool, desk: Desk) -> None:
+    handled: list[int] = []
+    pool.add(lambda message: handled.append(message.attempts), 1)
+    desk.answered.add(id_of(1))  # an answer is refused: its time is up
+    late = desk.message(1, attempts=1, expires_at=0.0)
+    work(pool, late, *[desk.message(1, attempts=attempts) for attempts in (5, 6)], desk.message(2))
+    desk.wait_for(("finish", 2))
+    assert handled == [5, 6, 1]
+
+
+def test_the_memory_of_deliveries_that_no_handler_saw_is_bounded(
+    pool: HandlerPool, desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nsq.consumer.handlers._MAX_TIMED_OUT_UNHANDLED", 2)
+    for number in (1, 2, 1, 3):
+        pool.expire(desk.message(number))
+    counts = pool.timed_out_unhandled
+    assert {int(message_id): count for (_, message_id), count in counts.items()} == {1: 2, 3: 1}
+
+
+def test_the_pool_knows_the_messages_in_work(pool: HandlerPool, desk: Desk) -> None:
+    entered, gate = threading.Event(), threading.Event()
+
+    def handle(message: Message) -> None:
+        entered.set()
+        gate.wait(PATIENCE)
+
+    pool.add(handle, 1)
+    one, two = desk.message(1), desk.message(2)
+    work(pool, one)
+    assert entered.wait(PATIENCE)
+    assert pool.in_work() == [one]
+    gate.set()
+    pool.put([two])
+    desk.wait_for(("finish", 2))
+    assert pool.stop(time.monotonic() + PATIENCE) == []
+    assert pool.in_work() == []
+
+
+def test_giving_up_is_work_too(pool: HandlerPool, desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[list[Message]] = []
+    monkeypatch.setattr(pool, "_give_up", lambda message, error: seen.append(pool.in_work()))
+    pool.add(lambda message: None, 1)
+    dead = desk.message(1, attempts=6)
+    work(pool, dead)
+    desk.wait_for(("finish", 1))
+    assert seen == [[dead]]
+
+
+def test_a_stop_hands_over_a_batch_that_is_not_full(pool: HandlerPool, desk: Desk) -> None:
+    sizes: list[int] = []
+    batches_of(pool, lambda messages: sizes.append(len(messages)), size=100)
+    work(pool, *map(desk.message, range(2)))
+    assert pool.stop(time.monotonic() + PATIENCE) == []
+    assert sizes == [2]
+
+
+def test_a_batch_does_not_wait_for_a_message_that_is_given_up(desk: Desk) -> None:
+    handled = threading.Event()
+
+    def give_up(message: Message, error: BaseException | None) -> None:
+        assert handled.wait(PATIENCE)
+
+    pool = HandlerPool(
+        "nsq-test",
+        max_attempts=5,
+        give_up=give_up,
+        starved=lambda: False,
+        requeue_delay=float,
     )
-    def test_for_what_is_returned(
-        self, pool: HandlerPool, desk: Desk, result: object, note: tuple[Any, ...]
-    ) -> None:
-        pool.add(lambda message: result, 1)
-        work(pool, desk.message(1))
-        desk.wait_for(note)
-
-    @pytest.mark.parametrize(
-        ("fault", "note", "logged"),
-        [
-            (ValueError("x"), ("requeue", 1, 90.0, True), True),
-            (KeyError("x"), ("requeue", 1, 90.0, False), True),
-            (SystemExit(1), ("requeue", 1, 90.0, True), True),
-            (KeyboardInterrupt(), ("requeue", 1, 90.0, True), True),
-            (Requeue(2.0), ("requeue", 1, 2.0, True), False),
-            (Requeue(backoff=False), ("requeue", 1, None, False), False),
-        ],
-    )
-    def test_for_what_is_raised_and_the_thread_goes_on(
-        self,
-        pool: HandlerPool,
-        desk: Desk,
-        caplog: pytest.LogCaptureFixture,
-        fault: BaseException,
-        note: tuple[Any, ...],
-        logged: bool,
-    ) -> None:
-        def handle(message: Message) -> None:
-            if int(message.id) == 1:
-                raise fault
-
-        pool.add(handle, 1, no_backoff=(LookupError,))
-        work(pool, desk.message(1), desk.message(2))
-        desk.wait_for(note, ("finish", 2))
-        assert ("handler failed on" in caplog.text) == logged
-
-    def test_a_coroutine_that_is_returned_is_a_failure(
-        self, pool: HandlerPool, desk: Desk, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        pool.add(lambda message: coroutine(message), 1)
-        work(pool, desk.message(1))
-        desk.wait_for(("requeue", 1, 90.0, True))
-        assert "returned a coroutine" in caplog.text
-
-    @pytest.mark.parametrize(
-        ("before", "attempts", "said"),
-        [
-            (lambda message: None, 2, "; again in 180 s\n"),
-            (lambda message: None, 5, "; again in 450 s, then given up (max_attempts is 5)\n"),
-            (lambda message: message.finish(), 1, "; it was answered before, or has timed out\n"),
-            (lambda message: message.disable_auto_response(), 1, "; the program answers it later\n"),
-        ],
-    )
-    def test_the_log_says_when_a_failed_message_comes_again(
-        self,
-        pool: HandlerPool,
-        desk: Desk,
-        caplog: pytest.LogCaptureFixture,
-        before: Callable[[Message], None],
-        attempts: int,
-        said: str,
-    ) -> None:
-        def handle(message: Message) -> None:
-            if int(message.id) == 1:
-                before(message)
-                raise ValueError("x")
-
-        pool.add(handle, 1)
-        work(pool, desk.message(1, attempts=attempts), desk.message(2))
-        desk.wait_for(("finish", 2))
-        assert said in caplog.text
-
-    def test_no_second_one(self, pool: HandlerPool, desk: Desk) -> None:
-        pool.add(lambda message: message.requeue(1.0), 1)
-        work(pool, desk.message(1), desk.message(2))
-        desk.wait_for(("requeue", 2, 1.0, True))
-        assert desk.notes == [("requeue", 1, 1.0, True), ("requeue", 2, 1.0, True)]
-
-    def test_none_where_somebody_else_gives_it(self, pool: HandlerPool, desk: Desk) -> None:
-        pool.add(lambda message: message.disable_auto_response() if int(message.id) == 1 else None, 1)
-        work(pool, desk.message(1), desk.message(2))
-        desk.wait_for(("finish", 2))
-        assert desk.notes == [("finish", 2)]
+    batches_of(pool, lambda messages: handled.set(), size=2)
+    work(pool, desk.message(1, attempts=6), desk.message(2))
+    desk.wait_for(("finish", 2), ("finish", 1))
+    assert pool.stop(time.monotonic() + PATIENCE) == []
 
 
-class TestBeforeTheHandler:
-    def test_what_has_expired_is_dropped(self, pool: HandlerPool, desk: Desk) -> None:
-        handled: list[Message] = []
-        pool.add(handled.append, 1)
-        work(pool, desk.message(1, expires_at=0.0), desk.message(2))
-        desk.wait_for(("expired", 1), ("finish", 2))
-        assert [int(message.id) for message in handled] == [2]
+def test_messages_of_a_batch_that_its_handler_answered_or_keeps_are_left_alone(
+    pool: HandlerPool, desk: Desk
+) -> None:
+    def handle(messages: list[Message]) -> None:
+        messages[0].requeue(1.0)
+        messages[1].disable_auto_response()
 
-    def test_what_has_expired_is_swept_out_and_the_rest_stays_in_order(
-        self, pool: HandlerPool, desk: Desk
-    ) -> None:
-        messages = [desk.message(number, expires_at=10.0 * number) for number in range(4)]
-        pool.put(messages)
-        pool.inbox.put(None)
-        pool.sweep(15.0)
-        assert desk.notes == [("expired", 0), ("expired", 1)]
-        assert [pool.inbox.get() for _ in range(3)] == [messages[2], messages[3], None]
+    batches_of(pool, handle)
+    work(pool, *map(desk.message, range(3)))
+    desk.wait_for(("finish", 2))
+    assert pool.stop(time.monotonic() + PATIENCE) == []
+    assert desk.notes == [("requeue", 0, 1.0, True), ("finish", 2)]
 
-    def test_what_failed_too_often_is_given_up_and_finished(self, pool: HandlerPool, desk: Desk) -> None:
-        handled: list[Message] = []
-        pool.add(handled.append, 1)
-        work(pool, desk.message(1, attempts=6), desk.message(2, attempts=5))
-        desk.wait_for(("finish", 2))
-        assert desk.notes == [("give up", 1), ("finish", 1), ("finish", 2)]
-        assert [int(message.id) for message in handled] == [2]
 
-    def test_what_cannot_be_given_up_is_requeued(self, pool: HandlerPool, desk: Desk) -> None:
-        desk.trouble = SystemExit()
-        pool.add(lambda message: None, 1)
-        work(pool, desk.message(1, attempts=6))
-        desk.wait_for(("requeue", 1, None, False))
+def test_a_batch_has_no_message_that_expired_or_failed_too_often(pool: HandlerPool, desk: Desk) -> None:
+    batches: list[list[int]] = []
+    batches_of(pool, lambda messages: batches.append([int(message.id) for message in messages]))
+    work(pool, desk.message(1, expires_at=0.0), desk.message(2, attempts=6), desk.message(3))
+    desk.wait_for(("expired", 1), ("give up", 2), ("finish", 2), ("finish", 3))
+    assert batches == [[3]]
 
-    def test_deliveries_that_no_handler_saw_are_no_attempts(self, pool: HandlerPool, desk: Desk) -> None:
-        handled: list[Message] = []
-        pool.add(handled.append, 1)
-        late = [desk.message(1, attempts=attempts, expires_at=0.0) for attempts in (4, 5, 6)]
-        work(pool, *late, desk.message(2, attempts=6), desk.message(1, attempts=8))
-        desk.wait_for(("finish", 1), ("finish", 2))
-        assert [(int(message.id), message.attempts) for message in handled] == [(1, 8)]
-        assert pool.stop(time.monotonic() + PATIENCE) == []
-        assert not pool.timed_out_unhandled  # it is finished
 
-    def test_a_late_success_does_not_forget_them(self, pool: HandlerPool, desk: Desk) -> None:
-        handled: list[int] = []
-        pool.add(lambda message: handled.append(message.attempts), 1)
-        desk.answered.add(id_of(1))  # an answer is refused: its time is up
-        late = desk.message(1, attempts=1, expires_at=0.0)
-        work(pool, late, *[desk.message(1, attempts=attempts) for attempts in (5, 6)], desk.message(2))
-        desk.wait_for(("finish", 2))
-        assert handled == [5, 6, 1]
+def test_a_batch_handler_is_not_called_without_messages(pool: HandlerPool, desk: Desk) -> None:
+    batches: list[list[Message]] = []
+    batches_of(pool, batches.append, size=1)
+    work(pool, desk.message(1, expires_at=0.0), desk.message(2))
+    desk.wait_for(("finish", 2))
+    assert [len(batch) for batch in batches] == [1]
 
-    def test_what_is_remembered_of_them_is_bounded(
-        self, pool: HandlerPool, desk: Desk, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr("nsq.consumer.handlers._MAX_TIMED_OUT_UNHANDLED", 2)
-        for number in (1, 2, 1, 3):
-            pool.expire(desk.message(number))
-        counts = pool.timed_out_unhandled
-        assert {int(message_id): count for (_, message_id), count in counts.items()} == {1: 2, 3: 1}
 
-    def test_any_number_of_attempts_where_they_are_not_limited(self, desk: Desk) -> None:
-        pool = HandlerPool(
-            "nsq-test",
-            max_attempts=0,
-            give_up=desk.give_up,
-            starved=lambda: False,
-            requeue_delay=lambda attempts: 90.0 * attempts,
-        )
-        pool.add(lambda message: None, 1)
-        work(pool, desk.message(1, attempts=65535))
-        desk.wait_for(("finish", 1))
-        assert pool.stop(time.monotonic() + PATIENCE) == []
+@pytest.mark.parametrize("kind", ["add", "add_batch"])
+def test_a_bug_of_ours_does_not_end_the_thread(
+    pool: HandlerPool, desk: Desk, caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
+    desk.trouble = RuntimeError("ours")
+    adder(pool, kind)(lambda given: None)
+    work(pool, desk.message(1, expires_at=0.0), desk.message(2))
+    desk.wait_for(("finish", 2))
+    assert "a bug of ours" in caplog.text
 
-    def test_a_fault_of_ours_does_not_end_the_thread(
-        self, pool: HandlerPool, desk: Desk, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        desk.trouble = RuntimeError("ours")
-        pool.add(lambda message: None, 1)
-        work(pool, desk.message(1, expires_at=0.0), desk.message(2))
-        desk.wait_for(("finish", 2))
-        assert "a bug of ours" in caplog.text
+
+@pytest.mark.parametrize(
+    ("finished", "said"),
+    [(False, "3 messages; 3 again in 90 to 270 s\n"), (True, "3 messages; 2 again in 180 to 270 s\n")],
+)
+def test_the_log_says_when_the_messages_of_a_failed_batch_come_again(
+    pool: HandlerPool, desk: Desk, caplog: pytest.LogCaptureFixture, finished: bool, said: str
+) -> None:
+    def handle(messages: list[Message]) -> None:
+        if finished:
+            messages[0].finish()
+        raise KeyError("x")
+
+    batches_of(pool, handle, no_backoff=(KeyError,))
+    work(pool, *[desk.message(number, attempts=number) for number in (1, 2, 3)])
+    desk.wait_for(*[("requeue", number, None, False) for number in (2, 3)])
+    assert f"batch handler failed on {said}" in caplog.text
 
 
 class TestLastFailure:
@@ -290,196 +324,6 @@ def test_a_dead_letter_says_why(error: Exception | None, reason: str, shown: str
     assert ("in test_a_dead_letter_says_why" in about.get("place", "")) == (error is not None)
 
 
-class TestThreads:
-    def test_as_many_at_once_as_there_are(self, pool: HandlerPool, desk: Desk) -> None:
-        together = threading.Barrier(4)
-        pool.add(lambda message: together.wait(PATIENCE) and None, 4)
-        assert len(pool) == 4
-        work(pool, *map(desk.message, range(8)))
-        desk.wait_for(*[("finish", number) for number in range(8)])
-
-    def test_several_handlers_share_the_messages(self, pool: HandlerPool, desk: Desk) -> None:
-        together = threading.Barrier(2)
-        seen: list[str] = []
-        for name in ("one", "other"):
-
-            def handle(message: Message, name: str = name) -> None:
-                together.wait(PATIENCE)
-                seen.append(name)
-
-            pool.add(handle, 1)
-        work(pool, desk.message(1), desk.message(2))
-        desk.wait_for(("finish", 1), ("finish", 2))
-        assert sorted(seen) == ["one", "other"]
-
-    def test_their_names_and_who_is_one(self, pool: HandlerPool, desk: Desk) -> None:
-        seen: list[object] = []
-        pool.add(
-            lambda message: seen.extend([threading.current_thread().name, pool.owns_current_thread()]), 1
-        )
-        work(pool, desk.message(1))
-        desk.wait_for(("finish", 1))
-        assert seen == ["nsq-test-handler-0", True]
-        assert not pool.owns_current_thread()
-
-    def test_what_is_in_work(self, pool: HandlerPool, desk: Desk) -> None:
-        entered, gate = threading.Event(), threading.Event()
-
-        def handle(message: Message) -> None:
-            entered.set()
-            gate.wait(PATIENCE)
-
-        pool.add(handle, 1)
-        one, two = desk.message(1), desk.message(2)
-        work(pool, one)
-        assert entered.wait(PATIENCE)
-        assert pool.in_work() == [one]
-        gate.set()
-        pool.put([two])
-        desk.wait_for(("finish", 2))
-        assert pool.stop(time.monotonic() + PATIENCE) == []
-        assert pool.in_work() == []
-
-    def test_giving_up_is_work_too(
-        self, pool: HandlerPool, desk: Desk, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        seen: list[list[Message]] = []
-        monkeypatch.setattr(pool, "_give_up", lambda message, error: seen.append(pool.in_work()))
-        pool.add(lambda message: None, 1)
-        dead = desk.message(1, attempts=6)
-        work(pool, dead)
-        desk.wait_for(("finish", 1))
-        assert seen == [[dead]]
-
-    def test_a_stop_lets_the_inbox_run_empty(self, pool: HandlerPool, desk: Desk) -> None:
-        pool.add(lambda message: None, 2)
-        work(pool, *map(desk.message, range(50)))
-        assert pool.stop(time.monotonic() + PATIENCE) == []
-        assert sorted(desk.notes) == [("finish", number) for number in range(50)]
-
-    def test_who_is_still_busy_at_the_deadline_is_named(self, pool: HandlerPool, desk: Desk) -> None:
-        entered, gate = threading.Event(), threading.Event()
-
-        def handle(message: Message) -> None:
-            entered.set()
-            gate.wait(PATIENCE)
-
-        pool.add(handle, 1)
-        work(pool, desk.message(1))
-        assert entered.wait(PATIENCE)
-        assert pool.stop(time.monotonic()) == ["nsq-test-handler-0"]
-        gate.set()
-
-    def test_a_stop_without_a_start_from_nowhere(self, pool: HandlerPool) -> None:
-        pool.add(lambda message: None, 1)
-        assert pool.stop(time.monotonic()) == []
-
-
-class TestBatches:
-    def add(self, pool: HandlerPool, handler: Callable[[list[Message]], Any], **options: Any) -> None:
-        pool.add_batch(handler, **{"size": 3, "wait": PATIENCE, "threads": 1, **options})
-
-    def test_are_handed_over_when_they_are_full(self, pool: HandlerPool, desk: Desk) -> None:
-        sizes: list[int] = []
-        self.add(pool, lambda messages: sizes.append(len(messages)))
-        work(pool, *map(desk.message, range(6)))
-        desk.wait_for(*[("finish", number) for number in range(6)])
-        assert sizes == [3, 3]
-
-    def test_or_when_nothing_more_can_come(self, pool: HandlerPool, desk: Desk) -> None:
-        desk.starved = True
-        self.add(pool, lambda messages: None, size=100)
-        work(pool, *map(desk.message, range(2)))
-        desk.wait_for(("finish", 0), ("finish", 1))
-
-    def test_or_when_their_time_is_up(self, pool: HandlerPool, desk: Desk) -> None:
-        self.add(pool, lambda messages: None, size=100, wait=0.01)
-        work(pool, desk.message(1))
-        desk.wait_for(("finish", 1))
-
-    def test_or_at_the_end(self, pool: HandlerPool, desk: Desk) -> None:
-        sizes: list[int] = []
-        self.add(pool, lambda messages: sizes.append(len(messages)), size=100)
-        work(pool, *map(desk.message, range(2)))
-        assert pool.stop(time.monotonic() + PATIENCE) == []
-        assert sizes == [2]
-
-    def test_the_others_do_not_wait_for_one_that_is_given_up(self, desk: Desk) -> None:
-        handled = threading.Event()
-
-        def give_up(message: Message, error: BaseException | None) -> None:
-            assert handled.wait(PATIENCE)
-
-        pool = HandlerPool(
-            "nsq-test",
-            max_attempts=5,
-            give_up=give_up,
-            starved=lambda: False,
-            requeue_delay=float,
-        )
-        self.add(pool, lambda messages: handled.set(), size=2)
-        work(pool, desk.message(1, attempts=6), desk.message(2))
-        desk.wait_for(("finish", 2), ("finish", 1))
-        assert pool.stop(time.monotonic() + PATIENCE) == []
-
-    def test_a_failure_is_one_of_them_all(
-        self, pool: HandlerPool, desk: Desk, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        def handle(messages: list[Message]) -> None:
-            raise KeyError("x")
-
-        self.add(pool, handle, no_backoff=(KeyError,))
-        work(pool, *map(desk.message, range(3)))
-        desk.wait_for(*[("requeue", number, None, False) for number in range(3)])
-        assert "batch handler failed on 3 messages; 3 again in 90 s\n" in caplog.text
-
-    def test_the_log_says_when_the_rest_of_a_failed_batch_comes_again(
-        self, pool: HandlerPool, desk: Desk, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        def handle(messages: list[Message]) -> None:
-            messages[0].finish()
-            raise KeyError("x")
-
-        self.add(pool, handle)
-        work(pool, *[desk.message(number, attempts=number) for number in (1, 2, 3)])
-        desk.wait_for(("finish", 1), ("requeue", 2, None, True), ("requeue", 3, None, True))
-        assert "batch handler failed on 3 messages; 2 again in 180 to 270 s\n" in caplog.text
-
-    def test_what_the_handler_answered_or_keeps_is_left_alone(self, pool: HandlerPool, desk: Desk) -> None:
-        def handle(messages: list[Message]) -> None:
-            messages[0].requeue(1.0)
-            messages[1].disable_auto_response()
-
-        self.add(pool, handle)
-        work(pool, *map(desk.message, range(3)))
-        desk.wait_for(("finish", 2))
-        assert pool.stop(time.monotonic() + PATIENCE) == []
-        assert desk.notes == [("requeue", 0, 1.0, True), ("finish", 2)]
-
-    def test_what_has_expired_or_failed_too_often_is_not_in_them(self, pool: HandlerPool, desk: Desk) -> None:
-        batches: list[list[int]] = []
-        self.add(pool, lambda messages: batches.append([int(message.id) for message in messages]))
-        work(pool, desk.message(1, expires_at=0.0), desk.message(2, attempts=6), desk.message(3))
-        desk.wait_for(("expired", 1), ("give up", 2), ("finish", 2), ("finish", 3))
-        assert batches == [[3]]
-
-    def test_a_handler_is_not_called_for_nothing(self, pool: HandlerPool, desk: Desk) -> None:
-        batches: list[list[Message]] = []
-        self.add(pool, batches.append, size=1)
-        work(pool, desk.message(1, expires_at=0.0), desk.message(2))
-        desk.wait_for(("finish", 2))
-        assert [len(batch) for batch in batches] == [1]
-
-    def test_a_fault_of_ours_does_not_end_the_thread(
-        self, pool: HandlerPool, desk: Desk, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        desk.trouble = RuntimeError("ours")
-        self.add(pool, lambda messages: None, size=1)
-        work(pool, desk.message(1, expires_at=0.0), desk.message(2))
-        desk.wait_for(("finish", 2))
-        assert "a bug of ours" in caplog.text
-
-
 async def coroutine(message: Any) -> None: ...
 
 
@@ -502,10 +346,6 @@ class Awaitable:
 
 @pytest.mark.parametrize("kind", ["add", "add_batch"])
 class TestWhatIsNoHandler:
-    def add(self, pool: HandlerPool, kind: str) -> Callable[..., None]:
-        size = {"size": 1, "wait": 1.0} if kind == "add_batch" else {}
-        return functools.partial(getattr(pool, kind), threads=1, **size)
-
     @pytest.mark.parametrize(
         "handler",
         [
@@ -523,15 +363,15 @@ class TestWhatIsNoHandler:
         self, pool: HandlerPool, kind: str, handler: Any
     ) -> None:
         with pytest.raises(ConfigError, match=r"async def.*nsq\.aio\.Consumer"):
-            self.add(pool, kind)(handler)
+            adder(pool, kind)(handler)
         assert len(pool) == 0
 
     def test_a_generator_is_refused(self, pool: HandlerPool, kind: str) -> None:
         with pytest.raises(ConfigError, match="yield"):
-            self.add(pool, kind)(generator)
+            adder(pool, kind)(generator)
 
     def test_is_refused(self, pool: HandlerPool, kind: str) -> None:
-        add = self.add(pool, kind)
+        add = adder(pool, kind)
         for handler in ("name", None):
             with pytest.raises(ConfigError, match="handler"):
                 add(handler)

@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import gc
 import os
-import warnings
 
 import pytest
 
 from nsq.threads import forks
+from tests.fakes.forks import in_child
 
 
 class Owner:
@@ -29,12 +29,7 @@ def test_owners_are_abandoned_in_a_child_and_not_in_the_parent() -> None:
     for owner in owners:
         forks.abandon_in_children(owner)
         forks.abandon_in_children(owner)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # from 3.12 on, where a process has threads
-        pid = os.fork()
-    if not pid:
-        os._exit(sum(owner.abandoned for owner in owners))
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 2
+    assert in_child(lambda: os._exit(sum(owner.abandoned for owner in owners))) == 2
     assert [owner.abandoned for owner in owners] == [0, 0]
 
 

@@ -9,17 +9,13 @@ import pytest
 
 from nsq import ConsumerHooks, Message, NsqError
 from nsq.consumer.reports import ConsumerHealth
-from nsq.testing import Nsqd
-from nsq.testing.plugin import Factory
-
-from .consuming import (
+from tests.integration.consuming import (
     CHANNEL,
     PATIENCE,
     TOPIC,
+    AnyNsqd,
     Gate,
     Recorder,
-    clients_of,
-    create,
     expect_drained,
     log_of,
     make_consumer,
@@ -58,8 +54,7 @@ class Journal(ConsumerHooks):
         self._note("requeued", message.body)
 
 
-def test_hooks_hear_what_happens_in_order(nsqd: Nsqd) -> None:
-    create(nsqd)
+def test_hooks_hear_what_happens_in_order(nsqd: AnyNsqd) -> None:
     journal = Journal()
     seen = Recorder(lambda message: message.attempts > 1)
     with running(make_consumer(nsqd, hooks=journal).add_handler(seen)):
@@ -77,8 +72,7 @@ def test_hooks_hear_what_happens_in_order(nsqd: Nsqd) -> None:
     assert journal.threads == {f"nsq-{TOPIC}/{CHANNEL}-hooks"}
 
 
-def test_a_slow_or_broken_hook_costs_no_message(nsqd: Nsqd) -> None:
-    create(nsqd)
+def test_a_slow_or_broken_hook_costs_no_message(nsqd: AnyNsqd) -> None:
     release = threading.Event()
 
     class Slow(ConsumerHooks):
@@ -95,35 +89,36 @@ def test_a_slow_or_broken_hook_costs_no_message(nsqd: Nsqd) -> None:
         log.wait_for("ERROR", "hook", "received failed")
 
 
-def test_stats_are_totals_over_lost_connections(nsqd: Nsqd) -> None:
-    create(nsqd)
-    seen = Recorder()
-    with running(make_consumer(nsqd, reconnect_initial=0.01).add_handler(seen)) as consumer:
-        publish(nsqd, numbered(5))
-        seen.wait_for(5)
+def test_health_and_stats_of_a_busy_consumer(nsqd: AnyNsqd) -> None:
+    gate = Gate()
+    with running(make_consumer(nsqd, max_in_flight=5).add_handler(gate)) as consumer:
+        publish(nsqd, numbered(2))
+        until("both are here", lambda: consumer.stats().received == 2)
+        gate.let_go(1)
+        until("one is finished", lambda: consumer.stats().finished == 1)
+        health, stats = consumer.health(), consumer.stats()
+        assert (health.ok, health.state, health.summary) == (True, "running", "1 connection, which may send")
+        (connection,) = health.connections
+        assert (connection.nsqd_address, connection.rdy, connection.in_flight) == (nsqd.tcp_address, 5, 1)
+        assert not health.starved
+        assert (stats.received, stats.finished, stats.in_flight, stats.connections) == (2, 1, 1, 1)
+        gate.let_go()
         expect_drained(nsqd)
-        nsqd.restart()
-        until("there again", lambda: clients_of(nsqd))
-        publish(nsqd, numbered(3))
-        seen.wait_for(8)
-        until("counted", lambda: consumer.stats().finished == 8)
-        stats = consumer.stats()
-        assert (stats.received, stats.in_flight, stats.waiting, stats.connections) == (8, 0, 0, 1)
-    assert consumer.stats().connections == 0
+    stats = consumer.stats()
+    assert (stats.received, stats.finished, stats.in_flight, stats.connections) == (2, 2, 0, 0)
 
 
-def settled(health: ConsumerHealth) -> ConsumerHealth | None:
-    """Given back once each connection has its share."""
+def with_shares(health: ConsumerHealth) -> ConsumerHealth | None:
+    """Return it once each connection has its share."""
     shares = sorted(connection.rdy for connection in health.connections)
     return health if shares == [3, 3, 4] else None
 
 
-def test_health_says_what_there_is(three: list[Nsqd]) -> None:
+def test_health_says_what_each_of_several_nsqds_may_send(three: list[AnyNsqd]) -> None:
     consumer = make_consumer(three, max_in_flight=10).add_handler(Recorder())
-    assert consumer.health().summary == "new"
     with running(consumer, connections=3):
         until("all windows", lambda: sorted(rdys(three)) == [3, 3, 4])
-        health = until("as told", lambda: settled(consumer.health()))
+        health = until("health says so", lambda: with_shares(consumer.health()))
         assert health.ok
         assert health.summary == "3 connections, all of which may send"
         assert {connection.reason for connection in health.connections} == {"its share of max_in_flight 10"}
@@ -133,32 +128,7 @@ def test_health_says_what_there_is(three: list[Nsqd]) -> None:
     assert (health.ok, health.state, health.connections) == (False, "stopped", [])
 
 
-def test_idle_nsqds_leave_their_window_to_busy_ones(nsqd_factory: Factory[Nsqd]) -> None:
-    busy, idle = nsqd_factory(), nsqd_factory()
-    for nsqd in (busy, idle):
-        create(nsqd)
-    gate = Gate()
-    consumer = make_consumer(
-        [busy, idle], threads=10, max_in_flight=10, low_rdy_idle_timeout=1.0, rdy_redistribute_interval=0.05
-    )
-    with running(consumer.add_handler(gate), connections=2):
-        publish(busy, numbered(50))
-        until("nine for the busy one", lambda: gate.held == 9)
-        idle_ones = ["idle: its share is with connections that have messages"]
-        until(
-            "said so",
-            lambda: [each.reason for each in consumer.health().connections if each.rdy == 1] == idle_ones,
-        )
-        publish(idle, [b"news"])
-        gate.wait_until_held(10)
-        gate.let_go()
-        for nsqd in (busy, idle):
-            expect_drained(nsqd)
-    assert gate.most_held == 10
-
-
-def test_log_records_have_fields(nsqd: Nsqd, caplog: pytest.LogCaptureFixture) -> None:
-    create(nsqd)
+def test_log_records_have_fields(nsqd: AnyNsqd, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "nsq.consumer"), running(make_consumer(nsqd).add_handler(Recorder())):
         pass
     record = next(record for record in caplog.records if "connected to" in record.getMessage())
@@ -166,8 +136,7 @@ def test_log_records_have_fields(nsqd: Nsqd, caplog: pytest.LogCaptureFixture) -
     assert fields == {"nsq_topic": TOPIC, "nsq_channel": CHANNEL, "nsqd_address": nsqd.tcp_address}
 
 
-def test_threads_are_named_after_their_jobs(nsqd: Nsqd) -> None:
-    create(nsqd)
+def test_threads_are_named_after_their_jobs(nsqd: AnyNsqd) -> None:
     name = f"nsq-{TOPIC}/{CHANNEL}"
     before = {thread.name for thread in threading.enumerate()}
     with running(make_consumer(nsqd, threads=2, hooks=ConsumerHooks()).add_handler(Recorder())):

@@ -1,0 +1,137 @@
+"""Dead letters: in a file, with their reasons, and sent back to their topic."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nsq import Consumer, DeadLetterFile, DeadLetterTopic, GiveUp, Message, Producer, aio
+from nsq.errors import ConfigError, InvalidName
+from nsq.testing import Nsqadmin, Nsqd
+from nsq.testing.plugin import Factory
+from nsq.tools import front_door
+from tests.golden.recordings import others_are_judged
+
+from .consuming import (
+    CHANNEL,
+    TOPIC,
+    Recorder,
+    create,
+    expect_drained,
+    log_of,
+    make_consumer,
+    publish,
+    running,
+)
+
+
+def test_dead_letters_go_to_a_file(nsqd: Nsqd, tmp_path: Path) -> None:
+    create(nsqd)
+    publish(nsqd, ["zu spät".encode(), b"\xff\x00"])
+    path = tmp_path / "dead.jsonl"
+    consumer = make_consumer(nsqd, max_attempts=1, threads=4, give_up=DeadLetterFile(path))
+    with running(consumer.add_handler(lambda message: False)):
+        expect_drained(nsqd, requeues=2)
+    first, second = sorted(
+        map(json.loads, path.read_text().splitlines()), key=lambda letter: "body" in letter
+    )
+    assert base64.b64decode(first["body_base64"]) == b"\xff\x00"
+    assert second["body"] == "zu spät"
+    assert second["attempts"] == 2
+    assert second["nsqd_address"] == nsqd.tcp_address
+    assert len(second["id"]) == 16
+
+
+def test_a_dead_letter_topic_needs_a_name_nsqd_accepts() -> None:
+    with pytest.raises(InvalidName, match="no spaces"):
+        DeadLetterTopic(Producer("127.0.0.1:4150"), "no spaces")
+
+
+@pytest.mark.parametrize("way", ["threads", "batch", "loop"])
+def test_a_dead_letter_says_why_and_goes_back_as_the_message_that_it_was(
+    nsqd: Nsqd, way: str, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    create(nsqd)
+    publish(nsqd, [b"\xff {", b"no order", b'{"order": 1}'])
+    options: dict[str, Any] = {"max_attempts": 2, "dead_letters": "orders.dead", "dead_letter_reasons": True}
+
+    def bill(message: Message) -> None:
+        try:
+            message.json()
+        except UnicodeDecodeError as error:
+            raise GiveUp("it is no text") from error
+
+    if way == "loop":
+        asyncio.run(_bill_on_a_loop(nsqd, bill, options))
+    else:
+        consumer = make_consumer(nsqd, **options)
+        if way == "batch":
+            consumer.add_batch_handler(lambda messages: bill(messages[0]), 1, 0.0)
+        else:
+            consumer.add_handler(bill)
+        with running(consumer):
+            expect_drained(nsqd, requeues=1)
+    if not others_are_judged():
+        peek = ["peek", "orders.dead", "--json", f"--nsqd-http-address={nsqd.http_address}"]
+        assert front_door.main(peek) == 0
+        letters = json.loads(capsysbinary.readouterr().out)
+        told = {each.get("body"): each["dead_letter"] for each in letters}
+        assert told[None]["reason"] == "its handler gave it up"
+        assert told[None]["error"] == "it is no text"
+        assert told["no order"]["reason"] == "it failed at its last attempt (max_attempts is 2)"
+        assert told["no order"]["error"].startswith("JSONDecodeError: Expecting value")
+        assert "decoder.py" in told["no order"]["place"]
+        assert told["no order"]["attempts"] == "2"
+        assert front_door.main([*peek[:2], *peek[3:]]) == 0
+        assert (
+            "orders/billing gave it up: its handler gave it up · it is no text"
+            in capsysbinary.readouterr().out.decode("utf-8", "replace")
+        )
+        with Nsqadmin(nsqd=[nsqd]) as admin:
+            shown = admin.get("/api/peek/orders.dead").json()["messages"]
+            assert {each["body"]: each["dead_letter"].get("error") for each in shown}[
+                "/yB7"
+            ] == "it is no text"
+    assert (
+        front_door.main(["redrive", "orders.dead", "orders", f"--nsqd-http-address={nsqd.http_address}"]) == 0
+    )
+    seen = Recorder()
+    with running(make_consumer(nsqd).add_handler(seen)):
+        seen.wait_for(2)
+    assert sorted(seen.bodies) == [b"no order", b"\xff {"]
+
+
+async def _bill_on_a_loop(nsqd: Nsqd, bill: Callable[[Message], None], options: dict[str, Any]) -> None:
+    async def handle(message: Message) -> None:
+        bill(message)
+
+    consumer = aio.Consumer(TOPIC, CHANNEL, nsqd=nsqd.tcp_address, default_requeue_delay=0.0, **options)
+    consumer.add_handler(handle)
+    async with consumer:
+        await asyncio.to_thread(expect_drained, nsqd, requeues=1)
+
+
+def test_a_dead_letter_that_is_too_large_with_its_reason_goes_without(nsqd_factory: Factory[Nsqd]) -> None:
+    nsqd = nsqd_factory(max_msg_size=1000)
+    create(nsqd)
+    create(nsqd, "orders.dead", "people")
+    publish(nsqd, [b"x" * 900])
+    consumer = make_consumer(nsqd, max_attempts=1, dead_letters="orders.dead", dead_letter_reasons=True)
+    seen = Recorder()
+    undertaker = Consumer("orders.dead", "people", nsqd=nsqd.tcp_address).add_handler(seen)
+    with log_of() as log, running(consumer.add_handler(lambda message: 1 / 0)), running(undertaker):
+        seen.wait_for(1)
+        expect_drained(nsqd)
+        log.wait_for("WARNING", "too large for the topic orders.dead")
+    assert seen.bodies == [b"x" * 900]
+
+
+def test_reasons_need_a_topic_for_dead_letters() -> None:
+    with pytest.raises(ConfigError, match="dead_letter_reasons needs dead_letters"):
+        Consumer("orders", "billing", nsqd="127.0.0.1:1", dead_letter_reasons=True)

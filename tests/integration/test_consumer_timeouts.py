@@ -1,0 +1,178 @@
+"""nsqd's clock, seen by a consumer: messages that are touched, that expire, and that arrive at once."""
+
+from __future__ import annotations
+
+import statistics
+import threading
+import time
+
+import pytest
+
+from nsq import AlreadyResponded, ConsumerHooks, Message
+from nsq.testing import Nsqd
+from nsq.testing.plugin import Factory
+
+from .consuming import (
+    PATIENCE,
+    Recorder,
+    channel_of,
+    clients_of,
+    create,
+    expect_drained,
+    log_of,
+    make_consumer,
+    numbered,
+    publish,
+    running,
+    until,
+)
+
+
+@pytest.mark.parametrize("auto_touch", [False, True])
+def test_touch_keeps_a_message_beyond_its_timeout(nsqd_factory: Factory[Nsqd], auto_touch: bool) -> None:
+    nsqd = nsqd_factory(msg_timeout=4.0)
+    create(nsqd)
+    publish(nsqd, numbered(3))
+
+    def work_long(message: Message) -> None:
+        began, idle = time.monotonic(), threading.Event()
+        while time.monotonic() < began + 5.0:  # the time itself is measured: more than the timeout
+            idle.wait(0.1)
+            if not auto_touch:
+                left = message.time_left
+                message.touch()
+                assert left < message.time_left <= 4.0
+
+    seen = Recorder(work_long)
+    with running(make_consumer(nsqd, auto_touch=auto_touch, threads=3).add_handler(seen)):
+        seen.wait_for(3)
+        expect_drained(nsqd)
+    assert seen.attempts == [1, 1, 1]
+
+
+def test_auto_touch_ends_where_nsqd_ends_it(nsqd_factory: Factory[Nsqd]) -> None:
+    nsqd = nsqd_factory(msg_timeout=1.5, max_msg_timeout=2.5)
+    create(nsqd)
+    publish(nsqd, [b"too slow"])
+    release = threading.Event()
+    seen = Recorder(lambda message: message.attempts > 1 or release.wait(PATIENCE))
+    with running(
+        make_consumer(nsqd, auto_touch=True, threads=2, rdy_redistribute_interval=0.1).add_handler(seen)
+    ):
+        seen.wait_for(2)
+        assert seen.messages[0].responded  # it is nsqd's again
+        release.set()
+        expect_drained(nsqd, timeouts=None)
+    assert seen.attempts[:2] == [1, 2]
+
+
+def test_a_message_that_expires_in_the_inbox_is_dropped_there(nsqd_factory: Factory[Nsqd]) -> None:
+    nsqd = nsqd_factory(msg_timeout=0.5)
+    create(nsqd)
+    publish(nsqd, [b"first", b"second"])
+    release = threading.Event()
+    seen = Recorder(lambda message: message.attempts > 1 or release.wait(PATIENCE))
+    expired: list[Message] = []
+
+    class Hooks(ConsumerHooks):
+        def timed_out(self, message: Message) -> None:
+            expired.append(message)
+
+    consumer = make_consumer(nsqd, threads=1, max_in_flight=2, hooks=Hooks(), rdy_redistribute_interval=0.1)
+    with log_of() as log, running(consumer.add_handler(seen)):
+        seen.wait_for(1)
+        # Both time out here, one in its handler's hands and one still waiting; nsqd sends both again.
+        until("both expired", lambda: consumer.stats().timed_out >= 2)
+        release.set()
+        seen.wait_for(3)
+        expect_drained(nsqd, timeouts=None)
+    log.wait_for("WARNING", "timed out here")
+    until("the hook", lambda: len(expired) >= 2)
+    # Once as it waited too long, which nobody saw; from then on each delivery of each message once.
+    deliveries = [(message.body, message.attempts) for message in seen.messages]
+    assert len(set(deliveries)) == len(deliveries)
+    assert (b"second", 1) not in deliveries
+
+
+def test_messages_sent_again_do_not_pile_up_behind_a_stuck_handler(nsqd_factory: Factory[Nsqd]) -> None:
+    nsqd = nsqd_factory(msg_timeout=0.2)
+    create(nsqd)
+    publish(nsqd, numbered(4))
+    release = threading.Event()
+    seen = Recorder(lambda message: release.wait(PATIENCE))
+    consumer = make_consumer(nsqd, threads=1, max_in_flight=4, max_attempts=0, rdy_redistribute_interval=0.05)
+    with running(consumer.add_handler(seen)):
+        until("sent five times", lambda: channel_of(nsqd)["timeout_count"] >= 16)
+        until("received", lambda: consumer.stats().received >= 16)
+        until("only the last of each", lambda: consumer.stats().in_flight <= 4)
+        until("thrown away", lambda: consumer.stats().waiting <= 4)
+        release.set()
+        expect_drained(nsqd, timeouts=None)
+
+
+def test_the_answer_to_an_expired_message_stays_here(nsqd_factory: Factory[Nsqd]) -> None:
+    nsqd = nsqd_factory(msg_timeout=1.5)
+    create(nsqd)
+    publish(nsqd, [b"late"])
+    raised = threading.Event()
+
+    def answer_late(message: Message) -> None:
+        if message.attempts == 1:
+            until("expired", lambda: message.expired and message.responded)
+            with pytest.raises(AlreadyResponded):
+                message.finish()
+            raised.set()
+
+    errors: list[object] = []
+
+    class Hooks(ConsumerHooks):
+        def server_error(self, nsqd_address: str, error: object) -> None:
+            errors.append(error)
+
+    seen = Recorder(answer_late)
+    consumer = make_consumer(nsqd, threads=2, hooks=Hooks(), rdy_redistribute_interval=0.1)
+    with running(consumer.add_handler(seen)):
+        assert raised.wait(PATIENCE)
+        seen.wait_for(2)
+        expect_drained(nsqd, timeouts=None)
+    assert errors == []  # nsqd never saw a FIN it had to refuse
+
+
+@pytest.mark.parametrize("auto_touch", [False, True])
+def test_nothing_is_given_up_that_no_handler_has_seen(nsqd_factory: Factory[Nsqd], auto_touch: bool) -> None:
+    """A handler that is much slower than the window allows: messages time out here, again and again."""
+    nsqd = nsqd_factory(max_msg_timeout="2s")
+    create(nsqd)
+    bodies = [b"%d" % number for number in range(30)]
+    publish(nsqd, bodies)
+    given_up = Recorder()
+    seen = Recorder(lambda message: time.sleep(0.1))
+    consumer = make_consumer(nsqd, max_in_flight=20, msg_timeout=1.0, auto_touch=auto_touch, give_up=given_up)
+    with log_of() as log, running(consumer.add_handler(seen)):
+        until("all are handled", lambda: set(seen.bodies) == set(bodies), 60.0)
+        until("all are finished", lambda: consumer.stats().finished == len(bodies), 60.0)
+        assert consumer.stats().timed_out > 0
+        warnings = [line for line in log.lines if "time out before their handlers are done" in line]
+    assert given_up.bodies == []
+    assert [line.startswith("WARNING") for line in warnings] == [True] + [False] * (len(warnings) - 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "bound"), [({}, 0.25), ({"low_latency": True}, 0.1)], ids=["default", "low_latency"]
+)
+def test_a_message_does_not_wait_in_nsqds_buffer(nsqd: Nsqd, options: dict[str, bool], bound: float) -> None:
+    create(nsqd)
+    delays: list[float] = []
+    answers: list[float] = []
+    seen = Recorder(lambda message: delays.append(time.time() - message.timestamp / 1e9))
+    with running(make_consumer(nsqd, max_in_flight=100, **options).add_handler(seen)):
+        for count in range(1, 12):
+            began = time.time()
+            assert nsqd.get("/ping").status == 200
+            answers.append(time.time() - began)
+            publish(nsqd, [b"now"])
+            seen.wait_for(count)
+        (client,) = clients_of(nsqd)
+    # The median, as the machine may be busy at any moment, and for all that nobody holds: go-nsq's is 135 ms.
+    assert statistics.median(delays) < bound + 5 * statistics.median(answers)
+    assert client["user_agent"].startswith("nsq-python/")
