@@ -348,7 +348,7 @@ class Consumer:
         self._takers: deque[asyncio.Future[None]] = deque()
         self._taken = 0
         self._ended = asyncio.Event()
-        self._returns = False  # a stop has begun: messages that nobody has taken go back
+        self._returns = False  # a stop has begun: messages that no handler has taken go back
         self._background: set[asyncio.Task[StopReport]] = set()
 
     def __repr__(self) -> str:
@@ -564,7 +564,7 @@ class Consumer:
         engine.ask_to_stop(deadline)
         begun: list[bool] = []
         engine.owner.ask(lambda: begun.append(True))
-        # Not before RDY is 0: what is requeued before comes straight back.
+        # Not before RDY is 0: nsqd would send a message that is requeued before back at once.
         engine.owner.changed.wait_for(lambda: begun or engine.state == "stopped", deadline)
         self._returns = True
         self._return_waiting()

@@ -37,7 +37,7 @@ Answer = frozenset[str] | None
 
 @dataclass
 class Nsqd:
-    """What is known about one nsqd."""
+    """The facts about one nsqd."""
 
     given: bool = False
     listed: bool = False

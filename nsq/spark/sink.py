@@ -53,7 +53,7 @@ class _Writer:
 
     def __init__(self, given: Mapping[str, str], schema: StructType, overwrite: bool) -> None:
         if overwrite:
-            raise ConfigError(f"what is published cannot be overwritten: {self.append}")
+            raise ConfigError(f"published messages cannot be overwritten: {self.append}")
         self._options = SinkOptions.of(given, ignored=self.ignored)
         columns = [(field.name, field.dataType.typeName()) for field in schema.fields]
         self._columns = Columns.of(columns, self._options.topic)
@@ -147,7 +147,7 @@ class Columns(NamedTuple):
         place = None if topic else _place(fields, "topic")
         there = f" (there are: {', '.join(name for name, _ in fields)})" if fields else ""
         if body is None:
-            raise ConfigError(f"there is no column body, which is what is published{there}")
+            raise ConfigError(f"there is no column body, which has the messages to publish{there}")
         if not topic and place is None:
             hint = f".option('topic', …), or a column of that name{there}"
             raise ConfigError(f"there is no column topic and no option topic: {hint}")

@@ -2,8 +2,8 @@
 
 What one thread alone changes needs no lock, and a signal handler may interrupt every other thread at any
 bytecode. So ``Pool``, ``Engine`` and ``Discovery`` each have an owner. Other threads ask, and wait for a
-change. In between the owner takes its ``turn``: it compares what is with what should be, and says
-when to look again.
+change. In between the owner takes its ``turn``: it brings the state to what was requested,
+and says when to look again.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ def split(address: str) -> tuple[str, int]:
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
         if ":" not in host:
-            raise ConfigError(f"address {address!r} has brackets around what is no IPv6 address")
+            raise ConfigError(f"address {address!r} has brackets, but no IPv6 address in them")
     elif ":" in host or "[" in host or "]" in host:
         raise ConfigError(f"address {address!r} is ambiguous; write an IPv6 address in brackets: [::1]:4150")
     number = _port(port)

@@ -46,7 +46,7 @@ def wrap(
             raise InvalidMessage(f"the envelope lacks {name!r}, which CloudEvents requires")
     for name, value in attributes.items():
         if not _HEADER_NAME(name) or name in _DATA or name == "specversion":
-            raise InvalidMessage(f"{name!r} is no name of a header: use 1 to 20 of a-z and 0-9")
+            raise InvalidMessage(f"{name!r} is not a valid header name: use 1 to 20 of a-z and 0-9")
         if not isinstance(value, str):
             raise InvalidMessage(f"the header {name!r} is {value!r}, must be a str")
     head = {"specversion": "1.0", **attributes}
@@ -60,7 +60,7 @@ def wrap(
 
 
 def unwrap(data: bytes) -> Envelope | None:
-    """Return what is in the envelope; None for a message without one, such as plain JSON."""
+    """Return the contents of the envelope; None for a message without one, such as plain JSON."""
     if data[:1] != b"{" or b'"specversion"' not in data:
         return None
     try:
@@ -97,8 +97,8 @@ _BODY_BEGINS = b',"data_base64":"'
 
 
 def dead_letter_in(data: bytes) -> Envelope | None:
-    """Return what is in the envelope of a dead letter; None for any other message. ``data`` may be only the
-    beginning of the message: then so is the body.
+    """Return the contents of the envelope of a dead letter; None for any other message. ``data`` may be only
+    the beginning of the message: then so is the body.
     """
     head, mark, rest = data.partition(_BODY_BEGINS)
     if not mark or not data.startswith(b"{") or DEAD_LETTER.encode() not in head:

@@ -36,8 +36,8 @@ _STEADY, _FIRST_PAUSE, _LONGEST_PAUSE = 10.0, 0.1, 30.0
 #: Seconds after its deadline at which a worker is killed.
 _GRACE = 5.0
 _SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD, signal.SIGUSR1}
-#: Tells a worker that has executed the program again what it is: its slot, the number of slots, the
-#: descriptor of their file, the process id of its supervisor.
+#: Passes to a worker that has executed the program again: its slot, the number of slots, the descriptor of
+#: their file, the process id of its supervisor.
 _WORKER = "NSQ_WORKER"
 
 
@@ -96,7 +96,7 @@ class Worker:
     slot: int
     started_at: float
     ready: bool = False
-    kill_at: float = math.inf  # set when it is told to end
+    kill_at: float = math.inf  # set when it is asked to end
     replaced: bool = False  # another one runs, or will run, in its place
 
 

@@ -1,7 +1,7 @@
-"""What all kombu connections of a process to one broker share: a producer, and what was declared.
+"""The state that all kombu connections of a process to one broker share: a producer, and the declarations.
 
 NSQ has no place for exchanges and bindings, so each process knows those that it has declared itself. That is
-enough: whoever consumes from a queue declares it, and topics get their names without that knowledge.
+enough: a consumer declares its queues, and a topic gets its name without that knowledge.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ class Broker:
             time.sleep(_PAUSE)
 
     def _listed(self) -> tuple[str, ...]:
-        """Return the nsqds that the nsqlookupds list. All are consumed from: nobody can tell on which of them
-        the first message of a new topic will be, and remote control does not wait for a lookup.
+        """Return the nsqds that the nsqlookupds list. Consumers connect to all of them: the first message of
+        a new topic may be on any, and remote control does not wait for a lookup.
         """
         found: dict[str, None] = {}
         reasons: list[str] = []
@@ -130,7 +130,7 @@ class Broker:
             nsq_name(name, transient=self.exchange(name).transient or is_for_live_workers(name))
             for name in queue.bindings
         ]
-        # Nobody publishes straight to a queue that exists for its bindings and ends with its consumer.
+        # A queue that exists for its bindings and ends with its consumer gets no messages of its own.
         if not topics or not queue.transient:
             topics.append(nsq_name(queue.name, transient=queue.transient))
         return list(dict.fromkeys(topics))

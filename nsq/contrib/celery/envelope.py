@@ -99,7 +99,7 @@ class Envelope:
             if not (isinstance(envelope.headers, dict) and isinstance(envelope.properties, dict)):
                 raise ValueError("its headers or properties are no object")
             if not (isinstance(envelope.exchange, str) and isinstance(envelope.routing_key, str)):
-                raise ValueError("its exchange or routing key is no text")
+                raise ValueError("its exchange or routing key is not a string")
             return envelope
         except Exception as error:  # kombu's decoders of dates and the like raise whatever they want
             raise InvalidMessage(f"not a message of Celery's: {error}") from error

@@ -39,7 +39,7 @@ _DEFAULTS: dict[str, Any] = {
 
 
 class Client(Protocol):
-    """What is read of a ``kombu.Connection``."""
+    """The attributes of a ``kombu.Connection`` that settings are read from."""
 
     hostname: str | None
     password: str | None

@@ -1,4 +1,4 @@
-"""For the tests of your project: what was published, and calling a handler without nsqd."""
+"""For the tests of your project: the published messages, and a way to call a handler without nsqd."""
 
 from __future__ import annotations
 

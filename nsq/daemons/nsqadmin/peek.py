@@ -22,7 +22,7 @@ _MOST_CHANNELS = 10
 
 _KINDS = {"id": str, "timestamp": int, "age_ms": int, "attempts": int, "size": int, "truncated": bool}
 _KINDS |= {"encoding": str, "body": str}
-#: What is shown of a dead letter's headers.
+#: The headers of a dead letter that are shown.
 _REASON = ("source", "time", "reason", "error", "place", "attempts", "published")
 
 

@@ -208,9 +208,7 @@ class Nsqd:
     def hurry(self) -> None:
         self._hurried.set()
         if self._storage is not None:
-            self._log.warning(
-                "nsqd: %s; only SIGKILL ends this, and loses what is left", self._storage.progress
-            )
+            self._log.warning("nsqd: %s; only SIGKILL ends this, and loses the rest", self._storage.progress)
 
     async def _unless_hurried(self, waiting: Coroutine[Any, Any, object]) -> None:
         """Wait until it is done, or until ``hurry`` is called."""

@@ -60,7 +60,7 @@ _CODE = re.compile("[A-Z_]+")
 # After an early error reply (413) the rest of the body is read and discarded for this long: if the server
 # closed at once, the client would lose the reply.
 LINGER_SECONDS = 5.0
-# What still comes after an invalid request is discarded for this long, for the same reason.
+# Bytes that come after an invalid request are discarded for this long, for the same reason.
 INVALID_LINGER_SECONDS = 0.5
 
 

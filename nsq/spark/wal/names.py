@@ -62,7 +62,7 @@ class ReceiverFolder(NamedTuple):
 
     @property
     def needs_recovery(self) -> bool:
-        """Whether something must be done once it is dead."""
+        """Whether ``recover`` has work to do once the receiver is dead."""
         return bool(self.open_bytes) or not self.closed
 
 

@@ -238,8 +238,9 @@ class SharedLog:
     # The end
 
     def close(self, timeout: float = _LAST_WRITE) -> None:
-        """Name what is put, and say in the manifest that no more comes. If the store does not take that in
-        time, others find this receiver dead later."""
+        """Name the segments that are put, and close the manifest. If the store does not answer in time, other
+        processes find this receiver dead later.
+        """
         with self._lock:
             if self._closing:
                 return

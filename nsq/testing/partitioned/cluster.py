@@ -304,7 +304,7 @@ class Lookup:
         self._call("freeze_lookup", self.index, True)
 
     def claim(self, topic: str, partition: int, node: Node | None) -> None:
-        """Name this node as the leader, or nobody, whatever is true."""
+        """Answer from now on that this node, or none, is the leader, even if that is false."""
         self._call("claim", self.index, topic, partition, None if node is None else node.index)
 
     def answer(self, path: str, status: int, data: object) -> None:

@@ -25,7 +25,7 @@ _TEXT_TYPE = "text/plain; charset=utf-8"
 _MAX_HEAD = 64 * 1024
 
 Answer = tuple[int, Any]
-"""A status, and what is sent as JSON; bytes are sent as they are, None as an empty body."""
+"""A status and a body: bytes are sent unchanged, None as an empty body, anything else as JSON."""
 
 
 class HttpConnection:
@@ -102,7 +102,7 @@ def _compact(value: object) -> bytes:
 
 
 class LookupState:
-    """What one nsqlookupd answers: the truth, what was true when it was frozen, or what a test claims."""
+    """The answers of one nsqlookupd: the present state, the state when it was frozen, or a test's claims."""
 
     def __init__(self, index: int) -> None:
         self.index = index

@@ -75,7 +75,7 @@ class Peer:
             try:
                 self.conversation.feed(bytes(self._server.chunk[:size]), time.monotonic())
             except Exception:
-                log.exception("the cluster closes a connection that sent what it cannot take")
+                log.exception("the cluster closes a connection that sent invalid bytes")
                 self.close()
                 return
         self._server.touched.add(self)

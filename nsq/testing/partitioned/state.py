@@ -88,7 +88,7 @@ class Partition:
         self.moving = False
         self.quorum_lost = False
         self.waiting_since: float | None = None
-        #: The node that stores a publish without asking further; nobody while anything is unusual.
+        #: The node that stores a publish without asking others; None while anything is unusual.
         self.writable_at = self.replicas[0]
         self._next_id = (number << _COUNTER_BITS) + first_id
 
@@ -296,7 +296,7 @@ class ClusterState:
         self._refresh_all()
 
     def recovered(self, node: NodeState) -> None:
-        """A node answers again: it catches up at once, and leads what nobody leads."""
+        """A node answers again: it catches up at once, and leads the partitions that have no leader."""
         node.lost = False
         for partition in self._partitions():
             if node.index in partition.replicas:
