@@ -346,6 +346,21 @@ class TestMoves:
             handler.wait_for(lambda: handler.got[0] == [1, 2])
         assert hooks.errors == []
 
+    def test_a_node_that_stalls_is_left_without_its_answer_when_another_one_leads(
+        self, cluster: PartitionedCluster
+    ) -> None:
+        create(cluster, 1, ordered=True)
+        handler = Handler()
+        with consuming(cluster, handler, 1, ordered=True, lookupd_poll_interval=0.2, read_timeout=300.0):
+            publish(cluster, 0, [1])
+            handler.wait_for_count(1)
+            stalled = cluster.leader(TOPIC, 0)
+            assert stalled is not None
+            stalled.stall()
+            until("another leader", lambda: cluster.leader(TOPIC, 0) not in (None, stalled))
+            publish(cluster, 0, [2])
+            handler.wait_for(lambda: handler.got[0] == [1, 2])
+
     def test_a_partition_without_a_leader_is_reported_as_missing(self) -> None:
         with PartitionedCluster(nodes=2) as cluster:
             create(cluster, 4, replicas=1)
