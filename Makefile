@@ -38,8 +38,8 @@ endif
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' Makefile
 
-run: .venv/installed-run $(if $(SPARK),.venv/installed-spark) ## a web shop on a whole NSQ of its own (KEEP=1: goes on until Ctrl-C; SPARK=1)
-	@$(python) -m examples.demo $(if $(KEEP),--keep) $(if $(SPARK),--spark) $(ARGS)
+run: .venv/installed-run $(if $(SPARK),.venv/installed-spark) ## a web shop on a whole NSQ of its own (KEEP=1: goes on until Ctrl-C; SPARK=1), or PARTITIONED=1
+	@$(python) -m $(if $(PARTITIONED),examples.ordered,examples.demo $(if $(KEEP),--keep) $(if $(SPARK),--spark)) $(ARGS)
 
 test: .venv/installed-dev $(if $(SMOKE),,.venv/installed-spark .venv/installed-browser .venv/installed-docs .venv/installed-interop) ## the tests (SMOKE=1: only those without daemons; ARGS='-k name' goes to pytest)
 	@$(pytest) -m 'not chaos$(if $(SMOKE), and not daemons)' -n $(jobs) --dist loadscope --no-loadscope-reorder $(if $(SMOKE),tests/unit tests/behaviour) $(ARGS)

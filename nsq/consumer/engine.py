@@ -65,7 +65,8 @@ _LEAST_TO_STOP = 0.1
 _STEP = 0.05
 #: The share of RDY in flight from which on hardly more messages can come.
 _STARVED_AT = 0.85
-#: Seconds that a caller waits for the owner to carry out a request such as ``pause``.
+#: Seconds that a caller waits for the owner to carry out a request such as ``pause``; and an nsqd that is not
+#: wanted any more is left without its answer to CLS.
 _PATIENCE = 5.0
 
 
@@ -132,6 +133,7 @@ class Engine:
         self.given_up = 0
         self._counting = threading.Lock()  # guards the line above; taken by handler threads alone
         self._ticked_at = 0.0
+        self._unwanted: dict[Conn, float] = {}  # they have got CLS, but not answered: until when
         self.max_in_flight_set = False
         """Whether the user has set max_in_flight while the consumer ran."""
         self._warned_of_turns = False
@@ -368,6 +370,7 @@ class Engine:
                 conn.touch_expiring(now, working)
         for conn in conns:
             conn.expire(now)
+        self._leave_silent(now)
         if self.pool.inbox.qsize() > self.windows.max_in_flight:
             self.pool.sweep(now)
         handling = self.windows.handling
@@ -488,8 +491,20 @@ class Engine:
         conn = self.conns.get(key)
         if conn is not None and not conn.session.closing:
             conn.send_cls()
+            self._unwanted[conn] = time.monotonic() + _PATIENCE
             self.windows.closing(conn)
             self._decide()
+
+    def _leave_silent(self, now: float) -> None:
+        """Leave the nsqds that do not even answer CLS: they stall, and what is in flight comes again."""
+        for conn, by in list(self._unwanted.items()):
+            silent = not (conn.closed or conn.session.close_wait)
+            if silent and now >= by:
+                fields = self.fields(conn.address)
+                log.warning("%s: %s does not answer CLS, and is left", self.name, conn.address, extra=fields)
+                conn.close()
+            if not silent or now >= by:
+                del self._unwanted[conn]
 
     def _see_to_endpoints(self) -> None:
         if self.endpoints.changed:

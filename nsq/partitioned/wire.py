@@ -11,11 +11,10 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from nsq.errors import FrameError, InvalidMessage
-from nsq.wire import commands
 from nsq.wire.frames import OK, Published
 
 #: Keys of JSON headers that begin like this are the server's.
@@ -49,14 +48,6 @@ class Meta(NamedTuple):
 # Publishing.
 
 
-def pub(topic: str, partition: int, body: bytes) -> bytes:
-    return commands.pub(f"{topic} {partition}", body)
-
-
-def mpub(topic: str, partition: int, bodies: Iterable[bytes]) -> bytes:
-    return commands.mpub(f"{topic} {partition}", bodies)
-
-
 def traced(trace_id: int, body: bytes) -> bytes:
     """Return the message as PUB_TRACE and MPUB_TRACE carry it."""
     return _TRACE.pack(trace_id) + body
@@ -65,24 +56,6 @@ def traced(trace_id: int, body: bytes) -> bytes:
 def extended(header: bytes, body: bytes) -> bytes:
     """Return the message as PUB_EXT and MPUB_EXT carry it. ``header`` is a JSON object."""
     return b"".join((_HEADER_SIZE.pack(len(header)), header, body))
-
-
-def pub_trace(topic: str, partition: int, trace_id: int, body: bytes) -> bytes:
-    return sized("PUB_TRACE", topic, partition, traced(trace_id, body))
-
-
-def mpub_trace(topic: str, partition: int, messages: Iterable[tuple[int, bytes]]) -> bytes:
-    packed = commands.pack_bodies([traced(*each) for each in messages])
-    return sized("MPUB_TRACE", topic, partition, packed)
-
-
-def pub_ext(topic: str, partition: int, header: bytes, body: bytes) -> bytes:
-    return sized("PUB_EXT", topic, partition, extended(header, body))
-
-
-def mpub_ext(topic: str, partition: int, messages: Iterable[tuple[bytes, bytes]]) -> bytes:
-    packed = commands.pack_bodies([extended(*each) for each in messages])
-    return sized("MPUB_EXT", topic, partition, packed)
 
 
 def sized(verb: str, topic: str, partition: int, data: bytes) -> bytes:
@@ -96,10 +69,6 @@ def published(data: bytes) -> Published | None:
         return None
     _, internal_id, trace_id, offset, size = _PUBLISHED.unpack(data)
     return Published(internal_id, trace_id, offset, size)
-
-
-def encode_published(internal_id: int, trace_id: int, offset: int, size: int) -> bytes:
-    return _PUBLISHED.pack(OK, internal_id, trace_id, offset, size)
 
 
 # A user's arguments.
@@ -202,18 +171,6 @@ def payload(data: bytes, *, extended: bool, detailed: bool) -> Payload:
             f"a message of {len(data)} bytes after its id, too short for its header and detail"
         ) from None
     return Payload(kind, header, offset, size, data[start + 12 if detailed else start :])
-
-
-def encode_payload(
-    body: bytes, *, header: bytes | None = None, detail: tuple[int, int] | None = None
-) -> bytes:
-    """``header`` is None on a topic that is not extended, and empty for a message without one."""
-    parts = []
-    if header is not None:
-        parts.append(bytes([JSON_HEADER]) + _HEADER_SIZE.pack(len(header)) + header if header else b"\0")
-    if detail is not None:
-        parts.append(_DETAIL.pack(*detail))
-    return b"".join((*parts, body))
 
 
 def split_id(message_id: bytes) -> tuple[int, int]:

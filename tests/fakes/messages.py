@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import struct
 import threading
 from contextlib import suppress
 from typing import Any
@@ -11,6 +12,12 @@ from nsq.errors import AlreadyResponded
 from nsq.message import Message
 from tests.fakes.nsqd import A, id_of
 from tests.fakes.threads import PATIENCE
+
+
+def payload(body: bytes, *, header: bytes | None = None, detail: tuple[int, int] | None = None) -> bytes:
+    """Return what a partitioned nsqd sends behind a message's id. ``header`` is None in a plain topic."""
+    kind = b"" if header is None else b"\4%s%s" % (len(header).to_bytes(2, "big"), header)
+    return kind + (b"" if detail is None else struct.pack(">QI", *detail)) + body
 
 
 class Delegate:

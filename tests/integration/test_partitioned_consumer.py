@@ -22,6 +22,7 @@ from nsq.errors import ServerError
 from nsq.partitioned import wire
 from nsq.testing import Nsqd, Nsqlookupd, PartitionedCluster
 from nsq.testing.partitioned import Node
+from nsq.wire import commands
 
 from .consuming import PATIENCE, until
 
@@ -57,11 +58,11 @@ class Publisher:
         self._socket.close()
 
 
-def send(cluster: PartitionedCluster, partition: int, *commands: bytes) -> list[bytes]:
+def send(cluster: PartitionedCluster, partition: int, *data: bytes) -> list[bytes]:
     leader = until("a leader", lambda: cluster.leader(TOPIC, partition))
     publisher = Publisher(leader)
     try:
-        answers = [publisher.send(command) for command in commands]
+        answers = [publisher.send(command) for command in data]
         assert all(answer.startswith(b"OK") for answer in answers), answers
         return answers
     finally:
@@ -70,7 +71,11 @@ def send(cluster: PartitionedCluster, partition: int, *commands: bytes) -> list[
 
 def publish(cluster: PartitionedCluster, partition: int, numbers: Iterable[int]) -> None:
     """Publish numbered messages to a partition."""
-    send(cluster, partition, *[wire.pub(TOPIC, partition, b"%d" % number) for number in numbers])
+    send(cluster, partition, *[commands.pub(f"{TOPIC} {partition}", b"%d" % number) for number in numbers])
+
+
+def pub_ext(header: bytes, body: bytes) -> bytes:
+    return wire.sized("PUB_EXT", TOPIC, 0, wire.extended(header, body))
 
 
 class Handler:
@@ -200,7 +205,7 @@ class TestPartitions:
         header = wire.checked_header({"k": "v"}, trace_id=42, tag=None)
         handler = Handler()
         with consuming(cluster, handler, 1, trace=True):
-            [answer] = send(cluster, 0, wire.pub_ext(TOPIC, 0, header, b"1"))
+            [answer] = send(cluster, 0, pub_ext(header, b"1"))
             handler.wait_for_count(1)
         [message], published = handler.messages, wire.published(answer)
         assert published is not None
@@ -229,7 +234,7 @@ class TestPartitions:
         tagged, others = Handler(), Handler()
         green = wire.checked_header(None, tag="green")
         with consuming(cluster, tagged, 1, desired_tag="green"), consuming(cluster, others, 1):
-            send(cluster, 0, *[wire.pub_ext(TOPIC, 0, green, b"%d" % number) for number in range(5)])
+            send(cluster, 0, *[pub_ext(green, b"%d" % number) for number in range(5)])
             tagged.wait_for_count(5)
         assert [message.tag for message in tagged.messages] == ["green"] * 5
         assert not others.messages
@@ -240,7 +245,7 @@ class TestPartitions:
         with consuming(cluster, handler, 1, header_filter={"region": "eu"}):
             for number, region in enumerate(["us", "eu", "us", "eu"]):
                 header = wire.checked_header({"region": region})
-                send(cluster, 0, wire.pub_ext(TOPIC, 0, header, b"%d" % number))
+                send(cluster, 0, pub_ext(header, b"%d" % number))
             handler.wait_for_count(2)
         assert handler.got[0] == [1, 3]
 
@@ -345,6 +350,21 @@ class TestMoves:
             publish(cluster, 0, [2])
             handler.wait_for(lambda: handler.got[0] == [1, 2])
         assert hooks.errors == []
+
+    def test_a_node_that_stalls_is_left_without_its_answer_when_another_one_leads(
+        self, cluster: PartitionedCluster
+    ) -> None:
+        create(cluster, 1, ordered=True)
+        handler = Handler()
+        with consuming(cluster, handler, 1, ordered=True, lookupd_poll_interval=0.2, read_timeout=300.0):
+            publish(cluster, 0, [1])
+            handler.wait_for_count(1)
+            stalled = cluster.leader(TOPIC, 0)
+            assert stalled is not None
+            stalled.stall()
+            until("another leader", lambda: cluster.leader(TOPIC, 0) not in (None, stalled))
+            publish(cluster, 0, [2])
+            handler.wait_for(lambda: handler.got[0] == [1, 2])
 
     def test_a_partition_without_a_leader_is_reported_as_missing(self) -> None:
         with PartitionedCluster(nodes=2) as cluster:
@@ -576,7 +596,7 @@ def test_tracing_is_switched_while_the_consumer_runs(
         for number, on in enumerate([None, True, False]):
             if on is not None:
                 consumer.trace(on)
-            send(cluster, 0, wire.pub_trace(TOPIC, 0, 40 + number, b"%d" % number))
+            send(cluster, 0, wire.sized("PUB_TRACE", TOPIC, 0, wire.traced(40 + number, b"%d" % number)))
             handler.wait_for_count(number + 1)
         assert hooks.connects == 1
     [line] = trace_lines(caplog)

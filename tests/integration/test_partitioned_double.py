@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -18,7 +17,8 @@ from nsq.testing.plugin import partitioned_cluster as cluster
 from nsq.testing.v2 import PeerClosed
 from nsq.wire import commands
 
-PATIENCE = 20.0
+from .patience import eventually
+
 NOT_LEADER = "E_FAILED_ON_NOT_LEADER"
 
 __all__ = ["cluster"]
@@ -55,13 +55,6 @@ def publish(client: V2Client, body: bytes, partition: int = 0) -> None:
 def consume(client: V2Client, verb: str = "SUB", partition: int = 0) -> None:
     client.send(f"{verb} orders billing {partition}\nRDY 10\n".encode())
     client.expect_ok()
-
-
-def eventually(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline, "this did not come true"
-        time.sleep(0.01)
 
 
 @pytest.fixture

@@ -276,15 +276,12 @@ def test_what_nsqlookupd_does_not_list_is_an_error_that_says_who_creates_topics(
     assert producer._pool.book.lookups.topics == ()
 
 
-def test_deferring_is_refused_by_name(producer: nsq.Producer) -> None:
-    producer.publish("orders", b"x")
-    with pytest.raises(nsq.UsageError, match="defer= is not possible"):
-        producer.publish("orders", b"x", defer=1.0)
-
-
-def test_a_first_publish_that_is_deferred_is_refused_when_the_cluster_is_known(
-    producer: nsq.Producer,
+@pytest.mark.parametrize("known", [True, False])
+def test_deferring_is_refused_by_name_whether_the_cluster_is_known_or_not(
+    producer: nsq.Producer, known: bool
 ) -> None:
+    if known:
+        producer.publish("orders", b"x")
     with pytest.raises(nsq.UsageError, match="defer= is not possible"):
         producer.publish("orders", b"x", defer=1.0)
 

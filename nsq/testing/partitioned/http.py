@@ -16,7 +16,8 @@ from urllib.parse import parse_qsl, urlsplit
 from nsq.wire.commands import BadBodies, Limits, unpack_bodies
 
 from .channel import Channel
-from .nsqd import MAX_BODY, MAX_MESSAGE, MAX_UINT64, VERSION
+from .nsqd import MAX_BODY, VERSION
+from .publishes import MAX_MESSAGE, MAX_UINT64
 from .state import TOPIC_NOT_EXIST, ClusterState, MustWait, NodeState, Partition
 
 _PLAIN_ACCEPT = "application/vnd.nsq; version=1.0"

@@ -14,35 +14,21 @@ from collections.abc import Callable
 from typing import Any
 
 from nsq.wire.commands import MAGIC_V2
-from nsq.wire.frames import CLOSE_WAIT, HEARTBEAT, OK, OK_FRAME, encode_error, encode_response
+from nsq.wire.frames import CLOSE_WAIT, HEARTBEAT, OK_FRAME, encode_error, encode_response
 from nsq.wire.names import quoted, valid_channel, valid_topic
 
 from .channel import Channel, Stored
+from .publishes import MAX_MESSAGE, Refused, check_size, encode_published, headers_of, read_message
 from .state import TOPIC_NOT_EXIST, ClusterState, MustWait, NodeState, Partition
 
 VERSION = "0.3.7-HA.1.13.0"
-MAX_MESSAGE = 1024 * 1024
 MAX_BODY = 5 * 1024 * 1024
 MAX_READY = 2500
-MAX_UINT64 = 2**64 - 1
 _SMALLEST = 8  # a message with less may lack what its command demands
 _MAX_LINE = 16 * 1024
 _SIZE = struct.Struct(">i")
-_TRACE_ID = struct.Struct(">Q")
-_PUBLISHED = struct.Struct(">2sQQQI")
-_INTERNAL_ID = struct.Struct(">Q")
 _FINS = re.compile(rb"(?:FIN [\s\S]{16}\n)+")
 _FIN_STEP = 21
-_BAD_KEY = b"""cannot parse JSON: cannot parse object: cannot find opening '"" for object key"""
-
-
-class Refused(Exception):
-    """An error frame; the connection stays open unless ``close``."""
-
-    def __init__(self, text: bytes, *, close: bool = True) -> None:
-        super().__init__(text)
-        self.text = text
-        self.close = close
 
 
 class _Incomplete(Exception):
@@ -352,7 +338,7 @@ class NsqdConnection:
         if len(data) < position + 4:
             raise _Incomplete
         size: int = _SIZE.unpack_from(data, position)[0]
-        _check_size(size, kind, b"invalid body size %d" % size)
+        check_size(size, kind, b"invalid body size %d" % size)
         partition = self._target(params, number)
         if len(data) < position + 4 + size:
             raise _Incomplete
@@ -361,7 +347,7 @@ class NsqdConnection:
             self._pub_line, self._pub_target = b" ".join(params) + b"\n", partition
         try:
             self._refuse_as_wanted(params[0])
-            body, trace_id, ext, traced = _message(partition, params[0], data[position + 4 : after])
+            body, trace_id, ext, traced = read_message(partition, params[0], data[position + 4 : after])
             self._check_writable(partition, now, traced=traced)
         except Refused as refused:
             if refused.close:
@@ -370,7 +356,7 @@ class NsqdConnection:
             return after
         stored = partition.append(body, time.time_ns(), trace_id, ext)
         self._stored(partition)
-        self._answer(_published(stored, trace_id, stored.size) if traced else OK_FRAME)
+        self._answer(encode_published(stored, trace_id, stored.size) if traced else OK_FRAME)
         return after
 
     def _pubs(self, data: bytes, position: int) -> int:
@@ -416,7 +402,7 @@ class NsqdConnection:
         for index in range(count):
             size = unpack(data, position)[0] if position + 4 <= after else 0
             if not _SMALLEST < size <= MAX_MESSAGE:
-                _check_size(size, kind, b"MPUB invalid message(%d) body size %d" % (index, size), batch=True)
+                check_size(size, kind, b"MPUB invalid message(%d) body size %d" % (index, size), batch=True)
             start, position = position + 4, position + 4 + size
             if position > after:
                 raise Refused(b"E_BAD_BODY MPUB messages exceed the declared body size")
@@ -424,7 +410,7 @@ class NsqdConnection:
                 bodies.append(data[start:position])
                 continue
             try:
-                body, trace_id, ext, _ = _message(partition, params[0], data[start:position])
+                body, trace_id, ext, _ = read_message(partition, params[0], data[start:position])
             except Refused as refused:
                 if not refused.close:  # as in the real server, the rest of the batch stays in the stream
                     self._refuse(refused)
@@ -446,7 +432,7 @@ class NsqdConnection:
             partition.append(body, timestamp, trace_id, ext)
         self._stored(partition)
         stored = partition.log[first]
-        self._answer(_published(stored, 0, partition.end - stored.offset) if traced else OK_FRAME)
+        self._answer(encode_published(stored, 0, partition.end - stored.offset) if traced else OK_FRAME)
         return after
 
     def _number_to_publish(self, params: list[bytes]) -> int:
@@ -520,71 +506,6 @@ def _start_position(partition: Partition, start: bytes) -> int:
     if kind == b"timestamp":
         return bisect.bisect_left(partition.log, value * 10**9, key=lambda stored: stored.timestamp)
     return bisect.bisect_left(partition.log, value, key=lambda stored: stored.offset)
-
-
-def _message(partition: Partition, verb: bytes, data: bytes) -> tuple[bytes, int, bytes, bool]:
-    """Return a published message's body, trace id and ext, and whether its answer is the long one."""
-    kind = verb.rpartition(b"PUB")[2]
-    if not kind:
-        return data, 0, b"", False
-    if kind == b"_TRACE":
-        return data[8:], _TRACE_ID.unpack_from(data)[0], b"", True
-    if not partition.topic.extended:
-        text = f"E_EXT_NOT_SUPPORT ext content not supported in topic {partition.topic.name}"
-        raise Refused(text.encode(), close=False)
-    length = int.from_bytes(data[:2], "big")
-    header, body = data[2 : 2 + length], data[2 + length :]
-    if not header and verb == b"MPUB_EXT":
-        return body, 0, b"", False
-    trace_id = _trace_id(header)
-    return body, trace_id or 0, b"\4" + data[: 2 + length], trace_id is not None
-
-
-def _trace_id(header: bytes) -> int | None:
-    """Return the trace id in a JSON header, None without one."""
-    try:
-        fields = json.loads(header)
-    except ValueError:
-        if not header:
-            reason = b'cannot parse JSON: cannot parse empty string; unparsed tail: ""'
-        else:
-            reason = b'%s; unparsed tail: "%s"' % (_BAD_KEY, header[1:])
-        raise Refused(b"E_INVALID_JSON_HEADER fail to parse json header:" + reason, close=False) from None
-    if not isinstance(fields, dict):
-        raise Refused(b"E_INVALID_JSON_HEADER json header should be an object", close=False)
-    text = fields.get("##trace_id")
-    if text is None:
-        return None
-    if not isinstance(text, str):
-        raise Refused(b"INVALID_TRACE_ID passin trace id should be string", close=False)
-    if not (text.isascii() and text.isdigit() and int(text) <= MAX_UINT64):
-        raise Refused(b"INVALID_TRACE_ID invalid trace id", close=False)
-    return int(text)
-
-
-def headers_of(ext: bytes) -> dict[str, Any]:
-    """Return the JSON headers of a stored message."""
-    headers: dict[str, Any] = json.loads(ext[3:]) if ext[:1] == b"\4" else {}
-    return headers
-
-
-def _published(first: Stored, trace_id: int, size: int) -> bytes:
-    """Encode the answer that says what was stored where."""
-    internal_id = _INTERNAL_ID.unpack_from(first.id)[0]
-    return encode_response(_PUBLISHED.pack(OK, internal_id, trace_id, first.offset, size))
-
-
-def _check_size(size: int, kind: bytes, text: bytes, *, batch: bool = False) -> None:
-    code = b"E_BAD_MESSAGE" if batch else b"E_BAD_BODY"
-    if size <= 0:
-        raise Refused(b"%s %s" % (code, text))
-    if size > MAX_MESSAGE:
-        prefix = b"MPUB " if batch else b""
-        raise Refused(b"E_BAD_MESSAGE %smessage too big %d > %d" % (prefix, size, MAX_MESSAGE))
-    if size <= 8 and kind == b"_TRACE":
-        raise Refused(b"E_BAD_BODY invalid body size %d with trace id enabled" % size)
-    if size <= 2 and kind == b"_EXT":
-        raise Refused(b"E_BAD_BODY invalid body size %d with ext content enabled" % size)
 
 
 def _sized(data: bytes, position: int) -> tuple[bytes, int]:

@@ -20,7 +20,8 @@ from nsq.gc_settings import tune_gc
 from nsq.log import Logger
 
 from .http import Answer, HttpConnection, LookupPages, LookupState, NsqdPages
-from .nsqd import NsqdConnection, headers_of
+from .nsqd import NsqdConnection
+from .publishes import headers_of
 from .reports import ChannelState, StoredMessage
 from .state import ClusterState, NodeState, Partition, Refusal
 

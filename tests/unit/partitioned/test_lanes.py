@@ -58,13 +58,6 @@ def world() -> World:
 
 
 class TestOneAtATime:
-    def test_the_next_message_waits_until_the_one_before_is_finished(self, world: World) -> None:
-        first, second = delivery(1), delivery(2)
-        assert world.deliver(first) == handle(first)
-        assert world.deliver(second) == []
-        world.begin(first)
-        assert world.succeed(first) == handle(second)
-
     def test_a_message_that_is_finished_early_holds_the_lane_until_its_handler_ends(
         self, world: World
     ) -> None:
@@ -185,10 +178,6 @@ class TestOrder:
         assert world.deliver(message) == [*report, *handle(message)]
         assert world.lane.disorders == len(report)
 
-    def test_is_not_known_at_first(self, world: World) -> None:
-        message = delivery(5)
-        assert world.deliver(message) == handle(message)
-
     def test_a_channel_that_was_rewound_is_reported_once(self, world: World) -> None:
         world.finish(delivery(1), delivery(2), delivery(3))
         world.finish(delivery(1), delivery(2), delivery(3), delivery(4))
@@ -229,12 +218,6 @@ class TestFailures:
         world.begin(message)
         assert message.attempts == 2
         assert world.succeed(message) == handle(following)
-
-    def test_without_a_pause_it_comes_again_at_once(self, world: World) -> None:
-        message = delivery(1)
-        world.deliver(message)
-        world.begin(message)
-        assert world.fail(message, 0.0) == handle(message)
 
     def test_the_pause_begins_when_the_handler_has_ended(self, world: World) -> None:
         message = delivery(1)

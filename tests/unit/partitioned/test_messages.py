@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from nsq.partitioned.messages import DetailedMessage, PartitionedMessage, read_detailed
-from nsq.partitioned.wire import JSON_HEADER, TAG_HEADER, encode_payload
+from nsq.partitioned.wire import JSON_HEADER, TAG_HEADER
 from nsq.wire.frames import FrameParser
 from tests.fakes.messages import Delegate
 
@@ -77,6 +77,6 @@ def test_a_message_of_a_plain_subscription_knows_its_partition_and_ids() -> None
 
 
 def test_a_tag_of_an_older_server_is_read() -> None:
-    data = bytes([TAG_HEADER, 0, 5]) + b"green" + encode_payload(b"body")
+    data = bytes([TAG_HEADER, 0, 5]) + b"green" + b"body"
     message = read_detailed(True, False, Delegate(), 1.0, 61.0, 17, 1, bytes(16), data)
     assert (message.tag, message.headers, message.body) == ("green", {}, b"body")

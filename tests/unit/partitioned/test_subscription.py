@@ -13,8 +13,8 @@ from nsq.partitioned.messages import DetailedMessage, PartitionedMessage
 from nsq.partitioned.subscription import PartitionSubscription, Reading, mismatch
 from nsq.partitioned.table import TopicTable
 from nsq.partitioned.tracing import Tracing
-from nsq.partitioned.wire import Meta, encode_payload
-from tests.fakes.messages import Delegate
+from nsq.partitioned.wire import Meta
+from tests.fakes.messages import Delegate, payload
 
 NOON = datetime.datetime(2026, 11, 20, 12, tzinfo=datetime.UTC)
 
@@ -86,7 +86,7 @@ def test_headers_are_asked_for_where_the_topic_has_them(
 def test_messages_are_read_as_the_subscription_brings_them(
     extended: bool, options: dict[str, Any], detail: tuple[int, int] | None, kind: type
 ) -> None:
-    data = encode_payload(b"body", header=b'{"k":"v"}' if extended else None, detail=detail)
+    data = payload(b"body", header=b'{"k":"v"}' if extended else None, detail=detail)
     conn: Any = Delegate()
     message = subscription(extended, **options).reader(conn, 1.0, 61.0)(17, 1, bytes(16), data)
     assert type(message) is kind

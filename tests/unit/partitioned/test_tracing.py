@@ -11,9 +11,8 @@ import pytest
 from nsq.errors import UsageError
 from nsq.partitioned.messages import read_detailed
 from nsq.partitioned.tracing import FIELDS, Tracing, log_delivery, log_publish
-from nsq.partitioned.wire import encode_payload
 from nsq.wire.frames import Published
-from tests.fakes.messages import Delegate
+from tests.fakes.messages import Delegate, payload
 from tests.fakes.nsqd import A
 
 ID = "000c000000000004000000000000002a"
@@ -56,7 +55,7 @@ def test_a_publish_says_where_its_message_is(caplog: pytest.LogCaptureFixture) -
 
 
 def test_a_delivery_has_the_same_ids_as_its_publish(caplog: pytest.LogCaptureFixture) -> None:
-    data = encode_payload(b"body", header=b'{"k":"v","##client_dispatch_tag":"green"}', detail=(1024, 64))
+    data = payload(b"body", header=b'{"k":"v","##client_dispatch_tag":"green"}', detail=(1024, 64))
     message = read_detailed(True, True, Delegate(), 1.0, 61.0, 17, 2, bytes.fromhex(ID), data)
     log_delivery(message, "billing", local_ip="10.0.0.8")
     assert line(caplog) == {
@@ -82,18 +81,6 @@ def test_what_is_not_known_is_left_out(caplog: pytest.LogCaptureFixture) -> None
     message = read_detailed(False, False, Delegate(), 1.0, 61.0, 17, 1, bytes.fromhex(ID), b"body")
     log_delivery(message, "billing")
     assert set(FIELDS) - line(caplog).keys() == {"local_ip", "offset", "size", "tag", "headers"}
-
-
-def test_a_topic_is_switched_on_and_off() -> None:
-    tracing = Tracing()
-    assert "orders" not in tracing
-    tracing.switch("orders", True)
-    tracing.switch("orders", True)
-    assert "orders" in tracing
-    assert "refunds" not in tracing
-    tracing.switch("orders", False)
-    tracing.switch("orders", False)
-    assert "orders" not in tracing
 
 
 def test_a_switch_is_on_or_off() -> None:
