@@ -72,7 +72,7 @@ def pool() -> StillPool:
 def run_by(pool: StillPool, *threads: threading.Thread) -> None:
     """These are its own threads."""
     pool.add().threads = list(threads)
-    pool._note_own_threads()
+    pool.nsqds.note_own_threads()
 
 
 def is_full(pool: StillPool) -> bool:
@@ -522,7 +522,7 @@ class TestAddresses:
     def test_new_ones_are_added_and_known_ones_left_alone(self, pool: StillPool) -> None:
         known = pool.add(A)
         for addresses in ([C, A, B], [A, B, C]):
-            pool.set_addresses(addresses)
+            pool.nsqds.set_addresses(addresses)
             pool.turn()
             assert self.addresses(pool) == [A, C, B]
             assert pool.endpoints.all[0] is known
@@ -532,7 +532,7 @@ class TestAddresses:
         pool.turn()
         pool.usable = ((gone, conn_of(gone)),)
         pool.make(b"0", b"1")
-        pool.set_addresses([B])
+        pool.nsqds.set_addresses([B])
         pool.turn()
         assert pool.endpoints.all == (gone, stays)  # while its connection lasts
         lose(gone)
@@ -546,7 +546,7 @@ class TestAddresses:
         pool.make(b"0")
         write(gone)
         answer(gone)
-        pool.set_addresses([])
+        pool.nsqds.set_addresses([])
         pool.turn()
         lose(gone)
         assert pool.endpoints.all == ()
@@ -557,14 +557,14 @@ class TestAddresses:
             raise RuntimeError("can't start new thread")
 
         pool.discovery.add_nsqlookupd("one:4161")
-        pool._keep_spare()
-        spare = pool._spare
+        pool.nsqds._keep_spare()
+        spare = pool.nsqds._spare
         assert spare is not None
         monkeypatch.setattr(threading.Thread, "start", refuse)
-        pool.set_addresses([A, B])
+        pool.nsqds.set_addresses([A, B])
         pool.turn()
         assert pool.endpoints.all[0] is spare
-        assert pool._spare is None
+        assert pool.nsqds._spare is None
         spare.start()  # it has them already
         assert [thread.name for thread in spare.threads] == [
             f"nsq-producer-write-{A}",
@@ -734,7 +734,7 @@ class TestStarting:
         thread.start()
         thread.join()
         run_by(pool, thread)
-        assert pool.own_threads == {thread.ident: thread}
+        assert pool.nsqds.own_threads == {thread.ident: thread}
 
 
 class TestChild:
