@@ -301,7 +301,7 @@ class Pool:
                 self._tell(publish, error)
         self.pending.difference_update(publishes)
         self.futures.difference_update(publishes)
-        if self._room.locks:
+        if self._room.locks.copy():  # locks the list, as ``bool`` does not: a thread may be about to wait
             self._room.wake()
         if self.closed or self.book.bursts:
             self.owner.wake()
