@@ -126,7 +126,13 @@ class Conn:
         self.connected_at = 0.0
         self.last_message_at = 0.0
         self.waiting: deque[Any] = deque()
-        """Items given to ``put`` and not written yet. The delegate drains it after the connection ended."""
+        """Items given to ``put`` and not written yet. The delegate drains it after the connection ended.
+
+        Bytes are commands, ready to be sent: RDY, TOUCH, and the answers to heartbeats, also where the
+        delegate only publishes. All else is the delegate's, for ``encode``. Both kinds share one queue, so
+        that they leave in order and one look tells the write loop whether it may sleep: a second queue would
+        cost a second look in each of its turns, and save a check of the type in three places.
+        """
         self.closed = False
         """Whether writing has ended."""
         self.session = Session(IdentifyReply())

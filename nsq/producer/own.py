@@ -1,7 +1,7 @@
 """A blocking publish at the speed of a socket: connections that serve one publish at a time.
 
     take        pops an idle connection off the nsqd's stack; without one the publish goes through the loops
-    round_trip  writes the command and reads nsqd's answer, on the caller's thread
+    send        writes the command and reads nsqd's answer, on the caller's thread
     put_back    appends the connection to the stack; after anything odd, ``drop`` has it closed instead
 
 Between ``take`` and ``put_back`` only the caller has the connection, so an exception out of a signal handler,
@@ -20,9 +20,9 @@ from contextlib import suppress
 
 from nsq.config import Config
 from nsq.connection.handshake import dial
-from nsq.errors import ConnectionLost, ServerError, WireError, server_error
+from nsq.errors import ConnectionLost, NsqError, ServerError, WireError, server_error
 from nsq.log import Logger
-from nsq.producer.publishes import Publish
+from nsq.producer.publishes import Publish, Verdict, unanswered
 from nsq.transport.base import Transport
 from nsq.transport.layered import LayeredStream
 from nsq.wire import commands
@@ -196,6 +196,40 @@ class OwnConns:
                 return conn
             self.drop(conn, publish)
         return None
+
+    def send(self, publish: Publish, conn: OwnConn) -> list[Verdict]:
+        """Send a publish, and put its connection back. Return no verdict when nsqd has stored it."""
+        verdicts: list[Verdict] = []
+        try:
+            try:
+                command = publish.command or commands.pub(publish.lane, publish.body)
+                error = conn.round_trip(command, publish.deadline, self._clock, publish)
+            except NsqError as cause:
+                conn.failed += 1
+                self.drop(conn, publish)
+                self.doubt()
+                return self._unanswered(publish, cause)
+            if error is None:
+                conn.published += publish.messages
+            else:
+                conn.failed += 1
+                took = self._clock() - publish.started
+                verdicts = publish.rules.refused(
+                    [publish], error, self.address, retry_uncertain=self._config.retry_uncertain, took=took
+                )
+                conn.in_step = not error.fatal
+            self.put_back(conn)
+        except BaseException:
+            self.drop(conn, publish)
+            raise
+        return verdicts
+
+    def _unanswered(self, publish: Publish, cause: NsqError) -> list[Verdict]:
+        if self._clock() >= publish.deadline:
+            error = unanswered(publish, self.address, "no answer in time", cause)
+            return [Verdict(publish, error, again=False)]
+        retry = self._config.retry_uncertain
+        return publish.rules.lost([publish], cause, self.address, executed=True, retry_uncertain=retry)
 
     def put_back(self, conn: OwnConn) -> None:
         if self._stopped or not conn.in_step:

@@ -1,4 +1,4 @@
-"""The connections of a producer, keyed by the address of their nsqd, and the publishes sent over them.
+"""The publishes of a producer: handed to the connections of its nsqds, and ended.
 
     a user's thread   adds a publish to ``pending``, and to the queue of an open connection or to ``waiting``
     endpoints' loops  send, read answers, and report each publish's end to ``complete``
@@ -14,29 +14,25 @@ interrupted at any bytecode, or come from a signal handler that has interrupted 
 from __future__ import annotations
 
 import _thread
-import atexit
 import copy
 import itertools
 import math
 import os
-import queue
-import random
 import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from nsq.config import Config
-from nsq.connection.endpoint import Endpoints, Key, Wanted
-from nsq.discovery.lookups import Discovery
 from nsq.errors import Closed, Forked, NsqError, PublishFailed, QueueFull, UsageError
 from nsq.log import Logger
+from nsq.producer import at_exit
 from nsq.producer.book import AddressBook, Takers
 from nsq.producer.endpoint import PublishingEndpoint
+from nsq.producer.nsqds import NAME, Nsqds, Setup
 from nsq.producer.own import OwnConn
 from nsq.producer.publishes import (
     ANY_THREAD,
@@ -48,25 +44,11 @@ from nsq.producer.publishes import (
     unanswered,
     unsent,
 )
-from nsq.producer.reports import (
-    Acknowledged,
-    CloseReport,
-    ConnectionStats,
-    Failed,
-    FlushReport,
-    ProducerStats,
-)
+from nsq.producer.reports import Acknowledged, CloseReport, Failed, FlushReport, ProducerStats
 from nsq.threads.owner import Owner
-from nsq.threads.stop_signals import SAME_REQUEST_SECONDS
-from nsq.threads.waiters import Callbacks, Waiters, event_loop, in_main_interpreter, join_threads
-from nsq.transport.base import Transport
-from nsq.transport.dialing import SocketTransport
-from nsq.wire import commands
-from nsq.wire.layers import TlsContext
+from nsq.threads.waiters import Callbacks, Waiters, event_loop
 
 log = Logger("nsq.producer")
-
-NAME = "nsq-producer"
 
 #: The part of close's time that is reserved for threads to end: this share, and at most so many seconds.
 _ENDING_SHARE, _ENDING_SECONDS = 0.1, 0.25
@@ -76,36 +58,13 @@ _FAREWELL_SECONDS = 2.0
 _LEAST_TO_CLOSE = 0.1
 #: How often, and every how many seconds, to look what another thread does with a claim that it has just got.
 _LOOKS, _MOMENT = 50, 0.01
-#: The most seconds by which each producer delays the end of the program.
-_EXIT_TIMEOUT = 5.0
-
-#: The most nsqds whose reasons an error lists.
-_MOST_REASONS = 10
-
-Hook = Callable[[Any], None] | None
 
 
 class Pool:
-    """The connections of one process; a forked child makes its own. ``lookupds`` name more nsqds."""
+    """The publishes of one process; a forked child makes its own pool from the same ``setup``."""
 
-    def __init__(
-        self,
-        addresses: Iterable[str],
-        lookupds: Iterable[str],
-        config: Config,
-        transport: Transport | None,
-        context: TlsContext | None,
-        on_acknowledged: Hook = None,
-        on_failed: Hook = None,
-        *,
-        book: AddressBook | None = None,
-        clock: Callable[[], float] = time.monotonic,
-        chance: Callable[[], float] = random.random,
-    ) -> None:
+    def __init__(self, setup: Setup, book: AddressBook | None = None) -> None:
         self.pid = os.getpid()
-        self._own_transport = SocketTransport(config.local_address)
-        self.transport = transport or self._own_transport
-        self.context = context
         self.pending: set[Publish] = set()
         """Publishes that have not ended, and ended ones whose connection still owes an answer."""
         self.futures: set[Publish] = set()
@@ -121,54 +80,30 @@ class Pool:
         """Whether the program ends: every publish is then waited for, as background work may not go on."""
         self.report: CloseReport | None = None  # once it is closed
         self.callbacks = Callbacks(f"{NAME}-callbacks", log)
-        self.own_threads: dict[int, threading.Thread] = {}  # by ident, without the callbacks' thread
         self.book = book or AddressBook()
-        self.discovery = Discovery(
-            None,
-            config,
-            found=self._found,
-            name=NAME,
-            nsqds=addresses,
-            nsqlookupds=lookupds,
-            asker=self.book.asker,
-        )
-        self.name = NAME
-        self._addresses = tuple(addresses)
-        self._config, self._clock, self._chance = config, clock, chance
-        self._hooks = (on_acknowledged, on_failed)
-        self._turn = itertools.count()
-        self._room = Waiters()
-        self._bytes_left = 0  # a hint: see ``_has_room``
-        self._wakes_at = math.inf  # when the pool's thread looks at deadlines next
-        self._sweep_interval = (config.heartbeat_interval if config.heartbeat_interval > 0 else 30.0) / 2
-        self._sweeps_at = math.inf  # when it looks at the idle connections next
-        self._dials: queue.SimpleQueue[PublishingEndpoint | None] = queue.SimpleQueue()
-        self._dialer: threading.Thread | None = None
-        self._closers: set[int] = set()  # threads that have called ``close``
         self.owner = Owner(
             NAME,
             log,
             begin=self._start_threads,
             turn=self._take_turn,
             failed=self._end_unstarted,
-            clock=clock,
+            clock=setup.clock,
         )
-        self.endpoints: Endpoints[PublishingEndpoint] = Endpoints(
-            NAME,
-            self.owner,
-            lambda wanted: PublishingEndpoint(wanted, self, config, clock, chance),
-            clock,
-            removed=self._add_counts,
-            urgent=lambda: self.urgent,
-            spare=self.discovery.asks,
-        )
+        self.nsqds = Nsqds(self, setup)
+        # The endpoints read these.
+        self.name, self.endpoints, self.discovery = NAME, self.nsqds.endpoints, self.nsqds.discovery
+        self.transport, self.context = self.nsqds.transport, setup.context
+        self._config, self._clock = setup.config, setup.clock
+        self._hooks = (setup.on_acknowledged, setup.on_failed)
+        self._turn = itertools.count()
+        self._room = Waiters()
+        self._bytes_left = 0  # a hint: see ``_has_room``
+        self._wakes_at = math.inf  # when the pool's thread looks at deadlines next
+        self._closers: set[int] = set()  # threads that have called ``close``
         self._close_by = self._join_by = math.inf
         self._gone = False  # the owner ends: it carries out no more requests
         self._warned_of_loop = False
         self._redial_requested = False  # endpoints know that a publish waits
-        self._gone_counts = [0, 0]  # published and failed, of endpoints that are gone
-        # The endpoints, and the counts of those that are gone: swapped together, so that none is missed.
-        self._counted: tuple[tuple[PublishingEndpoint, ...], tuple[int, int]] = (), (0, 0)
         self.book.begin(self)
 
     # Publishing: any of the user's threads.
@@ -178,7 +113,7 @@ class Pool:
         it, or raise its error.
         """
         publish.caller = caller = _thread.get_ident()
-        if caller in self.own_threads:
+        if caller in self.nsqds.own_threads:
             self.refuse_own_thread("publish")
         self._admit(publish, timeout, block=True)
         try:
@@ -192,11 +127,18 @@ class Pool:
             if usable and not self.futures and not self.waiting and self.pid == os.getpid():
                 endpoint, conn = usable[turn % len(usable)]
                 own = None if conn.closed else endpoint.own.take(publish)
-                if own is not None:
-                    if self._round_trip(publish, endpoint, own):
+                if own is None:
+                    if endpoint.own.miss(publish.started):
+                        self.owner.ask(partial(self.nsqds.grow, endpoint))
+                elif not publish.claim.acquire(False):  # the pool's thread has given it up
+                    endpoint.own.put_back(own)
+                else:
+                    publish.endpoint, publish.state = endpoint, SENT
+                    verdicts = endpoint.own.send(publish, own)
+                    if not verdicts:
+                        self.complete([publish], None)
                         return
-                elif endpoint.own.miss(publish.started):
-                    self.owner.ask(partial(self._grow, endpoint))
+                    self._carry_out(verdicts)
             if not publish.done():
                 self._queue(publish, turn)
                 if publish.endpoint is None and event_loop() is not None:
@@ -209,53 +151,6 @@ class Pool:
         error = publish.error
         if error is not None:
             raise error
-
-    def _round_trip(self, publish: Publish, endpoint: PublishingEndpoint, own: OwnConn) -> bool:
-        """Send a publish over a connection of its own; return whether nsqd has stored it. If not, it has
-        ended with an error, or can be sent again.
-        """
-        try:
-            if not publish.claim.acquire(False):  # the pool's thread has given it up
-                endpoint.own.put_back(own)
-                return False
-            publish.state, publish.endpoint = SENT, endpoint
-            try:
-                command = publish.command or commands.pub(publish.lane, publish.body)
-                error = own.round_trip(command, publish.deadline, self._clock, publish)
-            except NsqError as cause:
-                own.failed += 1
-                endpoint.own.drop(own, publish)
-                endpoint.own.doubt()
-                self._end_unanswered(publish, endpoint.address, cause)
-                return False
-            if error is None:
-                own.published += publish.messages
-            else:
-                own.failed += 1
-                verdicts = publish.rules.refused(
-                    [publish],
-                    error,
-                    endpoint.address,
-                    retry_uncertain=self._config.retry_uncertain,
-                    took=self._clock() - publish.started,
-                )
-                own.in_step = not error.fatal
-            endpoint.own.put_back(own)
-        except BaseException:
-            endpoint.own.drop(own, publish)
-            raise
-        if error is None:
-            self.complete([publish], None)
-            return True
-        self._carry_out(verdicts)
-        return False
-
-    def _end_unanswered(self, publish: Publish, address: str, cause: NsqError) -> None:
-        if self._clock() >= publish.deadline:
-            self.complete([publish], unanswered(publish, address, "no answer in time", cause))
-            return
-        retry = self._config.retry_uncertain
-        self._carry_out(publish.rules.lost([publish], cause, address, executed=True, retry_uncertain=retry))
 
     def _carry_out(self, verdicts: list[Verdict]) -> None:
         for publish, error, again in verdicts:
@@ -358,7 +253,7 @@ class Pool:
             if publish.claim.acquire(False):
                 if not reason and publish.endpoint is not None:
                     reason = f"{publish.endpoint.address} did not take it in time"
-                reason = reason or self.book.reason(publish) or self._reasons()
+                reason = reason or self.book.reason(publish) or self.nsqds.reasons()
                 self.complete([publish], unsent(publish, reason))
                 publish.body, publish.command = b"", None  # it may stay queued for long
                 return
@@ -379,7 +274,7 @@ class Pool:
     def refuse_own_thread(self, what: str) -> None:
         """Raise UsageError on one of our threads: it would wait for itself. Idents of ended threads recur."""
         current = threading.current_thread()
-        if self.own_threads.get(_thread.get_ident()) is current:
+        if self.nsqds.own_threads.get(_thread.get_ident()) is current:
             raise UsageError(
                 f"{what} was called on {current.name}, a thread of the producer's own "
                 "that it would have to wait for: use publish_async, or another thread"
@@ -407,7 +302,7 @@ class Pool:
                 self._tell(publish, error)
         self.pending.difference_update(publishes)
         self.futures.difference_update(publishes)
-        if self._room.locks:
+        if self._room.locks.copy():  # locks the list, as ``bool`` does not: a thread may be about to wait
             self._room.wake()
         if self.closed or self.book.bursts:
             self.owner.wake()
@@ -449,56 +344,31 @@ class Pool:
         """Start all other threads. Runs on the owner's."""
         if self.closed:
             raise Closed("the producer is closed")
-        # Threads that an earlier attempt has started still run.
         self.callbacks.start()
-        self.endpoints.want(_given(self._addresses))
-        self.endpoints.start_threads()
-        if self._config.publish_connections and self._dialer is None:
-            dialer = threading.Thread(target=self._dial_own, name=f"{NAME}-dial", daemon=True)
-            dialer.start()
-            self._dialer = dialer
-        if self.discovery.asks:
-            self.discovery.start()
-        _flush_at_exit(self)
-        self._note_own_threads()
-        self.owner.ask(self._note_own_threads)  # once more later, for discovery's threads
+        self.nsqds.start()
+        at_exit.flush_at_exit(self)
 
     def _end_unstarted(self) -> None:
         if self.closed:
             self._close_unstarted()
 
-    def _add_counts(self, gone: PublishingEndpoint) -> None:
-        """Keep the counts of an endpoint that is removed."""
-        counts = gone.stats()
-        self._gone_counts[0] += counts.published
-        self._gone_counts[1] += counts.failed
-
-    def _note_own_threads(self) -> None:
-        own = [self.owner.thread, self._dialer, *self.endpoints.threads, *self.discovery.threads]
-        self.own_threads = {each.ident: each for each in own if each is not None and each.ident is not None}
-
     # The pool's thread.
 
     def _take_turn(self) -> float | None:
         self._choose()
-        if self.endpoints.dial_due():
-            self._note_own_threads()
-        self._sweep()
+        self.nsqds.dial_due()
+        if self.nsqds.sweep():
+            self.look_at_deadlines()
         self._expire()
         if self._close_by < math.inf:
             self._close_when_done()
         if self._gone:
             return None
-        next_dial = self.endpoints.next_due()
-        return min(self._wakes_at, self._close_by, self._sweeps_at, self.book.due_at, next_dial)
+        return min(self._wakes_at, self._close_by, self.book.due_at, self.nsqds.next_due())
 
     def _choose(self) -> None:
         """Choose the connections to use from now on. Waiting publishes go first."""
-        if self.endpoints.changed:
-            self.endpoints.changed = False
-            self._counted = self.endpoints.all, (self._gone_counts[0], self._gone_counts[1])
-        # Pairs: an endpoint's next connection is used only after this one's rest has been taken back.
-        takers = tuple((each, conn) for each in self.endpoints.all if (conn := each.open) is not None)
+        takers = self.nsqds.takers()
         if self.book.assign(takers):
             return
         usable = tuple(each for each in takers if not each[0].overdue) or takers
@@ -579,7 +449,7 @@ class Pool:
                 continue
             with suppress(ValueError):
                 self.waiting.remove(publish)
-            error = unsent(publish, self._reasons())
+            error = unsent(publish, self.nsqds.reasons())
             reason = endpoints[0].backoff.reason
             if len(endpoints) == 1 and not publish.uncertain_at and reason is not None:
                 error = copy.copy(reason)  # callers must not share a traceback
@@ -616,55 +486,11 @@ class Pool:
         if not endpoint.pending:
             endpoint.overdue = False
 
-    # Connections for round trips: the pool's thread, and one that dials.
-
-    def _grow(self, endpoint: PublishingEndpoint) -> None:
-        """Have one more connection dialed for the round trips of blocking publishes."""
-        if endpoint.own.may_grow:
-            self._dials.put(endpoint)
-
     def dispose(self, conn: OwnConn) -> None:
         """Have the pool's thread close a connection. Any thread may call this."""
         self.owner.ask(conn.dispose)
         if self._gone:  # after the line above: either the pool's thread has seen the request, or we see this
             conn.dispose()
-
-    def _dial_own(self) -> None:
-        while (endpoint := self._dials.get()) is not None:
-            conn = endpoint.own.dial(self.transport, self.context)
-            if conn is not None:
-                self.owner.ask(partial(self._adopt, endpoint, conn))
-
-    def _adopt(self, endpoint: PublishingEndpoint, conn: OwnConn) -> None:
-        endpoint.own.adopt(conn)
-        self._sweeps_at = min(self._sweeps_at, self._clock() + self._sweep_interval)
-
-    def _sweep(self) -> None:
-        now = self._clock()
-        if now < self._sweeps_at:
-            return
-        self.look_at_deadlines()
-        for endpoint in self.endpoints.all:
-            endpoint.own.sweep()
-        some = any(endpoint.own.everyone for endpoint in self.endpoints.all)
-        self._sweeps_at = now + self._sweep_interval if some else math.inf
-
-    # The nsqds to publish to: any thread.
-
-    def set_addresses(self, addresses: Iterable[str]) -> None:
-        """Replace the nsqds. One that is left out is kept while its connection lasts."""
-        self.owner.ask(partial(self._set_wanted, _given(addresses)))
-
-    def _found(self, nsqds: dict[Key, Wanted]) -> None:
-        # Without those that no nsqlookupd lists any more: others are there to publish to.
-        wanted = {key: each for key, each in nsqds.items() if each.dial}
-        self.owner.ask(partial(self._set_wanted, wanted))
-
-    def _set_wanted(self, wanted: dict[Key, Wanted]) -> None:
-        self.endpoints.want(wanted)
-        with suppress(RuntimeError):  # no more threads: ``dial_due`` says so
-            self.endpoints.start_threads()
-        self._note_own_threads()
 
     # The end.
 
@@ -699,7 +525,7 @@ class Pool:
 
     def _close_unstarted(self) -> None:
         """Close a pool of which no thread runs or is being started."""
-        self._stop_all()
+        self.nsqds.stop()
         self.callbacks.stop(-math.inf)
         self.report = CloseReport(clean=True)
         self.owner.changed.wake()
@@ -724,14 +550,10 @@ class Pool:
             return
         for publish in left:
             self.give_up(publish, "the producer was closed")
-        self._stop_all()
+        self.nsqds.stop()
         if not self.pending:  # else a connection still owes an answer: cut it off
             self.endpoints.join(min(self._join_by - self._clock(), _FAREWELL_SECONDS) / 2 + self._clock())
-        for endpoint in self.endpoints.all:
-            endpoint.cut_off(self._closers)
-        unfinished = self.endpoints.join(self._join_by)
-        unfinished += join_threads(filter(None, [self._dialer]), self._join_by)
-        unfinished += self.discovery.join(self._join_by)
+        unfinished = self.nsqds.cut_off(self._closers, self._join_by)
         self._gone = True
         self.owner.run_requests()
         for publish in self.pending.copy():  # added while we closed; later ones look at ``_gone``
@@ -740,19 +562,13 @@ class Pool:
         for endpoint in self.endpoints.all:
             endpoint.own.dispose_of_lost()
         unfinished += self.callbacks.stop(self._join_by)
-        _running.discard(self)
+        at_exit.forget(self)
         if left:
             log.warning("closed with %d publishes unanswered", len(left), extra={"left": len(left)})
         self.report = CloseReport(
             clean=not (left or unfinished), unanswered=len(left), unfinished_threads=unfinished
         )
         self.owner.changed.wake()
-
-    def _stop_all(self) -> None:
-        self.discovery.stop()
-        self.endpoints.stop()
-        self._dials.put(None)
-        self._own_transport.interrupt()
 
     def _refuse_callback(self, verb: str) -> None:
         self.refuse_own_thread(verb)
@@ -765,90 +581,19 @@ class Pool:
     def abandon(self) -> None:
         """Drop everything in a forked child: the parent completes its publishes."""
         self.closed = self._gone = True
-        _running.discard(self)
-        self.discovery.abandon()
-        self._own_transport.abandon()
-        for endpoint in self.endpoints.all:
-            endpoint.abandon()
+        at_exit.forget(self)
+        self.nsqds.abandon()
         for publish in self.pending.copy():
             publish.end(Forked("it was published by the parent process, which sees to it"))
 
-    # State and reports.
+    # Reports.
 
     @property
     def unended(self) -> int:
         return sum([not publish.done() for publish in self.pending.copy()])
 
-    @property
-    def addresses(self) -> tuple[str, ...]:
-        return tuple(endpoint.address for endpoint in self.endpoints.all) or self._addresses
-
     def stats(self) -> ProducerStats:
-        endpoints, (published, failed) = self._counted
-        connections = tuple(endpoint.stats() for endpoint in endpoints)
-        if not connections:
-            connections = tuple(ConnectionStats(address=address) for address in self._addresses)
+        connections, published, failed = self.nsqds.stats()
         return ProducerStats(
-            pending=self.unended,
-            published=published + sum([each.published for each in connections]),
-            failed=failed + sum([each.failed for each in connections]),
-            connections=connections,
+            pending=self.unended, published=published, failed=failed, connections=connections
         )
-
-    def _reasons(self) -> str:
-        """Return for each address why its nsqd could not be reached."""
-        if not self.endpoints.all:
-            return f"no nsqd is known: {self.discovery.absence}"
-        endpoints = self.endpoints.all
-        reasons = [endpoint.reason for endpoint in endpoints[:_MOST_REASONS]]
-        if len(endpoints) > _MOST_REASONS:
-            reasons.append(f"and {len(endpoints) - _MOST_REASONS} more")
-        return f"no nsqd could be reached in time: {'; '.join(reasons)}"
-
-
-def _given(addresses: Iterable[str]) -> dict[Key, Wanted]:
-    return {(each := Wanted(address, given=True)).key: each for address in addresses}
-
-
-# At the end of a program, producers that were not closed send the publishes that are pending.
-
-# Not weak: the publishes of a garbage-collected producer must be sent too.
-_running: set[Pool] = set()
-_registered_in = 0  # the process
-
-
-def _flush_at_exit(pool: Pool) -> None:
-    """Have the pool flushed at exit, unless it is closed before. Runs on the pool's thread."""
-    global _registered_in
-    _running.add(pool)
-    if _registered_in != os.getpid():
-        _registered_in = os.getpid()
-        atexit.register(_flush_all)
-        # A process forked by multiprocessing skips atexit and runs the finalizers of that module instead.
-        multiprocessing = sys.modules.get("multiprocessing.util")
-        if multiprocessing is not None:
-            finalize = partial(multiprocessing.Finalize, None, exitpriority=0)
-            finalize(_flush_all)
-            # A fork server's worker imports the main module, which may publish, then drops all finalizers.
-            multiprocessing.register_after_fork(_flush_all, finalize)
-
-
-def _flush_all() -> None:
-    began = time.monotonic()
-    close = not in_main_interpreter()
-    for pool in _running.copy():
-        if pool.pid != os.getpid():
-            continue  # belongs to the parent
-        # Flush, do not close: functions that atexit calls later may still publish, and wait for that. But a
-        # thread that outlives an interpreter beside the main one aborts the process.
-        pool.exiting = True
-        deadline = time.monotonic() + _EXIT_TIMEOUT
-        try:
-            left = (pool.close(_EXIT_TIMEOUT) if close else pool.flush(deadline)).unanswered
-        except BaseException:
-            # A signal that repeats the first, as gunicorn and terminals send it, must not end the flush.
-            if time.monotonic() >= began + SAME_REQUEST_SECONDS:
-                raise
-            left = pool.flush(deadline).unanswered
-        if left:
-            log.warning("the program ends with %d publishes unanswered", left, extra={"left": left})

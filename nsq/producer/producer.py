@@ -8,6 +8,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, NoReturn, Self, Unpack
 
@@ -16,6 +17,7 @@ from nsq.connection.handshake import describe, dial
 from nsq.errors import ConfigError, ConnectionFailed, NsqError, Unanswered, UsageError
 from nsq.producer.book import AddressBook
 from nsq.producer.futures import PublishFuture
+from nsq.producer.nsqds import Setup
 from nsq.producer.pool import Pool
 from nsq.producer.publishes import Defer, Publish, PublishOptions, checked_timeout, with_options_shown
 from nsq.producer.reports import (
@@ -95,14 +97,19 @@ class Producer:
         refuse_eventlet()
         self._config = Config.of(config, options)
         several = (*checked("nsqd", addresses), *checked("nsqd", nsqd))
-        self._addresses = tuple(dict.fromkeys(several)) if transport is not None else checked_nsqds(several)
-        self._lookupds = checked("nsqlookupd", nsqlookupd)
-        if not self._addresses and not self._lookupds:
+        self._setup = Setup(
+            self._config,
+            tuple(dict.fromkeys(several)) if transport is not None else checked_nsqds(several),
+            checked("nsqlookupd", nsqlookupd),
+            transport,
+            context_of(self._config),
+            on_acknowledged,
+            on_failed,
+        )
+        if not self._setup.addresses and not self._setup.lookupds:
             raise ConfigError("a producer needs nsqd or nsqlookupd addresses, or both")
-        self._transport = transport
         # Not the pool's: closing that ends its dials. One for all pings: lookups of a name share a thread.
         self._pings = transport or SocketTransport(self._config.local_address)
-        self._context = context_of(self._config)
         for name, hook in (
             ("on_acknowledged", on_acknowledged),
             ("on_failed", on_failed),
@@ -110,7 +117,6 @@ class Producer:
         ):
             if hook is not None and not callable(hook):
                 raise ConfigError(f"{name} is {hook!r}, must be a function")
-        self._hooks = on_acknowledged, on_failed
         self._around_publish = around_publish
         if key_hash is not None and not callable(key_hash):
             raise ConfigError(f"key_hash is {key_hash!r}, must be a function from a key to an int")
@@ -120,22 +126,15 @@ class Producer:
         abandon_in_children(self)
 
     def _new_pool(self) -> Pool:
-        return Pool(
-            self._addresses,
-            self._lookupds,
-            self._config,
-            self._transport,
-            self._context,
-            *self._hooks,
-            book=self._new_book(),
-        )
+        return Pool(self._setup, self._new_book())
 
     def _new_book(self) -> AddressBook:
-        if not self._lookupds or self._config.cluster == "original":
+        addresses, lookupds = self._setup.addresses, self._setup.lookupds
+        if not lookupds or self._config.cluster == "original":
             return AddressBook()
         from nsq.partitioned.routing import Router
 
-        router = Router(self._config, self._addresses, self._lookupds, *self._routing, self._tracing)
+        router = Router(self._config, addresses, lookupds, *self._routing, self._tracing)
         self._tracing = router.tracing  # a forked child goes on with it
         return router
 
@@ -144,7 +143,7 @@ class Producer:
         state = f"connected to {len(pool.usable)}" if pool.usable else "not connected"
         pending = f", {len(pool.pending)} pending" if pool.pending else ""
         shown = "closed" if pool.closed else state + pending
-        return f"<Producer {' '.join(self._addresses or self._lookupds)} {shown}>"
+        return f"<Producer {' '.join(self._setup.addresses or self._setup.lookupds)} {shown}>"
 
     # Publishing.
 
@@ -301,10 +300,11 @@ class Producer:
         is used until it ends.
         """
         several = tuple(addresses)
-        if self._lookupds or not several:
+        if self._setup.lookupds or not several:
             raise UsageError("set_nsqds needs addresses, and a producer without nsqlookupds")
-        self._addresses = several if self._transport is not None else checked_nsqds(several)
-        self._current().set_addresses(self._addresses)
+        addresses = several if self._setup.transport is not None else checked_nsqds(several)
+        self._setup = replace(self._setup, addresses=addresses)
+        self._current().nsqds.set_addresses(addresses)
 
     # Lifetime.
 
@@ -370,9 +370,9 @@ class Producer:
         """
         deadline = time.monotonic() + checked_timeout(timeout, self._config.publish_timeout)
         pool = self._current()
-        addresses = pool.addresses
+        addresses = pool.nsqds.addresses
         if nsqd is not None:
-            addresses = (nsqd,) if self._transport is not None else checked_nsqds(nsqd)
+            addresses = (nsqd,) if self._setup.transport is not None else checked_nsqds(nsqd)
         if not addresses:
             raise ConnectionFailed(f"no nsqd is known: {pool.discovery.absence}")
         errors = self._ping(addresses, deadline)
@@ -392,7 +392,8 @@ class Producer:
                 now = time.monotonic()
                 by = now + (deadline - now) / (len(addresses) - place)
                 try:
-                    dial(address, self._config, self._pings, self._context, deadline=by).stream.close()
+                    context = self._setup.context
+                    dial(address, self._config, self._pings, context, deadline=by).stream.close()
                     answers[address] = None
                 except NsqError as error:
                     answers[address] = error

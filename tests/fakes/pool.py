@@ -12,6 +12,7 @@ from nsq.config import Config
 from nsq.connection.endpoint import LoopThreads, Status, Wanted
 from nsq.errors import ConnectionLost, NsqError, ServerError, server_error
 from nsq.producer.endpoint import PublishingEndpoint
+from nsq.producer.nsqds import Setup
 from nsq.producer.own import OwnConn
 from nsq.producer.pool import Pool
 from nsq.producer.publishes import Publish
@@ -128,17 +129,15 @@ class StillPool(Pool):
         **options: Any,
     ) -> None:
         self.time = Clock()
-        super().__init__(
-            (),
-            (),
+        setup = Setup(
             Config(**options),
-            transport or MemoryTransport(),
-            None,
-            on_acknowledged,
-            on_failed,
+            transport=transport or MemoryTransport(),
+            on_acknowledged=on_acknowledged,
+            on_failed=on_failed,
             clock=self.time,
             chance=lambda: 0.0,
         )
+        super().__init__(setup)
         self.owner.begun = True
         self.owner._once.acquire()
         self.endpoints.dial_due = bool  # type: ignore[method-assign]

@@ -46,8 +46,14 @@ def test_an_inherited_consumer_is_inert_and_says_so(nsqd: Nsqd) -> None:
         assert (consumer.health().summary, consumer.health().ok) == (inert, False)
         assert consumer.stats().connections == 0
         calls: list[Callable[[], object]] = [
-            *[consumer.start, consumer.stop, consumer.run, consumer.wait, consumer.wait_until_connected],
-            *[consumer.pause, consumer.resume, lambda: consumer.set_max_in_flight(3)],
+            consumer.start,
+            consumer.stop,
+            consumer.run,
+            consumer.wait,
+            consumer.wait_until_connected,
+            consumer.pause,
+            consumer.resume,
+            lambda: consumer.set_max_in_flight(3),
             lambda: consumer.add_nsqd(nsqd.tcp_address),
         ]
         for call in calls:

@@ -73,7 +73,7 @@ def run_by(pool: StillPool, *threads: threading.Thread) -> None:
     """These are its own threads."""
     loops: Any = pool.add().loops
     loops.threads = list(threads)
-    pool._note_own_threads()
+    pool.nsqds.note_own_threads()
 
 
 def is_full(pool: StillPool) -> bool:
@@ -523,7 +523,7 @@ class TestAddresses:
     def test_new_ones_are_added_and_known_ones_left_alone(self, pool: StillPool) -> None:
         known = pool.add(A)
         for addresses in ([C, A, B], [A, B, C]):
-            pool.set_addresses(addresses)
+            pool.nsqds.set_addresses(addresses)
             pool.turn()
             assert self.addresses(pool) == [A, C, B]
             assert pool.endpoints.all[0] is known
@@ -533,7 +533,7 @@ class TestAddresses:
         pool.turn()
         pool.usable = ((gone, conn_of(gone)),)
         pool.make(b"0", b"1")
-        pool.set_addresses([B])
+        pool.nsqds.set_addresses([B])
         pool.turn()
         assert pool.endpoints.all == (gone, stays)  # while its connection lasts
         lose(gone)
@@ -547,7 +547,7 @@ class TestAddresses:
         pool.make(b"0")
         write(gone)
         answer(gone)
-        pool.set_addresses([])
+        pool.nsqds.set_addresses([])
         pool.turn()
         lose(gone)
         assert pool.endpoints.all == ()
@@ -715,7 +715,7 @@ class TestStarting:
         thread.start()
         thread.join()
         run_by(pool, thread)
-        assert pool.own_threads == {thread.ident: thread}
+        assert pool.nsqds.own_threads == {thread.ident: thread}
 
 
 class TestChild:
@@ -781,7 +781,7 @@ def in_order(steps: list[str]) -> None:
             pool.turn()
         elif step == "lose" and not conn.closed:
             lose(endpoint)
-        elif step == "connect" and conn.closed:  # as ``dial`` does
+        elif step == "connect" and conn.closed:  # as ``_dial`` does
             endpoint._sent.clear()
             endpoint._error, endpoint._has_stored, endpoint._server_stopped = None, False, False
             connect(endpoint)

@@ -606,7 +606,7 @@ def test_what_an_nsqd_has_stored_counts_when_it_has_left(transport: MemoryTransp
     transport.refuse(B)
     with producer(transport, A, B) as p:
         nsqd = connected(p, transport)
-        p._pool.set_addresses([B])
+        p.set_nsqds([B])
         transport.refuse()  # it may be dialed once more before the pool's thread sees that it has left
         nsqd.hang_up()
         wait_for(p, lambda connections: A not in connections)

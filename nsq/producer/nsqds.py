@@ -1,0 +1,242 @@
+"""The nsqds of a producer: found, connected to, and let go of.
+
+    the pool's thread    says which are wanted and may be dialed, and closes idle connections
+    endpoints' threads   dial, and run the loops of the shared connections
+    the dialing thread   dials connections for the round trips of blocking publishes
+    discovery's thread   asks nsqlookupds
+
+What is sent over the connections is the pool's matter. Only the pool's thread calls the methods here, except
+where a method says otherwise.
+"""
+
+from __future__ import annotations
+
+import math
+import queue
+import random
+import threading
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from nsq.config import Config
+from nsq.connection.endpoint import Endpoints, Key, Wanted
+from nsq.discovery.lookups import Discovery
+from nsq.producer.book import Takers
+from nsq.producer.endpoint import PublishingEndpoint
+from nsq.producer.own import OwnConn
+from nsq.producer.reports import ConnectionStats
+from nsq.threads.waiters import join_threads
+from nsq.transport.base import Transport
+from nsq.transport.dialing import SocketTransport
+from nsq.wire.layers import TlsContext
+
+if TYPE_CHECKING:
+    from nsq.producer.pool import Pool
+
+NAME = "nsq-producer"
+
+#: The most nsqds whose reasons an error lists.
+_MOST_REASONS = 10
+
+Hook = Callable[[Any], None] | None
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a producer was made with. A forked child makes its own pool from it."""
+
+    config: Config
+    addresses: tuple[str, ...] = ()
+    lookupds: tuple[str, ...] = ()
+    transport: Transport | None = None
+    context: TlsContext | None = None
+    on_acknowledged: Hook = None
+    on_failed: Hook = None
+    clock: Callable[[], float] = time.monotonic
+    chance: Callable[[], float] = random.random
+
+
+class Nsqds:
+    """The nsqds of one pool, their connections, and the threads that serve them."""
+
+    def __init__(self, pool: Pool, setup: Setup) -> None:
+        config = setup.config
+        self._own_transport = SocketTransport(config.local_address)
+        self.transport = setup.transport or self._own_transport
+        self.own_threads: dict[int, threading.Thread] = {}
+        """The producer's threads by ident, without the callbacks' thread."""
+        self.discovery = Discovery(
+            None,
+            config,
+            found=self._found,
+            name=NAME,
+            nsqds=setup.addresses,
+            nsqlookupds=setup.lookupds,
+            asker=pool.book.asker,
+        )
+        self.endpoints: Endpoints[PublishingEndpoint] = Endpoints(
+            NAME,
+            pool.owner,
+            lambda wanted: PublishingEndpoint(wanted, pool, config, setup.clock, setup.chance),
+            setup.clock,
+            removed=self._add_counts,
+            urgent=lambda: pool.urgent,
+            spare=self.discovery.asks,
+        )
+        self._pool, self._setup, self._clock = pool, setup, setup.clock
+        self._sweep_interval = (config.heartbeat_interval if config.heartbeat_interval > 0 else 30.0) / 2
+        self._sweeps_at = math.inf  # when the pool's thread looks at the idle connections next
+        self._dials: queue.SimpleQueue[PublishingEndpoint | None] = queue.SimpleQueue()
+        self._dialer: threading.Thread | None = None
+        self._gone_counts = [0, 0]  # published and failed, of endpoints that are gone
+        # The endpoints, and the counts of those that are gone: swapped together, so that none is missed.
+        self._counted: tuple[tuple[PublishingEndpoint, ...], tuple[int, int]] = (), (0, 0)
+
+    # Which nsqds.
+
+    def start(self) -> None:
+        """Start the threads ahead of the dials. Those of an earlier attempt still run."""
+        self.endpoints.want(_given(self._setup.addresses))
+        self.endpoints.start_threads()
+        if self._setup.config.publish_connections and self._dialer is None:
+            dialer = threading.Thread(target=self._dial_own, name=f"{NAME}-dial", daemon=True)
+            dialer.start()
+            self._dialer = dialer
+        if self.discovery.asks:
+            self.discovery.start()
+        self.note_own_threads()
+        self._pool.owner.ask(self.note_own_threads)  # once more later, for discovery's threads
+
+    def set_addresses(self, addresses: Iterable[str]) -> None:
+        """Replace the nsqds. One that is left out is kept while its connection lasts. For any thread."""
+        self._pool.owner.ask(partial(self._set_wanted, _given(addresses)))
+
+    def _found(self, nsqds: dict[Key, Wanted]) -> None:
+        """Take the nsqds that discovery's thread has found."""
+        # Without those that no nsqlookupd lists any more: others are there to publish to.
+        wanted = {key: each for key, each in nsqds.items() if each.dial}
+        self._pool.owner.ask(partial(self._set_wanted, wanted))
+
+    def _set_wanted(self, wanted: dict[Key, Wanted]) -> None:
+        self.endpoints.want(wanted)
+        with suppress(RuntimeError):  # no more threads: ``dial_due`` says so
+            self.endpoints.start_threads()
+        self.note_own_threads()
+
+    def note_own_threads(self) -> None:
+        own = [self._pool.owner.thread, self._dialer, *self.endpoints.threads, *self.discovery.threads]
+        self.own_threads = {each.ident: each for each in own if each is not None and each.ident is not None}
+
+    # Connections.
+
+    def takers(self) -> Takers:
+        """Return the endpoints that have an open connection, with it."""
+        if self.endpoints.changed:
+            self.endpoints.changed = False
+            self._counted = self.endpoints.all, (self._gone_counts[0], self._gone_counts[1])
+        # Pairs: an endpoint's next connection is used only after this one's rest has been taken back.
+        return tuple((each, conn) for each in self.endpoints.all if (conn := each.open) is not None)
+
+    def dial_due(self) -> None:
+        """Have the nsqds dialed whose pause is over."""
+        if self.endpoints.dial_due():
+            self.note_own_threads()
+
+    def grow(self, endpoint: PublishingEndpoint) -> None:
+        """Have one more connection dialed for the round trips of blocking publishes."""
+        if endpoint.own.may_grow:
+            self._dials.put(endpoint)
+
+    def _dial_own(self) -> None:
+        """Run the dialing thread."""
+        while (endpoint := self._dials.get()) is not None:
+            conn = endpoint.own.dial(self.transport, self._setup.context)
+            if conn is not None:
+                self._pool.owner.ask(partial(self._adopt, endpoint, conn))
+
+    def _adopt(self, endpoint: PublishingEndpoint, conn: OwnConn) -> None:
+        endpoint.own.adopt(conn)
+        self._sweeps_at = min(self._sweeps_at, self._clock() + self._sweep_interval)
+
+    def sweep(self) -> bool:
+        """Close connections that have been idle for long, if it is time to look; return whether it was."""
+        now = self._clock()
+        if now < self._sweeps_at:
+            return False
+        for endpoint in self.endpoints.all:
+            endpoint.own.sweep()
+        some = any(endpoint.own.everyone for endpoint in self.endpoints.all)
+        self._sweeps_at = now + self._sweep_interval if some else math.inf
+        return True
+
+    def next_due(self) -> float:
+        """Return when ``dial_due`` or ``sweep`` has something to do."""
+        return min(self._sweeps_at, self.endpoints.next_due())
+
+    # The end.
+
+    def stop(self) -> None:
+        """End discovery and dials, and connections once they have written what waits. Does not wait."""
+        self.discovery.stop()
+        self.endpoints.stop()
+        self._dials.put(None)
+        self._own_transport.interrupt()
+
+    def cut_off(self, spared: set[int], deadline: float) -> list[str]:
+        """End the connections, except those that the ``spared`` threads use, and all threads. Return the
+        names of the threads that still run at the deadline.
+        """
+        for endpoint in self.endpoints.all:
+            endpoint.cut_off(spared)
+        unfinished = self.endpoints.join(deadline)
+        unfinished += join_threads(filter(None, [self._dialer]), deadline)
+        return unfinished + self.discovery.join(deadline)
+
+    def abandon(self) -> None:
+        """Drop all connections in a forked child: they belong to the parent."""
+        self.discovery.abandon()
+        self._own_transport.abandon()
+        for endpoint in self.endpoints.all:
+            endpoint.abandon()
+
+    # Counters and reasons: any thread.
+
+    def _add_counts(self, gone: PublishingEndpoint) -> None:
+        """Keep the counts of an endpoint that is removed. For the pool's thread."""
+        counts = gone.stats()
+        self._gone_counts[0] += counts.published
+        self._gone_counts[1] += counts.failed
+
+    def stats(self) -> tuple[tuple[ConnectionStats, ...], int, int]:
+        """Return the state of each, how many messages were published, and how many publishes failed."""
+        endpoints, (published, failed) = self._counted
+        connections = tuple(endpoint.stats() for endpoint in endpoints)
+        if not connections:
+            connections = tuple(ConnectionStats(address=address) for address in self._setup.addresses)
+        return (
+            connections,
+            published + sum([each.published for each in connections]),
+            failed + sum([each.failed for each in connections]),
+        )
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        return tuple(endpoint.address for endpoint in self.endpoints.all) or self._setup.addresses
+
+    def reasons(self) -> str:
+        """Return for each address why its nsqd could not be reached."""
+        endpoints = self.endpoints.all
+        if not endpoints:
+            return f"no nsqd is known: {self.discovery.absence}"
+        reasons = [endpoint.reason for endpoint in endpoints[:_MOST_REASONS]]
+        if len(endpoints) > _MOST_REASONS:
+            reasons.append(f"and {len(endpoints) - _MOST_REASONS} more")
+        return f"no nsqd could be reached in time: {'; '.join(reasons)}"
+
+
+def _given(addresses: Iterable[str]) -> dict[Key, Wanted]:
+    return {(each := Wanted(address, given=True)).key: each for address in addresses}
