@@ -16,6 +16,7 @@ import pytest
 
 from nsq.consumer.consumer import Consumer
 from nsq.consumer.engine import Engine
+from nsq.consumer.flow import FlowControl
 from nsq.consumer.reports import ConsumerHooks, StopReport
 from nsq.errors import (
     AlreadyResponded,
@@ -236,14 +237,14 @@ class TestStarting:
         self, make: Callable[..., Consumer], transport: MemoryTransport, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         seen: list[bool] = []
-        decide = Engine._decide
+        decide = FlowControl.decide
 
-        def decide_late(engine: Engine) -> None:
-            if engine.windows.nsqds and not seen:
+        def decide_late(flow: FlowControl) -> None:
+            if flow.windows.nsqds and not seen:
                 seen.append(consumer.wait_until_connected(0.0))
-            decide(engine)
+            decide(flow)
 
-        monkeypatch.setattr(Engine, "_decide", decide_late)
+        monkeypatch.setattr(FlowControl, "decide", decide_late)
         consumer = make().add_handler(nothing).start()
         nsqd = accept(transport)
         assert consumer.wait_until_connected(PATIENCE)
@@ -717,8 +718,8 @@ class TestAutoTouch:
         consumer = make(auto_touch=True).add_handler(nothing).start()
         nsqd = accept(transport, msg_timeout=4000)
         nsqd.expect(rdy(2))
-        consumer._engine._ticked_at = 100.0
-        assert consumer._engine._next_tick() == 101.0
+        consumer._engine.flow._ticked_at = 100.0
+        assert consumer._engine.flow.next_tick() == 101.0
         assert stopped(consumer, nsqd) == CLEAN
 
 

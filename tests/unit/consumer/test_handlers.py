@@ -1,4 +1,4 @@
-"""The handler threads, with messages nobody sent and a desk that takes notes."""
+"""Handler threads, with messages of a fake connection that records the answers."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from nsq.consumer.handlers import GiveUp, HandlerPool, Requeue, dead_letter
-from nsq.errors import ConfigError
+from nsq.config import Config
+from nsq.consumer.handlers import HandlerPool, Requeue, requeue_delay
+from nsq.errors import ConfigError, InvalidMessage
 from nsq.message import Message
-from nsq.wire.envelope import dead_letter_in
 from tests.fakes.messages import Desk
 from tests.fakes.nsqd import id_of
 from tests.fakes.threads import PATIENCE
@@ -24,17 +24,16 @@ def desk() -> Desk:
     return Desk()
 
 
+def pool_of(desk: Desk, **options: Any) -> HandlerPool:
+    given = {"max_attempts": 5, "give_up": desk.give_up, "starved": lambda: desk.starved, **options}
+    return HandlerPool("nsq-test", requeue_delay=lambda attempts: 90.0 * attempts, **given)
+
+
 @pytest.fixture
 def pool(desk: Desk) -> Iterator[HandlerPool]:
-    pool = HandlerPool(
-        "nsq-test",
-        max_attempts=5,
-        give_up=desk.give_up,
-        starved=lambda: desk.starved,
-        requeue_delay=lambda attempts: 90.0 * attempts,
-    )
+    pool = pool_of(desk)
     yield pool
-    assert pool.stop(time.monotonic() + PATIENCE) == []
+    end(pool)
 
 
 def work(pool: HandlerPool, *messages: Message) -> None:
@@ -42,17 +41,19 @@ def work(pool: HandlerPool, *messages: Message) -> None:
     pool.put(list(messages))
 
 
+def end(pool: HandlerPool) -> None:
+    assert pool.stop(time.monotonic() + PATIENCE) == []
+
+
 class TestAnswers:
     @pytest.mark.parametrize(
         ("result", "note"),
         [
-            (None, ("finish", 1)),
-            (True, ("finish", 1)),
-            (0, ("finish", 1)),
+            *[(result, ("finish", 1)) for result in (None, True, 0, "", [], object())],
             (False, ("requeue", 1, None, True)),
         ],
     )
-    def test_for_what_is_returned(
+    def test_a_result_finishes_the_message_and_false_requeues_it(
         self, pool: HandlerPool, desk: Desk, result: object, note: tuple[Any, ...]
     ) -> None:
         pool.add(lambda message: result, 1)
@@ -60,41 +61,55 @@ class TestAnswers:
         desk.wait_for(note)
 
     @pytest.mark.parametrize(
-        ("fault", "note", "logged"),
+        ("error", "note", "logged"),
         [
             (ValueError("x"), ("requeue", 1, 90.0, True), True),
             (KeyError("x"), ("requeue", 1, 90.0, False), True),
             (SystemExit(1), ("requeue", 1, 90.0, True), True),
             (KeyboardInterrupt(), ("requeue", 1, 90.0, True), True),
             (Requeue(2.0), ("requeue", 1, 2.0, True), False),
+            (Requeue(0, backoff=False), ("requeue", 1, 0, False), False),
             (Requeue(backoff=False), ("requeue", 1, None, False), False),
         ],
     )
-    def test_for_what_is_raised_and_the_thread_goes_on(
+    def test_an_exception_requeues_the_message_and_the_thread_goes_on(
         self,
         pool: HandlerPool,
         desk: Desk,
         caplog: pytest.LogCaptureFixture,
-        fault: BaseException,
+        error: BaseException,
         note: tuple[Any, ...],
         logged: bool,
     ) -> None:
         def handle(message: Message) -> None:
             if int(message.id) == 1:
-                raise fault
+                raise error
 
         pool.add(handle, 1, no_backoff=(LookupError,))
         work(pool, desk.message(1), desk.message(2))
         desk.wait_for(note, ("finish", 2))
         assert ("handler failed on" in caplog.text) == logged
 
-    def test_a_coroutine_that_is_returned_is_a_failure(
-        self, pool: HandlerPool, desk: Desk, caplog: pytest.LogCaptureFixture
+    @pytest.mark.parametrize(
+        ("make", "words"),
+        [
+            (lambda: coroutine(None), "returned a coroutine, which nothing here runs. Give an async def"),
+            (lambda: async_generator(None), "returned a async_generator, which nothing here runs"),
+            (lambda: generator(None), "returned a generator, which nothing here runs"),
+        ],
+    )
+    def test_a_result_that_has_not_run_is_a_failure(
+        self,
+        pool: HandlerPool,
+        desk: Desk,
+        caplog: pytest.LogCaptureFixture,
+        make: Callable[[], Any],
+        words: str,
     ) -> None:
-        pool.add(lambda message: coroutine(message), 1)
+        pool.add(lambda message: make(), 1)
         work(pool, desk.message(1))
         desk.wait_for(("requeue", 1, 90.0, True))
-        assert "returned a coroutine" in caplog.text
+        assert words in caplog.text
 
     @pytest.mark.parametrize(
         ("before", "attempts", "said"),
@@ -124,28 +139,46 @@ class TestAnswers:
         desk.wait_for(("finish", 2))
         assert said in caplog.text
 
-    def test_no_second_one(self, pool: HandlerPool, desk: Desk) -> None:
+    def test_a_message_that_its_handler_has_answered_is_not_answered_again(
+        self, pool: HandlerPool, desk: Desk
+    ) -> None:
         pool.add(lambda message: message.requeue(1.0), 1)
         work(pool, desk.message(1), desk.message(2))
         desk.wait_for(("requeue", 2, 1.0, True))
         assert desk.notes == [("requeue", 1, 1.0, True), ("requeue", 2, 1.0, True)]
 
-    def test_none_where_somebody_else_gives_it(self, pool: HandlerPool, desk: Desk) -> None:
+    def test_a_message_without_auto_response_is_not_answered(self, pool: HandlerPool, desk: Desk) -> None:
         pool.add(lambda message: message.disable_auto_response() if int(message.id) == 1 else None, 1)
         work(pool, desk.message(1), desk.message(2))
         desk.wait_for(("finish", 2))
         assert desk.notes == [("finish", 2)]
 
 
+@pytest.mark.parametrize("delay", ["soon", float("inf"), float("nan")])
+def test_a_requeue_with_a_wrong_delay_is_refused_where_it_is_made(delay: Any) -> None:
+    with pytest.raises(InvalidMessage, match="delay"):
+        Requeue(delay)
+
+
+@pytest.mark.parametrize(
+    ("jitter", "attempts", "delay"),
+    [(0.0, 1, 90.0), (0.0, 2, 180.0), (0.0, 10, 900.0), (0.0, 11, 900.0), (0.5, 1, 112.5), (0.5, 10, 900.0)],
+)
+def test_the_delay_grows_with_the_attempts_up_to_the_longest(
+    jitter: float, attempts: int, delay: float
+) -> None:
+    assert requeue_delay(attempts, Config(requeue_jitter=jitter), 0.5) == delay
+
+
 class TestBeforeTheHandler:
-    def test_what_has_expired_is_dropped(self, pool: HandlerPool, desk: Desk) -> None:
+    def test_an_expired_message_is_dropped(self, pool: HandlerPool, desk: Desk) -> None:
         handled: list[Message] = []
         pool.add(handled.append, 1)
         work(pool, desk.message(1, expires_at=0.0), desk.message(2))
         desk.wait_for(("expired", 1), ("finish", 2))
         assert [int(message.id) for message in handled] == [2]
 
-    def test_what_has_expired_is_swept_out_and_the_rest_stays_in_order(
+    def test_a_sweep_drops_expired_messages_and_keeps_the_order_of_the_others(
         self, pool: HandlerPool, desk: Desk
     ) -> None:
         messages = [desk.message(number, expires_at=10.0 * number) for number in range(4)]
@@ -155,7 +188,9 @@ class TestBeforeTheHandler:
         assert desk.notes == [("expired", 0), ("expired", 1)]
         assert [pool.inbox.get() for _ in range(3)] == [messages[2], messages[3], None]
 
-    def test_what_failed_too_often_is_given_up_and_finished(self, pool: HandlerPool, desk: Desk) -> None:
+    def test_a_message_that_failed_too_often_is_given_up_and_finished(
+        self, pool: HandlerPool, desk: Desk
+    ) -> None:
         handled: list[Message] = []
         pool.add(handled.append, 1)
         work(pool, desk.message(1, attempts=6), desk.message(2, attempts=5))
@@ -163,23 +198,25 @@ class TestBeforeTheHandler:
         assert desk.notes == [("give up", 1), ("finish", 1), ("finish", 2)]
         assert [int(message.id) for message in handled] == [2]
 
-    def test_what_cannot_be_given_up_is_requeued(self, pool: HandlerPool, desk: Desk) -> None:
+    def test_a_message_that_cannot_be_given_up_is_requeued(self, pool: HandlerPool, desk: Desk) -> None:
         desk.trouble = SystemExit()
         pool.add(lambda message: None, 1)
         work(pool, desk.message(1, attempts=6))
         desk.wait_for(("requeue", 1, None, False))
 
-    def test_deliveries_that_no_handler_saw_are_no_attempts(self, pool: HandlerPool, desk: Desk) -> None:
+    def test_deliveries_that_no_handler_has_seen_do_not_count_as_attempts(
+        self, pool: HandlerPool, desk: Desk
+    ) -> None:
         handled: list[Message] = []
         pool.add(handled.append, 1)
         late = [desk.message(1, attempts=attempts, expires_at=0.0) for attempts in (4, 5, 6)]
         work(pool, *late, desk.message(2, attempts=6), desk.message(1, attempts=8))
         desk.wait_for(("finish", 1), ("finish", 2))
         assert [(int(message.id), message.attempts) for message in handled] == [(1, 8)]
-        assert pool.stop(time.monotonic() + PATIENCE) == []
+        end(pool)
         assert not pool.timed_out_unhandled  # it is finished
 
-    def test_a_late_success_does_not_forget_them(self, pool: HandlerPool, desk: Desk) -> None:
+    def test_a_late_success_keeps_the_count_of_such_deliveries(self, pool: HandlerPool, desk: Desk) -> None:
         handled: list[int] = []
         pool.add(lambda message: handled.append(message.attempts), 1)
         desk.answered.add(id_of(1))  # an answer is refused: its time is up
@@ -188,7 +225,7 @@ class TestBeforeTheHandler:
         desk.wait_for(("finish", 2))
         assert handled == [5, 6, 1]
 
-    def test_what_is_remembered_of_them_is_bounded(
+    def test_the_counts_of_such_deliveries_are_bounded(
         self, pool: HandlerPool, desk: Desk, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("nsq.consumer.handlers._MAX_TIMED_OUT_UNHANDLED", 2)
@@ -197,24 +234,22 @@ class TestBeforeTheHandler:
         counts = pool.timed_out_unhandled
         assert {int(message_id): count for (_, message_id), count in counts.items()} == {1: 2, 3: 1}
 
-    def test_any_number_of_attempts_where_they_are_not_limited(self, desk: Desk) -> None:
-        pool = HandlerPool(
-            "nsq-test",
-            max_attempts=0,
-            give_up=desk.give_up,
-            starved=lambda: False,
-            requeue_delay=lambda attempts: 90.0 * attempts,
-        )
+    def test_with_max_attempts_of_zero_no_message_is_given_up(self, desk: Desk) -> None:
+        pool = pool_of(desk, max_attempts=0)
         pool.add(lambda message: None, 1)
         work(pool, desk.message(1, attempts=65535))
         desk.wait_for(("finish", 1))
-        assert pool.stop(time.monotonic() + PATIENCE) == []
+        end(pool)
 
-    def test_a_fault_of_ours_does_not_end_the_thread(
-        self, pool: HandlerPool, desk: Desk, caplog: pytest.LogCaptureFixture
+    @pytest.mark.parametrize("kind", ["each", "batch"])
+    def test_a_bug_of_ours_does_not_end_the_thread(
+        self, pool: HandlerPool, desk: Desk, caplog: pytest.LogCaptureFixture, kind: str
     ) -> None:
         desk.trouble = RuntimeError("ours")
-        pool.add(lambda message: None, 1)
+        if kind == "each":
+            pool.add(lambda message: None, 1)
+        else:
+            pool.add_batch(lambda messages: None, 1, PATIENCE, 1)
         work(pool, desk.message(1, expires_at=0.0), desk.message(2))
         desk.wait_for(("finish", 2))
         assert "a bug of ours" in caplog.text
@@ -223,10 +258,14 @@ class TestBeforeTheHandler:
 class TestLastFailure:
     """Of a consumer that wants the reason in its dead letters."""
 
+    @pytest.fixture
+    def pool(self, desk: Desk) -> Iterator[HandlerPool]:
+        pool = pool_of(desk, gives_up_at_last_failure=True)
+        yield pool
+        end(pool)
+
     @pytest.fixture(params=["each", "batch"])
     def add(self, request: pytest.FixtureRequest, pool: HandlerPool) -> Callable[[Callable[[], Any]], None]:
-        pool.gives_up_at_last_failure = True
-
         def add(act: Callable[[], Any]) -> None:
             if request.param == "each":
                 pool.add(lambda message: act(), 1)
@@ -235,7 +274,7 @@ class TestLastFailure:
 
         return add
 
-    def test_gives_up_at_once_with_its_error(
+    def test_the_last_failure_gives_up_at_once_with_its_error(
         self, add: Callable[[Callable[[], Any]], None], pool: HandlerPool, desk: Desk
     ) -> None:
         def fail() -> None:
@@ -244,7 +283,7 @@ class TestLastFailure:
         add(fail)
         work(pool, desk.message(1, attempts=5), desk.message(2, attempts=4), desk.message(3, attempts=6))
         desk.wait_for(("give up", 1, "no such order"), ("finish", 1), ("give up", 3), ("finish", 3))
-        assert pool.stop(time.monotonic() + PATIENCE) == []
+        end(pool)
         assert sorted({note[:2] for note in desk.notes} - {("finish", 1), ("finish", 3)}) == [
             ("give up", 1), ("give up", 3), ("requeue", 2)
         ]  # fmt: skip
@@ -264,55 +303,8 @@ class TestLastFailure:
         assert len(desk.notes) == 1
 
 
-@pytest.mark.parametrize(
-    ("error", "reason", "shown"),
-    [
-        (GiveUp("cannot be read"), "its handler gave it up", "cannot be read"),
-        (
-            ValueError("a\nb\x00c" + "d" * 2000),
-            "it failed at its last attempt (max_attempts is 5)",
-            "ValueError: a b c",
-        ),
-        (None, "its attempts were used up, by requeues or timeouts (max_attempts is 5)", ""),
-    ],
-)
-def test_a_dead_letter_says_why(error: Exception | None, reason: str, shown: str, desk: Desk) -> None:
-    if error is not None:
-        with pytest.raises(type(error)):
-            raise error
-    letter = dead_letter_in(dead_letter(desk.message(7, attempts=5), error, "orders/billing", 5))
-    assert letter is not None
-    about = letter.attributes
-    assert letter.body == b"body"
-    assert (about["source"], about["reason"], about["attempts"]) == ("/orders/billing", reason, "5")
-    assert about.get("error", "").startswith(shown)
-    assert len(about.get("error", "")) <= 1000
-    assert ("in test_a_dead_letter_says_why" in about.get("place", "")) == (error is not None)
-
-
 class TestThreads:
-    def test_as_many_at_once_as_there_are(self, pool: HandlerPool, desk: Desk) -> None:
-        together = threading.Barrier(4)
-        pool.add(lambda message: together.wait(PATIENCE) and None, 4)
-        assert len(pool) == 4
-        work(pool, *map(desk.message, range(8)))
-        desk.wait_for(*[("finish", number) for number in range(8)])
-
-    def test_several_handlers_share_the_messages(self, pool: HandlerPool, desk: Desk) -> None:
-        together = threading.Barrier(2)
-        seen: list[str] = []
-        for name in ("one", "other"):
-
-            def handle(message: Message, name: str = name) -> None:
-                together.wait(PATIENCE)
-                seen.append(name)
-
-            pool.add(handle, 1)
-        work(pool, desk.message(1), desk.message(2))
-        desk.wait_for(("finish", 1), ("finish", 2))
-        assert sorted(seen) == ["one", "other"]
-
-    def test_their_names_and_who_is_one(self, pool: HandlerPool, desk: Desk) -> None:
+    def test_handler_threads_have_numbers_and_know_themselves(self, pool: HandlerPool, desk: Desk) -> None:
         seen: list[object] = []
         pool.add(
             lambda message: seen.extend([threading.current_thread().name, pool.owns_current_thread()]), 1
@@ -322,7 +314,7 @@ class TestThreads:
         assert seen == ["nsq-test-handler-0", True]
         assert not pool.owns_current_thread()
 
-    def test_what_is_in_work(self, pool: HandlerPool, desk: Desk) -> None:
+    def test_the_message_of_a_busy_handler_is_in_work(self, pool: HandlerPool, desk: Desk) -> None:
         entered, gate = threading.Event(), threading.Event()
 
         def handle(message: Message) -> None:
@@ -337,10 +329,10 @@ class TestThreads:
         gate.set()
         pool.put([two])
         desk.wait_for(("finish", 2))
-        assert pool.stop(time.monotonic() + PATIENCE) == []
+        end(pool)
         assert pool.in_work() == []
 
-    def test_giving_up_is_work_too(
+    def test_a_message_is_in_work_while_it_is_given_up(
         self, pool: HandlerPool, desk: Desk, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         seen: list[list[Message]] = []
@@ -351,13 +343,15 @@ class TestThreads:
         desk.wait_for(("finish", 1))
         assert seen == [[dead]]
 
-    def test_a_stop_lets_the_inbox_run_empty(self, pool: HandlerPool, desk: Desk) -> None:
+    def test_a_stop_waits_until_the_inbox_is_empty(self, pool: HandlerPool, desk: Desk) -> None:
         pool.add(lambda message: None, 2)
         work(pool, *map(desk.message, range(50)))
-        assert pool.stop(time.monotonic() + PATIENCE) == []
+        end(pool)
         assert sorted(desk.notes) == [("finish", number) for number in range(50)]
 
-    def test_who_is_still_busy_at_the_deadline_is_named(self, pool: HandlerPool, desk: Desk) -> None:
+    def test_a_stop_names_the_threads_that_are_busy_at_the_deadline(
+        self, pool: HandlerPool, desk: Desk
+    ) -> None:
         entered, gate = threading.Event(), threading.Event()
 
         def handle(message: Message) -> None:
@@ -370,7 +364,7 @@ class TestThreads:
         assert pool.stop(time.monotonic()) == ["nsq-test-handler-0"]
         gate.set()
 
-    def test_a_stop_without_a_start_from_nowhere(self, pool: HandlerPool) -> None:
+    def test_a_pool_that_was_not_started_stops_at_once(self, pool: HandlerPool) -> None:
         pool.add(lambda message: None, 1)
         assert pool.stop(time.monotonic()) == []
 
@@ -379,73 +373,76 @@ class TestBatches:
     def add(self, pool: HandlerPool, handler: Callable[[list[Message]], Any], **options: Any) -> None:
         pool.add_batch(handler, **{"size": 3, "wait": PATIENCE, "threads": 1, **options})
 
-    def test_are_handed_over_when_they_are_full(self, pool: HandlerPool, desk: Desk) -> None:
-        sizes: list[int] = []
-        self.add(pool, lambda messages: sizes.append(len(messages)))
-        work(pool, *map(desk.message, range(6)))
+    @pytest.mark.parametrize(
+        ("options", "starved", "sizes"),
+        [
+            ({"size": 3}, False, [3, 3]),
+            ({"size": 100}, True, [6]),
+            ({"size": 100, "wait": 0.1}, False, [6]),
+        ],
+        ids=["it is full", "no more can come", "its time is up"],
+    )
+    def test_a_batch_is_handed_over_when(
+        self, pool: HandlerPool, desk: Desk, options: dict[str, Any], starved: bool, sizes: list[int]
+    ) -> None:
+        seen: list[int] = []
+        desk.starved = starved
+        self.add(pool, lambda messages: seen.append(len(messages)), **options)
+        pool.put([desk.message(number) for number in range(6)])
+        pool.start()
         desk.wait_for(*[("finish", number) for number in range(6)])
-        assert sizes == [3, 3]
+        assert seen == sizes
 
-    def test_or_when_nothing_more_can_come(self, pool: HandlerPool, desk: Desk) -> None:
-        desk.starved = True
-        self.add(pool, lambda messages: None, size=100)
-        work(pool, *map(desk.message, range(2)))
-        desk.wait_for(("finish", 0), ("finish", 1))
-
-    def test_or_when_their_time_is_up(self, pool: HandlerPool, desk: Desk) -> None:
-        self.add(pool, lambda messages: None, size=100, wait=0.01)
-        work(pool, desk.message(1))
-        desk.wait_for(("finish", 1))
-
-    def test_or_at_the_end(self, pool: HandlerPool, desk: Desk) -> None:
+    def test_a_stop_hands_over_the_last_batch(self, pool: HandlerPool, desk: Desk) -> None:
         sizes: list[int] = []
         self.add(pool, lambda messages: sizes.append(len(messages)), size=100)
         work(pool, *map(desk.message, range(2)))
-        assert pool.stop(time.monotonic() + PATIENCE) == []
+        end(pool)
         assert sizes == [2]
 
-    def test_the_others_do_not_wait_for_one_that_is_given_up(self, desk: Desk) -> None:
+    def test_a_batch_does_not_wait_for_a_message_that_is_given_up(self, desk: Desk) -> None:
         handled = threading.Event()
 
         def give_up(message: Message, error: BaseException | None) -> None:
             assert handled.wait(PATIENCE)
 
-        pool = HandlerPool(
-            "nsq-test",
-            max_attempts=5,
-            give_up=give_up,
-            starved=lambda: False,
-            requeue_delay=float,
-        )
+        pool = pool_of(desk, give_up=give_up)
         self.add(pool, lambda messages: handled.set(), size=2)
         work(pool, desk.message(1, attempts=6), desk.message(2))
         desk.wait_for(("finish", 2), ("finish", 1))
-        assert pool.stop(time.monotonic() + PATIENCE) == []
+        end(pool)
 
-    def test_a_failure_is_one_of_them_all(
-        self, pool: HandlerPool, desk: Desk, caplog: pytest.LogCaptureFixture
+    @pytest.mark.parametrize(
+        ("answered", "no_backoff", "requeued", "said"),
+        [
+            (0, (KeyError,), [(2, False), (3, False), (4, False)], "; 3 again in 180 to 360 s\n"),
+            (2, (), [(4, True)], "; 1 again in 360 s\n"),
+        ],
+    )
+    def test_a_failure_requeues_the_messages_without_an_answer_and_the_log_says_when_they_come_again(
+        self,
+        pool: HandlerPool,
+        desk: Desk,
+        caplog: pytest.LogCaptureFixture,
+        answered: int,
+        no_backoff: tuple[type[Exception], ...],
+        requeued: list[tuple[int, bool]],
+        said: str,
     ) -> None:
         def handle(messages: list[Message]) -> None:
+            for message in messages[:answered]:
+                message.finish()
             raise KeyError("x")
 
-        self.add(pool, handle, no_backoff=(KeyError,))
-        work(pool, *map(desk.message, range(3)))
-        desk.wait_for(*[("requeue", number, None, False) for number in range(3)])
-        assert "batch handler failed on 3 messages; 3 again in 90 s\n" in caplog.text
+        self.add(pool, handle, no_backoff=no_backoff)
+        work(pool, *[desk.message(number, attempts=number) for number in (2, 3, 4)])
+        desk.wait_for(*[("requeue", number, None, backoff) for number, backoff in requeued])
+        assert len(desk.notes) == 3
+        assert "batch handler failed on 3 messages" + said in caplog.text
 
-    def test_the_log_says_when_the_rest_of_a_failed_batch_comes_again(
-        self, pool: HandlerPool, desk: Desk, caplog: pytest.LogCaptureFixture
+    def test_messages_that_the_handler_answers_or_keeps_are_not_answered(
+        self, pool: HandlerPool, desk: Desk
     ) -> None:
-        def handle(messages: list[Message]) -> None:
-            messages[0].finish()
-            raise KeyError("x")
-
-        self.add(pool, handle)
-        work(pool, *[desk.message(number, attempts=number) for number in (1, 2, 3)])
-        desk.wait_for(("finish", 1), ("requeue", 2, None, True), ("requeue", 3, None, True))
-        assert "batch handler failed on 3 messages; 2 again in 180 to 270 s\n" in caplog.text
-
-    def test_what_the_handler_answered_or_keeps_is_left_alone(self, pool: HandlerPool, desk: Desk) -> None:
         def handle(messages: list[Message]) -> None:
             messages[0].requeue(1.0)
             messages[1].disable_auto_response()
@@ -453,31 +450,18 @@ class TestBatches:
         self.add(pool, handle)
         work(pool, *map(desk.message, range(3)))
         desk.wait_for(("finish", 2))
-        assert pool.stop(time.monotonic() + PATIENCE) == []
+        end(pool)
         assert desk.notes == [("requeue", 0, 1.0, True), ("finish", 2)]
 
-    def test_what_has_expired_or_failed_too_often_is_not_in_them(self, pool: HandlerPool, desk: Desk) -> None:
+    def test_expired_messages_and_those_that_failed_too_often_are_in_no_batch(
+        self, pool: HandlerPool, desk: Desk
+    ) -> None:
         batches: list[list[int]] = []
         self.add(pool, lambda messages: batches.append([int(message.id) for message in messages]))
-        work(pool, desk.message(1, expires_at=0.0), desk.message(2, attempts=6), desk.message(3))
-        desk.wait_for(("expired", 1), ("give up", 2), ("finish", 2), ("finish", 3))
-        assert batches == [[3]]
-
-    def test_a_handler_is_not_called_for_nothing(self, pool: HandlerPool, desk: Desk) -> None:
-        batches: list[list[Message]] = []
-        self.add(pool, batches.append, size=1)
-        work(pool, desk.message(1, expires_at=0.0), desk.message(2))
-        desk.wait_for(("finish", 2))
-        assert [len(batch) for batch in batches] == [1]
-
-    def test_a_fault_of_ours_does_not_end_the_thread(
-        self, pool: HandlerPool, desk: Desk, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        desk.trouble = RuntimeError("ours")
-        self.add(pool, lambda messages: None, size=1)
-        work(pool, desk.message(1, expires_at=0.0), desk.message(2))
-        desk.wait_for(("finish", 2))
-        assert "a bug of ours" in caplog.text
+        pool.put([desk.message(number, expires_at=0.0) for number in (1, 2, 3)])  # calls no handler
+        work(pool, desk.message(4, expires_at=0.0), desk.message(5, attempts=6), desk.message(6))
+        desk.wait_for(*[("expired", number) for number in (1, 2, 3, 4)], ("finish", 5), ("finish", 6))
+        assert batches == [[6]]
 
 
 async def coroutine(message: Any) -> None: ...
@@ -501,7 +485,7 @@ class Awaitable:
 
 
 @pytest.mark.parametrize("kind", ["add", "add_batch"])
-class TestWhatIsNoHandler:
+class TestRefusedHandlers:
     def add(self, pool: HandlerPool, kind: str) -> Callable[..., None]:
         size = {"size": 1, "wait": 1.0} if kind == "add_batch" else {}
         return functools.partial(getattr(pool, kind), threads=1, **size)
@@ -530,7 +514,9 @@ class TestWhatIsNoHandler:
         with pytest.raises(ConfigError, match="yield"):
             self.add(pool, kind)(generator)
 
-    def test_is_refused(self, pool: HandlerPool, kind: str) -> None:
+    def test_what_cannot_be_called_and_wrong_exceptions_are_refused(
+        self, pool: HandlerPool, kind: str
+    ) -> None:
         add = self.add(pool, kind)
         for handler in ("name", None):
             with pytest.raises(ConfigError, match="handler"):

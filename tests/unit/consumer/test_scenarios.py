@@ -130,7 +130,7 @@ def end_wait(consumer: Consumer) -> None:
     engine = consumer._engine
     assert engine.windows.backoff.waiting
     engine.windows.backoff.until = 0.0
-    engine.request_decision()
+    engine.flow.request_decision()
 
 
 class TestBackoff:
