@@ -171,13 +171,6 @@ def test_the_delay_grows_with_the_attempts_up_to_the_longest(
 
 
 class TestBeforeTheHandler:
-    def test_an_expired_message_is_dropped(self, pool: HandlerPool, desk: Desk) -> None:
-        handled: list[Message] = []
-        pool.add(handled.append, 1)
-        work(pool, desk.message(1, expires_at=0.0), desk.message(2))
-        desk.wait_for(("expired", 1), ("finish", 2))
-        assert [int(message.id) for message in handled] == [2]
-
     def test_a_sweep_drops_expired_messages_and_keeps_the_order_of_the_others(
         self, pool: HandlerPool, desk: Desk
     ) -> None:
@@ -188,15 +181,15 @@ class TestBeforeTheHandler:
         assert desk.notes == [("expired", 0), ("expired", 1)]
         assert [pool.inbox.get() for _ in range(3)] == [messages[2], messages[3], None]
 
-    def test_a_message_that_failed_too_often_is_given_up_and_finished(
+    def test_an_expired_message_is_dropped_and_one_that_failed_too_often_is_given_up_and_finished(
         self, pool: HandlerPool, desk: Desk
     ) -> None:
         handled: list[Message] = []
         pool.add(handled.append, 1)
-        work(pool, desk.message(1, attempts=6), desk.message(2, attempts=5))
-        desk.wait_for(("finish", 2))
-        assert desk.notes == [("give up", 1), ("finish", 1), ("finish", 2)]
-        assert [int(message.id) for message in handled] == [2]
+        work(pool, desk.message(1, expires_at=0.0), desk.message(2, attempts=6), desk.message(3, attempts=5))
+        desk.wait_for(("finish", 3))
+        assert desk.notes == [("expired", 1), ("give up", 2), ("finish", 2), ("finish", 3)]
+        assert [int(message.id) for message in handled] == [3]
 
     def test_a_message_that_cannot_be_given_up_is_requeued(self, pool: HandlerPool, desk: Desk) -> None:
         desk.trouble = SystemExit()
@@ -304,33 +297,28 @@ class TestLastFailure:
 
 
 class TestThreads:
-    def test_handler_threads_have_numbers_and_know_themselves(self, pool: HandlerPool, desk: Desk) -> None:
-        seen: list[object] = []
-        pool.add(
-            lambda message: seen.extend([threading.current_thread().name, pool.owns_current_thread()]), 1
-        )
-        work(pool, desk.message(1))
-        desk.wait_for(("finish", 1))
-        assert seen == ["nsq-test-handler-0", True]
-        assert not pool.owns_current_thread()
-
-    def test_the_message_of_a_busy_handler_is_in_work(self, pool: HandlerPool, desk: Desk) -> None:
+    def test_a_busy_thread_has_its_message_in_work_and_is_named_by_a_stop_without_time(
+        self, pool: HandlerPool, desk: Desk
+    ) -> None:
         entered, gate = threading.Event(), threading.Event()
+        seen: list[tuple[object, ...]] = []
 
         def handle(message: Message) -> None:
+            name = threading.current_thread().name
+            seen.append((name, pool.owns_current_thread(), pool.in_work(), pool.busy))
             entered.set()
             gate.wait(PATIENCE)
 
         pool.add(handle, 1)
-        one, two = desk.message(1), desk.message(2)
-        work(pool, one)
+        message = desk.message(1)
+        work(pool, message)
         assert entered.wait(PATIENCE)
-        assert pool.in_work() == [one]
+        assert pool.stop(time.monotonic()) == ["nsq-test-handler-0"]
         gate.set()
-        pool.put([two])
-        desk.wait_for(("finish", 2))
         end(pool)
-        assert pool.in_work() == []
+        assert desk.notes == [("finish", 1)]
+        assert seen == [("nsq-test-handler-0", True, [message], 1)]
+        assert (pool.in_work(), pool.busy, pool.owns_current_thread()) == ([], 0, False)
 
     def test_a_message_is_in_work_while_it_is_given_up(
         self, pool: HandlerPool, desk: Desk, monkeypatch: pytest.MonkeyPatch
@@ -348,21 +336,6 @@ class TestThreads:
         work(pool, *map(desk.message, range(50)))
         end(pool)
         assert sorted(desk.notes) == [("finish", number) for number in range(50)]
-
-    def test_a_stop_names_the_threads_that_are_busy_at_the_deadline(
-        self, pool: HandlerPool, desk: Desk
-    ) -> None:
-        entered, gate = threading.Event(), threading.Event()
-
-        def handle(message: Message) -> None:
-            entered.set()
-            gate.wait(PATIENCE)
-
-        pool.add(handle, 1)
-        work(pool, desk.message(1))
-        assert entered.wait(PATIENCE)
-        assert pool.stop(time.monotonic()) == ["nsq-test-handler-0"]
-        gate.set()
 
     def test_a_pool_that_was_not_started_stops_at_once(self, pool: HandlerPool) -> None:
         pool.add(lambda message: None, 1)
@@ -510,16 +483,12 @@ class TestRefusedHandlers:
             self.add(pool, kind)(handler)
         assert len(pool) == 0
 
-    def test_a_generator_is_refused(self, pool: HandlerPool, kind: str) -> None:
-        with pytest.raises(ConfigError, match="yield"):
-            self.add(pool, kind)(generator)
-
-    def test_what_cannot_be_called_and_wrong_exceptions_are_refused(
+    def test_what_cannot_be_called_a_generator_and_wrong_exceptions_are_refused(
         self, pool: HandlerPool, kind: str
     ) -> None:
         add = self.add(pool, kind)
-        for handler in ("name", None):
-            with pytest.raises(ConfigError, match="handler"):
+        for handler, words in (("name", "is not callable"), (None, "is not callable"), (generator, "yield")):
+            with pytest.raises(ConfigError, match=words):
                 add(handler)
         for exceptions in ([ValueError], ValueError, (ValueError("x"),), "x"):
             with pytest.raises(ConfigError, match="tuple of exception classes"):
