@@ -78,8 +78,8 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from nsq.config import Config as Config
     from nsq.consumer.consumer import Consumer as Consumer
-    from nsq.consumer.handlers import DeadLetterFile as DeadLetterFile
-    from nsq.consumer.handlers import DeadLetterTopic as DeadLetterTopic
+    from nsq.consumer.dead_letters import DeadLetterFile as DeadLetterFile
+    from nsq.consumer.dead_letters import DeadLetterTopic as DeadLetterTopic
     from nsq.consumer.handlers import GiveUp as GiveUp
     from nsq.consumer.handlers import Requeue as Requeue
     from nsq.consumer.reports import ConsumerHooks as ConsumerHooks
@@ -100,8 +100,8 @@ _ERRORS = [name for name, value in globals().items() if isinstance(value, type)]
 _HOME = {
     "Config": "nsq.config",
     "Consumer": "nsq.consumer.consumer",
-    "DeadLetterFile": "nsq.consumer.handlers",
-    "DeadLetterTopic": "nsq.consumer.handlers",
+    "DeadLetterFile": "nsq.consumer.dead_letters",
+    "DeadLetterTopic": "nsq.consumer.dead_letters",
     "GiveUp": "nsq.consumer.handlers",
     "Requeue": "nsq.consumer.handlers",
     "ConsumerHooks": "nsq.consumer.reports",

@@ -303,6 +303,12 @@ class _Watch:
     def abandon(self) -> None: ...
 
 
+class _TakenOver(threads_consumer.Consumer):
+    """Its messages are answered later, on the event loop, and touched until then."""
+
+    _touches_unanswered = True
+
+
 class Consumer:
     """``nsq.Consumer`` for coroutines, with the same arguments but ``threads``. Take messages in a loop:
 
@@ -337,11 +343,9 @@ class Consumer:
         if options.get("on_stuck") is not None:
             raise ConfigError("aio.Consumer has no on_stuck: raise nsq.GiveUp, or nsq.Requeue with a delay")
         self._around_handler = checked_callable("around_handler", around_handler)
-        self.consumer = threads_consumer.Consumer(topic, channel, **options)
+        self.consumer: threads_consumer.Consumer = _TakenOver(topic, channel, **options)
         self.consumer.add_handler(self._take_over)
         self._engine = self.consumer._engine
-        # Answers come later, from the loop. A message that waits or is worked on is touched all the same.
-        self._engine.touches_unanswered = True
         self._handlers: list[tuple[AsyncHandler, int, Exceptions]] = []
         self._workers: list[asyncio.Task[None]] = []
         self._messages: _FromThreads[Message] | None = None

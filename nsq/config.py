@@ -475,12 +475,15 @@ class Options(TypedDict, total=False):
 class SignatureWithOptions:
     """The ``__signature__`` of a client: notebooks and help() show every option in place of ``**options``.
 
-    With ``inner`` they show every argument of that client but ``without``.
+    These are the options of ``Config`` and of ``more``, a TypedDict; or with ``inner`` every argument of that
+    client but ``without``.
     """
 
-    def __init__(self, inner: type[Any] | None = None, *, without: str = "") -> None:
-        self._inner = inner
-        self._without = without
+    def __init__(
+        self, inner: type[Any] | None = None, *, without: str = "", more: type[Any] | None = None
+    ) -> None:
+        self._inner, self._without = inner, without
+        self._more = () if more is None else tuple(more.__annotations__)
 
     def __get__(self, _: object, client: type[Any]) -> inspect.Signature:
         shown = inspect.signature(client.__init__)
@@ -495,7 +498,8 @@ class SignatureWithOptions:
         if self._inner is not None:
             return inspect.signature(self._inner).parameters.values()
         keyword, defaults = inspect.Parameter.KEYWORD_ONLY, Config()
-        return [inspect.Parameter(name, keyword, default=getattr(defaults, name)) for name in _FIELDS]
+        names = (*self._more, *_FIELDS)
+        return [inspect.Parameter(name, keyword, default=getattr(defaults, name, None)) for name in names]
 
 
 def _default_of(name: str) -> Any:

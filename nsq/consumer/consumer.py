@@ -10,13 +10,13 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import datetime
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TypedDict, TypeVar, Unpack, cast, overload
 
 from nsq.config import Config, Options, SignatureWithOptions
 from nsq.connection.subscription import Subscription
-from nsq.consumer.engine import Engine, plain_discovery, plain_pool
-from nsq.consumer.handlers import BatchHandler, Handler, HandlerPool, check_handler
-from nsq.consumer.rdy import RdyWindows
+from nsq.consumer.dead_letters import last_resort
+from nsq.consumer.engine import Engine, Parts, plain_parts
+from nsq.consumer.handlers import BatchHandler, Handler, check_handler
 from nsq.consumer.reports import ConsumerHealth, ConsumerHooks, ConsumerStats, StopReport
 from nsq.discovery.lookups import Discovery
 from nsq.errors import Closed, ConfigError, Forked, NsqError, UsageError
@@ -32,18 +32,32 @@ log = Logger("nsq.consumer")
 
 if TYPE_CHECKING:
     from nsq.partitioned.lanes import OnStuck
-    from nsq.partitioned.tracing import Tracing
 
 T = TypeVar("T")
 H = TypeVar("H", bound=Callable[..., Any])
 
-#: Messages that keep one handler thread busy: one in work and the next one at hand. More would only wait in
-#: the inbox, while their timeout runs.
-_IN_FLIGHT_PER_THREAD = 2
 #: Seconds; beyond this a message times out before its batch is full.
 _LONGEST_WAIT = 3600.0
 #: Seconds of the longest timeout: threads cannot wait very much longer.
 _FOR_EVER = 10.0**9
+
+
+class PartitionOptions(TypedDict, total=False):
+    """The options of a consumer that need a partitioned NSQ. None and False mean not given."""
+
+    ordered: bool
+    on_stuck: OnStuck | None
+    stuck_after: int | None
+    out_of_order: str | None
+    partitions: Collection[int] | None
+    start: str | datetime | None
+    trace: bool
+    desired_tag: str | None
+    header_filter: Mapping[str, str] | None
+
+
+class ConsumerOptions(Options, PartitionOptions, total=False):
+    """All options of a consumer, for type checkers and editors."""
 
 
 class Consumer:
@@ -76,7 +90,9 @@ class Consumer:
     handler's threads. ``at_thread_end`` is called by every handler thread before it ends.
     """
 
-    __signature__ = SignatureWithOptions()
+    __signature__ = SignatureWithOptions(more=PartitionOptions)
+    #: Whether ``auto_touch`` also touches messages that are answered after their handler's end.
+    _touches_unanswered = False
 
     def __init__(
         self,
@@ -94,109 +110,67 @@ class Consumer:
         at_thread_end: Callable[[], object] | None = None,
         rewrite_address: Callable[[str], str] | None = None,
         accept_addresses: Callable[[list[str]], Iterable[str]] | None = None,
-        ordered: bool = False,
-        on_stuck: OnStuck | None = None,
-        stuck_after: int | None = None,
-        out_of_order: str | None = None,
-        partitions: Collection[int] | None = None,
-        start: str | datetime | None = None,
-        trace: bool = False,
-        desired_tag: str | None = None,
-        header_filter: Mapping[str, str] | None = None,
         transport: Transport | None = None,
         config: Config | None = None,
-        **options: Unpack[Options],
+        **options: Unpack[ConsumerOptions],
     ) -> None:
         refuse_eventlet()
         #: The topic of the messages.
         self.topic = check_topic(topic)
         #: The channel of the topic.
         self.channel = check_channel(channel)
+        given: dict[str, Any] = {**options}
+        of_partitions = {name: given.pop(name) for name in PartitionOptions.__annotations__ if name in given}
+        if of_partitions.get("ordered") and "max_attempts" in given:
+            raise ConfigError("max_attempts is given with ordered=True, which skips no message: use on_stuck")
         #: The options, with those that were given as keywords.
-        self.config = Config.of(config, options)
-        nsqds, nsqlookupds = checked_nsqds(nsqd), checked("nsqlookupd", nsqlookupd)
-        if not nsqds and not nsqlookupds:
-            raise ConfigError("a consumer needs nsqd or nsqlookupd addresses, or both")
+        self.config = Config.of(config, given)
         if hooks is not None and not isinstance(hooks, ConsumerHooks):
             raise ConfigError(f"hooks is {hooks!r}; it must be an instance of a subclass of ConsumerHooks")
-        self._follow_handlers = self.config.max_in_flight is None
-        self._warned_of_zero = False
         subscription = Subscription(self.topic, self.channel)
-        discovery: dict[str, Any] = {
+        discovery = {
             "subscription": subscription,
             "config": self.config,
-            "nsqds": nsqds,
-            "nsqlookupds": nsqlookupds,
+            "nsqds": checked_nsqds(nsqd),
+            "nsqlookupds": checked("nsqlookupd", nsqlookupd),
             "rewrite": checked_callable("rewrite_address", rewrite_address),
             "accept": checked_callable("accept_addresses", accept_addresses),
         }
-        if ordered and "max_attempts" in options:
-            raise ConfigError("max_attempts is given with ordered=True, which skips no message: use on_stuck")
-        of_partitions = {
-            "ordered": ordered,
-            "on_stuck": checked_callable("on_stuck", on_stuck),
-            "stuck_after": None if stuck_after is None else checked_whole("stuck_after", stuck_after),
-            "out_of_order": out_of_order,
-            "partitions": partitions,
-            "start": start,
-            "trace": trace,
-            "desired_tag": desired_tag,
-            "header_filter": header_filter,
-        }
-        self._tracing: Tracing | None = None
+        parts = self._parts(discovery, of_partitions)
+        self._trace = parts.trace
+        checked_callable("give_up", give_up)
         self._engine = Engine(
             subscription,
             self.config,
-            *self._parts(discovery, of_partitions),
-            transport,
-            hooks,
-            checked_callable("give_up", give_up),
-            self._checked_dead_letters(dead_letters, give_up),
-            self._checked_reasons(dead_letter_reasons, dead_letters),
+            parts,
+            last_resort(subscription, self.config, transport, dead_letters, dead_letter_reasons, give_up),
+            transport=transport,
+            hooks=hooks,
+            touches_unanswered=self._touches_unanswered,
+            threads=checked_whole("threads", threads),
+            at_thread_end=checked_callable("at_thread_end", at_thread_end),
         )
-        self._engine.pool.threads = checked_whole("threads", threads)
-        self._engine.pool.at_thread_end = checked_callable("at_thread_end", at_thread_end)
         self._around_handler = checked_callable("around_handler", around_handler)
+        self._warned_of_zero = False
         self._pid = os.getpid()
 
-    def _parts(
-        self, discovery: dict[str, Any], options: dict[str, Any]
-    ) -> tuple[Callable[[Engine], Discovery], Callable[[Engine], HandlerPool], type[RdyWindows]]:
+    def _parts(self, discovery: dict[str, Any], options: dict[str, Any]) -> Parts:
         """Return the parts of the engine that differ for a partitioned NSQ. Which NSQ it is shows later."""
+        nsqlookupds = discovery["nsqlookupds"]
+        if not nsqlookupds and not discovery["nsqds"]:
+            raise ConfigError("a consumer needs nsqd or nsqlookupd addresses, or both")
+        checked_callable("on_stuck", options.get("on_stuck"))
+        if options.get("stuck_after") is not None:
+            checked_whole("stuck_after", options["stuck_after"])
         given = {name: value for name, value in options.items() if value is not None and value is not False}
-        if discovery["nsqlookupds"] and self.config.cluster != "original":
+        if nsqlookupds and self.config.cluster != "original":
             from nsq.partitioned.consuming import parts_for
 
-            parts = parts_for(discovery, given)
-            self._tracing = parts.tracing
-            return parts.make_discovery, parts.make_pool, parts.windows
+            return parts_for(discovery, given)
         for name in given:
-            reason = "cluster is 'original'" if discovery["nsqlookupds"] else "give nsqlookupd"
+            reason = "cluster is 'original'" if nsqlookupds else "give nsqlookupd"
             raise ConfigError(f"{name} needs a partitioned NSQ and its nsqlookupds: {reason}")
-        return partial(plain_discovery, discovery), plain_pool, RdyWindows
-
-    def _checked_dead_letters(self, dead_letters: str | None, give_up: object) -> str | None:
-        if dead_letters is None:
-            return None
-        topic = check_topic(dead_letters)
-        if topic == self.topic:
-            raise ConfigError(
-                f"dead_letters is {topic!r}, the topic of this consumer, which would get them again for "
-                "ever: give another topic"
-            )
-        if give_up is not None:
-            raise ConfigError("dead_letters and give_up exclude each other: give one of them")
-        if not self.config.max_attempts:
-            raise ConfigError("dead_letters needs max_attempts above 0: with 0 no message is ever given up")
-        return topic
-
-    @staticmethod
-    def _checked_reasons(reasons: bool, dead_letters: str | None) -> bool:
-        if not isinstance(reasons, bool):
-            raise ConfigError(f"dead_letter_reasons is {reasons!r}; it must be True or False")
-        if reasons and dead_letters is None:
-            raise ConfigError("dead_letter_reasons needs dead_letters: give the topic for them")
-        return reasons
+        return plain_parts(discovery)
 
     def __repr__(self) -> str:
         return f"<Consumer {self.topic}/{self.channel} {self._state}>"
@@ -288,7 +262,7 @@ class Consumer:
         engine = self._own_engine
         checked_whole("threads", threads)
         self._refuse_started("set_threads")
-        engine.pool.threads = threads
+        engine.pool.set_threads(threads)
 
     def _refuse_started(self, what: str) -> None:
         if self._state != "new":
@@ -300,8 +274,7 @@ class Consumer:
         """Connect and handle messages in the background."""
         engine = self._own_engine
         self._refuse_started("start")
-        if self._follow_handlers:
-            engine.windows.max_in_flight = engine.pool.at_once * _IN_FLIGHT_PER_THREAD
+        engine.flow.follow_handlers()
         self._warn_of_idleness()
         engine.start()
         return self
@@ -412,30 +385,22 @@ class Consumer:
         """Change how many messages may be here at once. Messages that are here already stay."""
         engine = self._own_engine
         checked_whole("max_in_flight", max_in_flight, least=0)
-        self._follow_handlers = False
-        engine.max_in_flight_set = True
-        engine.windows.max_in_flight = max_in_flight
-        engine.decide_soon()
+        engine.flow.set_max_in_flight(max_in_flight)
         self._warn_of_zero()
 
     def trace(self, on: bool = True) -> None:
         """Log a line on ``nsq.trace`` for each message from now on, or stop that. Needs a partitioned NSQ."""
         engine = self._own_engine
-        if self._tracing is None:
+        if self._trace is None:
             raise UsageError("tracing needs a partitioned NSQ and its nsqlookupds: give nsqlookupd")
-        self._tracing.switch(engine.topic, on)
+        self._trace(engine.topic, on)
 
     def pause(self) -> None:
         """Take no new messages until ``resume``."""
-        self._pause(True)
+        self._own_engine.flow.pause(True)
 
     def resume(self) -> None:
-        self._pause(False)
-
-    def _pause(self, paused: bool) -> None:
-        engine = self._own_engine
-        engine.windows.paused = paused
-        engine.decide_soon()
+        self._own_engine.flow.pause(False)
 
     @property
     def refusal(self) -> NsqError | None:
@@ -447,7 +412,7 @@ class Consumer:
     @property
     def is_starved(self) -> bool:
         """Whether some nsqd can hardly send more before messages that are here are answered."""
-        return self._engine.starved
+        return self._engine.flow.starved
 
     def add_nsqd(self, address: str) -> None:
         self._discovery().add_nsqd(address)

@@ -38,7 +38,7 @@ class ConsumingEndpoint(Endpoint, ConnDelegate):
     def __init__(self, wanted: Wanted, engine: Engine, config: Config, pauses: Pauses) -> None:
         super().__init__(wanted, config, time.monotonic, pauses.draw)
         self._engine, self._pauses = engine, pauses
-        self._windows, self._pool = engine.windows, engine.pool
+        self._flow, self._windows, self._pool = engine.flow, engine.windows, engine.pool
 
     def make_conn(self) -> Conn:
         return Conn(
@@ -91,7 +91,7 @@ class ConsumingEndpoint(Endpoint, ConnDelegate):
             silent = now - nsqd.last_message_at
             nsqd.last_message_at = nsqd.has_sent_at = now
             if silent >= self._config.low_rdy_idle_timeout:
-                self._engine.request_decision()  # this nsqd's share grows again
+                self._flow.request_decision()  # this nsqd's share grows again
         if self._engine.hooked:
             self._engine.tell(self._engine.hooks.received, messages)
         self._pool.put(messages)
@@ -117,20 +117,20 @@ class ConsumingEndpoint(Endpoint, ConnDelegate):
             self._engine.tell(self._engine.hooks.finished, message)
         windows = self._windows
         if windows.backoff.level:  # the RDY that follows from this answer goes out before it
-            self._engine.owner.ask(partial(self._engine.outcome, Outcome.SUCCESS, conn, message))
+            self._engine.owner.ask(partial(self._flow.outcome, Outcome.SUCCESS, conn, message))
             return True
         if windows.below_target:
-            self._engine.request_decision()
+            self._flow.request_decision()
         return False
 
     def on_requeued(self, conn: Conn, message: Message, delay_ms: int, backoff: bool) -> bool:
         self._engine.tell(self._engine.hooks.requeued, message)
         outcome = Outcome.FAILURE if backoff else Outcome.NEUTRAL
         if backoff or self._windows.backoff.level:
-            self._engine.owner.ask(partial(self._engine.outcome, outcome, conn, (message, delay_ms)))
+            self._engine.owner.ask(partial(self._flow.outcome, outcome, conn, (message, delay_ms)))
             return True
         if self._windows.below_target:
-            self._engine.request_decision()
+            self._flow.request_decision()
         return False
 
     def requeue_delay(self, attempts: int) -> float:
@@ -141,6 +141,6 @@ class ConsumingEndpoint(Endpoint, ConnDelegate):
         log.warning("%r from %s timed out here", message, conn.address, extra=fields)
         self._engine.tell(self._engine.hooks.timed_out, message)
         if message.auto_response:  # it was in the inbox, or its handler began it too late
-            self._engine.owner.ask(self._engine.handlers_are_late)
+            self._engine.owner.ask(self._flow.handlers_are_late)
         if self._windows.below_target:
-            self._engine.request_decision()
+            self._flow.request_decision()

@@ -1,4 +1,4 @@
-"""The engine of a consumer: one thread that decides about RDY, and starts and stops the others.
+"""The engine of a consumer: one thread that has its connections and windows, and starts and stops the others.
 
     a user's thread   makes a request for start, stop, pause …, and waits until it is carried out
     read loops        put messages into the inbox; a connection's end is a request
@@ -8,18 +8,17 @@
     the owner         (NAME-rdy) carries out the requests, one after the other, and looks at the clock
 
 Connections, windows and the stop belong to the owner alone, so they need no lock, and a signal may interrupt
-a user's thread at any bytecode. Other threads read ``_conns_and_totals``, which is swapped, never changed.
+a user's thread at any bytecode. Other threads read ``conns_and_totals``, which is swapped, never changed.
 """
 
 from __future__ import annotations
 
-import logging
 import math
 import random
 import threading
 import time
-from collections.abc import Callable, Hashable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -29,9 +28,11 @@ from nsq.connection.conn import Conn
 from nsq.connection.endpoint import Endpoints, Key, Status, Wanted
 from nsq.connection.handshake import describe
 from nsq.connection.subscription import Subscription
+from nsq.consumer.dead_letters import LastResort
 from nsq.consumer.endpoint import ConsumingEndpoint
-from nsq.consumer.handlers import DeadLetters, GiveUp, HandlerPool, requeue_delay
-from nsq.consumer.rdy import Backoff, Outcome, RdyWindows, Strategy, exponential
+from nsq.consumer.flow import FlowControl
+from nsq.consumer.handlers import GiveUp, HandlerPool, requeue_delay
+from nsq.consumer.rdy import RdyWindows
 from nsq.consumer.reports import (
     ConsumerHealth,
     ConsumerHooks,
@@ -52,7 +53,6 @@ from nsq.threads.waiters import Callbacks
 from nsq.transport.base import Transport
 from nsq.transport.dialing import SocketTransport
 from nsq.transport.tls import context_of
-from nsq.wire.names import EPHEMERAL
 
 log = Logger("nsq.consumer")
 
@@ -63,63 +63,58 @@ _ENDING_SHARE, _ENDING_SECONDS = 0.1, 0.25
 _LEAST_TO_STOP = 0.1
 #: During a stop, seconds between two checks whether it has become more urgent.
 _STEP = 0.05
-#: The share of RDY in flight from which on hardly more messages can come.
-_STARVED_AT = 0.85
-#: Seconds that a caller waits for the owner to carry out a request such as ``pause``; and an nsqd that is not
-#: wanted any more is left without its answer to CLS.
-_PATIENCE = 5.0
+#: Seconds until an nsqd that is not wanted any more is left without its answer to CLS.
+_CLS_PATIENCE = 5.0
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What differs for a partitioned NSQ. The two functions are called as the engine is made; ``make_pool``
+    also gets arguments of its ``HandlerPool``.
+    """
+
+    make_discovery: Callable[[Engine], Discovery]
+    make_pool: Callable[[Engine, Mapping[str, Any]], HandlerPool]
+    windows: type[RdyWindows] = RdyWindows
+    trace: Callable[[str, bool], object] | None = None
+    """Switches the tracing of a topic on or off."""
 
 
 class Engine:
-    """The owner and its state. Discovery reports to ``found`` and ``dropped``."""
+    """The owner and its state. Discovery reports to ``found`` and ``dropped``. With ``touches_unanswered``
+    auto_touch also touches messages that the program answers after their handler's end. ``handlers`` are
+    arguments of ``HandlerPool``.
+    """
 
     def __init__(
         self,
         subscription: Subscription,
         config: Config,
-        make_discovery: Callable[[Engine], Discovery],
-        make_pool: Callable[[Engine], HandlerPool],
-        windows: type[RdyWindows],
+        parts: Parts,
+        last_resort: LastResort,
+        *,
         transport: Transport | None = None,
         hooks: ConsumerHooks | None = None,
-        give_up: Callable[[Message], None] | None = None,
-        dead_letters: str | None = None,
-        dead_letter_reasons: bool = False,
+        touches_unanswered: bool = False,
+        **handlers: Any,
     ) -> None:
-        self.topic = subscription.topic
-        self.channel = subscription.channel
+        self.config = config
+        self.topic, self.channel = subscription.topic, subscription.channel
         self.name = f"nsq-{self.topic}/{self.channel}"
-        self.windows = windows(
-            config.max_in_flight or 0,
-            Backoff(backoff_strategy(config), config.max_backoff_duration),
-            random.choice,
-            config.low_rdy_idle_timeout,
-            config.low_rdy_timeout,
-        )
         self.owner = Owner(f"{self.name}-rdy", log, begin=self._begin, turn=self._turn)
         self.report: StopReport | None = None  # set when the consumer has stopped
         self.refusal: NsqError | None = None
         """The error of an nsqd, if every nsqd refuses the subscription; or why it is impossible."""
         self.watch: SignalWatch | None = None  # set while ``run`` waits for ``report`` or ``refusal``
-        self.touches_unanswered = False
-        """Whether auto_touch also touches messages that the program answers after their handler's end."""
-        self.config = config
-        self.pool = make_pool(self)
-        self.pool.fields = self.fields()
         self._own_transport = SocketTransport(config.local_address)
         self.transport = transport or self._own_transport
         self.context = context_of(config)
         self.hooks = hooks or ConsumerHooks()
         self.hooked = hooks is not None  # without hooks, events cost nothing
         self._callbacks = Callbacks(f"{self.name}-hooks", log)
-        self.pool.gives_up_at_last_failure = dead_letter_reasons
-        reasons_of = f"{self.topic}/{self.channel}" if dead_letter_reasons else ""
-        self._dead_letters: DeadLetters | None = None
-        if dead_letters is not None:
-            known = self._known_addresses
-            self._dead_letters = DeadLetters(dead_letters, config, transport, known, reasons_of)
-        self._user_give_up = give_up
-        self._decision_due = False  # the windows may have to change
+        self._last_resort = last_resort
+        self.flow = FlowControl(self, parts.windows, touches_unanswered)
+        self.windows = self.flow.windows
         # The connections, and the totals of ended ones: received, finished, requeued, timed out.
         self.conns_and_totals: tuple[dict[Key, Conn], list[int]] = {}, [0, 0, 0, 0]
         pauses = Pauses(config.reconnect_initial, config.reconnect_max, random.random)
@@ -132,12 +127,7 @@ class Engine:
         )
         self.given_up = 0
         self._counting = threading.Lock()  # guards the line above; taken by handler threads alone
-        self._ticked_at = 0.0
         self._unwanted: dict[Conn, float] = {}  # they have got CLS, but not answered: until when
-        self.max_in_flight_set = False
-        """Whether the user has set max_in_flight while the consumer ran."""
-        self._warned_of_turns = False
-        self._shrunk = False  # the log has a warning about the handlers' limit
         # The beginning and the end.
         self._failed: Exception | None = None  # why not all threads could be started
         self._inherited = False  # by a forked child, from the parent process
@@ -145,26 +135,21 @@ class Engine:
         self._closing: list[Conn] | None = None  # during a stop: the connections that got CLS
         self._left: StopReport | None = None  # for a ``stop`` whose time is up before the threads have ended
         self._stop_by = self._handlers_by = self._join_by = math.inf
-        self.discovery = make_discovery(self)
+        arguments = {
+            "name": self.name,
+            "fields": self.fields(),
+            "give_up": self.give_up,
+            "gives_up_at_last_failure": last_resort.wants_error,
+            "starved": lambda: self.flow.starved,
+        }
+        self.pool = parts.make_pool(self, {**arguments, **handlers})
+        self.discovery = parts.make_discovery(self)
 
     # Requests: any thread.
 
-    def request_decision(self) -> None:
-        """Have the owner check soon whether windows change."""
-        if not self._decision_due:
-            self._decision_due = True
-            self.owner.wake()
-
-    def _do(self, action: Callable[[], object], deadline: float) -> None:
+    def do(self, action: Callable[[], object], deadline: float) -> None:
         """Have the owner carry out an action, and wait for that, unless it stops."""
         self.owner.do(action, deadline, lambda: self._closing is not None)
-
-    def decide_soon(self) -> None:
-        """Have the owner decide about RDY with the new settings, and wait for that."""
-        if self.owner.is_current or not self.running:  # a user's backoff_strategy
-            self.request_decision()
-        else:
-            self._do(self._decide, time.monotonic() + _PATIENCE)
 
     # Beginning and end: any thread.
 
@@ -216,7 +201,7 @@ class Engine:
         for report in (self.report, self._left):  # not ``or``: an unclean report is false
             if report is not None:
                 return report
-        return StopReport(clean=False, in_flight=sum(self._in_flight().values()))
+        return StopReport(clean=False, in_flight=sum(self.flow.in_flight().values()))
 
     def owns_current_thread(self) -> bool:
         """Whether this is a thread of ours that runs user code: it cannot wait for its own end."""
@@ -252,19 +237,18 @@ class Engine:
             self._begin_to_stop(math.inf)
 
     def _turn(self) -> float | None:
-        self._tick()
+        self.flow.tick()
+        self._leave_silent()
         if self._closing is None:
             self._see_to_endpoints()
-        if self._decision_due:
-            self._decision_due = False
-            self._decide()
+        self.flow.decide_if_due()
         if self._closing is not None:
             self._stop_when_done()
         if self.report is not None:
             self._wake_run()
             return None
         due = self.pool.turn(time.monotonic())
-        return min(due, self._next_tick(), self._stop_by, self.endpoints.next_due())
+        return min(due, self.flow.next_tick(), self._stop_by, self.endpoints.next_due())
 
     # The stop: the owner.
 
@@ -288,7 +272,7 @@ class Engine:
         for conn in conns:
             conn.send_cls()
             self.windows.closing(conn)
-        self._decide()
+        self.flow.decide()
 
     def _stop_when_done(self) -> None:
         if self.conns and time.monotonic() < self._stop_by:
@@ -304,11 +288,10 @@ class Engine:
             conn.close()
         # Their loops report events until their end. Those that still dial are joined later.
         self._join(partial(self.endpoints.join, dialing=False), lambda: self._join_by)
-        if self._dead_letters is not None:
-            # First, as handlers may wait for it: those of messages that are not ours any more.
-            seconds = max(0.0, (self._handlers_by - time.monotonic()) / 2)
-            threads = [*self._left.unfinished_threads, *self._dead_letters.close(seconds)]
-            self._left = replace(self._left, unfinished_threads=threads)
+        # First, as handlers may wait for it: those of messages that are not ours any more.
+        seconds = max(0.0, (self._handlers_by - time.monotonic()) / 2)
+        threads = [*self._left.unfinished_threads, *self._last_resort.close(seconds)]
+        self._left = replace(self._left, unfinished_threads=threads)
         self._join(self.pool.stop, lambda: self._handlers_by)
         self._join(self.endpoints.join, lambda: self._join_by)
         self._join(self.discovery.join, lambda: self._join_by)
@@ -344,111 +327,6 @@ class Engine:
             step = _STEP
         self._left = before
 
-    # The clock: the owner.
-
-    def _next_tick(self) -> float:
-        interval = self.config.rdy_redistribute_interval
-        if self.config.auto_touch:
-            interval = min(interval, self._shortest_timeout() / 4)
-        if self.windows.handling.active:
-            interval = min(interval, self._shortest_timeout() / 8)
-        until = self.windows.backoff.until
-        return min(self._ticked_at + interval, math.inf if until is None else until)
-
-    def _shortest_timeout(self) -> float:
-        return min((conn.session.msg_timeout for conn in self.conns.values()), default=60.0)
-
-    def _tick(self) -> None:
-        now = time.monotonic()
-        if now < self._next_tick():
-            return
-        self._ticked_at = now
-        conns = list(self.conns.values())
-        if self.config.auto_touch:
-            working = None if self.touches_unanswered else set(self.pool.in_work())
-            for conn in conns:
-                conn.touch_expiring(now, working)
-        for conn in conns:
-            conn.expire(now)
-        self._leave_silent(now)
-        if self.pool.inbox.qsize() > self.windows.max_in_flight:
-            self.pool.sweep(now)
-        handling = self.windows.handling
-        if handling.active:
-            oldest = max((conn.session.oldest(now) for conn in conns), default=0.0)
-            if handling.relax(now, self._handling_time(), self.windows.max_in_flight, oldest):
-                allowed, extra = self.windows.allowed, self.fields()
-                log.info(
-                    "%s: the handlers are quick: at most %d messages now", self.name, allowed, extra=extra
-                )
-        self.windows.tick(now, self._in_flight())
-        self._decide()
-
-    def _handling_time(self) -> float:
-        """Return the seconds within which a handler must begin with a message."""
-        if not self.config.auto_touch:
-            return self._shortest_timeout()
-        return min((conn.session.max_msg_timeout for conn in self.conns.values()), default=900.0)
-
-    def handlers_are_late(self) -> None:
-        """Lower the handlers' limit: a message has timed out before its handler was done."""
-        now, timeout, most = time.monotonic(), self._handling_time(), self.windows.max_in_flight
-        if self.windows.handled_late(now, timeout, len(self.pool)):
-            limit = self.windows.allowed
-            log.log(
-                logging.INFO if self._shrunk else logging.WARNING,
-                "%s: messages time out before their handlers are done. At most %d are taken at once from "
-                "now on, not max_in_flight (%d), until the handlers are quicker: give more threads, a longer "
-                "msg_timeout (now %g s), or a lower max_in_flight",
-                self.name,
-                limit,
-                most,
-                timeout,
-                extra=self.fields(),
-            )
-            self._shrunk = True
-            self._decide()
-
-    # Windows: the owner.
-
-    def _in_flight(self) -> dict[Hashable, int]:
-        return {conn: conn.session.in_flight for conn in self.conns.values()}
-
-    def _decide(self) -> None:
-        was_below_target = self.windows.below_target
-        self._send_rdy()
-        if self.windows.below_target and not was_below_target:
-            # Again: an answer given meanwhile did not see ``below_target``, and so requested no decision.
-            self._send_rdy()
-
-    def _send_rdy(self) -> None:
-        for conn, rdy in self.windows.decide(time.monotonic(), self._in_flight()):
-            assert isinstance(conn, Conn)
-            conn.send_rdy(rdy)
-
-    def outcome(self, outcome: Outcome, conn: Conn, answer: Message | tuple[Message, int]) -> None:
-        """Note an outcome, and send the answer after the RDY: the answer makes room for another message."""
-        backoff, now = self.windows.backoff, time.monotonic()
-        before = backoff.level, backoff.until
-        try:
-            if self.windows.outcome(outcome, now) or self.windows.below_target:
-                self._decide()
-        finally:
-            conn.put(answer)
-        if (backoff.level, backoff.until) != before:
-            if backoff.until is None:
-                log.info("%s: backing off is over", self.name, extra=self.fields())
-            else:
-                log.log(
-                    logging.WARNING if outcome is Outcome.FAILURE else logging.INFO,
-                    "%s: paused for %.3g s, then one message to try (backing off, step %d)",
-                    self.name,
-                    backoff.until - now,
-                    backoff.level,
-                    extra=self.fields(),
-                )
-            self.tell(self.hooks.backing_off, backoff.level)
-
     def tell(self, hook: Callable[..., None], *args: object) -> None:
         if self.hooked:
             self._callbacks.tell(hook, *args)
@@ -464,21 +342,7 @@ class Engine:
 
     def give_each_room(self) -> None:
         """Let each connection have a message at a time, unless the user has set a smaller max_in_flight."""
-        self.owner.ask(self._give_each_room)
-
-    def _give_each_room(self) -> None:
-        self.windows.grows = self.config.max_in_flight is None and not self.max_in_flight_set
-        self._decision_due = True
-        connections = len(self.endpoints.table)
-        if self.windows.must_take_turns(connections) and not self._warned_of_turns:
-            self._warned_of_turns = True
-            log.warning(
-                "%s: max_in_flight is %d, but there are %d partitions: they take turns, one message each. "
-                "Leave it out, or give at least their number",
-                self.name,
-                self.windows.max_in_flight,
-                connections,
-            )
+        self.owner.ask(self.flow.give_each_room)
 
     def found(self, wanted: dict[Key, Wanted]) -> None:
         self.owner.ask(partial(self.endpoints.want, wanted))
@@ -491,12 +355,13 @@ class Engine:
         conn = self.conns.get(key)
         if conn is not None and not conn.session.closing:
             conn.send_cls()
-            self._unwanted[conn] = time.monotonic() + _PATIENCE
+            self._unwanted[conn] = time.monotonic() + _CLS_PATIENCE
             self.windows.closing(conn)
-            self._decide()
+            self.flow.decide()
 
-    def _leave_silent(self, now: float) -> None:
+    def _leave_silent(self) -> None:
         """Leave the nsqds that do not even answer CLS: they stall, and what is in flight comes again."""
+        now = time.monotonic()
         for conn, by in list(self._unwanted.items()):
             silent = not (conn.closed or conn.session.close_wait)
             if silent and now >= by:
@@ -513,13 +378,13 @@ class Engine:
             expected = self.endpoints.expected()
             if expected != self.windows.expected:
                 self.windows.expected = expected
-                self._decision_due = True
+                self.flow.decision_due = True
             self._see_whether_all_refuse()
         self.endpoints.dial_due()
 
     def adopt(self, endpoint: ConsumingEndpoint, conn: Conn) -> None:
         """Have the owner accept a new connection. Raises Closed if it is not needed any more."""
-        self._do(partial(self._adopt, endpoint, conn), math.inf)
+        self.do(partial(self._adopt, endpoint, conn), math.inf)
 
     def _adopt(self, endpoint: ConsumingEndpoint, conn: Conn) -> None:
         if self._stop_requested or endpoint.wanted is None:
@@ -527,7 +392,7 @@ class Engine:
         endpoint.status = Status.CONNECTED  # here: a stop from now on must not cut it off
         endpoint.backoff.reason, endpoint.backoff.final = None, False
         self.windows.connected(conn, conn.session.max_rdy, time.monotonic())
-        self._decide()
+        self.flow.decide()
         # When it has its share: ``wait_until_connected`` counts it from now on.
         conns, gone = self.conns_and_totals
         self.conns_and_totals = {**conns, conn.key: conn}, gone
@@ -542,7 +407,7 @@ class Engine:
             added(self.conns_and_totals[1], [conn]),
         )
         self.windows.disconnected(conn)
-        self._decide()
+        self.flow.decide()
         fields = self.fields(conn.address)
         if cause is None:
             log.info("%s: connection to nsqd %s closed", self.name, conn.address, extra=fields)
@@ -581,27 +446,12 @@ class Engine:
         nsqlookupds = self.discovery.partitioned_by
         return set() if nsqlookupds else {each.address for each in self.endpoints.all}, nsqlookupds
 
-    @property
-    def starved(self) -> bool:
-        sessions = [conn.session for conn in self.conns.values()]
-        return any(each.in_flight > 0 and each.in_flight >= each.rdy * _STARVED_AT for each in sessions)
-
     def give_up(self, message: Message, error: BaseException | None) -> None:
-        if self._dead_letters is not None:
-            self._dead_letters(message, error)
-            fate = f"topic {self._dead_letters.topic} has it"
-        elif self._user_give_up is not None:
-            self._user_give_up(message)
-            fate = "give_up has it"
-        else:
-            dead = f"{self.topic.removesuffix(EPHEMERAL)}.dead"
-            fate = f"it is lost. Consumer(…, dead_letters={dead!r}) would keep it in that topic"
+        fate = self._last_resort(message, error, self._known_addresses)
         # The log has the reason of a handler, and of a user's decision to skip, already.
         why = "" if isinstance(error, GiveUp) else f" (max_attempts is {self.config.max_attempts})"
-        log.error(
-            "gave up on %r from %s%s: %s",
-            message, message.nsqd_address, why, fate, extra=self.pool.fields_of(message),
-        )  # fmt: skip
+        text, fields = "gave up on %r from %s%s: %s", self.pool.fields_of(message)
+        log.error(text, message, message.nsqd_address, why, fate, extra=fields)
         with self._counting:
             self.given_up += 1
         self.tell(self.hooks.given_up, message)
@@ -630,34 +480,15 @@ class Engine:
         return fields | ({"nsqd_address": address} if address else {})
 
 
-def plain_discovery(arguments: Mapping[str, Any], engine: Engine) -> Discovery:
-    return Discovery(found=engine.found, dropped=engine.dropped, name=engine.name, **arguments)
+def plain_parts(discovery: Mapping[str, Any]) -> Parts:
+    """Return the parts of a consumer of the original NSQ. ``discovery`` are arguments of ``Discovery``."""
+
+    def make_discovery(engine: Engine) -> Discovery:
+        return Discovery(found=engine.found, dropped=engine.dropped, name=engine.name, **discovery)
+
+    return Parts(make_discovery, plain_pool)
 
 
-def plain_pool(engine: Engine) -> HandlerPool:
-    return HandlerPool(
-        engine.name,
-        max_attempts=engine.config.max_attempts,
-        give_up=engine.give_up,
-        starved=lambda: engine.starved,
-        requeue_delay=engine.requeue_delay,
-    )
-
-
-def backoff_strategy(config: Config) -> Strategy:
-    fallback = exponential(config.backoff_multiplier)
-    strategy = config.backoff_strategy
-    if strategy == "full_jitter":
-        return exponential(config.backoff_multiplier, random.random)
-    if not callable(strategy):
-        return fallback
-
-    def wait(level: int) -> float:
-        """Call the user's function; its exceptions must not reach the code that answers messages."""
-        try:
-            return float(strategy(level))
-        except BaseException:  # SystemExit too: the calling thread of ours must go on
-            log.exception("backoff_strategy %r failed at level %d: exponential this time", strategy, level)
-            return fallback(level)
-
-    return wait
+def plain_pool(engine: Engine, arguments: Mapping[str, Any]) -> HandlerPool:
+    most = engine.config.max_attempts
+    return HandlerPool(max_attempts=most, requeue_delay=engine.requeue_delay, **arguments)

@@ -4,35 +4,26 @@
     handler threads  inbox.get -> the user's handler -> finish or requeue
 
 A message that times out in the inbox is dropped, not handled: nsqd delivers it again. No exception of a
-handler ends its thread. Below: how a handler's result becomes an answer, and dead letters for messages that
-have failed too often.
+handler ends its thread. Below: which handlers are refused, and how a handler's result becomes an answer.
 """
 
 from __future__ import annotations
 
-import base64
 import inspect
-import json
 import math
-import os
 import queue
 import threading
 import time
-import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import replace
-from datetime import UTC, datetime
 from functools import partial
 from types import MethodType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 from nsq.config import Config
 from nsq.consumer.reports import PartitionHealth
 from nsq.errors import (
     AlreadyResponded,
-    BadMessage,
-    Closed,
     ConfigError,
     InvalidMessage,
     NsqError,
@@ -42,12 +33,6 @@ from nsq.errors import (
 from nsq.log import Logger
 from nsq.message import Message, finish_all, time_out
 from nsq.threads.waiters import join_threads
-from nsq.transport.base import Transport
-from nsq.wire.envelope import DEAD_LETTER, wrap
-from nsq.wire.names import check_topic
-
-if TYPE_CHECKING:
-    from nsq.producer.producer import Producer
 
 log = Logger("nsq.consumer")
 
@@ -55,12 +40,6 @@ Handler = Callable[[Message], Any]
 BatchHandler = Callable[[list[Message]], Any]
 Exceptions = tuple[type[BaseException], ...]
 
-#: Bytes; no message of nsqd's is larger.
-_MAX_SIZE = 2**31 - 1
-#: Seconds; the shortest timeout of a publish.
-_LEAST_TIMEOUT = 0.001
-#: The most characters of an error's text in a dead letter.
-_MOST_OF_AN_ERROR = 1000
 #: The most messages for which we count how often they timed out before a handler saw them.
 _MAX_TIMED_OUT_UNHANDLED = 10_000
 
@@ -71,7 +50,10 @@ class HandlerPool:
     ``give_up`` is called with a message that has failed too often, and with its last error if that is known:
     the message is finished if it returns, requeued if it raises. ``starved`` says whether nsqds send nothing
     more until a message here is answered. ``requeue_delay`` maps a message's attempts to the seconds after
-    which it comes again.
+    which it comes again. ``threads`` is the number for each handler that is added without one;
+    ``at_thread_end`` is called by each thread before it ends. With ``gives_up_at_last_failure`` a message is
+    given up right when it fails at its last attempt, while its error is known; otherwise when it comes once
+    more. ``fields`` are those of log records.
     """
 
     def __init__(
@@ -82,6 +64,10 @@ class HandlerPool:
         give_up: Callable[[Message, BaseException | None], None],
         starved: Callable[[], bool],
         requeue_delay: Callable[[int], float],
+        threads: int = 1,
+        at_thread_end: Callable[[], object] | None = None,
+        gives_up_at_last_failure: bool = False,
+        fields: Mapping[str, str] | None = None,
     ) -> None:
         self.inbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()  # None ends one thread
         # By nsqd and id: deliveries that timed out before a handler saw them. nsqd counts them as attempts;
@@ -94,30 +80,28 @@ class HandlerPool:
         self._give_up = give_up
         self._starved = starved
         self.requeue_delay = requeue_delay
-        self.threads = 1
-        """The number of threads of a handler that is added without one."""
+        self._threads_each, self._at_thread_end = threads, at_thread_end
+        self._gives_up_at_last_failure = gives_up_at_last_failure
+        self._fields = fields or {}
         # For each handler: the function its threads run, their number, the messages one works on at once.
         self._groups: list[tuple[Callable[[], None], int | None, int]] = []
         self._threads: list[threading.Thread] = []
-        self.fields: dict[str, str] = {}
-        """The fields of log records."""
-        self.gives_up_at_last_failure = False
-        """Whether a message is given up right when it fails at its last attempt, while its error is known;
-        otherwise when it comes once more."""
-        self.at_thread_end: Callable[[], object] | None = None
-        """Called by each thread before it ends."""
         self._closed = False
         self._inherited = False  # by a child that a handler has forked
         self._running: dict[int, Message | list[Message] | None] = {}  # by thread: last message or batch
 
     def __len__(self) -> int:
         """Count the threads that run, or will run after the start."""
-        return sum(threads or self.threads for _, threads, _ in self._groups)
+        return sum(threads or self._threads_each for _, threads, _ in self._groups)
 
     @property
     def at_once(self) -> int:
         """How many messages all threads together work on at once."""
-        return sum((threads or self.threads) * size for _, threads, size in self._groups)
+        return sum((threads or self._threads_each) * size for _, threads, size in self._groups)
+
+    def set_threads(self, threads: int) -> None:
+        """Set the number of threads for each handler that is added without one. Call it before the start."""
+        self._threads_each = threads
 
     def add(self, handler: Handler, threads: int | None = None, no_backoff: Exceptions = ()) -> None:
         check_handler(handler)
@@ -134,9 +118,9 @@ class HandlerPool:
     def start(self) -> None:
         """Start the threads. Raises RuntimeError when one cannot be started."""
         # Made here: a Thread object made before a fork counts as ended in the child.
-        runs = [run for run, threads, _ in self._groups for _ in range(threads or self.threads)]
-        if self.at_thread_end is not None:
-            runs = [partial(self._run_to_end, run, self.at_thread_end) for run in runs]
+        runs = [run for run, threads, _ in self._groups for _ in range(threads or self._threads_each)]
+        if self._at_thread_end is not None:
+            runs = [partial(self._run_to_end, run, self._at_thread_end) for run in runs]
         self._threads = [
             threading.Thread(target=run, name=f"{self._name}-handler-{number}", daemon=True)
             for number, run in enumerate(runs)
@@ -301,11 +285,11 @@ class HandlerPool:
     def fields_of(self, message: Message) -> dict[str, object]:
         """Return the fields of a log record about a message."""
         about = {"nsq_message_id": message.id_text, "nsq_attempts": message.attempts}
-        return {**self.fields, "nsqd_address": message.nsqd_address, **about}
+        return {**self._fields, "nsqd_address": message.nsqd_address, **about}
 
     def failed_for_good(self, message: Message) -> bool:
         """Whether the message, which has just failed, is to be given up now."""
-        if not self.gives_up_at_last_failure or message.responded:
+        if not self._gives_up_at_last_failure or message.responded:
             return False
         return self._handled_attempts(message) >= self._max_attempts
 
@@ -427,7 +411,7 @@ class HandlerPool:
             if not isinstance(error, Requeue):
                 outlook = self._outlook_of(batch)
                 log.exception(
-                    "batch handler failed on %d messages; %s", len(batch), outlook, extra=self.fields
+                    "batch handler failed on %d messages; %s", len(batch), outlook, extra=self._fields
                 )
                 failure = error
         unanswered = [message for message in batch if message.auto_response]
@@ -535,171 +519,3 @@ def requeue_delay(attempts: int, config: Config, chance: float) -> float:
     """Return the default delay of a requeued message, which grows with every attempt."""
     delay = min(config.default_requeue_delay * attempts, config.max_requeue_delay)
     return min(delay * (1 + config.requeue_jitter * chance), config.max_requeue_delay)
-
-
-# Dead letters: values for a consumer's ``give_up``. Each stores the message before it returns, or raises; the
-# consumer finishes the message only after it is stored.
-
-
-class Publisher(Protocol):
-    """A ``Producer``, or another object with its ``publish``."""
-
-    def publish(self, topic: str, body: bytes) -> object: ...
-
-
-class DeadLetterTopic:
-    """Publishes the unchanged body of a message to another topic."""
-
-    def __init__(self, producer: Publisher, topic: str) -> None:
-        self._producer = producer
-        self._topic = check_topic(topic)
-
-    def __call__(self, message: Message) -> None:
-        self._producer.publish(self._topic, message.body)
-
-
-class DeadLetters:
-    """The option ``dead_letters`` of a consumer: publishes the unchanged body to ``topic``, on the nsqds that
-    the consumer knows. ``known`` returns their addresses; or none, and those of nsqlookupds. With
-    ``reasons_of``, which is the consumer's name then, the body stands in an envelope that says why the
-    message was given up.
-
-    The producer is made for the first message. No thread that a signal can interrupt takes the lock, and a
-    forked child does not use it.
-    """
-
-    def __init__(
-        self,
-        topic: str,
-        config: Config,
-        transport: Transport | None,
-        known: Callable[[], tuple[set[str], set[str]]],
-        reasons_of: str = "",
-    ) -> None:
-        # Here, not for the first message: at the end of a program it may be too late for an import.
-        from nsq.producer.producer import Producer
-
-        self.topic = topic
-        self._new_producer = partial(
-            Producer,
-            transport=transport,
-            # nsqd has accepted this body before, whatever our own limits are.
-            config=replace(config, max_msg_size=_MAX_SIZE),
-        )
-        self._timeout = config.publish_timeout
-        self._known = known
-        self._reasons_of, self._max_attempts = reasons_of, config.max_attempts
-        self._lock = threading.Lock()
-        self._producer: Producer | None = None
-        self._nsqds: set[str] = set()
-        self._closed = False
-
-    def __call__(self, message: Message, error: BaseException | None = None) -> None:
-        nsqds, nsqlookupds = self._known()
-        if not nsqlookupds:
-            nsqds.add(message.nsqd_address)
-        with self._lock:
-            if self._closed:
-                raise Closed("the consumer has stopped")
-            if self._producer is None:
-                self._producer = self._new_producer(nsqd=nsqds, nsqlookupd=nsqlookupds)
-            elif nsqds != self._nsqds:
-                self._producer.set_nsqds(nsqds)
-            self._nsqds = nsqds
-        if self._reasons_of:
-            letter = dead_letter(message, error, self._reasons_of, self._max_attempts)
-            try:
-                self._publish(self._producer, letter, message)
-                return
-            except BadMessage:
-                text = "with its reason %r is too large for the topic %s: only its body goes there"
-                log.warning(text, message, self.topic)
-        self._publish(self._producer, message.body, message)
-
-    def _publish(self, producer: Producer, body: bytes, message: Message) -> None:
-        # Not longer than the message is ours: after that another consumer has it.
-        timeout = max(_LEAST_TIMEOUT, min(self._timeout, message.time_left))
-        producer.publish(self.topic, body, timeout=timeout)
-
-    def close(self, timeout: float) -> list[str]:
-        """Close the producer, which ends publishes under way; return the names of threads that have not ended
-        in time. Called when no message is in flight any more.
-        """
-        with self._lock:
-            self._closed = True
-        return [] if self._producer is None else self._producer.close(timeout).unfinished_threads
-
-
-def dead_letter(message: Message, error: BaseException | None, consumer: str, max_attempts: int) -> bytes:
-    """Return the message in an envelope whose headers say why ``consumer`` has given it up."""
-    if isinstance(error, GiveUp):
-        reason = "its handler gave it up"
-    elif error is not None:
-        reason = f"it failed at its last attempt (max_attempts is {max_attempts})"
-    else:
-        reason = f"its attempts were used up, by requeues or timeouts (max_attempts is {max_attempts})"
-    headers = {
-        "id": f"{message.id.decode('latin-1')}-{message.attempts}",
-        "source": f"/{consumer}",
-        "type": DEAD_LETTER,
-        "time": _iso(time.time()),
-        "reason": reason,
-        "error": "" if error is None else _in_one_line(error),
-        "place": "" if error is None else _place_of(error),
-        "attempts": str(message.attempts),
-        "published": _iso(message.timestamp / 1e9),
-        "nsqd": message.nsqd_address,
-    }
-    return wrap(message.body, {name: value for name, value in headers.items() if value})
-
-
-def _iso(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-def _in_one_line(error: BaseException) -> str:
-    """Return class and text of an error, without characters that a header of CloudEvents may not have."""
-    try:
-        text = str(error)
-    except Exception:
-        text = "(its text cannot be had)"
-    name = "" if isinstance(error, GiveUp) else type(error).__qualname__
-    joined = ": ".join(part for part in (name, text) if part)
-    return "".join(each if each.isprintable() else " " for each in joined[:_MOST_OF_AN_ERROR])
-
-
-def _place_of(error: BaseException) -> str:
-    """Return where the error, or the one that it was raised from, comes from; empty if nothing says so."""
-    frames = traceback.extract_tb((error.__cause__ or error).__traceback__)
-    return f"{frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name}" if frames else ""
-
-
-class DeadLetterFile:
-    """Appends a line of JSON to a file: id, attempts, timestamp, nsqd, and the body as text or base64."""
-
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._path = os.fspath(path)
-        self._lock = threading.Lock()
-
-    def __call__(self, message: Message) -> None:
-        line = json.dumps(_record(message), ensure_ascii=False).encode() + b"\n"
-        # Open the file every time: it may be rotated away, and dead letters are rare. One write, so that
-        # lines of several processes do not mix; fsync before the consumer finishes the message.
-        with self._lock, open(self._path, "ab", buffering=0) as file:
-            if file.write(line) != len(line):
-                raise OSError(f"{self._path} took only a part of the dead letter: is its disk full?")
-            os.fsync(file.fileno())
-
-
-def _record(message: Message) -> dict[str, str | int]:
-    record: dict[str, str | int] = {
-        "id": message.id_text,
-        "attempts": message.attempts,
-        "timestamp": message.timestamp,
-        "nsqd_address": message.nsqd_address,
-    }
-    try:
-        record["body"] = message.body.decode()
-    except UnicodeDecodeError:
-        record["body_base64"] = base64.b64encode(message.body).decode()
-    return record

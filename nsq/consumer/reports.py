@@ -140,7 +140,7 @@ def health_of(engine: Engine) -> ConsumerHealth:
         state=engine.state,
         max_in_flight=engine.windows.max_in_flight,
         paused=engine.windows.paused,
-        starved=engine.starved,
+        starved=engine.flow.starved,
         backoff_level=engine.windows.backoff.level,
         connections=connections,
         partitions=engine.pool.partitions(now),

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
@@ -17,9 +16,9 @@ from nsq.config import Config
 from nsq.connection.conn import Conn
 from nsq.connection.endpoint import Key, Wanted
 from nsq.connection.subscription import Subscription
-from nsq.consumer.engine import Engine, backoff_strategy, plain_pool
-from nsq.consumer.handlers import HandlerPool
-from nsq.consumer.rdy import OneEach, RdyWindows
+from nsq.consumer.engine import Engine, Parts, plain_pool
+from nsq.consumer.flow import backoff_strategy
+from nsq.consumer.rdy import OneEach
 from nsq.discovery.lookups import Discovery
 from nsq.errors import (
     ConfigError,
@@ -56,16 +55,6 @@ class ConsumerLookups(Lookups):
         return api.nodes_of(self._topic or "")
 
 
-@dataclass(frozen=True)
-class Parts:
-    """What a consumer is made of, where it may meet a partitioned NSQ."""
-
-    make_discovery: Callable[[Engine], Discovery]
-    make_pool: Callable[[Engine], HandlerPool]
-    windows: type[RdyWindows]
-    tracing: Tracing
-
-
 def parts_for(discovery: Mapping[str, Any], given: Mapping[str, Any]) -> Parts:
     """Return the parts of a consumer with these options, of those that need a partitioned NSQ. ``discovery``
     has the arguments of its ``Discovery``.
@@ -76,18 +65,15 @@ def parts_for(discovery: Mapping[str, Any], given: Mapping[str, Any]) -> Parts:
     tracing.switch(discovery["subscription"].topic, reading.trace)
     discover = partial(PartitionDiscovery, reading=reading, tracing=tracing, **discovery)
     if reading.ordered:
-        return Parts(discover, partial(_ordered_pool, policy), OneEach, tracing)
+        return Parts(discover, partial(_ordered_pool, policy), OneEach, tracing.switch)
     for name in policy:
         raise ConfigError(f"{name} has no effect without ordered=True")
-    return Parts(discover, plain_pool, RdyWindows, tracing)
+    return Parts(discover, plain_pool, trace=tracing.switch)
 
 
-def _ordered_pool(policy: dict[str, Any], engine: Engine) -> OrderedPool:
+def _ordered_pool(policy: dict[str, Any], engine: Engine, arguments: Mapping[str, Any]) -> OrderedPool:
     strategy, longest = backoff_strategy(engine.config), engine.config.max_backoff_duration
     return OrderedPool(
-        engine.name,
-        give_up=engine.give_up,
-        starved=lambda: engine.starved,
         pause=lambda attempts: min(strategy(attempts), longest),
         wake=engine.owner.wake,
         stop_partition=lambda partition: engine.discovery.stop_partition(partition),
@@ -95,6 +81,7 @@ def _ordered_pool(policy: dict[str, Any], engine: Engine) -> OrderedPool:
         stuck=lambda message: engine.tell(engine.hooks.stuck, message),
         disorder=lambda message: engine.tell(engine.hooks.out_of_order, message),
         **policy,
+        **arguments,
     )
 
 

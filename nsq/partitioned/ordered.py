@@ -133,14 +133,12 @@ class OrderedPool(HandlerPool):
     that decides otherwise. ``wake`` has the owner call ``turn`` soon. The others report: ``requeued`` a
     message that comes again, ``stuck`` one after every ``stuck_after`` attempts, ``disorder`` one that comes
     before the message finished last, ``stop_partition`` a partition whose connection must be closed for good.
+    ``arguments`` are those of ``HandlerPool``.
     """
 
     def __init__(
         self,
-        name: str,
         *,
-        give_up: Callable[[Message, BaseException | None], None],
-        starved: Callable[[], bool],
         pause: Callable[[int], float],
         wake: Callable[[], object],
         stop_partition: Callable[[int], object],
@@ -150,10 +148,11 @@ class OrderedPool(HandlerPool):
         on_stuck: OnStuck | None = None,
         stuck_after: int = 10,
         out_of_order: str = "handle",
+        **arguments: Any,
     ) -> None:
         if out_of_order not in ("handle", "stop"):
             raise ConfigError(f"out_of_order is {out_of_order!r}; it must be 'handle' or 'stop'")
-        super().__init__(name, max_attempts=0, give_up=give_up, starved=starved, requeue_delay=pause)
+        super().__init__(max_attempts=0, requeue_delay=pause, **arguments)
         self.pause = pause
         self.wake = wake
         self._stop_partition = stop_partition

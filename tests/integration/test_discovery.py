@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,8 @@ import trustme
 
 from nsq.config import Config
 from nsq.connection.subscription import Subscription
-from nsq.consumer.engine import Engine, plain_discovery, plain_pool
-from nsq.consumer.rdy import RdyWindows
+from nsq.consumer.dead_letters import LastResort
+from nsq.consumer.engine import Engine, plain_parts
 from nsq.discovery.lookups import Asker
 from nsq.errors import ApiError
 from nsq.testing import Nsqd, Nsqlookupd, V2Client
@@ -59,8 +58,8 @@ class Host:
             "nsqlookupds": lookupds,
             "chance": lambda: 0.5,
         }
-        discovery = partial(plain_discovery, arguments)
-        self.engine = Engine(subscription, config, discovery, plain_pool, RdyWindows, self._transport)
+        parts = plain_parts(arguments)
+        self.engine = Engine(subscription, config, parts, LastResort(""), transport=self._transport)
 
     @property
     def dials(self) -> list[str]:

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nsq.config import Config
 from nsq.consumer.consumer import Consumer
-from nsq.consumer.handlers import DeadLetterTopic, Requeue
+from nsq.consumer.dead_letters import DeadLetterTopic
+from nsq.consumer.handlers import Requeue
 from nsq.errors import NsqError, WalError
 from nsq.log import Logger
 from nsq.message import Message, finish_all

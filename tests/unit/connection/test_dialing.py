@@ -127,43 +127,32 @@ class Silent(MemoryTransport):
         return stream
 
 
-class TestIdentifyRequest:
-    def test_says_what_the_config_says_in_milliseconds(self) -> None:
-        config = Config(
-            client_id="me",
-            hostname="here",
-            user_agent="test/1",
-            heartbeat_interval=2.5,
-            output_buffer_size=4096,
-            output_buffer_timeout=0.05,
-            sample_rate=10,
-            msg_timeout=90.0,
-            topology_region="r",
-            topology_zone="z",
-            deflate=True,
-            deflate_level=3,
-        )
-        request = identify_request(config)
-        assert request.feature_negotiation
-        assert (request.client_id, request.hostname, request.user_agent) == ("me", "here", "test/1")
-        assert (request.heartbeat_interval, request.msg_timeout, request.sample_rate) == (2500, 90_000, 10)
-        assert (request.output_buffer_size, request.output_buffer_timeout) == (4096, 50)
-        assert (request.topology_region, request.topology_zone) == ("r", "z")
-        assert (request.deflate, request.deflate_level) == (True, 3)
-        assert not request.snappy
-        assert not request.tls_v1
+def test_identify_has_the_options_with_times_in_milliseconds() -> None:
+    options: dict[str, Any] = {"client_id": "me", "hostname": "here", "user_agent": "test/1"}
+    options |= {
+        "sample_rate": 10,
+        "topology_region": "r",
+        "topology_zone": "z",
+        "deflate": True,
+        "deflate_level": 3,
+    }
+    seconds = {"heartbeat_interval": 2.5, "msg_timeout": 90.0, "output_buffer_timeout": 0.05}
+    request = identify_request(Config(**options, **seconds, output_buffer_size=4096))
+    options |= {name: round(1000 * value) for name, value in seconds.items()}
+    options |= {"output_buffer_size": 4096, "feature_negotiation": True, "snappy": False, "tls_v1": False}
+    assert {name: getattr(request, name) for name in options} == options
 
-    def test_asks_for_a_short_buffer_timeout_by_default(self) -> None:
-        request = identify_request(Config())
-        assert (request.output_buffer_size, request.output_buffer_timeout) == (0, 25)
 
-    def test_low_latency_turns_buffering_off(self) -> None:
-        request = identify_request(Config(low_latency=True))
-        assert (request.output_buffer_size, request.output_buffer_timeout) == (-1, 0)
+@pytest.mark.parametrize(("low_latency", "size", "timeout"), [(False, 0, 25), (True, -1, 0)])
+def test_nsqd_buffers_for_25_ms_or_with_low_latency_not_at_all(
+    low_latency: bool, size: int, timeout: int
+) -> None:
+    request = identify_request(Config(low_latency=low_latency))
+    assert (request.output_buffer_size, request.output_buffer_timeout) == (size, timeout)
 
 
 class TestPlain:
-    def test_a_conversation(self) -> None:
+    def test_a_dial_returns_the_reply_of_nsqd(self) -> None:
         transport, play = answering(granting(msg_timeout=1000), FINE)
         with played_by(play, transport):
             ready = dialed(transport)
@@ -171,19 +160,15 @@ class TestPlain:
         assert ready.rest == b""
         assert transport.dials == [ADDRESS]
 
-    def test_what_comes_behind_the_last_answer_is_kept(self) -> None:
-        transport, play = answering(granting(), FINE + message(1)[:10])
-        with played_by(play, transport):
-            assert dialed(transport).rest == message(1)[:10]
-
-    def test_answers_may_come_byte_by_byte(self) -> None:
+    @pytest.mark.parametrize("chunk", [1, CHUNK])
+    def test_answers_may_come_in_pieces_and_bytes_after_the_last_one_are_kept(self, chunk: int) -> None:
         transport, play = answering(granting(), FINE + b"x")
-        transport._chunk_size = 1
+        transport._chunk_size = chunk
         with played_by(play, transport):
             ready = dialed(transport)
-        assert ready.rest + ready.stream.read() == b"x"
+        assert (ready.rest or ready.stream.read()) == b"x"
 
-    def test_heartbeats_are_answered_wherever_they_come(self) -> None:
+    def test_heartbeats_are_answered_in_each_step_of_the_handshake(self) -> None:
         transport = MemoryTransport()
         beat = encode_response(HEARTBEAT)
 
@@ -214,7 +199,7 @@ class TestPlain:
             (encode_response(b"{"), HandshakeFailed),
         ],
     )
-    def test_an_answer_that_cannot_be_read(self, wire: bytes, error: type[NsqError]) -> None:
+    def test_an_answer_that_cannot_be_read_ends_the_dial(self, wire: bytes, error: type[NsqError]) -> None:
         transport, play = answering(wire)
         with played_by(play, transport), pytest.raises(error):
             dialed(transport)
@@ -222,13 +207,7 @@ class TestPlain:
 
 
 class TestEndings:
-    def test_a_refused_connection(self) -> None:
-        transport = MemoryTransport()
-        transport.refuse()
-        with pytest.raises(DialFailed):
-            dialed(transport)
-
-    def test_a_server_that_hangs_up(self) -> None:
+    def test_a_server_that_refuses_or_hangs_up_ends_the_dial(self) -> None:
         transport = MemoryTransport()
         with (
             played_by(lambda peer: peer.end(), transport),
@@ -236,6 +215,9 @@ class TestEndings:
         ):
             dialed(transport)
         assert transport.peers[0].closed
+        transport.refuse()
+        with pytest.raises(DialFailed):
+            dialed(transport)
 
     def test_silence_ends_at_the_deadline(self) -> None:
         transport = Silent()
@@ -245,13 +227,13 @@ class TestEndings:
         assert 0 < patience <= PATIENCE
         assert transport.peers[0].closed
 
-    def test_no_time_left(self) -> None:
+    def test_nothing_is_dialed_without_time_left(self) -> None:
         transport = MemoryTransport()
         with pytest.raises(Unanswered, match="did not complete the handshake in time"):
             dialed(transport, timeout=-1.0)
         assert transport.dials == []
 
-    def test_closing_the_stream_ends_it_early(self) -> None:
+    def test_closing_the_stream_ends_the_dial(self) -> None:
         transport = MemoryTransport()
         streams: list[LayeredStream] = []
 
@@ -274,7 +256,7 @@ class TestOutputBuffer:
 
     REFUSAL = encode_error(b"E_BAD_BODY IDENTIFY output buffer timeout (25) is invalid")
 
-    def test_asks_again_for_nsqds_own_default(self) -> None:
+    def test_nsqds_own_default_is_asked_for_after_the_refusal(self) -> None:
         transport = MemoryTransport()
 
         def play(peer: MemoryPeer) -> None:
@@ -293,22 +275,22 @@ class TestOutputBuffer:
         assert not second.closed
         ready.stream.close()
 
-    def test_does_not_ask_a_third_time(self) -> None:
+    @pytest.mark.parametrize(
+        ("options", "dials"), [({}, 2), ({"output_buffer_timeout": 0.0}, 1)], ids=["twice", "asked for none"]
+    )
+    def test_a_refusal_that_has_another_reason_is_an_error(
+        self, options: dict[str, float], dials: int
+    ) -> None:
         transport = MemoryTransport()
 
         def play(peer: MemoryPeer) -> None:
             peer.send(self.REFUSAL)
-            transport.accept().send(self.REFUSAL)
+            for _ in range(dials - 1):
+                transport.accept().send(self.REFUSAL)
 
         with played_by(play, transport), pytest.raises(BadBody):
-            dialed(transport)
-        assert len(transport.dials) == 2
-
-    def test_does_not_ask_again_when_that_cannot_be_the_reason(self) -> None:
-        transport, play = answering(self.REFUSAL)
-        with played_by(play, transport), pytest.raises(BadBody):
-            dialed(transport, Config(output_buffer_timeout=0.0))
-        assert len(transport.dials) == 1
+            dialed(transport, Config(**options))
+        assert len(transport.dials) == dials
 
 
 class Server:
@@ -360,6 +342,28 @@ def server_tls(authority: trustme.CA, *, name: str = "nsqd.example") -> Tls:
     return Tls(context, server_side=True, server_hostname=None)
 
 
+def nsqd_with_tls(
+    authority: trustme.CA, *, name: str = "nsqd.example", compression: str = "", auth: bool = False
+) -> Callable[[MemoryPeer], None]:
+    def play(peer: MemoryPeer) -> None:
+        server = Server(peer)
+        server.hear_identify()
+        layers = {compression: True} if compression else {}
+        peer.send(granting(tls_v1=True, auth_required=auth, **layers))
+        server.start_tls(server_tls(authority, name=name))
+        server.say(FINE)
+        if compression:
+            server.layers.append(Snappy() if compression == "snappy" else Deflate())
+            server.say(FINE)
+        if auth:
+            server.expect(commands.auth(SECRET.encode()))
+            server.say(encode_response(b'{"identity":"alice"}'))
+        server.expect(commands.sub(TOPIC, CHANNEL))
+        server.say(FINE)
+
+    return play
+
+
 @pytest.fixture
 def trusting(authority: trustme.CA, tmp_path: Any) -> dict[str, Any]:
     path = tmp_path / "ca.pem"
@@ -370,7 +374,9 @@ def trusting(authority: trustme.CA, tmp_path: Any) -> dict[str, Any]:
 class TestLayers:
     @pytest.mark.parametrize(("name", "layer"), [("snappy", Snappy), ("deflate", Deflate)])
     @pytest.mark.parametrize("together", [False, True])
-    def test_compression(self, name: str, layer: Callable[[], Layer], together: bool) -> None:
+    def test_compression_begins_where_nsqd_says_so(
+        self, name: str, layer: Callable[[], Layer], together: bool
+    ) -> None:
         """The server's first word through the layer may share a chunk with the announcement."""
         transport = MemoryTransport()
 
@@ -391,28 +397,12 @@ class TestLayers:
             ready = dialed(transport, Config(**{name: True}))
         assert ready.rest == b"rest"
 
-    @pytest.mark.parametrize("compression", [None, "snappy", "deflate"])
-    def test_tls_and_then_auth_inside_it(
-        self, authority: trustme.CA, trusting: dict[str, Any], compression: str | None
+    @pytest.mark.parametrize("compression", ["", "snappy", "deflate"])
+    def test_the_secret_is_sent_inside_of_tls(
+        self, authority: trustme.CA, trusting: dict[str, Any], compression: str
     ) -> None:
-        transport = MemoryTransport()
-        wanted = {compression: True} if compression else {}
-
-        def play(peer: MemoryPeer) -> None:
-            server = Server(peer)
-            server.hear_identify()
-            peer.send(granting(tls_v1=True, auth_required=True, **wanted))
-            server.start_tls(server_tls(authority))
-            server.say(FINE)
-            if compression:
-                server.layers.append(Snappy() if compression == "snappy" else Deflate())
-                server.say(FINE)
-            server.expect(commands.auth(SECRET.encode()))
-            server.say(encode_response(b'{"identity":"alice"}'))
-            server.expect(commands.sub(TOPIC, CHANNEL))
-            server.say(FINE)
-
-        with played_by(play, transport):
+        transport, wanted = MemoryTransport(), {compression: True} if compression else {}
+        with played_by(nsqd_with_tls(authority, compression=compression, auth=True), transport):
             dialed(transport, Config(auth_secret=SECRET, **trusting, **wanted))
         assert SECRET.encode() not in transport.peers[0].received
 
@@ -425,35 +415,20 @@ class TestLayers:
             dialed(transport, Config(auth_secret=SECRET, **trusting))
         assert SECRET.encode() not in transport.peers[0].received
 
-    def test_a_certificate_for_somebody_else_ends_it(
+    def test_a_certificate_with_another_name_ends_the_dial_unless_that_name_is_given(
         self, authority: trustme.CA, trusting: dict[str, Any]
     ) -> None:
-        transport = MemoryTransport()
+        transport, play = MemoryTransport(), nsqd_with_tls(authority, name="other.example", auth=True)
+        trusting["auth_secret"] = SECRET
 
-        def play(peer: MemoryPeer) -> None:
-            server = Server(peer)
-            server.hear_identify()
-            peer.send(granting(tls_v1=True, auth_required=True))
+        def fail(peer: MemoryPeer) -> None:
             with pytest.raises(LayerError):
-                server.start_tls(server_tls(authority, name="other.example"))
+                play(peer)
 
-        with played_by(play, transport), pytest.raises(HandshakeFailed, match=r"nsqd.example:4150: tls"):
-            dialed(transport, Config(auth_secret=SECRET, **trusting))
+        with played_by(fail, transport), pytest.raises(HandshakeFailed, match=r"nsqd.example:4150: tls"):
+            dialed(transport, Config(**trusting))
         assert SECRET.encode() not in transport.peers[0].received
         assert transport.peers[0].closed
-
-    def test_the_name_to_expect_can_be_given(self, authority: trustme.CA, trusting: dict[str, Any]) -> None:
-        transport = MemoryTransport()
-
-        def play(peer: MemoryPeer) -> None:
-            server = Server(peer)
-            server.hear_identify()
-            peer.send(granting(tls_v1=True))
-            server.start_tls(server_tls(authority, name="other.example"))
-            server.say(FINE)
-            server.expect(commands.sub(TOPIC, CHANNEL))
-            server.say(FINE)
-
         with played_by(play, transport):
             dialed(transport, Config(tls_server_name="other.example", **trusting))
 

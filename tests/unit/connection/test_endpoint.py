@@ -1,4 +1,4 @@
-"""Endpoints: which nsqds are dialed and when, without threads; then one endpoint with its two threads."""
+"""Endpoints: which nsqds are dialed and when, without threads; then endpoints with threads."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ from nsq.threads.waiters import join_threads
 from nsq.transport import MemoryTransport
 from nsq.wire.frames import encode_response
 from tests.fakes.clock import Clock
-from tests.fakes.nsqd import CHANNEL, TOPIC, A, B, accept, hear_identify
+from tests.fakes.nsqd import CHANNEL, TOPIC, A, B, Nsqd, accept, hear_identify
 from tests.fakes.threads import PATIENCE
 
 C = "nsqd-c:4150"
 INITIAL, LONGEST = 0.25, 60.0
 LOST = ConnectionLost("gone")
 PAUSES = Pauses(INITIAL, LONGEST, lambda: 1.0)
+PATIENT = Pauses(LONGEST, LONGEST, lambda: 1.0)
 
 
 @dataclass(frozen=True)
@@ -84,8 +85,9 @@ class World:
     def __getitem__(self, address: str) -> Endpoint:
         return self.endpoints.table[address, None]
 
-    def dials(self) -> list[str]:
+    def dials(self, after: float = 0.0) -> list[str]:
         """Have endpoints dial that are due; return all that dial now and did not before."""
+        self.clock.now += after
         before = {each for each in self.endpoints.all if each.dialing}
         self.endpoints.dial_due()
         return [each.address for each in self.endpoints.all if each.dialing and each not in before]
@@ -119,19 +121,16 @@ class TestDialing:
         for _ in range(2):
             world.want(A)
             world.want(A, B)
-        assert world.dials() == [A, B]
-        assert world.dials() == []
-        assert world.endpoints.next_due() == float("inf")
+        assert (world.dials(), world.dials(), world.endpoints.next_due()) == ([A, B], [], float("inf"))
 
-    def test_a_refused_one_is_dialed_again_with_growing_pauses(self, world: World) -> None:
+    def test_an_nsqd_that_refuses_is_dialed_again_with_growing_pauses(self, world: World) -> None:
         world.want(A)
         pauses = []
         for _ in range(10):
             assert world.dials() == [A]
             world.refuse(A)
             pauses.append(world.endpoints.next_due() - world.clock.now)
-            world.clock.now = world.endpoints.next_due() - 0.001
-            assert world.dials() == []
+            assert world.dials(after=pauses[-1] - 0.001) == []
             world.clock.now += 0.002
         assert pauses == pytest.approx([0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0])
 
@@ -143,8 +142,7 @@ class TestDialing:
         world.want(*refusing, *many)
         assert world.dials() == []
         world.refuse(*refusing)
-        world.clock.now += INITIAL
-        assert world.dials() == many[:DIALS]
+        assert world.dials(after=INITIAL) == many[:DIALS]
         world.refuse(many[0])
         world.connect(many[1])
         assert world.dials() == many[DIALS : DIALS + 2]
@@ -155,18 +153,18 @@ class TestDialing:
             world.dials()
             world.refuse(A)
             world.clock.now = world.endpoints.next_due()
-        failed_at = world[A].backoff.failed_at
-        world.clock.now = failed_at + 1.0
-        assert world.dials() == []
-        world.urgent = True
-        world.endpoints.hurry()
-        world.urgent = False  # it is over before the endpoint is due
-        assert world.dials() == []
-        world.urgent = True
-        world.endpoints.hurry()
-        assert world.dials() == [A]
+        world.clock.now = world[A].backoff.failed_at + 1.0
+        seen = [world.dials()]
+        for still_urgent in (False, True):  # when the endpoint is due
+            world.urgent = True
+            world.endpoints.hurry()
+            world.urgent = still_urgent
+            seen.append(world.dials())
+        assert seen == [[], [], [A]]
 
-    def test_without_a_thread_it_is_tried_again(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_an_nsqd_without_a_thread_is_dialed_later(
+        self, world: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         refused: list[tuple[str, bool]] = []
 
         def start(threads: LoopThreads) -> None:
@@ -178,8 +176,7 @@ class TestDialing:
             world.want(A)
             assert world.dials() == []
         assert refused == [(f"{A} is not dialed: no thread for it: can't start new thread", True)]
-        world.clock.now += INITIAL
-        assert world.dials() == [A]
+        assert world.dials(after=INITIAL) == [A]
 
     def test_nothing_is_dialed_after_a_stop(self, world: World) -> None:
         world.want(A)
@@ -188,7 +185,7 @@ class TestDialing:
 
 
 class TestWanting:
-    def test_one_that_is_not_wanted_is_kept_while_its_connection_lasts(self, world: World) -> None:
+    def test_an_nsqd_that_is_not_wanted_is_kept_while_its_connection_lasts(self, world: World) -> None:
         world.want(A, B, C)
         world.dials()
         world.connect(A)
@@ -198,10 +195,9 @@ class TestWanting:
         world.refuse(C)
         world.lose(A)
         assert (world.endpoints.all, world.removed) == ((), [B, C, A])
-        world.clock.now += LONGEST
-        assert world.dials() == []
+        assert world.dials(after=LONGEST) == []
 
-    def test_one_that_is_wanted_again_in_time_stays(self, world: World) -> None:
+    def test_an_nsqd_that_is_wanted_again_in_time_keeps_its_endpoint(self, world: World) -> None:
         world.want(A)
         world.dials()
         world.connect(A)
@@ -212,7 +208,7 @@ class TestWanting:
         assert world[A] is before
         assert world.dials() == [A]
 
-    def test_one_that_is_no_longer_listed_is_searched_and_not_dialed(self, world: World) -> None:
+    def test_an_nsqd_that_is_no_longer_listed_is_searched_and_not_dialed(self, world: World) -> None:
         world.want(A)
         world.dials()
         world.connect(A)
@@ -220,16 +216,15 @@ class TestWanting:
         world.lose(A)
         searched = []
         for now in range(30):
-            world.clock.now = 1000.0 + now
             before = world.searches
-            assert world.dials() == []
+            assert world.dials(after=1.0 if now else 0.0) == []
             searched += [now] * (world.searches > before)
         assert searched == [0, 1, 2, 3, 5, 9, 17]  # less and less often
         assert world[A].backoff.reason is LOST
         world.want(A)  # it has restarted
         assert world.dials() == [A]
 
-    def test_one_that_is_given_too_is_dialed_at_once(self, world: World) -> None:
+    def test_an_nsqd_that_is_given_too_is_dialed_at_once(self, world: World) -> None:
         world.want(A, listed=True)
         world.dials()
         world.refuse(A)
@@ -238,11 +233,11 @@ class TestWanting:
         world.want(A, listed=True, given=True)
         assert world.dials() == [A]
 
-    def test_a_report_that_comes_late_changes_nothing_twice(self, world: World) -> None:
+    def test_an_nsqd_whose_report_is_under_way_is_neither_dialed_nor_removed(self, world: World) -> None:
         world.want(A)
         world.dials()
         world.connect(A)
-        world[A].status = Status.WAITING  # its report is under way
+        world[A].status = Status.WAITING
         world.want(A, given=True)
         assert world.dials() == []
         world.want()
@@ -259,43 +254,34 @@ class TestWanting:
     def test_expected_counts_connections_and_first_dials(self, world: World) -> None:
         world.want(A, B, C)
         counts = [world.endpoints.expected()]
-        world.dials()
-        counts.append(world.endpoints.expected())
-        world.connect(A)
-        world.refuse(B)
-        counts.append(world.endpoints.expected())
-        world.clock.now += INITIAL
-        world.dials()
-        counts.append(world.endpoints.expected())
-        world.connect(B)
-        counts.append(world.endpoints.expected())
-        world.want(B, C)
-        world.lose(A)
-        counts.append(world.endpoints.expected())
+        for step in (
+            world.dials,
+            lambda: [world.connect(A), world.refuse(B)],
+            lambda: world.dials(after=INITIAL),
+            lambda: world.connect(B),
+            lambda: [world.want(B, C), world.lose(A)],
+        ):
+            step()
+            counts.append(world.endpoints.expected())
         assert counts == [3, 3, 2, 2, 3, 2]
 
-
-def test_words_tell_where_it_comes_from_and_how_it_is(world: World) -> None:
-    world.want(A, given=True, listed=True)
-    words = [world[A].words(1000.0)]
-    world.dials()
-    words.append(world[A].words(1000.0))
-    world.refuse(A)
-    words.append(world[A].words(1000.05))
-    world.clock.now += INITIAL
-    world.dials()
-    world.connect(A)
-    world.want()
-    words.append(world[A].words(1000.05))
-    assert words == [
-        f"nsqd {A} (given and listed): next dial in 0.0 s",
-        f"nsqd {A} (given and listed): dialing",
-        f"nsqd {A} (given and listed): next dial in 0.2 s; last error: {A}: refused",
-        f"nsqd {A} (no longer listed): connected; last error: {A}: refused",
-    ]
-
-
-# One endpoint with its threads.
+    def test_its_words_tell_where_an_nsqd_comes_from_and_how_it_is(self, world: World) -> None:
+        world.want(A, given=True, listed=True)
+        words = [world[A].words(1000.0)]
+        world.dials()
+        words.append(world[A].words(1000.0))
+        world.refuse(A)
+        words.append(world[A].words(1000.05))
+        world.dials(after=INITIAL)
+        world.connect(A)
+        world.want()
+        words.append(world[A].words(1000.05))
+        assert words == [
+            f"nsqd {A} (given and listed): next dial in 0.0 s",
+            f"nsqd {A} (given and listed): dialing",
+            f"nsqd {A} (given and listed): next dial in 0.2 s; last error: {A}: refused",
+            f"nsqd {A} (no longer listed): connected; last error: {A}: refused",
+        ]
 
 
 class Dialed(Endpoint, ConnDelegate):
@@ -323,6 +309,8 @@ class Dialed(Endpoint, ConnDelegate):
 
 
 class Client:
+    """An owner, and endpoints with threads."""
+
     def __init__(self) -> None:
         self.transport: Any = MemoryTransport()
         self.pauses = Pauses(0.0, 0.0, lambda: 0.0)
@@ -343,9 +331,19 @@ class Client:
         self.owner.start()
         self.owner.do(lambda: self.endpoints.want(wanted), time.monotonic() + PATIENCE)
 
-    def dial(self, wanted: Wanted) -> Dialed:
+    def dial(self, address: str = A, subscription: Subscription = ORDERS) -> Dialed:
+        wanted = Wanted(address, subscription)
         self.want({wanted.key: wanted})
         return self.endpoints.table[wanted.key]
+
+    def connected(self, endpoint: Dialed) -> tuple[Nsqd, Conn]:
+        """Accept its connection, and wait until that carries commands."""
+        nsqd = accept(self.transport)
+        self.until(lambda: endpoint.status is Status.CONNECTED)
+        assert endpoint.conn is not None
+        endpoint.conn.put(b"NOP\n")
+        nsqd.peer.expect(b"NOP\n")
+        return nsqd, endpoint.conn
 
     @property
     def names(self) -> list[str]:
@@ -372,26 +370,31 @@ def client() -> Iterator[Client]:
     made.close()
 
 
+def refuse_threads(monkeypatch: pytest.MonkeyPatch, word: str) -> None:
+    """Let no thread start whose name has this word."""
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if word in thread.name:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+
+
 class TestThreads:
     def test_two_threads_named_after_the_nsqd_serve_all_its_connections(self, client: Client) -> None:
-        endpoint = client.dial(Wanted(A, ORDERS))
-        nsqd = accept(client.transport)
-        client.until(lambda: endpoint.status is Status.CONNECTED)
+        endpoint = client.dial()
+        nsqd, _ = client.connected(endpoint)
         threads = client.endpoints.threads
         assert client.names == [f"test-read-{A}", f"test-write-{A}"]
-        assert endpoint.conn is not None
-        endpoint.conn.put(b"NOP\n")
-        nsqd.peer.expect(b"NOP\n")
         nsqd.peer.end()
-        again = accept(client.transport)
-        client.until(lambda: endpoint.status is Status.CONNECTED)
-        endpoint.conn.put(b"NOP\n")
-        again.peer.expect(b"NOP\n")
+        client.connected(endpoint)
         assert client.endpoints.threads == threads
         assert len(endpoint.notes) == 1
 
     def test_hundreds_of_nsqds_that_refuse_keep_no_more_threads_than_may_dial(self, client: Client) -> None:
-        client.pauses = Pauses(LONGEST, LONGEST, lambda: 1.0)
+        client.pauses = PATIENT
         client.transport.refuse()
         many = [f"nsqd-{number}:4150" for number in range(300)]
         client.want(wanting(*many))
@@ -409,18 +412,13 @@ class TestThreads:
     def test_threads_that_rest_serve_another_nsqd_when_none_can_be_started(
         self, client: Client, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        def refuse(thread: threading.Thread) -> None:
-            raise RuntimeError("can't start new thread")
-
-        client.pauses = Pauses(LONGEST, LONGEST, lambda: 1.0)
+        client.pauses = PATIENT
         client.transport.refuse()
-        endpoint = client.dial(Wanted(A, ORDERS))
+        endpoint = client.dial()
         client.until(lambda: endpoint.notes and endpoint.loops is None)
         client.transport.admit()
-        monkeypatch.setattr(threading.Thread, "start", refuse)
-        other = client.dial(Wanted(B, ORDERS))
-        accept(client.transport)
-        client.until(lambda: other.status is Status.CONNECTED)
+        refuse_threads(monkeypatch, "test")
+        client.connected(client.dial(B))
         assert client.names == [f"test-read-{B}", f"test-write-{B}"]
 
     def test_threads_whose_write_loop_is_stuck_serve_no_other_connection(
@@ -432,30 +430,34 @@ class TestThreads:
             write_loop(conn)
             released.wait(PATIENCE)
 
-        endpoint = client.dial(Wanted(A, ORDERS))
         monkeypatch.setattr("nsq.connection.endpoint._WRITER_GRACE", 0.0)
         monkeypatch.setattr(Conn, "write_loop", stuck)
-        nsqd = accept(client.transport)
-        client.until(lambda: endpoint.status is Status.CONNECTED)
-        assert endpoint.conn is not None
-        endpoint.conn.put(b"NOP\n")
-        nsqd.peer.expect(b"NOP\n")
+        endpoint = client.dial()
+        nsqd, _ = client.connected(endpoint)
         monkeypatch.setattr(Conn, "write_loop", write_loop)
         nsqd.peer.end()
-        accept(client.transport)
-        client.until(lambda: endpoint.status is Status.CONNECTED)
+        client.connected(endpoint)
         assert client.names.count(f"test-write-{A}") == 2
         released.set()
 
+    def test_a_read_thread_without_a_write_thread_ends(
+        self, client: Client, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        client.pauses = PATIENT
+        refuse_threads(monkeypatch, "write")
+        endpoint = client.dial()
+        client.until(lambda: endpoint.notes)
+        assert not join_threads(client.endpoints.threads, time.monotonic() + PATIENCE)
+
     def test_the_subscription_says_what_is_sent(self, client: Client) -> None:
-        client.dial(Wanted(A, Partition(TOPIC, CHANNEL, 3)))
+        client.dial(A, Partition(TOPIC, CHANNEL, 3))
         peer = client.transport.accept()
         assert hear_identify(peer)["extend_support"] is True
         peer.send(encode_response(b"{}"))
         peer.expect(b"SUB orders billing 3\n")
         assert client.names == [f"test-read-{A}/3", f"test-write-{A}/3"]
 
-    def test_a_transport_that_raises_anything_does_not_end_it(
+    def test_a_transport_that_raises_any_exception_does_not_end_a_thread(
         self, client: Client, caplog: pytest.LogCaptureFixture
     ) -> None:
         memory, errors = client.transport, iter([ZeroDivisionError(), SystemExit(1), SystemExit(1)])
@@ -467,55 +469,35 @@ class TestThreads:
                 return memory.connect(address, timeout=timeout)
 
         client.transport = Failing()
-        endpoint = client.dial(Wanted(A, ORDERS))
+        endpoint = client.dial()
         accept(memory)
         client.until(lambda: endpoint.status is Status.CONNECTED)
-        assert endpoint.notes == [
-            (f"{A}: ZeroDivisionError()", True),
-            (f"{A}: SystemExit(1)", True),
-            (f"{A}: SystemExit(1)", False),
-        ]
+        words = (f"{A}: ZeroDivisionError()", f"{A}: SystemExit(1)", f"{A}: SystemExit(1)")
+        assert endpoint.notes == list(zip(words, (True, True, False), strict=True))
         assert f"dialing {A} failed" in caplog.text
 
-    def test_a_client_that_raises_does_not_end_it(
+    def test_a_client_that_raises_does_not_end_a_thread(
         self, client: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
         monkeypatch.setattr(Dialed, "refused", lambda *_: 1 / 0)
         client.transport.refuse()
-        endpoint = client.dial(Wanted(A, ORDERS))
+        endpoint = client.dial()
         client.transport.wait_for_dials(2)
         client.transport.admit()
-        accept(client.transport)
-        client.until(lambda: endpoint.status is Status.CONNECTED)
+        client.connected(endpoint)
         assert "a bug of ours" in caplog.text
 
     def test_a_connection_that_is_not_needed_is_closed(self, client: Client) -> None:
         client.unneeded = True
-        endpoint = client.dial(Wanted(A, ORDERS))
+        endpoint = client.dial()
         accept(client.transport).peer.wait_closed()
         client.until(lambda: endpoint.notes)
         client.unneeded = False
         assert endpoint.notes[0] == ("not needed", True)
 
     def test_a_stop_ends_a_dial(self, client: Client) -> None:
-        client.dial(Wanted(A, ORDERS))
+        client.dial()
         peer = client.transport.accept()
         hear_identify(peer)
         client.close()
         peer.wait_closed()
-
-    def test_a_read_thread_ends_that_gets_no_write_thread(
-        self, client: Client, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        start = threading.Thread.start
-
-        def refuse(thread: threading.Thread) -> None:
-            if "write" in thread.name:
-                raise RuntimeError("can't start new thread")
-            start(thread)
-
-        client.pauses = Pauses(LONGEST, LONGEST, lambda: 1.0)
-        monkeypatch.setattr(threading.Thread, "start", refuse)
-        endpoint = client.dial(Wanted(A, ORDERS))
-        client.until(lambda: endpoint.notes)
-        assert not join_threads(client.endpoints.threads, time.monotonic() + PATIENCE)

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from nsq.consumer.handlers import GiveUp, HandlerPool, Requeue, dead_letter
+from nsq.consumer.dead_letters import dead_letter
+from nsq.consumer.handlers import GiveUp, HandlerPool, Requeue
 from nsq.errors import ConfigError
 from nsq.message import Message
 from nsq.wire.envelope import dead_letter_in
@@ -27,15 +28,14 @@ def desk() -> Desk:
     return Desk()
 
 
+def pool_of(desk: Desk, **options: Any) -> HandlerPool:
+    given = {"max_attempts": 5, "give_up": desk.give_up, "starved": lambda: desk.starved, **options}
+    return HandlerPool("nsq-test", requeue_delay=lambda attempts: 90.0 * attempts, **given)
+
+
 @pytest.fixture
 def pool(desk: Desk) -> Iterator[HandlerPool]:
-    pool = HandlerPool(
-        "nsq-test",
-        max_attempts=5,
-        give_up=desk.give_up,
-        starved=lambda: desk.starved,
-        requeue_delay=lambda attempts: 90.0 * attempts,
-    )
+    pool = pool_of(desk)
     yield pool
     assert pool.stop(time.monotonic() + PATIENCE) == []
 
@@ -182,13 +182,7 @@ def test_a_batch_does_not_wait_for_a_message_that_is_given_up(desk: Desk) -> Non
     def give_up(message: Message, error: BaseException | None) -> None:
         assert handled.wait(PATIENCE)
 
-    pool = HandlerPool(
-        "nsq-test",
-        max_attempts=5,
-        give_up=give_up,
-        starved=lambda: False,
-        requeue_delay=float,
-    )
+    pool = pool_of(desk, give_up=give_up)
     batches_of(pool, lambda messages: handled.set(), size=2)
     work(pool, desk.message(1, attempts=6), desk.message(2))
     desk.wait_for(("finish", 2), ("finish", 1))
@@ -257,9 +251,14 @@ def test_the_log_says_when_the_messages_of_a_failed_batch_come_again(
 class TestLastFailure:
     """Of a consumer that wants the reason in its dead letters."""
 
+    @pytest.fixture
+    def pool(self, desk: Desk) -> Iterator[HandlerPool]:
+        pool = pool_of(desk, gives_up_at_last_failure=True)
+        yield pool
+        assert pool.stop(time.monotonic() + PATIENCE) == []
+
     @pytest.fixture(params=["each", "batch"])
     def add(self, request: pytest.FixtureRequest, pool: HandlerPool) -> Callable[[Callable[[], Any]], None]:
-        pool.gives_up_at_last_failure = True
 
         def add(act: Callable[[], Any]) -> None:
             if request.param == "each":

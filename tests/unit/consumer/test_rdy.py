@@ -1,9 +1,10 @@
-"""RDY: first by example, then whatever happens."""
+"""RDY and backing off: by example, then by random histories."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
+from typing import Self
 
 import pytest
 from hypothesis import settings
@@ -18,7 +19,7 @@ START = 1000.0
 
 
 class World:
-    """Windows and the connections they are for; time stands still unless told otherwise."""
+    """Windows and their connections, and a clock that ``tick`` moves."""
 
     def __init__(
         self,
@@ -39,14 +40,14 @@ class World:
         self.orders: list[Order] = []
 
     def decide(self) -> None:
-        """Obey one after the other: at no moment in between may more come than at the end."""
+        """Obey one order after the other: between two of them no more messages may come than at the end."""
         self.orders = orders = self.windows.decide(self.now, self.in_flight)
         bound = max(self.windows.max_in_flight, self.windows.allowed, self.possible())
         grown = False
         for order in orders:
-            assert order.rdy != self.rdy[order.key], "said already"
+            assert order.rdy != self.rdy[order.key], "it has this RDY already"
             grown = grown or order.rdy > self.rdy[order.key]
-            assert not grown or order.rdy > self.rdy[order.key], "one shrinks behind one that grows"
+            assert not grown or order.rdy > self.rdy[order.key], "one shrinks after another has grown"
             self.rdy[order.key] = order.rdy
             assert self.possible() <= bound
 
@@ -54,11 +55,17 @@ class World:
         """How many messages may be in flight, now or later."""
         return sum(max(self.rdy[key], self.in_flight[key]) for key in self.rdy)
 
-    def connect(self, *keys: str, max_rdy: int = 2500) -> None:
+    def connect(self, *keys: str, max_rdy: int = 2500) -> Self:
         for key in keys:
             self.in_flight[key] = self.rdy[key] = 0
             self.windows.connected(key, max_rdy, self.now)
             self.decide()
+        return self
+
+    def fail(self) -> Self:
+        """Begin to back off."""
+        self.answer("a", FAILURE, count=0)
+        return self
 
     def disconnect(self, key: str) -> None:
         del self.in_flight[key], self.rdy[key]
@@ -103,26 +110,17 @@ class World:
 
 
 class TestShares:
-    def test_one_connection_gets_it_all(self) -> None:
-        world = World(200)
-        world.connect("a")
-        assert world.orders == [Order("a", 200)]
-
-    def test_the_first_shrinks_before_the_second_grows(self) -> None:
-        world = World(10)
-        world.connect("a", "b")
-        assert world.orders == [Order("a", 5), Order("b", 5)]
-
     @pytest.mark.parametrize(
-        ("max_in_flight", "shares"), [(9, [3, 3, 3]), (10, [4, 3, 3]), (11, [4, 4, 3]), (3, [1, 1, 1])]
+        ("max_in_flight", "shares"),
+        [(9, [9]), (10, [5, 5]), (9, [3, 3, 3]), (10, [4, 3, 3]), (11, [4, 4, 3]), (3, [1, 1, 1])],
     )
-    def test_what_does_not_divide_is_given_out_too(self, max_in_flight: int, shares: list[int]) -> None:
+    def test_shares_differ_by_one_at_most(self, max_in_flight: int, shares: list[int]) -> None:
         world = World(max_in_flight)
-        world.expect(3)
-        world.connect("a", "b", "c")
+        world.expect(len(shares))
+        world.connect(*"abc"[: len(shares)])
         assert sorted(world.rdy.values(), reverse=True) == shares
 
-    def test_shares_are_cut_for_those_that_are_expected(self) -> None:
+    def test_expected_connections_have_a_share_too(self) -> None:
         world = World(12)
         world.expect(3)
         world.connect("a")
@@ -130,37 +128,24 @@ class TestShares:
         world.expect(1)
         assert world.rdy == {"a": 12}
 
-    def test_nsqds_own_limit_holds(self) -> None:
-        world = World(100)
-        world.connect("a", max_rdy=7)
+    def test_a_share_is_at_most_the_max_rdy_count_of_nsqd(self) -> None:
+        world = World(100).connect("a", max_rdy=7)
         assert world.rdy == {"a": 7}
         assert "max_rdy_count of 7" in world.windows.reason("a")
 
-    def test_nothing_is_said_twice(self) -> None:
-        world = World(10)
-        world.connect("a")
-        world.tick()
-        assert world.orders == []
-
-    def test_one_that_goes_leaves_its_share(self) -> None:
-        world = World(10)
-        world.connect("a", "b")
-        world.disconnect("a")
-        assert world.orders == [Order("b", 10)]
-
-    def test_one_that_closes_leaves_its_share_as_its_messages_are_answered(self) -> None:
-        world = World(10)
-        world.connect("a", "b")
+    def test_a_closing_connection_leaves_its_share_as_its_messages_are_answered(self) -> None:
+        world = World(10).connect("a", "b")
         world.receive("a", 4)
         world.close("a")
         assert world.orders == [Order("b", 6)]
         assert "in flight" in world.windows.reason("b")
-        world.answer("a", count=4)
+        world.answer("a", count=3)
+        assert world.orders == [Order("b", 9)]
+        world.disconnect("a")
         assert world.orders == [Order("b", 10)]
 
-    def test_what_is_in_flight_counts_when_shares_move(self) -> None:
-        world = World(10)
-        world.connect("a")
+    def test_messages_in_flight_count_when_shares_move(self) -> None:
+        world = World(10).connect("a")
         world.receive("a", 8)
         world.connect("b")
         assert world.rdy == {"a": 5, "b": 2}
@@ -171,36 +156,26 @@ class TestShares:
         assert not world.windows.below_target
 
 
-class TestMaxInFlight:
-    def test_lowered(self) -> None:
-        world = World(10)
-        world.connect("a", "b")
-        world.set_max_in_flight(4)
-        assert world.rdy == {"a": 2, "b": 2}
-
-    def test_lowered_below_what_is_in_flight(self) -> None:
-        world = World(10)
-        world.connect("a", "b")
-        world.receive("a", 5)
+class TestMaxInFlightAndPause:
+    def test_lowered_below_what_is_in_flight_nothing_new_comes(self) -> None:
+        world = World(10).connect("a", "b")
+        world.set_max_in_flight(8)
+        assert world.rdy == {"a": 4, "b": 4}
+        world.receive("a", 4)
         world.set_max_in_flight(4)
         assert world.rdy == {"a": 2, "b": 0}
-        world.answer("a", count=3)
+        world.answer("a", count=2)
         assert world.rdy == {"a": 2, "b": 2}
 
-    def test_zero_stops_and_says_why(self) -> None:
-        world = World(10)
-        world.connect("a")
+    def test_a_max_in_flight_of_zero_stops_and_the_reason_says_so(self) -> None:
+        world = World(10).connect("a")
         world.set_max_in_flight(0)
-        assert world.rdy == {"a": 0}
-        assert world.windows.reason("a") == "max_in_flight is 0"
+        assert (world.rdy, world.windows.reason("a")) == ({"a": 0}, "max_in_flight is 0")
         world.set_max_in_flight(3)
         assert world.rdy == {"a": 3}
 
-
-class TestPause:
-    def test_and_resume(self) -> None:
-        world = World(10)
-        world.connect("a", "b")
+    def test_a_pause_stops_all_connections_until_resumed(self) -> None:
+        world = World(10).connect("a", "b")
         world.pause(True)
         assert set(world.orders) == {Order("a", 0), Order("b", 0)}
         assert world.windows.reason("a") == "paused"
@@ -212,33 +187,23 @@ class TestPause:
 
 
 class TestIdle:
-    def test_its_share_goes_to_who_has_messages(self) -> None:
-        world = World(10)
-        world.connect("a", "b")
+    def test_the_share_of_an_idle_nsqd_goes_to_a_busy_one_until_it_sends_again(self) -> None:
+        world = World(10).connect("a", "b")
         world.now += IDLE
         world.receive("a")
         world.tick()
         assert world.rdy == {"a": 9, "b": 1}
         assert "idle" in world.windows.reason("b")
-
-    def test_a_message_from_it_brings_the_share_back(self) -> None:
-        world = World(10)
-        world.connect("a", "b")
-        world.now += IDLE
-        world.receive("a")
-        world.tick()
         world.receive("b")
         assert world.rdy == {"a": 5, "b": 5}
 
-    def test_when_all_are_idle_all_have_their_share(self) -> None:
-        world = World(10)
-        world.connect("a", "b")
+    def test_all_nsqds_have_their_share_while_all_are_idle(self) -> None:
+        world = World(10).connect("a", "b")
         world.tick(10 * IDLE)
         assert world.rdy == {"a": 5, "b": 5}
 
-    def test_who_works_at_a_message_for_long_is_not_idle(self) -> None:
-        world = World(10)
-        world.connect("a", "b")
+    def test_an_nsqd_whose_message_is_handled_for_long_is_not_idle(self) -> None:
+        world = World(10).connect("a", "b")
         world.receive("b")
         world.now += IDLE
         world.receive("a")
@@ -247,7 +212,7 @@ class TestIdle:
 
 
 class TestMoreConnectionsThanMessages:
-    def test_some_have_a_turn(self) -> None:
+    def test_only_as_many_connections_have_a_turn_as_messages_are_allowed(self) -> None:
         world = World(2)
         world.expect(3)
         world.connect("a", "b", "c")
@@ -255,17 +220,15 @@ class TestMoreConnectionsThanMessages:
         assert world.windows.reason("c") == "3 connections share a max_in_flight of 2: waits for its turn"
         assert "has its turn" in world.windows.reason("a")
 
-    def test_it_goes_on_when_it_is_not_used(self) -> None:
-        world = World(1)
-        world.connect("a", "b")
+    def test_a_turn_ends_when_no_message_comes(self) -> None:
+        world = World(1).connect("a", "b")
         world.tick(IDLE - 1)
         assert world.orders == []
         world.tick(1)
         assert world.orders == [Order("a", 0), Order("b", 1)]
 
-    def test_it_stays_for_a_while_with_who_uses_it(self) -> None:
-        world = World(1)
-        world.connect("a", "b")
+    def test_a_turn_with_messages_lasts_longer(self) -> None:
+        world = World(1).connect("a", "b")
         for _ in range(5):
             world.tick(5)
             world.receive("a")
@@ -274,7 +237,7 @@ class TestMoreConnectionsThanMessages:
         world.tick(5)
         assert world.rdy == {"a": 0, "b": 1}
 
-    def test_everybodys_comes_whatever_chance_says(self) -> None:
+    def test_each_connection_has_its_turn_whatever_is_picked(self) -> None:
         world = World(1)  # which always picks the first
         world.connect("a", "b", "c", "d")
         turns = []
@@ -283,15 +246,8 @@ class TestMoreConnectionsThanMessages:
             world.tick(IDLE)
         assert turns == ["a", "b", "c", "d"] * 2
 
-    def test_it_goes_on_with_who_goes(self) -> None:
-        world = World(1)
-        world.connect("a", "b", "c")
-        world.disconnect("a")
-        assert sum(world.rdy.values()) == 1
-
-    def test_who_gets_it_waits_for_what_is_in_flight(self) -> None:
-        world = World(1)
-        world.connect("a", "b")
+    def test_the_next_turn_waits_for_messages_in_flight(self) -> None:
+        world = World(1).connect("a", "b")
         world.receive("a")
         world.tick(TURN)
         assert world.rdy == {"a": 0, "b": 0}
@@ -301,9 +257,8 @@ class TestMoreConnectionsThanMessages:
 
 
 class TestBackingOff:
-    def test_one_failure_stops_all_and_one_message_tests_the_waters(self) -> None:
-        world = World(10)
-        world.connect("a", "b")
+    def test_a_failure_stops_all_connections_and_one_message_tests_after_the_pause(self) -> None:
+        world = World(10).connect("a", "b")
         world.receive("a")
         world.answer("a", FAILURE)
         assert set(world.orders) == {Order("a", 0), Order("b", 0)}
@@ -315,19 +270,8 @@ class TestBackingOff:
         assert "tests the waters with one" in world.windows.reason("a")
         assert "another connection" in world.windows.reason("b")
 
-    def test_a_success_at_level_one_ends_it(self) -> None:
-        world = World(10)
-        world.connect("a", "b")
-        world.answer("a", FAILURE, count=0)
-        world.tick(2)
-        world.receive("a")
-        world.answer("a")
-        assert world.rdy == {"a": 5, "b": 5}
-
-    def test_every_level_has_its_test(self) -> None:
-        world = World(10)
-        world.connect("a")
-        world.answer("a", FAILURE, count=0)
+    def test_each_level_is_tested_by_one_message(self) -> None:
+        world = World(10).connect("a").fail()
         seen = []
         for wait, outcome in [(2, FAILURE), (4, NEUTRAL), (4, SUCCESS), (2, SUCCESS)]:
             world.tick(wait - 0.1)
@@ -339,9 +283,8 @@ class TestBackingOff:
             seen.append(world.rdy["a"])
         assert seen == [1, 0, 1, 0, 1, 0, 1, 10]
 
-    def test_who_has_sent_last_tests_the_waters(self) -> None:
-        world = World(10)
-        world.connect("empty", "full")
+    def test_the_nsqd_that_has_sent_last_is_tested(self) -> None:
+        world = World(10).connect("empty", "full")
         for level in range(3):
             world.tick(0.1)
             world.receive("full")
@@ -350,26 +293,8 @@ class TestBackingOff:
             world.tick(2 ** (level + 1))
             assert {key for key, rdy in world.rdy.items() if rdy} == {"full"}
 
-    def test_who_tests_and_is_lost_is_replaced(self) -> None:
-        world = World(10)
-        world.connect("a", "b")
-        world.answer("a", FAILURE, count=0)
-        world.tick(2)
-        world.disconnect("a")
-        assert world.rdy == {"b": 1}
-
-    def test_who_has_nothing_to_test_with_is_replaced(self) -> None:
-        world = World(10)
-        world.connect("a", "b")
-        world.answer("a", FAILURE, count=0)
-        world.tick(2)
-        world.tick(IDLE)
-        assert world.rdy == {"a": 0, "b": 1}
-
-    def test_everybody_comes_to_test_until_somebody_has_a_message(self) -> None:
-        world = World(10)
-        world.connect("a", "b", "c")
-        world.answer("a", FAILURE, count=0)
+    def test_connections_are_tested_in_turn_until_a_message_comes(self) -> None:
+        world = World(10).connect("a", "b", "c").fail()
         world.tick(2)
         testers = []
         for _ in range(6):
@@ -378,9 +303,7 @@ class TestBackingOff:
         assert testers == ["a", "b", "c"] * 2
 
     def test_a_new_connection_waits_with_the_others(self) -> None:
-        world = World(10)
-        world.connect("a")
-        world.answer("a", FAILURE, count=0)
+        world = World(10).connect("a").fail()
         world.connect("b")
         assert world.orders == []
         world.tick(2)
@@ -388,16 +311,7 @@ class TestBackingOff:
         world.connect("c")
         assert sum(world.rdy.values()) == 1
 
-    def test_the_last_connection_may_go_meanwhile(self) -> None:
-        world = World(10)
-        world.connect("a")
-        world.answer("a", FAILURE, count=0)
-        world.disconnect("a")
-        world.tick(2)
-        world.connect("b")
-        assert world.rdy == {"b": 1}
-
-    def test_who_sends_in_the_middle_of_the_choice_does_no_harm(self) -> None:
+    def test_an_nsqd_that_sends_during_the_choice_does_no_harm(self) -> None:
         class Busy(Nsqd):
             """Its read loop gets a message whenever the owner looks."""
 
@@ -411,106 +325,120 @@ class TestBackingOff:
             @has_sent_at.setter
             def has_sent_at(self, now: float) -> None: ...
 
-        world = World(10)
-        world.connect("a")
+        world = World(10).connect("a")
         world.windows.nsqds["a"] = Busy("a", 2500, rdy=10)
         world.answer("a", FAILURE, count=0)
         world.tick(2.0)
         assert world.rdy == {"a": 1}
 
     def test_the_test_waits_for_room(self) -> None:
-        world = World(1)
-        world.connect("a", "b")
+        world = World(1).connect("a", "b")
         world.receive("a")
         world.answer("b", FAILURE, count=0)
         world.tick(2)
         assert world.rdy == {"a": 1, "b": 0}
 
 
-class TestRoomThatGrows:
-    """Of a max_in_flight that the user has not set, where one nsqd has many connections."""
+class TestBackoff:
+    def test_strategies_double_from_level_to_level_and_never_overflow(self) -> None:
+        assert [exponential(1.0)(level) for level in (1, 2, 7, 100_000)] == [2, 4, 128, 2.0**62]
+        assert [exponential(0.25, lambda: 0.5)(level) for level in (1, 2, 3)] == [0.25, 0.5, 1.0]
 
-    def test_every_connection_gets_one_even_beyond_max_in_flight(self) -> None:
-        world = World(2, grows=True)
-        world.connect("a", "b", "c")
-        assert world.rdy == {"a": 1, "b": 1, "c": 1}
+    def test_failures_climb_to_the_longest_wait_and_successes_go_down_again(self) -> None:
+        asked: list[int] = []
+
+        def strategy(level: int) -> float:
+            asked.append(level)
+            return 2.0**level
+
+        backoff, now, seen = Backoff(strategy, 10.0), 0.0, []
+        for outcome in [FAILURE] * 5 + [NEUTRAL] + [SUCCESS] * 3:
+            assert backoff.outcome(outcome, now)
+            seen.append((backoff.level, 0.0 if backoff.until is None else backoff.until - now))
+            for ignored in Outcome:  # while it waits
+                assert backoff.level == 0 or not backoff.outcome(ignored, now)
+            now = backoff.until or now
+            assert backoff.expire(now) == (backoff.level > 0)
+            assert not backoff.expire(now)
+        assert seen == [(1, 2.0), (2, 4.0), (3, 8.0)] + [(3, 8.0)] * 3 + [(2, 4.0), (1, 2.0), (0, 0.0)]
+        assert min(asked) == 1
+
+    def test_a_longer_wait_than_the_longest_is_cut(self) -> None:
+        backoff = Backoff(lambda level: 1000.0, 120.0)
+        assert backoff.outcome(FAILURE, 10.0)
+        assert (backoff.level, backoff.until) == (1, 130.0)
+        assert not backoff.expire(129.9)
+
+    @pytest.mark.parametrize(("longest", "outcome"), [(0.0, FAILURE), (120.0, SUCCESS), (120.0, NEUTRAL)])
+    def test_nothing_changes_without_a_failure_or_with_a_longest_wait_of_zero(
+        self, longest: float, outcome: Outcome
+    ) -> None:
+        backoff = Backoff(exponential(1.0), longest)
+        assert not backoff.outcome(outcome, 0.0)
+        assert (backoff.level, backoff.waiting, backoff.testing) == (0, False, False)
+
+
+class TestRoomThatGrows:
+    """The windows where the user has not set max_in_flight and one nsqd has many connections."""
+
+    @pytest.mark.parametrize(
+        ("max_in_flight", "connected", "rdy"), [(2, "abc", [1, 1, 1]), (2, "a", [1]), (9, "abc", [3, 3, 3])]
+    )
+    def test_each_connection_gets_a_message_at_least(
+        self, max_in_flight: int, connected: str, rdy: list[int]
+    ) -> None:
+        world = World(max_in_flight, grows=True)
+        world.expect(3)
+        world.connect(*connected)
+        assert list(world.rdy.values()) == rdy
 
     @pytest.mark.parametrize(
         ("max_in_flight", "grows", "turns"),
         [(2, False, True), (3, False, False), (2, True, False), (0, False, False)],
     )
-    def test_without_it_more_connections_than_messages_take_turns(
+    def test_otherwise_more_connections_than_messages_take_turns(
         self, max_in_flight: int, grows: bool, turns: bool
     ) -> None:
         assert World(max_in_flight, grows=grows).windows.must_take_turns(3) is turns
-
-    def test_connections_to_come_count_too(self) -> None:
-        world = World(2, grows=True)
-        world.expect(8)
-        world.connect("a")
-        assert world.rdy == {"a": 1}
-
-    def test_a_larger_max_in_flight_is_shared_as_ever(self) -> None:
-        world = World(9, grows=True)
-        world.connect("a", "b", "c")
-        assert world.rdy == {"a": 3, "b": 3, "c": 3}
 
 
 class TestOneEach:
     @pytest.mark.parametrize("max_in_flight", [1, 2, 100])
     def test_every_connection_has_one_whatever_max_in_flight_is(self, max_in_flight: int) -> None:
-        world = World(max_in_flight, kind=OneEach)
-        world.connect("a", "b", "c")
+        world = World(max_in_flight, kind=OneEach).connect("a", "b", "c")
         assert world.rdy == {"a": 1, "b": 1, "c": 1}
+        assert not world.windows.must_take_turns(3)
 
-    def test_one_is_never_passed_on(self) -> None:
-        world = World(1, kind=OneEach)
-        world.connect("a", "b")
-        assert not world.windows.must_take_turns(2)
-        world.tick(10 * TURN)
-        assert world.rdy == {"a": 1, "b": 1}
-        assert world.orders == []
-
-    def test_a_failure_stops_no_connection(self) -> None:
-        world = World(10, kind=OneEach)
-        world.connect("a", "b")
-        world.receive("a")
-        world.answer("a", FAILURE)
-        assert world.rdy == {"a": 1, "b": 1}
-        assert world.backoff.level == 0
-
-    def test_slow_handlers_stop_no_connection(self) -> None:
-        world = World(10, kind=OneEach)
-        world.connect("a", "b")
-        assert not world.windows.handled_late(world.now, 60.0, 1)
+    @pytest.mark.parametrize(
+        "happen",
+        [
+            lambda world: world.tick(10 * TURN),
+            lambda world: world.answer("a", FAILURE, count=0),
+            lambda world: world.windows.handled_late(world.now, 60.0, 1) or world.decide(),
+            lambda world: world.receive("a", 2),
+        ],
+        ids=["time passes", "a handler fails", "handlers are slow", "a message is repeated"],
+    )
+    def test_no_event_stops_a_connection(self, happen: Callable[[World], object]) -> None:
+        world = World(10, kind=OneEach).connect("a", "b")
+        world.orders = []
+        happen(world)
         world.decide()
-        assert world.rdy == {"a": 1, "b": 1}
+        assert (world.rdy, world.orders, world.backoff.level) == ({"a": 1, "b": 1}, [], 0)
 
-    def test_a_repeated_message_takes_no_window_away(self) -> None:
-        world = World(10, kind=OneEach)
-        world.connect("a", "b")
-        world.receive("a", 2)
-        world.decide()
-        assert world.rdy == {"a": 1, "b": 1}
-
-    def test_pause_stops_all_and_resume_starts_all(self) -> None:
-        world = World(10, kind=OneEach)
-        world.connect("a", "b")
+    def test_a_pause_stops_all_and_a_closing_connection_gets_none(self) -> None:
+        world = World(10, kind=OneEach).connect("a", "b")
         world.pause(True)
         assert world.rdy == {"a": 0, "b": 0}
         world.pause(False)
         assert world.rdy == {"a": 1, "b": 1}
         assert "order" in world.windows.reason("a")
-
-    def test_a_closing_connection_gets_none(self) -> None:
-        world = World(10, kind=OneEach)
-        world.connect("a", "b")
         world.close("a")
         world.tick(TURN)
         assert world.rdy == {"a": 0, "b": 1}
 
 
-def test_of_a_stranger_nothing_is_known() -> None:
+def test_an_unknown_connection_has_no_window() -> None:
     world = World(1)
     assert world.windows.reason("x") == "not connected"
     world.windows.disconnected("x")
@@ -657,21 +585,10 @@ class TestHandlingLimit:
 
     TIMEOUT = 60.0
 
-    def test_halves_once_in_a_timeout_and_grows_while_all_are_quick(self) -> None:
+    def test_it_halves_once_in_a_timeout_and_grows_while_handlers_are_quick(self) -> None:
         limit, now = HandlingLimit(), START
         seen = []
-        for step in (
-            "late",
-            "late at once",
-            "late",
-            "late",
-            "late",
-            "late",
-            "quick",
-            "slow",
-            "quick",
-            "quick",
-        ):
+        for step in ["late", "late at once", *["late"] * 4, "quick", "slow", "quick", "quick"]:
             if step != "late at once":
                 now += self.TIMEOUT
             if step.startswith("late"):
@@ -685,9 +602,8 @@ class TestHandlingLimit:
             assert limit.relax(now, self.TIMEOUT, 40, 0.0)
         assert not limit.relax(now + self.TIMEOUT, self.TIMEOUT, 40, 0.0)
 
-    def test_bounds_the_windows_and_says_so(self) -> None:
-        world = World(40)
-        world.connect("a")
+    def test_it_limits_the_windows_and_the_reason_says_so(self) -> None:
+        world = World(40).connect("a")
         assert world.windows.handling.expired(world.now, self.TIMEOUT, 40, 1)
         world.tick()
         assert world.orders == [Order("a", 20)]

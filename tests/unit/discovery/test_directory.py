@@ -48,24 +48,11 @@ def searched(subject: Directory) -> set[str]:
     return set(subject.nsqds) - dialed(subject)
 
 
-class TestGiven:
-    def test_a_given_nsqd_is_dialed_whatever_nsqlookupds_say(self) -> None:
-        subject = directory(A, A)
-        for answers in ([listing(B)], [None], [listing()], []):
-            subject.round_ended(answers, 1000.0)
-            assert A in dialed(subject)
-
-    def test_one_that_is_removed_is_dropped_once(self) -> None:
-        subject = directory(A, B)
-        subject.remove(A)
-        subject.remove(A)
-        assert (dialed(subject), subject.to_drop(), subject.to_drop()) == ({B}, [A], [])
-
-    def test_one_that_is_removed_stays_while_it_is_listed(self) -> None:
-        subject = directory(A)
-        subject.heard([A])
-        subject.remove(A)
-        assert (dialed(subject), subject.to_drop()) == ({A}, [])
+def test_a_removed_nsqd_is_dropped_once() -> None:
+    subject = directory(A, B)
+    subject.remove(A)
+    subject.remove(A)
+    assert (dialed(subject), subject.to_drop(), subject.to_drop()) == ({B}, [A], [])
 
 
 class TestListed:
@@ -90,16 +77,12 @@ class TestListed:
             subject.round_ended(each, 20.0 + number)
         assert A in dialed(subject)
 
-    def test_one_that_is_no_longer_listed_is_searched_for_an_interval(self) -> None:
+    def test_an_nsqd_that_is_no_longer_listed_is_searched_for_an_interval(self) -> None:
         subject = self.found()
         for now, known in [(30.0, {A}), (30.0 + INTERVAL - 1.0, {A}), (30.0 + INTERVAL, set())]:
             subject.round_ended([listing(B)], now)
             assert (dialed(subject), searched(subject)) == ({B}, known)
         assert subject.to_drop() == []
-
-    def test_one_that_is_found_again_is_dialed(self) -> None:
-        subject = self.found()
-        subject.round_ended([listing(B)], 30.0)
         subject.heard([A])
         assert dialed(subject) == {A, B}
 
@@ -231,7 +214,7 @@ class TestSchedule:
             assert subject.next_due() == pytest.approx(due + wait)
             assert subject.due(due + wait - 0.1) == []
 
-    def test_one_that_hangs_fails_in_time_is_not_asked_twice_and_delays_no_other(self) -> None:
+    def test_a_silent_nsqlookupd_fails_in_time_is_not_asked_twice_and_delays_no_other(self) -> None:
         subject = schedule(self.a, self.b)
         assert subject.due(0.0) == [self.a, self.b]
         answer(subject, self.b, C)
@@ -242,13 +225,9 @@ class TestSchedule:
         assert subject.due(60.0) == [self.b]
         assert not subject.failed(self.a, "gone", 60.0)  # known already
         assert subject.due(60.0) == [self.a]
-
-    def test_a_late_answer_counts(self) -> None:
-        subject = schedule(self.a)
-        subject.due(0.0)
-        subject.failed(self.a, "silent", 5.0, still_busy=True)
-        answer(subject, self.a, C)
-        assert (answers(subject), subject.next_due()) == ({"a": listing(C)}, 60.0)
+        subject.failed(self.a, "silent", 65.0, still_busy=True)
+        subject.answered(self.a, listing(C), listing(C), 66.0)  # a late answer counts
+        assert (self.a.answer, self.a.ask_at) == (listing(C), 120.0)
 
     def test_a_failure_is_news_when_it_differs_and_when_it_comes_back(self) -> None:
         subject = schedule(self.a)
@@ -279,18 +258,28 @@ class TestSchedule:
         subject.failed(self.a, "gone", now + 60.0)
         assert subject.next_due() == now + 60.0 + share
 
-    @pytest.mark.parametrize(("chance", "share"), [(0.0, 1.0), (1.0, 0.5)])
-    def test_while_none_lists_an_nsqd_pauses_grow_from_two_seconds_to_the_interval(
-        self, chance: float, share: float
+    @pytest.mark.parametrize(
+        ("interval", "chance", "lists", "waits"),
+        [
+            (60.0, 0.0, [[]] * 7, [2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0]),
+            (60.0, 1.0, [[]] * 7, [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]),
+            (60.0, 0.0, [[], [], [C], []], [2.0, 4.0, 60.0, 2.0]),
+            (0.1, 0.0, [[]], [0.1]),
+        ],
+        ids=["pauses grow", "they are random", "one was listed meanwhile", "the interval is shorter"],
+    )
+    def test_while_none_lists_an_nsqd_they_are_asked_sooner(
+        self, interval: float, chance: float, lists: list[list[str]], waits: list[float]
     ) -> None:
-        subject = schedule(self.a, self.b, chance=chance)
-        now, waits = 0.0, []
-        for _ in range(7):
-            for lookupd in subject.due(now):
-                subject.answered(lookupd, listing(), listing(), now)
-            waits.append((subject.next_due() - now) / share)
+        subject = LookupSchedule(interval, 0.0, 5.0, Pauses(1.0, 60.0, lambda: chance))
+        subject.lookupds["a"] = self.a
+        now, seen = 0.0, []
+        for listed in lists:
+            subject.due(now)
+            subject.answered(self.a, listing(*listed), listing(*listed), now)
+            seen.append(subject.next_due() - now)
             now = subject.next_due()
-        assert waits == [2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0]
+        assert seen == waits
 
     def test_while_one_lists_an_nsqd_the_others_are_asked_at_the_interval(self) -> None:
         subject = schedule(self.a, self.b)
@@ -298,23 +287,6 @@ class TestSchedule:
         answer(subject, self.a, C)
         answer(subject, self.b)
         assert subject.next_due() == 60.0
-
-    def test_one_that_no_longer_lists_an_nsqd_is_asked_again_soon(self) -> None:
-        subject = schedule(self.a, chance=0.0)
-        now, waits = 0.0, []
-        for listed in ([], [], [C], []):
-            subject.due(now)
-            subject.answered(self.a, listing(*listed), listing(*listed), now)
-            waits.append(subject.next_due() - now)
-            now = subject.next_due()
-        assert waits == [2.0, 4.0, 60.0, 2.0]
-
-    def test_an_interval_shorter_than_two_seconds_is_kept_while_none_lists_an_nsqd(self) -> None:
-        subject = LookupSchedule(0.1, 0.0, 5.0, Pauses(1.0, 60.0, lambda: 0.0))
-        subject.lookupds["a"] = self.a
-        subject.due(0.0)
-        answer(subject, self.a)
-        assert subject.next_due() == 0.1
 
     def test_requests_bring_questions_forward_but_not_more_than_one_a_second(self) -> None:
         subject = schedule(self.a, self.b)

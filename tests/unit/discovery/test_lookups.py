@@ -1,4 +1,4 @@
-"""The discovery thread, with a client, nsqlookupds and a clock that the tests hold in their hands."""
+"""The discovery thread, with a fake client, fake nsqlookupds and a fake clock."""
 
 from __future__ import annotations
 
@@ -18,11 +18,7 @@ from nsq.connection.endpoint import Key, Wanted
 from nsq.connection.subscription import Subscription
 from nsq.discovery.directory import Lookupd
 from nsq.discovery.lookups import Discovery
-from nsq.errors import (
-    ApiError,
-    ConfigError,
-    UsageError,
-)
+from nsq.errors import ApiError, ConfigError, UsageError
 
 A, B, C = "a:4150", "b:4150", "c:4150"
 L1, L2 = "l1:4161", "http://l2:4161/?token=s3cret"
@@ -58,7 +54,7 @@ class World:
             return self.now
 
     def until(self, condition: Callable[[], bool]) -> None:
-        """The discovery thread looks at the clock whenever it has published its state."""
+        """Wait; the discovery thread looks at the clock after each change of its state."""
         with self._changed:
             assert self._changed.wait_for(condition, PATIENCE), self.notes
 
@@ -150,14 +146,13 @@ def last_heard(lookupd: Lookupd) -> float | None:
 
 
 class TestReporting:
-    def test_named_nsqds_are_reported_at_once(self, world: World) -> None:
-        world.started([A, B])
-        world.await_("found", A, B)
-        assert f"{NAME}-lookupd" in [thread.name for thread in threading.enumerate()]
-
-    def test_origins_are_reported(self, world: World) -> None:
+    def test_the_wanted_nsqds_are_reported_at_once_with_their_origins(self, world: World) -> None:
+        world.gates[L1] = threading.Event()
         world.answers[L1] = [A, C]
         discovery = world.started([A, B], [L1])
+        world.await_("found", A, B)
+        assert f"{NAME}-lookupd" in [thread.name for thread in threading.enumerate()]
+        world.gates[L1].set()
         world.await_("found", A, B, C)
         assert list(discovery.wanted.values()) == [
             Wanted(A, ORDERS, given=True, listed=True),
@@ -166,20 +161,13 @@ class TestReporting:
         ]
 
     def test_a_client_that_raises_does_not_end_it(self, world: World, log: Callable[[], list[str]]) -> None:
-        failures = iter([True])
-
-        def found(wanted: dict[Key, Wanted]) -> None:
-            if next(failures, False):
-                raise ZeroDivisionError
-            world.found(wanted)
-
-        world.answers[L1] = [A]
-        world.started([], [L1], found=found)
+        discovery = world.started([A], found=lambda wanted: 1 / 0)
         world.until(lambda: "which is a bug of ours" in "".join(log()))
+        discovery._found = world.found
+        discovery.add_nsqd(B)
+        world.await_("found", A, B)
 
-    def test_an_nsqd_that_is_no_longer_listed_is_not_to_be_dialed_and_then_forgotten(
-        self, world: World
-    ) -> None:
+    def test_an_nsqd_that_is_no_longer_listed_is_not_dialed_and_then_forgotten(self, world: World) -> None:
         world.answers[L1] = [A, B]
         discovery = world.started([], [L1])
         world.await_("found", A, B)
@@ -213,7 +201,7 @@ class TestReporting:
 
 
 class TestAsking:
-    def test_what_one_lists_is_dialed_while_another_is_silent(self, world: World) -> None:
+    def test_nsqds_that_one_nsqlookupd_lists_are_dialed_while_another_is_silent(self, world: World) -> None:
         world.gates[L2] = threading.Event()
         world.answers = {L1: [A], L2: [A, B]}
         world.started([], [L1, L2])
@@ -222,7 +210,7 @@ class TestAsking:
         world.gates[L2].set()
         world.await_("found", A, B)
 
-    def test_one_that_does_not_answer_in_time_has_failed(self, world: World) -> None:
+    def test_an_nsqlookupd_that_does_not_answer_in_time_has_failed(self, world: World) -> None:
         world.gates[L1] = threading.Event()
         discovery = world.started([], [L1])
         world.await_("ask", L1)
@@ -242,7 +230,7 @@ class TestAsking:
         world.until(lambda: not world.pass_time(discovery, 60.0) and not discovery.nsqlookupds[0].error)
         assert log() == [f"nsqlookupd {URL2} cannot be asked: refused", f"nsqlookupd {URL2} answers again"]
 
-    def test_health_tells_of_every_nsqlookupd_but_no_secret(self, world: World) -> None:
+    def test_health_has_a_line_for_each_nsqlookupd_and_shows_no_secret(self, world: World) -> None:
         world.answers = {L1: [A], L2: ApiError("http://l2:4161/lookup: 500")}
         discovery = world.started([], [L1, L2])
         world.until(lambda: bool(discovery.wanted) and bool(discovery.nsqlookupds[1].error))
@@ -273,7 +261,7 @@ class TestAsking:
     ("nsqds", "rounds", "warned"),
     [
         pytest.param([], [([], [])], True, id="none lists any"),
-        pytest.param([], [([], [])] * 3, True, id="said once"),
+        pytest.param([], [([], [])] * 3, True, id="only once"),
         pytest.param([], [([], [A])], False, id="one lists some"),
         pytest.param([], [([A], []), ([], [])], False, id="some were listed"),
         pytest.param([A], [([], [])], False, id="nsqds were named"),
@@ -281,7 +269,7 @@ class TestAsking:
         pytest.param([], [([], ApiError("refused")), ([], [])], True, id="once all have answered"),
     ],
 )
-def test_an_unknown_topic_is_warned_about(
+def test_an_unknown_topic_is_warned_about_once(
     world: World, log: Callable[[], list[str]], nsqds: list[str], rounds: list[Any], warned: bool
 ) -> None:
     discovery = world.discovery(nsqds, [L1, L2])
@@ -326,7 +314,7 @@ class TestChanges:
         assert ("drop", A) not in world.notes
 
     @pytest.mark.parametrize("answer", [[B], ApiError("refused")])
-    def test_what_a_removed_one_answers_counts_for_nothing(
+    def test_the_answer_of_a_removed_nsqlookupd_changes_nothing(
         self, world: World, answer: Any, log: Callable[[], list[str]]
     ) -> None:
         world.gates[L1] = threading.Event()
@@ -405,7 +393,7 @@ def at_step(step: int, call: Callable[[], object], handle: Callable[[], object])
     return steps > step
 
 
-class TestTheEnd:
+class TestStopping:
     def test_nothing_is_asked_or_reported_after_a_stop(self, world: World) -> None:
         discovery = world.started([A], [L1])
         world.until(lambda: discovery.nsqlookupds[0].answered_at is not None)
@@ -417,7 +405,7 @@ class TestTheEnd:
         assert ("found", A, B) not in world.notes
         assert world.notes.count(("ask", L1)) == 1
 
-    def test_what_is_under_way_is_cut_short(self, world: World, log: Callable[[], list[str]]) -> None:
+    def test_a_stop_ends_questions_under_way(self, world: World, log: Callable[[], list[str]]) -> None:
         world.gates[L1] = threading.Event()
         world.answers[L1] = ApiError("interrupted")
         discovery = world.started([], [L1])
@@ -439,7 +427,7 @@ class TestTheEnd:
         world.gates[L1].set()
         assert not discovery.join(time.monotonic() + PATIENCE)
 
-    def test_one_that_was_never_started_has_nothing_to_end(self, world: World) -> None:
+    def test_a_discovery_that_was_never_started_has_nothing_to_end(self, world: World) -> None:
         discovery = world.discovery([A], [L1])
         discovery.stop()
         assert not discovery.join(time.monotonic())
@@ -452,23 +440,7 @@ class TestTheEnd:
 
 
 class TestProducers:
-    """Without a subscription: all nsqds are wanted."""
-
-    def test_all_answers_are_merged_with_the_named_ones(self, world: World) -> None:
-        world.answers = {L1: [A, B], L2: [B]}
-        discovery = world.started([C], [L1, L2], subscription=None)
-        world.await_("found", A, B, C)
-        world.answers = {L1: [], L2: [B]}
-        world.pass_time(discovery, 60.0)
-        world.await_("found", B, C)
-
-    def test_one_that_hangs_delays_no_other(self, world: World) -> None:
-        world.gates[L1] = threading.Event()
-        discovery = world.started([], [L1, L2], subscription=None)
-        for address in (A, B, C):
-            world.answers[L2] = [*world.answers.get(L2, []), address]  # type: ignore[misc]
-            world.pass_time(discovery, 60.0)
-            world.await_("found", *world.answers[L2])
+    """Without a subscription all nsqds are wanted."""
 
     def test_absence_says_why_no_nsqd_is_known(self, world: World, log: Callable[[], list[str]]) -> None:
         discovery = world.discovery([], [L2], subscription=None)
@@ -481,28 +453,6 @@ class TestProducers:
         world.answers[L2] = []
         world.pass_time(discovery, 60.0)
         world.until(lambda: discovery.absence == f"nsqlookupd {URL2} lists none")
-
-    def test_all_can_be_asked_ahead_of_time(self, world: World) -> None:
-        world.answers = {L1: [A], L2: [B]}
-        discovery = world.discovery([], [L1, L2])
-        discovery.start()
-        world.await_("found", A, B)
-        discovery.ask_soon()
-        world.pass_time(discovery, 1.0)
-        for each in (L1, L2):
-            world.await_("ask", each, times=2)
-
-    def test_a_failed_one_is_asked_again_with_growing_pauses(self, world: World) -> None:
-        world.answers[L1] = ApiError("refused")
-        discovery = world.discovery([], [L1], reconnect_initial=1.0, lookupd_poll_interval=4.0)
-        discovery.start()
-        for times, pause in enumerate([1.0, 2.0, 4.0, 4.0], 1):
-            world.await_("ask", L1, times=times)
-            world.until(lambda: discovery.nsqlookupds[0].failed_at == world.now)
-            world.pass_time(discovery, pause - 0.01)
-            assert world.notes.count(("ask", L1)) == times
-            world.pass_time(discovery, 0.01)
-        world.await_("ask", L1, times=5)
 
     def test_a_start_that_finds_no_thread_can_be_repeated(
         self, world: World, monkeypatch: pytest.MonkeyPatch
@@ -523,10 +473,6 @@ class TestProducers:
         world.await_("found", A)
         assert [thread.name for thread in discovery.threads].count(f"{NAME}-lookupd") == 1
 
-    def test_wrong_arguments_are_told_at_once(self, world: World) -> None:
-        with pytest.raises(UsageError):
-            world.discovery([], ["ftp://one:4161"])
-
 
 # The user's rewrite and accept.
 
@@ -535,10 +481,6 @@ LISTED = frozenset(["a:1", "b:2"])
 
 def broken(_: object) -> Any:
     raise RuntimeError("my fault")
-
-
-def test_without_functions_all_addresses_are_used(world: World) -> None:
-    assert world.discovery([A])._accepted(LISTED) == LISTED
 
 
 @pytest.mark.parametrize("rewrite", [broken, lambda address: None], ids=["raises", "returns None"])

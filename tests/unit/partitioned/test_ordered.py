@@ -88,7 +88,7 @@ class Site:
         self._owner = Owner("nsq-test-owner", Logger("nsq.test"), turn=self._turn)
         self.wake = self._owner.wake
         self.pool = OrderedPool(
-            "nsq-test",
+            name="nsq-test",
             give_up=lambda message, error: self.notes.add("give up", message.internal_id),
             starved=lambda: False,
             pause=lambda attempts: pause,

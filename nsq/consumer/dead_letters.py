@@ -1,0 +1,269 @@
+"""Messages that have failed too often: they are lost, or go to a dead-letter topic or a user's function.
+
+A consumer calls its ``LastResort`` on a handler thread. That stores the message before it returns, or raises:
+the consumer finishes the message only after it is stored.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime
+from functools import partial
+from typing import TYPE_CHECKING, Protocol
+
+from nsq.config import Config
+from nsq.connection.subscription import Subscription
+from nsq.consumer.handlers import GiveUp
+from nsq.errors import BadMessage, Closed, ConfigError
+from nsq.log import Logger
+from nsq.message import Message
+from nsq.transport.base import Transport
+from nsq.wire.envelope import DEAD_LETTER, wrap
+from nsq.wire.names import EPHEMERAL, check_topic
+
+if TYPE_CHECKING:
+    from nsq.producer.producer import Producer
+
+log = Logger("nsq.consumer")
+
+#: Bytes; no message of nsqd's is larger.
+_MAX_SIZE = 2**31 - 1
+#: Seconds; the shortest timeout of a publish.
+_LEAST_TIMEOUT = 0.001
+#: The most characters of an error's text in a dead letter.
+_MOST_OF_AN_ERROR = 1000
+
+#: Returns where to publish: the addresses of nsqds; or none, and those of nsqlookupds.
+Known = Callable[[], tuple[set[str], set[str]]]
+
+
+class LastResort:
+    """Loses messages. ``topic`` is where they would go if the consumer had dead letters."""
+
+    wants_error = False
+    """Whether a message is given up right when it fails at its last attempt, while its error is known."""
+
+    def __init__(self, topic: str) -> None:
+        self.topic = topic
+
+    def __call__(self, message: Message, error: BaseException | None, known: Known) -> str:
+        """Store a message; return what has become of it, for the log."""
+        return f"it is lost. Consumer(…, dead_letters={self.topic!r}) would keep it in that topic"
+
+    def close(self, timeout: float) -> list[str]:
+        """Release everything; return the names of threads that have not ended in time. Called when no message
+        is in flight any more.
+        """
+        return []
+
+
+class UserGiveUp(LastResort):
+    """The option ``give_up``: calls the user's function."""
+
+    def __init__(self, give_up: Callable[[Message], object]) -> None:
+        super().__init__("")
+        self._give_up = give_up
+
+    def __call__(self, message: Message, error: BaseException | None, known: Known) -> str:
+        self._give_up(message)
+        return "give_up has it"
+
+
+class DeadLetters(LastResort):
+    """The option ``dead_letters``: publishes the unchanged body to ``topic``, on the nsqds that the consumer
+    knows. With ``reasons_of``, which is the consumer's name then, the body stands in an envelope that says
+    why the message was given up.
+
+    The producer is made for the first message. No thread that a signal can interrupt takes the lock, and a
+    forked child does not use it.
+    """
+
+    def __init__(self, topic: str, config: Config, transport: Transport | None, reasons_of: str = "") -> None:
+        # Here, not for the first message: at the end of a program it may be too late for an import.
+        from nsq.producer.producer import Producer
+
+        super().__init__(topic)
+        self.wants_error = bool(reasons_of)
+        self._new_producer = partial(
+            Producer,
+            transport=transport,
+            # nsqd has accepted this body before, whatever our own limits are.
+            config=replace(config, max_msg_size=_MAX_SIZE),
+        )
+        self._timeout = config.publish_timeout
+        self._reasons_of, self._max_attempts = reasons_of, config.max_attempts
+        self._lock = threading.Lock()
+        self._producer: Producer | None = None
+        self._nsqds: set[str] = set()
+        self._closed = False
+
+    def __call__(self, message: Message, error: BaseException | None, known: Known) -> str:
+        nsqds, nsqlookupds = known()
+        if not nsqlookupds:
+            nsqds.add(message.nsqd_address)
+        self._publish(self._producer_for(nsqds, nsqlookupds), message, error)
+        return f"topic {self.topic} has it"
+
+    def _producer_for(self, nsqds: set[str], nsqlookupds: set[str]) -> Producer:
+        with self._lock:
+            if self._closed:
+                raise Closed("the consumer has stopped")
+            if self._producer is None:
+                self._producer = self._new_producer(nsqd=nsqds, nsqlookupd=nsqlookupds)
+            elif nsqds != self._nsqds:
+                self._producer.set_nsqds(nsqds)
+            self._nsqds = nsqds
+            return self._producer
+
+    def _publish(self, producer: Producer, message: Message, error: BaseException | None) -> None:
+        if self._reasons_of:
+            letter = dead_letter(message, error, self._reasons_of, self._max_attempts)
+            try:
+                producer.publish(self.topic, letter, timeout=self._time_for(message))
+                return
+            except BadMessage:
+                text = "with its reason %r is too large for the topic %s: only its body goes there"
+                log.warning(text, message, self.topic)
+        producer.publish(self.topic, message.body, timeout=self._time_for(message))
+
+    def _time_for(self, message: Message) -> float:
+        """Return no more seconds than the message is ours: after that another consumer has it."""
+        return max(_LEAST_TIMEOUT, min(self._timeout, message.time_left))
+
+    def close(self, timeout: float) -> list[str]:
+        """Close the producer, which ends publishes under way."""
+        with self._lock:
+            self._closed = True
+        return [] if self._producer is None else self._producer.close(timeout).unfinished_threads
+
+
+def dead_letter(message: Message, error: BaseException | None, consumer: str, max_attempts: int) -> bytes:
+    """Return the message in an envelope whose headers say why ``consumer`` has given it up."""
+    if isinstance(error, GiveUp):
+        reason = "its handler gave it up"
+    elif error is not None:
+        reason = f"it failed at its last attempt (max_attempts is {max_attempts})"
+    else:
+        reason = f"its attempts were used up, by requeues or timeouts (max_attempts is {max_attempts})"
+    headers = {
+        "id": f"{message.id.decode('latin-1')}-{message.attempts}",
+        "source": f"/{consumer}",
+        "type": DEAD_LETTER,
+        "time": _iso(time.time()),
+        "reason": reason,
+        "error": "" if error is None else _in_one_line(error),
+        "place": "" if error is None else _place_of(error),
+        "attempts": str(message.attempts),
+        "published": _iso(message.timestamp / 1e9),
+        "nsqd": message.nsqd_address,
+    }
+    return wrap(message.body, {name: value for name, value in headers.items() if value})
+
+
+def _iso(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _in_one_line(error: BaseException) -> str:
+    """Return class and text of an error, without characters that a header of CloudEvents may not have."""
+    try:
+        text = str(error)
+    except Exception:
+        text = "(its text cannot be had)"
+    name = "" if isinstance(error, GiveUp) else type(error).__qualname__
+    joined = ": ".join(part for part in (name, text) if part)
+    return "".join(each if each.isprintable() else " " for each in joined[:_MOST_OF_AN_ERROR])
+
+
+def _place_of(error: BaseException) -> str:
+    """Return where the error, or the one that it was raised from, comes from; empty if nothing says so."""
+    frames = traceback.extract_tb((error.__cause__ or error).__traceback__)
+    return f"{frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name}" if frames else ""
+
+
+def last_resort(
+    consumed: Subscription,
+    config: Config,
+    transport: Transport | None,
+    dead_letters: str | None,
+    reasons: bool,
+    give_up: Callable[[Message], object] | None,
+) -> LastResort:
+    """Check these options of a consumer, and return what they ask for."""
+    if not isinstance(reasons, bool):
+        raise ConfigError(f"dead_letter_reasons is {reasons!r}; it must be True or False")
+    if dead_letters is None:
+        if reasons:
+            raise ConfigError("dead_letter_reasons needs dead_letters: give the topic for them")
+        if give_up is not None:
+            return UserGiveUp(give_up)
+        return LastResort(f"{consumed.topic.removesuffix(EPHEMERAL)}.dead")
+    topic = check_topic(dead_letters)
+    if topic == consumed.topic:
+        raise ConfigError(
+            f"dead_letters is {topic!r}, the topic of this consumer, which would get them again for "
+            "ever: give another topic"
+        )
+    if give_up is not None:
+        raise ConfigError("dead_letters and give_up exclude each other: give one of them")
+    if not config.max_attempts:
+        raise ConfigError("dead_letters needs max_attempts above 0: with 0 no message is ever given up")
+    return DeadLetters(topic, config, transport, f"{consumed.topic}/{consumed.channel}" if reasons else "")
+
+
+# Values for the option ``give_up``.
+
+
+class Publisher(Protocol):
+    """A ``Producer``, or another object with its ``publish``."""
+
+    def publish(self, topic: str, body: bytes) -> object: ...
+
+
+class DeadLetterTopic:
+    """Publishes the unchanged body of a message to another topic."""
+
+    def __init__(self, producer: Publisher, topic: str) -> None:
+        self._producer = producer
+        self._topic = check_topic(topic)
+
+    def __call__(self, message: Message) -> None:
+        self._producer.publish(self._topic, message.body)
+
+
+class DeadLetterFile:
+    """Appends a line of JSON to a file: id, attempts, timestamp, nsqd, and the body as text or base64."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._path = os.fspath(path)
+        self._lock = threading.Lock()
+
+    def __call__(self, message: Message) -> None:
+        line = json.dumps(_record(message), ensure_ascii=False).encode() + b"\n"
+        # Open the file every time: it may be rotated away, and dead letters are rare. One write, so that
+        # lines of several processes do not mix; fsync before the consumer finishes the message.
+        with self._lock, open(self._path, "ab", buffering=0) as file:
+            if file.write(line) != len(line):
+                raise OSError(f"{self._path} took only a part of the dead letter: is its disk full?")
+            os.fsync(file.fileno())
+
+
+def _record(message: Message) -> dict[str, str | int]:
+    record: dict[str, str | int] = {
+        "id": message.id_text,
+        "attempts": message.attempts,
+        "timestamp": message.timestamp,
+        "nsqd_address": message.nsqd_address,
+    }
+    try:
+        record["body"] = message.body.decode()
+    except UnicodeDecodeError:
+        record["body_base64"] = base64.b64encode(message.body).decode()
+    return record
