@@ -439,9 +439,10 @@ class Endpoints(Generic[E]):
 
     @property
     def threads(self) -> list[threading.Thread]:
-        """All that have been started and may still run. Any thread may ask."""
+        """All that may still run. Any thread may ask."""
         serving = [loops for each in self.all if (loops := each.loops) is not None]
-        return [thread for each in (*serving, *self._resting, *self._ending) for thread in each.threads]
+        pairs = (*serving, *self._resting, *self._ending)
+        return [thread for loops in pairs for thread in loops.threads]
 
     @property
     def _needed(self) -> int:

@@ -465,7 +465,7 @@ class Engine:
     @property
     def threads(self) -> int:
         own = self.owner.exists + (self.hooked and self.running)
-        others = len(self.endpoints.threads) + len(self.discovery.threads)
+        others = sum([each.is_alive() for each in self.endpoints.threads]) + len(self.discovery.threads)
         return own + others + (len(self.pool) if self.running else 0)
 
     def stats(self) -> ConsumerStats:
