@@ -196,6 +196,54 @@ def test_a_stop_without_time_warns_only_if_a_message_is_in_flight(
     assert len([line for line in log.lines if line.startswith("WARNING")]) == in_flight
 
 
+@pytest.mark.parametrize("timeout", [0.0, 0.3])
+@pytest.mark.parametrize("place", ["handler", "hook"])
+def test_a_stop_keeps_its_time_whatever_hangs(loaded: AnyNsqd, place: str, timeout: float) -> None:
+    entered, release = threading.Event(), threading.Event()
+
+    def hang(*_: object) -> None:
+        entered.set()
+        release.wait(PATIENCE)
+
+    class Hooks(ConsumerHooks):
+        def connected(self, nsqd_address: str) -> None:
+            if place == "hook":
+                hang()
+
+    consumer = make_consumer(loaded, hooks=Hooks())
+    consumer.add_handler(hang if place == "handler" else Recorder(), threads=1).start()
+    assert entered.wait(PATIENCE)
+    began = time.monotonic()
+    assert not consumer.stop(timeout)
+    assert time.monotonic() - began < timeout + 5.0
+    assert consumer.wait(PATIENCE)
+    name = BUSY if place == "handler" else f"nsq-{TOPIC}/{CHANNEL}-hooks"
+    assert name in consumer.stop().unfinished_threads
+    release.set()
+
+
+@pytest.mark.parametrize("answered", [True, False])
+def test_a_more_urgent_stop_hurries_another(loaded: AnyNsqd, answered: bool) -> None:
+    entered, release = threading.Event(), threading.Event()
+
+    def hang(message: Message) -> None:
+        if answered:
+            message.finish()
+        entered.set()
+        release.wait(LONG)
+
+    consumer = make_consumer(loaded).add_handler(hang).start()
+    assert entered.wait(PATIENCE)
+    patient = Running(lambda: consumer.stop(LONG))
+    if answered:
+        until("the connection is gone", lambda: consumer.stats().connections == 0)
+    began = time.monotonic()
+    assert not consumer.stop(0.0)
+    assert not patient.result()
+    assert time.monotonic() - began < LONG / 4
+    release.set()
+
+
 def test_several_threads_that_stop_it_wait_for_the_same_end(loaded: AnyNsqd) -> None:
     consumer, gate = hold(loaded)
 
@@ -319,6 +367,32 @@ def test_run_ends_at_a_signal_once_busy_handlers_are_done_and_at_a_second_one_be
     assert consumer.wait(PATIENCE)
     # For a moment after a stop by a signal, another handler stands for the first one.
     assert getattr(signal.getsignal(number), "handler", signal.getsignal(number)) is before
+
+
+def test_a_signal_lets_a_stop_of_another_thread_go_on(loaded: AnyNsqd) -> None:
+    stops: list[Running] = []
+
+    def work(message: Message) -> None:
+        stops.append(Running(lambda: consumer.stop(PATIENCE)))
+        until("stopping", lambda: consumer.health().state == "stopping")
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    consumer = make_consumer(loaded).add_handler(work)
+    assert (consumer.run(timeout=LONG), stops[0].result()) == (CLEAN, CLEAN)
+    expect_drained(loaded)
+
+
+def test_a_signal_ends_run_before_there_is_a_connection(nsqd: AnyNsqd) -> None:
+    nsqd.stop()
+    before = signal.getsignal(signal.SIGTERM)
+
+    def send() -> None:
+        until("it listens", lambda: signal.getsignal(signal.SIGTERM) is not before)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    sending = Running(send)
+    assert make_consumer(nsqd).add_handler(Recorder()).run(timeout=LONG) == CLEAN
+    sending.result()
 
 
 def test_run_needs_a_handler_and_happens_once(nsqd: AnyNsqd) -> None:
