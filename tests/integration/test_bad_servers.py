@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 import snappy
 
-from nsq import Consumer, ConsumerHooks, Message, NsqError
+from nsq import Consumer, ConsumerHooks, NsqError
 from nsq.errors import FrameError, Unanswered, WireError
 from nsq.testing import Nsqd
 from nsq.testing.plugin import Factory
@@ -32,7 +32,6 @@ from tests.fakes.bad_server import BadServer, Peer, Script
 
 from .consuming import (
     PATIENCE,
-    Gate,
     Recorder,
     create,
     expect_drained,
@@ -397,20 +396,6 @@ def test_a_server_that_falls_silent_is_left() -> None:
             until("it is tried again", lambda: bad.connections >= 2)
 
 
-def test_stopping_does_not_wait_for_who_never_answers() -> None:
-    """Neither for a handshake, nor for an answer to CLS."""
-    for script in (is_silent, silent_after_the_handshake):
-        with BadServer(script) as bad:
-            patient = {"dial_timeout": 300.0, "handshake_timeout": 300.0}
-            consumer = make_consumer(bad.address, **patient).add_handler(Recorder()).start()
-            until("dialled", lambda bad=bad: bad.connections)
-            if script is silent_after_the_handshake:
-                assert consumer.wait_until_connected(PATIENCE)
-            began = time.monotonic()
-            consumer.stop(1.0)
-            assert time.monotonic() - began < PATIENCE
-
-
 def test_a_slow_handshake_does_not_delay_other_nsqds(nsqd: Nsqd) -> None:
     create(nsqd)
     publish(nsqd, [b"m"])
@@ -430,34 +415,6 @@ def test_an_nsqd_that_hangs_up_at_once_is_dialed_less_and_less_often() -> None:
         threading.Event().wait(1.5)
         assert consumer.stop().clean
         assert bad.connections <= 12
-
-
-def test_handlers_keep_what_they_have_when_the_server_goes_bad() -> None:
-    """Answering a message whose connection is gone raises an error; it reaches no other connection."""
-    go_bad = threading.Event()
-
-    def script(peer: Peer) -> None:
-        peer.subscribe()
-        peer.send(message(1, b"held"))
-        assert go_bad.wait(PATIENCE)
-        peer.send(HTTP)
-
-    gate, held = Gate(), Recorder()
-
-    def handle(message: Message) -> None:
-        held(message)
-        gate(message)
-
-    with BadServer(script) as bad:
-        consumer = make_consumer(bad.address, reconnect_initial=60.0, reconnect_max=60.0)
-        with running(consumer.add_handler(handle)):
-            gate.wait_until_held(1)
-            go_bad.set()
-            until("noticed", lambda: not consumer.health().connections)
-            until("it is nobody's", lambda: held.messages[0].responded and held.messages[0].expired)
-            gate.let_go()
-            until("the handler is free", lambda: gate.passed == 1)
-            assert consumer.stats().finished == 0
 
 
 @pytest.fixture(autouse=True)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 import pytest
 
 from nsq import Consumer
-from nsq.errors import ConfigError, UsageError
+from nsq.errors import UsageError
 from nsq.testing import Network, Nsqd, Nsqlookupd
 from nsq.testing.plugin import Factory
 from tests.fakes.nsqlookupd import ScriptedLookupd
@@ -248,22 +247,3 @@ def test_an_nsqd_that_is_no_longer_listed_is_left_when_asked_to(
         until("left", lambda: pruning.stats().connections == 1)
         assert connected_to(pruning) == {stays.tcp_address}
         assert faithful.stats().connections == 2
-
-
-# Mistakes.
-
-
-def test_addresses_are_checked_before_anything_starts() -> None:
-    with pytest.raises(ConfigError, match="nsqd or nsqlookupd addresses, or both"):
-        Consumer(TOPIC, CHANNEL)
-    for wrong in ("nohost", "host:port", "host:99999", "::1:4150"):
-        with pytest.raises(ConfigError, match=f"address '{wrong}'"):
-            Consumer(TOPIC, CHANNEL, nsqd=wrong)
-
-
-def test_the_wait_for_a_connection_ends(nsqlookupd: Nsqlookupd) -> None:
-    consumer = looking(nsqlookupd).add_handler(Recorder()).start()
-    began = time.monotonic()
-    assert not consumer.wait_until_connected(0.2)
-    assert 0.2 <= time.monotonic() - began < PATIENCE
-    assert consumer.stop().clean

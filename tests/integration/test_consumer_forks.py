@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -45,7 +46,7 @@ def test_an_inherited_consumer_is_inert_and_says_so(nsqd: Nsqd) -> None:
         assert inert in repr(consumer)
         assert (consumer.health().summary, consumer.health().ok) == (inert, False)
         assert consumer.stats().connections == 0
-        calls: list[Callable[[], object]] = [
+        calls: list[Any] = [
             *[consumer.start, consumer.stop, consumer.run, consumer.wait, consumer.wait_until_connected],
             *[consumer.pause, consumer.resume, lambda: consumer.set_max_in_flight(3)],
             lambda: consumer.add_nsqd(nsqd.tcp_address),
@@ -73,7 +74,8 @@ def test_the_parents_connection_goes_on_however_a_child_ends(nsqd: Nsqd) -> None
     seen = Recorder()
     with running(make_consumer(nsqd).add_handler(seen)):
         seen.wait_for(10)
-        for end in (sys.exit, lambda: os._exit(0), lambda: os.kill(os.getpid(), signal.SIGKILL)):
+        ends: list[Callable[[], object]] = [sys.exit, lambda: os._exit(0), lambda: os.kill(os.getpid(), 9)]
+        for end in ends:
             process = multiprocessing.get_context("fork").Process(target=end)
             process.start()
             process.join(60)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-
 import pytest
 
 from nsq import Closed, ConsumerHooks, NsqError, UsageError
@@ -72,18 +70,21 @@ def test_an_nsqd_that_is_away_is_dialed_until_it_is_back(nsqd: AnyNsqd) -> None:
     assert consumer.stop(PATIENCE).clean
 
 
-def test_the_messages_of_a_lost_connection_are_not_answered(nsqd: AnyNsqd) -> None:
+def test_a_message_of_a_lost_connection_is_not_answered(nsqd: AnyNsqd) -> None:
     publish(nsqd, [b"m"])
-    lost = threading.Event()
-    seen = Recorder(lambda message: lost.wait(PATIENCE))
-    with running(make_consumer(nsqd, threads=2, **QUICK).add_handler(seen)) as consumer:
-        (message,) = seen.wait_for(1)
-        nsqd.restart()
+    gate = Gate()
+    seen = Recorder(gate)
+    with running(
+        make_consumer(nsqd, reconnect_initial=60.0, reconnect_max=60.0).add_handler(seen)
+    ) as consumer:
+        gate.wait_until_held(1)
+        nsqd.stop()
+        (message,) = seen.messages
         until("noticed", lambda: message.responded)
         assert message.expired
-        lost.set()
-        until("its handler has ended", lambda: consumer.stats().waiting == 0)
-        assert consumer.stats().in_flight <= 1
+        gate.let_go()
+        until("its handler is free", lambda: gate.passed == 1)
+        assert (consumer.stats().finished, consumer.stats().in_flight) == (0, 0)
 
 
 def test_one_nsqd_of_two_may_be_away(two: list[AnyNsqd]) -> None:

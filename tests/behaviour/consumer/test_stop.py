@@ -321,6 +321,32 @@ def test_run_ends_at_a_signal_once_busy_handlers_are_done_and_at_a_second_one_be
     assert getattr(signal.getsignal(number), "handler", signal.getsignal(number)) is before
 
 
+def test_a_signal_lets_a_stop_of_another_thread_go_on(loaded: AnyNsqd) -> None:
+    stops: list[Running] = []
+
+    def work(message: Message) -> None:
+        stops.append(Running(lambda: consumer.stop(PATIENCE)))
+        until("stopping", lambda: consumer.health().state == "stopping")
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    consumer = make_consumer(loaded).add_handler(work)
+    assert (consumer.run(timeout=LONG), stops[0].result()) == (CLEAN, CLEAN)
+    expect_drained(loaded)
+
+
+def test_a_signal_ends_run_before_there_is_a_connection(nsqd: AnyNsqd) -> None:
+    nsqd.stop()
+    before = signal.getsignal(signal.SIGTERM)
+
+    def send() -> None:
+        until("it listens", lambda: signal.getsignal(signal.SIGTERM) is not before)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    sending = Running(send)
+    assert make_consumer(nsqd).add_handler(Recorder()).run(timeout=LONG) == CLEAN
+    sending.result()
+
+
 def test_run_needs_a_handler_and_happens_once(nsqd: AnyNsqd) -> None:
     consumer = make_consumer(nsqd)
     with pytest.raises(UsageError, match="has no handler"):

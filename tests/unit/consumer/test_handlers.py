@@ -82,21 +82,13 @@ def test_the_log_says_when_a_failed_message_comes_again(
     assert said in caplog.text
 
 
-def test_a_coroutine_that_is_returned_is_a_failure(
-    pool: HandlerPool, desk: Desk, caplog: pytest.LogCaptureFixture
-) -> None:
-    pool.add(lambda message: coroutine(message), 1)
-    work(pool, desk.message(1))
-    desk.wait_for(("requeue", 1, 90.0, True))
-    assert "returned a coroutine" in caplog.text
-
-
-def test_an_expired_message_is_dropped(pool: HandlerPool, desk: Desk) -> None:
-    handled: list[Message] = []
-    pool.add(handled.append, 1)
+@pytest.mark.parametrize("kind", ["add", "add_batch"])
+def test_a_handler_is_not_called_for_an_expired_message(pool: HandlerPool, desk: Desk, kind: str) -> None:
+    handled: list[object] = []
+    adder(pool, kind)(handled.append)
     work(pool, desk.message(1, expires_at=0.0), desk.message(2))
     desk.wait_for(("expired", 1), ("finish", 2))
-    assert [int(message.id) for message in handled] == [2]
+    assert len(handled) == 1
 
 
 def test_expired_messages_are_swept_out_and_the_rest_stays_in_order(pool: HandlerPool, desk: Desk) -> None:
@@ -215,14 +207,6 @@ def test_a_batch_has_no_message_that_expired_or_failed_too_often(pool: HandlerPo
     work(pool, desk.message(1, expires_at=0.0), desk.message(2, attempts=6), desk.message(3))
     desk.wait_for(("expired", 1), ("give up", 2), ("finish", 2), ("finish", 3))
     assert batches == [[3]]
-
-
-def test_a_batch_handler_is_not_called_without_messages(pool: HandlerPool, desk: Desk) -> None:
-    batches: list[list[Message]] = []
-    batches_of(pool, batches.append, size=1)
-    work(pool, desk.message(1, expires_at=0.0), desk.message(2))
-    desk.wait_for(("finish", 2))
-    assert [len(batch) for batch in batches] == [1]
 
 
 @pytest.mark.parametrize("kind", ["add", "add_batch"])
