@@ -169,7 +169,7 @@ def test_a_child_forked_by_a_handler_ends_with_the_handler(
 
 
 WORKERS = """
-import json, multiprocessing, os, sys, threading, nsq
+import json, multiprocessing, os, signal, sys, threading, time, nsq
 
 def work(address, results, both_are_there):
     consumer = nsq.Consumer("orders", "billing", nsqd=address, threads=2, max_in_flight=2)
@@ -179,12 +179,16 @@ def work(address, results, both_are_there):
         assert go.wait(60)
         results.put([os.getpid(), message.body.decode()])
 
-    consumer.add_handler(handle).start()
-    assert consumer.wait_until_connected()
-    both_are_there.wait(60)
-    go.set()
-    report = consumer.run()
-    assert report.clean
+    def begin():
+        while signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            time.sleep(0.01)  # until run() takes the signal that is to end it
+        assert consumer.wait_until_connected(60)
+        both_are_there.wait(60)
+        go.set()
+
+    consumer.add_handler(handle)
+    threading.Thread(target=begin).start()
+    assert consumer.run().clean
     assert consumer.health().state == "stopped"
 
 if __name__ == "__main__":
