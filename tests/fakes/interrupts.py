@@ -42,15 +42,17 @@ def interrupt() -> None:
 
 
 class AtLine:
-    """Calls ``act`` at the n-th line of ours that the thread comes to; clean-up bodies do not count: no
-    Python code is safe in there.
+    """Calls ``act`` at the n-th line (or bytecode) of ours that the thread comes to; clean-up lines do not
+    count: no Python code is safe in there.
     """
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, below: str, bytecodes: bool) -> None:
         self.number = number
         self.act: Callable[[], object] = interrupt
         self.reached = False
         self._left = number
+        self._below = below
+        self._bytecodes = bytecodes
 
     def __enter__(self) -> AtLine:
         self._before = sys.gettrace()
@@ -63,11 +65,15 @@ class AtLine:
 
     def _enter(self, frame: FrameType, event: str, argument: object) -> Any:
         path = frame.f_code.co_filename  # an nsqd in this process has a callback of the garbage collector
-        ours = path.startswith(PACKAGE) and not path.startswith(DAEMONS)
-        return self._line if ours and frame.f_code.co_name not in ("__exit__", "__del__") else None
+        ours = path.startswith(self._below) and not path.startswith(DAEMONS)
+        if not ours or frame.f_code.co_name in ("__exit__", "__del__"):
+            return None
+        frame.f_trace_opcodes = self._bytecodes
+        return self._line
 
     def _line(self, frame: FrameType, event: str, argument: object) -> Any:
-        if event == "line" and frame.f_lineno not in clean_up_lines(frame.f_code.co_filename):
+        wanted = "opcode" if self._bytecodes else "line"
+        if event == wanted and frame.f_lineno not in clean_up_lines(frame.f_code.co_filename):
             self._left -= 1
             if self._left == 0:
                 self.reached = True
@@ -95,10 +101,12 @@ def clean_up_lines(path: str) -> frozenset[int]:
     return frozenset(lines)
 
 
-def each_line() -> Iterator[AtLine]:
-    """Yield a block for each line, until what runs in the block has no such line."""
+def each_line(below: str = PACKAGE, *, bytecodes: bool = False) -> Iterator[AtLine]:
+    """Yield a block for each line (or bytecode) of the files below a path, until what runs in the block has
+    no such line.
+    """
     for number in count(1):
-        line = AtLine(number)
+        line = AtLine(number, below, bytecodes)
         yield line
         if not line.reached:
             return

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
-from types import FrameType
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import pytest
@@ -30,6 +28,7 @@ from nsq.message import Message, finish_all
 from nsq.transport import CHUNK, MemoryTransport, WrappedStream
 from nsq.wire.frames import CLOSE_WAIT, OK, encode_response
 from tests.fakes.connection import Pair
+from tests.fakes.interrupts import each_line
 from tests.fakes.nsqd import (
     CLS,
     NOP,
@@ -89,31 +88,6 @@ def all_in_threads(*calls: Callable[[], object]) -> None:
     for thread in threads:
         thread.join(PATIENCE)
         assert not thread.is_alive()
-
-
-@contextmanager
-def interrupted_in(function: Any, line: int) -> Iterator[None]:
-    """Raise KeyboardInterrupt in this thread when it comes to that line of the function, as a signal may."""
-    left = line
-
-    def enter(frame: FrameType, event: str, argument: object) -> Any:
-        return step if frame.f_code is function.__code__ else None
-
-    def step(frame: FrameType, event: str, argument: object) -> Any:
-        nonlocal left
-        if event == "line":
-            if left == 0:
-                raise KeyboardInterrupt
-            left -= 1
-        return step
-
-    before = sys.gettrace()
-    sys.settrace(enter)
-    try:
-        with suppress(KeyboardInterrupt):
-            yield
-    finally:
-        sys.settrace(before)
 
 
 class Recording(WrappedStream):
@@ -545,16 +519,17 @@ class TestWriting:
         assert stream.readers == {READER}
         assert {name for name, _, _ in stream.writes} == {WRITER}
 
-    @pytest.mark.parametrize("line", range(5))
-    def test_a_caller_that_is_interrupted_costs_the_connection_nothing(self, pair: Pair, line: int) -> None:
-        nsqd, (one, two) = in_flight(pair, 1, 2)
-        with interrupted_in(Conn.put, line):
-            pair.conn.put(b"interrupted\n")
-        with interrupted_in(Conn.finish, line):
-            one.finish()
-        two.finish()
-        nsqd.peer.wait_until(lambda got: fin(2) + b"\n" in got)
-        assert [each for each in nsqd.commands[1:] if each not in (b"interrupted", fin(1))] == [fin(2)]
+    def test_a_caller_that_is_interrupted_costs_the_connection_nothing(self, pair: Pair) -> None:
+        nsqd, (last, *messages) = in_flight(pair, *range(200))
+        for line in each_line():
+            with line:
+                pair.conn.put(b"interrupted\n")
+        for line in each_line():
+            with line:
+                messages.pop().finish()
+        last.finish()
+        nsqd.peer.wait_until(lambda got: fin(0) + b"\n" in got)
+        assert set(nsqd.commands[1:]) <= {b"interrupted", *map(fin, range(200))}
         assert pair.conn.open
 
     def test_a_write_that_fails_ends_the_connection(self, pairs: Callable[..., Pair]) -> None:

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import logging
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
-from types import FrameType
 from typing import Any
 
 import pytest
@@ -23,6 +20,7 @@ from nsq.errors import (
     ConfigError,
     UsageError,
 )
+from tests.fakes.interrupts import PACKAGE, each_line
 
 A, B, C = "a:4150", "b:4150", "c:4150"
 L1, L2 = "l1:4161", "http://l2:4161/?token=s3cret"
@@ -368,41 +366,15 @@ class TestChanges:
         self, world: World, method: str, interrupt: str
     ) -> None:
         discovery = world.started([A])
-        for step in range(1000):
+        for step in each_line(f"{PACKAGE}discovery/", bytecodes=True):
             discovery.add_nsqd(B) if method == "remove_nsqd" else None
-            handle = {"raises": raise_interrupt, "calls the same": lambda: discovery.add_nsqd(C)}[interrupt]
-            if not at_step(step, lambda: getattr(discovery, method)(B), handle):
-                break
-        assert step > 15  # bytecodes; a newer Python needs fewer
+            if interrupt == "calls the same":
+                step.act = lambda: discovery.add_nsqd(C)
+            with step:
+                getattr(discovery, method)(B)
+        assert step.number > 15  # a newer Python needs fewer
         discovery.add_nsqd(C)
         world.until(lambda: {each.address for each in discovery.wanted.values()} >= {A, C})
-
-
-def raise_interrupt() -> None:
-    raise KeyboardInterrupt
-
-
-def at_step(step: int, call: Callable[[], object], handle: Callable[[], object]) -> bool:
-    """Interrupt the call behind so many bytecodes, as a signal would; return whether it has that many."""
-    steps = 0
-
-    def trace(frame: FrameType, event: str, argument: object) -> Any:
-        nonlocal steps
-        if "/nsq/discovery/" not in frame.f_code.co_filename:
-            return None
-        frame.f_trace_opcodes = True
-        if event == "opcode":
-            steps += 1
-            if steps == step + 1:
-                handle()
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    with suppress(KeyboardInterrupt):
-        call()
-    sys.settrace(before)
-    return steps > step
 
 
 class TestTheEnd:
