@@ -6,7 +6,6 @@ from nsq.errors import ConnectionLost, DialFailed, Unanswered
 from nsq.transport import MemoryPeer, MemoryStream, MemoryTransport, Stream, Transport
 from tests.fakes.threads import Running
 
-SOON = 0.01  # waited in vain
 LONG = 30.0
 
 
@@ -55,8 +54,8 @@ def test_a_read_waits_for_the_peer() -> None:
 
 def test_a_read_has_a_timeout_and_reading_goes_on_after_it() -> None:
     stream, peer = connected()
-    stream.read_timeout = SOON
-    with pytest.raises(Unanswered, match=r"nsqd:4150: nothing was received within 0\.01 s"):
+    stream.read_timeout = 0.0
+    with pytest.raises(Unanswered, match=r"nsqd:4150: nothing was received within 0 s"):
         stream.read()
     peer.send(b"late")
     assert stream.read() == b"late"
@@ -112,8 +111,8 @@ def test_writing_goes_on_after_a_wake_and_not_after_a_close() -> None:
 def test_a_peer_that_does_not_read_runs_writes_into_their_deadline() -> None:
     stream, peer = connected()
     peer.stall(after=3)
-    with pytest.raises(Unanswered, match=r"2 of 5 bytes were not taken within 0\.01 s"):
-        stream.write(b"abcde", SOON)
+    with pytest.raises(Unanswered, match=r"2 of 5 bytes were not taken within 0 s"):
+        stream.write(b"abcde", 0.0)
     assert peer.received == b"abc"
 
 
@@ -146,7 +145,7 @@ def test_expectations_follow_one_another() -> None:
     peer.expect(b"  V2")
     peer.expect(b"NOP\n")
     with pytest.raises(AssertionError, match="expected b'NOP"):
-        peer.expect(b"NOP\n", SOON)
+        peer.expect(b"NOP\n", 0.0)
 
 
 def test_an_expectation_waits_only_while_it_can_come_true() -> None:
@@ -167,13 +166,13 @@ def test_any_condition_on_the_bytes_can_be_waited_for() -> None:
     stream.write(b"FIN 2\n", 1.0)
     assert waiting.result() == b"FIN 1\nFIN 2\n"
     with pytest.raises(AssertionError, match="in vain"):
-        peer.wait_until(lambda received: b"REQ" in received, SOON)
+        peer.wait_until(lambda received: b"REQ" in received, 0.0)
 
 
 def test_waiting_for_a_close_that_does_not_come_fails() -> None:
     _, peer = connected()
     with pytest.raises(AssertionError, match="did not close nsqd:4150"):
-        peer.wait_closed(SOON)
+        peer.wait_closed(0.0)
 
 
 def test_connections_are_accepted_in_their_order() -> None:
@@ -184,7 +183,7 @@ def test_connections_are_accepted_in_their_order() -> None:
     assert accepting.result() == ["a:1", "b:2"]
     assert [peer.address for peer in transport.peers] == transport.dials == ["a:1", "b:2"]
     with pytest.raises(AssertionError, match="no client connected"):
-        transport.accept(SOON)
+        transport.accept(0.0)
 
 
 def test_dials_are_refused_on_demand() -> None:
@@ -212,7 +211,7 @@ def test_dials_can_be_waited_for() -> None:
     transport.connect("a:1", timeout=1.0)
     waiting.result()
     with pytest.raises(AssertionError, match="not 3 dials"):
-        transport.wait_for_dials(3, SOON)
+        transport.wait_for_dials(3, 0.0)
 
 
 def test_a_script_answers_every_connection() -> None:
