@@ -29,6 +29,7 @@ from nsq.testing import Nsqd
 from nsq.testing.plugin import Factory
 from nsq.wire.frames import HEARTBEAT, OK, encode_error, encode_message, encode_response
 from tests.fakes.bad_server import BadServer, Peer, Script
+from tests.fakes.nsqlookupd import ScriptedLookupd
 
 from .consuming import (
     PATIENCE,
@@ -407,11 +408,13 @@ def test_a_slow_handshake_does_not_delay_other_nsqds(nsqd: Nsqd) -> None:
             seen.wait_for(1)
 
 
-def test_an_nsqd_that_hangs_up_at_once_is_dialed_less_and_less_often() -> None:
-    with BadServer(hangs_up) as bad:
-        consumer = make_consumer(bad.address, reconnect_initial=0.1, reconnect_max=30.0)
-        consumer.add_handler(Recorder()).start()
-        until("dialled", lambda: bad.connections)
+@pytest.mark.parametrize("kind", ["nsqd", "nsqlookupd"])
+def test_an_nsqd_that_hangs_up_at_once_is_dialed_less_and_less_often(kind: str) -> None:
+    with BadServer(hangs_up) as bad, ScriptedLookupd(bad.address) as lookupd:
+        where = {"nsqd": bad.address, "nsqlookupd": lookupd.address}[kind]
+        options = {"reconnect_initial": 0.1, "reconnect_max": 30.0, "lookupd_poll_interval": 0.05}
+        consumer = Consumer("orders", "billing", **{kind: where}, **options).add_handler(Recorder()).start()
+        until("dialed", lambda: bad.connections)
         threading.Event().wait(1.5)
         assert consumer.stop().clean
         assert bad.connections <= 12

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -10,7 +11,7 @@ from nsq import Consumer
 from nsq.errors import UsageError
 from nsq.testing import Network, Nsqd, Nsqlookupd
 from nsq.testing.plugin import Factory
-from tests.fakes.nsqlookupd import ScriptedLookupd
+from tests.fakes.nsqlookupd import ScriptedLookupd, black_hole
 
 from .consuming import (
     CHANNEL,
@@ -102,14 +103,13 @@ def test_a_topic_that_is_created_later_is_found_long_before_the_next_regular_rou
 ) -> None:
     nsqd = nsqd_factory(lookupd=[nsqlookupd])
     seen = Recorder()
-    consumer = looking(nsqlookupd, lookupd_poll_interval=300.0).add_handler(seen).start()
-    try:
+    consumer = looking(nsqlookupd, lookupd_poll_interval=300.0).add_handler(seen)
+    with log_of() as log, running(consumer, connections=0):
         until("asked", lambda: "listing 0" in consumer.health().discovery[0])
+        log.wait_for("WARNING", "no nsqlookupd lists an nsqd with topic 'orders")
         publish(nsqd, [b"the first message creates its topic"])
         seen.wait_for(1)
         until("nsqlookupd knows the channel", lambda: CHANNEL in channels(nsqlookupd))
-    finally:
-        assert consumer.stop().clean
 
 
 def channels(lookupd: Nsqlookupd) -> list[str]:
@@ -117,30 +117,57 @@ def channels(lookupd: Nsqlookupd) -> list[str]:
     return told
 
 
-def test_one_nsqlookupd_of_two_may_be_dead(
+def test_bad_nsqlookupds_do_not_delay_what_a_good_one_lists(
     nsqlookupd_factory: Factory[Nsqlookupd], registered: Callable[..., Nsqd]
 ) -> None:
     alive, dead = nsqlookupd_factory(), nsqlookupd_factory()
     nsqd = registered(alive)
     dead.stop()
-    seen = Recorder()
-    with log_of() as log, running(looking(dead, alive).add_handler(seen)) as consumer:
-        publish(nsqd, [b"m"])
-        seen.wait_for(1)
-        log.wait_for("WARNING", "nsqlookupd", dead.http_address)
-        until("both told of", lambda: len(consumer.health().discovery) == 3)
-        (line,) = [line for line in consumer.health().discovery if dead.http_address in line]
-        assert "cannot be reached" in line
+    with log_of() as log, black_hole() as hole, ScriptedLookupd(nsqd.tcp_address) as slow:
+        slow.allowed.clear()
+        consumer = looking(dead, hole, slow.address, alive, lookupd_poll_timeout=2.0)
+        with running(consumer.add_handler(Recorder())):
+            log.wait_for("WARNING", "nsqlookupd", dead.http_address)
+            slow.allowed.set()
+            for words in (f"{dead.http_address}/: failed", f"{slow.address}/: answered", "within 2 s"):
+                until(words, lambda words=words: words in str(consumer.health().discovery))
+            assert "cannot be reached" in str(consumer.health().discovery)
+            assert len(clients_of(nsqd)) == 1
 
 
-def test_both_nsqlookupds_name_an_nsqd_and_it_is_dialled_once(
+def test_a_stop_does_not_wait_for_an_nsqlookupd_that_never_answers() -> None:
+    with black_hole() as hole:
+        consumer = looking(hole, lookupd_poll_timeout=300.0).start()
+        until("it asks", lambda: any(f"ask-http://{hole}" in each.name for each in threading.enumerate()))
+        assert consumer.stop(PATIENCE).clean
+
+
+def test_an_nsqd_that_is_given_and_listed_twice_is_dialed_once(
     nsqlookupd_factory: Factory[Nsqlookupd], registered: Callable[..., Nsqd]
 ) -> None:
     lookupds = [nsqlookupd_factory(), nsqlookupd_factory()]
     nsqd = registered(*lookupds)
-    with running(looking(*lookupds).add_handler(Recorder())) as consumer:
+    addresses = [each.http_address for each in lookupds]
+    consumer = make_consumer(nsqd, nsqlookupd=addresses, **QUICK).add_handler(Recorder())
+    with running(consumer):
         until("both asked", lambda: str(consumer.health().discovery).count("listing 1") == 2)
+        line = f"nsqd {nsqd.tcp_address} (given and listed): connected"
+        until("listed", lambda: line in consumer.health().discovery)
         assert len(clients_of(nsqd)) == 1
+
+
+@pytest.mark.parametrize("outage", [False, True])
+def test_a_restarted_nsqd_is_found_again_before_the_next_round_and_without_nsqlookupd(
+    nsqlookupd: Nsqlookupd, registered: Callable[..., Nsqd], outage: bool
+) -> None:
+    nsqd = registered(nsqlookupd)
+    interval = 0.2 if outage else 300.0
+    with running(looking(nsqlookupd, lookupd_poll_interval=interval).add_handler(Recorder())) as consumer:
+        if outage:
+            nsqlookupd.stop()
+            until("noticed", lambda: "cannot be reached" in consumer.health().discovery[0])
+        nsqd.restart()
+        until("there again", lambda: clients_of(nsqd))
 
 
 def test_a_dying_nsqlookupd_costs_no_connection(
