@@ -196,15 +196,19 @@ class TestRanges:
 
 
 class TestCombinations:
-    def test_heartbeats_come_more_often_than_silence_is_tolerated(self) -> None:
-        assert "less than read_timeout, which is 30 s" in refusal(read_timeout=30, heartbeat_interval=30)
-        assert Config(read_timeout=30, heartbeat_interval=29.9).read_timeout == 30
-
-    def test_reconnecting_starts_below_its_limit(self) -> None:
-        assert "reconnect_max" in refusal(reconnect_initial=2, reconnect_max=1)
-
-    def test_snappy_and_deflate_exclude_each_other(self) -> None:
-        assert "snappy and deflate" in refusal(snappy=True, deflate=True)
+    @pytest.mark.parametrize(
+        ("options", "said"),
+        [
+            ({"read_timeout": 30, "heartbeat_interval": 30}, "less than read_timeout, which is 30 s"),
+            ({"reconnect_initial": 2, "reconnect_max": 1}, "reconnect_max"),
+            ({"snappy": True, "deflate": True}, "snappy and deflate"),
+            ({"tls": True, "tls_key_file": "key.pem"}, "give tls_cert_file too"),
+            ({"low_latency": True, "output_buffer_size": 4096}, "low_latency"),
+            ({"tls_server_name": "nsqd.example"}, "add tls=True"),
+        ],
+    )
+    def test_options_that_contradict_each_other_are_refused(self, options: dict[str, Any], said: str) -> None:
+        assert said in refusal(**options)
 
     @pytest.mark.parametrize(
         "options",
@@ -222,22 +226,13 @@ class TestCombinations:
         assert f"{name} has no effect" in refusal(tls=context, **options)
         assert getattr(Config(tls=True, **options), name) == options[name]
 
-    def test_a_key_needs_its_certificate(self) -> None:
-        assert "give tls_cert_file too" in refusal(tls=True, tls_key_file="key.pem")
-
-    def test_low_latency_has_no_buffer_size(self) -> None:
-        assert "low_latency" in refusal(low_latency=True, output_buffer_size=4096)
+    def test_options_that_go_together_are_accepted(self) -> None:
+        assert Config(read_timeout=30, heartbeat_interval=29.9).read_timeout == 30
         assert Config(low_latency=True).output_buffer_size is None
         assert Config(low_latency=True, output_buffer_size=-1).low_latency
-
-    def test_low_latency_can_be_turned_off_again(self) -> None:
         assert Config.of(Config(low_latency=True), {"low_latency": False}) == Config()
-
-    def test_a_server_name_goes_with_tls_of_either_kind(self) -> None:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        for tls in (True, context):
+        for tls in (True, ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)):
             assert Config(tls=tls, tls_server_name="nsqd.example").tls_server_name == "nsqd.example"
-        assert refusal(tls_server_name="nsqd.example").endswith("add tls=True")
 
 
 class TestForEditors:
@@ -279,105 +274,79 @@ class TestSecrets:
         assert eval(repr(config), {"Config": Config}) == config
 
 
-#: What other clients call it, and what must be named in the answer. An empty one means that it is ours too.
-GO_NSQ = {
-    "dial_timeout": "",
-    "read_timeout": "",
-    "write_timeout": "",
+def same(names: str) -> dict[str, str]:
+    """Return options that are called the same here."""
+    return dict.fromkeys(names.split(), "")
+
+
+#: What other clients call it, and what must be named in the answer.
+GO_NSQ = same(
+    """
+    dial_timeout read_timeout write_timeout lookupd_poll_interval lookupd_poll_jitter
+    lookupd_poll_timeout max_requeue_delay default_requeue_delay backoff_strategy max_backoff_duration
+    backoff_multiplier max_attempts low_rdy_idle_timeout low_rdy_timeout rdy_redistribute_interval
+    client_id hostname user_agent topology_region topology_zone heartbeat_interval sample_rate
+    tls_min_version deflate deflate_level snappy output_buffer_size output_buffer_timeout max_in_flight
+    msg_timeout max_msg_size auth_secret
+    """
+) | {
     "local_addr": "local_address",
-    "lookupd_poll_interval": "",
-    "lookupd_poll_jitter": "",
-    "lookupd_poll_timeout": "",
-    "max_requeue_delay": "",
-    "default_requeue_delay": "",
-    "backoff_strategy": "",
-    "max_backoff_duration": "",
-    "backoff_multiplier": "",
-    "max_attempts": "",
-    "low_rdy_idle_timeout": "",
-    "low_rdy_timeout": "",
-    "rdy_redistribute_interval": "",
-    "client_id": "",
-    "hostname": "",
-    "user_agent": "",
-    "topology_region": "",
-    "topology_zone": "",
-    "heartbeat_interval": "",
-    "sample_rate": "",
     "tls_v1": "tls=True",
     "tls_config": "ssl.SSLContext",
     "tls_root_ca_file": "tls_ca_file",
     "tls_insecure_skip_verify": "tls_verify=False",
     "tls_cert": "tls_cert_file",
     "tls_key": "tls_key_file",
-    "tls_min_version": "",
-    "deflate": "",
-    "deflate_level": "",
-    "snappy": "",
-    "output_buffer_size": "",
-    "output_buffer_timeout": "",
-    "max_in_flight": "",
-    "msg_timeout": "",
-    "max_msg_size": "",
-    "auth_secret": "",
     "skip_lookupd_authorization": "lookupd_authorization",
 }
-PYNSQ_READER = {
+PYNSQ_READER = same(
+    """
+    max_in_flight lookupd_poll_interval low_rdy_idle_timeout max_backoff_duration lookupd_poll_jitter
+    heartbeat_interval snappy deflate deflate_level user_agent output_buffer_size output_buffer_timeout
+    sample_rate auth_secret msg_timeout hostname
+    """
+) | {
     "message_handler": "add_handler(fn)",
     "name": "client_id",
     "nsqd_tcp_addresses": "nsqd= of Consumer and Producer",
     "lookupd_http_addresses": "nsqlookupd= of Consumer and Producer",
     "max_tries": "max_attempts",
-    "max_in_flight": "",
-    "lookupd_poll_interval": "",
-    "low_rdy_idle_timeout": "",
-    "max_backoff_duration": "",
-    "lookupd_poll_jitter": "",
     "lookupd_connect_timeout": "lookupd_poll_timeout",
     "lookupd_request_timeout": "lookupd_poll_timeout",
     "timeout": "dial_timeout",
-    "heartbeat_interval": "",
     "requeue_delay": "default_requeue_delay",
     "tls_v1": "tls=True",
     "tls_options": "ssl.SSLContext",
-    "snappy": "",
-    "deflate": "",
-    "deflate_level": "",
-    "user_agent": "",
-    "output_buffer_size": "",
-    "output_buffer_timeout": "",
-    "sample_rate": "",
-    "auth_secret": "",
-    "msg_timeout": "",
-    "hostname": "",
     "io_loop": "no event loop",
 }
-PYNSQ_WRITER = {"reconnect_interval": "reconnect_initial", "name": "client_id"}
-GNSQ_CONSUMER = {
+PYNSQ_WRITER = {
+    "reconnect_interval": "reconnect_initial",
+    "name": "client_id",
+}
+GNSQ_CONSUMER = same("lookupd_poll_interval lookupd_poll_jitter max_backoff_duration") | {
     "nsqd_tcp_addresses": "nsqd",
     "lookupd_http_addresses": "nsqlookupd",
     "name": "client_id",
     "message_handler": "add_handler(fn)",
     "max_tries": "max_attempts",
     "requeue_delay": "default_requeue_delay",
-    "lookupd_poll_interval": "",
-    "lookupd_poll_jitter": "",
     "low_ready_idle_timeout": "low_rdy_idle_timeout",
-    "max_backoff_duration": "",
     "backoff_on_requeue": "nsq.Requeue(backoff=False)",
     "max_concurrency": "threads",
     "async": "disable_auto_response",
 }
-GNSQ_CLIENT = {
+GNSQ_CLIENT = same("client_id user_agent") | {
     "address": "nsqd",
     "port": "nsqd",
     "timeout": "publish_timeout",
-    "client_id": "",
     "tls_v1": "tls=True",
     "tls_options": "ssl.SSLContext",
-    "user_agent": "",
 }
-NSQ_PY = {"connect_timeout": "dial_timeout", "short_id": "client_id", "feature_negotiation": "always on"}
+NSQ_PY = {
+    "connect_timeout": "dial_timeout",
+    "short_id": "client_id",
+    "feature_negotiation": "always on",
+}
 ANSQ = {
     "connection_options": "nsq.Config(...)",
     "features": "nsq.Config(...)",
@@ -544,34 +513,22 @@ class TestFromStrings:
         assert Config.from_strings({}) == Config()
 
     @pytest.mark.parametrize(
-        ("name", "text"),
+        ("texts", "said"),
         [
-            ("msg_timeout", "60"),
-            ("msg_timeout", "60 s"),
-            ("max_in_flight", "many"),
-            ("tls", "yes"),
-            ("lookupd_poll_jitter", ""),
+            ({"msg_timeout": "60"}, "^msg_timeout is '60': "),
+            ({"msg_timeout": "60 s"}, "^msg_timeout is '60 s': "),
+            ({"max_in_flight": "many"}, "^max_in_flight is 'many': "),
+            ({"tls": "yes"}, "^tls is 'yes': "),
+            ({"lookupd_poll_jitter": ""}, "^lookupd_poll_jitter is '': "),
+            ({"sample-rate": "100"}, "sample_rate is 100, but must be 0 to 99"),
+            ({"max-inflight": "1"}, "did you mean max_in_flight"),
+            ({"max-in-flight": "1", "max_in_flight": "1"}, "given twice"),
+            ({"max_in_flight": 3}, "max_in_flight is not text"),
         ],
     )
-    def test_text_that_does_not_read(self, name: str, text: str) -> None:
-        with pytest.raises(ConfigError, match=f"^{name} is {text!r}: "):
-            Config.from_strings({name: text})
-
-    def test_a_string_out_of_range_is_refused(self) -> None:
-        with pytest.raises(ConfigError, match="sample_rate is 100, but must be 0 to 99"):
-            Config.from_strings({"sample-rate": "100"})
-
-    def test_an_unknown_string_option_names_the_closest(self) -> None:
-        with pytest.raises(ConfigError, match="did you mean max_in_flight"):
-            Config.from_strings({"max-inflight": "1"})
-
-    def test_an_option_given_in_two_spellings_is_refused(self) -> None:
-        with pytest.raises(ConfigError, match="given twice"):
-            Config.from_strings({"max-in-flight": "1", "max_in_flight": "1"})
-
-    def test_a_value_that_is_not_text_is_refused(self) -> None:
-        with pytest.raises(ConfigError, match="max_in_flight is not text"):
-            Config.from_strings({"max_in_flight": 3})  # type: ignore[dict-item]
+    def test_a_wrong_text_is_named(self, texts: dict[str, Any], said: str) -> None:
+        with pytest.raises(ConfigError, match=said):
+            Config.from_strings(texts)
 
     @given(st.sampled_from(NAMES), st.text(max_size=20))
     def test_any_text_is_read_or_refused(self, name: str, text: str) -> None:
@@ -609,15 +566,17 @@ class TestFromEnviron:
         }
         assert Config.from_environ(environ=environ) == Config()
 
-    def test_a_misspelt_one_is_an_error(self) -> None:
-        with pytest.raises(ConfigError, match=r"NSQ_\*: .*did you mean max_in_flight"):
-            Config.from_environ(environ={"NSQ_MAX_INFLIGHT": "1"})
-        with pytest.raises(ConfigError, match=r"NSQ_\*: .*called tls=True here"):
-            Config.from_environ(environ={"NSQ_TLS_V1": "true"})
-
-    def test_a_wrong_value_is_an_error(self) -> None:
-        with pytest.raises(ConfigError, match=r"NSQ_\*: max_attempts is 'x'"):
-            Config.from_environ(environ={"NSQ_MAX_ATTEMPTS": "x"})
+    @pytest.mark.parametrize(
+        ("name", "said"),
+        [
+            ("NSQ_MAX_INFLIGHT", "did you mean max_in_flight"),
+            ("NSQ_TLS_V1", "called tls=True here"),
+            ("NSQ_MAX_ATTEMPTS", "max_attempts is 'x'"),
+        ],
+    )
+    def test_a_misspelt_variable_or_a_wrong_value_is_an_error(self, name: str, said: str) -> None:
+        with pytest.raises(ConfigError, match=rf"NSQ_\*: .*{said}"):
+            Config.from_environ(environ={name: "x"})
 
 
 class TestDescribe:
