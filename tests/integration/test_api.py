@@ -387,13 +387,23 @@ class TestDeadlines:
 
 
 class TestBadServers:
-    def test_an_endless_head_is_cut_off(self) -> None:
-        with serving(repeating(b"X-More: " + b"x" * 4096 + b"\r\n", 0.0, b"HTTP/1.1 200 OK\r\n")) as address:
-            assert "head is larger than" in failure(address, ENOUGH)
-
-    def test_a_body_that_says_it_is_huge(self) -> None:
-        with serving(answering(b"HTTP/1.1 200 OK\r\nContent-Length: 100000000000\r\n\r\n")) as address:
-            assert "body is larger than" in failure(address, ENOUGH)
+    @pytest.mark.parametrize(
+        ("behave", "said"),
+        [
+            (
+                repeating(b"X-More: " + b"x" * 4096 + b"\r\n", 0.0, b"HTTP/1.1 200 OK\r\n"),
+                "head is larger than",
+            ),
+            (answering(b"HTTP/1.1 200 OK\r\nContent-Length: 100000000000\r\n\r\n"), "body is larger than"),
+            (answering(b"SSH-2.0-OpenSSH_9.0\r\n"), "does not answer in HTTP but with b'SSH-2.0"),
+            (lambda _: None, ""),
+            (answering(REPLY[:-1]), "closed in the middle"),
+        ],
+        ids=["an endless head", "a huge body", "another protocol", "a close at once", "half a reply"],
+    )
+    def test_a_bad_reply_is_an_error(self, behave: Behaviour, said: str) -> None:
+        with serving(behave) as address:
+            assert said in failure(address, ENOUGH)
 
     @pytest.mark.parametrize(
         ("head", "piece"),
@@ -410,37 +420,22 @@ class TestBadServers:
         with serving(repeating(piece, 0.0, head)) as address:
             assert "body is larger than 100000 bytes" in failure(address, ENOUGH)
 
-    def test_a_reply_in_another_protocol_is_an_error(self) -> None:
-        with serving(answering(b"SSH-2.0-OpenSSH_9.0\r\n")) as address:
-            assert "does not answer in HTTP but with b'SSH-2.0" in failure(address, ENOUGH)
-
     def test_the_tcp_port_of_nsqd_is_recognized(self, nsqd: Nsqd) -> None:
         with pytest.raises(ApiError, match="a TCP port of NSQ"):
             NsqdApi(nsqd.tcp_address).ping()
 
-    def test_https_where_http_is_spoken(self, nsqd: Nsqd) -> None:
+    def test_http_and_https_are_not_taken_for_each_other(
+        self, nsqd: Nsqd, nsqd_factory: Factory[Nsqd], tls_options: dict[str, Any]
+    ) -> None:
         with pytest.raises(ApiError, match="cannot be reached"):
             NsqdApi(f"https://{nsqd.http_address}").ping()
-
-    def test_http_where_https_is_spoken(
-        self, nsqd_factory: Factory[Nsqd], tls_options: dict[str, Any]
-    ) -> None:
-        nsqd = nsqd_factory(**tls_options)
         with pytest.raises(ApiError):
-            NsqdApi(str(nsqd.https_address)).ping()
+            NsqdApi(str(nsqd_factory(**tls_options).https_address)).ping()
 
     def test_a_reply_with_other_json_is_an_error(self) -> None:
         other = b'HTTP/1.1 200 OK\r\nContent-Length: 11\r\n\r\n{"hello":1}'
         with serving(answering(other)) as address, pytest.raises(ApiError, match="channels is missing"):
             NsqlookupdApi(address).lookup("t")
-
-    def test_a_server_that_closes_at_once_is_an_error(self) -> None:
-        with serving(lambda _: None) as address:
-            failure(address, ENOUGH)
-
-    def test_a_reply_that_breaks_off_is_an_error(self) -> None:
-        with serving(answering(REPLY[:-1])) as address:
-            assert "closed in the middle" in failure(address, ENOUGH)
 
     def test_an_end_that_tls_did_not_vouch_for(
         self, server_tls: ssl.SSLContext, client_tls: ssl.SSLContext
