@@ -19,12 +19,12 @@ def failed(backoff: Backoff, times: int) -> float:
 
 
 class TestStrategies:
-    def test_exponential(self) -> None:
+    def test_exponential_waits_double_with_each_level(self) -> None:
         wait = exponential(1.0)
         assert [wait(level) for level in range(1, 8)] == [2, 4, 8, 16, 32, 64, 128]
         assert exponential(0.25)(3) == 2.0
 
-    def test_full_jitter_is_anything_up_to_that(self) -> None:
+    def test_full_jitter_waits_for_anything_up_to_the_exponential_time(self) -> None:
         assert [exponential(1.0, lambda: 0.5)(level) for level in (1, 2, 3)] == [1, 2, 4]
         assert exponential(1.0, lambda: 0.0)(9) == 0.0
 
@@ -34,21 +34,21 @@ class TestStrategies:
 
 class TestOrdinaryTimes:
     @pytest.mark.parametrize("outcome", [SUCCESS, NEUTRAL])
-    def test_nothing_changes(self, outcome: Outcome) -> None:
+    def test_without_a_failure_nothing_changes(self, outcome: Outcome) -> None:
         backoff = Backoff(exponential(1.0), 120.0)
         assert not backoff.outcome(outcome, 0.0)
         assert not any([(backoff.level > 0), backoff.waiting, backoff.testing])
 
 
 class TestAFailure:
-    def test_stops_delivery_for_a_while(self) -> None:
+    def test_a_failure_stops_delivery_for_a_while(self) -> None:
         backoff = Backoff(exponential(1.0), 120.0)
         assert backoff.outcome(FAILURE, 10.0)
         assert (backoff.level, backoff.until) == (1, 12.0)
         assert backoff.waiting
         assert not backoff.testing
 
-    def test_then_one_message_tests_the_waters(self) -> None:
+    def test_after_the_wait_one_message_tests_the_waters(self) -> None:
         backoff = Backoff(exponential(1.0), 120.0)
         backoff.outcome(FAILURE, 10.0)
         assert not backoff.expire(11.999)
@@ -58,7 +58,7 @@ class TestAFailure:
         assert not backoff.expire(12.0)
 
     @pytest.mark.parametrize("outcome", list(Outcome))
-    def test_while_waiting_nothing_counts(self, outcome: Outcome) -> None:
+    def test_during_the_wait_no_outcome_counts(self, outcome: Outcome) -> None:
         backoff = Backoff(exponential(1.0), 120.0)
         backoff.outcome(FAILURE, 0.0)
         assert not backoff.outcome(outcome, 1.0)
@@ -66,7 +66,7 @@ class TestAFailure:
 
 
 class TestTestingTheWaters:
-    def test_success_goes_down_by_one_and_waits_again_until_it_is_over(self) -> None:
+    def test_a_success_lowers_the_level_by_one_until_the_backoff_is_over(self) -> None:
         backoff = Backoff(exponential(1.0), 120.0)
         now = failed(backoff, 3)
         for level in (2, 1):
@@ -98,7 +98,7 @@ class TestTestingTheWaters:
 
 
 class TestLimits:
-    def test_a_longest_wait_of_zero_switches_it_off(self) -> None:
+    def test_a_longest_wait_of_zero_switches_backoff_off(self) -> None:
         backoff = Backoff(exponential(1.0), 0.0)
         assert not backoff.outcome(FAILURE, 0.0)
         assert not (backoff.level > 0)

@@ -155,12 +155,13 @@ MISTAKES: dict[str, tuple[Callable[[Make], object], type[Exception], str]] = {
         r"write @consumer\.handler",
     ),
     **{
-        f"{name} without a time": (
-            lambda make, name=name: getattr(make().add_handler(nothing), name)("3"),  # type: ignore[misc]
+        f"{name} for {timeout!r}": (
+            lambda make, name=name, timeout=timeout: getattr(make().add_handler(nothing), name)(timeout),  # type: ignore[misc]
             UsageError,
-            "timeout is '3'",
+            f"timeout is {timeout!r}; it must be a number of seconds",
         )
         for name in ("stop", "run", "wait_until_connected")
+        for timeout in ("3", None, float("nan"))
     },
 }
 

@@ -27,18 +27,18 @@ class Publisher:
 
 
 class TestTopic:
-    def test_gets_the_message_as_it_is(self) -> None:
+    def test_a_dead_letter_topic_gets_the_message_as_it_is(self) -> None:
         publisher = Publisher()
         DeadLetterTopic(publisher, "orders_dead")(dead(b"\xff\x00"))
         assert publisher.published == [("orders_dead", b"\xff\x00")]
 
-    def test_is_checked_at_once(self) -> None:
+    def test_the_name_of_a_dead_letter_topic_is_checked_at_once(self) -> None:
         with pytest.raises(InvalidName):
             DeadLetterTopic(Publisher(), "or ders")
 
 
 class TestFile:
-    def test_gets_a_line_for_each(self, tmp_path: Path) -> None:
+    def test_a_dead_letter_file_gets_a_line_for_each_message(self, tmp_path: Path) -> None:
         path = tmp_path / "dead"
         keep = DeadLetterFile(path)
         keep(dead("grüße\n".encode()))
@@ -48,7 +48,7 @@ class TestFile:
         assert text == {"id": "0000000000000001", **same, "body": "grüße\n"}
         assert binary == {"id": "0000000000000002", **same, "body_base64": "/w=="}
 
-    def test_may_be_rotated_away(self, tmp_path: Path) -> None:
+    def test_a_dead_letter_file_may_be_rotated_away(self, tmp_path: Path) -> None:
         path = tmp_path / "dead"
         keep = DeadLetterFile(path)
         keep(dead())
@@ -56,11 +56,13 @@ class TestFile:
         keep(dead())
         assert len(path.read_bytes().splitlines()) == 1
 
-    def test_raises_what_keeps_it_from_being_kept(self, tmp_path: Path) -> None:
+    def test_an_error_of_the_file_reaches_the_consumer(self, tmp_path: Path) -> None:
         with pytest.raises(OSError, match="No such file"):
             DeadLetterFile(tmp_path / "nowhere" / "dead")(dead())
 
-    def test_a_full_disk_keeps_nothing(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_message_whose_write_is_cut_short_is_not_taken_for_kept(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """Of a write that is cut short the message must not be taken for kept."""
 
         class Full(io.FileIO):

@@ -150,7 +150,9 @@ def test_the_pool_knows_the_messages_in_work(pool: HandlerPool, desk: Desk) -> N
     assert pool.in_work() == []
 
 
-def test_giving_up_is_work_too(pool: HandlerPool, desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_message_that_is_given_up_is_in_work(
+    pool: HandlerPool, desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen: list[list[Message]] = []
     monkeypatch.setattr(pool, "_give_up", lambda message, error: seen.append(pool.in_work()))
     pool.add(lambda message: None, 1)
@@ -253,7 +255,7 @@ class TestLastFailure:
 
         return add
 
-    def test_gives_up_at_once_with_its_error(
+    def test_the_last_failure_gives_up_at_once_with_its_error(
         self, add: Callable[[Callable[[], Any]], None], pool: HandlerPool, desk: Desk
     ) -> None:
         def fail() -> None:
@@ -268,7 +270,7 @@ class TestLastFailure:
         ]  # fmt: skip
 
     @pytest.mark.parametrize("result", [False, Requeue(1.0)])
-    def test_a_requeue_is_no_failure(
+    def test_a_requeue_is_no_last_failure(
         self, add: Callable[[Callable[[], Any]], None], pool: HandlerPool, desk: Desk, result: object
     ) -> None:
         def act() -> object:
@@ -354,7 +356,7 @@ class TestWhatIsNoHandler:
         with pytest.raises(ConfigError, match="yield"):
             adder(pool, kind)(generator)
 
-    def test_is_refused(self, pool: HandlerPool, kind: str) -> None:
+    def test_what_is_no_handler_is_refused(self, pool: HandlerPool, kind: str) -> None:
         add = adder(pool, kind)
         for handler in ("name", None):
             with pytest.raises(ConfigError, match="handler"):

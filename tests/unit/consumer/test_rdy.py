@@ -116,7 +116,9 @@ class TestShares:
     @pytest.mark.parametrize(
         ("max_in_flight", "shares"), [(9, [3, 3, 3]), (10, [4, 3, 3]), (11, [4, 4, 3]), (3, [1, 1, 1])]
     )
-    def test_what_does_not_divide_is_given_out_too(self, max_in_flight: int, shares: list[int]) -> None:
+    def test_the_remainder_of_a_division_is_given_out_too(
+        self, max_in_flight: int, shares: list[int]
+    ) -> None:
         world = World(max_in_flight)
         world.expect(3)
         world.connect("a", "b", "c")
@@ -130,13 +132,13 @@ class TestShares:
         world.expect(1)
         assert world.rdy == {"a": 12}
 
-    def test_nsqds_own_limit_holds(self) -> None:
+    def test_the_limit_of_an_nsqd_holds(self) -> None:
         world = World(100)
         world.connect("a", max_rdy=7)
         assert world.rdy == {"a": 7}
         assert "max_rdy_count of 7" in world.windows.reason("a")
 
-    def test_nothing_is_said_twice(self) -> None:
+    def test_an_rdy_that_has_not_changed_is_not_sent_again(self) -> None:
         world = World(10)
         world.connect("a")
         world.tick()
@@ -172,13 +174,13 @@ class TestShares:
 
 
 class TestMaxInFlight:
-    def test_lowered(self) -> None:
+    def test_a_lower_max_in_flight_shrinks_the_windows(self) -> None:
         world = World(10)
         world.connect("a", "b")
         world.set_max_in_flight(4)
         assert world.rdy == {"a": 2, "b": 2}
 
-    def test_lowered_below_what_is_in_flight(self) -> None:
+    def test_a_max_in_flight_below_what_is_in_flight_waits_for_answers(self) -> None:
         world = World(10)
         world.connect("a", "b")
         world.receive("a", 5)
@@ -187,7 +189,7 @@ class TestMaxInFlight:
         world.answer("a", count=3)
         assert world.rdy == {"a": 2, "b": 2}
 
-    def test_zero_stops_and_says_why(self) -> None:
+    def test_a_max_in_flight_of_zero_stops_all_and_says_why(self) -> None:
         world = World(10)
         world.connect("a")
         world.set_max_in_flight(0)
@@ -198,7 +200,7 @@ class TestMaxInFlight:
 
 
 class TestPause:
-    def test_and_resume(self) -> None:
+    def test_a_pause_lasts_until_resume(self) -> None:
         world = World(10)
         world.connect("a", "b")
         world.pause(True)
@@ -212,7 +214,7 @@ class TestPause:
 
 
 class TestIdle:
-    def test_its_share_goes_to_who_has_messages(self) -> None:
+    def test_the_share_of_an_idle_connection_goes_to_those_with_messages(self) -> None:
         world = World(10)
         world.connect("a", "b")
         world.now += IDLE
@@ -221,7 +223,7 @@ class TestIdle:
         assert world.rdy == {"a": 9, "b": 1}
         assert "idle" in world.windows.reason("b")
 
-    def test_a_message_from_it_brings_the_share_back(self) -> None:
+    def test_a_message_brings_the_share_of_an_idle_connection_back(self) -> None:
         world = World(10)
         world.connect("a", "b")
         world.now += IDLE
@@ -236,7 +238,7 @@ class TestIdle:
         world.tick(10 * IDLE)
         assert world.rdy == {"a": 5, "b": 5}
 
-    def test_who_works_at_a_message_for_long_is_not_idle(self) -> None:
+    def test_a_connection_with_a_message_in_flight_is_not_idle(self) -> None:
         world = World(10)
         world.connect("a", "b")
         world.receive("b")
@@ -247,7 +249,7 @@ class TestIdle:
 
 
 class TestMoreConnectionsThanMessages:
-    def test_some_have_a_turn(self) -> None:
+    def test_as_many_connections_as_messages_have_a_turn(self) -> None:
         world = World(2)
         world.expect(3)
         world.connect("a", "b", "c")
@@ -255,7 +257,7 @@ class TestMoreConnectionsThanMessages:
         assert world.windows.reason("c") == "3 connections share a max_in_flight of 2: waits for its turn"
         assert "has its turn" in world.windows.reason("a")
 
-    def test_it_goes_on_when_it_is_not_used(self) -> None:
+    def test_a_turn_that_is_not_used_goes_to_another_connection(self) -> None:
         world = World(1)
         world.connect("a", "b")
         world.tick(IDLE - 1)
@@ -263,7 +265,7 @@ class TestMoreConnectionsThanMessages:
         world.tick(1)
         assert world.orders == [Order("a", 0), Order("b", 1)]
 
-    def test_it_stays_for_a_while_with_who_uses_it(self) -> None:
+    def test_a_turn_that_is_used_stays_for_a_while(self) -> None:
         world = World(1)
         world.connect("a", "b")
         for _ in range(5):
@@ -274,7 +276,7 @@ class TestMoreConnectionsThanMessages:
         world.tick(5)
         assert world.rdy == {"a": 0, "b": 1}
 
-    def test_everybodys_comes_whatever_chance_says(self) -> None:
+    def test_every_connection_gets_its_turn_whatever_chance_says(self) -> None:
         world = World(1)  # which always picks the first
         world.connect("a", "b", "c", "d")
         turns = []
@@ -283,13 +285,13 @@ class TestMoreConnectionsThanMessages:
             world.tick(IDLE)
         assert turns == ["a", "b", "c", "d"] * 2
 
-    def test_it_goes_on_with_who_goes(self) -> None:
+    def test_the_turn_of_a_lost_connection_goes_to_another_one(self) -> None:
         world = World(1)
         world.connect("a", "b", "c")
         world.disconnect("a")
         assert sum(world.rdy.values()) == 1
 
-    def test_who_gets_it_waits_for_what_is_in_flight(self) -> None:
+    def test_a_turn_begins_once_the_messages_in_flight_are_answered(self) -> None:
         world = World(1)
         world.connect("a", "b")
         world.receive("a")
@@ -315,7 +317,7 @@ class TestBackingOff:
         assert "tests the waters with one" in world.windows.reason("a")
         assert "another connection" in world.windows.reason("b")
 
-    def test_a_success_at_level_one_ends_it(self) -> None:
+    def test_a_success_at_level_one_ends_the_backoff(self) -> None:
         world = World(10)
         world.connect("a", "b")
         world.answer("a", FAILURE, count=0)
@@ -339,7 +341,7 @@ class TestBackingOff:
             seen.append(world.rdy["a"])
         assert seen == [1, 0, 1, 0, 1, 0, 1, 10]
 
-    def test_who_has_sent_last_tests_the_waters(self) -> None:
+    def test_the_connection_that_sent_last_tests_the_waters(self) -> None:
         world = World(10)
         world.connect("empty", "full")
         for level in range(3):
@@ -350,7 +352,7 @@ class TestBackingOff:
             world.tick(2 ** (level + 1))
             assert {key for key, rdy in world.rdy.items() if rdy} == {"full"}
 
-    def test_who_tests_and_is_lost_is_replaced(self) -> None:
+    def test_a_testing_connection_that_is_lost_is_replaced(self) -> None:
         world = World(10)
         world.connect("a", "b")
         world.answer("a", FAILURE, count=0)
@@ -358,7 +360,7 @@ class TestBackingOff:
         world.disconnect("a")
         assert world.rdy == {"b": 1}
 
-    def test_who_has_nothing_to_test_with_is_replaced(self) -> None:
+    def test_a_testing_connection_without_messages_is_replaced(self) -> None:
         world = World(10)
         world.connect("a", "b")
         world.answer("a", FAILURE, count=0)
@@ -366,7 +368,7 @@ class TestBackingOff:
         world.tick(IDLE)
         assert world.rdy == {"a": 0, "b": 1}
 
-    def test_everybody_comes_to_test_until_somebody_has_a_message(self) -> None:
+    def test_all_connections_test_in_turn_until_one_has_a_message(self) -> None:
         world = World(10)
         world.connect("a", "b", "c")
         world.answer("a", FAILURE, count=0)
@@ -388,7 +390,7 @@ class TestBackingOff:
         world.connect("c")
         assert sum(world.rdy.values()) == 1
 
-    def test_the_last_connection_may_go_meanwhile(self) -> None:
+    def test_the_last_connection_may_be_lost_during_a_backoff(self) -> None:
         world = World(10)
         world.connect("a")
         world.answer("a", FAILURE, count=0)
@@ -397,7 +399,7 @@ class TestBackingOff:
         world.connect("b")
         assert world.rdy == {"b": 1}
 
-    def test_who_sends_in_the_middle_of_the_choice_does_no_harm(self) -> None:
+    def test_a_message_in_the_middle_of_the_choice_does_no_harm(self) -> None:
         class Busy(Nsqd):
             """Its read loop gets a message whenever the owner looks."""
 
@@ -418,7 +420,7 @@ class TestBackingOff:
         world.tick(2.0)
         assert world.rdy == {"a": 1}
 
-    def test_the_test_waits_for_room(self) -> None:
+    def test_a_test_waits_until_messages_in_flight_are_answered(self) -> None:
         world = World(1)
         world.connect("a", "b")
         world.receive("a")
@@ -439,7 +441,7 @@ class TestRoomThatGrows:
         ("max_in_flight", "grows", "turns"),
         [(2, False, True), (3, False, False), (2, True, False), (0, False, False)],
     )
-    def test_without_it_more_connections_than_messages_take_turns(
+    def test_without_room_that_grows_connections_take_turns(
         self, max_in_flight: int, grows: bool, turns: bool
     ) -> None:
         assert World(max_in_flight, grows=grows).windows.must_take_turns(3) is turns
@@ -510,7 +512,7 @@ class TestOneEach:
         assert world.rdy == {"a": 0, "b": 1}
 
 
-def test_of_a_stranger_nothing_is_known() -> None:
+def test_an_unknown_connection_has_no_window() -> None:
     world = World(1)
     assert world.windows.reason("x") == "not connected"
     world.windows.disconnected("x")
@@ -657,7 +659,7 @@ class TestHandlingLimit:
 
     TIMEOUT = 60.0
 
-    def test_halves_once_in_a_timeout_and_grows_while_all_are_quick(self) -> None:
+    def test_the_handling_limit_halves_once_in_a_timeout_and_grows_while_all_are_quick(self) -> None:
         limit, now = HandlingLimit(), START
         seen = []
         for step in (
@@ -685,7 +687,7 @@ class TestHandlingLimit:
             assert limit.relax(now, self.TIMEOUT, 40, 0.0)
         assert not limit.relax(now + self.TIMEOUT, self.TIMEOUT, 40, 0.0)
 
-    def test_bounds_the_windows_and_says_so(self) -> None:
+    def test_the_handling_limit_bounds_the_windows_and_says_so(self) -> None:
         world = World(40)
         world.connect("a")
         assert world.windows.handling.expired(world.now, self.TIMEOUT, 40, 1)
