@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from nsq import Closed, Consumer, ConsumerHooks, Message, StopReport, UsageError
+from nsq import Closed, Consumer, ConsumerHooks, StopReport, UsageError
 from nsq.testing import Nsqd
 from nsq.threads.signals import SignalWatch
 from tests.fakes.interrupts import Signals, each_line, ignored_by_python
@@ -204,73 +204,6 @@ def test_a_wait_for_signals_gives_all_back_whatever_interrupts_it() -> None:
         while hits.hits < 2_000:
             hits.during(watch)
             assert signals() == before
-
-
-@pytest.mark.parametrize("timeout", [0.0, 0.3])
-def test_a_stop_keeps_its_time_whatever_handlers_do(clean: Nsqd, timeout: float) -> None:
-    release, entered = threading.Event(), threading.Event()
-
-    def hang(message: Message) -> None:
-        entered.set()
-        release.wait(PATIENCE)
-
-    consumer = make_consumer(clean).add_handler(hang).start()
-    publish(clean, [b"m"])
-    assert entered.wait(PATIENCE)
-    began = time.monotonic()
-    report = consumer.stop(timeout)
-    assert time.monotonic() - began < timeout + 1.0
-    assert (report.clean, report.in_flight) == (False, 1)
-    release.set()
-
-
-@pytest.mark.parametrize("answers", [True, False])
-def test_a_more_urgent_stop_hurries_another(clean: Nsqd, answers: bool) -> None:
-    """Whether the handler hangs before its answer or after it."""
-    release, entered = threading.Event(), threading.Event()
-
-    def hang(message: Message) -> None:
-        if answers:
-            message.finish()
-        entered.set()
-        release.wait(PATIENCE)
-
-    consumer = make_consumer(clean).add_handler(hang).start()
-    publish(clean, [b"m"])
-    assert entered.wait(PATIENCE)
-    patient = threading.Thread(target=consumer.stop, args=(PATIENCE,))
-    patient.start()
-    if answers:
-        until("the connection is gone", lambda: consumer.stats().connections == 0)
-    began = time.monotonic()
-    assert not consumer.stop(0.0)
-    patient.join(PATIENCE)
-    assert time.monotonic() - began < PATIENCE / 4
-    release.set()
-
-
-class Stuck(ConsumerHooks):
-    """A hook that hangs."""
-
-    def __init__(self) -> None:
-        self.entered, self.release = threading.Event(), threading.Event()
-
-    def connected(self, nsqd_address: str) -> None:
-        self.entered.set()
-        self.release.wait(PATIENCE)
-
-
-@pytest.mark.parametrize("timeout", [0.0, 0.3])
-def test_a_stop_keeps_its_time_whatever_hooks_do(clean: Nsqd, timeout: float) -> None:
-    hooks = Stuck()
-    consumer = make_consumer(clean, hooks=hooks).add_handler(lambda message: None).start()
-    assert hooks.entered.wait(PATIENCE)
-    began = time.monotonic()
-    assert not consumer.stop(timeout)
-    assert time.monotonic() - began < timeout + 1.0
-    assert consumer.wait(PATIENCE)
-    assert consumer.stop(PATIENCE).unfinished_threads == ["nsq-orders/billing-hooks"]
-    hooks.release.set()
 
 
 def anything(consumer: Consumer) -> None:

@@ -196,6 +196,54 @@ def test_a_stop_without_time_warns_only_if_a_message_is_in_flight(
     assert len([line for line in log.lines if line.startswith("WARNING")]) == in_flight
 
 
+@pytest.mark.parametrize("timeout", [0.0, 0.3])
+@pytest.mark.parametrize("place", ["handler", "hook"])
+def test_a_stop_keeps_its_time_whatever_hangs(loaded: AnyNsqd, place: str, timeout: float) -> None:
+    entered, release = threading.Event(), threading.Event()
+
+    def hang(*_: object) -> None:
+        entered.set()
+        release.wait(PATIENCE)
+
+    class Hooks(ConsumerHooks):
+        def connected(self, nsqd_address: str) -> None:
+            if place == "hook":
+                hang()
+
+    consumer = make_consumer(loaded, hooks=Hooks())
+    consumer.add_handler(hang if place == "handler" else Recorder(), threads=1).start()
+    assert entered.wait(PATIENCE)
+    began = time.monotonic()
+    assert not consumer.stop(timeout)
+    assert time.monotonic() - began < timeout + 5.0
+    assert consumer.wait(PATIENCE)
+    name = BUSY if place == "handler" else f"nsq-{TOPIC}/{CHANNEL}-hooks"
+    assert name in consumer.stop().unfinished_threads
+    release.set()
+
+
+@pytest.mark.parametrize("answered", [True, False])
+def test_a_more_urgent_stop_hurries_another(loaded: AnyNsqd, answered: bool) -> None:
+    entered, release = threading.Event(), threading.Event()
+
+    def hang(message: Message) -> None:
+        if answered:
+            message.finish()
+        entered.set()
+        release.wait(LONG)
+
+    consumer = make_consumer(loaded).add_handler(hang).start()
+    assert entered.wait(PATIENCE)
+    patient = Running(lambda: consumer.stop(LONG))
+    if answered:
+        until("the connection is gone", lambda: consumer.stats().connections == 0)
+    began = time.monotonic()
+    assert not consumer.stop(0.0)
+    assert not patient.result()
+    assert time.monotonic() - began < LONG / 4
+    release.set()
+
+
 def test_several_threads_that_stop_it_wait_for_the_same_end(loaded: AnyNsqd) -> None:
     consumer, gate = hold(loaded)
 
