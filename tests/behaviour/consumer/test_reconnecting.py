@@ -56,18 +56,17 @@ def test_a_restarted_nsqd_is_found_again_and_stats_go_on(nsqd: AnyNsqd) -> None:
 def test_an_nsqd_that_is_away_is_dialed_until_it_is_back(nsqd: AnyNsqd) -> None:
     nsqd.stop(keep_data=True)
     seen = Recorder()
-    consumer = make_consumer(nsqd, **QUICK).add_handler(seen).start()
-    until("says why", lambda: "Connection refused" in consumer.health().discovery[0])
-    health = consumer.health()
-    assert not health.ok
-    assert health.summary.startswith(f"no connection to any nsqd; cannot connect to {nsqd.tcp_address}")
-    assert "Connection refused" in health.summary
-    nsqd.start()
-    assert consumer.wait_until_connected(PATIENCE)
-    assert consumer.health().ok  # a connection counts once it has its share
-    publish(nsqd, [b"after"])
-    seen.wait_for(1)
-    assert consumer.stop(PATIENCE).clean
+    with running(make_consumer(nsqd, **QUICK).add_handler(seen), connections=0) as consumer:
+        until("says why", lambda: "Connection refused" in str(consumer.health().discovery))
+        health = consumer.health()
+        assert not health.ok
+        assert health.summary.startswith(f"no connection to any nsqd; cannot connect to {nsqd.tcp_address}")
+        assert "Connection refused" in health.summary
+        nsqd.start()
+        assert consumer.wait_until_connected(PATIENCE)
+        assert consumer.health().ok  # a connection counts once it has its share
+        publish(nsqd, [b"after"])
+        seen.wait_for(1)
 
 
 def test_a_message_of_a_lost_connection_is_not_answered(nsqd: AnyNsqd) -> None:
