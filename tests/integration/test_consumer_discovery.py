@@ -67,35 +67,24 @@ def registered(nsqd_factory: Factory[Nsqd]) -> Callable[..., Nsqd]:
     return make
 
 
-def test_nsqds_are_found_through_nsqlookupd(nsqlookupd: Nsqlookupd, registered: Callable[..., Nsqd]) -> None:
-    nsqds = [registered(nsqlookupd), registered(nsqlookupd)]
-    seen = Recorder()
-    with running(looking(nsqlookupd).add_handler(seen), connections=2) as consumer:
-        for nsqd in nsqds:
-            publish(nsqd, [nsqd.tcp_address.encode()])
-        seen.wait_for(2)
-
-        def told() -> bool:
-            first, *others = consumer.health().discovery
-            return "listing 2" in first and all("(listed): connected" in line for line in others)
-
-        until("all of them are told", told)
-        assert nsqlookupd.http_address in consumer.health().discovery[0]
-    assert sorted(seen.bodies) == sorted(nsqd.tcp_address.encode() for nsqd in nsqds)
-
-
-def test_an_nsqd_that_comes_late_is_found(nsqlookupd: Nsqlookupd, registered: Callable[..., Nsqd]) -> None:
-    first = registered(nsqlookupd)
-    seen = Recorder()
+def test_nsqds_are_found_through_nsqlookupd_also_if_they_come_late(
+    nsqlookupd: Nsqlookupd, registered: Callable[..., Nsqd]
+) -> None:
+    first, seen = registered(nsqlookupd), Recorder()
     with running(looking(nsqlookupd).add_handler(seen)) as consumer:
         late = registered(nsqlookupd)
         assert consumer.wait_until_connected(PATIENCE, connections=2)
-        publish(late, [b"late"])
-        seen.wait_for(1)
-        assert {connection.nsqd_address for connection in consumer.health().connections} == {
-            first.tcp_address,
-            late.tcp_address,
-        }
+        for nsqd in (first, late):
+            publish(nsqd, [nsqd.tcp_address.encode()])
+        seen.wait_for(2)
+
+        def listed_and_connected() -> bool:
+            lookupd, *nsqds = consumer.health().discovery
+            return "listing 2" in lookupd and all("(listed): connected" in line for line in nsqds)
+
+        until("health says so", listed_and_connected)
+        assert nsqlookupd.http_address in consumer.health().discovery[0]
+    assert sorted(seen.bodies) == sorted(nsqd.tcp_address.encode() for nsqd in (first, late))
 
 
 def test_a_topic_that_is_created_later_is_found_long_before_the_next_regular_round(
@@ -219,32 +208,23 @@ def test_nsqlookupds_come_and_go_while_it_runs(
             consumer.remove_nsqlookupd(second.http_address)
 
 
-def test_an_advertised_address_can_be_rewritten(nsqlookupd: Nsqlookupd, nsqd_factory: Factory[Nsqd]) -> None:
+def test_an_address_that_cannot_be_reached_is_named_and_can_be_rewritten(
+    nsqlookupd: Nsqlookupd, nsqd_factory: Factory[Nsqd]
+) -> None:
     nsqd = nsqd_factory(lookupd=[nsqlookupd], broadcast_address="nowhere.invalid")
     create(nsqd)
     until("registered", lambda: listed(nsqlookupd))
-    port = nsqd.tcp_address.rpartition(":")[2]
+    with log_of() as log, running(looking(nsqlookupd), connections=0) as consumer:
+        log.wait_for("WARNING", "nowhere.invalid:")
+        until("health says so", lambda: "nowhere.invalid" in str(consumer.health().discovery))
+
+    def rewrite(address: str) -> str:
+        return address.replace("nowhere.invalid", "127.0.0.1")
+
     seen = Recorder()
-    consumer = looking(
-        nsqlookupd, rewrite_address=lambda address: address.replace("nowhere.invalid", "127.0.0.1")
-    ).add_handler(seen)
-    with running(consumer):
+    with running(looking(nsqlookupd, rewrite_address=rewrite).add_handler(seen)):
         publish(nsqd, [b"m"])
-        (message,) = seen.wait_for(1)
-        assert message.nsqd_address == f"127.0.0.1:{port}"
-
-
-def test_an_address_nobody_can_reach_is_named(nsqlookupd: Nsqlookupd, nsqd_factory: Factory[Nsqd]) -> None:
-    nsqd = nsqd_factory(lookupd=[nsqlookupd], broadcast_address="nowhere.invalid")
-    create(nsqd)
-    until("registered", lambda: listed(nsqlookupd))
-    with log_of() as log:
-        consumer = looking(nsqlookupd).add_handler(Recorder()).start()
-        try:
-            log.wait_for("WARNING", "nowhere.invalid:")
-            until("health says so", lambda: "nowhere.invalid" in str(consumer.health().discovery))
-        finally:
-            assert consumer.stop().clean
+        assert seen.wait_for(1)[0].nsqd_address == nsqd.tcp_address.replace("nowhere.invalid", "127.0.0.1")
 
 
 def test_a_consumer_can_choose_among_the_addresses(

@@ -229,25 +229,6 @@ def test_a_connection_that_comes_during_a_stop_is_closed_and_no_hook_hears_of_it
     assert heard == []
 
 
-def test_an_nsqd_for_which_no_thread_can_start_is_dialed_when_one_can(
-    make: Make, transport: MemoryTransport, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    start = threading.Thread.start
-    refusals = iter([True])
-
-    def refuse_once(thread: threading.Thread) -> None:
-        if "-read-" in thread.name and next(refusals, False):
-            raise RuntimeError("can't start new thread")
-        start(thread)
-
-    monkeypatch.setattr(threading.Thread, "start", refuse_once)
-    consumer = make().add_handler(nothing).start()
-    nsqd = accept(transport)
-    assert next(refusals, None) is None
-    nsqd.expect(rdy(2))
-    see_off(consumer, nsqd)
-
-
 def test_a_stop_does_not_wait_for_an_nsqd_that_is_silent_during_the_handshake(
     make: Make, transport: MemoryTransport
 ) -> None:
@@ -363,20 +344,6 @@ def test_an_nsqd_that_hangs_up_at_cls_is_let_go(make: Make, transport: MemoryTra
     nsqd.peer.end()
     assert stopping.result() == CLEAN
     assert len(transport.dials) == 1
-
-
-def test_a_hook_may_stop_the_consumer(make: Make, transport: MemoryTransport) -> None:
-    class StopAtError(ConsumerHooks):
-        def server_error(self, nsqd_address: str, error: ServerError) -> None:
-            consumer.stop()
-
-    consumer = make(hooks=StopAtError()).add_handler(nothing).start()
-    nsqd = accept(transport)
-    nsqd.expect(rdy(2))
-    nsqd.refuse("E_FIN_FAILED FIN 0 failed")
-    nsqd.see_off()
-    assert consumer.wait(PATIENCE)
-    assert consumer.stop() == CLEAN
 
 
 def test_a_forked_child_closes_the_connections_of_a_consumer_without_references(
