@@ -79,8 +79,7 @@ def test_a_message_of_a_lost_connection_is_not_answered(nsqd: AnyNsqd) -> None:
         gate.wait_until_held(1)
         nsqd.stop()
         (message,) = seen.messages
-        until("noticed", lambda: message.responded)
-        assert message.expired
+        until("noticed", lambda: message.responded and message.expired)
         gate.let_go()
         until("its handler is free", lambda: gate.passed == 1)
         assert (consumer.stats().finished, consumer.stats().in_flight) == (0, 0)

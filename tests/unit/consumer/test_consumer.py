@@ -317,7 +317,7 @@ def test_a_report_that_the_owner_is_too_late_for_names_the_busy_threads_too(
         report = consumer.stop(timeout=0.5)
     finally:
         may_go_on.set()
-    assert report.unfinished_threads == [f"nsq-{TOPIC}/{CHANNEL}-handler-0"]
+    assert f"nsq-{TOPIC}/{CHANNEL}-handler-0" in report.unfinished_threads
     assert (report.in_flight, report.cut_off) == (1, [A])
     assert consumer.wait(PATIENCE)
 
