@@ -66,12 +66,10 @@ class AtLine:
     def _enter(self, frame: FrameType, event: str, argument: object) -> Any:
         path = frame.f_code.co_filename  # an nsqd in this process has a callback of the garbage collector
         ours = path.startswith(self._below) and not path.startswith(DAEMONS)
-        if not ours or frame.f_code.co_name in ("__exit__", "__del__"):
-            return None
-        frame.f_trace_opcodes = self._bytecodes
-        return self._line
+        return self._line if ours and frame.f_code.co_name not in ("__exit__", "__del__") else None
 
     def _line(self, frame: FrameType, event: str, argument: object) -> Any:
+        frame.f_trace_opcodes = self._bytecodes  # set at the call alone, it has no effect on 3.13
         wanted = "opcode" if self._bytecodes else "line"
         if event == wanted and frame.f_lineno not in clean_up_lines(frame.f_code.co_filename):
             self._left -= 1
