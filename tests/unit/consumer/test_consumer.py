@@ -346,6 +346,27 @@ def test_an_nsqd_that_hangs_up_at_cls_is_let_go(make: Make, transport: MemoryTra
     assert len(transport.dials) == 1
 
 
+def test_an_error_of_nsqd_is_logged_and_told_to_a_hook_that_may_stop_the_consumer(
+    make: Make, transport: MemoryTransport, caplog: pytest.LogCaptureFixture
+) -> None:
+    errors: list[tuple[str, str]] = []
+
+    class StopAtError(ConsumerHooks):
+        def server_error(self, nsqd_address: str, error: ServerError) -> None:
+            errors.append((nsqd_address, error.code))
+            consumer.stop()
+
+    consumer = make(hooks=StopAtError()).add_handler(nothing).start()
+    nsqd = accept(transport)
+    nsqd.expect(rdy(2))
+    nsqd.refuse("E_FIN_FAILED FIN 0 failed")
+    nsqd.see_off()
+    assert consumer.wait(PATIENCE)
+    assert consumer.stop() == CLEAN
+    assert errors == [(A, "E_FIN_FAILED")]
+    assert f"nsqd {A}: E_FIN_FAILED FIN 0 failed" in caplog.text
+
+
 def test_a_forked_child_closes_the_connections_of_a_consumer_without_references(
     make: Make, transport: MemoryTransport
 ) -> None:
