@@ -314,7 +314,7 @@ def test_a_report_that_the_owner_is_too_late_for_names_the_busy_threads_too(
     assert entered.wait(PATIENCE)
     monkeypatch.setattr(consumer._engine.discovery, "join", late)
     try:
-        report = consumer.stop(timeout=0.5)
+        report = consumer.stop(timeout=2.5)  # a tenth of it is for threads to end and be named
     finally:
         may_go_on.set()
     assert f"nsq-{TOPIC}/{CHANNEL}-handler-0" in report.unfinished_threads
