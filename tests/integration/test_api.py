@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import trustme
 
 from nsq.errors import ApiError, ApiRefused, DialFailed, InvalidMessage
 from nsq.http.message import HttpRequest, ReplyParser, parse_url
@@ -26,6 +25,7 @@ from nsq.testing.plugin import Factory
 from nsq.transport import SocketTransport, Stream
 from tests.fakes.forks import in_child
 
+from .authority import Authority
 from .patience import eventually
 
 TIMEOUT = 0.4
@@ -108,30 +108,24 @@ def failure(address: str, timeout: float = TIMEOUT, **options: Any) -> str:
 
 
 @pytest.fixture
-def authority() -> trustme.CA:
-    return trustme.CA()
+def authority(tmp_path: Path) -> Authority:
+    return Authority(tmp_path)
 
 
 @pytest.fixture
-def client_tls(authority: trustme.CA) -> ssl.SSLContext:
-    context = ssl.create_default_context()
-    authority.configure_trust(context)
-    return context
+def client_tls(authority: Authority) -> ssl.SSLContext:
+    return authority.client_context()
 
 
 @pytest.fixture
-def tls_options(authority: trustme.CA, tmp_path: Path) -> dict[str, Any]:
-    """Options of an nsqd with a certificate of the authority."""
-    issued = authority.issue_cert("127.0.0.1", "localhost")
-    issued.cert_chain_pems[0].write_to_path(tmp_path / "cert.pem")
-    issued.private_key_pem.write_to_path(tmp_path / "key.pem")
-    return {"tls_cert": tmp_path / "cert.pem", "tls_key": tmp_path / "key.pem"}
+def tls_options(authority: Authority) -> dict[str, Any]:
+    return {**authority.server_options}
 
 
 @pytest.fixture
-def server_tls(authority: trustme.CA) -> ssl.SSLContext:
+def server_tls(authority: Authority) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    authority.issue_cert("127.0.0.1").configure_cert(context)
+    context.load_cert_chain(*authority.server_options.values())
     return context
 
 
