@@ -398,7 +398,6 @@ class Consumer:
                 _answer(message, (0.0, False))
                 raise
             except GiveUp as error:
-                message.enable_auto_response()
                 await asyncio.to_thread(pool.give_up_for, error, [message])
                 continue
             except BaseException as error:

@@ -254,7 +254,8 @@ class HandlerPool:
                         raise
                     # SystemExit and KeyboardInterrupt too: the thread goes on with the next message.
                     if isinstance(error, GiveUp):
-                        self.give_up_for(error, [message])
+                        if message.auto_response:
+                            self.give_up_for(error, [message])
                         continue
                     again = requeue_for_exception(error, no_backoff)
                     if not isinstance(error, Requeue):
@@ -389,9 +390,9 @@ class HandlerPool:
                 self._forget(message)
 
     def give_up_for(self, error: GiveUp, messages: list[Message]) -> None:
-        """Give up the messages that have no answer and are to get one now."""
+        """Give up the messages that have no answer."""
         for message in messages:
-            if message.auto_response and not message.responded:
+            if not message.responded:
                 extra = self.fields_of(message)
                 log.error("the handler gives up on %r: %s", message, error, extra=extra)
                 self.give_up(message, error)
@@ -405,7 +406,7 @@ class HandlerPool:
             if self._inherited:
                 raise
             if isinstance(error, GiveUp):
-                self.give_up_for(error, batch)
+                self.give_up_for(error, [message for message in batch if message.auto_response])
                 return
             again = requeue_for_exception(error, no_backoff)
             if not isinstance(error, Requeue):

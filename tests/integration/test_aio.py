@@ -6,6 +6,7 @@ import asyncio
 import gc
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Coroutine
 from functools import partial
@@ -237,6 +238,36 @@ def test_messages_too_often_failed_become_dead_letters(nsqd: Nsqd, run: Run) -> 
 
     run(main())
     assert channel_of(nsqd, f"{TOPIC}.dead")["depth"] == 1
+
+
+def test_a_message_that_a_handler_gives_up_is_not_finished_before_that_is_done(
+    nsqd: Nsqd, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create(nsqd)
+    publish(nsqd, [b"bad"])
+    given_up, giving_up, put = list[bool](), threading.Event(), aio._FromThreads.put
+
+    def put_slowly(*args: Any) -> None:
+        put(*args)
+        assert giving_up.wait(PATIENCE)  # only then the thread that has passed the message on goes on
+
+    def give_up(message: nsq.Message) -> None:
+        giving_up.set()
+        time.sleep(0.2)
+        given_up.append(message.responded)
+
+    async def handle(message: nsq.Message) -> None:
+        raise nsq.GiveUp("never")
+
+    monkeypatch.setattr(aio._FromThreads, "put", put_slowly)
+
+    async def main() -> None:
+        async with make(nsqd, give_up=give_up).add_handler(handle):
+            await until(lambda: given_up)
+
+    run(main())
+    assert given_up == [False]
+    expect_drained(nsqd)
 
 
 def test_a_failed_block_requeues_and_a_cancelled_one_requeues_at_once(nsqd: Nsqd, run: Run) -> None:

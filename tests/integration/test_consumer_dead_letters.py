@@ -81,14 +81,6 @@ def test_a_dead_letter_says_why_and_goes_back_as_the_message_that_it_was(
         peek = ["peek", "orders.dead", "--json", f"--nsqd-http-address={nsqd.http_address}"]
         assert front_door.main(peek) == 0
         letters = json.loads(capsysbinary.readouterr().out)
-        if len(letters) != 2:
-            import time
-            from nsq.testing import Nsqadmin as _N
-            import urllib.request
-            st = urllib.request.urlopen(f"http://{nsqd.http_address}/stats?format=json").read().decode()
-            time.sleep(1)
-            front_door.main(peek)
-            raise AssertionError((letters, st, capsysbinary.readouterr().out))
         told = {each.get("body"): each["dead_letter"] for each in letters}
         assert told[None]["reason"] == "its handler gave it up"
         assert told[None]["error"] == "it is no text"
