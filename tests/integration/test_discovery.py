@@ -17,7 +17,7 @@ import trustme
 
 from nsq.config import Config
 from nsq.connection.subscription import Subscription
-from nsq.consumer.dead_letters import LastResort
+from nsq.consumer.dead_letters import GiveUpPolicy
 from nsq.consumer.engine import Engine, plain_parts
 from nsq.discovery.lookups import Asker
 from nsq.errors import ApiError
@@ -59,7 +59,7 @@ class Host:
             "chance": lambda: 0.5,
         }
         parts = plain_parts(arguments)
-        self.engine = Engine(subscription, config, parts, LastResort(""), transport=self._transport)
+        self.engine = Engine(subscription, config, parts, GiveUpPolicy(""), transport=self._transport)
 
     @property
     def dials(self) -> list[str]:
