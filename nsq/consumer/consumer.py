@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self, TypedDict, TypeVar, Unpac
 
 from nsq.config import Config, Options, SignatureWithOptions
 from nsq.connection.subscription import Subscription
-from nsq.consumer.dead_letters import last_resort
+from nsq.consumer.dead_letters import give_up_policy
 from nsq.consumer.engine import Engine, Parts, plain_parts
 from nsq.consumer.handlers import BatchHandler, Handler, check_handler
 from nsq.consumer.reports import ConsumerHealth, ConsumerHooks, ConsumerStats, StopReport
@@ -143,7 +143,7 @@ class Consumer:
             subscription,
             self.config,
             parts,
-            last_resort(subscription, self.config, transport, dead_letters, dead_letter_reasons, give_up),
+            give_up_policy(subscription, self.config, transport, dead_letters, dead_letter_reasons, give_up),
             transport=transport,
             hooks=hooks,
             touches_unanswered=self._touches_unanswered,

@@ -1,7 +1,7 @@
 """Messages that have failed too often: they are lost, or go to a dead-letter topic or a user's function.
 
-A consumer calls its ``LastResort`` on a handler thread. That stores the message before it returns, or raises:
-the consumer finishes the message only after it is stored.
+A consumer calls its ``GiveUpPolicy`` on a handler thread. That stores the message before it returns, or
+raises: the consumer finishes the message only after it is stored.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _MOST_OF_AN_ERROR = 1000
 Known = Callable[[], tuple[set[str], set[str]]]
 
 
-class LastResort:
+class GiveUpPolicy:
     """Loses messages. ``topic`` is where they would go if the consumer had dead letters."""
 
     wants_error = False
@@ -64,7 +64,7 @@ class LastResort:
         return []
 
 
-class UserGiveUp(LastResort):
+class UserGiveUp(GiveUpPolicy):
     """The option ``give_up``: calls the user's function."""
 
     def __init__(self, give_up: Callable[[Message], object]) -> None:
@@ -76,7 +76,7 @@ class UserGiveUp(LastResort):
         return "give_up has it"
 
 
-class DeadLetters(LastResort):
+class DeadLetters(GiveUpPolicy):
     """The option ``dead_letters``: publishes the unchanged body to ``topic``, on the nsqds that the consumer
     knows. With ``reasons_of``, which is the consumer's name then, the body stands in an envelope that says
     why the message was given up.
@@ -188,14 +188,14 @@ def _place_of(error: BaseException) -> str:
     return f"{frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name}" if frames else ""
 
 
-def last_resort(
+def give_up_policy(
     consumed: Subscription,
     config: Config,
     transport: Transport | None,
     dead_letters: str | None,
     reasons: bool,
     give_up: Callable[[Message], object] | None,
-) -> LastResort:
+) -> GiveUpPolicy:
     """Check these options of a consumer, and return what they ask for."""
     if not isinstance(reasons, bool):
         raise ConfigError(f"dead_letter_reasons is {reasons!r}; it must be True or False")
@@ -204,7 +204,7 @@ def last_resort(
             raise ConfigError("dead_letter_reasons needs dead_letters: give the topic for them")
         if give_up is not None:
             return UserGiveUp(give_up)
-        return LastResort(f"{consumed.topic.removesuffix(EPHEMERAL)}.dead")
+        return GiveUpPolicy(f"{consumed.topic.removesuffix(EPHEMERAL)}.dead")
     topic = check_topic(dead_letters)
     if topic == consumed.topic:
         raise ConfigError(

@@ -28,7 +28,7 @@ from nsq.connection.conn import Conn
 from nsq.connection.endpoint import Endpoints, Key, Status, Wanted
 from nsq.connection.handshake import describe
 from nsq.connection.subscription import Subscription
-from nsq.consumer.dead_letters import LastResort
+from nsq.consumer.dead_letters import GiveUpPolicy
 from nsq.consumer.endpoint import ConsumingEndpoint
 from nsq.consumer.flow import FlowControl
 from nsq.consumer.handlers import GiveUp, HandlerPool, requeue_delay
@@ -91,7 +91,7 @@ class Engine:
         subscription: Subscription,
         config: Config,
         parts: Parts,
-        last_resort: LastResort,
+        give_up_policy: GiveUpPolicy,
         *,
         transport: Transport | None = None,
         hooks: ConsumerHooks | None = None,
@@ -112,7 +112,7 @@ class Engine:
         self.hooks = hooks or ConsumerHooks()
         self.hooked = hooks is not None  # without hooks, events cost nothing
         self._callbacks = Callbacks(f"{self.name}-hooks", log)
-        self._last_resort = last_resort
+        self._give_up_policy = give_up_policy
         self.flow = FlowControl(self, parts.windows, touches_unanswered)
         self.windows = self.flow.windows
         # The connections, and the totals of ended ones: received, finished, requeued, timed out.
@@ -139,7 +139,7 @@ class Engine:
             "name": self.name,
             "fields": self.fields(),
             "give_up": self.give_up,
-            "gives_up_at_last_failure": last_resort.wants_error,
+            "gives_up_at_last_failure": give_up_policy.wants_error,
             "starved": lambda: self.flow.starved,
         }
         self.pool = parts.make_pool(self, {**arguments, **handlers})
@@ -290,7 +290,7 @@ class Engine:
         self._join(partial(self.endpoints.join, dialing=False), lambda: self._join_by)
         # First, as handlers may wait for it: those of messages that are not ours any more.
         seconds = max(0.0, (self._handlers_by - time.monotonic()) / 2)
-        threads = [*self._left.unfinished_threads, *self._last_resort.close(seconds)]
+        threads = [*self._left.unfinished_threads, *self._give_up_policy.close(seconds)]
         self._left = replace(self._left, unfinished_threads=threads)
         self._join(self.pool.stop, lambda: self._handlers_by)
         self._join(self.endpoints.join, lambda: self._join_by)
@@ -447,7 +447,7 @@ class Engine:
         return set() if nsqlookupds else {each.address for each in self.endpoints.all}, nsqlookupds
 
     def give_up(self, message: Message, error: BaseException | None) -> None:
-        fate = self._last_resort(message, error, self._known_addresses)
+        fate = self._give_up_policy(message, error, self._known_addresses)
         # The log has the reason of a handler, and of a user's decision to skip, already.
         why = "" if isinstance(error, GiveUp) else f" (max_attempts is {self.config.max_attempts})"
         text, fields = "gave up on %r from %s%s: %s", self.pool.fields_of(message)

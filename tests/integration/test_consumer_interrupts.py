@@ -49,7 +49,9 @@ def signals() -> tuple[Any, ...]:
     """The handlers that are set, and the descriptor that signals are written to."""
     descriptor = signal.set_wakeup_fd(-1)
     signal.set_wakeup_fd(descriptor)
-    return signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT), descriptor
+    # After another test's stop by a signal they are wrapped, to ignore its repetitions for a second.
+    handlers = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    return *[getattr(handler, "handler", handler) for handler in handlers], descriptor
 
 
 @pytest.fixture

@@ -178,11 +178,6 @@ class TestDialing:
         assert refused == [(f"{A} is not dialed: no thread for it: can't start new thread", True)]
         assert world.dials(after=INITIAL) == [A]
 
-    def test_nothing_is_dialed_after_a_stop(self, world: World) -> None:
-        world.want(A)
-        world.endpoints.stop()
-        assert world.dials() == []
-
 
 class TestWanting:
     def test_an_nsqd_that_is_not_wanted_is_kept_while_its_connection_lasts(self, world: World) -> None:

@@ -302,15 +302,6 @@ class TestBackingOff:
             world.tick(IDLE)
         assert testers == ["a", "b", "c"] * 2
 
-    def test_a_new_connection_waits_with_the_others(self) -> None:
-        world = World(10).connect("a").fail()
-        world.connect("b")
-        assert world.orders == []
-        world.tick(2)
-        assert sum(world.rdy.values()) == 1
-        world.connect("c")
-        assert sum(world.rdy.values()) == 1
-
     def test_an_nsqd_that_sends_during_the_choice_does_no_harm(self) -> None:
         class Busy(Nsqd):
             """Its read loop gets a message whenever the owner looks."""
@@ -330,13 +321,6 @@ class TestBackingOff:
         world.answer("a", FAILURE, count=0)
         world.tick(2.0)
         assert world.rdy == {"a": 1}
-
-    def test_the_test_waits_for_room(self) -> None:
-        world = World(1).connect("a", "b")
-        world.receive("a")
-        world.answer("b", FAILURE, count=0)
-        world.tick(2)
-        assert world.rdy == {"a": 1, "b": 0}
 
 
 class TestBackoff:
