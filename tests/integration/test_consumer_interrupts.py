@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from types import FrameType
 from typing import Any
 
 import pytest
@@ -19,9 +18,10 @@ import pytest
 from nsq import Closed, Consumer, ConsumerHooks, Message, StopReport, UsageError
 from nsq.testing import Nsqd
 from nsq.threads.signals import SignalWatch
+from tests.fakes.lines import AtLine, Interrupted, each_line
 
 from .consuming import PATIENCE, Recorder, clients_of, create, make_consumer, publish, until
-from .test_interrupts import AtLine, Interrupted, Signals, each_line, ignored_by_python
+from .test_interrupts import Signals, ignored_by_python
 
 ELSEWHERE = "127.0.0.1:1"  # no nsqd listens there
 
@@ -146,21 +146,6 @@ def test_a_stop_completes_what_was_interrupted(clean: Nsqd, name: str) -> None:
         nothing_left(before)
 
 
-class HandlerAtLine(AtLine):
-    """Calls something at the n-th line, as a signal handler would be."""
-
-    def __init__(self, number: int, handler: Callable[[], Any]) -> None:
-        super().__init__(number)
-        self._handler = handler
-
-    def _line(self, frame: FrameType, event: str, argument: object) -> Any:
-        try:
-            return super()._line(frame, event, argument)
-        except Interrupted:
-            self._handler()
-            return None
-
-
 @pytest.mark.parametrize("name", [*LIVES, "pause", "health", "wait"])
 def test_a_signal_handler_may_stop_it(clean: Nsqd, name: str) -> None:
     make, call = LIVES[name] if name in LIVES else (started, CALLS[name])
@@ -176,7 +161,7 @@ def test_a_signal_handler_may_stop_it(clean: Nsqd, name: str) -> None:
             assert time.monotonic() - began < 5.0
 
         try:
-            with HandlerAtLine(number, handle) as line:
+            with AtLine(number, handle) as line:
                 call(consumer)
         except Closed:
             assert reports  # it was stopped before it had begun
@@ -306,7 +291,7 @@ def test_a_signal_handler_may_call_anything(clean: Nsqd, name: str) -> None:
     number, left = 0, 0
     while left == 0:
         number += 1
-        with suppress(UsageError), HandlerAtLine(number, lambda: anything(running.consumer)) as line:
+        with suppress(UsageError), AtLine(number, lambda: anything(running.consumer)) as line:
             CALLS[name](running.consumer)  # in vain, where the handler has removed the address already
         left = max(line.left, 0)
         if number % 20 == 0:
