@@ -66,13 +66,9 @@ class Secured:
         return self.server.unwrap(new)
 
 
-def test_a_layered_stream_is_a_stream() -> None:
-    stream, _ = connected()
-    assert isinstance(stream, Stream)
-
-
 def test_a_layered_stream_without_layers_passes_bytes_unchanged() -> None:
     stream, peer = connected()
+    assert isinstance(stream, Stream)
     peer.send(b"abc")
     peer.end()
     stream.write(b"def", 1.0)
@@ -105,13 +101,6 @@ def test_bytes_that_a_layer_keeps_are_returned_before_more_is_read() -> None:
     sizes = [len(stream.read()) for _ in range(10)]
     assert sizes == [100] * 10
     assert peer.unread == b""
-
-
-def test_a_read_goes_on_until_a_unit_is_complete() -> None:
-    wire = Snappy().wrap(b"whole")
-    stream, peer = connected(Snappy(), chunk_size=1)
-    peer.send(wire)
-    assert stream.read() == b"whole"
 
 
 def test_a_layer_can_be_pushed_while_bytes_for_it_have_come_already() -> None:
@@ -175,18 +164,13 @@ def test_a_woken_reader_returns_in_spite_of_early_bytes() -> None:
     assert stream.read() == b""
 
 
-def test_a_handshake_has_one_deadline() -> None:
+@pytest.mark.parametrize("timeout", [SOON, 0.0])
+def test_a_handshake_has_one_deadline_and_leaves_the_read_timeout_as_it_was(timeout: float) -> None:
     tls = Secured()
     tls.stream.read_timeout = 60.0
-    with pytest.raises(Unanswered):
-        tls.stream.handshake(SOON)
+    with pytest.raises(Unanswered, match="within"):
+        tls.stream.handshake(timeout)
     assert tls.stream.read_timeout == 60.0
-
-
-def test_a_handshake_whose_time_is_up_is_named() -> None:
-    tls = Secured()
-    with pytest.raises(Unanswered, match="the TLS handshake was not done within 0 s"):
-        tls.stream.handshake(0.0)
 
 
 def test_a_peer_that_hangs_up_on_the_handshake_is_named() -> None:
@@ -357,14 +341,5 @@ def test_an_abandoned_stream_uses_no_layer() -> None:
     stream.abandon()
     stream.close(farewell=1.0)
     assert stream.read() == b""
+    assert peer.received == b""
     assert peer.abandoned
-
-
-def test_abandoning_says_nothing() -> None:
-    tls = Secured().shaken()
-    before = tls.peer.received
-    tls.stream.abandon()
-    assert tls.peer.received == before
-    assert tls.peer.abandoned
-    tls.stream.close(farewell=1.0)
-    assert tls.peer.received == before
