@@ -122,10 +122,7 @@ def test_a_reply_is_there_as_soon_as_it_is_whole() -> None:
 def test_announcements_before_the_reply_are_skipped() -> None:
     before = b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Hints\r\nLink: x\r\n\r\n"
     assert parse(before + PLAIN) == parse(PLAIN)
-
-
-def test_any_number_of_announcements_is_skipped() -> None:
-    assert parse(b"HTTP/1.1 100 C\r\n\r\n" * 5_000 + PLAIN).status == 200
+    assert parse(before * 5_000 + PLAIN) == parse(PLAIN)
 
 
 @pytest.mark.parametrize("wire", [PLAIN, CHUNKED])
