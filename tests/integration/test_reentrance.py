@@ -127,6 +127,8 @@ def test_a_first_publish_in_a_signal_handler(nsqd: Nsqd) -> None:
                     thread = threading.Thread(target=int)
                     thread.start()
                     thread.join()
+            assert ours.stats().published == 1
+            assert theirs.stats().published == len(ticking.results)
 
 
 def test_in_a_callback(producer: nsq.Producer) -> None:
