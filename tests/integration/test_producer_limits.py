@@ -53,7 +53,7 @@ def test_a_silent_nsqd_costs_read_timeout_and_the_next_is_used(warm: bool, retry
         with frozen(silent):
             started = time.monotonic()
             future = producer.publish_async("silent", BODY)
-            producer._pool.set_addresses([silent.tcp_address, other.tcp_address])
+            producer.set_nsqds([silent.tcp_address, other.tcp_address])
             if retry:
                 assert future.exception(PATIENCE) is None
             else:
