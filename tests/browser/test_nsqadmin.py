@@ -7,7 +7,7 @@ import re
 import socket
 import urllib.parse
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,13 +74,21 @@ class Visit:
         self.page.locator(within).get_by_text(text).first.wait_for()
 
 
+@contextmanager
+def visiting(browser: Any, address: str, **options: Any) -> Iterator[Visit]:
+    context = browser.new_context(viewport={"width": 1200, "height": 760}, **options)
+    try:
+        made = Visit(context.new_page(), address)
+        yield made
+    finally:
+        context.close()
+    assert made.complaints == []
+
+
 @pytest.fixture
 def visit(browser: Any, cluster: Cluster) -> Iterator[Visit]:
-    context = browser.new_context(viewport={"width": 1200, "height": 760}, color_scheme="light")
-    made = Visit(context.new_page(), cluster.admin.http_address)
-    yield made
-    context.close()
-    assert made.complaints == []
+    with visiting(browser, cluster.admin.http_address, color_scheme="light") as made:
+        yield made
 
 
 def test_a_topic_is_found_by_search_and_keyboard(visit: Visit) -> None:
@@ -124,7 +132,6 @@ def test_curves_begin_before_a_page_is_opened(
     browser: Any, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("nsq.daemons.nsqadmin.overview._WATCHED_EVERY", 0.2)
-    context = browser.new_context()
     with Nsqadmin(lookupd=[cluster.nsqlookupd]) as admin:
 
         def points() -> int:
@@ -132,12 +139,10 @@ def test_curves_begin_before_a_page_is_opened(
             return len(history["figures"].get("topic payments", []))
 
         until("three points without a page", lambda: points() >= 3)
-        visit = Visit(context.new_page(), admin.http_address)
-        page = visit.open("/topics/payments")
-        page.locator("svg.spark polyline[points*=' ']").first.wait_for(state="attached")
-        assert page.evaluate("past.get('topic payments').length") >= 3
-        context.close()
-    assert visit.complaints == []
+        with visiting(browser, admin.http_address) as visit:
+            page = visit.open("/topics/payments")
+            page.locator("svg.spark polyline[points*=' ']").first.wait_for(state="attached")
+            assert page.evaluate("past.get('topic payments').length") >= 3
 
 
 def test_depth_is_seen_to_grow(visit: Visit, cluster: Cluster) -> None:
@@ -336,9 +341,7 @@ def test_text_from_an_nsqd_is_never_read_as_html(browser: Any) -> None:
         info = json.loads(nsqd.answers["/info"]) | {"hostname": HOSTILE, "version": HOSTILE}
         nsqd.answers["/info"] = json.dumps(info).encode()
         admin = stack.enter_context(Nsqadmin(nsqd=[nsqd.address]))
-        context = browser.new_context()
-        stack.callback(context.close)
-        visit = Visit(context.new_page(), admin.http_address)
+        visit = stack.enter_context(visiting(browser, admin.http_address))
         name = urllib.parse.quote(HOSTILE_NAME, safe="")
         named = ("/", f"/topics/{name}", f"/topics/{name}/{name}", f"/nodes/{nsqd.address}")
         for path, seen in (*((path, HOSTILE_NAME) for path in named), ("/nodes", HOSTILE)):
@@ -347,7 +350,6 @@ def test_text_from_an_nsqd_is_never_read_as_html(browser: Any) -> None:
             visit.see(HOSTILE, within="#banner")
             assert page.locator("main script, main img, #banner script, #banner img").count() == 0
             assert page.title() != "owned"
-    assert visit.complaints == []
 
 
 def test_a_slow_nsqd_holds_up_no_figure_and_is_marked(browser: Any) -> None:
@@ -359,9 +361,7 @@ def test_a_slow_nsqd_holds_up_no_figure_and_is_marked(browser: Any) -> None:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         patient = {"http_client_request_timeout": 600.0, "http_client_connect_timeout": 600.0}
         admin = stack.enter_context(Nsqadmin(nsqd=[nsqd, address], **patient))
-        context = browser.new_context()
-        stack.callback(context.close)
-        visit = Visit(context.new_page(), admin.http_address)
+        visit = stack.enter_context(visiting(browser, admin.http_address))
         page = visit.open("/topics/orders")
         for waiting in (1, 2):
             nsqd.post("/pub?topic=orders", b"x")
@@ -369,7 +369,6 @@ def test_a_slow_nsqd_holds_up_no_figure_and_is_marked(browser: Any) -> None:
         visit.see(f"nsqd {address}: slow: it does not answer in time", within="#banner")
         # What waits for all of its nsqds is not there yet, and not said to be nothing.
         assert not page.get_by_text("No nsqd has this topic now.").is_visible()
-    assert visit.complaints == []
 
 
 #: Counts the rows that are written into at a stroke.
@@ -397,9 +396,7 @@ def test_a_large_cluster_is_shown_at_once_and_only_visible_rows_are_updated(
             nsqd.say(answers[0])
         addresses = [nsqd.address for nsqd in nsqds]
         admin = stack.enter_context(Nsqadmin(nsqd=addresses, process=True))
-        context = browser.new_context(viewport={"width": 1200, "height": 760})
-        stack.callback(context.close)
-        visit = Visit(context.new_page(), admin.http_address)
+        visit = stack.enter_context(visiting(browser, admin.http_address))
         page = visit.open("/")
         rows = page.locator("tbody tr")
         last = rows.nth(TOPICS - 1)
@@ -419,7 +416,6 @@ def test_a_large_cluster_is_shown_at_once_and_only_visible_rows_are_updated(
         page.get_by_label("Search", exact=True).fill("topic_499")
         page.get_by_role("row").filter(has_text="topic_498").wait_for(state="detached")
         assert rows.count() == 1
-    assert visit.complaints == []
 
 
 def test_an_nsqd_that_died_is_marked(visit: Visit, cluster: Cluster) -> None:
@@ -436,9 +432,7 @@ def test_the_page_works_below_a_base_path_for_a_user_without_rights_and_with_gra
     browser: Any, cluster: Cluster
 ) -> None:
     options = {"base_path": "/nsq", "admin_users": ("ann",), "graphite_url": "http://graphite.invalid/g/"}
-    context = browser.new_context()
-    with Nsqadmin(nsqd=[cluster.nsqd], **options) as admin:
-        visit = Visit(context.new_page(), admin.http_address)
+    with Nsqadmin(nsqd=[cluster.nsqd], **options) as admin, visiting(browser, admin.http_address) as visit:
         page = visit.open("/nsq")
         page.get_by_role("link", name="clicks", exact=True).click()
         page.get_by_role("link", name="billing", exact=True).click()
@@ -454,8 +448,6 @@ def test_the_page_works_below_a_base_path_for_a_user_without_rights_and_with_gra
         visit.see("Every topic has an nsqd.")
         visit.open("/nsq/topics/unheard_of")
         visit.see("there is no such topic")
-        context.close()
-    assert visit.complaints == []
 
 
 VIEWS = ("/", "/topics/orders", "/topics/orders/billing", "/nodes", "/counter", "/lookup")
@@ -465,22 +457,18 @@ VIEWS = ("/", "/topics/orders", "/topics/orders/billing", "/nodes", "/counter", 
 def test_every_view_is_accessible_and_fits_a_phone(browser: Any, cluster: Cluster, scheme: str) -> None:
     from axe_playwright_python.sync_playwright import Axe
 
-    context = browser.new_context(viewport={"width": 1200, "height": 760}, color_scheme=scheme)
-    visit = Visit(context.new_page(), cluster.admin.http_address)
-    try:
+    def check(page: Any, path: str) -> None:
+        found = Axe().run(page).response["violations"]
+        assert [(each["id"], [node["html"] for node in each["nodes"]][:3]) for each in found] == [], path
+        page.set_viewport_size({"width": 360, "height": 740})
+        assert page.evaluate("document.documentElement.scrollWidth") == 360, path
+        page.set_viewport_size({"width": 1200, "height": 760})
+
+    with visiting(browser, cluster.admin.http_address, color_scheme=scheme) as visit:
         for path in (*VIEWS, f"/nodes/{cluster.nsqd.http_address}"):
             page = visit.open(path)
             page.locator("tbody tr, .counter:not(:empty)").first.wait_for(state="attached")
-            found = Axe().run(page).response["violations"]
-            assert [(each["id"], [node["html"] for node in each["nodes"]][:3]) for each in found] == [], path
-            page.set_viewport_size({"width": 360, "height": 740})
-            assert page.evaluate("document.documentElement.scrollWidth") == 360, path
-            page.set_viewport_size({"width": 1200, "height": 760})
+            check(page, path)
         page.get_by_label("Search", exact=True).fill("orders")
         page.get_by_role("heading", name="Search in the whole cluster").wait_for()
-        page.set_viewport_size({"width": 360, "height": 740})
-        assert Axe().run(page).response["violations"] == []
-        assert page.evaluate("document.documentElement.scrollWidth") == 360
-    finally:
-        context.close()
-    assert visit.complaints == []
+        check(page, "search")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections import deque
 from typing import Any
 
 from nsq.transport import MemoryPeer, MemoryTransport
 from nsq.wire import commands
+from nsq.wire.commands import CommandParser, Limits
 from nsq.wire.frames import (
     CLOSE_WAIT,
     HEARTBEAT,
@@ -75,6 +77,22 @@ class Connected:
 
 class PublishedTo(Connected):
     """nsqd's end of a producer's connection."""
+
+    def __init__(self, peer: MemoryPeer, **granted: Any) -> None:
+        super().__init__(peer, **granted)
+        self._parsed = len(peer.received)
+        self._parser = CommandParser(Limits())
+        self._publishes: deque[list[bytes]] = deque()
+
+    def next_publish(self) -> list[bytes]:
+        """Return the bodies of the next PUB, DPUB or MPUB since the last call."""
+        while not self._publishes:
+            received = self.peer.wait_until(lambda got: len(got) > self._parsed)
+            for verb, _, body in self._parser.feed(received[self._parsed :]):
+                if verb != NOP:
+                    self._publishes.append([body] if isinstance(body, bytes) else body[0 : len(body)])
+            self._parsed = len(received)
+        return self._publishes.popleft()
 
     def expect(self, body: bytes, topic: str = TOPIC) -> None:
         """Expect PUB as the next command."""

@@ -82,34 +82,6 @@ def test_every_way_to_publish_goes_through_around_publish(nsqd: Nsqd) -> None:
     assert hook.threads == {"MainThread"}
 
 
-def test_around_publish_gets_the_error_that_the_caller_gets() -> None:
-    hook = Around()
-    with nsq.Producer("127.0.0.1:1", around_publish=hook, publish_timeout=0.2, max_pending=1) as producer:
-        calls: list[Callable[[], Any]] = [
-            lambda: producer.publish(TOPIC, b"body"),
-            lambda: producer.publish("no topic", b"body"),
-            lambda: producer.multi_publish(TOPIC, [b""]),
-            lambda: producer.publish_async(TOPIC, b"body").result(PATIENCE),
-            lambda: producer.publish_async("no topic", b"body"),
-        ]
-        raised = []
-        for call in calls:
-            with pytest.raises(nsq.NsqError) as caught:
-                call()
-            raised.append(caught.value)
-        assert producer.flush().clean
-    assert {id(error) for _, error in hook.ends} == set(map(id, raised))
-    assert len(hook.ends) == len(raised)
-
-
-def test_a_publish_without_bodies_is_refused_before_the_hook() -> None:
-    hook = Around()
-    with nsq.Producer("127.0.0.1:1", around_publish=hook) as producer, pytest.raises(nsq.UsageError):
-        producer.multi_publish(TOPIC, b"one")  # type: ignore[arg-type]
-    assert hook.ends == []
-    assert hook.threads == set()
-
-
 def test_around_handler_runs_on_the_handlers_thread_and_sees_its_result(nsqd: Nsqd) -> None:
     create(nsqd)
     publish(nsqd, numbered(6))
@@ -180,22 +152,6 @@ def test_around_handler_of_a_loop_is_awaited(nsqd: Nsqd) -> None:
 
 
 def test_hooks_that_are_no_functions_are_refused_by_name() -> None:
-    with pytest.raises(nsq.ConfigError, match="around_publish is 1"):
-        nsq.Producer("127.0.0.1:1", around_publish=1)  # type: ignore[arg-type]
     for name in ("around_handler", "at_thread_end"):
         with pytest.raises(nsq.ConfigError, match=f"{name} is 1"):
             make_consumer("127.0.0.1:1", **{name: 1})
-
-
-def test_headers_of_around_publish_are_refused_where_there_are_none(nsqd: Nsqd) -> None:
-    ends: list[BaseException | None] = []
-
-    def hook(topic: str, bodies: list[bytes]) -> Any:
-        return bodies, ends.append, {"traceparent": "00-ab-cd-01"}
-
-    with (
-        nsq.Producer(nsqd.tcp_address, around_publish=hook) as producer,
-        pytest.raises(nsq.UsageError, match="headers"),
-    ):
-        producer.publish("orders", b"x")
-    assert [type(error).__name__ for error in ends] == ["UsageError"]

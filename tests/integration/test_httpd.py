@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import gc
 import gzip
 import io
 import ssl
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -23,6 +25,14 @@ from nsq.daemons.serve.logs import DaemonLog
 from nsq.daemons.serve.routes import EMPTY, OK, HttpError, Reply, Request, Route, read_body
 
 LIMIT = 300_000
+
+
+def on_an_event_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    @functools.wraps(test)
+    def run(*arguments: Any, **given: Any) -> None:
+        asyncio.run(test(*arguments, **given))
+
+    return run
 
 
 async def echo(request: Request) -> Reply:
@@ -154,140 +164,119 @@ CLOSE = {"Connection": "close"}
         (b"  V2", b"400 Bad Request", TEXT, b"400 Bad Request"),
     ],
 )
-def test_replies_have_status_headers_and_body_as_gos_have(
+@on_an_event_loop
+async def test_replies_have_status_headers_and_body_as_gos_have(
     asked: bytes, status: bytes, headers: dict[str, str], body: bytes
 ) -> None:
-    async def scenario() -> None:
-        async with serving() as (_, address):
-            expected = {**headers, **CLOSE, "Content-Length": str(len(body))}
-            assert await exchange(address, asked) == (b"HTTP/1.1 " + status, expected, body)
-
-    asyncio.run(scenario())
+    async with serving() as (_, address):
+        expected = {**headers, **CLOSE, "Content-Length": str(len(body))}
+        assert await exchange(address, asked) == (b"HTTP/1.1 " + status, expected, body)
 
 
-def test_head_gets_the_length_without_the_body() -> None:
-    async def scenario() -> None:
-        async with serving() as (_, address):
-            status, headers, body = await exchange(address, request("HEAD", "/ping"))
-            assert (status, headers["Content-Length"], body) == (
-                b"HTTP/1.1 405 Method Not Allowed",
-                "32",
-                b"",
-            )
-
-    asyncio.run(scenario())
+@on_an_event_loop
+async def test_head_gets_the_length_without_the_body() -> None:
+    async with serving() as (_, address):
+        status, headers, body = await exchange(address, request("HEAD", "/ping"))
+        assert (status, headers["Content-Length"], body) == (
+            b"HTTP/1.1 405 Method Not Allowed",
+            "32",
+            b"",
+        )
 
 
 @pytest.mark.parametrize("size", [1, 5000, LIMIT])
-def test_bodies_of_every_size_arrive_as_they_are(size: int) -> None:
+@on_an_event_loop
+async def test_bodies_of_every_size_arrive_as_they_are(size: int) -> None:
     body = gzip.compress(b"x") * (size // 21 + 1)
     body = body[:size]
-
-    async def scenario() -> None:
-        async with serving() as (_, address):
-            for more in ([], ["Content-Encoding: gzip"], ["Expect: 100-continue"]):
-                answer = await exchange(address, request("POST", "/echo", body, *more))
-                assert answer[2].removeprefix(b"HTTP/1.1 200 OK")[-size:] == body
-
-    asyncio.run(scenario())
+    async with serving() as (_, address):
+        for more in ([], ["Content-Encoding: gzip"], ["Expect: 100-continue"]):
+            answer = await exchange(address, request("POST", "/echo", body, *more))
+            assert answer[2].removeprefix(b"HTTP/1.1 200 OK")[-size:] == body
 
 
-def test_a_client_that_expects_100_continue_gets_it() -> None:
-    async def scenario() -> None:
-        async with serving() as (_, address), connected(address) as (reader, writer):
-            writer.write(request("POST", "/echo", b"", "Expect: 100-continue", "Content-Length: 5"))
-            assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
-            writer.write(b"12345")
-            assert (await reader.read()).endswith(b"\r\n\r\n12345")
-
-    asyncio.run(scenario())
+@on_an_event_loop
+async def test_a_client_that_expects_100_continue_gets_it() -> None:
+    async with serving() as (_, address), connected(address) as (reader, writer):
+        writer.write(request("POST", "/echo", b"", "Expect: 100-continue", "Content-Length: 5"))
+        assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+        writer.write(b"12345")
+        assert (await reader.read()).endswith(b"\r\n\r\n12345")
 
 
 @pytest.mark.parametrize(
     ("target", "status"), [("/echo", b"413 Request Entity Too Large"), ("/nope", b"404 Not Found")]
 )
-def test_the_connection_is_closed_after_a_body_that_was_not_asked_for(target: str, status: bytes) -> None:
+@on_an_event_loop
+async def test_the_connection_is_closed_after_a_body_that_was_not_asked_for(
+    target: str, status: bytes
+) -> None:
     """Otherwise the client's next request would be read as that body."""
-
-    async def scenario() -> None:
-        async with (
-            serving() as (_, address),
-            connected(address) as (reader, writer),
-            asyncio.timeout(60),
-        ):
-            head = f"POST {target} HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\n"
-            writer.write(f"{head}Content-Length: {LIMIT + 1}\r\n\r\n".encode())
-            answer = await reader.read()
-            assert answer.startswith(b"HTTP/1.1 " + status)
-            assert b"\r\nConnection: close\r\n" in answer
-
-    asyncio.run(scenario())
+    async with (
+        serving() as (_, address),
+        connected(address) as (reader, writer),
+        asyncio.timeout(60),
+    ):
+        head = f"POST {target} HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\n"
+        writer.write(f"{head}Content-Length: {LIMIT + 1}\r\n\r\n".encode())
+        answer = await reader.read()
+        assert answer.startswith(b"HTTP/1.1 " + status)
+        assert b"\r\nConnection: close\r\n" in answer
 
 
 CHUNK = b"7530\r\n" + b"x" * 30_000 + b"\r\n"
 
 
-def test_a_body_of_unknown_length_is_read_no_further_than_the_limit() -> None:
-    async def scenario() -> None:
-        async with serving() as (_, address):
-            head = request("POST", "/echo", b"", "Transfer-Encoding: chunked")
-            assert (await exchange(address, head + CHUNK * 10 + b"0\r\n\r\n"))[2] == b"x" * LIMIT
-            async with connected(address) as (reader, writer):
-                writer.write(head + CHUNK * 11)
-                assert await reader.readline() == b"HTTP/1.1 413 Request Entity Too Large\r\n"
-
-    asyncio.run(scenario())
+@on_an_event_loop
+async def test_a_body_of_unknown_length_is_read_no_further_than_the_limit() -> None:
+    async with serving() as (_, address):
+        head = request("POST", "/echo", b"", "Transfer-Encoding: chunked")
+        assert (await exchange(address, head + CHUNK * 10 + b"0\r\n\r\n"))[2] == b"x" * LIMIT
+        async with connected(address) as (reader, writer):
+            writer.write(head + CHUNK * 11)
+            assert await reader.readline() == b"HTTP/1.1 413 Request Entity Too Large\r\n"
 
 
 @pytest.mark.parametrize(("target", "status"), [("/echo", b"200 OK"), ("/nope", b"404 Not Found")])
-def test_a_body_of_many_small_chunks_does_not_block_other_clients(target: str, status: bytes) -> None:
+@on_an_event_loop
+async def test_a_body_of_many_small_chunks_does_not_block_other_clients(target: str, status: bytes) -> None:
     """The event loop makes a round after a few chunks, whether the body is wanted or discarded."""
     chunks = 20_000
-
-    async def scenario() -> None:
-        async with serving() as (_, address), connected(address) as (reader, writer), asyncio.timeout(60):
-            head = f"POST {target} HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
-            writer.write(head.encode() + b"1\r\nx\r\n" * chunks + b"0\r\n\r\n" + request("GET", "/ping"))
-            answered = asyncio.create_task(reader.read())
-            rounds = 0
-            while not answered.done():
-                await asyncio.sleep(0)
-                rounds += 1
-            first, _, second = answered.result().partition(b"HTTP/1.1 200 OK\r\nContent-Type")
-            assert first.startswith(b"HTTP/1.1 " + status)
-            assert second.endswith(b"OK")
-            assert rounds > chunks / 500
-
-    asyncio.run(scenario())
+    async with serving() as (_, address), connected(address) as (reader, writer), asyncio.timeout(60):
+        head = f"POST {target} HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+        writer.write(head.encode() + b"1\r\nx\r\n" * chunks + b"0\r\n\r\n" + request("GET", "/ping"))
+        answered = asyncio.create_task(reader.read())
+        rounds = 0
+        while not answered.done():
+            await asyncio.sleep(0)
+            rounds += 1
+        first, _, second = answered.result().partition(b"HTTP/1.1 200 OK\r\nContent-Type")
+        assert first.startswith(b"HTTP/1.1 " + status)
+        assert second.endswith(b"OK")
+        assert rounds > chunks / 500
 
 
-def test_a_body_that_does_not_end_gets_408(monkeypatch: pytest.MonkeyPatch) -> None:
+@on_an_event_loop
+async def test_a_body_that_does_not_end_gets_408(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(httpd, "STALL_SECONDS", 0.05)
     monkeypatch.setattr(httpd, "LINGER_SECONDS", 0.05)
-
-    async def scenario() -> None:
-        async with serving() as (_, address):
-            status, _, body = await exchange(address, request("POST", "/echo", b"123")[:-1])
-            assert (status, body) == (b"HTTP/1.1 408 Request Timeout", b'{"message":"REQUEST_TIMEOUT"}')
-
-    asyncio.run(scenario())
+    async with serving() as (_, address):
+        status, _, body = await exchange(address, request("POST", "/echo", b"123")[:-1])
+        assert (status, body) == (b"HTTP/1.1 408 Request Timeout", b'{"message":"REQUEST_TIMEOUT"}')
 
 
 @pytest.mark.parametrize("start", [b"", b"GET /ping HTTP/1.1\r\nHost: x\r\nX-Slow: "])
-def test_a_head_that_does_not_end_is_cut_off(monkeypatch: pytest.MonkeyPatch, start: bytes) -> None:
+@on_an_event_loop
+async def test_a_head_that_does_not_end_is_cut_off(monkeypatch: pytest.MonkeyPatch, start: bytes) -> None:
     monkeypatch.setattr(httpd, "IDLE_SECONDS", 0.1)
-
-    async def scenario() -> None:
-        async with serving() as (_, address), connected(address) as (reader, writer), asyncio.timeout(60):
-            writer.write(start)
-            ended = asyncio.create_task(reader.read())
-            while start and not ended.done():
-                writer.write(b"x")
-                await asyncio.sleep(0.02)
-            with contextlib.suppress(ConnectionError):
-                assert await ended == b""
-
-    asyncio.run(scenario())
+    async with serving() as (_, address), connected(address) as (reader, writer), asyncio.timeout(60):
+        writer.write(start)
+        ended = asyncio.create_task(reader.read())
+        while start and not ended.done():
+            writer.write(b"x")
+            await asyncio.sleep(0.02)
+        with contextlib.suppress(ConnectionError):
+            assert await ended == b""
 
 
 LONG = "x" * 60_000
@@ -301,13 +290,11 @@ LONG = "x" * 60_000
         request("GET", "/ping", b"", *(f"X-{number}: 1" for number in range(250))),
     ],
 )
-def test_a_head_that_is_too_large_gets_431(asked: bytes) -> None:
-    async def scenario() -> None:
-        async with serving() as (_, address):
-            status, _, body = await exchange(address, asked)
-            assert (status, body) == (b"HTTP/1.1 200 OK", b"OK")
-
-    asyncio.run(scenario())
+@on_an_event_loop
+async def test_a_large_head_is_read(asked: bytes) -> None:
+    async with serving() as (_, address):
+        status, _, body = await exchange(address, asked)
+        assert (status, body) == (b"HTTP/1.1 200 OK", b"OK")
 
 
 @pytest.mark.parametrize(
@@ -319,105 +306,93 @@ def test_a_head_that_is_too_large_gets_431(asked: bytes) -> None:
         + b"".join(b"X-%d: %b\r\n" % (number, b"x" * 9_000) for number in range(100)),
     ],
 )
-def test_an_endless_head_is_refused(asked: bytes) -> None:
-    async def scenario() -> None:
-        async with serving() as (_, address), asyncio.timeout(60):
-            for request_before in (b"", b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\n\r\nx"):
-                async with connected(address) as (reader, writer):
-                    writer.write(request_before)
-                    if request_before:
-                        await reader.readuntil(b"\r\n\r\nx")
-                    with contextlib.suppress(ConnectionError):
-                        writer.write(asked)
-                        await writer.drain()
-                    head, _, body = (await reader.read()).partition(b"\r\n\r\n")
-                    assert head.startswith(b"HTTP/1.1 431 Request Header Fields Too Large\r\n")
-                    assert body == b"431 Request Header Fields Too Large"
-
-    asyncio.run(scenario())
+@on_an_event_loop
+async def test_an_endless_head_is_refused(asked: bytes) -> None:
+    async with serving() as (_, address), asyncio.timeout(60):
+        for request_before in (b"", b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\n\r\nx"):
+            async with connected(address) as (reader, writer):
+                writer.write(request_before)
+                if request_before:
+                    await reader.readuntil(b"\r\n\r\nx")
+                with contextlib.suppress(ConnectionError):
+                    writer.write(asked)
+                    await writer.drain()
+                head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+                assert head.startswith(b"HTTP/1.1 431 Request Header Fields Too Large\r\n")
+                assert body == b"431 Request Header Fields Too Large"
 
 
-def test_a_client_that_does_not_read_its_reply_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+@on_an_event_loop
+async def test_a_client_that_does_not_read_its_reply_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(httpd, "STALL_SECONDS", 0.05)
-
-    async def scenario() -> None:
-        async with serving() as (served, address), connected(address) as (reader, writer):
-            reader._transport.pause_reading()  # type: ignore[attr-defined]
-            writer.write(b"GET /big HTTP/1.1\r\nHost: x\r\n\r\n")
-            # The server has left when the test reads at last, however late that is.
-            server = served.server._server
-            assert server is not None
-            async with asyncio.timeout(60):
-                while not server.requests_count or server.connections:  # noqa: ASYNC110 - nobody tells
-                    await asyncio.sleep(0.01)
-            reader._transport.resume_reading()  # type: ignore[attr-defined]
-            with contextlib.suppress(ConnectionError):
-                assert len(await reader.read()) < 10_000_000
-
-    asyncio.run(scenario())
+    async with serving() as (served, address), connected(address) as (reader, writer):
+        reader._transport.pause_reading()  # type: ignore[attr-defined]
+        writer.write(b"GET /big HTTP/1.1\r\nHost: x\r\n\r\n")
+        # The server has left when the test reads at last, however late that is.
+        server = served.server._server
+        assert server is not None
+        async with asyncio.timeout(60):
+            while not server.requests_count or server.connections:  # noqa: ASYNC110 - nobody tells
+                await asyncio.sleep(0.01)
+        reader._transport.resume_reading()  # type: ignore[attr-defined]
+        with contextlib.suppress(ConnectionError):
+            assert len(await reader.read()) < 10_000_000
 
 
-def test_a_connection_serves_many_requests_even_if_they_are_pipelined() -> None:
-    async def scenario() -> None:
-        async with serving() as (_, address), connected(address) as (reader, writer):
-            one = b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\n"
-            writer.write(b"".join(one + b"%05d" % number for number in range(200)))
-            for number in range(200):
-                head = await reader.readuntil(b"\r\n\r\n")
-                assert b"Connection:" not in head
-                assert await reader.readexactly(5) == b"%05d" % number
-            writer.write(b"GET /ping HTTP/1.0\r\nConnection: keep-alive\r\n\r\n")
-            assert b"Connection: keep-alive\r\n" in await reader.readuntil(b"\r\n\r\n")
-            assert await reader.readexactly(2) == b"OK"
-            writer.write(b"GET /ping HTTP/1.0\r\n\r\n")
-            assert b"Connection: close\r\n" in await reader.readuntil(b"\r\n\r\n")
-            assert await reader.read() == b"OK"
-
-    asyncio.run(scenario())
+@on_an_event_loop
+async def test_a_connection_serves_many_requests_even_if_they_are_pipelined() -> None:
+    async with serving() as (_, address), connected(address) as (reader, writer):
+        one = b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\n"
+        writer.write(b"".join(one + b"%05d" % number for number in range(200)))
+        for number in range(200):
+            head = await reader.readuntil(b"\r\n\r\n")
+            assert b"Connection:" not in head
+            assert await reader.readexactly(5) == b"%05d" % number
+        writer.write(b"GET /ping HTTP/1.0\r\nConnection: keep-alive\r\n\r\n")
+        assert b"Connection: keep-alive\r\n" in await reader.readuntil(b"\r\n\r\n")
+        assert await reader.readexactly(2) == b"OK"
+        writer.write(b"GET /ping HTTP/1.0\r\n\r\n")
+        assert b"Connection: close\r\n" in await reader.readuntil(b"\r\n\r\n")
+        assert await reader.read() == b"OK"
 
 
-def test_requests_whose_replies_are_not_read_wait_outside_of_the_server() -> None:
+@on_an_event_loop
+async def test_requests_whose_replies_are_not_read_wait_outside_of_the_server() -> None:
     asked = b"GET /big HTTP/1.1\r\nHost: x\r\n\r\n" * 20_000
-
-    async def scenario() -> None:
-        async with (
-            serving() as (served, address),
-            connected(address) as (reader, writer),
-            asyncio.timeout(60),
-        ):
-            reader._transport.pause_reading()  # type: ignore[attr-defined]
-            writer.write(asked)
-            for _ in range(50):  # meanwhile the server reads as much as it ever will
-                assert (await exchange(address, request("GET", "/ping")))[2] == b"OK"
-            server = served.server._server
-            assert server is not None
-            (connection,) = server.connections
-            assert 0 < len(connection._messages) < 100
-            writer.transport.abort()
-
-    asyncio.run(scenario())
+    async with (
+        serving() as (served, address),
+        connected(address) as (reader, writer),
+        asyncio.timeout(60),
+    ):
+        reader._transport.pause_reading()  # type: ignore[attr-defined]
+        writer.write(asked)
+        for _ in range(50):  # meanwhile the server reads as much as it ever will
+            assert (await exchange(address, request("GET", "/ping")))[2] == b"OK"
+        server = served.server._server
+        assert server is not None
+        (connection,) = server.connections
+        assert 0 < len(connection._messages) < 100
+        writer.transport.abort()
 
 
-def test_closing_ends_idle_and_busy_connections_soon() -> None:
-    async def scenario() -> None:
-        served = Served()
-        address = await served.server.listen(parse_address("127.0.0.1:0"))
-        async with contextlib.AsyncExitStack() as clients:
-            (idle, idle_writer), (busy, busy_writer), (fresh, _) = [
-                await clients.enter_async_context(connected(address)) for _ in range(3)
-            ]
-            idle_writer.write(b"GET /ping HTTP/1.1\r\nHost: x\r\n\r\n")
-            await idle.readuntil(b"\r\n\r\nOK")
-            busy_writer.write(b"GET /forever HTTP/1.1\r\nHost: x\r\n\r\n")
-            await asyncio.sleep(0.05)
-            async with asyncio.timeout(60):
-                await served.server.close(grace=0.1)
-                assert [await stream.read() for stream in (idle, busy, fresh)] == [b"", b"", b""]
-        await served.server.close()
-        assert "Traceback" not in served.log
-        assert len(asyncio.all_tasks()) == 1
-
-    asyncio.run(scenario())
+@on_an_event_loop
+async def test_closing_ends_idle_and_busy_connections_soon() -> None:
+    served = Served()
+    address = await served.server.listen(parse_address("127.0.0.1:0"))
+    async with contextlib.AsyncExitStack() as clients:
+        (idle, idle_writer), (busy, busy_writer), (fresh, _) = [
+            await clients.enter_async_context(connected(address)) for _ in range(3)
+        ]
+        idle_writer.write(b"GET /ping HTTP/1.1\r\nHost: x\r\n\r\n")
+        await idle.readuntil(b"\r\n\r\nOK")
+        busy_writer.write(b"GET /forever HTTP/1.1\r\nHost: x\r\n\r\n")
+        await asyncio.sleep(0.05)
+        async with asyncio.timeout(60):
+            await served.server.close(grace=0.1)
+            assert [await stream.read() for stream in (idle, busy, fresh)] == [b"", b"", b""]
+    await served.server.close()
+    assert "Traceback" not in served.log
+    assert len(asyncio.all_tasks()) == 1
 
 
 def test_a_connection_that_ends_before_its_task_begins_is_no_failure() -> None:
@@ -438,39 +413,35 @@ def test_a_connection_that_ends_before_its_task_begins_is_no_failure() -> None:
     assert failures == []
 
 
-def test_the_gate_comes_before_every_route() -> None:
-    async def scenario() -> None:
-        refusal = Reply.json({"message": "TLS_REQUIRED", "https_port": 4152}, 403)
-        gate = {"/ping": None}
-        server = HttpServer(
-            ROUTES, DaemonLog(stream=io.StringIO()), gate=lambda asked: gate.get(asked.path, refusal)
+@on_an_event_loop
+async def test_the_gate_comes_before_every_route() -> None:
+    refusal = Reply.json({"message": "TLS_REQUIRED", "https_port": 4152}, 403)
+    gate = {"/ping": None}
+    server = HttpServer(
+        ROUTES, DaemonLog(stream=io.StringIO()), gate=lambda asked: gate.get(asked.path, refusal)
+    )
+    address = await server.listen(parse_address("127.0.0.1:0"))
+    assert (await exchange(address, request("GET", "/ping")))[2] == b"OK"
+    for target in ("/config/x", "/nope", "/ping/"):
+        status, headers, body = await exchange(address, request("GET", target))
+        assert (status, body) == (
+            b"HTTP/1.1 403 Forbidden",
+            b'{"message":"TLS_REQUIRED","https_port":4152}',
         )
-        address = await server.listen(parse_address("127.0.0.1:0"))
-        assert (await exchange(address, request("GET", "/ping")))[2] == b"OK"
-        for target in ("/config/x", "/nope", "/ping/"):
-            status, headers, body = await exchange(address, request("GET", target))
-            assert (status, body) == (
-                b"HTTP/1.1 403 Forbidden",
-                b'{"message":"TLS_REQUIRED","https_port":4152}',
-            )
-            assert headers["X-Nsq-Content-Type"] == "nsq; version=1.0"
-        await server.close()
-
-    asyncio.run(scenario())
+        assert headers["X-Nsq-Content-Type"] == "nsq; version=1.0"
+    await server.close()
 
 
-def test_requests_are_logged_as_they_were_sent() -> None:
-    async def scenario() -> None:
-        async with serving() as (served, address):
-            await exchange(address, request("GET", "/config/a%0ab"))
-            await exchange(address, request("POST", "/echo", b"x"))
-            await exchange(address, request("GET", "/panic"))
-        lines = served.log.splitlines()
-        assert " INFO: 200 GET /config/a%0ab (127.0.0.1:" in lines[0]
-        assert lines[1].endswith("ERROR: panic in HTTP handler GET /panic")
-        assert "/echo" not in served.log
-
-    asyncio.run(scenario())
+@on_an_event_loop
+async def test_requests_are_logged_as_they_were_sent() -> None:
+    async with serving() as (served, address):
+        await exchange(address, request("GET", "/config/a%0ab"))
+        await exchange(address, request("POST", "/echo", b"x"))
+        await exchange(address, request("GET", "/panic"))
+    lines = served.log.splitlines()
+    assert " INFO: 200 GET /config/a%0ab (127.0.0.1:" in lines[0]
+    assert lines[1].endswith("ERROR: panic in HTTP handler GET /panic")
+    assert "/echo" not in served.log
 
 
 def test_errors_are_counted_by_codes_and_not_by_what_a_caller_wrote() -> None:
@@ -497,14 +468,12 @@ def test_errors_are_counted_by_codes_and_not_by_what_a_caller_wrote() -> None:
     assert counted == {"FORBIDDEN": 2, "UNKNOWN_HOST": 1}
 
 
-def test_a_server_listens_on_a_unix_socket_and_on_ipv6(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        for where in (str(tmp_path / "http.sock"), "[::1]:0", ":0"):
-            async with serving(where) as (served, address):
-                assert (await exchange(address, request("GET", "/ping")))[2] == b"OK"
-            assert f"({'@' if '/' in where else '['}" in served.log
-
-    asyncio.run(scenario())
+@on_an_event_loop
+async def test_a_server_listens_on_a_unix_socket_and_on_ipv6(tmp_path: Path) -> None:
+    for where in (str(tmp_path / "http.sock"), "[::1]:0", ":0"):
+        async with serving(where) as (served, address):
+            assert (await exchange(address, request("GET", "/ping")))[2] == b"OK"
+        assert f"({'@' if '/' in where else '['}" in served.log
 
 
 def certified() -> tuple[ssl.SSLContext, ssl.SSLContext]:
@@ -517,33 +486,27 @@ def certified() -> tuple[ssl.SSLContext, ssl.SSLContext]:
     return server_side, client_side
 
 
-def test_a_new_certificate_is_used_for_new_connections() -> None:
+@on_an_event_loop
+async def test_a_new_certificate_is_used_for_new_connections() -> None:
     """A connection that is open goes on with the old one."""
     server_side, client_side = certified()
     renewed, trusting_renewed = certified()
-
-    async def scenario() -> None:
-        async with serving(tls=server_side) as (served, address), connected(address, client_side) as early:
-            asked = request("POST", "/echo", b"sealed")
-            assert (await exchange(address, asked, client_side))[2] == b"sealed"
-            for _ in range(2):
-                await served.server.use_certificate(renewed)
-                assert (await exchange(address, asked, trusting_renewed))[2] == b"sealed"
-            with pytest.raises(ssl.SSLError):
-                await exchange(address, asked, client_side)
-            reader, writer = early
-            writer.write(asked)
-            assert (await reader.read()).endswith(b"sealed")
-
-    asyncio.run(scenario())
+    async with serving(tls=server_side) as (served, address), connected(address, client_side) as early:
+        asked = request("POST", "/echo", b"sealed")
+        assert (await exchange(address, asked, client_side))[2] == b"sealed"
+        for _ in range(2):
+            await served.server.use_certificate(renewed)
+            assert (await exchange(address, asked, trusting_renewed))[2] == b"sealed"
+        with pytest.raises(ssl.SSLError):
+            await exchange(address, asked, client_side)
+        reader, writer = early
+        writer.write(asked)
+        assert (await reader.read()).endswith(b"sealed")
 
 
-def test_a_new_certificate_for_a_unix_socket_needs_a_restart(tmp_path: Path) -> None:
+@on_an_event_loop
+async def test_a_new_certificate_for_a_unix_socket_needs_a_restart(tmp_path: Path) -> None:
     server_side, _ = certified()
-
-    async def scenario() -> None:
-        async with serving(str(tmp_path / "sock"), server_side) as (served, _):
-            with pytest.raises(ListenError, match="needs a restart"):
-                await served.server.use_certificate(server_side)
-
-    asyncio.run(scenario())
+    async with serving(str(tmp_path / "sock"), server_side) as (served, _):
+        with pytest.raises(ListenError, match="needs a restart"):
+            await served.server.use_certificate(server_side)

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import socket
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
-from contextlib import ExitStack
 from typing import Any
 
 import pytest
 
-from nsq.testing import DaemonFailed, Nsqadmin, Nsqd, Nsqlookupd, V2Client
-from nsq.wire import commands
+from nsq.testing import DaemonFailed, Nsqadmin, Nsqd, Nsqlookupd
 from tests.integration.authority import Authority
 from tests.integration.consuming import create, until
 from tests.interop.auth_server import running_auth_server
@@ -156,36 +150,6 @@ def test_the_fixture_shows_the_nsqd_of_the_test(nsqd: Nsqd, nsqadmin: Nsqadmin) 
     assert nsqadmin.get("/api/topics").json()["topics"] == ["orders"]
 
 
-def test_messages_in_flight_are_shown_with_their_client(cluster: tuple[Nsqadmin, Nsqd]) -> None:
-    admin, nsqd = cluster
-    nsqd.post("/pub?topic=orders", b"hello")
-    with V2Client(nsqd.tcp_address) as consumer:
-        consumer.identify(client_id="ann", hostname="ann.example")
-        consumer.send(commands.sub("orders", "billing") + commands.rdy(1))
-        consumer.expect_ok()
-        consumer.expect_message()
-        (held,) = ask(admin, "GET", "/api/peek/orders/billing?in_flight=true")["messages"]
-        assert (held["client"]["client_id"], held["body"], held["attempts"]) == ("ann", "hello", 1)
-        assert held["in_flight_ms"] >= 0
-        assert ask(admin, "GET", "/api/peek/orders/billing")["messages"] == []
-
-
-def test_a_slow_nsqd_delays_no_page_and_is_marked() -> None:
-    with ExitStack() as stack:
-        nsqd = stack.enter_context(Nsqd())
-        create(nsqd)
-        silent = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
-        address = f"127.0.0.1:{silent.getsockname()[1]}"
-        admin = stack.enter_context(
-            Nsqadmin(nsqd=[nsqd, address], http_client_request_timeout=30.0, http_client_connect_timeout=30.0)
-        )
-        began = time.monotonic()
-        told = ask(admin, "GET", "/api/overview")
-        assert time.monotonic() - began < 20.0
-        assert [topic["name"] for topic in told["topics"]] == ["orders"]
-        assert [each["address"] for each in told["upstreams"]] == [nsqd.http_address, address]
-
-
 def test_the_program_starts_says_where_it_listens_and_ends_on_sigterm() -> None:
     with Nsqadmin(nsqd=["127.0.0.1:1"], process=True) as admin:
         page = admin.get("/topics")
@@ -196,15 +160,3 @@ def test_the_program_starts_says_where_it_listens_and_ends_on_sigterm() -> None:
         assert admin.get("/api/topics").status == 502
         assert admin.terminate() == 0
         assert f"HTTP: listening on {admin.http_address}" in admin.log
-
-
-def test_nsqadmin_without_an_address_says_what_to_give() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "nsq.daemons.nsqadmin"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 1
-    assert "give --lookupd-http-address=127.0.0.1:4161" in done.stderr

@@ -160,4 +160,5 @@ class TestWorkerThread:
             answer.cancel()
 
         asyncio.run(ask())
+        assert [thread.name for thread in threading.enumerate()].count("aside") == 1  # it goes on
         go.set()

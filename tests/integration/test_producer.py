@@ -302,7 +302,7 @@ def test_when_connections_are_cut_nothing_acknowledged_is_lost(
                 cuts += link.cut()
             publishers.wait_for(20)
     assert producer.stats().pending == 0
-    assert producer._pool.pending == set()  # every place was given back
+    assert [each.pending for each in producer.stats().connections] == [0, 0]  # every place was given back
     assert cuts >= 10
     stored = [body for nsqd in nsqds for body in drain(nsqd, topic)]
     if retry_uncertain:
@@ -336,12 +336,19 @@ def test_nsqds_are_found_through_nsqlookupd(
         producer.ping()
 
 
+def why_none(producer: Producer) -> str:
+    """Why it knows no nsqd."""
+    with pytest.raises(ConnectionFailed, match="no nsqd is known") as caught:
+        producer.ping()
+    return str(caught.value)
+
+
 def test_the_first_nsqd_of_a_cluster_is_found_long_before_the_next_regular_question(
     nsqd_factory: Factory[Nsqd], nsqlookupd: Nsqlookupd, topic: str
 ) -> None:
     with Producer(nsqlookupd=[nsqlookupd.http_address], lookupd_poll_interval=300.0) as producer:
         future = producer.publish_async(topic, b"early", timeout=60.0)
-        eventually(lambda: producer._pool.discovery.absence.endswith("lists none"))
+        eventually(lambda: why_none(producer).endswith("lists none"))
         nsqd = nsqd_factory(lookupd=[nsqlookupd])
         future.result(60.0)
         assert drain(nsqd, topic) == [b"early"]

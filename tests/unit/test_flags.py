@@ -679,9 +679,16 @@ class TestRanges:
         end = exit_of(argument, options_class=self.Checked)
         assert (end.status, end.text) == (1, f"nsqd: {said}\n")
 
-    @pytest.mark.parametrize("argument", ["--max-deflate-level=9", "--pause=500ms", "--method=post"])
-    def test_a_value_at_its_limit_is_accepted(self, argument: str) -> None:
-        parse(self.Checked, [argument], prog="nsqd")
+    @pytest.mark.parametrize(
+        ("argument", "wanted"),
+        [
+            ("--max-deflate-level=9", {"max_deflate_level": 9}),
+            ("--pause=500ms", {"pause": 0.5}),
+            ("--method=post", {"method": "post"}),
+        ],
+    )
+    def test_a_value_at_its_limit_is_accepted(self, argument: str, wanted: dict[str, Any]) -> None:
+        assert parse(self.Checked, [argument], prog="nsqd").options == self.Checked(**wanted)
 
     def test_nan_is_refused(self) -> None:
         with pytest.raises(ConfigError, match="is nan"):

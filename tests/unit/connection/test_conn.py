@@ -15,7 +15,6 @@ from nsq.connection.conn import Conn
 from nsq.errors import (
     AlreadyResponded,
     ConnectionLost,
-    FinFailed,
     FrameError,
     InvalidMessage,
     NotNsqd,
@@ -23,6 +22,7 @@ from nsq.errors import (
     SubFailed,
     Unanswered,
     WireError,
+    server_error,
 )
 from nsq.message import Message, finish_all
 from nsq.transport import CHUNK, MemoryTransport, WrappedStream
@@ -42,7 +42,7 @@ from tests.fakes.nsqd import (
     req,
     touch,
 )
-from tests.fakes.threads import PATIENCE
+from tests.fakes.threads import PATIENCE, in_threads
 
 MIB = 1024 * 1024
 READER, WRITER = f"test-read-{A}", f"test-write-{A}"
@@ -72,22 +72,6 @@ def in_flight(pair: Pair, *numbers: int, **granted: Any) -> tuple[Nsqd, list[Mes
     nsqd.expect(rdy(len(numbers)))
     nsqd.deliver(*numbers)
     return nsqd, pair.delegate.wait_for_messages(len(numbers))
-
-
-def all_in_threads(*calls: Callable[[], object]) -> None:
-    """Start them together; return when all are done."""
-    start = threading.Barrier(len(calls))
-
-    def run(call: Callable[[], object]) -> None:
-        start.wait(PATIENCE)
-        call()
-
-    threads = [threading.Thread(target=run, args=(call,)) for call in calls]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(PATIENCE)
-        assert not thread.is_alive()
 
 
 class Recording(WrappedStream):
@@ -135,18 +119,14 @@ def recorded(pairs: Callable[..., Pair], **options: Any) -> tuple[Pair, Nsqd, Re
 
 
 class TestReading:
-    def test_messages_arrive_in_flight(self, pair: Pair) -> None:
-        _, (one, two) = in_flight(pair, 1, 2)
+    def test_messages_arrive_in_flight_and_their_time_runs_from_then(self, pair: Pair) -> None:
+        before = time.monotonic()
+        _, (one, two) = in_flight(pair, 1, 2, msg_timeout=30_000)
         assert (one.id, two.id) == (id_of(1), id_of(2))
         assert pair.conn.session.in_flight == 2
         assert pair.conn.holds(one)
         assert one.nsqd_address == A
-        assert pair.conn.last_message_at == one.received_at
-
-    def test_the_time_of_a_message_runs_from_its_reading(self, pair: Pair) -> None:
-        before = time.monotonic()
-        _, (one,) = in_flight(pair, 1, msg_timeout=30_000)
-        assert before <= one.received_at <= time.monotonic()
+        assert before <= pair.conn.last_message_at == one.received_at <= time.monotonic()
         assert one.expires_at == one.received_at + 30.0
 
     def test_what_came_with_the_handshake_is_read_first(self, pair: Pair) -> None:
@@ -167,7 +147,7 @@ class TestReading:
             nsqd.expect(NOP)
         pair.delegate.wait_for_note("heartbeat")
 
-    def test_oks_are_counted(self, pair: Pair) -> None:
+    def test_oks_are_counted_however_the_stream_is_cut(self, pair: Pair) -> None:
         nsqd = pair.connect()
         ok, said = encode_response(OK), encode_response(b"said")
         nsqd.peer.send(ok + said + 3 * ok + ok[:4])
@@ -182,13 +162,6 @@ class TestReading:
         assert sum(note[1] for note in before) == 1
         assert sum(note[1] for note in notes if note[0] == "ok") == 5
 
-    def test_an_ok_alone_in_its_chunk(self, pair: Pair) -> None:
-        nsqd = pair.connect()
-        nsqd.say(OK)
-        pair.delegate.wait_for_note("ok", 1)
-        nsqd.peer.send(2 * encode_response(OK))
-        pair.delegate.wait_for_note("ok", 2)
-
     def test_the_rest_of_a_frame_is_not_taken_for_an_ok(self, pair: Pair) -> None:
         nsqd = pair.connect()
         nsqd.peer.chunk_size = len(encode_response(OK))
@@ -197,30 +170,28 @@ class TestReading:
         pair.delegate.wait_for_note("response", data)
         assert pair.delegate.notes == [("response", data)]
 
-    def test_errors_that_are_not_fatal(self, pair: Pair) -> None:
+    @pytest.mark.parametrize(
+        ("text", "fatal", "cause"),
+        [
+            ("E_FIN_FAILED FIN 0 failed", False, ConnectionLost),
+            ("E_OF_ANOTHER_SERVER it goes on", False, ConnectionLost),
+            ("E_SUB_FAILED channel is full", True, SubFailed),
+        ],
+    )
+    def test_only_a_fatal_error_is_the_cause_of_the_end_that_follows(
+        self, pair: Pair, text: str, fatal: bool, cause: type[NsqError]
+    ) -> None:
         nsqd = pair.connect()
-        nsqd.refuse("E_FIN_FAILED FIN 0 failed")
-        pair.delegate.wait_for_note("error", FinFailed)
-        nsqd.heartbeat()
-        nsqd.expect(NOP)
-        assert pair.conn.open
-
-    def test_an_error_of_a_code_that_is_not_known_explains_no_later_loss(self, pair: Pair) -> None:
-        nsqd = pair.connect()
-        nsqd.refuse("E_OF_ANOTHER_SERVER it goes on")
-        nsqd.heartbeat()
-        nsqd.expect(NOP)
+        nsqd.refuse(text)
+        pair.delegate.wait_for_note("error", type(server_error(text.encode())))
+        if not fatal:
+            nsqd.heartbeat()
+            nsqd.expect(NOP)
         nsqd.peer.end()
-        assert isinstance(pair.delegate.wait_for_close(), ConnectionLost)
-
-    def test_a_fatal_error_is_the_cause_of_the_end_that_follows(self, pair: Pair) -> None:
-        nsqd = pair.connect()
-        nsqd.refuse("E_SUB_FAILED channel is full")
-        nsqd.peer.end()
-        assert isinstance(pair.delegate.wait_for_close(), SubFailed)
+        assert isinstance(pair.delegate.wait_for_close(), cause)
 
     @pytest.mark.parametrize("chunk_size", [1, 7, 64])
-    def test_any_cut_of_the_stream(self, pairs: Callable[..., Pair], chunk_size: int) -> None:
+    def test_a_stream_may_be_cut_anywhere(self, pairs: Callable[..., Pair], chunk_size: int) -> None:
         pair = pairs(MemoryTransport(chunk_size=chunk_size))
         nsqd = pair.connect()
         pair.conn.send_rdy(3)
@@ -234,7 +205,7 @@ class TestReading:
 
 
 class TestAnswering:
-    def test_finish(self, pair: Pair) -> None:
+    def test_finish_sends_fin_and_the_delegate_hears_of_it(self, pair: Pair) -> None:
         nsqd, (one,) = in_flight(pair, 1)
         one.finish()
         nsqd.expect(fin(1))
@@ -243,7 +214,9 @@ class TestAnswering:
         assert pair.conn.session.finished == 1
 
     @pytest.mark.parametrize("wanted", [True, False])
-    def test_finish_many_at_once(self, pair: Pair, wanted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_many_messages_are_finished_at_once(
+        self, pair: Pair, wanted: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """What has been answered before is passed over; the delegate hears of each, if it wants to."""
         monkeypatch.setattr(pair.delegate, "wants_answers", lambda: wanted)
         nsqd, messages = in_flight(pair, 1, 2, 3, 4)
@@ -261,7 +234,7 @@ class TestAnswering:
         nsqd.expect(fin(4))
 
     @pytest.mark.parametrize("wanted", [True, False])
-    def test_of_many_one_that_is_too_late_is_not_finished(
+    def test_a_late_message_among_many_is_not_finished(
         self, pair: Pair, wanted: bool, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(pair.delegate, "wants_answers", lambda: wanted)
@@ -272,7 +245,7 @@ class TestAnswering:
         assert pair.conn.session.timed_out == 1
         assert pair.conn.session.in_flight == 0
 
-    def test_the_last_of_many_end_the_connection(self, pair: Pair) -> None:
+    def test_the_last_of_many_answers_end_the_connection(self, pair: Pair) -> None:
         nsqd, messages = in_flight(pair, 1, 2, 3)
         pair.conn.send_cls()
         nsqd.expect(CLS)
@@ -286,7 +259,9 @@ class TestAnswering:
         ("delay", "sent"),
         [(None, 3000), (0, 0), (0.25, 250), (-1, 0), (0.0006, 1), (1e300, 9_223_372_036_854)],
     )
-    def test_requeue(self, pair: Pair, delay: float | None, sent: int) -> None:
+    def test_requeue_sends_the_delay_in_milliseconds(
+        self, pair: Pair, delay: float | None, sent: int
+    ) -> None:
         nsqd = pair.connect()
         pair.conn.send_rdy(1)
         nsqd.deliver(1, attempts=2)
@@ -305,7 +280,7 @@ class TestAnswering:
         one.finish()
         nsqd.expect(fin(1))
 
-    def test_touch(self, pair: Pair) -> None:
+    def test_a_touch_leaves_the_message_more_time(self, pair: Pair) -> None:
         nsqd, (one,) = in_flight(pair, 1)
         before = one.expires_at
         one.touch()
@@ -337,7 +312,7 @@ class TestAnswering:
                 except AlreadyResponded as refusal:
                     refusals.append(refusal)
 
-            all_in_threads(answer, answer, answer)
+            in_threads(answer, answer, answer)
             nsqd.expect(fin(round_))
         assert len(refusals) == 40
         nsqd.expect_no_more()
@@ -450,7 +425,7 @@ class TestWriting:
         looks.at_look = put_late
         pair.connect().expect(b"late")
 
-    def test_many_threads_at_once(self, pair: Pair) -> None:
+    def test_what_many_threads_put_is_written_once_and_in_order(self, pair: Pair) -> None:
         """Nothing is lost or doubled, and what one thread puts keeps its order."""
         nsqd = pair.connect()
         lines = {name: [b"%d:%d" % (name, count) for count in range(200)] for name in range(4)}
@@ -462,7 +437,7 @@ class TestWriting:
 
             return put
 
-        all_in_threads(*map(putting, lines))
+        in_threads(*map(putting, lines))
         nsqd.expect_in_any_order(*[line for several in lines.values() for line in several])
         for name, several in lines.items():
             assert [line for line in nsqd.commands if line.startswith(b"%d:" % name)] == several
@@ -512,9 +487,9 @@ class TestWriting:
         one, two, three = pair.delegate.wait_for_messages(3)
         nsqd.heartbeat()
         nsqd.expect(NOP)
-        all_in_threads(one.finish, two.requeue, three.touch)
+        in_threads(one.finish, two.requeue, three.touch)
         nsqd.peer.wait_until(lambda got: b"FIN" in got and b"REQ" in got and b"TOUCH" in got)
-        all_in_threads(pair.conn.close, lambda: pair.conn.close(after_writing=True))
+        in_threads(pair.conn.close, lambda: pair.conn.close(after_writing=True))
         pair.join()
         assert stream.readers == {READER}
         assert {name for name, _, _ in stream.writes} == {WRITER}
@@ -571,7 +546,7 @@ class TestWriting:
         ],
         ids=["close", "close after writing", "the peer hangs up"],
     )
-    def test_whatever_is_put_while_it_ends_is_taken_or_found_in_waiting(
+    def test_what_is_put_while_it_ends_is_taken_or_found_in_waiting(
         self, pairs: Callable[..., Pair], end: Callable[[Pair, Nsqd], None]
     ) -> None:
         """By its caller, who looks at ``closed`` behind the put, or by the delegate at the end."""
@@ -607,14 +582,14 @@ class TestWriting:
 
                 return put
 
-            all_in_threads(putting(1), putting(2), lambda pair=pair, nsqd=nsqd: end(pair, nsqd))
+            in_threads(putting(1), putting(2), lambda pair=pair, nsqd=nsqd: end(pair, nsqd))
             pair.join()
             everything = [b"%d:%d\n" % (name, count) for name in (1, 2) for count in range(100)]
             assert sorted(taken + found) == sorted(everything)
 
 
 class TestEnds:
-    def test_as_asked(self, pair: Pair) -> None:
+    def test_after_cls_the_last_answer_ends_the_connection(self, pair: Pair) -> None:
         """CLS, CLOSE_WAIT, an answer to each message in flight, and the connection closes by itself."""
         nsqd, (one, two) = in_flight(pair, 1, 2)
         pair.conn.send_cls()
@@ -631,12 +606,6 @@ class TestEnds:
         assert pair.delegate.wait_for_close() is None
         nsqd.expect_no_more()
         pair.join()
-
-    def test_with_nothing_in_flight(self, pair: Pair) -> None:
-        nsqd = pair.connect()
-        pair.conn.send_cls()
-        nsqd.see_off()
-        assert pair.delegate.wait_for_close() is None
 
     def test_a_message_that_comes_with_close_wait_is_still_answered(self, pair: Pair) -> None:
         nsqd = pair.connect()
@@ -657,7 +626,7 @@ class TestEnds:
             nsqd, messages = in_flight(pair, 1, 2, 3, 4)
             pair.conn.send_cls()
             nsqd.expect(CLS)
-            all_in_threads(nsqd.close_wait, *[each.finish for each in messages])
+            in_threads(nsqd.close_wait, *[each.finish for each in messages])
             nsqd.expect_in_any_order(fin(1), fin(2), fin(3), fin(4))
             nsqd.peer.wait_closed()
             assert pair.delegate.wait_for_close() is None
@@ -698,27 +667,19 @@ class TestEnds:
         nsqd.peer.wait_closed()
         assert pair.delegate.wait_for_close() is None
 
-    def test_the_peer_hangs_up(self, pair: Pair) -> None:
-        nsqd = pair.connect()
-        nsqd.peer.end()
-        cause = pair.delegate.wait_for_close()
-        assert isinstance(cause, ConnectionLost)
-        assert str(cause) == "nsqd-a:4150 closed the connection"
-        assert not pair.conn.open
-
-    def test_the_connection_breaks(self, pair: Pair) -> None:
+    def test_a_connection_that_breaks_ends_with_that_cause(self, pair: Pair) -> None:
         nsqd = pair.connect()
         error = ConnectionLost("reset by peer")
         nsqd.peer.fail(error)
         assert pair.delegate.wait_for_close() is error
         assert nsqd.peer.closed
+        assert not pair.conn.open
 
-    def test_silence(self, pair: Pair) -> None:
-        pair.connect()
-        stream = pair.conn._stream
+    def test_silence_ends_the_connection(self, pairs: Callable[..., Pair]) -> None:
+        pair, nsqd, stream = recorded(pairs)
         assert stream.read_timeout == 60.0
         stream.read_timeout = 0.0
-        pair.transport.peers[0].send(encode_response(b"the read after this one has a timeout"))
+        nsqd.say(b"the read after this one has a timeout")
         cause = pair.delegate.wait_for_close()
         assert isinstance(cause, Unanswered)
         assert "has been silent for 60 s" in str(cause)
@@ -726,31 +687,30 @@ class TestEnds:
     @pytest.mark.parametrize(
         ("sent", "error"),
         [
+            (b"", ConnectionLost),
             (b"HTTP/1.1 200 OK\r\n\r\n", NotNsqd),
             (b"\xff\xff\xff\xff\x00\x00\x00\x00", FrameError),
             (encode_response(b"x" * 2000), FrameError),
+            (message(1) + message(2) + message(3), WireError),
         ],
-        ids=["another protocol", "garbage", "more than max_frame_size"],
+        ids=["an end", "another protocol", "garbage", "more than max_frame_size", "more than RDY"],
     )
-    def test_no_frame(self, pairs: Callable[..., Pair], sent: bytes, error: type[NsqError]) -> None:
+    def test_what_breaks_the_protocol_ends_the_connection(
+        self, pairs: Callable[..., Pair], sent: bytes, error: type[NsqError]
+    ) -> None:
         pair = pairs(max_frame_size=1024)
-        nsqd = pair.connect()
-        nsqd.peer.send(sent)
-        assert type(pair.delegate.wait_for_close()) is error
-        assert nsqd.peer.closed
-
-    def test_far_more_than_was_asked_for(self, pair: Pair) -> None:
         nsqd = pair.connect()
         pair.conn.send_rdy(1)
         nsqd.expect(rdy(1))
-        nsqd.deliver(1, 2, 3)
-        assert isinstance(pair.delegate.wait_for_close(), WireError)
+        nsqd.peer.send(sent) if sent else nsqd.peer.end()
+        assert type(pair.delegate.wait_for_close()) is error
+        assert nsqd.peer.closed
+        assert not pair.conn.open
         assert pair.delegate.messages == []
-        assert pair.conn.session.in_flight == 0
 
     def test_close_is_final_at_once_and_from_any_number_of_threads(self, pair: Pair) -> None:
         _, (one,) = in_flight(pair, 1)
-        all_in_threads(*[pair.conn.close] * 4)
+        in_threads(*[pair.conn.close] * 4)
         pair.join()
         assert pair.delegate.causes == [None]
         assert one.responded
@@ -774,7 +734,7 @@ class TestEnds:
             pair = pairs()
             nsqd = pair.connect()
             close = pair.conn.close
-            all_in_threads(close, nsqd.peer.end, lambda close=close: close(after_writing=True))
+            in_threads(close, nsqd.peer.end, lambda close=close: close(after_writing=True))
             pair.join()
             assert pair.delegate.causes == [None]
 
@@ -849,7 +809,7 @@ class TestLayers:
         pair.conn.put(b"NOP\n")
         peer.expect(b"NOP\n")
 
-    def test_it_says_goodbye_behind_the_last_command(self, pair: Pair) -> None:
+    def test_a_layer_says_goodbye_behind_the_last_command(self, pair: Pair) -> None:
         (peer,) = pair.transport.peers
         pair.conn.put(b"NOP\n")
         pair.conn.close(after_writing=True)
@@ -897,7 +857,7 @@ class TestBeginnings:
         assert peer.closed
         assert peer.received == b""
 
-    def test_its_repr(self, pair: Pair) -> None:
+    def test_the_repr_names_the_address_and_says_whether_it_is_closed(self, pair: Pair) -> None:
         pair.connect()
         assert repr(pair.conn) == "<Conn nsqd-a:4150>"
         pair.conn.close()
@@ -905,16 +865,18 @@ class TestBeginnings:
 
 
 class TestInAChild:
-    def test_what_is_inherited_is_inert(self, pair: Pair) -> None:
-        """What ``abandon`` leaves, seen without a fork: nothing is sent, answers are refused."""
+    def test_an_abandoned_connection_sends_nothing_and_refuses_answers(self, pair: Pair) -> None:
+        """What a fork leaves to the child, seen without a fork, and while nsqd takes nothing."""
         nsqd, (one,) = in_flight(pair, 1)
-        bell = pair.conn._wakeup
+        nsqd.peer.stall(after=1)
+        pair.conn.put(b"NOP\n")
+        nsqd.peer.wait_until(lambda got: got.endswith(b"N"))
         pair.conn.abandon()
         assert not pair.conn.open
         assert nsqd.peer.abandoned
         with pytest.raises(AlreadyResponded):
             one.finish()
         pair.conn.put(b"NOP\n")
+        pair.join()
         nsqd.expect_no_more()
         assert pair.delegate.notes == []
-        bell.put(None)  # a child has no write loop; this one has to find out

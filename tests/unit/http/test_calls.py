@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from nsq.errors import ApiError, ApiRefused, UsageError
+from nsq.errors import ApiError, ApiRefused
 from nsq.http.calls import Call, endpoint, json_value, ok
 from nsq.http.message import HttpReply, HttpRequest, parse_url, tls_port
 
@@ -159,35 +159,3 @@ class TestTlsPort:
     )
     def test_other_refusals_name_no_https_port(self, answered: HttpReply) -> None:
         assert tls_port(answered) is None
-
-
-class TestAddresses:
-    def test_an_address_may_be_a_unix_socket(self) -> None:
-        for text in ("unix:/run/nsqd.sock", "/run/nsqd.sock"):
-            url = endpoint(parse_url(text), "/stats", {"secret": "x"})
-            assert (url.scheme, url.socket_path, url.authority) == ("http", "/run/nsqd.sock", "localhost")
-            assert str(url) == "unix:/run/nsqd.sock:/stats"
-
-    def test_the_default_port_is_only_for_an_address_without_scheme(self) -> None:
-        ports = [
-            parse_url(text, 4161).port for text in ("h", "h:1", "http://h", "https://h", "[::1]", "h/path")
-        ]
-        assert ports == [4161, 1, 80, 443, 4161, 4161]
-
-    @pytest.mark.parametrize(
-        "text",
-        [
-            "http://h:port/?k=hunter2",
-            "ftp://h/?k=hunter2",
-            "http:///?k=hunter2",
-            "http://user:hunter2@h/",
-            "http://h/a b?k=hunter2",
-            "unix:",
-            "unix:/a\0b",
-        ],
-    )
-    def test_an_invalid_address_is_refused_without_showing_secrets(self, text: str) -> None:
-        with pytest.raises(UsageError) as caught:
-            parse_url(text)
-        assert str(caught.value).startswith("address ")
-        assert "hunter2" not in str(caught.value)

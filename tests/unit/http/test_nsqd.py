@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from nsq.errors import ApiError, ApiRefused, InvalidMessage, InvalidName
+from nsq.errors import ApiError, InvalidMessage, InvalidName
 from nsq.http.calls import Call
 from nsq.http.message import HttpReply, HttpRequest, Url
 from nsq.http.nsqd import NsqdApi
@@ -73,6 +73,7 @@ def test_the_default_port_is_4151() -> None:
         (calls.peek("t", "c", n=3), ("GET", "/channel/peek?topic=t&channel=c&n=3")),
         (calls.publish("t", b"x"), ("POST", "/pub?topic=t")),
         (calls.publish("t", b"x", defer=1.5), ("POST", "/pub?topic=t&defer=1500")),
+        (calls.publish("t", b"x", defer=0.0016), ("POST", "/pub?topic=t&defer=2")),
         (calls.multi_publish("t", [b"x"]), ("POST", "/mpub?topic=t&binary=true")),
         (calls.create_topic("t#ephemeral"), ("POST", "/topic/create?topic=t%23ephemeral")),
         (calls.delete_topic("t"), ("POST", "/topic/delete?topic=t")),
@@ -95,15 +96,9 @@ def test_each_call_has_its_request_line(call: Call[Any], request_line: tuple[str
 
 
 class TestPublishing:
-    def test_the_body_goes_as_it_is(self) -> None:
-        assert calls.publish("t", b"\0\n\xff").request.body == b"\0\n\xff"
-
     def test_bodies_of_an_mpub_are_packed(self) -> None:
         packed = calls.multi_publish("t", iter([b"a\nb", b"\0"])).request.body
         assert unpack_bodies(packed, Limits(max_msg_size=100, max_body_size=1000)) == [b"a\nb", b"\0"]
-
-    def test_a_short_delay_is_rounded(self) -> None:
-        assert sent(calls.publish("t", b"x", defer=0.0016))[1].endswith("defer=2")
 
     @pytest.mark.parametrize("defer", [-1.0, math.inf, math.nan])
     def test_an_impossible_delay_is_refused(self, defer: float) -> None:
@@ -130,17 +125,12 @@ class TestPublishing:
             lambda: calls.create_channel("t", "b@d"),
         ],
     )
-    def test_names_that_nsqd_would_refuse_are_not_sent(self, make: Callable[[], object]) -> None:
+    def test_names_that_nsqd_would_refuse(self, make: Callable[[], object]) -> None:
         with pytest.raises(InvalidName):
             make()
 
     def test_a_topic_with_an_invalid_name_can_be_deleted(self) -> None:
         assert sent(calls.delete_topic("b@d")) == ("POST", "/topic/delete?topic=b%40d")
-
-    def test_the_answer_must_be_ok(self) -> None:
-        answer(calls.publish("t", b"x"), b"OK", "text/plain")
-        with pytest.raises(ApiError, match="instead of OK"):
-            answer(calls.publish("t", b"x"), b"<html>")
 
 
 class TestInfo:
@@ -158,14 +148,9 @@ class TestInfo:
         assert (info.max_heartbeat_interval, info.max_output_buffer_timeout) == (60.0, 0.025)
         assert (info.version, info.broadcast_address, info.tcp_port) == ("1.3.0", "b", 4150)
 
-    def test_info_of_older_and_newer_nsqds_is_read(self) -> None:
+    def test_an_old_nsqd_tells_less_and_a_new_one_more(self) -> None:
         info = answer(calls.info(), self.TOLD | {"newer": 1})
         assert (info.max_heartbeat_interval, info.topology_zone) == (None, "")
-
-    def test_a_missing_field_of_info_is_named(self) -> None:
-        told = {key: value for key, value in self.TOLD.items() if key != "tcp_port"}
-        with pytest.raises(ApiError, match=r"http://nsqd\.example:4151/info .*: tcp_port is missing"):
-            answer(calls.info(), told)
 
 
 class TestStats:
@@ -174,21 +159,6 @@ class TestStats:
         assert stats["producers"] == []
         assert stats["topics"][0]["channels"][0]["clients"] == []
         assert answer(calls.stats(), STATS | {"topics": None})["topics"] == []
-
-    def test_stats_may_have_clients(self) -> None:
-        client = {"client_id": "a", "hostname": "h", "remote_address": "r", "ready_count": 3}
-        channel = CHANNEL | {"clients": [client]}
-        stats = answer(calls.stats(), STATS | {"topics": [TOPIC | {"channels": [channel]}]})
-        assert stats["topics"][0]["channels"][0]["clients"][0]["ready_count"] == 3
-
-    def test_an_invalid_field_of_stats_is_named(self) -> None:
-        channel = {key: value for key, value in CHANNEL.items() if key != "depth"}
-        with pytest.raises(ApiError, match=r"topics\[0\]\.channels\[0\]\.depth is missing"):
-            answer(calls.stats(), STATS | {"topics": [TOPIC | {"channels": [channel]}]})
-        with pytest.raises(ApiError, match=r"topics\[0\]\.paused is str, not bool"):
-            answer(calls.stats(), STATS | {"topics": [TOPIC | {"paused": "no"}]})
-        with pytest.raises(ApiError, match="the answer is list"):
-            answer(calls.stats(), [])
 
 
 class TestSettings:
@@ -206,13 +176,6 @@ class TestSettings:
         assert json.loads(body) == ["a:1"]
 
 
-def test_refusals_carry_nsqds_code() -> None:
-    with pytest.raises(ApiRefused) as caught:
-        calls.delete_topic("t").answer(HttpReply(404, {}, b'{"message":"TOPIC_NOT_FOUND"}'))
-    assert (caught.value.status, caught.value.code, caught.value.retry) == (404, "TOPIC_NOT_FOUND", False)
-    assert str(caught.value) == "http://nsqd.example:4151/topic/delete answered 404 TOPIC_NOT_FOUND"
-
-
 PEEKED = {
     "id": "0123456789abcdef",
     "timestamp": 1_700_000_000_000_000_000,
@@ -225,7 +188,7 @@ PEEKED = {
 }
 
 
-def test_waiting_messages_are_parsed() -> None:
+def test_messages_that_wait_are_decoded() -> None:
     told = {"messages": [PEEKED, {**PEEKED, "encoding": "base64", "body": "/wA=", "truncated": True}]}
     text, binary = answer(calls.peek("t"), told)
     assert (text.body, text.age, text.id, text.truncated) == ("zwölf".encode(), 1.5, PEEKED["id"], False)

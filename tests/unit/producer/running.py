@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from functools import partial
 from typing import Any
@@ -16,8 +15,10 @@ from nsq.transport import MemoryTransport
 from tests.fakes.nsqd import A, PublishedTo, accept_publisher
 from tests.fakes.threads import PATIENCE, in_thread
 
+SOON = 1.0  # the timeout of a publish that is in its place long before
 
-def producer(transport: MemoryTransport, *addresses: str, **options: Any) -> Producer:
+
+def producer(transport: Any, *addresses: str, **options: Any) -> Producer:
     """One that dials again at once, is patient with a slow test, and sends every publish by itself."""
     mine = {
         "reconnect_initial": 0.001,
@@ -25,60 +26,10 @@ def producer(transport: MemoryTransport, *addresses: str, **options: Any) -> Pro
         "publish_timeout": PATIENCE,
         "coalesce": False,
         "publish_connections": 0,
+        "dial_timeout": 3 * PATIENCE,
+        "write_timeout": 3 * PATIENCE,
     }
-    patient = {"dial_timeout": 3 * PATIENCE, "write_timeout": 3 * PATIENCE}
-    return Producer(*(addresses or (A,)), transport=transport, **{**mine, **patient, **options})
-
-
-def accept_all(transport: MemoryTransport, count: int) -> dict[str, PublishedTo]:
-    """The next so many connections, by address."""
-    nsqds = [accept_publisher(transport) for _ in range(count)]
-    return {nsqd.address: nsqd for nsqd in nsqds}
-
-
-def who_got(body: bytes, nsqds: dict[str, PublishedTo]) -> PublishedTo:
-    """Whichever of them was sent this last."""
-    deadline = time.monotonic() + PATIENCE
-    while time.monotonic() < deadline:
-        for nsqd in nsqds.values():
-            with contextlib.suppress(AssertionError):
-                nsqd.peer.wait_until(lambda got: got.endswith(body), timeout=0.01)
-                return nsqd
-    raise AssertionError(f"none of {', '.join(nsqds)} got {body!r}")
-
-
-def wait_for(p: Producer, condition: Callable[[dict[str, ConnectionStats]], bool]) -> None:
-    """Until its connections, by address, are like that, as far as its threads have noticed."""
-    deadline = time.monotonic() + PATIENCE
-    while not condition(connections := {each.address: each for each in p.stats().connections}):
-        assert time.monotonic() < deadline, connections
-        on_pools_thread(p)
-
-
-def wait_for_state(p: Producer, state: str, *addresses: str) -> None:
-    wait_for(p, lambda connections: all(connections[each].state == state for each in addresses))
-    on_pools_thread(p)
-
-
-def on_pools_thread(p: Producer) -> None:
-    """Return when the pool's thread has done all that it was told to before, and what follows from it."""
-    assert p._pool.owner.changed.wait_for(lambda: p._pool.owner.begun, time.monotonic() + PATIENCE)
-    for _ in range(2):
-        reached = threading.Event()
-        p._pool.owner.ask(reached.set)
-        assert reached.wait(PATIENCE)
-
-
-def time_is_up(p: Producer) -> None:
-    """For all that has been published, which is something."""
-    deadline = time.monotonic() + PATIENCE
-    while not p._pool.pending:
-        assert time.monotonic() < deadline
-        on_pools_thread(p)
-    for publish in p._pool.pending.copy():
-        publish.deadline = 0.0
-        publish.wake()
-    p._pool.owner.ask(p._pool.look_at_deadlines)
+    return Producer(*(addresses or (A,)), transport=transport, **{**mine, **options})
 
 
 def publishing(p: Producer, body: bytes = b"body", **options: Any) -> Future[object]:
@@ -87,8 +38,52 @@ def publishing(p: Producer, body: bytes = b"body", **options: Any) -> Future[obj
 
 
 def connected(p: Producer, transport: MemoryTransport) -> PublishedTo:
+    """Accept a connection; return it when it has stored a publish."""
     first = publishing(p, b"first")
     nsqd = accept_publisher(transport)
     nsqd.answer(b"first")
     first.result(PATIENCE)
     return nsqd
+
+
+def all_connected(p: Producer, transport: MemoryTransport, count: int) -> dict[str, PublishedTo]:
+    """Accept so many connections; return them by address when the producer uses them."""
+    nsqds = [accept_publisher(transport) for _ in range(count)]
+    eventually(lambda: f"connected to {count}" in repr(p))
+    return {nsqd.address: nsqd for nsqd in nsqds}
+
+
+def who_got(body: bytes, *nsqds: PublishedTo) -> PublishedTo:
+    """Return the one that was sent this last."""
+
+    def found() -> PublishedTo | None:
+        return next((nsqd for nsqd in nsqds if nsqd.peer.received.endswith(body)), None)
+
+    nsqd = eventually(found)
+    nsqd.expect(body)
+    return nsqd
+
+
+def eventually(condition: Callable[[], Any]) -> Any:
+    """Return the first true result of ``condition``."""
+    deadline = time.monotonic() + PATIENCE
+    while not (result := condition()):
+        assert time.monotonic() < deadline, result
+        time.sleep(0)
+    return result
+
+
+def connections(p: Producer) -> dict[str, ConnectionStats]:
+    return {each.address: each for each in p.stats().connections}
+
+
+@contextlib.contextmanager
+def waiting_together(p: Producer, nsqd: PublishedTo) -> Iterator[None]:
+    """What is published inside waits behind half a command that nsqd has not taken in full."""
+    nsqd.peer.stall(after=1)
+    stuck = p.publish_async("orders", b"stuck")
+    nsqd.peer.wait_until(lambda got: got.endswith(b"P"))
+    yield
+    nsqd.peer.resume()
+    nsqd.answer(b"stuck")
+    stuck.result(PATIENCE)

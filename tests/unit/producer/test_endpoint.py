@@ -1,543 +1,398 @@
-"""An endpoint as its connection's delegate: what it sends, and what it makes of the answers.
-
-No thread and no socket: the connection and the pool only remember what they are told.
-"""
+"""One nsqd: what the producer sends to it, what it makes of the answers, and when it dials again."""
 
 from __future__ import annotations
 
 import logging
-import time
-from collections import deque
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsq.connection.endpoint import Status
-from nsq.errors import (
-    BadBody,
-    BadMessage,
-    BadTopic,
-    DialFailed,
-    FinFailed,
-    HandshakeFailed,
-    MpubFailed,
-    NsqError,
-    PubFailed,
-    PublishUncertain,
-    ServerError,
-    Unanswered,
-    Unauthorized,
-    WireError,
-)
-from nsq.producer.endpoint import _CHUNK
-from nsq.producer.publishes import Publish, command_of
-from nsq.producer.reports import ConnectionStats
+import nsq
+from nsq.producer.producer import Producer
 from nsq.transport import MemoryTransport
 from nsq.wire import commands
-from nsq.wire.commands import NOP
-from tests.fakes.nsqd import A
-from tests.fakes.pool import LOST, QUOTA, READ_TIMEOUT, Scene, interleaved, nothing, ready
+from nsq.wire.frames import HEARTBEAT, encode_error, encode_message, encode_response
+from tests.fakes.nsqd import A, PublishedTo, accept_publisher
+from tests.fakes.threads import PATIENCE
 
-ENDED = PublishUncertain("no answer in time")
+from .running import connected, connections, eventually, producer, publishing, waiting_together
 
-
-@pytest.fixture
-def scene() -> Scene:
-    return Scene()
+HALF_MIB = 512 * 1024  # what the write loop takes at a time
+BODIES = [b"0", b"1", b"2"]
 
 
-@pytest.fixture
-def joining() -> Scene:
-    """Publishes that wait together are joined."""
-    return Scene(coalesce=True)
+def send(p: Producer, nsqd: PublishedTo, *bodies: bytes) -> list[Any]:
+    """Futures of publishes that nsqd has got and not answered, each as a command of its own."""
+    futures = [p.publish_async("orders", body) for body in bodies]
+    for body in bodies:
+        nsqd.expect(body)
+    return futures
 
 
-class TestEncode:
-    @pytest.mark.parametrize(
-        ("items", "coalesce", "written"),
-        [
-            ([], True, b""),
-            ([NOP, NOP], True, NOP + NOP),
-            ([b"a"], True, commands.pub("orders", b"a")),
-            ([b"a", b"b"], True, commands.mpub("orders", [b"a", b"b"])),
-            ([b"a", NOP, b"b", NOP], True, NOP + NOP + commands.mpub("orders", [b"a", b"b"])),
-            ([b"a", b"b"], False, commands.pub("orders", b"a") + commands.pub("orders", b"b")),
-        ],
-        ids=["nothing", "heartbeats", "one publish", "two are joined", "around heartbeats", "none is joined"],
+def send_joined(p: Producer, nsqd: PublishedTo, *bodies: bytes) -> list[Any]:
+    """Futures of publishes that nsqd has got as one command."""
+    with waiting_together(p, nsqd):
+        futures = [p.publish_async("orders", body) for body in bodies]
+    nsqd.peer.expect(
+        commands.mpub("orders", bodies) if len(bodies) > 1 else commands.pub("orders", bodies[0])
     )
-    def test_what_is_written(self, items: list[bytes], coalesce: bool, written: bytes) -> None:
-        scene = Scene(coalesce=coalesce)
-        scene.fake.waiting.extend(item if item == NOP else Publish("orders", item) for item in items)
-        assert scene.write() == written
-        assert not scene.fake.waiting
-        assert scene.endpoint.pending == len(items) - items.count(NOP)
-        assert scene.write() == b""
-
-    def test_a_cancelled_publish_is_not_sent(self, joining: Scene) -> None:
-        made = joining.put(b"x" * _CHUNK, b"a", b"b", b"x", b"c")
-        cancelled = [made[0], made[3]]
-        assert all(each.claim.acquire(False) for each in cancelled)
-        assert joining.write() == commands.mpub("orders", [b"a", b"b", b"c"])
-        assert not any(each.claim.acquire(False) for each in made)
-        joining.ok()
-        assert joining.ended == [made[1], made[2], made[4]]
-        assert joining.endpoint.pending == 0
-        joining.put(b"d")[0].claim.acquire()
-        assert joining.write() == b""
-        joining.ok()
-        assert joining.broken  # an answer to nothing
-
-    @pytest.mark.parametrize(
-        ("sizes", "taken"),
-        [
-            ([_CHUNK - 1, 1, 1], 2),
-            ([_CHUNK, 1], 1),
-            ([10 * _CHUNK, 1], 1),
-            ([_CHUNK // 2] * 3, 2),
-            ([1] * 3000, 3000),
-        ],
-    )
-    def test_at_most_a_chunk_is_taken(self, joining: Scene, sizes: list[int], taken: int) -> None:
-        made = joining.send(*[b"x" * size for size in sizes])
-        assert list(joining.fake.waiting) == made[taken:]
-        assert all(each.claim.acquire(False) for each in made[taken:])
-        assert joining.endpoint.pending == len(made)
-
-    @given(
-        st.lists(
-            st.tuples(
-                st.sampled_from(["publish", "publish", "deferred", "heartbeat", "cancelled"]),
-                st.sampled_from(["orders", "users"]),
-                st.sampled_from([1, 10, _CHUNK // 3, _CHUNK - 1, _CHUNK + 1]),
-            ),
-            max_size=25,
-        ),
-        st.booleans(),
-    )
-    def test_everything_goes_out_once_and_in_the_order_of_its_topic(
-        self, items: list[tuple[str, str, int]], coalesce: bool
-    ) -> None:
-        scene = Scene(coalesce=coalesce)
-        made: list[Publish] = []
-        for number, (kind, topic, size) in enumerate(items):
-            body = b"%d" % number + b"x" * size
-            publish = Publish(topic, body)
-            if kind == "deferred":
-                publish = ready(topic, commands.dpub(topic, 1000, body))
-            scene.fake.waiting.append(NOP if kind == "heartbeat" else publish)
-            if kind == "cancelled":
-                publish.claim.acquire()
-            elif kind != "heartbeat":
-                made.append(publish)
-        written = b""
-        while scene.fake.waiting:
-            written += scene.write()
-        assert written.count(NOP) == sum(kind == "heartbeat" for kind, *_ in items)
-        assert written.replace(NOP, b"") == b"".join(map(command_of, scene.endpoint._sent))
-        sent = [publish for batch in scene.endpoint._sent for publish in batch]
-        for topic in ("orders", "users"):
-            mine = [each for each in made if each.topic == topic]
-            assert [each for each in sent if each.topic == topic] == mine
+    return futures
 
 
-class TestOk:
-    @pytest.mark.parametrize(
-        ("oks", "stored"),
-        [([1], 1), ([1, 1], 2), ([2], 2), ([3], 3), ([1, 2], 3), ([0], 0), ([0, 1], 1)],
-    )
-    def test_the_oldest_is_answered_first(self, scene: Scene, oks: list[int], stored: int) -> None:
-        made = scene.send(b"a", b"b", b"c")
-        for count in oks:
-            scene.ok(count)
-        assert scene.pool.ends == [(each, None) for each in made[:stored]]
-        assert (scene.endpoint.published, scene.endpoint.pending) == (stored, 3 - stored)
-        assert not scene.broken
-
-    def test_one_ok_answers_a_whole_batch_and_messages_are_counted(self, joining: Scene) -> None:
-        batch = ready("orders", commands.mpub("orders", [b"a", b"b"]), 2)
-        joining.fake.waiting.append(batch)
-        made = [batch, *joining.send(), *joining.send(b"c", b"d", b"e"), *joining.send(b"f")]
-        joining.ok(2)
-        assert joining.pool.ends == [(each, None) for each in made[:4]]
-        assert joining.endpoint.published == 5
-
-    @pytest.mark.parametrize("surplus", [1, 5])
-    def test_an_ok_to_nothing_ends_the_connection(self, scene: Scene, surplus: int) -> None:
-        made = scene.send(b"a", b"b")
-        scene.ok(2 + surplus)
-        assert scene.pool.ends == [(each, None) for each in made]
-        assert scene.broken
-        (late,) = scene.send(b"late")
-        scene.ok()
-        scene.lose(None)
-        assert scene.pool.ends[2:] == [(late, late.error)]
-        assert isinstance(late.error, PublishUncertain)
-        assert "an OK to nothing" in str(late.error)
-
-    def test_counters_are_up_to_date_when_a_caller_is_told(self, joining: Scene) -> None:
-        """The pool looks once: when the connection has proven itself, or is overdue no more."""
-        endpoint, seen = joining.endpoint, list[object]()
-        joining.pool.on_settled = lambda: seen.append(
-            (endpoint.published, endpoint.pending, endpoint.overdue, endpoint.state, joining.pool.wakes)
-        )
-        endpoint.backoff.failed(LOST, 0.0)
-        joining.send(b"a", b"b")
-        joining.ok()
-        assert (endpoint.backoff.failures, endpoint.backoff.reason) == (0, None)
-        joining.send(b"c")
-        joining.ok()
-        endpoint.overdue = True
-        assert endpoint.state == "overdue"
-        joining.send(b"d")
-        joining.ok()
-        assert seen == [(2, 0, False, "open", 1), (3, 0, False, "open", 1), (4, 0, False, "open", 2)]
+def errors(futures: list[Any]) -> list[type[object]]:
+    return [type(future.exception(PATIENCE)) for future in futures]
 
 
-#: How many were joined, retry_uncertain, the error: what each ends with (None: it is sent again), whether the
-#: connection is closed, how many failures are counted. See test_publishes.py for the other errors.
-REFUSALS: list[tuple[int, bool, ServerError, type[NsqError] | None, bool, int]] = [
-    (1, True, BadTopic("E_BAD_TOPIC"), BadTopic, True, 1),
-    (3, False, BadBody("E_BAD_BODY"), None, True, 0),
-    (3, False, MpubFailed("E_MPUB_FAILED"), PublishUncertain, True, 3),
-    (3, True, MpubFailed("E_MPUB_FAILED"), None, True, 3),
-    (3, True, QUOTA, ServerError, False, 3),
-    (1, False, FinFailed("E_FIN_FAILED"), FinFailed, False, 1),
-    (0, False, PubFailed("E_PUB_FAILED"), None, True, 0),
-    (0, False, QUOTA, None, False, 0),
+# Sending
+
+
+def test_publishes_that_wait_together_are_joined_by_topic_and_one_ok_stores_all(
+    transport: MemoryTransport,
+) -> None:
+    with producer(transport, coalesce=True) as p:
+        nsqd = connected(p, transport)
+        with waiting_together(p, nsqd):
+            futures = [p.publish_async("orders", body) for body in BODIES]
+            futures.append(p.publish_async("users", b"alone"))
+            futures.append(p.publish_async("orders", b"later", defer=30.0))
+            futures.append(p.publish_async("orders", b"behind"))
+        for command in (
+            commands.mpub("orders", BODIES),
+            commands.dpub("orders", 30_000, b"later"),
+            commands.pub("orders", b"behind"),
+            commands.pub("users", b"alone"),
+        ):
+            nsqd.peer.expect(command)
+            nsqd.ok()
+        assert errors(futures) == [type(None)] * 6
+        assert p.stats().published == 2 + 6
+
+
+def test_publishes_beyond_half_a_mebibyte_can_still_be_taken_back(p: Producer, nsqd: PublishedTo) -> None:
+    nsqd.peer.stall(after=1)
+    futures = [p.publish_async("orders", body) for body in (b"stuck", b"x" * HALF_MIB, b"behind")]
+    nsqd.peer.wait_until(lambda got: got.endswith(b"P"))
+    nsqd.peer.stall(after=len(commands.pub("orders", b"stuck")))  # and the first byte of the next write
+    nsqd.peer.wait_until(lambda got: got.endswith(b"stuckP"))
+    p.close(0)
+    assert errors(futures) == [nsq.PublishUncertain, nsq.PublishUncertain, nsq.PublishFailed]
+
+
+# Answers
+
+
+#: How many are joined, retry_uncertain, nsqd's answer: what each raises (None: it is sent again), whether the
+#: connection is closed, how many failures are counted.
+REFUSALS: list[tuple[int, bool, str, type[nsq.NsqError] | None, bool, int]] = [
+    (1, True, "E_BAD_TOPIC", nsq.BadTopic, True, 1),
+    (1, False, "E_BAD_BODY", nsq.BadBody, True, 1),
+    (1, False, "E_PUB_FAILED", None, True, 1),
+    (1, False, "E_FIN_FAILED", nsq.FinFailed, False, 1),
+    (1, False, "E_MPUB_FAILED", nsq.MpubFailed, True, 1),
+    (3, False, "E_BAD_BODY", None, True, 0),
+    (3, False, "E_MPUB_FAILED", nsq.PublishUncertain, True, 3),
+    (3, True, "E_MPUB_FAILED", None, True, 3),
+    (3, True, "E_UNAUTHORIZED not for you", nsq.Unauthorized, True, 3),
+    (3, True, "E_QUOTA later", nsq.ServerError, False, 3),
 ]
 
 
-class TestError:
-    @pytest.mark.parametrize(("count", "retry_uncertain", "error", "kind", "closed", "failed"), REFUSALS)
-    def test_what_becomes_of_a_batch_and_its_connection(
-        self,
-        count: int,
-        retry_uncertain: bool,
-        error: ServerError,
-        kind: type[NsqError] | None,
-        closed: bool,
-        failed: int,
-    ) -> None:
-        scene = Scene(coalesce=True, retry_uncertain=retry_uncertain)
-        made = scene.send(*[b"%d" % number for number in range(count)])
-        scene.refuse(error)
-        assert bool(scene.endpoint.open) is not closed
-        scene.lose()
-        assert scene.pool.errors == ([] if kind is None else [kind] * count)
-        assert scene.pool.back == (made if kind is None else [])
-        assert scene.broken is closed
-        assert (scene.endpoint.failed, scene.endpoint.published, scene.endpoint.pending) == (failed, 0, 0)
-
-    def test_the_messages_of_a_refused_batch_are_sent_one_by_one(self, joining: Scene) -> None:
-        made = joining.send(b"a", b"b", b"c")
-        made[1].end(ENDED)
-        joining.refuse(BadMessage("E_BAD_MESSAGE"))
-        joining.lose()
-        assert joining.pool.back == [made[0], made[2]]
-        assert joining.ended == [made[1]]  # not sent again; its room is given back
-        assert [made[0].endpoint, made[2].endpoint] == [None, None]
-        joining.fake.waiting.extend(joining.pool.back)
-        assert joining.write() == commands.pub("orders", b"a") + commands.pub("orders", b"c")
-        joining.refuse(BadMessage("E_BAD_MESSAGE: the first is too large"))
-        assert joining.pool.ends[1:] == [(made[0], made[0].error)]
-        assert isinstance(made[0].error, BadMessage)
-
-    def test_after_a_batch_was_stored_in_part_nothing_is_joined_until_an_ok(self, joining: Scene) -> None:
-        joining.send(b"a", b"b")
-        joining.refuse(MpubFailed("E_MPUB_FAILED"))
-        joining.lose()
-        joining.reconnect()
-        joining.put(b"c", b"d")
-        assert joining.write() == commands.pub("orders", b"c") + commands.pub("orders", b"d")
-        joining.ok()
-        joining.put(b"e", b"f")
-        assert joining.write() == commands.mpub("orders", [b"e", b"f"])
-
-    def test_behind_a_fatal_error_nothing_was_executed(self, scene: Scene) -> None:
-        first, second, third = scene.send(b"a", b"b", b"c")
-        scene.ok()
-        scene.refuse(BadTopic("E_BAD_TOPIC"))
-        scene.lose()
-        assert scene.ended == [first, second]
-        assert scene.pool.back == [third]
-        assert third.uncertain_at == ()
-        assert scene.endpoint.failed == 1
-
-    @pytest.mark.parametrize("error", [BadTopic("E_BAD_TOPIC"), QUOTA])
-    def test_unless_the_server_goes_on(self, scene: Scene, error: ServerError) -> None:
-        scene.send(b"a", b"b", b"c")
-        scene.refuse(error)
-        scene.ok()
-        scene.lose()
-        assert scene.pool.errors == [type(error), type(None), PublishUncertain]
-        assert scene.pool.back == []
-
-
-class TestSilence:
-    @pytest.mark.parametrize(
-        ("story", "closed"),
-        [
-            ("", False),
-            ("send =", False),
-            ("send >", True),
-            ("send > ok >", False),
-            ("send send < ok < ok", False),
-            ("send send < ok =", False),
-            ("send send < ok >", True),
-            ("send < send <", True),
-            ("> send =", False),
-        ],
-    )
-    def test_heartbeats_do_not_stand_for_an_answer(self, scene: Scene, story: str, closed: bool) -> None:
-        """``<``, ``=``, ``>``: less than read_timeout goes by, as much, or more. Then a heartbeat comes."""
-        passes = {"<": 0.6 * READ_TIMEOUT, "=": READ_TIMEOUT, ">": READ_TIMEOUT + 0.001}
-        made: list[Publish] = []
-        for step in story.split():
-            scene.clock.now += passes.get(step, 0.0)
-            if step == "send":
-                made += scene.send(b"body")
-            elif step == "ok":
-                scene.ok()
-        scene.endpoint.on_heartbeat(scene.conn)
-        assert scene.broken is closed
-        scene.lose(None)
+@pytest.mark.parametrize(("count", "retry_uncertain", "answer", "error", "closed", "failed"), REFUSALS)
+def test_what_becomes_of_a_refused_command_and_its_connection(
+    transport: MemoryTransport,
+    count: int,
+    retry_uncertain: bool,
+    answer: str,
+    error: type[nsq.NsqError] | None,
+    closed: bool,
+    failed: int,
+) -> None:
+    with producer(transport, coalesce=True, retry_uncertain=retry_uncertain) as p:
+        nsqd = connected(p, transport)
+        futures = send_joined(p, nsqd, *BODIES[:count])
+        nsqd.refuse(answer)
+        if error is not None:
+            assert errors(futures) == [error] * count
+            assert len({id(each.exception()) for each in futures}) == count  # none shares a traceback
         if closed:
-            assert isinstance(made[-1].error, PublishUncertain)
-            assert isinstance(made[-1].error.__cause__, Unanswered)
-            assert f"{A} sends heartbeats, but has not answered for 60 s" in str(made[-1].error)
+            nsqd.peer.wait_closed()
+            nsqd = accept_publisher(transport)
+        if error is None:  # each by itself now
+            for body, future in zip(BODIES, futures, strict=False):
+                nsqd.answer(body)
+                assert future.exception(PATIENCE) is None
+        again = publishing(p, b"next")
+        nsqd.answer(b"next")
+        again.result(PATIENCE)
+        assert p.health().healthy
+        assert p.stats().failed == failed
+
+
+def test_of_a_refused_batch_only_the_message_at_fault_fails(transport: MemoryTransport) -> None:
+    with producer(transport, coalesce=True) as p:
+        nsqd = connected(p, transport)
+        futures = send_joined(p, nsqd, *BODIES)
+        nsqd.refuse("E_BAD_MESSAGE MPUB message too big")
+        nsqd = accept_publisher(transport)
+        nsqd.answer(b"0")
+        nsqd.expect(b"1")
+        nsqd.refuse("E_BAD_MESSAGE PUB message too big")
+        accept_publisher(transport).answer(b"2")
+        assert errors(futures) == [type(None), nsq.BadMessage, type(None)]
+
+
+def test_after_a_batch_was_stored_in_part_nothing_is_joined_until_an_ok(transport: MemoryTransport) -> None:
+    with producer(transport, coalesce=True) as p:
+        nsqd = connected(p, transport)
+        futures = send_joined(p, nsqd, *BODIES)
+        nsqd.refuse("E_MPUB_FAILED")
+        assert errors(futures) == [nsq.PublishUncertain] * 3
+        nsqd = accept_publisher(transport)
+        send_joined(p, nsqd, b"stuck was the first OK")  # of this connection
+        nsqd.ok()
+        send_joined(p, nsqd, *BODIES)
+        nsqd.ok()
+
+
+def test_behind_a_fatal_error_nothing_was_executed(
+    p: Producer, transport: MemoryTransport, nsqd: PublishedTo
+) -> None:
+    futures = send(p, nsqd, *BODIES)
+    nsqd.ok()
+    nsqd.refuse("E_BAD_TOPIC")
+    accept_publisher(transport).answer(b"2")
+    assert errors(futures) == [type(None), nsq.BadTopic, type(None)]
+    assert p.stats().failed == 1
+
+
+def test_a_server_that_answers_behind_a_fatal_error_may_have_executed_what_follows(
+    p: Producer, nsqd: PublishedTo
+) -> None:
+    futures = send(p, nsqd, *BODIES)
+    nsqd.peer.send(encode_error(b"E_BAD_TOPIC") + encode_response(b"OK"))
+    assert errors(futures) == [nsq.BadTopic, type(None), nsq.PublishUncertain]
 
 
 @pytest.mark.parametrize(
-    ("tell", "text"),
+    ("answer", "cause", "text"),
     [
-        (lambda scene: scene.endpoint.on_messages(scene.conn, []), "sent messages to a connection"),
-        (lambda scene: scene.endpoint.on_response(scene.conn, b"WHAT" * 99), "WHATWHAT"),
+        (encode_response(b"WHAT" * 99), nsq.WireError, "WHATWHAT"),
+        (encode_message(1, 1, b"0" * 16, b"body"), nsq.WireError, "RDY was never above 0"),
+        (b"\0\0\0\1\0\0\0\7", nsq.WireError, "frame"),
+        (b"", nsq.NsqError, "closed the connection"),
+        (encode_response(b"OK")[:-1], nsq.NsqError, ""),
     ],
-    ids=["a message", "an unknown response"],
+    ids=["another response", "a message", "no frame", "an end", "half of one"],
 )
-def test_what_answers_no_publish_ends_the_connection(scene: Scene, tell: Any, text: str) -> None:
-    made = scene.send(b"a", b"b", b"c")
-    scene.ok()
-    tell(scene)
-    assert scene.broken
-    scene.endpoint.on_response(scene.conn, b"the first reason counts")
-    scene.ok()  # it may answer any of them
-    scene.refuse(PubFailed("E_PUB_FAILED"))
-    scene.lose(None)
-    assert scene.pool.errors == [type(None), PublishUncertain, PublishUncertain]
-    assert scene.pool.back == []
-    assert isinstance(made[1].error, PublishUncertain)
-    assert isinstance(made[1].error.__cause__, WireError)
-    assert text in str(made[1].error)
-    assert len(str(made[1].error)) < 300
+def test_what_is_no_answer_ends_the_connection_and_leaves_each_publish_uncertain(
+    p: Producer, nsqd: PublishedTo, answer: bytes, cause: type[nsq.NsqError], text: str
+) -> None:
+    stored, *futures = send(p, nsqd, *BODIES)
+    # What comes behind it could belong to any of them.
+    behind = encode_response(b"OK") + encode_error(b"E_PUB_FAILED") if cause is nsq.WireError else b""
+    nsqd.ok()
+    assert stored.exception(PATIENCE) is None
+    nsqd.peer.send(answer + behind)
+    if cause is nsq.NsqError:
+        nsqd.peer.end()
+    assert errors(futures) == [nsq.PublishUncertain] * 2
+    nsqd.peer.wait_closed()
+    first, second = (future.exception() for future in futures)
+    assert first is not second  # callers must not share a traceback
+    assert isinstance(first.__cause__, cause)
+    assert text in str(first)
+    assert len(str(first)) < 300
 
 
-class TestClose:
-    @pytest.mark.parametrize("retry_uncertain", [False, True])
-    def test_what_was_sent_is_uncertain_and_the_rest_is_taken_back(self, retry_uncertain: bool) -> None:
-        scene = Scene(coalesce=True, retry_uncertain=retry_uncertain)
-        sent, ended = scene.send(b"a", b"b"), scene.send(b"ended")
-        ended[0].end(ENDED)
-        waiting = scene.put(b"c", b"d")
-        scene.fake.waiting.append(NOP)
-        scene.lose()
-        assert scene.ended == ([] if retry_uncertain else sent) + ended
-        assert scene.pool.back == (sent if retry_uncertain else []) + waiting
-        assert [each.uncertain_at for each in sent] == [(A,), (A,)]
-        assert all(each.claim.acquire(False) for each in scene.pool.back)
-        assert (scene.endpoint.pending, scene.endpoint.failed) == (0, 3)
-        errors = [error for _, error in scene.pool.ends]
-        assert all(type(error) is PublishUncertain and error.__cause__ is LOST for error in errors)
-        assert len(set(map(id, errors))) == len(errors)  # callers do not share a traceback
-        assert all(f"sent to {A} and not answered ({LOST})" in str(error) for error in errors)
-
-    @pytest.mark.parametrize(
-        ("oks", "cause", "pause", "reason", "failures"),
-        [
-            # It worked, and then: it was lost, fell silent, broke the protocol, could store no more,
-            (1, LOST, 0.0, True, 0),
-            (1, Unanswered("silent"), 0.0, True, 0),
-            (1, WireError("garbage"), 4.0, True, 1),
-            (1, PubFailed("E_PUB_FAILED"), 4.0, True, 1),
-            # and a caller was at fault.
-            (1, Unauthorized("E_UNAUTHORIZED"), 0.0, False, 0),
-            # It never stored anything.
-            (0, LOST, 4.0, True, 1),
-            (0, WireError("garbage"), 4.0, True, 1),
-            (0, PubFailed("E_PUB_FAILED"), 4.0, True, 1),
-            (0, BadMessage("E_BAD_MESSAGE"), 0.0, False, 0),
-            # It refused before it was asked.
-            (None, Unauthorized("E_UNAUTHORIZED"), 4.0, True, 1),
-            (None, QUOTA, 4.0, True, 1),
-        ],
-    )
-    def test_when_it_is_dialed_again(
-        self, scene: Scene, oks: int | None, cause: NsqError, pause: float, reason: bool, failures: int
-    ) -> None:
-        if oks is not None:
-            scene.send(b"a", b"b")
-            scene.ok(oks)
-        if isinstance(cause, ServerError):
-            scene.refuse(cause)
-        scene.lose(cause)
-        backoff = scene.endpoint.backoff
-        assert backoff.due_at(urgent=False) - scene.clock.now == pause
-        assert backoff.reason == (cause if reason else None)
-        assert (backoff.failures, backoff.final) == (failures, False)
-
-    @pytest.mark.parametrize("stopped", [False, True])
-    def test_a_loss_is_logged_unless_it_was_wanted(
-        self, scene: Scene, stopped: bool, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        if stopped:
-            scene.endpoint.stop()
-        scene.lose(None)
-        assert (f"is lost: the connection to {A} was closed" in caplog.text) is not stopped
+@pytest.mark.parametrize(("sent", "oks"), [(3, 4), (3, 8), (0, 1)])
+def test_an_ok_to_nothing_ends_the_connection(p: Producer, nsqd: PublishedTo, sent: int, oks: int) -> None:
+    futures = send(p, nsqd, *BODIES[:sent])
+    nsqd.peer.send(encode_response(b"OK") * oks)
+    assert errors(futures) == [type(None)] * sent
+    nsqd.peer.wait_closed()
+    assert "an OK to nothing" in eventually(lambda: p.health().problems)[A]
 
 
-class TestDial:
-    @pytest.mark.parametrize(
-        ("error", "final", "reason", "bug"),
-        [
-            (DialFailed("connection refused"), False, "connection refused", False),
-            (HandshakeFailed("no TLS"), True, "no TLS", False),
-            (Unauthorized("E_UNAUTHORIZED"), True, "E_UNAUTHORIZED", False),
-            (RuntimeError("proxy misconfigured"), False, "RuntimeError('proxy misconfigured')", True),
-        ],
-    )
-    def test_a_failure_is_noted_and_the_first_is_a_warning(
-        self,
-        scene: Scene,
-        error: Exception,
-        final: bool,
-        reason: str,
-        bug: bool,
-        caplog: pytest.LogCaptureFixture,
-    ) -> None:
-        class Failing(MemoryTransport):
-            def connect(self, address: str, *, timeout: float) -> Any:
-                raise error
-
-        endpoint = scene.endpoint
-        scene.pool.transport = Failing()
-        scene.clock.now = time.monotonic()  # the dial has a deadline
-        with caplog.at_level(logging.INFO, "nsq.producer"):
-            endpoint.dial()
-            assert f"no connection to {A}, next try in 4.0 s" in caplog.text
-            endpoint.dial()
-        assert (endpoint.dialing, endpoint.backoff.final, endpoint.backoff.failures) == (False, final, 2)
-        assert reason in endpoint.reason
-        assert endpoint.reason.startswith(A)
-        assert ("Traceback" in caplog.text) is bug
-        levels = [record.levelno for record in caplog.records if "no connection" in record.message]
-        assert levels == [logging.WARNING, logging.INFO]
-
-    def test_nothing_of_the_connection_before_is_left(self, scene: Scene) -> None:
-        scene.send(b"a", b"b")
-        scene.ok()
-        scene.refuse(BadTopic("E_BAD_TOPIC"))
-        scene.endpoint.overdue = True
-        scene.lose()
-        scene.reconnect()
-        assert not scene.endpoint.overdue
-        scene.send(b"c")
-        scene.lose()
-        assert scene.pool.errors[-1] is PublishUncertain  # not "behind a refusal"
-        assert scene.endpoint.backoff.pause > 0  # not "it worked"
-
-    def test_one_that_is_stopped_while_it_dials_closes_its_connection(self, scene: Scene) -> None:
-        scene.pool.transport = transport = MemoryTransport()
-        scene.clock.now = time.monotonic()
-        scene.endpoint.stop()
-        scene.endpoint.dial()
-        assert [peer.closed for peer in transport.peers] == [True]
-        assert not scene.endpoint.dialing
-        assert not scene.endpoint.open
+def test_heartbeats_do_not_stand_for_an_answer(transport: MemoryTransport) -> None:
+    with producer(transport, read_timeout=0.3, heartbeat_interval=-1.0) as p:
+        published = publishing(p)
+        nsqd = accept_publisher(transport)
+        nsqd.expect(b"body")
+        while not nsqd.peer.closed:
+            nsqd.say(HEARTBEAT)
+            eventually(lambda: nsqd.peer.closed or not nsqd.peer.unread)
+        error = published.exception(PATIENCE)
+    assert isinstance(error, nsq.PublishUncertain)
+    assert isinstance(error.__cause__, nsq.Unanswered)
 
 
-class TestStop:
-    @pytest.mark.parametrize(
-        ("status", "closes"), [(Status.CONNECTED, [True]), (Status.DIALING, [False]), (None, [])]
-    )
-    def test_stop_lets_an_open_connection_write_and_ends_a_dial(
-        self, scene: Scene, status: Status | None, closes: list[bool]
-    ) -> None:
-        if status is None:
-            scene.endpoint.conn = None
-        else:
-            scene.endpoint.status = status
-        scene.endpoint.stop()
-        scene.endpoint.stop()
-        assert scene.fake.closes == closes * 2
-        assert not scene.endpoint.open
-        scene.endpoint.cut_off()
-        scene.endpoint.abandon()
-        assert scene.fake.closes == closes * 2 + [False] * bool(closes)
-        assert scene.fake.abandoned is bool(closes)
+@pytest.mark.parametrize("retry_uncertain", [False, True])
+def test_what_was_sent_is_uncertain_at_a_loss_and_the_rest_is_sent_elsewhere(
+    transport: MemoryTransport, retry_uncertain: bool
+) -> None:
+    with producer(transport, retry_uncertain=retry_uncertain) as p:
+        nsqd = connected(p, transport)
+        sent = send(p, nsqd, b"0")
+        nsqd.peer.stall(after=1)
+        sent.append(p.publish_async("orders", b"1"))
+        nsqd.peer.wait_until(lambda got: got.endswith(b"P"))
+        waiting = [p.publish_async("orders", body) for body in (b"2", b"3")]
+        nsqd.peer.end()
+        nsqd = accept_publisher(transport)
+        for body in ((b"0", b"1") if retry_uncertain else ()) + (b"2", b"3"):
+            nsqd.answer(body)
+        assert errors(waiting) == [type(None)] * 2
+        assert errors(sent) == [type(None) if retry_uncertain else nsq.PublishUncertain] * 2
+        assert (p.stats().published, p.stats().failed) == (5 if retry_uncertain else 3, 2)
+        text = f"sent to {A} and not answered"
+        assert all(retry_uncertain or text in str(each.exception()) for each in sent)
 
 
-class TestKnown:
-    @pytest.mark.parametrize(
-        ("status", "closed", "overdue", "state"),
-        [
-            (Status.CONNECTED, False, False, "open"),
-            (Status.CONNECTED, False, True, "overdue"),
-            (Status.CONNECTED, True, False, "idle"),
-            (Status.CONNECTED, True, True, "idle"),
-            (Status.WAITING, True, True, "idle"),
-            (Status.DIALING, False, False, "dialing"),
-            (Status.DIALING, True, True, "dialing"),
-        ],
-    )
-    def test_the_state(self, scene: Scene, status: Status, closed: bool, overdue: bool, state: str) -> None:
-        scene.endpoint.status, scene.fake.closed, scene.endpoint.overdue = status, closed, overdue
-        assert scene.endpoint.state == state
-        assert bool(scene.endpoint.open) is (state in ("open", "overdue"))
-
-    def test_stats(self, scene: Scene) -> None:
-        scene.send(b"a", b"b", b"c", b"d")
-        scene.put(b"waits")
-        scene.ok(2)
-        scene.refuse(QUOTA)
-        assert scene.endpoint.stats() == ConnectionStats(
-            address=A, state="open", pending=2, published=2, failed=1, reason=""
-        )
-        scene.lose()
-        assert scene.endpoint.stats().failed == 2
-        assert scene.endpoint.stats().reason == str(LOST)
+STEPS = ["publish", "publish", "publish", "ok", "bad", "full", "lose"]
+#: The answers to one message and to several; empty: an end instead.
+ANSWERS = {
+    "ok": ("OK", "OK"),
+    "bad": ("", "E_BAD_MESSAGE"),
+    "full": ("E_PUB_FAILED", "E_MPUB_FAILED"),
+    "lose": ("", ""),
+}
 
 
-class TestRaces:
-    def test_what_happens_while_the_write_loop_takes(self, joining: Scene) -> None:
-        """Before its claim a publish can be cancelled or be taken back; what is put goes out behind."""
-        made = [Publish("orders", body) for body in (b"cancelled", b"sent", b"last", b"taken back")]
-        late = Publish("orders", b"late")
-        won: list[bool] = []
+@pytest.mark.parametrize("coalesce", [True, False])
+@given(steps=st.lists(st.sampled_from(STEPS), max_size=20))
+def test_everything_is_stored_in_the_order_of_its_publishing_however_often_it_is_sent_again(
+    steps: list[str], coalesce: bool
+) -> None:
+    transport = MemoryTransport()
+    with producer(transport, retry_uncertain=True, coalesce=coalesce) as p:
+        nsqd: PublishedTo | None = None
+        published, stored = 0, list[bytes]()
+        for step in [*steps, "publish", *["ok"] * 30]:
+            if step == "publish":
+                p.publish_async("orders", b"%03d" % published)
+                published += 1
+            elif len(stored) < published:
+                if nsqd is None or nsqd.peer.closed:
+                    nsqd = accept_publisher(transport)
+                bodies = nsqd.next_publish()
+                answer = ANSWERS[step][len(bodies) > 1]
+                if answer == "OK":
+                    nsqd.ok()
+                    stored += bodies
+                else:
+                    nsqd.refuse(answer) if answer else nsqd.peer.end()
+                    nsqd.peer.wait_closed()
+        assert stored == [b"%03d" % number for number in range(published)]
 
-        def before_the_first_claim() -> None:
-            won.append(made[0].claim.acquire(False))
-            joining.pool.take_back(deque([waiting.pop()]))
 
-        def later() -> None:
-            won.append(made[1].claim.acquire(False))
-            waiting.append(late)
+# Dialing again
 
-        waiting = interleaved(deque, "popleft", behind=[before_the_first_claim, nothing, later])
-        waiting.extend(made)
-        assert joining.encode(waiting) == commands.mpub("orders", [b"sent", b"last", b"late"])
-        assert won == [True, False]
-        assert joining.pool.back == made[3:]
-        assert made[3].claim.acquire(False)
 
-    def test_what_a_late_write_loop_takes_is_not_answered_by_the_next_connection(self, scene: Scene) -> None:
-        """It stood still for so long that the connection was closed without it."""
-        late = Publish("orders", b"late")
-        waiting = interleaved(deque, "popleft", behind=[lambda: (scene.lose(), scene.reconnect())])
-        waiting.append(late)
-        scene.encode(waiting)
-        (after,) = scene.send(b"after")
-        scene.ok()
-        assert not late.done() or late.error is not None
-        assert after.done()
+@pytest.mark.parametrize(
+    ("oks", "answer", "pause", "reason"),
+    [
+        # It worked, and then: it was lost, broke the protocol, could store no more,
+        (1, "", False, "closed the connection"),
+        (1, "WHAT", True, "WHAT"),
+        (1, "E_PUB_FAILED", True, "E_PUB_FAILED"),
+        # and a caller was at fault.
+        (1, "E_BAD_TOPIC", False, ""),
+        # It has stored nothing yet.
+        (0, "", True, "closed the connection"),
+        (0, "E_PUB_FAILED", True, "E_PUB_FAILED"),
+        (0, "E_BAD_MESSAGE", False, ""),
+    ],
+)
+def test_an_nsqd_that_worked_is_dialed_again_at_once_and_others_after_a_pause(
+    transport: MemoryTransport, oks: int, answer: str, pause: bool, reason: str
+) -> None:
+    with producer(transport, reconnect_initial=60.0, reconnect_max=60.0) as p:
+        future = p.publish_async("orders", b"body")
+        nsqd = accept_publisher(transport)
+        nsqd.expect(b"body")
+        if oks:
+            nsqd.ok()
+            future.result(PATIENCE)
+            future = p.publish_async("orders", b"body")
+            nsqd.expect(b"body")
+        nsqd.refuse(answer) if answer.startswith("E_") else nsqd.say(answer.encode()) if answer else None
+        nsqd.peer.end()
+        if answer != "E_PUB_FAILED":
+            future.exception(PATIENCE)
+            eventually(lambda: connections(p)[A].state == ("paused" if pause else "dialing"))
+        assert reason in eventually(lambda: connections(p)[A].reason or (not reason and " "))
+        if not pause:
+            accept_publisher(transport)
+        p.close(0)
+
+
+def test_of_a_long_pause_a_publish_that_waits_leaves_a_second(transport: MemoryTransport) -> None:
+    transport.refuse()
+    with producer(transport, reconnect_initial=3600.0, reconnect_max=3600.0) as p:
+        published = publishing(p)
+        transport.wait_for_dials(1)
+        transport.admit()
+        accept_publisher(transport).answer(b"body")
+        published.result(PATIENCE)
+
+
+@pytest.mark.parametrize(
+    ("error", "bug"), [(None, False), (RuntimeError("proxy misconfigured"), True), (SystemExit(), True)]
+)
+def test_a_failed_dial_is_logged_the_first_as_a_warning(
+    error: BaseException | None, bug: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Failing(MemoryTransport):
+        def connect(self, address: str, *, timeout: float) -> Any:
+            stream = super().connect(address, timeout=timeout)  # raises, when it refuses
+            raise error or AssertionError(stream)
+
+    transport = Failing()
+    if error is None:
+        transport.refuse()
+    with caplog.at_level(logging.INFO, "nsq.producer"), producer(transport) as p:
+        future = p.publish_async("orders", b"body")
+        transport.wait_for_dials(4)
+        assert repr(error or "connection refused").strip("'") in connections(p)[A].reason
+        p.close(0)
+    assert isinstance(future.exception(), nsq.PublishFailed)
+    assert (f"{A} failed" in caplog.text) is bug
+    levels = [each.levelno for each in caplog.records if "no connection to" in each.message]
+    assert levels[:3] == [logging.WARNING, logging.INFO, logging.INFO]
+
+
+def test_a_loss_is_logged_and_the_end_by_a_close_is_not(
+    p: Producer, transport: MemoryTransport, nsqd: PublishedTo, caplog: pytest.LogCaptureFixture
+) -> None:
+    nsqd.hang_up()
+    connected(p, transport)
+    p.close()
+    assert caplog.text.count(f"the connection to {A} is lost") == 1
+
+
+# What waiting does not change
+
+
+def test_a_lasting_refusal_is_raised_by_each_publish_and_names_the_nsqd(transport: MemoryTransport) -> None:
+    with producer(transport) as p:
+        futures = [p.publish_async("orders", body) for body in (b"0", b"1")]
+        accept_publisher(transport, auth_required=True)
+        first, second = (future.exception(PATIENCE) for future in futures)
+    assert isinstance(first, nsq.AuthFirst)
+    assert first is not second  # callers must not share a traceback
+    assert first.__notes__ == [f"said by {A}"]
+
+
+def test_a_lasting_refusal_leaves_a_publish_uncertain_that_may_be_stored(
+    transport: MemoryTransport,
+) -> None:
+    with producer(transport, retry_uncertain=True) as p:
+        nsqd = connected(p, transport)
+        (future,) = send(p, nsqd, b"body")
+        nsqd.hang_up()
+        accept_publisher(transport, auth_required=True)
+        error = future.exception(PATIENCE)
+    assert isinstance(error, nsq.PublishUncertain)
+    assert "auth_secret" in str(error)

@@ -2,63 +2,94 @@
 
 from __future__ import annotations
 
-import threading
-import time
-from collections.abc import Iterator
+import itertools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 import nsq
 from nsq.errors import BadTopic, PublishFailed, PublishUncertain
+from nsq.producer.reports import CloseReport
 from nsq.transport import MemoryTransport
 from nsq.transport.base import WrappedStream
 from nsq.wire import commands
 from nsq.wire.frames import HEARTBEAT, OK, encode_error, encode_response
+from tests.fakes.interrupts import Interrupted, interrupt
 from tests.fakes.nsqd import PublishedTo, accept_publisher
-from tests.fakes.threads import PATIENCE
+from tests.fakes.threads import PATIENCE, in_thread
 
-from .running import connected, on_pools_thread, producer, publishing
+from .running import connected, eventually, producer, publishing, who_got
+
+
+class Hooked(WrappedStream):
+    """A stream of a user's own, whose calls a test can interrupt."""
+
+    before_read: Callable[[], object] = staticmethod(lambda: None)
+    before_look: Callable[[], object] = staticmethod(lambda: None)
+
+    def read(self, limit: int = 65536) -> bytes:
+        self.before_read()
+        return super().read(limit)
+
+    def readable(self) -> bool:  # type: ignore[override]
+        self.before_look()
+        return self.stream.readable()  # type: ignore[attr-defined, no-any-return]
+
+
+class Opaque(WrappedStream):
+    """A user's stream that cannot tell whether it is readable."""
+
+    readable = None  # type: ignore[assignment]
+
+
+class Wrapping:
+    """A transport that wraps the streams of ``memory``."""
+
+    def __init__(self, kind: type[WrappedStream] = Hooked) -> None:
+        self.memory = MemoryTransport()
+        self.streams: list[Any] = []
+        self._kind = kind
+
+    def connect(self, address: str, *, timeout: float) -> Any:
+        self.streams.append(self._kind(self.memory.connect(address, timeout=timeout)))
+        return self.streams[-1]
 
 
 class Scene:
     """A producer with its shared connection ``loops``, and one idle connection of its own, ``own``."""
 
-    def __init__(self, transport: Any, memory: MemoryTransport, **options: Any) -> None:
-        self.transport = memory
-        self.p = producer(transport, **{"publish_connections": 1, **options})
-        self.loops = connected(self.p, memory)
-        self.missed()
-        self.own = self.accept()
+    def __init__(self, **options: Any) -> None:
+        self._numbers = itertools.count()
+        self._accepted = 1
+        self.transport = Wrapping()
+        self.p = producer(self.transport, **{"publish_connections": 1, **options})
+        self.loops = connected(self.p, self.transport.memory)
+        self.own = self.next_own()
 
-    def missed(self) -> None:
-        """Two publishes in a row that find no idle connection."""
-        for body in (b"1", b"2"):
-            published = publishing(self.p, body)
-            self.loops.answer(body)
-            published.result(PATIENCE)
-
-    def accept(self) -> PublishedTo:
-        own = accept_publisher(self.transport)
-        self.wait_for_idle(1)
+    def next_own(self) -> PublishedTo:
+        """Publish until that dials a connection, and then until a publish takes it."""
+        memory = self.transport.memory
+        self._accepted += 1
+        while len(memory.peers) < self._accepted:
+            self.publish(b"through the loops %d" % next(self._numbers), self.loops)
+        own = accept_publisher(memory)
+        while self.publish(b"through either %d" % next(self._numbers), self.loops, own) is not own:
+            pass
         return own
 
-    def wait_for_idle(self, count: int) -> None:
-        deadline = time.monotonic() + PATIENCE
-        while len(self.conns._idle) != count:
-            assert time.monotonic() < deadline
-            on_pools_thread(self.p)
-
-    @property
-    def conns(self) -> Any:
-        (endpoint,) = self.p._pool.endpoints.all
-        return endpoint.own
+    def publish(self, body: bytes, *nsqds: PublishedTo) -> PublishedTo:
+        """Publish, and return which of these connections it took."""
+        published = publishing(self.p, body)
+        nsqd = who_got(body, *nsqds)
+        nsqd.ok()
+        published.result(PATIENCE)
+        return nsqd
 
 
 @pytest.fixture
 def scene() -> Iterator[Scene]:
-    memory = MemoryTransport()
-    scene = Scene(memory, memory)
+    scene = Scene()
     yield scene
     scene.p.close(0)
 
@@ -82,8 +113,7 @@ def test_a_publish_takes_the_idle_connection_and_puts_it_back(scene: Scene, repl
         published.result(PATIENCE)
         if any(HEARTBEAT in each for each in reply):
             scene.own.peer.expect(commands.NOP)
-    assert scene.p.stats().published == 5
-    assert scene.conns._idle
+    assert scene.p.stats().failed == 0
 
 
 def test_every_kind_of_publish_makes_a_round_trip(scene: Scene) -> None:
@@ -91,13 +121,13 @@ def test_every_kind_of_publish_makes_a_round_trip(scene: Scene) -> None:
         commands.dpub("orders", 2000, b"b"): lambda: scene.p.publish("orders", b"b", defer=2.0),
         commands.mpub("orders", [b"b", b"c"]): lambda: scene.p.multi_publish("orders", [b"b", b"c"]),
     }
+    before = scene.p.stats().published
     for command, call in kinds.items():
-        thread = threading.Thread(target=call)
-        thread.start()
+        published = in_thread(call)
         scene.own.peer.expect(command)
         scene.own.ok()
-        thread.join(PATIENCE)
-    assert scene.p.stats().published == 3 + 3
+        published.result(PATIENCE)
+    assert scene.p.stats().published == before + 3
 
 
 def test_a_publish_does_not_overtake_an_unanswered_publish_async(scene: Scene) -> None:
@@ -109,23 +139,15 @@ def test_a_publish_does_not_overtake_an_unanswered_publish_async(scene: Scene) -
     scene.loops.ok()
     future.result(PATIENCE)
     published.result(PATIENCE)
-    published = publishing(scene.p, b"third")
-    scene.own.answer(b"third")
-    published.result(PATIENCE)
+    assert scene.publish(b"third", scene.loops, scene.own) is scene.own
 
 
 @pytest.mark.parametrize("news", ["heartbeat", "end"])
 def test_a_connection_that_became_readable_while_idle_is_never_used(scene: Scene, news: str) -> None:
     scene.own.say(HEARTBEAT) if news == "heartbeat" else scene.own.peer.end()
-    published = publishing(scene.p, b"next")
-    scene.loops.answer(b"next")
-    published.result(PATIENCE)
+    scene.publish(b"next", scene.loops)
     scene.own.peer.wait_closed()
-    scene.missed()
-    scene.own = scene.accept()  # the next one is dialed at once
-    published = publishing(scene.p, b"last")
-    scene.own.answer(b"last")
-    published.result(PATIENCE)
+    scene.own = scene.next_own()  # the next one is dialed at once
 
 
 @pytest.mark.parametrize(
@@ -149,18 +171,19 @@ def test_after_anything_odd_the_connection_is_closed(
         published.result(PATIENCE)
     scene.own.peer.wait_closed()
     assert scene.p.stats().failed == 1
-    published = publishing(scene.p, b"next")  # through the loops
-    scene.loops.answer(b"next")
-    published.result(PATIENCE)
+    scene.publish(b"next", scene.loops)
 
 
-def test_a_publish_that_nsqd_could_not_store_goes_through_the_loops(scene: Scene) -> None:
+@pytest.mark.parametrize("answer", ["E_PUB_FAILED topic is exiting", ""], ids=["refused", "unanswered"])
+def test_what_may_be_sent_again_goes_through_the_loops(answer: str) -> None:
+    scene = Scene(retry_uncertain=True)
     published = publishing(scene.p, b"again")
     scene.own.expect(b"again")
-    scene.own.refuse("E_PUB_FAILED topic is exiting")
+    scene.own.refuse(answer) if answer else scene.own.peer.end()
     scene.loops.answer(b"again")
     published.result(PATIENCE)
     scene.own.peer.wait_closed()
+    scene.p.close()
 
 
 def test_silence_until_the_deadline_leaves_the_publish_uncertain(scene: Scene) -> None:
@@ -170,57 +193,35 @@ def test_silence_until_the_deadline_leaves_the_publish_uncertain(scene: Scene) -
     assert scene.p.stats().pending == 0
 
 
-def test_with_retry_uncertain_an_unanswered_publish_is_sent_again() -> None:
-    memory = MemoryTransport()
-    scene = Scene(memory, memory, retry_uncertain=True)
-    published = publishing(scene.p, b"twice")
-    scene.own.expect(b"twice")
-    scene.own.peer.end()
-    scene.loops.answer(b"twice")
-    published.result(PATIENCE)
-    scene.p.close()
-
-
 def test_one_publish_now_and_then_dials_no_connection() -> None:
     memory = MemoryTransport()
     with producer(memory, publish_connections=1) as p:
         nsqd = connected(p, memory)
-        (endpoint,) = p._pool.endpoints.all
-        for number in range(3):
-            endpoint.own._missed_at -= 2.0  # as if that time had passed
-            published = publishing(p, b"%d" % number)
-            nsqd.answer(b"%d" % number)
-            published.result(PATIENCE)
-        on_pools_thread(p)
-        assert len(memory.dials) == 1
-
-
-class Opaque(WrappedStream):
-    """A user's stream that cannot tell whether it is readable."""
-
-    readable = None
-
-
-class OpaqueTransport:
-    def __init__(self, memory: MemoryTransport) -> None:
-        self._memory = memory
-
-    def connect(self, address: str, *, timeout: float) -> Opaque:
-        return Opaque(self._memory.connect(address, timeout=timeout))
+        with pytest.raises(nsq.ConnectionFailed):
+            p.ping(timeout=1.1)  # no answer: so long after the last publish
+        published = publishing(p, b"now")
+        nsqd.answer(b"now")
+        published.result(PATIENCE)
+    assert len(memory.dials) == 1 + 1
 
 
 def test_over_a_stream_that_cannot_tell_whether_it_is_readable_all_go_through_the_loops() -> None:
-    memory = MemoryTransport()
-    with producer(OpaqueTransport(memory), publish_connections=1) as p:  # type: ignore[arg-type]
-        nsqd = connected(p, memory)
-        for number in range(4):
+    transport = Wrapping(Opaque)
+    with producer(transport, publish_connections=1) as p:
+        nsqd = connected(p, transport.memory)
+
+        def publish(number: int) -> None:
             published = publishing(p, b"%d" % number)
             nsqd.answer(b"%d" % number)
             published.result(PATIENCE)
-            if number == 1:
-                accept_publisher(memory).peer.wait_closed()
-        on_pools_thread(p)
-        assert len(memory.dials) == 2
+
+        number = 0
+        while len(transport.memory.peers) < 2:
+            publish(number := number + 1)
+        accept_publisher(transport.memory).peer.wait_closed()
+        for number in range(3):
+            publish(number)
+    assert len(transport.memory.dials) == 2
 
 
 def test_idle_connections_end_when_the_shared_one_ends(scene: Scene) -> None:
@@ -228,34 +229,52 @@ def test_idle_connections_end_when_the_shared_one_ends(scene: Scene) -> None:
     scene.own.peer.wait_closed()
 
 
-def test_an_idle_connection_is_closed_before_nsqd_misses_a_heartbeat(scene: Scene) -> None:
-    (conn,) = scene.conns._idle
-    conn.used_at -= 31.0  # heartbeat_interval is 30 s; nsqd waits for two
-    scene.p._pool.owner.ask(scene.conns.sweep)
+def test_an_idle_connection_is_closed_before_nsqd_misses_a_heartbeat() -> None:
+    scene = Scene(heartbeat_interval=1.0)  # nsqd waits for two
     scene.own.peer.wait_closed()
-    assert scene.p.stats().published == 3
+    assert not scene.loops.peer.closed
+    scene.p.close(0)
 
 
-def test_a_connection_that_an_interrupted_caller_has_lost_is_closed(scene: Scene) -> None:
-    (conn,) = scene.conns._idle
-    scene.conns._idle.clear()
-    for _ in range(2):
-        assert not scene.own.peer.closed
-        scene.conns.sweep()
-    assert scene.own.peer.closed
-    assert conn not in scene.conns.everyone
+def test_a_publish_that_is_given_up_before_its_round_trip_is_not_sent(scene: Scene) -> None:
+    pool = scene.p._pool
+
+    def give_up() -> None:
+        for publish in pool.pending.copy():
+            pool.give_up(publish, "the producer was closed")
+
+    stream = scene.transport.streams[1]
+    stream.before_look = give_up  # called when the publish has taken the connection
+    with pytest.raises(PublishFailed, match="the producer was closed"):
+        scene.p.publish("orders", b"given up")
+    stream.before_look = lambda: None
+    assert scene.publish(b"next", scene.own, scene.loops) is scene.own
+    assert b"given up" not in scene.own.peer.received
+
+
+@pytest.mark.parametrize("closing", [False, True])
+def test_a_connection_that_an_interrupted_caller_has_lost_is_closed(closing: bool) -> None:
+    scene = Scene(heartbeat_interval=1.0)
+    scene.transport.streams[1].before_look = interrupt  # a signal comes when a publish has taken it
+    with pytest.raises(Interrupted):
+        scene.p.publish("orders", b"interrupted")
+    if closing:
+        assert scene.p.close(PATIENCE)
+    scene.own.peer.wait_closed()
+    assert scene.own.peer.abandoned  # closed, even if its reader has not left it
+    if not closing:
+        scene.next_own()
+        scene.p.close(0)
 
 
 def test_close_waits_for_round_trips_and_closes_their_connections(scene: Scene) -> None:
     published = publishing(scene.p, b"last")
     scene.own.expect(b"last")
-    thread = threading.Thread(target=scene.p.close)
-    thread.start()
-    while not scene.p._pool.closed:
-        time.sleep(0)
+    closed = in_thread(scene.p.close)
+    eventually(lambda: "closed" in repr(scene.p))
     scene.own.ok()
     published.result(PATIENCE)
-    thread.join(PATIENCE)
+    assert closed.result(PATIENCE) == CloseReport(clean=True)
     scene.own.peer.wait_closed()
     scene.loops.peer.wait_closed()
 
@@ -270,51 +289,12 @@ def test_close_cuts_off_a_round_trip_at_its_deadline(scene: Scene) -> None:
     scene.own.peer.wait_closed()
 
 
-def test_close_and_flush_do_not_wait_for_the_round_trip_that_they_interrupt() -> None:
+def test_close_and_flush_do_not_wait_for_the_round_trip_that_they_interrupt(scene: Scene) -> None:
     """As a signal handler that runs in the middle of one."""
-    memory = MemoryTransport()
-    scene = Scene(memory, memory)
     reports: list[Any] = []
-
-    class Interrupting(WrappedStream):
-        def read(self, limit: int = 65536) -> bytes:
-            reports.extend([scene.p.flush(PATIENCE), scene.p.close(PATIENCE)])
-            return super().read(limit)
-
-    (conn,) = scene.conns._idle
-    conn._stream = Interrupting(conn._stream)
+    scene.transport.streams[1].before_read = lambda: reports.extend([scene.p.flush(), scene.p.close()])
     published = publishing(scene.p, b"last")
     scene.own.answer(b"last")
     published.result(PATIENCE)
     assert [bool(report) for report in reports] == [True, True]
     scene.own.peer.wait_closed()
-
-
-def test_close_also_closes_a_connection_that_an_interrupted_publish_has_left(scene: Scene) -> None:
-    def interrupt() -> bool:
-        raise KeyboardInterrupt
-
-    (own,) = scene.conns.everyone
-    own.readable = interrupt  # a signal comes when the publish has taken the connection
-    with pytest.raises(KeyboardInterrupt):
-        scene.p.publish("orders", b"interrupted")
-    assert scene.p.close(PATIENCE)
-    assert scene.own.peer.abandoned  # closed, even if its reader has not left it
-
-
-def test_a_publish_that_is_given_up_before_its_round_trip_is_not_sent(scene: Scene) -> None:
-    pool = scene.p._pool
-
-    def given_up() -> bool:
-        for publish in pool.pending.copy():
-            pool.give_up(publish, "the producer was closed")
-        return False
-
-    (own,) = scene.conns.everyone
-    own.readable = given_up  # called when the publish has taken the connection
-    with pytest.raises(PublishFailed, match="the producer was closed"):
-        scene.p.publish("orders", b"given up")
-    own.readable = lambda: False
-    published = publishing(scene.p, b"next")
-    scene.own.answer(b"next")
-    published.result(PATIENCE)

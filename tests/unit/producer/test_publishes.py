@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from datetime import UTC, datetime, timedelta, timezone
-from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -13,44 +11,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsq import Producer, aio
+import nsq
 from nsq.config import Config
-from nsq.errors import (
-    BadBody,
-    BadMessage,
-    BadTopic,
-    InvalidMessage,
-    InvalidName,
-    MpubFailed,
-    NsqError,
-    PubFailed,
-    PublishFailed,
-    PublishUncertain,
-    ServerError,
-    Unauthorized,
-    UsageError,
-)
-from nsq.producer.publishes import (
-    Publish,
-    PublishOptions,
-    checked_timeout,
-    command_of,
-    join,
-    lost,
-    new_multi_publish,
-    new_publish,
-    refused,
-    unsent,
-)
+from nsq.errors import server_error
+from nsq.producer.publishes import Publish, command_of, join, new_multi_publish, new_publish
 from nsq.wire import commands
-from tests.fakes.nsqd import A, B
-from tests.fakes.pool import LOST, QUOTA
-from tests.fakes.threads import in_threads
+from tests.fakes.nsqd import A
 
 KIB = 1024
 MIB = 1024 * KIB
 CONFIG = Config(max_msg_size=100, max_defer=7200.0)
-FAILED = PublishFailed("no nsqd took it")
+FAILED = nsq.PublishFailed("no nsqd took it")
+LOST = nsq.ConnectionLost(f"{A} closed the connection")
+QUOTA = server_error(b"E_QUOTA later")  # an unknown code
 
 
 def publish(topic: str = "orders", body: bytes = b"body", *, alone: bool = False) -> Publish:
@@ -85,7 +58,6 @@ class TestMade:
         assert command_of([made]) == (dpub or commands.pub("orders", b"body"))
         assert (made.body, type(made.body)) == (b"body", bytes)
         assert (made.topic, made.messages, made.size, made.done()) == ("orders", 1, 4, False)
-        assert repr(made) == "<Publish orders, 1 messages, new>"
 
     def test_a_message_is_deferred_by_a_timedelta_or_until_a_datetime(self) -> None:
         now = datetime.now(UTC)
@@ -97,7 +69,7 @@ class TestMade:
             made = new_publish(Publish, "orders", b"body", defer, CONFIG)
             delay = int(made.command.split(b"\n")[0].split()[2]) if made.command else 0
             assert milliseconds - 60_000 < delay <= milliseconds
-        with pytest.raises(InvalidMessage, match="must have a time zone"):
+        with pytest.raises(nsq.InvalidMessage, match="must have a time zone"):
             new_publish(Publish, "orders", b"body", datetime(2030, 1, 1), CONFIG)
 
     @pytest.mark.parametrize(
@@ -108,37 +80,39 @@ class TestMade:
                     "orders",
                     b"body",
                     defer,
-                    InvalidMessage,
+                    nsq.InvalidMessage,
                     r"^defer is .* must be seconds, a timedelta or an aware datetime",
                 )
                 for defer in (math.inf, math.nan, True, "30", object())
             ],
-            ("orders", b"body", -0.001, InvalidMessage, r"^defer is -0.001 s, must be 0 to 7200 s"),
-            ("orders", b"body", 7201.0, InvalidMessage, r"^defer is 7201 s, must be 0 to 7200 s"),
-            *[(topic, b"body", None, InvalidName, "topic") for topic in ("", "no spaces", None)],
-            ("orders", "text", None, InvalidMessage, "the message is a str, must be bytes: encode it"),
-            ("orders", 7, None, InvalidMessage, "the message is a int, must be bytes"),
-            ("orders", None, None, InvalidMessage, "the message is a NoneType"),
-            ("orders", b"", None, InvalidMessage, "the message is empty"),
-            ("orders", b"x" * 101, None, InvalidMessage, "the message has 101 bytes, must have at most 100"),
-            ("orders", bytearray(101), 1.0, InvalidMessage, "the message has 101 bytes, must have at most"),
+            ("orders", b"body", -0.001, nsq.InvalidMessage, r"^defer is -0.001 s, must be 0 to 7200 s"),
+            ("orders", b"body", 7201.0, nsq.InvalidMessage, r"^defer is 7201 s, must be 0 to 7200 s"),
+            *[(topic, b"body", None, nsq.InvalidName, "topic") for topic in ("", "no spaces", None)],
+            ("orders", "text", None, nsq.InvalidMessage, "the message is a str, must be bytes: encode it"),
+            ("orders", 7, None, nsq.InvalidMessage, "the message is a int, must be bytes"),
+            ("orders", None, None, nsq.InvalidMessage, "the message is a NoneType"),
+            ("orders", b"", None, nsq.InvalidMessage, "the message is empty"),
+            (
+                "orders",
+                b"x" * 101,
+                None,
+                nsq.InvalidMessage,
+                "the message has 101 bytes, must have at most 100",
+            ),
+            (
+                "orders",
+                bytearray(101),
+                1.0,
+                nsq.InvalidMessage,
+                "the message has 101 bytes, must have at most",
+            ),
         ],
     )
     def test_one_message_is_checked(
-        self, topic: str, body: object, defer: float | None, error: type[NsqError], text: str
+        self, topic: str, body: object, defer: float | None, error: type[nsq.NsqError], text: str
     ) -> None:
         with pytest.raises(error, match=text):
             new_publish(Publish, topic, body, defer, CONFIG)
-
-    def test_an_unknown_option_is_refused_and_help_shows_the_others(self) -> None:
-        misspelt: Any = {"key": None, "partitions": 1}
-        with pytest.raises(TypeError, match="a publish has no option 'partitions'"):
-            new_publish(Publish, "orders", b"body", None, CONFIG, misspelt)
-        for client, suffix in [(Producer, ""), (Producer, "_async"), (aio.Producer, "")]:
-            for verb in ("publish", "multi_publish"):
-                shown = inspect.signature(getattr(client, verb + suffix)).parameters
-                assert "options" not in shown
-                assert [*shown][-5:] == [*PublishOptions.__annotations__]
 
     @pytest.mark.parametrize(
         ("topic", "bodies", "text"),
@@ -154,7 +128,7 @@ class TestMade:
         ],
     )
     def test_several_messages_are_checked(self, topic: str, bodies: list[object], text: str) -> None:
-        with pytest.raises(UsageError, match=text):
+        with pytest.raises(nsq.UsageError, match=text):
             new_multi_publish(Publish, topic, bodies, CONFIG)
 
     def test_several_messages_may_come_from_any_iterable(self) -> None:
@@ -179,21 +153,8 @@ class TestMade:
         assert new_multi_publish(Publish, "orders", [body] * most, config).messages == most
         packed = 4 + (most + 1) * (4 + len(body))
         text = f"{most + 1} messages take {packed} bytes together, must be at most {limit} "
-        with pytest.raises(InvalidMessage, match=text):
+        with pytest.raises(nsq.InvalidMessage, match=text):
             new_multi_publish(Publish, "orders", [body] * (most + 1), config)
-
-
-class TestTimeout:
-    @pytest.mark.parametrize(
-        ("timeout", "may_be_zero", "seconds"), [(None, False, 10.0), (5, False, 5.0), (0, True, 0.0)]
-    )
-    def test_is_in_seconds(self, timeout: float | None, may_be_zero: bool, seconds: float) -> None:
-        assert checked_timeout(timeout, 10.0, may_be_zero=may_be_zero) == seconds
-
-    @pytest.mark.parametrize("timeout", [0, -1, math.inf, math.nan, "5", True])
-    def test_anything_else_is_refused(self, timeout: float) -> None:
-        with pytest.raises(UsageError, match=r"^timeout is .* must be"):
-            checked_timeout(timeout, 10.0)
 
 
 def joined(*publishes: Publish, largest: int = 5 * MIB) -> list[list[int]]:
@@ -239,9 +200,6 @@ class TestJoin:
         sizes = [len(batch) for batch in join([publish() for _ in range(2500)], 5 * MIB)]
         assert sizes == [1000, 1000, 500]
 
-    def test_none_when_joining_is_switched_off(self) -> None:
-        assert joined(publish(), publish(), largest=0) == [[0], [1]]
-
     @given(anything, st.one_of(st.integers(0, 200), st.integers(0, 600 * KIB), st.just(2**31)))
     def test_all_go_once_in_the_order_of_their_topic_and_in_full_batches(
         self, publishes: list[Publish], largest: int
@@ -263,95 +221,3 @@ class TestJoin:
                 assert command_of(batch) == commands.mpub(batch[0].topic, [each.body for each in batch])
                 # nsqd counts the number of messages, then each with its size.
                 assert len(command_of(batch).partition(b"\n")[2]) - 4 <= largest
-
-
-REFUSALS: list[tuple[int, ServerError, bool, type[NsqError], bool, bool]] = [
-    # How many were joined, the error, retry_uncertain: the error of each, tried again?, in doubt?
-    (1, BadMessage("E_BAD_MESSAGE"), False, BadMessage, False, False),
-    (1, BadBody("E_BAD_BODY"), True, BadBody, False, False),
-    (1, BadTopic("E_BAD_TOPIC"), False, BadTopic, False, False),
-    (1, PubFailed("E_PUB_FAILED"), False, PubFailed, True, False),
-    (1, MpubFailed("E_MPUB_FAILED"), False, MpubFailed, False, True),
-    (1, MpubFailed("E_MPUB_FAILED"), True, MpubFailed, True, True),
-    (1, QUOTA, False, ServerError, False, False),
-    (3, BadMessage("E_BAD_MESSAGE"), False, BadMessage, True, False),
-    (3, BadBody("E_BAD_BODY"), False, BadBody, True, False),
-    (3, MpubFailed("E_MPUB_FAILED"), False, PublishUncertain, False, True),
-    (3, MpubFailed("E_MPUB_FAILED"), True, PublishUncertain, True, True),
-    (3, Unauthorized("E_UNAUTHORIZED not for you"), True, Unauthorized, False, False),
-    (0, BadMessage("E_BAD_MESSAGE"), True, BadMessage, True, False),
-]
-
-
-class TestRefused:
-    @pytest.mark.parametrize(("count", "error", "retry_uncertain", "kind", "again", "doubted"), REFUSALS)
-    def test_what_becomes_of_each(
-        self,
-        count: int,
-        error: ServerError,
-        retry_uncertain: bool,
-        kind: type[NsqError],
-        again: bool,
-        doubted: bool,
-    ) -> None:
-        batch = [publish() for _ in range(count)]
-        verdicts = refused(batch, error, A, retry_uncertain)
-        assert [verdict.publish for verdict in verdicts] == batch
-        assert all((type(each.error), each.again) == (kind, again) for each in verdicts)
-        assert all(each.uncertain_at == ((A,) if doubted else ()) for each in batch)
-        if count > 1 and again and not doubted:
-            assert joined(*batch) == [[0], [1], [2]]  # each goes alone from now on
-        else:
-            assert not any(each.no_batching for each in batch)
-        if not again:  # callers do not share an error
-            assert len({id(verdict.error) for verdict in verdicts}) == count
-        for each in verdicts:
-            if kind is PublishUncertain:
-                assert each.error.__cause__ is error
-                assert str(each.error) == (
-                    f"publishing to 'orders': it was sent to {A} and not answered ({error}); it may be stored"
-                )
-            else:
-                assert (str(each.error), each.error.code) == (str(error), error.code)
-
-
-def test_what_was_never_sent_is_surely_not_stored_and_anything_else_is_in_doubt() -> None:
-    made = publish()
-    error = unsent(made, "no nsqd could be reached")
-    assert isinstance(error, PublishFailed)
-    assert str(error) == "publishing to 'orders': no nsqd could be reached"
-    lost([made], LOST, A, executed=True, retry_uncertain=True)
-    refused([made], MpubFailed("E_MPUB_FAILED"), B, True)
-    error = unsent(made, "no nsqd could be reached")
-    assert isinstance(error, PublishUncertain)
-    assert f"{A} and {B}" in str(error)
-    assert "then: no nsqd could be reached" in str(error)
-
-
-class TestEnds:
-    @pytest.mark.parametrize("error", [None, FAILED])
-    def test_the_first_counts(self, error: NsqError | None) -> None:
-        made = publish()
-        assert made.end(error)
-        assert not made.end(LOST)
-        assert made.done()
-        assert made.error is error
-        assert repr(made) == "<Publish orders, 1 messages, ended>"
-
-    def test_of_many_at_once_one_counts(self) -> None:
-        for _ in range(50):
-            made = publish()
-            errors = [PublishFailed(str(number)) for number in range(4)]
-            won = in_threads(*[partial(made.end, error) for error in errors])
-            assert won.count(True) == 1
-            assert made.error is errors[won.index(True)]
-
-    def test_one_thread_claims_it_each_time_it_is_sent(self) -> None:
-        for _ in range(50):
-            made = publish()
-            made.endpoint = object()  # type: ignore[assignment]
-            for _ in range(2):
-                claims = in_threads(*[partial(made.claim.acquire, False)] * 4)
-                assert claims.count(True) == 1
-                made.try_again()
-                assert made.endpoint is None

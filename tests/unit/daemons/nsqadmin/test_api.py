@@ -10,7 +10,7 @@ import pytest
 from nsq.daemons.nsqadmin import overview
 from nsq.daemons.nsqadmin.cluster import Cluster
 
-from .upstreams import DOWN, LOOKUPD, NSQD1, NSQD2, SECOND, Upstreams, channel, node, stats, topic
+from .upstreams import DOWN, LOOKUPD, NSQD1, NSQD2, Upstreams, channel, node, stats, topic
 
 PAUSE = {"action": "pause"}
 
@@ -151,18 +151,6 @@ def test_inactive_topics_are_those_that_no_nsqd_offers() -> None:
     upstreams.answers[f"{LOOKUPD}/channels"] = {"channels": ["archive"]}
     told = {"topics": {"old": ["archive"]}, "message": ""}
     assert upstreams.ask("GET", "/api/topics?inactive=true") == (200, told)
-
-
-def test_an_nsqd_that_two_nsqlookupds_list_is_one_node_hidden_only_if_both_hide_it() -> None:
-    upstreams = Upstreams(lookupd_http_addresses=(LOOKUPD, SECOND))
-    upstreams.answers[f"{LOOKUPD}/nodes"] = {"producers": [node(NSQD1, hidden=True)]}
-    upstreams.answers[f"{SECOND}/nodes"] = {"producers": [node(NSQD1), node(NSQD2, hidden=True)]}
-    _, told = upstreams.ask("GET", "/api/nodes")
-    assert [(each["hostname"], each["topics"][0]["tombstoned"]) for each in told["nodes"]] == [
-        ("nsqd1", False),
-        ("nsqd2", True),
-    ]
-    assert told["nodes"][0]["remote_addresses"] == [f"{LOOKUPD}/nsqd1:1", f"{SECOND}/nsqd1:1"]
 
 
 def test_an_nsqd_that_insists_on_tls_is_asked_again_with_tls() -> None:

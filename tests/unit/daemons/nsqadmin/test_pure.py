@@ -258,16 +258,6 @@ def test_the_history_has_the_figures_of_five_minutes_every_ten_seconds() -> None
     assert history.shown()["times"] == [5.0]
 
 
-def test_an_nsqd_that_is_gone_is_marked_and_its_messages_count_no_more() -> None:
-    poll = node_poll("n")
-    poll.value, poll.answered = poll.track.add(summarize(stats(topic("orders", depth=5)), 0.0)), 0.0
-    poll.listed, poll.waiting_since = False, 0.0
-    shown = describe([poll], [], 90.0)
-    assert shown["topics"] == []
-    assert shown["nodes"][0]["health"] == (BAD, "gone: no nsqlookupd lists it any more")
-    assert shown["nodes"][0]["silent"] == 90.0
-
-
 @pytest.mark.parametrize(
     ("options", "counts", "node", "formula"),
     [

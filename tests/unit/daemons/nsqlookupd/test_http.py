@@ -13,17 +13,6 @@ from nsq.daemons.serve.routes import HttpError, Reply, Request, Router
 from nsq.daemons.serve.slices import Slices
 from nsq.wire.lookup import PeerInfo
 
-PEER = {
-    "remote_address": "10.0.0.7:5000",
-    "hostname": "g1",
-    "broadcast_address": "g1.example",
-    "tcp_port": 4150,
-    "http_port": 4151,
-    "version": "9.9.9",
-    "topology_zone": "z1",
-    "topology_region": "r1",
-}
-
 
 class Api:
     """The routes over a registry in which one nsqd registered two topics and a channel."""
@@ -78,32 +67,6 @@ def api() -> Api:
     return Api()
 
 
-def test_lookup_lists_channels_and_producers(api: Api) -> None:
-    found = api.get("/lookup?topic=orders")
-    assert found == {"channels": ["archive"], "producers": [PEER]}
-    assert list(found["producers"][0]) == list(PEER)
-    api.now = 351.0
-    assert api.get("/lookup?topic=orders") == {"channels": ["archive"], "producers": []}
-
-
-def test_nodes_lists_nsqds_with_topics_and_tombstones(api: Api) -> None:
-    node = PEER | {"tombstones": [False, False], "topics": ["orders", "clicks"]}
-    assert api.get("/nodes") == {"producers": [node]}
-    assert list(api.get("/nodes")["producers"][0]) == list(node)
-    api.now = 351.0
-    assert api.get("/nodes") == {"producers": []}
-
-
-@pytest.mark.parametrize("path", ["/topic/tombstone", "/tombstone_topic_producer"])
-def test_tombstone_hides_a_producer_of_a_topic(api: Api, path: str) -> None:
-    api.post(f"{path}?topic=orders&node=g1.example:4151")
-    api.post(f"{path}?topic=orders&node=unknown:1")
-    assert api.get("/lookup?topic=orders")["producers"] == []
-    assert api.get("/nodes")["producers"][0]["tombstones"] == [True, False]
-    api.now = 145.0
-    assert api.get("/lookup?topic=orders")["producers"] == [PEER]
-
-
 def test_debug_shows_everything_under_sorted_keys(api: Api) -> None:
     api.post("/topic/create?topic=empty")
     api.post("/topic/tombstone?topic=orders&node=g1.example:4151")
@@ -156,6 +119,8 @@ def test_former_names_do_the_same_and_by_get_if_that_was_asked_for(method: str) 
     api.ask(method, "/create_topic?topic=t")
     api.ask(method, "/create_channel?topic=u&channel=c")
     assert api.get("/topics")["topics"] == ["orders", "clicks", "t", "u"]
+    api.ask(method, "/tombstone_topic_producer?topic=orders&node=g1.example:4151")
+    assert api.get("/lookup?topic=orders") == {"channels": ["archive"], "producers": []}
     api.ask(method, "/delete_topic?topic=t")
     api.ask(method, "/delete_channel?topic=u&channel=c")
     assert api.get("/channels?topic=u") == {"channels": []}

@@ -27,14 +27,6 @@ def forget(registry: Registry, gone: Peer) -> None:
         pass
 
 
-def test_a_channel_brings_its_topic() -> None:
-    one = peer()
-    made = registry(one)
-    made.register_channel(one, "orders", "archive")
-    assert (made.topics(), made.channels("orders")) == (["orders"], ["archive"])
-    assert made.producers("orders", 0.0) == [one]
-
-
 def test_unknown_and_empty_are_different() -> None:
     made = registry()
     made.create_channel("made", "c")
@@ -107,46 +99,6 @@ def test_a_tombstone_for_an_unknown_producer_changes_nothing() -> None:
     made.tombstone("nope", "n1:4151", 0.0)
     assert made.producers("t", 0.0) == [one]
     assert made.topics() == ["t"]
-
-
-def test_ephemeral_channels_end_with_their_last_producer() -> None:
-    one, two = peer(1), peer(2)
-    made = registry(one, two)
-    for each in (one, two):
-        made.register_channel(each, "t", "c")
-        made.register_channel(each, "t", "c#ephemeral")
-        made.register_topic(each, "t#ephemeral")
-    forget(made, one)
-    assert (made.topics(), made.channels("t")) == (["t", "t#ephemeral"], ["c", "c#ephemeral"])
-    made.unregister_channel(two, "t", "c#ephemeral")
-    assert made.channels("t") == ["c"]
-    forget(made, two)
-    assert (made.topics(), made.channels("t")) == (["t"], ["c"])
-    assert made.nodes(0.0) == []
-
-
-def test_a_deleted_topic_may_be_registered_again() -> None:
-    one = peer()
-    made = registry(one)
-    made.register_channel(one, "t", "c")
-    made.delete_topic("t")
-    made.delete_topic("t")
-    assert (made.topics(), one.channels_by_topic) == ([], {})
-    made.unregister_channel(one, "t", "c")
-    made.unregister_topic(one, "t")
-    made.register_topic(one, "t")
-    assert made.producers("t", 0.0) == [one]
-
-
-def test_deleting_a_channel_tells_whether_there_was_one() -> None:
-    one = peer()
-    made = registry(one)
-    made.register_channel(one, "t", "c")
-    assert made.delete_channel("t", "c")
-    assert not made.delete_channel("t", "c")
-    assert not made.delete_channel("nope", "c")
-    made.unregister_channel(one, "t", "c")
-    assert made.producers("t", 0.0) == [one]
 
 
 NAMES = st.sampled_from(["a", "b#ephemeral"])

@@ -69,6 +69,7 @@ def test_a_web_page_whose_name_leads_to_this_machine_is_refused() -> None:
 @pytest.mark.parametrize(
     ("query", "code"),
     [
+        ("format=proto", "INVALID_ARG_FORMAT"),
         ("seconds=0", "INVALID_ARG_SECONDS"),
         ("seconds=60.5", "INVALID_ARG_SECONDS"),
         ("seconds=nan", "INVALID_ARG_SECONDS"),
@@ -79,14 +80,9 @@ def test_a_web_page_whose_name_leads_to_this_machine_is_refused() -> None:
         ("limit=many", "INVALID_ARG_LIMIT"),
     ],
 )
-def test_arguments_that_make_no_sense(query: str, code: str) -> None:
+def test_arguments_that_make_no_sense_are_refused(query: str, code: str) -> None:
     with pytest.raises(HttpError, match=f"400 {code}"):
-        ask(Request("GET", f"/debug/tracemalloc?{query}"))
-
-
-def test_a_form_of_profile_that_there_is_not() -> None:
-    with pytest.raises(HttpError, match="400 INVALID_ARG_FORMAT"):
-        ask(Request("GET", "/debug/profile?format=proto"))
+        ask(Request("GET", f"/debug/{'profile' if code.endswith('FORMAT') else 'tracemalloc'}?{query}"))
 
 
 @pytest.mark.parametrize(("rate", "status"), [("5", 404), ("-1", 404), ("", 400), ("x", 400), ("1.5", 400)])
@@ -187,7 +183,7 @@ def test_sampling_ends_when_its_time_is_over() -> None:
     assert (profile.seconds, profile.stacks.total()) == (4.0, 4)
 
 
-def test_a_thread_that_is_gone() -> None:
+def test_a_thread_that_is_gone_has_no_samples() -> None:
     assert sample(-1, 1000.0, Looks(1000)).stacks.total() == 0
 
 

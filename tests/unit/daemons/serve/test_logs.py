@@ -64,7 +64,9 @@ def test_a_message_below_the_level_is_not_formatted() -> None:
         def __str__(self) -> str:
             raise AssertionError("formatted")
 
-    DaemonLog(level="error", stream=io.StringIO()).info("%s", Costly())
+    stream = io.StringIO()
+    DaemonLog(level="error", stream=stream).info("%s", Costly())
+    assert stream.getvalue() == ""
 
 
 def test_an_error_brings_its_traceback() -> None:

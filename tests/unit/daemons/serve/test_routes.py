@@ -54,14 +54,10 @@ def test_a_wrong_method_gets_the_allowed_ones() -> None:
     assert without("POST", "/config/x") == (405, {"Allow": "GET, OPTIONS, PUT"}, body)
 
 
-def test_options_tells_them_too() -> None:
+def test_options_tells_them_too_and_an_unknown_path_gets_404() -> None:
     assert without("OPTIONS", "/pub") == (200, {"Allow": "OPTIONS, POST"}, b"")
-    assert without("OPTIONS", "/nope") == (404, {}, b'{"message":"NOT_FOUND"}')
-
-
-def test_an_unknown_path_gets_404() -> None:
-    assert without("GET", "/nope") == (404, {}, b'{"message":"NOT_FOUND"}')
-    assert without("GET", "/") == (404, {}, b'{"message":"NOT_FOUND"}')
+    for method, path in (("OPTIONS", "/nope"), ("GET", "/nope"), ("GET", "/")):
+        assert without(method, path) == (404, {}, b'{"message":"NOT_FOUND"}')
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nsq.spark.receiver import protocol
-from nsq.spark.receiver.protocol import Begin, UnparsableLine
+from nsq.spark.receiver.protocol import Begin, Event, UnparsableLine
 
 
 def encoded(said: object) -> bytes:
@@ -53,5 +53,5 @@ JSON = st.recursive(
 
 @settings(max_examples=60)
 @given(st.binary() | st.tuples(st.sampled_from(["Ready", "Rolled", "Status", "Stopped"]), JSON).map(encoded))
-def test_no_line_makes_the_parser_raise(line: bytes) -> None:
-    protocol.decoded(line)
+def test_any_line_is_an_event_or_unparsable(line: bytes) -> None:
+    assert isinstance(protocol.decoded(line), Event | UnparsableLine)

@@ -9,10 +9,9 @@ import pytest
 
 from nsq.daemons import COMPATIBLE_VERSION
 from nsq.daemons.nsqd.core.deferred import DueRange
-from nsq.daemons.nsqd.http import tls_gate
 from nsq.daemons.nsqd.options import TOPOLOGY_AWARE
 from nsq.daemons.nsqd.stats import due_within
-from nsq.daemons.serve.routes import OK, HttpError, Reply, Request
+from nsq.daemons.serve.routes import HttpError, Reply, Request
 from nsq.wire import commands
 from nsq.wire.frames import RawMessage
 from tests.unit.daemons.nsqd.http.api import Api
@@ -207,12 +206,6 @@ def test_tls_settings_are_shown_as_gos_numbers(options: dict[str, str], required
     assert api.json("/config/tls_min_version") == version
 
 
-def test_the_log_level_can_be_changed() -> None:
-    api = Api()
-    assert api.ask("PUT", "/config/log_level", b"warn").body == b"3"
-    assert api.json("/config/log_level") == 3
-
-
 def test_the_nsqlookupds_can_be_changed() -> None:
     api = Api()
     wanted = ["a:1", "b:2"]
@@ -242,25 +235,6 @@ def test_settings_that_cannot_be_made(name: str, body: bytes, refusal: tuple[int
     api = Api()
     assert api.refused("PUT", f"/config/{name}", body) == refusal
     assert api.json("/config/log_level") == 1
-
-
-# The rest
-
-
-def test_memory_can_be_freed() -> None:
-    assert Api().ask("POST", "/debug/freememory") == OK
-
-
-def test_the_gate_of_an_nsqd_that_requires_tls() -> None:
-    reply = tls_gate(lambda: 4152)(Request("POST", "/pub"))
-    assert (reply.status, reply.body) == (403, b'{"message":"TLS_REQUIRED","https_port":4152}')
-
-
-def test_everything_that_changes_something_needs_its_verb() -> None:
-    api = Api()
-    assert api.router.find("GET", "/pub") == (None, {})
-    assert api.router.without(Request("GET", "/pub")).status == 405
-    assert api.router.without(Request("HEAD", "/ping")).status == 405
 
 
 # Messages that wait
