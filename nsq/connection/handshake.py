@@ -96,9 +96,7 @@ def shake_hands(
         raise HandshakeFailed(f"the answer to IDENTIFY cannot be read: {error}") from error
     for limit in ("max_rdy_count", "msg_timeout", "max_msg_timeout"):
         if (value := getattr(reply, limit)) < 0:
-            raise HandshakeFailed(
-                f"the answer to IDENTIFY has a {limit} of {value}: this is no working nsqd"
-            )
+            raise HandshakeFailed(f"the answer to IDENTIFY has a {limit} of {value}: this is no working nsqd")
     if config.tls:
         if not reply.tls_v1:
             raise HandshakeFailed("TLS was asked for, and this nsqd does not offer it")
