@@ -54,7 +54,7 @@ class TestFuture:
         assert isinstance(made, Future)
         assert not made.cancel()
         assert (made.running(), made.done(), made.cancelled()) == (True, False, False)
-        assert "<Publish orders" in repr(made)
+        assert "<Publish to orders" in repr(made)
         for wait in (made.result, made.exception):
             with pytest.raises(TimeoutError, match="has not ended within 0 s"):
                 wait(0.0)
