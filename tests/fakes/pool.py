@@ -256,7 +256,7 @@ def lose(endpoint: PublishingEndpoint, cause: NsqError | None = LOST) -> None:
 
 
 def bodies(items: Any) -> list[bytes]:
-    """Of the publishes among them."""
+    """Return the bodies of the publishes among the items."""
     return [item.body for item in items if isinstance(item, Publish)]
 
 
