@@ -681,14 +681,14 @@ class Router(AddressBook):
         absence = self._pool.discovery.absence
         if self.kind is None:
             routed = isinstance(rules, PartitionRules)
-            return f"no nsqlookupd has told which NSQ this is: {absence}" if routed else ""
+            return f"no nsqlookupd has said which NSQ this is: {absence}" if routed else ""
         if not isinstance(rules, PartitionRules):
             return ""
         table = self.lookups.cluster.table(name)
         tried: Tries = publish.memory or NO_TRIES
         said = f"; nsqd said last: {tried.error}" if tried.error is not None else ""
         if not table.known:
-            return f"no nsqlookupd has told who leads its partitions: {absence}{said}"
+            return f"no nsqlookupd has said which nsqds lead its partitions: {absence}{said}"
         try:
             chosen = rules.choose(self._topic_of(table))
         except UsageError as error:
