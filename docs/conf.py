@@ -21,7 +21,7 @@ from nsq.options import OptionHelp
 project = "nsq"
 author = "the nsq authors"
 version = release = nsq.__version__
-html_title = f"nsq {version}"
+html_title = f"nsq {version}: NSQ for Python"
 html_theme = "furo"
 html_static_path = ["static"]
 html_css_files = ["style.css"]

@@ -16,7 +16,7 @@ WIDTH = 540
 
 STYLE = """
   text { font: 14px -apple-system, "Segoe UI", Helvetica, Arial, sans-serif; fill: #24292f }
-  .strong { font-weight: 600 } .small { font-size: 12px; fill: #57606a } .code { font-family: monospace }
+  .strong { font-weight: 600 } .small { font-size: 13px; fill: #57606a } .code { font-family: monospace }
   .page { fill: #ffffff } .line { stroke: #57606a; stroke-width: 1.5; fill: none } .tip { fill: #57606a }
   .grid { stroke: #d0d7de } .dashed { stroke-dasharray: 5 4 } .plain { fill: #f6f8fa; stroke: #8c959f }
   .a { fill: #cfe8dc; stroke: #1a7f5a } .b { fill: #d8e6f8; stroke: #1f6fb5 }
@@ -86,7 +86,7 @@ class Picture:
 
 
 def message() -> Picture:
-    picture = Picture(318, "The journey of a message")
+    picture = Picture(244, "The journey of a message")
     picture.box(12, 70, 92, 54, "b", "producer", "publish")
     picture.box(140, 16, 252, 216, "plain")
     picture.text(152, 36, "nsqd", "strong")
@@ -108,9 +108,6 @@ def message() -> Picture:
     picture.text(410, 205, "FIN", anchor="middle")
     picture.arrow((440, 122), (382, 100), dashed=True)
     picture.text(414, 132, "REQ", anchor="middle")
-    picture.text(12, 258, "Each channel gets every message; the consumers of a channel share its messages.")
-    picture.text(12, 278, "FIN: the handler has returned, and the message is finished.")
-    picture.text(12, 298, "REQ: the handler has failed; the message comes again later, up to 5 times in all.")
     return picture
 
 
@@ -156,7 +153,7 @@ def rdy() -> Picture:
     picture.text(place(70, last), 52, "nsqd 3", "strong")
     picture.text(place(10, last), 228, "nsqd 2 connects", anchor="middle")
     picture.text(place(32, last), 244, "nsqd 2 is idle for 10 s: RDY 1", anchor="middle")
-    picture.text(place(50, last), 228, "has messages again", anchor="middle")
+    picture.text(place(50, last), 228, "nsqd 2 has messages again", anchor="middle")
     picture.text(right, 244, "nsqd 3 connects", anchor="end")
     return picture
 

@@ -16,8 +16,10 @@ from typing import Any, NoReturn, Protocol
 
 from nsq.errors import AlreadyResponded
 
-#: Bytes of the body that a message's repr shows, and so our log lines.
-_SHOWN = 40
+
+def shown_body(body: bytes) -> str:
+    """The length of a body and its first 40 bytes, for reprs, and so for log lines."""
+    return f"{len(body)} bytes: {body[:40]!r}{'…' if len(body) > 40 else ''}"
 
 
 class MessageDelegate(Protocol):
@@ -95,8 +97,7 @@ class Message:
         return f"<Message {self.id_text} of {self.topic}{state}, {self._shown()}>"
 
     def _shown(self) -> str:
-        begin = f"{self.body[:_SHOWN]!r}{'…' if len(self.body) > _SHOWN else ''}"
-        return f"attempt {self.attempts}, {len(self.body)} bytes: {begin}"
+        return f"attempt {self.attempts}, {shown_body(self.body)}"
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a Message cannot be pickled, as its connection cannot: pass its body on")

@@ -18,7 +18,7 @@ print((time.perf_counter() - began) * 1000)
 
 
 def main(*modules: str) -> float:
-    """What is above the best is other people's work."""
+    """Return the shortest time in milliseconds: longer ones include the work of other programs."""
     argv = [sys.executable, "-c", _PROGRAM, *modules]
     return min(float(subprocess.run(argv, capture_output=True, check=True).stdout) for _ in range(_TIMES))
 

@@ -289,7 +289,7 @@ class HandlerPool:
         return {**self._fields, "nsqd_address": message.nsqd_address, **about}
 
     def failed_for_good(self, message: Message) -> bool:
-        """Whether the message, which has just failed, is to be given up now."""
+        """Whether the message, which has just failed, must be given up now."""
         if not self._gives_up_at_last_failure or message.responded:
             return False
         return self._handled_attempts(message) >= self._max_attempts

@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 class Codec(Generic[T]):
-    """Turns objects into bodies and back; ``decode`` raises ValueError for a body that is none of its own."""
+    """Turns objects into bodies and back; ``decode`` raises ValueError for a body that it cannot read."""
 
     def encode(self, value: T) -> bytes:
         raise NotImplementedError
@@ -62,7 +62,7 @@ class Codec(Generic[T]):
 
 
 class Json(Codec[Any]):
-    """Whatever the json module takes."""
+    """Any value that the json module takes."""
 
     def encode(self, value: Any) -> bytes:
         return json.dumps(value, separators=(",", ":")).encode()

@@ -192,7 +192,7 @@ class PartitionDiscovery(Discovery):
 
     @property
     def missing(self) -> tuple[int, ...]:
-        """The partitions that nobody leads at the moment."""
+        """The partitions that have no leader at the moment."""
         return tuple(filter(self._reading.selects, self._table.missing))
 
     def _report(self) -> None:

@@ -570,12 +570,12 @@ class Router(AddressBook):
         absence = self._pool.discovery.absence
         if self.kind is None:
             routed = isinstance(rules, PartitionRules)
-            return f"no nsqlookupd has told which NSQ this is: {absence}" if routed else ""
+            return f"no nsqlookupd has said which NSQ this is: {absence}" if routed else ""
         if not isinstance(rules, PartitionRules):
             return ""
         table = self.lookups.cluster.table(name)
         if not table.known:
-            return f"no nsqlookupd has told who leads its partitions: {absence}{said(publish)}"
+            return f"no nsqlookupd has said which nsqds lead its partitions: {absence}{said(publish)}"
         away = [each.reason for each in self._pool.endpoints.all if not each.open]
         return rules.reason(publish, self._snapshots.disconnected(table), "; ".join(away))
 

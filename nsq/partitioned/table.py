@@ -124,7 +124,7 @@ class Cluster:
 
     def __init__(self, pinned: Kind | None = None) -> None:
         self.kind: Kind | None = pinned
-        """The kind of the cluster; None until an nsqlookupd has told."""
+        """The kind of the cluster; None until an nsqlookupd has said it."""
         self.tables: dict[str, TopicTable] = {}
         self.version = 0
         """Counts the facts: while it stays the same, so do the tables."""

@@ -166,7 +166,7 @@ class Producer:
         The other options need a partitioned NSQ. Messages with the same ``key`` (a str, bytes or int) go to
         the same partition; ``partition`` names one. ``trace`` is a number of your choice for this message,
         ``headers`` a mapping that travels with it as JSON, ``tag`` restricts it to consumers with this tag.
-        The result says what nsqd has told of the message.
+        The result has the ids and the offset that nsqd gave the message.
         """
         pool = self._pool
         if self._around_publish is not None:

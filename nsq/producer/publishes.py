@@ -34,6 +34,7 @@ from nsq.errors import (
     UsageError,
 )
 from nsq.log import Logger
+from nsq.message import shown_body
 from nsq.threads.waiters import Waiters
 from nsq.wire import commands
 from nsq.wire.frames import PUBLISHED, Published
@@ -96,7 +97,7 @@ class Publish(Waiters):
     memory: Any = None
     """What its rules remember between tries."""
     published: Published = PUBLISHED
-    """What nsqd has told about it."""
+    """The ids and the offset that nsqd gave it."""
 
     def __init__(self, topic: str, body: bytes) -> None:
         self.locks: list[Any] = []  # instead of Waiters.__init__: a call less per publish
@@ -117,7 +118,9 @@ class Publish(Waiters):
         self.command: bytes | None = None
 
     def __repr__(self) -> str:
-        return f"<Publish {self.topic}, {self.messages} messages, {'ended' if self.done() else self.state}>"
+        state, begin = "ended" if self.done() else self.state, shown_body(self.body)
+        several = f"{self.messages} messages of {self.size} bytes"
+        return f"<Publish to {self.topic}, {state}, {several if self.messages > 1 else begin}>"
 
     def done(self) -> bool:
         """Whether it has ended."""

@@ -57,7 +57,7 @@ class RawMessage(NamedTuple):
 
 
 class Published(NamedTuple):
-    """The result of a publish, which is always true. Of a traced message a partitioned NSQ tells where it is
+    """The result of a publish, which is always true. For a traced message a partitioned NSQ says where it is
     stored: ``internal_id``, ``offset`` and ``size`` in the partition, and the ``trace_id``; of a batch these
     are the first message's, and the size of all. None means unknown.
     """

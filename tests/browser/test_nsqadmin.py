@@ -367,7 +367,7 @@ def test_a_slow_nsqd_holds_up_no_figure_and_is_marked(browser: Any) -> None:
             nsqd.post("/pub?topic=orders", b"x")
             visit.see(re.compile(f"no consumers: {waiting} message"))
         visit.see(f"nsqd {address}: slow: it does not answer in time", within="#banner")
-        # What waits for all of its nsqds is not there yet, and not said to be nothing.
+        # One of its nsqds has not answered yet: the page must not say that there is none.
         assert not page.get_by_text("No nsqd has this topic now.").is_visible()
 
 

@@ -103,5 +103,5 @@ def lose(endpoint: PublishingEndpoint) -> None:
 
 
 def bodies(items: Any) -> list[bytes]:
-    """Of the publishes among them."""
+    """Return the bodies of the publishes among the items."""
     return [item.body for item in items if isinstance(item, Publish)]

@@ -1,7 +1,7 @@
 """Replays a recorded TCP conversation step by step, and compares every byte that is not random.
 
-What is chance is named here: message ids and timestamps. An id received stands for the recorded one in
-whatever is sent and expected later.
+Message ids and timestamps are random. A received id replaces the recorded one in everything that is sent and
+expected later.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def replay(case: Case, address: str) -> None:
 
 
 def replay_all(cases: list[Case], address: str, replay: Replay = replay) -> Mapping[str, Exception | None]:
-    """Every case against one daemon, many at once as most only wait; what went wrong, by name."""
+    """Replay every case against one daemon, many at once: most only wait. Return the errors by name."""
 
     def outcome(case: Case) -> Exception | None:
         try:
@@ -131,7 +131,7 @@ def as_bytes(text: str) -> bytes:
 
 
 def _is_about_time(case: Case) -> bool:
-    """Cases that deliver messages are about delays and timeouts: there the recorded silence is the point."""
+    """Whether the case delivers messages: it tests delays and timeouts, so the recorded silence matters."""
     return any(isinstance(step.get("recv"), dict) and "message" in step["recv"] for step in case["steps"])
 
 

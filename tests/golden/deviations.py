@@ -1,6 +1,6 @@
 """Deliberate differences between our daemons and the recorded ones, with the reasons.
 
-Nowhere else is a difference excused. Other programs (NSQ_BIN_DIR) are held to the recordings as they are.
+No other difference is allowed, and none for other programs (NSQ_BIN_DIR).
 docs/compatibility.md lists them for users, with those that no recording shows.
 """
 
@@ -15,7 +15,7 @@ Case = dict[str, Any]
 
 @dataclass(frozen=True)
 class Deviation:
-    """``ours`` makes of the recorded case or exchange what our daemon is to answer."""
+    """``ours`` turns a recorded case or exchange into the one that our daemon must follow."""
 
     reason: str
     ours: Callable[[Case], Case]

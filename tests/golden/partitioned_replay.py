@@ -91,7 +91,7 @@ class Recorded:
 
 
 class Stage:
-    """A cluster, and what replays on it have in common: which recorded id stands for which real one."""
+    """A cluster, and the real id for each recorded id, which all replays on it share."""
 
     def __init__(self, cluster: PartitionedCluster) -> None:
         self.cluster = cluster
@@ -121,7 +121,7 @@ class Stage:
                 previous = internal_id
 
     def same(self, kind: str, partition: int, recorded: int, real: int) -> None:
-        """Check a counter: it may have begun elsewhere, but counts alike from then on."""
+        """Check a counter: it may begin at another number, but must then grow by the same steps."""
         distance = self.distances.setdefault((kind, partition), recorded - real)
         assert recorded - real == distance, (
             f"{kind}: recorded {recorded}, got {real}, expected {distance} less"

@@ -18,7 +18,7 @@ def cases(file: str) -> list[Case]:
 
 
 def exchanges(file: str) -> list[Case]:
-    """The exchanges of an HTTP recording; one we answer otherwise carries its reason under ``deviation``."""
+    """The exchanges of an HTTP recording; where our answer differs, ``deviation`` has the reason."""
     return [_expected(file, exchange["request"], exchange) for exchange in load(file)["exchanges"]]
 
 

@@ -1,7 +1,7 @@
 """Replays recorded HTTP exchanges in their order, and compares status, headers and body, also the order of
 keys.
 
-What is chance (ports, times, memory) is masked on both sides by the names of the fields, never by position.
+Random values (ports, times, memory) are masked on both sides by the names of their fields.
 """
 
 from __future__ import annotations

@@ -204,7 +204,7 @@ def test_an_option_of_a_partitioned_cluster_waits_until_the_kind_is_known(
     ) as producer:
         producer.publish("orders", b"plain")
         producer.multi_publish("orders", [b"one", b"two"])
-        with pytest.raises(nsq.PublishFailed, match="no nsqlookupd has told which NSQ this is"):
+        with pytest.raises(nsq.PublishFailed, match="no nsqlookupd has said which NSQ this is"):
             producer.publish("orders", b"keyed", key="k", timeout=0.3)
         pending = producer.publish_async("orders", b"keyed", key="k")
         for lookup in orders.lookups:

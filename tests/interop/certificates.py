@@ -9,7 +9,7 @@ import trustme
 
 
 class Certificate(NamedTuple):
-    """A server's, and the authority that its clients shall trust."""
+    """A server's certificate, and the authority that its clients trust."""
 
     chain: Path
     key: Path

@@ -64,7 +64,7 @@ def session_nsqd(shared_nsqlookupd: Nsqlookupd, certificate: Certificate) -> Ite
 
 @pytest.fixture
 def shared_nsqd(session_nsqd: Nsqd) -> Iterator[Nsqd]:
-    """Knows the shared nsqlookupd, and TLS. What a test does to it must not trouble it."""
+    """An nsqd with TLS, registered with the shared nsqlookupd. Fails a test that makes it log an error."""
     before = len(session_nsqd.log)
     yield session_nsqd
     assert trouble(session_nsqd.log[before:]) == []
@@ -72,6 +72,6 @@ def shared_nsqd(session_nsqd: Nsqd) -> Iterator[Nsqd]:
 
 @pytest.fixture
 def topic(request: pytest.FixtureRequest) -> str:
-    """One of its own for every test."""
+    """Return a topic that only this test uses."""
     name = re.sub(r"\W+", "-", request.node.name)[:50]
     return f"{name}-{next(_NUMBERS)}"

@@ -31,7 +31,7 @@ _TAIL = 2000
 
 
 class DriverFailed(AssertionError):
-    """The client could not do it, or its driver is gone."""
+    """The client failed, or its driver has ended."""
 
 
 class Received(NamedTuple):
@@ -100,7 +100,7 @@ class Driver:
         return self._process.poll() is not None
 
     def stop(self) -> None:
-        """End the child: the end of its stdin is its order to go."""
+        """End the child by closing its stdin."""
         process = self._process
         for pipe in (process.stdin, process.stdout):
             if pipe is not None:
@@ -145,7 +145,7 @@ class Driver:
         return line
 
     def _ended(self, what: str) -> DriverFailed:
-        """An answer that comes after all would be taken for the next order's: the driver has to go."""
+        """End the driver: a late answer would be taken for that of the next order."""
         self.stop()
         return DriverFailed(f"the driver of {self.client} {what}{self._said()}")
 
@@ -155,7 +155,7 @@ class Driver:
 
 
 class Drivers:
-    """A driver for each client that can be had. One that is gone is replaced: it may fail its test only."""
+    """A driver for each installed client. One that has ended is replaced, and fails only its own test."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -178,7 +178,7 @@ class Drivers:
         return self._running[client]
 
     def running(self) -> Iterator[tuple[str, Driver]]:
-        """Every client that can be had, with its driver."""
+        """Every installed client, with its driver."""
         for client in self._running:
             yield client, self.required(client)
 
@@ -197,7 +197,7 @@ class _Client:
 
 
 class Producer(_Client):
-    """Publishing returns when nsqd has confirmed all of it."""
+    """A producer, whose publishing returns when nsqd has confirmed everything."""
 
     @property
     def connected(self) -> bool:
@@ -217,7 +217,7 @@ class Producer(_Client):
 
 class Consumer(_Client):
     def received(self, count: int, timeout: float = 60.0) -> list[Received]:
-        """Everything received so far, as soon as that is at least so many."""
+        """Return everything received so far, once that is at least ``count`` messages."""
         noted = self._ask("received", count=count, within=timeout, patience=timeout + 30)
         return [Received(base64.b64decode(body), attempts, at) for body, attempts, at in noted]
 
@@ -225,7 +225,7 @@ class Consumer(_Client):
         return sorted(each.body for each in self.received(count, timeout))
 
     def release(self) -> None:
-        """Finish what was held, and hold nothing any more."""
+        """Finish the held messages, and hold none from now on."""
         self._ask("release")
 
 

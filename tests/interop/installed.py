@@ -32,7 +32,7 @@ class Hindrance(NamedTuple):
 
 
 def hindrance(client: str) -> Hindrance | None:
-    """Excused is only what the pins themselves say: that there is no such client for this Python."""
+    """Return why a client cannot run; excused only if its pins say that it does not exist for this Python."""
     marker = pin(client).marker
     if marker is not None and not marker.evaluate():
         reason = f"{client} cannot be had for this Python: requirements/{client}.txt says {marker}"
@@ -54,7 +54,7 @@ def refuse(client: str) -> NoReturn:
 
 
 def command_of(client: str) -> list[str]:
-    """Neither PYTHONPATH nor the user's own packages may bring our nsq in."""
+    """Return a driver's command, which ignores PYTHONPATH and user packages: our nsq may be there."""
     return [
         str(ENVIRONMENTS / client / "bin" / "python"),
         "-E",

@@ -1,8 +1,8 @@
 """nsqd restarts: other clients reconnect by themselves, and no message is lost or doubled.
 
-One restart serves all clients: how soon each returns is its own affair. A gnsq or ansq connection is dialled
-again within seconds. A pynsq Reader with fixed addresses would wait 15 s, one with nsqlookupd waits 10 s
-since it last dialled; the latter is taken.
+One restart serves all clients, which take different times to reconnect. gnsq and ansq dial again within
+seconds. A pynsq Reader with fixed addresses would wait 15 s, and one with nsqlookupd waits
+10 s since it last dialed, so this uses the latter.
 """
 
 from __future__ import annotations

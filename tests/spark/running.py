@@ -111,7 +111,7 @@ def drain(frame: DataFrame, folder: Path) -> list[dict[str, Any]]:
 
 
 def failure(query: StreamingQuery) -> str:
-    """Why a query that is to fail did."""
+    """Return the error of a query that must fail."""
     from pyspark.errors import StreamingQueryException
 
     with running(query), suppress(StreamingQueryException):

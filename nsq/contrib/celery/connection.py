@@ -45,7 +45,7 @@ _NO_TIMEOUT = 240.0
 
 
 class Connection:
-    """What ``Transport.establish_connection`` returns."""
+    """One kombu connection, which ``Transport.establish_connection`` returns."""
 
     def __init__(self, client: Any) -> None:
         self.client = client

@@ -41,7 +41,7 @@ class Envelope:
 
     @property
     def due(self) -> float | None:
-        """When the task is to run, in seconds since the epoch. None: at once, or Celery decides.
+        """When the task should run, in seconds since the epoch. None: at once, or Celery decides.
 
         An eta without a zone is in the application's time zone, which only Celery knows.
         """

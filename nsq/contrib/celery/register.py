@@ -1,6 +1,6 @@
 """Registers the URL schemes with kombu. kombu imports this module when an application imports celery.
 
-An error here would break ``from celery import Celery`` for everybody in the environment, so this imports
+An error here would break ``from celery import Celery`` in the whole environment, so this imports
 nothing but kombu's table.
 """
 

@@ -1,4 +1,4 @@
-"""System checks: what would fail later is reported by ``manage.py check`` and at the start of a server."""
+"""System checks: ``manage.py check`` and the start of a server report settings that would fail later."""
 
 from __future__ import annotations
 

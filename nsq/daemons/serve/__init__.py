@@ -1,4 +1,4 @@
-"""What the daemons share, and know nothing of nsqd, nsqlookupd and nsqadmin:
+"""The code that the daemons share. It knows nothing of nsqd, nsqlookupd and nsqadmin:
 
 process.py        a daemon as a program: flags, event loop, signals, systemd
 logs.py           its log

@@ -5,6 +5,7 @@ The daemons' own modules are imported when one is made or started: this module n
 
 from __future__ import annotations
 
+import dataclasses
 import http.client
 import importlib.util
 import os
@@ -18,9 +19,10 @@ from types import TracebackType
 from typing import Any, ClassVar, Self, TextIO
 
 from nsq.errors import UsageError, how_to_install
+from nsq.flags import FlagExit, parse
+from nsq.options import METADATA, SECONDS, closest, format_duration
 
 from .addresses import Addresses, Ports, dial
-from .arguments import read_arguments, to_arguments
 from .errors import AddressTaken, DaemonFailed
 from .http import TIMEOUT, Reply, ask
 from .process import ProcessRun, our_program
@@ -68,7 +70,7 @@ class Daemon:
         self._private: Path | None = None
         self._cleanup: Callable[[], object] = lambda: None
         self._log_of_earlier_runs = ""
-        to_arguments(self._options_class(), options)  # reports a wrong name here, not in start()
+        _to_arguments(self._options_class(), options)  # reports a wrong name here, not in start()
 
     # Lifetime
 
@@ -210,8 +212,8 @@ class Daemon:
             raise DaemonFailed(f"{self.program} needs aiohttp: {how_to_install('server')}")
         from nsq.daemons.serve.logs import DaemonLog
 
-        arguments = to_arguments(self._options_class(), self._all_options())
-        options = read_arguments(self._options_class(), [*arguments, *self._flags], self.program)
+        arguments = _to_arguments(self._options_class(), self._all_options())
+        options = _read_arguments(self._options_class(), [*arguments, *self._flags], self.program)
         daemon_class = self._daemon_class()
 
         def make(stream: TextIO) -> Runnable:
@@ -226,7 +228,7 @@ class Daemon:
         listening = {name: str(options[name]) or None for name in self.listens}
         if "tls_cert" not in options:
             listening.pop("https_address", None)  # without a certificate it does not listen there
-        arguments = to_arguments(self._options_class(), options)
+        arguments = _to_arguments(self._options_class(), options)
         addresses = Addresses(
             listening.get("tcp_address"), listening.get("http_address"), listening.get("https_address")
         )
@@ -371,6 +373,38 @@ class Nsqd(Daemon):
         from nsq.daemons.nsqd.daemon import Nsqd as Program
 
         return Program
+
+
+def _to_arguments(options_class: type[Any], given: Mapping[str, object]) -> list[str]:
+    """Turn ``{"msg_timeout": 1.0}`` into ``["--msg-timeout=1s"]``; a tuple or list repeats its flag."""
+    fields = {field.name: field for field in dataclasses.fields(options_class) if METADATA in field.metadata}
+    arguments = []
+    for name, value in given.items():
+        if name not in fields:
+            meant = closest(name, fields, 0.6)
+            hint = f" (did you mean {meant!r}?)" if meant else ""
+            raise UsageError(f"no option is called {name!r}{hint}")
+        flag = fields[name].metadata[METADATA]
+        spelled = flag.name or name.replace("_", "-")
+        values = value if flag.repeated and isinstance(value, (tuple, list)) else (value,)
+        arguments += [f"--{spelled}={_text(each, flag)}" for each in values]
+    return arguments
+
+
+def _read_arguments(options_class: type[Any], arguments: Sequence[str], program: str) -> Any:
+    """Parse the flags to the options of a daemon in this process, as its program would."""
+    try:
+        return parse(options_class, arguments, prog=program).options
+    except FlagExit as refused:
+        raise UsageError(refused.text.splitlines()[0]) from refused
+
+
+def _text(value: object, flag: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (int, float)) and flag.kind is SECONDS:
+        return format_duration(value)
+    return str(value)
 
 
 def _answers(addresses: Addresses, ping: str, timeout: float) -> bool:

@@ -57,5 +57,5 @@ class TestEventLoop(getattr(common, "BaseEventLoop", object)):  # type: ignore[m
 class TestSeveralUrls(common.BaseFailover):  # type: ignore[misc, name-defined]
     # It watches Connection.port change from the first URL's to the next one's. kombu sets the port only for
     # transports that leave the parsing of URLs to it, which knows neither several hosts nor options in a URL.
-    # Nor does anything switch here: all URLs are used at once, as the other tests of this class show.
+    # This transport never switches: it uses all URLs at once, as the other tests of this class show.
     test_failover_switches_to_alternate_url = None

@@ -72,7 +72,7 @@ def test_a_restart_of_nsqd_runs_no_task_twice_and_loses_none(
     nsqd.start()
     here.tasks.begin_and_end_late.delay(8, 0.0)
     here.wait_for_runs(18)
-    # What would come again comes at once after the worker has connected.
+    # A message that nsqd delivers again comes at once after the worker has connected.
     assert here.tasks.run.delay(9).get(timeout=PATIENCE) == 9
     assert Counter(here.runs).most_common(1)[0][1] == 1, here.runs
     assert "Connection to broker lost" not in here.log()

@@ -120,7 +120,7 @@ async def close(name: str) -> None:
     treatments.pop(name)
     for task in (mine := tasks.pop(name)):
         task.cancel()
-    # What went wrong while reading is told now.
+    # Raise the error of a reading task only now.
     for result in await asyncio.gather(*mine, return_exceptions=True):
         if isinstance(result, Exception):
             raise result

@@ -55,7 +55,7 @@ class Direct:
         self._conn.close_stream()
 
     def join(self, timeout: float) -> None:
-        """Nothing runs beside it."""
+        """Do nothing: there is no other greenlet to wait for."""
 
 
 def about() -> dict[str, str]:
@@ -76,7 +76,7 @@ def encoded(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def connected(name: str) -> bool:
-    """A Producer does not tell; it does not forget a dead connection before it needs one either."""
+    """A Producer does not report this, and forgets a dead connection only when it needs one."""
     return any(conn.is_connected for conn in producers[name]._connections.queue)
 
 

@@ -19,7 +19,7 @@ from typing import IO, Any
 
 LINE_LIMIT = 64 * 1024 * 1024
 NAP = 0.005
-"""Seconds between two looks: none of the clients wakes anybody when it is connected."""
+"""Seconds between two polls: no client reports when it is connected."""
 
 
 def answers() -> IO[bytes]:

@@ -5,7 +5,6 @@ import math
 import pytest
 
 from benchmarks.servers.pieces import (
-    FIN,
     HEAD,
     Asked,
     Held,
@@ -46,6 +45,7 @@ def test_a_ring_comes_round_in_two_pieces() -> None:
     assert len(over_the_end) == 2
     assert [m.id for m in messages(over_the_end)] == [b"%016x" % number for number in (8, 9, 0, 1, 2)]
     assert messages(ring.take(3))[0].id == b"%016x" % 3
+    assert len(messages(ring.take(25))) == 25
     assert first[0].id == b"%016x" % 0
 
 
@@ -55,38 +55,27 @@ def test_all_bodies_of_a_ring_are_distinct() -> None:
     assert len({message.id for message in taken}) == len({message.timestamp for message in taken}) == 100
 
 
-def test_a_ring_can_be_taken_from_more_than_once_round() -> None:
-    assert len(messages(Ring(40, count=4).take(11))) == 11
-
-
-@pytest.mark.parametrize("count", [1, 2, 50])
-def test_fins_are_counted(count: int) -> None:
-    assert count_fins(fins(count)) == count
-
-
-def test_an_incomplete_fin_is_left_over() -> None:
-    data = fins(3) + fins(1)[:9]
-
-    assert count_fins(data) == 3
-    assert is_piece_of_fin(data[3 * FIN :])
-
-
-def test_a_command_after_fins_is_left_over_whole() -> None:
-    data = fins(3) + rdy(100)
-
-    assert count_fins(data) == 3
-    assert not is_piece_of_fin(data[3 * FIN :])
-
-
-@pytest.mark.parametrize("data", [b"", rdy(5), rdy(2500) + fins(4), fins(2) + rdy(100) + fins(5)])
-def test_other_bytes_among_fins_are_left_to_the_parser(data: bytes) -> None:
-    assert count_fins(data) == 0
+@pytest.mark.parametrize(
+    ("data", "count"),
+    [
+        *((fins(count), count) for count in (1, 2, 50)),
+        (fins(3) + fins(1)[:9], 3),
+        (fins(3) + rdy(100), 3),
+        # Left to the parser:
+        (b"", 0),
+        (rdy(2500) + fins(4), 0),
+        (fins(2) + rdy(100) + fins(5), 0),
+    ],
+)
+def test_fins_are_counted_up_to_other_bytes(data: bytes, count: int) -> None:
+    assert count_fins(data) == count
 
 
 @pytest.mark.parametrize(
-    ("piece", "may_become_one"), [(b"", True), (b"F", True), (b"FIN 00", True), (b"NOP", False)]
+    ("piece", "may_become_one"),
+    [(b"", True), (b"F", True), (fins(1)[:9], True), (b"NOP", False), (rdy(100), False)],
 )
-def test_a_fin_is_made_of_a_message_id(piece: bytes, may_become_one: bool) -> None:
+def test_a_piece_of_a_fin_is_recognized(piece: bytes, may_become_one: bool) -> None:
     assert is_piece_of_fin(piece) is may_become_one
 
 

@@ -1,4 +1,4 @@
-"""The list of what waits in the outbox, and why."""
+"""The list of the messages that wait in the outbox, with the reasons."""
 
 from __future__ import annotations
 

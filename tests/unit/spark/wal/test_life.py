@@ -1,7 +1,6 @@
 """Receivers append, fail, die and start again in any order, and an owner reads and deletes.
 
-Whatever was appended is read, once; what is sealed never changes; nothing turns up that nobody has tried to
-append.
+The owner reads each appended row once, and no other row; sealed segments never change.
 """
 
 from __future__ import annotations
