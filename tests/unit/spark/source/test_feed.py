@@ -587,15 +587,6 @@ def test_trigger_once_takes_all_rows_in_one_batch(scene: Scene) -> None:
     assert sum(piece.rows for task in scene.feed.plan(START, end) for piece in task) == 15
 
 
-def test_trigger_once_does_not_wait_for_messages_of_other_consumers(scene: Scene) -> None:
-    scene.log.seal("old", 10)
-    scene.backlog.value = Backlog(depth=5, asked=1)
-    scene.feed.start_available_now()
-    scene.backlog.value = Backlog(asked=1)
-    assert scene.feed.latest(START, Limits(), once=True)["at"] == {"old": 1}
-    assert scene.clock.now < 1010.0
-
-
 # AvailableNow
 
 
@@ -640,21 +631,6 @@ def test_an_availablenow_run_does_not_wait_for_messages_of_other_consumers(
     assert scene.latest(end) is end
     assert 1002.0 <= scene.clock.now < 1005.0
     assert "read 4 rows, 6 did not come" in caplog.text
-
-
-def test_an_availablenow_run_waits_for_messages_in_flight_elsewhere(scene: Scene) -> None:
-    scene.backlog.value = Backlog(in_flight=3, deferred=2, asked=1)
-    scene.feed.start_available_now()
-    scene.receivers.at(60.0, lambda: scene.receivers.receive(5))
-    assert scene.latest()["at"] == {"own": 1}
-
-
-def test_an_availablenow_run_may_ignore_messages_in_flight_elsewhere() -> None:
-    scene = Scene(wait_for_in_flight=False)
-    scene.backlog.value = Backlog(in_flight=3, deferred=2, asked=1)
-    scene.feed.start_available_now()
-    assert scene.latest() is START
-    assert scene.clock.now < 1001.0
 
 
 @pytest.mark.parametrize(("after", "ends"), [(2.0, 2.0), (99.0, feed.STARTING)])
@@ -719,14 +695,6 @@ def test_an_availablenow_run_names_nsqds_that_report_no_backlog(
     scene.backlog.value = Backlog(asked=1, errors=("b:4151 cannot be reached",))
     scene.feed.start_available_now()
     assert "the run waits only for the messages of the other nsqds: b:4151 cannot be reached" in caplog.text
-
-
-def test_an_availablenow_run_has_a_timeout() -> None:
-    scene = Scene(available_now_timeout=30.0)
-    scene.backlog.value = Backlog(depth=5, asked=1)
-    scene.feed.start_available_now()
-    assert scene.latest() is START
-    assert 1030.0 <= scene.clock.now < 1032.0
 
 
 def test_an_availablenow_run_without_receivers_warns_of_messages_in_nsqd(

@@ -14,7 +14,7 @@ from nsq.errors import SegmentLost, WalError, WalOwned
 from nsq.spark.receiver.protocol import Status
 from nsq.spark.wal import manifest, shared, shared_log
 from nsq.spark.wal.names import Position, Subject
-from nsq.spark.wal.objects import Conflict, Entry, Memory, create, refuse_unconditional, replace
+from nsq.spark.wal.objects import Conflict, Entry, Memory, create, replace
 from nsq.spark.wal.readers import ReaderState
 from nsq.spark.wal.shared import SharedWal
 from nsq.spark.wal.shared_log import SharedLog
@@ -429,24 +429,6 @@ def test_a_reader_that_is_silent_for_long_has_no_owner(clock: Clock) -> None:
 
 
 # The store
-
-
-class Unconditional(Memory):
-    """Ignores the conditions, as s3rver does."""
-
-    def put_new(self, name: str, data: bytes) -> str:
-        return self._put(name, data)
-
-    def put_match(self, name: str, data: bytes, tag: str) -> str:
-        return self._put(name, data)
-
-
-def test_a_store_that_ignores_conditions_is_refused() -> None:
-    with pytest.raises(WalError, match="ignores If-None-Match and If-Match"):
-        SharedWal(Unconditional(), "memory://log").prepare()
-    store = Memory()
-    refuse_unconditional(store)
-    assert store.list_after("") == []
 
 
 def test_a_put_whose_answer_was_lost_is_recognized() -> None:
