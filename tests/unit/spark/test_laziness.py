@@ -15,7 +15,7 @@ HEAVY = ["pyspark", "pyarrow", "pandas"]
 @pytest.mark.parametrize(
     "program",
     [
-        "import nsq.spark, nsq.spark.rows, pyspark_nsq, pyspark_nsq_stats",
+        "import nsq.spark.rows, nsq.spark.wal.names, pyspark_nsq, pyspark_nsq_stats",
         "import nsq.spark.options, nsq.spark.source.options, nsq.spark.lookups",
         "from nsq.spark.cli import main; assert main(['--version']) == main(['archive', '--help']) == 0",
     ],
