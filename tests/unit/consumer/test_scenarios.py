@@ -604,6 +604,7 @@ class TestDeadLetters:
         publisher.expect(self.BODY, "orders.dead")
         publisher.ok()
         heard(second, fin(2))
+        assert consumer.wait_until_connected(PATIENCE, connections=3)
         stopping = Stopping(consumer)
         for nsqd in (first, second, third):
             heard(nsqd, CLS)

@@ -431,6 +431,20 @@ def test_a_reader_that_is_silent_for_long_has_no_owner(clock: Clock) -> None:
 # The store
 
 
+def test_processes_may_prepare_a_new_log_at_once() -> None:
+    class Beside(Memory):
+        """While one process probes the store, another one prepares the log."""
+
+        def put_match(self, name: str, data: bytes, tag: str) -> str:
+            if not prepared:
+                prepared.append("")
+                prepared[0] = SharedWal(self, "memory://log").prepare()
+            return super().put_match(name, data, tag)
+
+    prepared: list[str] = []
+    assert SharedWal(Beside(), "memory://log").prepare() == prepared[0]
+
+
 def test_a_put_whose_answer_was_lost_is_recognized() -> None:
     store = Memory()
     tag = store.put_new("a", b"ours")
