@@ -42,6 +42,8 @@ ROLLING = 5.0
 MEASURING = 60.0
 #: The shortest time between two deletions of committed segments, unless the log is full or keeps none.
 DELETING = 30.0
+#: The same while the log is full for receivers elsewhere, which take some seconds to see that it is not.
+RELIEVING = 5.0
 #: The shortest wait for news of the receivers.
 _PAUSE = 0.05
 #: The pause before another attempt to make a batch of pending rows.
@@ -224,6 +226,12 @@ class Feed:
     def _full(self) -> bool:
         return self._size >= self.options.wal_max_bytes
 
+    @property
+    def _full_elsewhere(self) -> bool:
+        """Whether a receiver elsewhere has paused because the log is full. Its walMaxBytes may be smaller."""
+        elsewhere = self._elsewhere(self.receivers.status())
+        return any(folder.alive and folder.status and folder.status.full for folder in elsewhere)
+
     def _check_driver(self) -> None:
         """Raise Closed when the JVM is gone: a process that waits does not notice that otherwise."""
         if os.getppid() != self._parent:
@@ -364,16 +372,19 @@ class Feed:
         self._segments = [file.segment for file in listing.files]
         self._folders, self._size = listing.receivers, listing.size
         self._listed = time.monotonic()
-        if self._full:
+        if self._full or self._full_elsewhere:
             self._delete_committed()
         return listing
 
     def _delete_committed(self) -> None:
         """Delete the segments that every reader has committed and that retention does not keep."""
         options, now = self.options, time.monotonic()
-        if options.retention and not self._full and now - self._deleted_at < DELETING:
+        full_elsewhere = not self._full and self._full_elsewhere
+        pause = RELIEVING if full_elsewhere else DELETING
+        if options.retention and not self._full and now - self._deleted_at < pause:
             return
         self._deleted_at = now
+        most = self._size if full_elsewhere else options.wal_max_bytes
         deleted: list[Segment] = []
         try:
             deleted = self.wal.delete(
@@ -382,7 +393,7 @@ class Feed:
                     # Our own state from memory: saving it may have failed.
                     (self.wal.readers() | {options.reader: self.reader.state}).values(),
                     now=time.time(),
-                    most=options.wal_max_bytes // 2,
+                    most=most // 2,
                 )
             )
             self.wal.discard_empty()

@@ -203,6 +203,7 @@ def test_several_topics_are_paused_together_by_one_look_at_the_log(tmp_path: Pat
     try:
         assert [thread.name for thread in threading.enumerate()].count("nsq-spark-limit") == 1
         assert [each.gate.window for each in receiving._all()] == [0, 0, 0]
+        assert receiving.status().full == 3
         wal.delete(wal.segments())
         eventually(lambda: [each.gate.window for each in receiving._all()], lambda found: 0 not in found)
     finally:

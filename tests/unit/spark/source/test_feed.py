@@ -834,6 +834,27 @@ def test_a_full_log_is_emptied_although_no_batch_awaits_a_commit() -> None:
     assert [segment.number for segment in scene.log.deleted] == [1, 2]
 
 
+def test_a_log_that_is_full_for_a_receiver_elsewhere_is_emptied() -> None:
+    """The receiver was given a smaller walMaxBytes than the query."""
+    scene = Scene(receivers=0, retention=1000.0)
+    for _ in range(2):
+        scene.log.seal("a", 6)
+    end = scene.latest()
+    scene.feed.plan(START, end)
+    scene.feed.commit(end)
+    assert scene.log.deleted == []  # retention keeps them
+    full = ReceiverFolder("a", True, 0, 0, Status(full=1, paused="the log holds 120 bytes, of 100 at most"))
+    scene.log.receivers = lambda: [full]  # type: ignore[method-assign]
+    scene.log.seal("a", 6)
+    scene.clock.now += feed.RELIEVING
+    later = scene.latest(end)
+    assert [segment.number for segment in scene.log.deleted] == [1]  # half of the log may stay
+    scene.feed.plan(end, later)
+    scene.feed.commit(later)
+    assert len(scene.log.deleted) == 1  # not again before the receiver has measured the log
+    scene.feed.close()
+
+
 def test_a_stream_without_receivers_says_that_the_log_is_full() -> None:
     scene = Scene(wal_max_bytes=100, receivers=0)
     scene.log.seal("a", 10)
