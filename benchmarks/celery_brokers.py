@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import statistics
 import subprocess
 import sys
@@ -71,7 +72,6 @@ PARTS = [("prefork", 2, 1), ("threads", 4, 4)]
 WARM_UP, PATIENCE = 300, 120.0
 #: Seconds for a worker to start and become idle, and to stay idle; then tasks whose delay is measured.
 SETTLING, IDLE, NOTED = 5.0, 15.0, 100
-REDIS_PORT = 26399
 
 
 @contextmanager
@@ -82,12 +82,14 @@ def nsqd() -> Iterator[str]:
 
 @contextmanager
 def redis() -> Iterator[str]:
-    command = ["redis-server", "--port", str(REDIS_PORT), "--save", "", "--appendonly", "no"]
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = ["redis-server", "--port", str(port), "--save", "", "--appendonly", "no"]
     # A session of its own, as nsqd has: on a busy machine Linux shares the cores out by session.
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
     try:
         time.sleep(1.0)
-        yield f"redis://127.0.0.1:{REDIS_PORT}/0"
+        yield f"redis://127.0.0.1:{port}/0"
     finally:
         process.terminate()
         process.wait()
@@ -184,6 +186,8 @@ def processes(group: int) -> list[int]:
 
 
 def main() -> None:
+    # At SIGTERM it still stops what it has started.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     tasks, rounds = (int(each) for each in [*sys.argv[1:], "6000", "3"][:2])
     parts: list[Callable[[Application], dict[str, float]]] = [
         *(lambda application, part=part: rates(application, tasks, *part) for part in PARTS),

@@ -51,12 +51,12 @@ class Loads:
         self._numbers = itertools.count(1)
         self._kept: dict[str, Path] = {}  # the sources of ``copy``, by the load that wrote them
 
-    def warm_up(self) -> None:
+    def warm_up(self, rows: int) -> None:
         """Warm up, because the first query of a session is slower than all others."""
         for _ in range(6):  # until the JIT compilers are done
-            self.read_log("nsq", 1_000_000, 250_000, 200)
-            self.store_log(1_000_000, 250_000, 200)
-        self.read_log("nsq_tuples", 250_000, 50_000, 200)
+            self.read_log("nsq", rows, rows // 4, 200)
+            self.store_log(rows, rows // 4, 200)
+        self.read_log("nsq_tuples", rows // 4, rows // 20, 200)
         self.copy("log", CORES)
         self.copy_at_once("log")
 
@@ -338,9 +338,10 @@ def main() -> None:
         register(spark)
         spark.dataSource.register(NsqTuples)
         loads = Loads(spark, Path(folder))
-        loads.warm_up()
-        for line in sys.stdin:
+        for number, line in enumerate(sys.stdin):
             load, arguments = json.loads(line)
+            if number == 0:
+                loads.warm_up(arguments.get("rows", 1_000_000))  # less for a short benchmark
             print(*getattr(loads, load)(**arguments), file=answers, flush=True)
         spark.stop()
 

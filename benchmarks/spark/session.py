@@ -17,7 +17,7 @@ from benchmarks.processes import ROOT, Broken
 #: Cores of the session, and so tasks of a batch, and files that it writes.
 CORES = 2
 
-_PATIENCE = 300.0  # the first answer comes after millions of rows of warming up
+_PATIENCE = 600.0  # the first answer comes after millions of rows of warming up
 _FAREWELL = 20.0
 
 

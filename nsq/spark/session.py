@@ -9,7 +9,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Union
+from typing import TYPE_CHECKING, Any, Union
 
 from nsq.errors import ConfigError, UsageError, how_to_install
 from nsq.spark import doctor
@@ -50,10 +50,26 @@ def local_session(
     if _is_local(master):
         # A laptop's host name often resolves to an address that it does not have now.
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    builder = session_class.builder.appName(app).config(map={**settings(master), **(conf or {})})
-    spark: SparkSession = builder.getOrCreate()
+    chosen: dict[str, Any] = {**settings(master), **(conf or {})}
+    _start_jvm(chosen)
+    spark: SparkSession = session_class.builder.appName(app).config(map=chosen).getOrCreate()
     spark.sparkContext.setLogLevel(log_level)
     return spark
+
+
+def _start_jvm(conf: Mapping[str, str]) -> None:
+    """Start Spark's JVM, unless there is one, in a session of its own.
+
+    ``kill %1`` and ``timeout`` signal a whole process group. This process then lets the batch under way end,
+    and needs the JVM for that.
+    """
+    from pyspark import SparkConf, SparkContext
+    from pyspark.java_gateway import launch_gateway
+
+    if SparkContext._gateway is None and _SUBMITTED not in os.environ:
+        given = SparkConf().setAll(list(conf.items()))
+        own = launch_gateway(given, {"start_new_session": True})  # type: ignore[no-untyped-call]
+        SparkContext._ensure_initialized(gateway=own)
 
 
 @contextlib.contextmanager

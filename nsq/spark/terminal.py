@@ -98,6 +98,7 @@ class Meter:
     def __post_init__(self) -> None:
         self._last_line_at = time.monotonic() - _SELDOM
         self._shown = ""
+        self._closed = False
         self._lock = threading.Lock()  # lines must not mix
 
     def show(self, text: str) -> None:
@@ -112,13 +113,15 @@ class Meter:
                 self._write(f"{text}\n", "")
 
     def note(self, text: str) -> None:
-        """Write a lasting line above the progress line."""
+        """Write a lasting line above the progress line, until ``close``."""
         with self._lock:
-            self._write(f"{text}\n", self._shown)
+            if not self._closed:
+                self._write(f"{text}\n", self._shown)
 
     def close(self) -> None:
-        """Erase the progress line."""
+        """Erase the progress line. What Spark's processes say about their own end later is left out."""
         with self._lock:
+            self._closed = True
             self._write("", "")
 
     def _write(self, stays: str, changes: str) -> None:

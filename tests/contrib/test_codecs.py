@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
-import time
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -19,7 +14,7 @@ from nsq import aio
 from nsq.contrib.codecs import Codec, Json, Msgspec, Pydantic, body_of, enveloping, headers_of
 from nsq.testing import Nsqd
 
-PATIENCE = 60.0
+from .conftest import PATIENCE, until
 
 
 class Model(pydantic.BaseModel):
@@ -35,13 +30,6 @@ CODECS: list[tuple[Codec[Any], Any]] = [
     (Msgspec(Struct), Struct(number=1)),
     (Pydantic(Model), Model(number=1)),
 ]
-
-
-def until(condition: Callable[[], object]) -> None:
-    began = time.monotonic()
-    while not condition():
-        assert time.monotonic() < began + PATIENCE
-        time.sleep(0.02)
 
 
 def create(nsqd: Nsqd) -> None:
@@ -152,18 +140,3 @@ def test_message_json_parses_the_body(nsqd: Nsqd) -> None:
 def test_a_wrong_header_is_found_at_once() -> None:
     with pytest.raises(nsq.InvalidMessage, match="Tenant"):
         enveloping("/shop", "order.paid", Tenant="north")
-
-
-@pytest.mark.parametrize(("kind", "module"), [("Msgspec", "msgspec"), ("Pydantic", "pydantic")])
-def test_without_the_extra_the_error_names_it(kind: str, module: str) -> None:
-    program = (
-        f"import sys; sys.modules['{module}'] = None; from nsq.contrib import codecs; codecs.{kind}(int)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=Path(__file__).resolve().parents[2],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert f"pip install -e '.[{module}]'" in done.stderr

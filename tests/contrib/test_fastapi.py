@@ -18,8 +18,10 @@ from typing import Any
 import pytest
 
 from nsq.testing import Nsqd
+from tests.integration.consuming import channel_of, clients_of
 
-ROOT = Path(__file__).resolve().parents[2]
+from .conftest import ROOT
+
 PATIENCE = 90.0
 
 
@@ -95,22 +97,8 @@ def serving(nsqd: Nsqd, directory: Path, *options: str) -> Iterator[Uvicorn]:
             process.wait()
     assert "Traceback" not in uvicorn.output, uvicorn.output
     assert "Application shutdown complete" in uvicorn.output
-    assert clients(nsqd) == []
-    assert in_flight(nsqd) == 0
-
-
-def channel(nsqd: Nsqd) -> dict[str, Any]:
-    topics = nsqd.get("/stats?format=json&topic=orders&channel=billing").json()["topics"] or []
-    found: list[dict[str, Any]] = [each for topic in topics for each in topic["channels"]]
-    return found[0] if found else {}
-
-
-def clients(nsqd: Nsqd) -> list[object]:
-    return channel(nsqd).get("clients") or []
-
-
-def in_flight(nsqd: Nsqd) -> int:
-    return int(channel(nsqd)["in_flight_count"])
+    assert clients_of(nsqd) == []
+    assert channel_of(nsqd)["in_flight_count"] == 0
 
 
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
@@ -122,12 +110,12 @@ def test_requests_publish_and_the_consumer_beside_them_handles(nsqd: Nsqd, tmp_p
 
 def test_every_worker_has_a_consumer_and_a_killed_worker_is_replaced(nsqd: Nsqd, tmp_path: Path) -> None:
     with serving(nsqd, tmp_path, "--workers", "2") as uvicorn:
-        uvicorn.until("two consumers", lambda: len(clients(nsqd)) == 2)
+        uvicorn.until("two consumers", lambda: len(clients_of(nsqd)) == 2)
         uvicorn.order(1)
         killed = uvicorn.billed(1)
         os.kill(killed, signal.SIGKILL)
         uvicorn.until("a lost consumer", lambda: uvicorn.output.count("Application startup complete") == 3)
-        uvicorn.until("two consumers", lambda: len(clients(nsqd)) == 2)
+        uvicorn.until("two consumers", lambda: len(clients_of(nsqd)) == 2)
         uvicorn.order(2)
         assert uvicorn.billed(2) not in (killed, uvicorn.process.pid)
 

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -28,7 +24,7 @@ from nsq.message import Message
 from nsq.testing import Nsqd, PartitionedCluster
 from tests.fakes.messages import Delegate
 
-PATIENCE = 60.0
+from .conftest import PATIENCE, until
 
 
 class Recorded:
@@ -64,13 +60,6 @@ def orders(nsqd: Nsqd) -> Nsqd:
     assert nsqd.post("/topic/create?topic=orders").status == 200
     assert nsqd.post("/channel/create?topic=orders&channel=billing").status == 200
     return nsqd
-
-
-def until(condition: Callable[[], object]) -> None:
-    began = time.monotonic()
-    while not condition():
-        assert time.monotonic() < began + PATIENCE
-        time.sleep(0.02)
 
 
 def id_of(span: Any) -> int:
@@ -263,12 +252,3 @@ def test_without_a_source_bodies_are_unchanged_and_batches_and_errors_are_record
     used = {name for point in metrics["messaging.process.duration"] for name in point.attributes}
     known = {value for name, value in vars(messaging_attributes).items() if name.startswith("MESSAGING_")}
     assert used - {"error.type"} <= known
-
-
-def test_without_the_extra_the_error_names_it() -> None:
-    program = "import sys; sys.modules['opentelemetry'] = None; import nsq.contrib.opentelemetry"
-    root = Path(__file__).resolve().parents[2]
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=root, capture_output=True, text=True, check=False
-    )
-    assert "pip install -e '.[opentelemetry]'" in done.stderr

@@ -7,9 +7,7 @@ import os
 import re
 import subprocess
 import sys
-import time
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,16 +18,9 @@ import nsq
 from nsq.contrib.prometheus import Metrics
 from nsq.testing import Nsqd, PartitionedCluster
 
-ROOT = Path(__file__).resolve().parents[2]
+from .conftest import PATIENCE, ROOT, until
+
 DASHBOARD = ROOT / "examples/grafana/client.json"
-PATIENCE = 60.0
-
-
-def until(condition: Callable[[], object]) -> None:
-    began = time.monotonic()
-    while not condition():
-        assert time.monotonic() < began + PATIENCE
-        time.sleep(0.02)
 
 
 def of(*labels: str) -> frozenset[str]:
@@ -192,11 +183,3 @@ def test_the_dashboard_asks_for_metrics_that_exist() -> None:
     assert set(re.findall(r"\bnsq_client_\w+", text)) == known
     panels = json.loads(text)["panels"]
     assert len({panel["id"] for panel in panels}) == len(panels)
-
-
-def test_without_the_extra_the_error_names_it() -> None:
-    program = "import sys; sys.modules['prometheus_client'] = None; import nsq.contrib.prometheus"
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert "pip install -e '.[prometheus]'" in done.stderr

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +16,9 @@ import nsq.spark
 from nsq.http.nsqd import NsqdApi
 from nsq.spark.pipelines.streaming import Progress
 from nsq.testing import Nsqd
-from tests.spark.running import EXACT, TOPIC, bodies, difference, publish
+from tests.integration.pages import ROOT
+from tests.integration.patience import eventually
+from tests.spark.running import EXACT, PATIENCE, TOPIC, bodies, difference, publish
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -105,3 +111,26 @@ def test_an_error_of_the_source_is_heard(spark: SparkSession, nsqd: Nsqd, tmp_pa
         nsq.spark.archive(
             TOPIC, to=tmp_path / "out", wal=str(tmp_path / "wal"), nsqd=nsqd.tcp_address, spark=spark
         )
+
+
+def test_a_signal_to_the_whole_process_group_lets_a_pipeline_end_in_order(
+    java: None, nsqd: Nsqd, tmp_path: Path
+) -> None:
+    """As ``kill %1`` and ``timeout`` signal: Spark's JVM must not end first."""
+    channel(nsqd, "archive")
+    publish(nsqd, bodies(100))
+    command = [sys.executable, "-m", "nsq.spark", "archive", TOPIC, "--follow", "--every", "1s"]
+    command += ["--nsqd", nsqd.tcp_address, "-o", f"nsqdHttp={nsqd.http_address}"]
+    command += ["--to", str(tmp_path / "out")]
+    said = tmp_path / "said"
+    with said.open("wb") as file:
+        process = subprocess.Popen(command, cwd=ROOT, stdout=file, stderr=file, start_new_session=True)
+    try:
+        eventually(lambda: list((tmp_path / "out").glob("date=*/*/*.parquet")), within=PATIENCE)
+        os.killpg(process.pid, signal.SIGTERM)
+        status = process.wait(PATIENCE)
+    finally:
+        process.kill()
+        process.wait()
+    shown = said.read_text()
+    assert (status, shown.splitlines()[-1].partition(",")[0]) == (0, "100 messages"), shown

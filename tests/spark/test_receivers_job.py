@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from nsq.errors import ConfigError, UsageError
+from nsq.errors import UsageError
 from nsq.spark import receivers
 from nsq.testing import Nsqd
 from tests.fakes import s3
@@ -28,10 +29,17 @@ from tests.spark.running import (
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
 
 
 def options_of(nsqd: Nsqd, folder: Path) -> dict[str, object]:
     return {"topic": TOPIC, "channel": CHANNEL, "wal": folder / "wal", "nsqd": nsqd.tcp_address}
+
+
+def received(query: StreamingQuery) -> int:
+    """What the receivers have reported, by the query's progress."""
+    (source,) = json.loads(query.lastProgress.json)["sources"]
+    return int(source["latestOffset"]["received"])
 
 
 def test_a_query_reads_what_the_executors_receive(spark: SparkSession, nsqd: Nsqd, tmp_path: Path) -> None:
@@ -43,6 +51,7 @@ def test_a_query_reads_what_the_executors_receive(spark: SparkSession, nsqd: Nsq
             eventually(lambda: len(written(tmp_path)), lambda count: count == 500, PATIENCE)
             publish(nsqd, bodies(500, 500))
             eventually(lambda: len(written(tmp_path)), lambda count: count == 1000, PATIENCE)
+            eventually(lambda: received(query), lambda count: count == 1000, PATIENCE)
         assert len(job.alive()) == 1
     assert job.alive() == []
     assert sorted(written(tmp_path)) == sorted(bodies(1000))
@@ -64,13 +73,3 @@ def test_receivers_that_leave_no_slot_for_a_query_are_refused(
 ) -> None:
     with pytest.raises(UsageError, match="2 receivers would hold 2 of Spark's 2 slots, and leave none"):
         receivers(spark, options_of(nsqd, tmp_path), n=2)
-
-
-def test_impossible_settings_are_refused_before_spark_does_anything(
-    spark: SparkSession, nsqd: Nsqd, tmp_path: Path
-) -> None:
-    given = options_of(nsqd, tmp_path)
-    with pytest.raises(ConfigError, match="there is no option 'maxinflght'"):
-        receivers(spark, given | {"maxinflght": 5}, n=1)
-    with pytest.raises(ConfigError, match="n is 0"):
-        receivers(spark, given, n=0)

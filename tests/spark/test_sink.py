@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from nsq.testing import Nsqd, V2Client
-from nsq.wire import commands
+from nsq.testing import Nsqd
+from tests.integration.spark.receivers import depth, take_all
 from tests.spark.running import PATIENCE
 
 if TYPE_CHECKING:
@@ -24,31 +24,10 @@ def write(frame: DataFrame, nsqd: Nsqd, *, mode: str = "append", topic: str = TO
     frame.write.format("nsq").options(**given).mode(mode).save()
 
 
-def depth(nsqd: Nsqd, topic: str = TOPIC) -> int:
-    topics = nsqd.get(f"/stats?format=json&topic={topic}").json()["topics"] or []
-    return sum(each["depth"] for each in topics)
-
-
-def drain(nsqd: Nsqd, topic: str = TOPIC) -> Counter[str]:
-    """Return all messages of the topic, which must have no channel yet."""
-    count = depth(nsqd, topic)
-    found: Counter[str] = Counter()
-    with V2Client(nsqd.tcp_address) as client:
-        client.identify(output_buffer_timeout=25)
-        client.send(commands.sub(topic, "drain"))
-        client.expect_ok()
-        client.send(commands.rdy(2500))
-        for _ in range(count):
-            message = client.expect_message()
-            client.send(commands.fin(message.id))
-            found[message.body.decode()] += 1
-    return found
-
-
 def test_every_row_of_every_task_is_a_message(spark: SparkSession, nsqd: Nsqd) -> None:
     write(spark.range(0, 20_000, 1, 4).selectExpr("cast(id as string) AS body"), nsqd)
 
-    assert drain(nsqd) == Counter(str(number) for number in range(20_000))
+    assert take_all(nsqd, TOPIC) == Counter(b"%d" % number for number in range(20_000))
 
 
 def test_rows_go_where_their_columns_say_and_when(spark: SparkSession, nsqd: Nsqd) -> None:
@@ -63,7 +42,7 @@ def test_rows_go_where_their_columns_say_and_when(spark: SparkSession, nsqd: Nsq
 
     write(frame.where("topic = 'odd' or deferMs is null"), nsqd, topic="")
 
-    assert set(drain(nsqd, "even")) == {str(number) for number in range(50, 100, 2)}
+    assert set(take_all(nsqd, "even")) == {b"%d" % number for number in range(50, 100, 2)}
     (told,) = nsqd.get("/stats?format=json&topic=odd").json()["topics"]
     assert [(each["depth"], each["deferred_count"]) for each in told["channels"]] == [(25, 25)]
 
@@ -83,7 +62,7 @@ def test_a_task_that_is_tried_again_publishes_again(spark: SparkSession, nsqd: N
 
     write(frame.mapInArrow(fail_once, "body string"), nsqd)
 
-    assert set(drain(nsqd)) == {str(number) for number in range(5000)}
+    assert set(take_all(nsqd, TOPIC)) == {b"%d" % number for number in range(5000)}
 
 
 @pytest.mark.parametrize(
@@ -105,7 +84,7 @@ def test_a_frame_that_cannot_be_published_fails_before_anything_is_sent(
         write(spark.range(3).selectExpr(*columns), nsqd, **options)
 
     assert words in str(told.value)
-    assert depth(nsqd) == 0
+    assert depth(nsqd, TOPIC) == 0
 
 
 def test_a_row_that_nsqd_would_refuse_fails_its_task_with_topic_and_size(
@@ -116,7 +95,7 @@ def test_a_row_that_nsqd_would_refuse_fails_its_task_with_topic_and_size(
     with pytest.raises(Exception, match="'published' has a body of 3000 bytes, must have 1 to 2000"):
         write(frame, nsqd, maxMsgSize="2000")
 
-    assert depth(nsqd) == 0
+    assert depth(nsqd, TOPIC) == 0
 
 
 class Stream:
@@ -167,17 +146,17 @@ def test_a_batch_that_is_run_again_is_published_again(
     stream = Stream(spark, nsqd, tmp_path)
     stream.add("first", range(1000))
     stream.run()
-    assert depth(nsqd) == 1000
+    assert depth(nsqd, TOPIC) == 1000
     stream.add("second", range(1000, 3000))
     stream.run()
-    assert depth(nsqd) == 3000
+    assert depth(nsqd, TOPIC) == 3000
 
     stream.forget_last_commit()
     stream.run()
 
-    expected = {str(number): 1 for number in range(1000)}
-    expected |= {str(number): 2 for number in range(1000, 3000)}
-    assert drain(nsqd) == Counter(expected)
+    expected = {b"%d" % number: 1 for number in range(1000)}
+    expected |= {b"%d" % number: 2 for number in range(1000, 3000)}
+    assert take_all(nsqd, TOPIC) == Counter(expected)
 
 
 def test_a_stream_that_cannot_be_published_ends_with_the_reason(
@@ -191,4 +170,4 @@ def test_a_stream_that_cannot_be_published_ends_with_the_reason(
     with pytest.raises(StreamingQueryException, match=r"there is no column body.*there are: value"):
         stream.run("value")
 
-    assert depth(nsqd) == 0
+    assert depth(nsqd, TOPIC) == 0

@@ -21,11 +21,6 @@ def test_spark_finds_the_formats_by_itself(spark: SparkSession, nsqd: Nsqd) -> N
     assert "depth" in rows.columns
 
 
-def test_the_formats_can_be_registered(spark: SparkSession, nsqd: Nsqd, tmp_path: Path) -> None:
-    nsq.spark.register(spark)
-    assert stream(spark, nsqd, tmp_path).columns[0] == "topic"
-
-
 def test_load_names_a_misspelt_option(spark: SparkSession, nsqd: Nsqd, tmp_path: Path) -> None:
     from pyspark.errors import AnalysisException
 
@@ -34,13 +29,6 @@ def test_load_names_a_misspelt_option(spark: SparkSession, nsqd: Nsqd, tmp_path:
     lines = [line for line in str(told.value).splitlines() if line.startswith("nsq.errors.ConfigError: ")]
     assert len(lines) == 1
     assert "there is no option 'maxmesagespertrigger'; did you mean maxMessagesPerTrigger?" in lines[0]
-
-
-def test_load_names_a_missing_option(spark: SparkSession) -> None:
-    from pyspark.errors import AnalysisException
-
-    with pytest.raises(AnalysisException, match=r"option channel is missing: .option\('channel', …\)"):
-        spark.readStream.format("nsq").option("topic", "orders").load()
 
 
 def test_the_query_names_an_unknown_column(spark: SparkSession, nsqd: Nsqd, tmp_path: Path) -> None:

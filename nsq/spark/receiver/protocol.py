@@ -78,7 +78,8 @@ class Rolled:
 class Status:
     """The state of a receiver. ``paused`` says why it takes no messages now, ``error`` what is wrong.
 
-    ``open_rows`` and ``open_bytes`` count rows that are durable but not sealed.
+    ``open_rows`` and ``open_bytes`` count rows that are durable but not sealed, ``full`` the topics that have
+    paused because the log is full.
     """
 
     received: int = 0
@@ -86,6 +87,7 @@ class Status:
     open_bytes: int = 0
     sealed: int = 0
     paused: str = ""
+    full: int = 0
     connections: int = 0
     in_flight: int = 0
     error: str = ""

@@ -293,6 +293,7 @@ class TopicReceiver:
             open_bytes=counts.open_bytes,
             sealed=counts.sealed,
             paused=self.gate.why,
+            full=int(self.gate.is_shut_for(_FULL)),
             connections=stats.connections,
             in_flight=stats.in_flight,
             error=self.intake.trouble or lonely,
@@ -382,6 +383,9 @@ class PauseGate:
     def why(self) -> str:
         """Why receiving is paused, as text; empty when it is not."""
         return "; ".join(list(self._reasons.values()))
+
+    def is_shut_for(self, about: str) -> bool:
+        return about in self._reasons
 
     def shut(self, about: str, why: str) -> None:
         with self._lock:

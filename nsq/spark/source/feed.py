@@ -63,7 +63,7 @@ class Feed:
     oldest: Callable[[Slice], float | None]
 
     def __post_init__(self) -> None:
-        self._view = LogView(self.options, self.wal, self.reader)
+        self._view = LogView(self.options, self.wal, self.reader, self._full_elsewhere)
         self._age = Poller("age", self._oldest_age, LISTING)
         self._parent = os.getppid()
         self._sealed = -1  # how many segments the receivers had sealed at the last listing
@@ -220,6 +220,11 @@ class Feed:
         firsts = {piece.segment.receiver: piece for piece in reversed(self._view.unread(self._read))}
         times = [since for piece in firsts.values() if (since := self.oldest(piece)) is not None]
         return round(max(0.0, time.time() - min(times)), 3) if times else None
+
+    def _full_elsewhere(self) -> bool:
+        """Whether a receiver elsewhere has paused because the log is full. Its walMaxBytes may be smaller."""
+        elsewhere = self._elsewhere(self.receivers.status())
+        return any(folder.alive and folder.status and folder.status.full for folder in elsewhere)
 
     def _check_driver(self) -> None:
         """Raise Closed when the JVM is gone: a process that waits does not notice that otherwise."""

@@ -5,7 +5,7 @@ deleted because every reader has committed them. Imports neither pyspark nor pya
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from nsq.errors import WalError
@@ -22,15 +22,20 @@ log = Logger("nsq.spark.source")
 #: The shortest time between two deletions of committed segments, in seconds, unless the log is full or keeps
 #: none.
 DELETING = 30.0
+#: The same while the log is full for receivers elsewhere, which take some seconds to see that it is not.
+RELIEVING = 5.0
 
 
 @dataclass(eq=False)
 class LogView:
-    """What the last listing of the log found. ``listed_at`` is on the monotonic clock."""
+    """What the last listing of the log found. ``listed_at`` is on the monotonic clock. ``full_elsewhere``
+    returns whether a receiver that another program has started has paused because the log is full.
+    """
 
     options: SourceOptions
     wal: Wal
     reader: Reader
+    full_elsewhere: Callable[[], bool]
 
     def __post_init__(self) -> None:
         self.segments: list[Segment] = []
@@ -54,7 +59,7 @@ class LogView:
         self.segments = [file.segment for file in listing.files]
         self.folders, self.size = listing.receivers, listing.size
         self.listed_at = time.monotonic()
-        if self.full:
+        if self.full or self.full_elsewhere():
             self.delete_committed()
         return listing
 
@@ -70,9 +75,12 @@ class LogView:
     def delete_committed(self) -> None:
         """Delete the segments that every reader has committed and that retention does not keep."""
         options, now = self.options, time.monotonic()
-        if options.retention and not self.full and now - self._deleted_at < DELETING:
+        full_elsewhere = not self.full and self.full_elsewhere()
+        pause = RELIEVING if full_elsewhere else DELETING
+        if options.retention and not self.full and now - self._deleted_at < pause:
             return
         self._deleted_at = now
+        most = self.size if full_elsewhere else options.wal_max_bytes
         deleted: list[Segment] = []
         try:
             deleted = self.wal.delete(
@@ -81,7 +89,7 @@ class LogView:
                     # Our own state from memory: saving it may have failed.
                     (self.wal.readers() | {options.reader: self.reader.state}).values(),
                     now=time.time(),
-                    most=options.wal_max_bytes // 2,
+                    most=most // 2,
                 )
             )
             self.wal.discard_empty()

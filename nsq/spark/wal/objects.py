@@ -108,7 +108,7 @@ def _ours(store: Objects, name: str, data: bytes, tag: str | None) -> str:
 def refuse_unconditional(store: Objects) -> None:
     """Raise WalError if the store ignores the conditions of puts: two processes would overwrite each other's
     objects, and lose messages."""
-    name = f"probe-{uuid.uuid4().hex}"
+    name = f".probe-{uuid.uuid4().hex}"  # hidden from others that prepare the log now
     ignored = []
     try:
         tag = create(store, name, b"1")

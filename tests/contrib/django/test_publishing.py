@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import subprocess
-import sys
 import urllib.error
 import urllib.request
 from typing import Any
@@ -246,14 +244,6 @@ def test_handle_calls_the_bare_handler_on_this_thread() -> None:
         handle(lambda message: (message.finish(), message.requeue()), b"17")
     with pytest.raises(ZeroDivisionError):
         handle(lambda message: 1 / 0, b"17")
-
-
-def test_without_django_the_import_names_the_extra() -> None:
-    program = "import sys; sys.modules['django'] = None\nimport nsq.contrib.django"
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=False
-    )
-    assert "needs Django: pip install -e '.[django]'" in done.stderr
 
 
 def free_port() -> int:

@@ -1,7 +1,8 @@
-"""Helpers for tests of receivers: a log, a pool of receivers, and messages in both."""
+"""Helpers for tests of receivers and of the sink: a log, a pool of receivers, and messages in nsqd."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,8 +11,9 @@ from typing import Any
 from nsq.spark.receiver.pool import ReceiverPool
 from nsq.spark.source.options import SourceOptions
 from nsq.spark.wal.directory import DirectoryWal
-from nsq.testing import DaemonFailed, Nsqd
+from nsq.testing import DaemonFailed, Nsqd, V2Client
 from nsq.testing.plugin import Factory
+from nsq.wire import commands
 
 from ..consuming import CHANNEL, TOPIC, channel_of
 from ..patience import eventually
@@ -89,6 +91,27 @@ def drained(*nsqds: Nsqd) -> None:
     """Wait until nothing is left of the channel, in flight or waiting."""
     for nsqd in nsqds:
         eventually(lambda: _left(nsqd), lambda left: left == (0, 0, 0), PATIENCE)  # noqa: B023
+
+
+def depth(nsqd: Nsqd, topic: str) -> int:
+    topics = nsqd.get(f"/stats?format=json&topic={topic}").json()["topics"] or []
+    return sum(each["depth"] for each in topics)
+
+
+def take_all(nsqd: Nsqd, topic: str) -> Counter[bytes]:
+    """Return all messages of the topic, which must have no channel yet."""
+    count = depth(nsqd, topic)
+    with V2Client(nsqd.tcp_address) as client:
+        client.identify(output_buffer_timeout=25)
+        client.send(commands.sub(topic, "drain"))
+        client.expect_ok()
+        client.send(commands.rdy(2500))
+        found: Counter[bytes] = Counter()
+        for _ in range(count):
+            message = client.expect_message()
+            client.send(commands.fin(message.id))
+            found[message.body] += 1
+    return found
 
 
 def _left(nsqd: Nsqd) -> Sequence[int]:

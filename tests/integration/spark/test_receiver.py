@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
-import time
+import threading
 from pathlib import Path
 
 import pytest
 
 from nsq.errors import Closed, ConfigError, NsqError
 from nsq.spark.receiver.pool import ReceiverPool
+from nsq.spark.receiver.receiving import Receiving
+from nsq.spark.source.options import SourceOptions
 from nsq.spark.wal.directory import DirectoryWal
+from nsq.spark.wal.records import stored
 from nsq.testing import Nsqd, Nsqlookupd
 from nsq.testing.plugin import Factory
 from nsq.wire import commands
@@ -52,29 +54,6 @@ def test_each_message_is_in_the_log_once_and_gone_from_nsqd(nsqd: Nsqd, tmp_path
     assert channel_of(nsqd)["timeout_count"] == 0
 
 
-def test_a_stored_message_has_topic_nsqd_id_timestamp_attempts_and_body(nsqd: Nsqd, tmp_path: Path) -> None:
-    create(nsqd)
-    publish(nsqd, [b"body"])
-    wal = prepared(tmp_path / "wal")
-    with working(options_of(tmp_path / "wal", nsqd)) as pool:
-        received(pool, 1)
-        assert pool.roll(PATIENCE)
-    [batch] = wal.read(wal.segments()[0])
-    [row] = batch.to_pylist()
-    assert abs(row.pop("timestamp_ns") / 1e9 - time.time()) < 300
-    assert len(row.pop("id")) == 16
-    assert row == {"attempts": 1, "nsqd": nsqd.tcp_address, "body": b"body"}
-
-
-def test_a_roll_without_new_rows_seals_nothing(nsqd: Nsqd, tmp_path: Path) -> None:
-    create(nsqd)
-    wal = prepared(tmp_path / "wal")
-    with working(options_of(tmp_path / "wal", nsqd)) as pool:
-        assert not pool.wait(0.0)
-        assert pool.roll(PATIENCE)
-        assert wal.segments() == []
-
-
 def test_a_stop_seals_the_open_rows(nsqd: Nsqd, tmp_path: Path) -> None:
     create(nsqd)
     publish(nsqd, numbered(100))
@@ -86,19 +65,6 @@ def test_a_stop_seals_the_open_rows(nsqd: Nsqd, tmp_path: Path) -> None:
     assert pool.stop(PATIENCE)  # once more does no harm
     with pytest.raises(Closed):
         pool.start()
-
-
-def test_a_full_segment_is_sealed_unasked_and_is_news(nsqd: Nsqd, tmp_path: Path) -> None:
-    create(nsqd)
-    wal = prepared(tmp_path / "wal")
-    with working(options_of(tmp_path / "wal", nsqd, segmentBytes="1")) as pool:
-        publish(nsqd, numbered(10))
-        received(pool, 10)
-        assert pool.wait(PATIENCE)
-        assert sorted(bodies_of(wal)) == sorted(numbered(10))
-        assert pool.roll(PATIENCE)
-        assert not pool.wait(0.0)
-        eventually(pool.status, lambda status: status.sealed == len(wal.segments()), PATIENCE)
 
 
 def test_receivers_share_the_channel(nsqd: Nsqd, tmp_path: Path) -> None:
@@ -179,22 +145,16 @@ def _processes_of(pool: ReceiverPool) -> list[Path]:
     return [Path(f"/proc/{slot.child.pid}") for slot in pool._slots if slot.child is not None]
 
 
-def _try(nsqd: Nsqd, times: int) -> None:
-    """Let a client fail at the only message."""
-    with consumer(nsqd, TOPIC, CHANNEL) as client:
-        for left in reversed(range(times)):
-            client.send(commands.rdy(min(left, 1)) + commands.req(client.expect_message().id, 0))
-    eventually(
-        lambda: channel_of(nsqd), lambda seen: (seen["client_count"], seen["depth"]) == (0, 1), PATIENCE
-    )
-
-
 def test_dead_letters_go_to_their_topic(nsqd: Nsqd, tmp_path: Path) -> None:
     create(nsqd)
     create(nsqd, topic="dead")
     wal = prepared(tmp_path / "wal")
     publish(nsqd, [b"poison"])
-    _try(nsqd, 1)
+    with consumer(nsqd, TOPIC, CHANNEL) as client:
+        client.send(commands.rdy(0) + commands.req(client.expect_message().id, 0))
+    eventually(
+        lambda: channel_of(nsqd), lambda seen: (seen["client_count"], seen["depth"]) == (0, 1), PATIENCE
+    )
     given = {"maxAttempts": "1", "deadLetterTopic": "dead"}
     with working(options_of(tmp_path / "wal", nsqd, **given)) as pool:
         publish(nsqd, [b"good"])
@@ -203,18 +163,6 @@ def test_dead_letters_go_to_their_topic(nsqd: Nsqd, tmp_path: Path) -> None:
         assert pool.roll(PATIENCE)
         drained(nsqd)
     assert bodies_of(wal) == [b"good"]
-
-
-def test_messages_of_many_attempts_are_stored_without_a_dead_letter_topic(nsqd: Nsqd, tmp_path: Path) -> None:
-    create(nsqd)
-    publish(nsqd, [b"often tried"])
-    _try(nsqd, 7)
-    wal = prepared(tmp_path / "wal")
-    with working(options_of(tmp_path / "wal", nsqd)) as pool:
-        received(pool, 1)
-        assert pool.roll(PATIENCE)
-    [batch] = wal.read(wal.segments()[0])
-    assert batch.column("attempts").to_pylist() == [8]
 
 
 def test_receiving_pauses_while_the_log_is_full(nsqd: Nsqd, tmp_path: Path) -> None:
@@ -243,17 +191,36 @@ def test_receiving_pauses_while_the_log_is_full(nsqd: Nsqd, tmp_path: Path) -> N
         drained(nsqd)
 
 
-def test_a_refused_secret_is_a_fatal_error(nsqd_factory: Factory[Nsqd], tmp_path: Path) -> None:
+def test_several_topics_are_paused_together_by_one_look_at_the_log(tmp_path: Path) -> None:
+    wal = DirectoryWal(tmp_path / "wal")
+    wal.prepare()
+    with wal.log("before") as log:
+        log.append(stored("a", [b"i" * 16], [0], [1], ["h:4150"], [b"body"]))
+    given = {"topics": "a,b,c", "channel": "spark", "wal": wal.location, "nsqd": "127.0.0.1:1"}
+    options = SourceOptions.of(given | {"walMaxBytes": "1"})
+    receiving = Receiving(options, wal, changed=lambda: None)
+    receiving.start()
+    try:
+        assert [thread.name for thread in threading.enumerate()].count("nsq-spark-limit") == 1
+        assert [each.gate.window for each in receiving._all()] == [0, 0, 0]
+        assert receiving.status().full == 3
+        wal.delete(wal.segments())
+        eventually(lambda: [each.gate.window for each in receiving._all()], lambda found: 0 not in found)
+    finally:
+        receiving.stop(100.0)
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [({"authSecret": "bad"}, "E_UNAUTHORIZED"), ({"tls": "true", "tlsCaFile": "/absent.pem"}, "absent.pem")],
+)
+def test_settings_that_cannot_work_are_a_fatal_error(
+    nsqd_factory: Factory[Nsqd], tmp_path: Path, given: dict[str, str], why: str
+) -> None:
     with running_auth_server({}) as address:
         nsqd = nsqd_factory(auth_http_addresses=[address])
-        pool = ReceiverPool(options_of(tmp_path / "wal", nsqd, authSecret="bad"), prepared(tmp_path / "wal"))
-        _expect_fault(pool, ConfigError, "E_UNAUTHORIZED")
-
-
-def test_impossible_settings_are_a_fatal_error(nsqd: Nsqd, tmp_path: Path) -> None:
-    given = {"tls": "true", "tlsCaFile": str(tmp_path / "absent.pem")}
-    pool = ReceiverPool(options_of(tmp_path / "wal", nsqd, **given), prepared(tmp_path / "wal"))
-    _expect_fault(pool, ConfigError, "absent.pem")
+        pool = ReceiverPool(options_of(tmp_path / "wal", nsqd, **given), prepared(tmp_path / "wal"))
+        _expect_fault(pool, ConfigError, why)
 
 
 def test_receivers_wait_for_a_log_that_does_not_exist_yet(nsqd: Nsqd, tmp_path: Path) -> None:
@@ -297,21 +264,7 @@ def _expect_fault(pool: ReceiverPool, kind: type[NsqError], text: str) -> None:
         assert pool.roll(0.0)  # there is nobody to ask
 
 
-def test_a_pool_without_receivers_is_ready_and_empty(nsqd: Nsqd, tmp_path: Path) -> None:
-    with working(options_of(tmp_path / "wal", nsqd), 0) as pool:
-        assert pool.wait(0.0) is False
-        assert pool.roll(0.0)
-
-
 def test_a_receiver_loads_neither_spark_nor_pandas(nsqd: Nsqd, tmp_path: Path) -> None:
-    program = (
-        "import nsq.spark.receiver.process, nsq.spark.wal.directory, sys; print('pyspark' in sys.modules)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE, check=False
-    )
-    assert (done.stdout.strip(), done.stderr) == ("False", "")
-
     create(nsqd)
     publish(nsqd, [b"body"])
     with working(options_of(tmp_path / "wal", nsqd)) as pool:

@@ -11,7 +11,7 @@ import pytest
 from nsq.errors import ConfigError, WalError
 from nsq.spark import doctor
 from nsq.spark.wal import open_wal
-from nsq.spark.wal.objects import Bucket, Conflict, create, replace
+from nsq.spark.wal.objects import Bucket, Conflict, create
 from nsq.spark.wal.records import stored
 from nsq.spark.wal.shared import SharedWal
 from tests.fakes import s3 as fake
@@ -74,23 +74,6 @@ def test_a_conditional_put_has_one_winner(s3: S3) -> None:
         found = bucket.get(f"{number}")
         assert found is not None
         assert won == [int(found.data)]
-
-
-def test_a_put_whose_reply_is_lost_is_recognized(s3: S3) -> None:
-    bucket = Bucket(s3.uri("lost"))
-    s3.control(lost=0.6)
-    for number in range(10):
-        data = b"%d" % number
-        for _ in range(20):
-            try:
-                tag = create(bucket, f"{number}", data)
-                break
-            except Conflict:
-                raise
-            except WalError:
-                continue
-        found = bucket.get(f"{number}")
-        assert found == (data, tag)
 
 
 def test_named_segments_survive_errors_and_lost_replies(s3: S3) -> None:
@@ -157,12 +140,3 @@ def test_a_forked_child_is_refused_instead_of_hanging(s3: S3) -> None:
         os._exit(9)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
     assert bucket.get("a") is not None
-
-
-def test_replace_needs_the_tag_of_the_current_object(s3: S3) -> None:
-    bucket = Bucket(s3.uri("tags"))
-    first = create(bucket, "a", b"1")
-    second = replace(bucket, "a", b"2", first)
-    assert replace(bucket, "a", b"2", first) == second
-    with pytest.raises(Conflict):
-        replace(bucket, "a", b"3", first)

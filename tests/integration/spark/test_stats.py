@@ -41,20 +41,6 @@ def fill(nsqd: Nsqd, topic: str, *channels: str, messages: int = 3) -> None:
         assert nsqd.post(f"/pub?topic={topic}", b"message").status == 200
 
 
-def test_each_channel_and_each_topic_without_channels_is_a_row(nsqd: Nsqd) -> None:
-    fill(nsqd, "orders", "billing", "archive")
-    fill(nsqd, "visits", messages=2)
-
-    rows = read("topic", "channel", "depth", "topic_depth", "nsqd", **addresses(nsqd))
-
-    assert [row[:4] for row in rows] == [
-        ("orders", "archive", 3, 0),
-        ("orders", "billing", 3, 0),
-        ("visits", None, 2, 2),
-    ]
-    assert {row[4] for row in rows} == {nsqd.tcp_address}
-
-
 def test_tls_options_verify_an_nsqd_over_https(nsqd_factory: Factory[Nsqd], tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     nsqd = nsqd_factory(**authority.server_options)
@@ -89,18 +75,6 @@ def test_stats_come_from_all_nsqds_that_an_nsqlookupd_lists(
     assert rows == sorted((nsqd.tcp_address, 3) for nsqd in nsqds)
 
 
-def test_an_nsqd_that_does_not_answer_is_a_row_that_says_so(nsqd: Nsqd) -> None:
-    fill(nsqd, "orders", "billing")
-    both = {"nsqd": f"{NOBODY},{nsqd.tcp_address}", "nsqdHttp": f"{NOBODY},{nsqd.http_address}"}
-
-    (lost,) = [row for row in read("nsqd", "error", "depth", **both) if row[1]]
-
-    assert (lost[0], lost[2]) == (NOBODY, None)
-    assert NOBODY in lost[1]
-    with pytest.raises(ApiError, match=NOBODY):
-        read("nsqd", **both, failFast="true")
-
-
 def test_an_nsqlookupd_that_does_not_answer_is_an_error() -> None:
     with pytest.raises(ApiError, match=NOBODY):
         read("nsqd", lookupd=NOBODY)
@@ -108,15 +82,6 @@ def test_an_nsqlookupd_that_does_not_answer_is_an_error() -> None:
 
 def test_stats_are_empty_without_an_nsqd(nsqlookupd: Nsqlookupd) -> None:
     assert read("nsqd", lookupd=nsqlookupd.http_address) == []
-
-
-def test_latencies_are_seconds(nsqd_factory: Factory[Nsqd]) -> None:
-    nsqd = nsqd_factory(e2e_processing_latency_percentiles=(0.5, 0.99))
-    fill(nsqd, "orders", "billing")
-
-    ((latency,),) = read("e2e_latency", **addresses(nsqd))
-
-    assert set(latency) == {"p50", "p99"}
 
 
 def test_an_unknown_column_is_an_error(nsqd: Nsqd) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from nsq.errors import InvalidName, WalForeign, WalOwned
+from nsq.errors import InvalidName, WalOwned
 from nsq.http.nsqd import NsqdApi
 from nsq.spark.rows import Field
 from nsq.testing import Nsqd
@@ -95,62 +95,6 @@ def segments(folder: Path) -> list[Path]:
     return sorted((folder / "wal").glob("*/*.arrow"))
 
 
-def test_rows_go_through_and_what_is_committed_is_deleted(
-    queue: Nsqd, asking: Asking, tmp_path: Path
-) -> None:
-    bodies = publish(queue, 100)
-    assert sorted(asking.batch()) == sorted(bodies)
-    assert segments(tmp_path) == []
-    more = publish(queue, 100, 100)
-    assert sorted(asking.batch()) == sorted(more)
-
-
-def test_a_limit_ends_a_batch_inside_a_segment_and_the_next_goes_on(queue: Nsqd, asking: Asking) -> None:
-    bodies = publish(queue, 100)
-    got: list[bytes] = []
-    while len(got) < 100:
-        part = asking.batch(ReadMaxRows(30))
-        assert 0 < len(part) <= 30
-        got += part
-    assert sorted(got) == sorted(bodies)
-
-
-def test_the_same_offsets_are_the_same_rows_in_another_life(queue: Nsqd, tmp_path: Path) -> None:
-    publish(queue, 100)
-    first, second = Asking(queue, tmp_path), Asking(queue, tmp_path)
-    try:
-        end = eventually(lambda: first.latest(ReadMaxRows(sys.maxsize)), lambda end: end["at"], PATIENCE)
-        rows = first.rows(end)
-        first.reader.stop()
-        publish(queue, 100, 100)
-        second.begin()
-        assert second.rows(end) == rows
-    finally:
-        first.reader.stop()
-        second.reader.stop()
-
-
-def test_a_run_ends_when_it_has_read_what_there_was(queue: Nsqd, asking: Asking, tmp_path: Path) -> None:
-    bodies = publish(queue, 1000)
-    asking.reader.prepareForTriggerAvailableNow()
-    got: list[bytes] = []
-    asking.begin()
-    while (end := asking.latest(ReadMaxRows(sys.maxsize))) != asking.read:
-        got += asking.rows(end)
-        asking.read = end
-    assert sorted(got) == sorted(bodies)
-    assert segments(tmp_path) == []
-
-
-def test_a_report_tells_the_depth(queue: Nsqd, asking: Asking) -> None:
-    api = NsqdApi(queue.http_address)
-    api.pause_channel("orders", "spark")
-    publish(queue, 7)
-    asking.begin()
-    report = eventually(asking.reader.reportLatestOffset, lambda told: told["nsqdDepth"] == 7, PATIENCE)
-    assert report["received"] == report["walRows"] == 0
-
-
 def test_the_lag_counts_every_message_once(queue: Nsqd, asking: Asking) -> None:
     """Nsqd tells the depth before anything is received, and the receiver has all of it a moment later."""
     publish(queue, 1000)
@@ -170,14 +114,6 @@ def test_the_lag_counts_every_message_once(queue: Nsqd, asking: Asking) -> None:
             eventually(lag, partial(eq, left), PATIENCE)
 
 
-def test_a_log_is_for_one_channel(queue: Nsqd, asking: Asking, tmp_path: Path) -> None:
-    asking.begin()
-    asking.reader.stop()
-    other = Asking(queue, tmp_path, channel="archive")
-    with pytest.raises(WalForeign, match="is the log of orders/spark, and this is to read orders/archive"):
-        other.begin()
-
-
 def test_a_log_has_one_owner(
     queue: Nsqd, asking: Asking, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -191,12 +127,6 @@ def test_a_log_has_one_owner(
     asking.reader.stop()
     other.begin()
     other.reader.stop()
-
-
-def test_an_offset_of_another_log_is_refused(asking: Asking) -> None:
-    asking.read = {"wal": "another", "at": {}}
-    with pytest.raises(WalForeign, match="belongs to the log another, but"):
-        asking.latest(ReadMaxRows(sys.maxsize))
 
 
 def test_the_first_call_raises_the_error_of_wrong_options(queue: Nsqd, tmp_path: Path) -> None:

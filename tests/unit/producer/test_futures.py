@@ -66,7 +66,7 @@ def test_a_future_runs_until_it_ends_and_cannot_be_cancelled(scene: Scene, end: 
         False,
         False,
     )
-    assert "<Publish to orders, queued" in repr(future)
+    assert "<Publish to orders, sent" in repr(future)
     for wait in (future.result, future.exception):
         with pytest.raises(TimeoutError, match="has not ended within 0 s"):
             wait(0.0)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -91,13 +89,3 @@ def test_every_command_has_help(capsys: pytest.CaptureFixture[str]) -> None:
         assert all(f"\n  -{needed} " in shown for needed in command.needs)
         assert command.__doc__
         assert command.__doc__ in overview
-
-
-def test_version_and_help_load_neither_spark_nor_arrow() -> None:
-    code = (
-        "import sys\nfrom nsq.spark.cli import main\n"
-        "assert main(['--version']) == main(['archive', '--help']) == 0\n"
-        "print(sorted({'pyspark', 'pyarrow', 'pandas'} & set(sys.modules)))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "[]"

@@ -77,16 +77,3 @@ def test_a_missing_package_is_named_by_the_format_and_breaks_no_other(
             "; pip install 'nsq[spark]' there, or set PYSPARK_PYTHON to the Python that has it"
         )
         assert "\n" not in text
-
-
-def test_a_python_without_arrow_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    import importlib.util
-
-    import pyspark_nsq
-    import pyspark_nsq_stats
-    from nsq.errors import UsageError
-
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    for module in (pyspark_nsq, pyspark_nsq_stats):
-        with pytest.raises(UsageError, match=f"pyarrow is missing in {sys.executable}: pip install"):
-            module.DefaultSource({})

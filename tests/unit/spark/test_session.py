@@ -67,6 +67,7 @@ def test_workers_run_this_python(
     made = SimpleNamespace(getActiveSession=lambda: None, builder=Builder())
     monkeypatch.setattr(session, "_session_class", lambda: made)
     monkeypatch.setattr(session, "refuse_obstacles", lambda master: None)
+    monkeypatch.setattr(session, "_start_jvm", lambda conf: None)
     monkeypatch.setattr(os, "environ", {})
     local_session(master=master, conf={"spark.ui.enabled": "true"})
     assert os.environ.get("PYSPARK_PYTHON") == sys.executable

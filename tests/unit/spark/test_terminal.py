@@ -75,6 +75,7 @@ def test_quiet_hides_progress_but_not_notes() -> None:
     meter.show("under way")
     meter.note("disk full")
     meter.close()
+    meter.note("BrokenPipeError, from a process of Spark's that ends")
     assert file.getvalue() == "disk full\n"
 
 

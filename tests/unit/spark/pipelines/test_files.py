@@ -34,15 +34,6 @@ def test_names_below_a_location() -> None:
     assert below("s3a://bucket/orders") == "s3a://bucket/orders"
 
 
-def test_a_written_file_is_read_back(tmp_path: Path) -> None:
-    files = LocalFiles(str(tmp_path))
-    assert files.read("a/b.json") is None
-    files.write("a/b.json", "é")
-    files.write("a/b.json", "ü")
-    assert files.read("a/b.json") == "ü"
-    assert files.walk("a") == ["a/b.json"]
-
-
 def test_deleting_is_thorough_and_forgiving(tmp_path: Path) -> None:
     files = LocalFiles(str(tmp_path))
     files.write("a/b/c", "1")

@@ -31,6 +31,7 @@ def test_a_pool_has_no_receivers_before_it_starts(tmp_path: Path) -> None:
     assert not pool.status().ready
     assert pool.roll(0.0) is True
     assert pool.fatal_error is None
+    assert ReceiverPool(options_of(tmp_path), DirectoryWal(tmp_path), 0).status().ready
 
 
 def test_a_stopped_pool_cannot_start(tmp_path: Path) -> None:

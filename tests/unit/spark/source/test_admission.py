@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -9,33 +10,37 @@ from nsq.spark.wal.names import Segment
 START = Offset("w")
 
 
-def take(limits: Limits, *segments: Segment, start: Offset = START) -> tuple[dict[str, Position], Amount]:
-    end, taken = admitted(start, segments, {segment.receiver for segment in segments}, limits)
-    return dict(end.at), taken
-
-
-def test_everything_is_taken_without_limits() -> None:
-    segments = [Segment("a", 1, 10, 100), Segment("a", 2, 20, 200), Segment("b", 1, 5, 50)]
-    assert take(Limits(), *segments) == ({"a": Position(2), "b": Position(1)}, Amount(35, 350))
-
-
-def test_a_limit_of_rows_is_kept_exactly() -> None:
-    assert take(Limits(rows=7), Segment("a", 1, 10, 100)) == ({"a": Position(0, 7)}, Amount(7, 70))
-
-
-def test_the_next_batch_goes_on_inside_the_segment() -> None:
-    start = Offset("w", {"a": Position(0, 7)})
-    assert take(Limits(rows=7), Segment("a", 1, 10, 100), start=start) == (
-        {"a": Position(1)},
-        Amount(3, 30),
-    )
-
-
-def test_a_limit_of_bytes_is_kept() -> None:
-    assert take(Limits(bytes=250), Segment("a", 1, 10, 1000)) == (
-        {"a": Position(0, 2)},
-        Amount(2, 200),
-    )
+@pytest.mark.parametrize(
+    ("segments", "limits", "start", "at", "taken"),
+    [
+        (
+            [Segment("a", 1, 10, 100), Segment("a", 2, 20, 200), Segment("b", 1, 5, 50)],
+            Limits(), {}, {"a": Position(2), "b": Position(1)}, Amount(35, 350),
+        ),
+        ([Segment("a", 1, 10, 100)], Limits(rows=7), {}, {"a": Position(0, 7)}, Amount(7, 70)),
+        # The next batch goes on inside the segment.
+        (
+            [Segment("a", 1, 10, 100)],
+            Limits(rows=7), {"a": Position(0, 7)}, {"a": Position(1)}, Amount(3, 30),
+        ),
+        ([Segment("a", 1, 10, 1000)], Limits(bytes=250), {}, {"a": Position(0, 2)}, Amount(2, 200)),
+        # Receivers share a limit, and leave each other the rest.
+        (
+            [Segment("big", 1, 1000, 0), Segment("mid", 1, 40, 0), Segment("small", 1, 4, 0)],
+            Limits(rows=100), {},
+            {"big": Position(0, 56), "mid": Position(1), "small": Position(1)}, Amount(100, 0),
+        ),
+    ],
+)  # fmt: skip
+def test_a_batch_takes_all_up_to_its_limits(
+    segments: list[Segment],
+    limits: Limits,
+    start: dict[str, Position],
+    at: dict[str, Position],
+    taken: Amount,
+) -> None:
+    end, found = admitted(Offset("w", start), segments, {one.receiver for one in segments}, limits)
+    assert (dict(end.at), found) == (at, taken)
 
 
 def test_limits_of_rows_and_bytes_hold_together() -> None:
@@ -50,13 +55,6 @@ def test_a_row_larger_than_the_limit_comes_alone() -> None:
     end, taken = admitted(START, [Segment("a", 4, 3, 3000)], ["a"], Limits(bytes=10))
     assert (dict(end.at), taken) == ({"a": Position(3, 1)}, Amount(1, 1000))
     assert end.origins == {"a": Position(3)}
-
-
-def test_receivers_share_a_limit_and_leave_each_other_the_rest() -> None:
-    segments = [Segment("big", 1, 1000, 0), Segment("mid", 1, 40, 0), Segment("small", 1, 4, 0)]
-    at, taken = take(Limits(rows=100), *segments)
-    assert at == {"big": Position(0, 56), "mid": Position(1), "small": Position(1)}
-    assert taken.rows == 100
 
 
 def test_the_first_offset_with_a_receiver_says_where_it_began() -> None:

@@ -588,15 +588,6 @@ def test_trigger_once_takes_all_rows_in_one_batch(scene: Scene) -> None:
     assert sum(piece.rows for task in scene.feed.plan(START, end) for piece in task) == 15
 
 
-def test_trigger_once_does_not_wait_for_messages_of_other_consumers(scene: Scene) -> None:
-    scene.log.seal("old", 10)
-    scene.backlog.value = Backlog(depth=5, asked=1)
-    scene.feed.start_available_now()
-    scene.backlog.value = Backlog(asked=1)
-    assert scene.feed.latest(START, Limits(), once=True)["at"] == {"old": 1}
-    assert scene.clock.now < 1010.0
-
-
 # AvailableNow
 
 
@@ -641,21 +632,6 @@ def test_an_availablenow_run_does_not_wait_for_messages_of_other_consumers(
     assert scene.latest(end) is end
     assert 1002.0 <= scene.clock.now < 1005.0
     assert "read 4 rows, 6 did not come" in caplog.text
-
-
-def test_an_availablenow_run_waits_for_messages_in_flight_elsewhere(scene: Scene) -> None:
-    scene.backlog.value = Backlog(in_flight=3, deferred=2, asked=1)
-    scene.feed.start_available_now()
-    scene.receivers.at(60.0, lambda: scene.receivers.receive(5))
-    assert scene.latest()["at"] == {"own": 1}
-
-
-def test_an_availablenow_run_may_ignore_messages_in_flight_elsewhere() -> None:
-    scene = Scene(wait_for_in_flight=False)
-    scene.backlog.value = Backlog(in_flight=3, deferred=2, asked=1)
-    scene.feed.start_available_now()
-    assert scene.latest() is START
-    assert scene.clock.now < 1001.0
 
 
 @pytest.mark.parametrize(("after", "ends"), [(2.0, 2.0), (99.0, feed.STARTING)])
@@ -720,14 +696,6 @@ def test_an_availablenow_run_names_nsqds_that_report_no_backlog(
     scene.backlog.value = Backlog(asked=1, errors=("b:4151 cannot be reached",))
     scene.feed.start_available_now()
     assert "the run waits only for the messages of the other nsqds: b:4151 cannot be reached" in caplog.text
-
-
-def test_an_availablenow_run_has_a_timeout() -> None:
-    scene = Scene(available_now_timeout=30.0)
-    scene.backlog.value = Backlog(depth=5, asked=1)
-    scene.feed.start_available_now()
-    assert scene.latest() is START
-    assert 1030.0 <= scene.clock.now < 1032.0
 
 
 def test_an_availablenow_run_without_receivers_warns_of_messages_in_nsqd(
@@ -865,6 +833,27 @@ def test_a_full_log_is_emptied_although_no_batch_awaits_a_commit() -> None:
     scene.clock.now += feed.LISTING
     scene.latest(second)
     assert [segment.number for segment in scene.log.deleted] == [1, 2]
+
+
+def test_a_log_that_is_full_for_a_receiver_elsewhere_is_emptied() -> None:
+    """The receiver was given a smaller walMaxBytes than the query."""
+    scene = Scene(receivers=0, retention=1000.0)
+    for _ in range(2):
+        scene.log.seal("a", 6)
+    end = scene.latest()
+    scene.feed.plan(START, end)
+    scene.feed.commit(end)
+    assert scene.log.deleted == []  # retention keeps them
+    full = ReceiverFolder("a", True, 0, 0, Status(full=1, paused="the log holds 120 bytes, of 100 at most"))
+    scene.log.receivers = lambda: [full]  # type: ignore[method-assign]
+    scene.log.seal("a", 6)
+    scene.clock.now += view.RELIEVING
+    later = scene.latest(end)
+    assert [segment.number for segment in scene.log.deleted] == [1]  # half of the log may stay
+    scene.feed.plan(end, later)
+    scene.feed.commit(later)
+    assert len(scene.log.deleted) == 1  # not again before the receiver has measured the log
+    scene.feed.close()
 
 
 def test_a_stream_without_receivers_says_that_the_log_is_full() -> None:

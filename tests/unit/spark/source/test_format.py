@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import importlib.util
 import pickle
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -87,15 +86,6 @@ def test_a_reader_travels_to_the_tasks() -> None:
 def test_our_limits_hold_beside_sparks(given: dict[str, int], asked_for: Any, wanted: Limits) -> None:
     options = SourceOptions(topic="t", channel="c", wal="/w", nsqd=("a:4150",), **given)  # type: ignore[arg-type]
     assert limits(options, asked_for) == wanted
-
-
-@pytest.mark.parametrize("module", ["nsq.spark", "pyspark_nsq", "pyspark_nsq_stats", "nsq.spark.rows"])
-def test_importing_nsq_spark_loads_neither_spark_nor_arrow(module: str) -> None:
-    program = f"import sys, {module}; print(sorted({{'pyspark', 'pyarrow'}} & set(sys.modules)))"
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=200, check=True
-    )
-    assert done.stdout.strip() == "[]"
 
 
 def test_the_formats_are_where_spark_looks_for_them() -> None:

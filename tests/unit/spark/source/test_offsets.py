@@ -10,6 +10,8 @@ from nsq.spark.wal.names import Segment
 
 A1, A2, A3 = (Segment("a", number, 100, 1000) for number in (1, 2, 3))
 B1 = Segment("b", 1, 10, 50)
+INSIDE = Offset("w", {"a": Position(1, 10)})
+LATE = Offset("w", {"a": Position(3)}, {"a": Position(1)})
 
 
 def test_an_offset_survives_the_checkpoint() -> None:
@@ -51,36 +53,25 @@ def test_a_slice_weighs_its_share() -> None:
     assert (Slice(A1, 40, 100).rows, Slice(A1, 40, 100).bytes) == (60, 600)
 
 
-def test_a_batch_is_what_lies_between_two_offsets() -> None:
-    start = Offset("w", {"a": Position(1, 40)})
-    end = Offset("w", {"a": Position(2, 30), "b": Position(1)}, {"b": Position(0)})
-    assert between(start, end, [A1, A2, A3, B1]) == (
-        [Slice(A2, 40, 100), Slice(A3, 0, 30), Slice(B1, 0, 10)],
-        [],
-    )
-
-
-def test_a_batch_may_lie_within_one_segment() -> None:
-    start, end = Offset("w", {"a": Position(1, 10)}), Offset("w", {"a": Position(1, 30)})
-    assert between(start, end, [A2]) == ([Slice(A2, 10, 30)], [])
-
-
-def test_a_batch_may_end_with_the_segment_in_which_it_begins() -> None:
-    start, end = Offset("w", {"a": Position(1, 10)}), Offset("w", {"a": Position(2)})
-    assert between(start, end, [A2, A3]) == ([Slice(A2, 10, 100)], [])
-
-
-def test_equal_offsets_make_no_batch() -> None:
-    offset = Offset("w", {"a": Position(1, 10)})
-    assert between(offset, offset, [A1, A2]) == ([], [])
-
-
-def test_missing_segments_are_named() -> None:
-    end = Offset("w", {"a": Position(3)})
-    assert between(Offset("w"), end, [A2]) == ([Slice(A2, 0, 100)], [("a", 1), ("a", 3)])
-
-
-def test_segments_from_before_the_checkpoint_are_not_missed() -> None:
-    end = Offset("w", {"a": Position(3)}, {"a": Position(1)})
-    assert between(Offset("w"), end, [A2, A3]) == ([Slice(A2, 0, 100), Slice(A3, 0, 100)], [])
-    assert between(Offset("w"), end, [A3]) == ([Slice(A3, 0, 100)], [("a", 2)])
+@pytest.mark.parametrize(
+    ("start", "end", "segments", "slices", "lost"),
+    [
+        (
+            Offset("w", {"a": Position(1, 40)}),
+            Offset("w", {"a": Position(2, 30), "b": Position(1)}, {"b": Position(0)}),
+            [A1, A2, A3, B1], [Slice(A2, 40, 100), Slice(A3, 0, 30), Slice(B1, 0, 10)], [],
+        ),
+        # Within one segment, and to the end of one.
+        (INSIDE, Offset("w", {"a": Position(1, 30)}), [A2], [Slice(A2, 10, 30)], []),
+        (INSIDE, Offset("w", {"a": Position(2)}), [A2, A3], [Slice(A2, 10, 100)], []),
+        (INSIDE, INSIDE, [A1, A2], [], []),
+        # Missing segments are named, but not those from before the checkpoint.
+        (Offset("w"), Offset("w", {"a": Position(3)}), [A2], [Slice(A2, 0, 100)], [("a", 1), ("a", 3)]),
+        (Offset("w"), LATE, [A2, A3], [Slice(A2, 0, 100), Slice(A3, 0, 100)], []),
+        (Offset("w"), LATE, [A3], [Slice(A3, 0, 100)], [("a", 2)]),
+    ],
+)  # fmt: skip
+def test_a_batch_is_what_lies_between_two_offsets(
+    start: Offset, end: Offset, segments: list[Segment], slices: list[Slice], lost: list[tuple[str, int]]
+) -> None:
+    assert between(start, end, segments) == (slices, lost)

@@ -18,10 +18,6 @@ def test_a_small_batch_is_one_task() -> None:
     assert tasks(slices, 32 * MIB, 1) == [slices]
 
 
-def test_a_batch_without_rows_has_no_task() -> None:
-    assert tasks([], 32 * MIB, 4) == []
-
-
 def test_full_segments_are_tasks_of_their_own_and_are_not_chipped() -> None:
     slices = [whole(number, 1000 + number, 32 * MIB + 999 * number) for number in range(1, 6)]
     assert tasks(slices, 32 * MIB, 1) == [[piece] for piece in slices]

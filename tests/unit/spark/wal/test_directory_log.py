@@ -134,22 +134,6 @@ def test_a_segment_that_cannot_be_created_costs_only_its_append(
     assert ids(wal) == [0, 1]
 
 
-@pytest.mark.parametrize("failing", ["rename", "sync_folder"])
-def test_a_roll_that_failed_can_be_repeated(
-    wal: DirectoryWal, disk: Any, make: Any, ids: Any, failing: str
-) -> None:
-    with wal.log("r") as log:
-        log.append(make(3))
-        disk.failing = {failing}
-        for _ in range(2):
-            with pytest.raises(WalError):
-                log.roll()
-        disk.failing = set()
-        assert log.roll() == Segment("r", 1, 3, bodies(3))
-        log.append(make(1, start=3))
-    assert ids(wal) == [0, 1, 2, 3]
-
-
 def test_a_failed_close_gives_up_the_lock_and_leaves_the_rest_to_recovery(
     wal: DirectoryWal, disk: Any, make: Any, ids: Any
 ) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from nsq.errors import WalError
 from nsq.spark.wal import Segment, names
 from nsq.spark.wal.directory import DirectoryWal
 
@@ -51,32 +50,7 @@ def test_a_log_is_recovered_wherever_its_receiver_dies(tmp_path: Path, make: Any
         shutil.rmtree(folder)
 
 
-def test_a_closed_segment_that_was_not_renamed_is_recovered(
-    wal: DirectoryWal, disk: Any, make: Any, ids: Any
-) -> None:
-    log = wal.log("r")
-    log.append(make(3))
-    disk.failing = {"rename"}
-    with pytest.raises(WalError):
-        log.close()
-    disk.failing = set()
-    assert wal.recover() == [Segment("r", 1, 3, 63)]
-    assert ids(wal) == [0, 1, 2]
-
-
-def test_a_recovered_segment_follows_the_sealed_ones(wal: DirectoryWal, make: Any, ids: Any) -> None:
-    log = wal.log("r")
-    log.append(make(1))
-    log.roll()
-    log.append(make(1, start=1))
-    assert log._open is not None
-    os.close(log._open.descriptor)
-    log._lock.release()
-    assert wal.recover() == [Segment("r", 2, 1, 21)]
-    assert ids(wal) == [0, 1]
-
-
-def test_recovery_leaves_living_receivers_alone(wal: DirectoryWal, make: Any) -> None:
+def test_living_receivers_are_left_alone(wal: DirectoryWal, make: Any) -> None:
     with wal.log("r") as log:
         log.append(make(3))
         assert wal.recover() == []
@@ -91,19 +65,6 @@ def test_the_last_batch_is_made_durable_before_it_is_sealed(wal: DirectoryWal, d
     disk.calls.clear()
     wal.recover()
     assert disk.calls == ["sync", "rename", "sync_folder"]
-
-
-@pytest.mark.parametrize("failing", ["sync", "rename", "sync_folder"])
-def test_a_recovery_that_failed_can_be_repeated(
-    wal: DirectoryWal, disk: Any, make: Any, ids: Any, failing: str
-) -> None:
-    killed(wal, "r", make(3))
-    disk.failing = {failing}
-    with pytest.raises(WalError, match="cannot be recovered: Input/output error"):
-        wal.recover()
-    disk.failing = set()
-    wal.recover()
-    assert ids(wal) == [0, 1, 2]
 
 
 def test_a_file_that_another_process_has_recovered_is_skipped(

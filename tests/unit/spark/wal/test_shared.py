@@ -14,7 +14,7 @@ from nsq.errors import SegmentLost, WalError, WalOwned
 from nsq.spark.receiver.protocol import Status
 from nsq.spark.wal import manifest, shared, shared_log
 from nsq.spark.wal.names import Position, Subject
-from nsq.spark.wal.objects import Conflict, Entry, Memory, create, refuse_unconditional, replace
+from nsq.spark.wal.objects import Conflict, Entry, Memory, create, replace
 from nsq.spark.wal.readers import ReaderState
 from nsq.spark.wal.shared import SharedWal
 from nsq.spark.wal.shared_log import SharedLog
@@ -431,22 +431,18 @@ def test_a_reader_that_is_silent_for_long_has_no_owner(clock: Clock) -> None:
 # The store
 
 
-class Unconditional(Memory):
-    """Ignores the conditions, as s3rver does."""
+def test_processes_may_prepare_a_new_log_at_once() -> None:
+    class Beside(Memory):
+        """While one process probes the store, another one prepares the log."""
 
-    def put_new(self, name: str, data: bytes) -> str:
-        return self._put(name, data)
+        def put_match(self, name: str, data: bytes, tag: str) -> str:
+            if not prepared:
+                prepared.append("")
+                prepared[0] = SharedWal(self, "memory://log").prepare()
+            return super().put_match(name, data, tag)
 
-    def put_match(self, name: str, data: bytes, tag: str) -> str:
-        return self._put(name, data)
-
-
-def test_a_store_that_ignores_conditions_is_refused() -> None:
-    with pytest.raises(WalError, match="ignores If-None-Match and If-Match"):
-        SharedWal(Unconditional(), "memory://log").prepare()
-    store = Memory()
-    refuse_unconditional(store)
-    assert store.list_after("") == []
+    prepared: list[str] = []
+    assert SharedWal(Beside(), "memory://log").prepare() == prepared[0]
 
 
 def test_a_put_whose_answer_was_lost_is_recognized() -> None:

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -73,12 +71,3 @@ def test_credentials_stay_out_of_errors() -> None:
 )
 def test_a_shown_location_has_no_credentials(location: str, shown: str) -> None:
     assert store.shown(location) == shown
-
-
-def test_importing_it_loads_no_pyarrow() -> None:
-    program = "import nsq.spark.wal, nsq.spark.wal.names, sys; print('pyarrow' in sys.modules)"
-    root = Path(__file__).resolve().parents[4]
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=root, capture_output=True, text=True, timeout=200
-    )
-    assert (done.stdout, done.stderr) == ("False\n", "")
