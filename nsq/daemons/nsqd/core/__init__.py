@@ -4,7 +4,8 @@ Synchronous and single-threaded; time comes from a ``Clock``, random numbers fro
 event loop or protocol, so tests can call everything directly.
 
 Where a message waits, from its publication to its FIN. Read this first; then ``topic.py``, ``channel.py``,
-``storage/memory_first.py``, ``storage/durable.py`` and ``disk/queue.py``, in this order.
+``storage/memory_first.py``, ``storage/durable.py`` and ``disk/queue.py``, in this order. For deferred
+messages, read ``storage/deferred.py`` after them.
 
 **Four layers.** Each knows only the one below it.
 
@@ -32,6 +33,10 @@ were accepted long ago: the channel keeps its share in memory (``hold_in_memory`
 consumers can empty the disk. The topic's backlog still has such messages, and forgets them when all channels
 with a copy only in memory have finished it (``Portion._memory_only``). Beyond the limit the portion stays in
 ``Topic._portion``, and is tried again later.
+
+**A message that is deferred** waits beside its channel's backlog, in the channel's ``Deferred``, and enters
+the backlog when it is due (``Backlog.put_due``). While the topic does not flow, it waits in the topic's
+backlog like any other, which knows its due time.
 
 **Three kinds of backlogs,** with one interface (``backlog.py``):
 

@@ -70,9 +70,9 @@ def _give(channel: Channel, messages: list[Message], alone: bool) -> None:
     if immediate := [message if alone else message.copy() for message in messages if not message.due]:
         channel.put(immediate)
         messages[:] = [message for message in messages if message.due]
-    while messages:
-        channel.put_deferred(messages[0].copy())
-        del messages[0]
+    if messages:
+        channel.put_deferred([message.copy() for message in messages])
+        messages.clear()
 
 
 #: The weight of one portion: messages handed from a topic to its channels at a time.
@@ -155,14 +155,15 @@ class Topic:
         self.message_count += len(messages.bodies)
         self.message_bytes += sum(map(len, messages.bodies))
 
-    def put_deferred(self, message: Message) -> None:
-        """Accept a message whose ``due`` is set."""
+    def put_deferred(self, messages: list[Message]) -> None:
+        """Accept messages whose ``due`` is set."""
         if self.flows and not self._releasing:
-            self._distribute_deferred(message)
+            for copies, channel in enumerate(self.channels.values()):
+                channel.put_deferred([message.copy() for message in messages] if copies else messages)
         else:
-            self._keep([message])
-        self.message_count += 1
-        self.message_bytes += len(message.body)
+            self._keep(messages)
+        self.message_count += len(messages)
+        self.message_bytes += sum([len(message.body) for message in messages])
 
     def _keep(self, messages: Batch | list[Message]) -> None:
         if not self.flows:
@@ -174,10 +175,6 @@ class Topic:
         self._arrived += weight(messages) if self._asked else 0
         for channel in self._late:
             self._late[channel] += taken
-
-    def _distribute_deferred(self, message: Message) -> None:
-        for copies, channel in enumerate(self.channels.values()):
-            channel.put_deferred(message.copy() if copies else message)
 
     def channel(self, name: str) -> Channel:
         """Return the channel of that name, or create it: the first one gets all waiting messages."""

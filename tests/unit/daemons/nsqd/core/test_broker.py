@@ -75,7 +75,7 @@ def test_channels_answer_for_themselves() -> None:
 def test_a_deferred_message_is_delivered_after_its_delay() -> None:
     setup = Setup()
     consumer, channel = setup.consumer("t", "c")
-    setup.broker.publish_deferred("t", b"a", 2.5)
+    setup.broker.publish_deferred("t", [(2.5, b"a")])
     setup.clock.advance(2.499)
     assert consumer.delivered == []
     assert channel.deferred_count == 1
@@ -115,7 +115,7 @@ def test_a_new_topic_takes_no_messages_until_its_observer_starts_it() -> None:
     consumer, _ = setup.consumer("t", "c")
     for publish in (
         lambda: setup.broker.publish("t", [b"a"]),
-        lambda: setup.broker.publish_deferred("t", b"b", 1.0),
+        lambda: setup.broker.publish_deferred("t", [(1.0, b"b")]),
     ):
         with pytest.raises(TopicStarting) as caught:
             publish()
@@ -209,7 +209,7 @@ def test_closing_parts_with_everyone_and_keeps_the_messages() -> None:
     setup = Setup()
     consumer, channel = setup.consumer("t", "c", rdy=0)
     setup.broker.publish("t", [b"a"])
-    setup.broker.publish_deferred("t", b"b", 5.0)
+    setup.broker.publish_deferred("t", [(5.0, b"b")])
     setup.clock.settle()
     left = [(backlog, [each.body for each in taken]) for backlog, taken in setup.broker.close()]
     assert left == [(channel.backlog, []), (setup.broker.topics["t"].backlog, [])]

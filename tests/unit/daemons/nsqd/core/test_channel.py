@@ -52,7 +52,7 @@ class Setup:
         self.channel.put([self._message(body) for body in bodies])
 
     def defer(self, body: bytes, delay: float) -> None:
-        self.channel.put_deferred(self._message(body, self.clock.now() + delay))
+        self.channel.put_deferred([self._message(body, self.clock.now() + delay)])
 
     def _message(self, body: bytes, due: float = 0.0) -> Message:
         self._number += 1

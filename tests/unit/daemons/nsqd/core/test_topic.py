@@ -56,7 +56,7 @@ def bodies(messages: list[Message]) -> list[bytes]:
 def test_messages_wait_for_the_first_channel_which_gets_them_all() -> None:
     setup = Setup()
     setup.put(b"a", b"b")
-    setup.topic.put_deferred(message(b"c", due=105.0))
+    setup.topic.put_deferred([message(b"c", due=105.0)])
     assert (setup.topic.depth, setup.topic.message_count, setup.topic.message_bytes) == (3, 3, 3)
     channel = setup.topic.channel("one")
     assert setup.topic.depth == 0
@@ -80,7 +80,7 @@ def test_every_channel_gets_a_copy_of_its_own() -> None:
 def test_deferred_messages_are_copied_too() -> None:
     setup = Setup()
     channels = [setup.topic.channel(name) for name in ("one", "two")]
-    setup.topic.put_deferred(message(b"a", due=105.0))
+    setup.topic.put_deferred([message(b"a", due=105.0)])
     assert [channel.deferred_count for channel in channels] == [1, 1]
     setup.clock.advance(5.0)
     assert [channel.depth for channel in channels] == [1, 1]
@@ -88,7 +88,7 @@ def test_deferred_messages_are_copied_too() -> None:
 
 def test_a_deferred_message_that_waited_beyond_its_time_is_due_at_once() -> None:
     setup = Setup()
-    setup.topic.put_deferred(message(b"a", due=105.0))
+    setup.topic.put_deferred([message(b"a", due=105.0)])
     setup.clock.advance(60.0)
     channel = setup.topic.channel("one")
     setup.clock.settle()
@@ -101,7 +101,7 @@ def test_a_paused_topic_keeps_its_messages_while_its_channels_go_on() -> None:
     setup.put(b"a")
     setup.topic.pause(True)
     setup.put(b"b")
-    setup.topic.put_deferred(message(b"c", due=101.0))
+    setup.topic.put_deferred([message(b"c", due=101.0)])
     setup.topic.channel("two")
     assert (setup.topic.depth, channel.depth) == (2, 1)
     setup.topic.pause(False)
@@ -125,7 +125,7 @@ def test_emptying_drops_what_waits_in_the_topic_only() -> None:
     setup.put(b"a")
     setup.topic.pause(True)
     setup.put(b"b")
-    setup.topic.put_deferred(message(b"c", due=105.0))
+    setup.topic.put_deferred([message(b"c", due=105.0)])
     setup.topic.empty()
     setup.topic.pause(False)
     assert (setup.topic.depth, channel.depth, channel.deferred_count) == (0, 1, 0)
@@ -144,7 +144,7 @@ def test_an_ephemeral_topic_bounds_what_waits_deferred_or_not() -> None:
     setup = Setup(limit=2)
     setup.put(b"a")
     for _ in range(3):
-        setup.topic.put_deferred(message(b"b", due=105.0))
+        setup.topic.put_deferred([message(b"b", due=105.0)])
     setup.put(b"c")
     assert setup.topic.depth == 2
 
@@ -195,7 +195,7 @@ class Refusing(Setup):
         self.topic.start()
         self.topic.pause(True)
         self.put(b"a", b"b")
-        self.topic.put_deferred(message(b"later", due=150.0))
+        self.topic.put_deferred([message(b"later", due=150.0)])
         for name in ("willing", "full"):
             self.disk = Full()
             channel = self.topic.channel(name)
@@ -236,7 +236,7 @@ class TestWhereAChannelsDiskRefuses:
         setup = Refusing()
         setup.topic.pause(False)
         setup.put(b"c")
-        setup.topic.put_deferred(message(b"later still", due=160.0))
+        setup.topic.put_deferred([message(b"later still", due=160.0)])
         assert setup.depths() == (5, [3, 0])
         setup.disk.room = 10
         setup.try_again()

@@ -79,7 +79,7 @@ class Setup:
         ids = [b"%016x" % next(_numbers) for _ in bodies]
         if due:
             for message_id, n in zip(ids, bodies, strict=True):
-                self.topic.put_deferred(Message(message_id, b"%d" % n, 0, due))
+                self.topic.put_deferred([Message(message_id, b"%d" % n, 0, due)])
         else:
             self.topic.put(Batch(ids, [b"%d" % n for n in bodies], 0))
         self.sent += count
@@ -174,7 +174,7 @@ def test_deferred_messages_keep_their_delay_and_count_like_others() -> None:
     setup = Setup()
     setup.put(1, due=setup.clock.now() + 60)
     channel = setup.topic.channel("one")
-    setup.topic.put_deferred(Message(b"f" * 16, b"-1", 0, setup.clock.now() + 60))
+    setup.topic.put_deferred([Message(b"f" * 16, b"-1", 0, setup.clock.now() + 60)])
     assert channel.deferred_count == 0
     while setup.topic.depth:
         setup.clock.step()

@@ -64,14 +64,17 @@ def test_pub_mpub_and_dpub_are_answered_with_ok() -> None:
         commands.mpub("t", [b"two", b"three"]),
         commands.dpub("t", 500, b"four"),
         commands.dpub("t", 0, b"five"),
-        commands.pub("u", b"six"),
+        commands.dpub("t", 700, b"seven"),
+        commands.dpub("t", 600, b"six"),
+        commands.dpub("u", 1, b"six"),
     )
-    assert client.frames() == [OK] * 5
-    assert client.session.pub_counts == {"t": 5, "u": 1}
+    assert client.frames() == [OK] * 7
+    assert client.session.pub_counts == {"t": 7, "u": 1}
     reader = consumer(world, 10)
     assert [message.body for message in reader.messages()] == [b"one", b"two", b"three", b"five"]
-    world.clock.advance(0.5)
-    assert [message.body for message in reader.messages()] == [b"four"]
+    for seconds, body in ((0.5, b"four"), (0.1, b"six"), (0.1, b"seven")):
+        world.clock.advance(seconds)
+        assert [message.body for message in reader.messages()] == [body]
 
 
 def test_pubs_in_a_row_are_answered_one_by_one_and_kept_in_order() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from nsq.daemons.nsqd.disk.layout import ChannelEntry, TopicEntry
 from nsq.daemons.nsqd.disk.syncing import open_regular
-from nsq.daemons.nsqd.storage.storage import DataDirectory
+from nsq.daemons.nsqd.storage.directory import DataDirectory
 from nsq.errors import ConfigError
 from tests.unit.daemons.nsqd.disk.files import GOLDEN, Lines, names
 

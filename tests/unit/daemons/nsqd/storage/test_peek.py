@@ -124,7 +124,7 @@ class TestTheCore:
         consumer = Consumer(rdy=1)
         channel = broker.subscribe("t", "c", consumer.subscriber)
         broker.publish("t", [b"held", b"1", b"2"])
-        broker.publish_deferred("t", b"later", 60.0)
+        broker.publish_deferred("t", [(60.0, b"later")])
         clock.settle()
         counts = copy.copy(vars(channel))
         assert shown(asyncio.run(channel.peek(10, PLENTY))) == [b"1", b"2"]

@@ -22,7 +22,8 @@ from nsq.daemons.nsqd.disk import syncing
 from nsq.daemons.nsqd.disk.syncing import Replacement
 from nsq.daemons.nsqd.options import NsqdOptions
 from nsq.daemons.nsqd.storage import storage
-from nsq.daemons.nsqd.storage.storage import HEALTHY, DataDirectory, Storage
+from nsq.daemons.nsqd.storage.directory import DataDirectory
+from nsq.daemons.nsqd.storage.storage import HEALTHY, Storage
 from nsq.daemons.serve.logs import DaemonLog
 from nsq.errors import ConfigError
 from tests.unit.daemons.nsqd.core.consumer import Consumer
@@ -209,7 +210,7 @@ def test_a_stop_keeps_what_waits_is_in_flight_and_deferred(tmp_path: Path, durab
         async with node(tmp_path, durable=durable, mem_queue_size=2) as one:
             one.broker.topic("t").channel("c")
             one.broker.publish("t", [b"%d" % number for number in range(9)])
-            one.broker.publish_deferred("t", b"deferred", 3600)
+            one.broker.publish_deferred("t", [(3600, b"deferred")])
             assert await one.consume("t", "c", 1) == [b"0"]
             hanging = Consumer(rdy=3)
             one.broker.subscribe("t", "c", hanging.subscriber)
@@ -231,7 +232,7 @@ def test_deleting_leaves_nothing_on_disk(tmp_path: Path, durable: bool) -> None:
             one.broker.publish("t", [b"waits"])
             topic.channel("c")
             one.broker.publish("t", [b"%d" % number for number in range(9)])
-            one.broker.publish_deferred("t", b"deferred", 3600)
+            one.broker.publish_deferred("t", [(3600, b"deferred")])
             await one.wait_until_synced()
             assert any(name.startswith("t:c.") for name in names(tmp_path))
             one.broker.delete_channel(topic, "c")
@@ -560,11 +561,11 @@ def test_a_removed_message_file_is_noticed_and_its_messages_are_written_again(
     async def scenario() -> None:
         async with node(data, durable=True) as one:
             one.broker.publish("t", [b"0", b"1", b"2", b"3"])
-            one.broker.publish_deferred("t", b"4", 3600.0)
+            one.broker.publish_deferred("t", [(3600.0, b"4")])
             await one.wait_until_synced()
             for name in ("t.diskqueue.000000.dat", "t.dues.dat"):
                 (data / name).rename(tmp_path / name) if moved else (data / name).unlink()
-            one.broker.publish_deferred("t", b"5", 3600.0)
+            one.broker.publish_deferred("t", [(3600.0, b"5")])
             with pytest.raises(StorageFailed):
                 await one.wait_until_synced()
             assert "another program has removed files of messages: 't.disk" in one.log.getvalue()
@@ -620,14 +621,14 @@ def test_a_removed_file_of_deferred_messages_is_noticed_and_written_again(tmp_pa
         async with node(data, durable=True) as one:
             channel = one.broker.topic("t").channel("c")
             for delay in (1.0, 3600.0):
-                one.broker.publish_deferred("t", b"%d" % delay, delay)
+                one.broker.publish_deferred("t", [(delay, b"%d" % delay)])
             for path in data.glob("t:c.deferred.*"):
                 path.unlink()
             with pytest.raises(StorageFailed):
                 await one.wait_until_synced()
             await until(lambda: one.storage.health == HEALTHY)
             await one.wait_until_synced()
-            assert channel.deferred_count == 1  # the other one was in no other place
+            assert channel.deferred_count == 2
             shutil.copytree(data, after)
         async with node(after, durable=True) as two:
             assert await two.consume("t", "c", 1) == [b"1"]
