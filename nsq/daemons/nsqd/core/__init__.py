@@ -18,7 +18,8 @@ A topic and each of its channels have a backlog of their own, and so a DiskQueue
 
 **The usual way.** A topic *flows* when it has started (it knows the channels that nsqlookupd has for it), is
 not paused and has a channel. Then ``Topic.put`` gives the messages of a publish to the backlog of every
-channel, and keeps none. ``Channel.pump`` takes messages from its backlog and gives them to subscribers with
+channel, and keeps none. (With more than 200 channels it keeps them, and releases them as described below, to
+some channels at a time.) ``Channel.pump`` takes messages from its backlog and gives them to subscribers with
 room. A FIN calls ``Backlog.finished``; a REQ or a timeout calls ``put_back``, which appends.
 
 **When the topic does not flow,** messages wait in the topic's own backlog. When it flows again, it *releases*

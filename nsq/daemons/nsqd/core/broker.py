@@ -261,6 +261,7 @@ class Broker:
         self._woken.clear()  # the backlogs now belong to the caller
         left: list[tuple[Backlog, list[Message]]] = []
         for topic in self.topics.values():
+            taken = topic.close()
             left += [(channel.backlog, channel.close()) for channel in topic.channels.values()]
-            left.append((topic.backlog, topic.close()))
+            left.append((topic.backlog, taken))
         return left
