@@ -119,7 +119,7 @@ def test_nothing_flows_before_the_topic_has_started() -> None:
     assert [channel.depth for channel in channels] == [2, 2]
 
 
-def test_emptying_drops_what_waits_in_the_topic_only() -> None:
+def test_emptying_a_topic_keeps_the_messages_of_its_channels() -> None:
     setup = Setup()
     channel = setup.topic.channel("one")
     setup.put(b"a")
@@ -131,16 +131,7 @@ def test_emptying_drops_what_waits_in_the_topic_only() -> None:
     assert (setup.topic.depth, channel.depth, channel.deferred_count) == (0, 1, 0)
 
 
-def test_messages_wait_in_the_topic_after_its_last_channel_is_deleted() -> None:
-    setup = Setup()
-    setup.topic.channel("one")
-    assert setup.topic.remove_channel("one") is not None
-    assert setup.topic.remove_channel("one") is None
-    setup.put(b"a")
-    assert setup.topic.depth == 1
-
-
-def test_an_ephemeral_topic_bounds_what_waits_deferred_or_not() -> None:
+def test_an_ephemeral_topic_bounds_its_deferred_messages_too() -> None:
     setup = Setup(limit=2)
     setup.put(b"a")
     for _ in range(3):
@@ -178,11 +169,11 @@ class FullDeferred(DeferredInMemory):
         super().__init__()
         self.disk = disk
 
-    def add(self, message: Message) -> None:
-        if not self.disk.room:
+    def add(self, messages: list[Message]) -> None:
+        if len(messages) > self.disk.room:
             raise StorageFailed("no room")
-        self.disk.room -= 1
-        super().add(message)
+        self.disk.room -= len(messages)
+        super().add(messages)
 
 
 class Refusing(Setup):
@@ -243,14 +234,6 @@ class TestWhereAChannelsDiskRefuses:
         assert setup.depths() == (0, [5, 5])
         assert bodies(setup.waiting("full")) == [b"a", b"b", b"c"]
 
-    def test_a_topic_has_one_timer_at_a_time(self) -> None:
-        setup = Refusing()
-        setup.topic.pause(False)
-        setup.topic.channel("third")
-        setup.topic.pause(True)
-        setup.topic.pause(False)
-        assert len(setup.tries) == 1
-
     def test_a_release_goes_on_without_a_deleted_channel(self) -> None:
         setup = Refusing()
         setup.topic.pause(False)
@@ -281,15 +264,7 @@ class TestWhereAChannelsDiskRefuses:
         setup.disk.told([first])
         assert kept == [b"b", b"a"]
 
-    def test_emptying_drops_it_too(self) -> None:
-        setup = Refusing()
-        setup.topic.pause(False)
-        setup.topic.empty()
-        assert setup.depths() == (0, [3, 0])
-        setup.try_again()
-        assert setup.depths() == (0, [3, 0])
-
-    def test_a_stop_gives_it_back_to_the_backlog(self) -> None:
+    def test_a_stop_returns_the_refused_portion(self) -> None:
         setup = Refusing()
         setup.topic.pause(False)
         assert bodies(setup.topic.close()) == [b"a", b"b", b"later"]
