@@ -27,7 +27,7 @@ _JOINED, _BYTES = b"joined the queue", b"bytes of records"
 _READ = b"read into memory"
 
 #: The most messages and bytes of one file: reading one must not keep clients waiting.
-FILE_RECORDS, FILE_BYTES = 1000, 1 << 20
+FILE_RECORDS, FILE_BYTES = 2000, 1 << 20
 #: So many messages of one file that are due within so many nanoseconds can be late by that much.
 _BURST_RECORDS, _BURST_TIME = 100, 20 * 10**6
 #: Messages due within so many nanoseconds are in memory, if there is room.
