@@ -91,6 +91,7 @@ def _deferred() -> Comparison:
             Figure("pub before", "msg/s"),
             Figure("pub beside", "msg/s"),
             Figure("sub beside", "msg/s"),
+            Figure("due at once", "msg/s"),
         ),
         contenders={
             name: _defer(command)
@@ -114,7 +115,8 @@ def _defer(command: Command) -> Measure:
             memory = resident_memory(server.pid) - idle
             beside = drive("publish", server.port, "pub", published, SIZE, _BATCH)
             consumed = drive("consume", server.port, published, SIZE, 1)
-            return [memory / MEGABYTE, *deferred, *before, *beside, *consumed]
+            at_once = drive("due", server.port, published, SIZE, _BATCH)
+            return [memory / MEGABYTE, *deferred, *before, *beside, *consumed, *at_once]
 
     return measure
 

@@ -202,6 +202,7 @@ class CommandParser:
         self._mpub: _PartialMpub | None = None
         self._pub_line = b""
         self._pub_params: list[bytes] = []
+        self._dpub_head = b""
         self.error: BadCommand | None = None
         self.stopped = False
         #: The memory that the beginning of an unfinished command takes.
@@ -282,10 +283,12 @@ class CommandParser:
             return len(data)
 
     def _cut_runs(self, data: bytes, position: int, commands: list[Command]) -> int:
-        """Cut FINs, and PUBs to the topic of the last one, which are nearly all traffic.
+        """Cut FINs, and PUBs and DPUBs to the topic of the last one, which are nearly all traffic.
 
         Leaves unusual commands to the general way, which takes three times as long.
         """
+        if self._dpub_head and data.startswith(self._dpub_head, position):
+            return self._cut_dpubs(data, position, commands)
         if data.startswith(b"FIN ", position):
             run = _FINS.match(data, position)
             if run is not None:
@@ -305,6 +308,23 @@ class CommandParser:
             if not 0 < size <= limit or stop > end:
                 break
             append((b"PUB", params, data[start:stop]))
+            position = stop
+        return position
+
+    def _cut_dpubs(self, data: bytes, position: int, commands: list[Command]) -> int:
+        head, limit, longest = self._dpub_head, self._limits.max_msg_size, self._limits.max_req_timeout_ms
+        topic = head[5:-1]
+        while data.startswith(head, position):
+            line = position + len(head)
+            newline = data.find(b"\n", line, line + 19)
+            delay, start = data[line:newline], newline + 5
+            if newline < 0 or start > len(data) or not delay.isdigit() or int(delay) > longest:
+                break
+            (size,) = _SIZE.unpack_from(data, newline + 1)
+            stop = start + size
+            if not 0 < size <= limit or stop > len(data):
+                break
+            commands.append((b"DPUB", [topic, delay], data[start:stop]))
             position = stop
         return position
 
@@ -337,6 +357,7 @@ class CommandParser:
         if len(delay) > 18 or int(delay) > limit:
             raise _Rejected(b"E_INVALID", b"DPUB timeout %s out of range 0-%d" % (delay, limit))
         body, position = self._sized(b"DPUB", data, start, position, message=True)
+        self._dpub_head = b"DPUB %s " % params[0]
         return (b"DPUB", params, body), position
 
     def _mpub_body(self, params: list[bytes], data: bytes, start: int, position: int) -> tuple[Command, int]:

@@ -41,9 +41,11 @@ def start(nsqd_factory: Factory[Nsqd], data: Path, *, durable: bool, **options: 
 def defer(nsqd: Nsqd, delays: list[int], channel: str = "channel") -> None:
     """Defer one message for each delay, in milliseconds; the delay is its body."""
     with consumer(nsqd, "t", channel, rdy=0), connected(nsqd) as client:
-        client.send(b"".join(commands.dpub("t", delay, b"%d" % delay) for delay in delays))
-        for _ in delays:
-            client.expect_ok(timeout=30)
+        for start in range(0, len(delays), 50):
+            part = delays[start : start + 50]
+            client.send(b"".join(commands.dpub("t", delay, b"%d" % delay) for delay in part))
+            for _ in part:
+                client.expect_ok(timeout=30)
 
 
 def deferred_files(data: Path) -> list[str]:

@@ -247,7 +247,7 @@ class Publishing:
         delay = self._defer(request)
         try:
             if delay:
-                await self._publish(lambda: self._broker.publish_deferred(name, body, delay))
+                await self._publish(lambda: self._broker.publish_deferred(name, [(delay, body)]))
             else:
                 await self._publish(lambda: self._broker.publish(name, [body]))
             await self._wait_until_synced()

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import operator
 import struct
 import tracemalloc
 from collections.abc import Iterator
@@ -120,6 +121,11 @@ alike = st.lists(
         st.tuples(st.sampled_from(["t", "u"]), st.sampled_from([b"x", b"PUB t\n", b"x" * 100])).map(
             lambda p: (commands.pub(*p), (b"PUB", [p[0].encode()], p[1]))
         ),
+        st.tuples(st.sampled_from(["t", "u"]), st.integers(0, 5000), st.sampled_from([b"x", b"y" * 100])).map(
+            lambda p: (commands.dpub(*p), (b"DPUB", [p[0].encode(), encoded(p[1])], p[2]))
+        ),
+        st.just((b"DPUB t 5\r\n" + size(1) + b"y", (b"DPUB", [b"t", b"5"], b"y"))),
+        st.just((b"DPUB t 5 6\n" + size(1) + b"y", (b"DPUB", [b"t", b"5", b"6"], b"y"))),
         st.sampled_from([ID, b"g" * 16]).map(lambda i: (commands.fin(i), (b"FIN", [i], None))),
         st.just((commands.fin(ID[:-1]), (b"FIN", [ID[:-1]], None))),
         st.just((commands.fin(ID[:-1] + b"\r"), (b"FIN", [ID[:-1]], None))),
@@ -137,13 +143,24 @@ def test_runs_are_parsed_command_by_command(conversation: list[Any], cuts: list[
     assert parsed(wire, cuts=cuts) == ([expected for _, expected in conversation], None)
 
 
-@given(alike, cuts, st.sampled_from([b"PUB t\n" + size(0), b"PUB t\n" + size(101), b"PUB t\n" + size(-1)]))
-def test_an_invalid_pub_in_a_run_is_an_error(conversation: list[Any], cuts: list[int], wrong: bytes) -> None:
+wrong_lines = st.sampled_from([b"PUB t\n", b"DPUB t 1\n"])
+wrong_sizes = st.sampled_from([size(0), size(101), size(-1)])
+
+
+@given(
+    alike,
+    cuts,
+    st.builds(operator.add, wrong_lines, wrong_sizes)
+    | st.sampled_from([b"DPUB t 5001\n" + size(1), b"DPUB t x\n", b"DPUB t 1234567890123456789\n"]),
+)
+def test_an_invalid_publish_in_a_run_is_an_error(
+    conversation: list[Any], cuts: list[int], wrong: bytes
+) -> None:
     wire = b"".join(sent for sent, _ in conversation)
     found, error = parsed(wire + wrong + b"NOP\n", cuts=cuts)
     assert found == [expected for _, expected in conversation]
     assert error is not None
-    assert error.code == b"E_BAD_MESSAGE"
+    assert error.code in (b"E_BAD_MESSAGE", b"E_INVALID")
 
 
 def test_a_run_of_fins_is_one_command() -> None:

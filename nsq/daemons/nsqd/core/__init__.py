@@ -4,7 +4,8 @@ Synchronous and single-threaded; time comes from a ``Clock``, random numbers fro
 event loop or protocol, so tests can call everything directly.
 
 Where a message waits, from its publication to its FIN. Read this first; then ``topic.py``, ``channel.py``,
-``storage/memory_first.py``, ``storage/durable.py`` and ``disk/queue.py``, in this order.
+``storage/memory_first.py``, ``storage/durable.py`` and ``disk/queue.py``, in this order. For deferred
+messages, read ``storage/deferred.py`` after them.
 
 **Four layers.** Each knows only the one below it.
 
@@ -17,7 +18,8 @@ A topic and each of its channels have a backlog of their own, and so a DiskQueue
 
 **The usual way.** A topic *flows* when it has started (it knows the channels that nsqlookupd has for it), is
 not paused and has a channel. Then ``Topic.put`` gives the messages of a publish to the backlog of every
-channel, and keeps none. ``Channel.pump`` takes messages from its backlog and gives them to subscribers with
+channel, and keeps none. (With more than 200 channels it keeps them, and releases them as described below, to
+some channels at a time.) ``Channel.pump`` takes messages from its backlog and gives them to subscribers with
 room. A FIN calls ``Backlog.finished``; a REQ or a timeout calls ``put_back``, which appends.
 
 **When the topic does not flow,** messages wait in the topic's own backlog. When it flows again, it *releases*
@@ -32,6 +34,10 @@ were accepted long ago: the channel keeps its share in memory (``hold_in_memory`
 consumers can empty the disk. The topic's backlog still has such messages, and forgets them when all channels
 with a copy only in memory have finished it (``Portion._memory_only``). Beyond the limit the portion stays in
 ``Topic._portion``, and is tried again later.
+
+**A message that is deferred** waits beside its channel's backlog, in the channel's ``Deferred``, and enters
+the backlog when it is due (``Backlog.put_due``). While the topic does not flow, it waits in the topic's
+backlog like any other, which knows its due time.
 
 **Three kinds of backlogs,** with one interface (``backlog.py``):
 

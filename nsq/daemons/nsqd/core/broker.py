@@ -25,6 +25,8 @@ from nsq.wire.names import is_ephemeral
 #: A larger publish is split into parts of this size, or less to many channels; see ``Broker.at_once``. Other
 #: clients are served between two parts.
 AT_ONCE = 2000
+#: The copy of a deferred message takes as much work as this many other copies.
+_DEFERRED_WORK = 3
 #: Seconds until a topic tries again to hand its messages to channels whose disk refused them.
 _STORAGE_RETRY = 1.0
 
@@ -139,16 +141,22 @@ class Broker:
         topic.put(Batch(self.ids.take(len(bodies)), bodies, self._clock.time_ns()))
         return len(bodies) * (len(topic.channels) or 1)
 
-    def publish_deferred(self, topic_name: str, body: bytes, delay: float) -> int:
-        """Publish, and return the number of copies."""
+    def publish_deferred(self, topic_name: str, messages: list[tuple[float, bytes]]) -> int:
+        """Publish messages with their delays, and return a measure of the work, as ``publish``."""
         if self.draining:
             raise Draining
         topic = self.topic(topic_name)
         if not topic.started:
             raise TopicStarting(topic)
-        due = self._clock.now() + delay
-        topic.put_deferred(Message(self.ids.take(1)[0], body, self._clock.time_ns(), due))
-        return len(topic.channels) or 1
+        now, timestamp = self._clock.now(), self._clock.time_ns()
+        ids = self.ids.take(len(messages))
+        topic.put_deferred(
+            [
+                Message(each, body, timestamp, now + delay)
+                for each, (delay, body) in zip(ids, messages, strict=True)
+            ]
+        )
+        return _DEFERRED_WORK * len(messages) * (len(topic.channels) or 1)
 
     # Topics and channels.
 
@@ -253,6 +261,7 @@ class Broker:
         self._woken.clear()  # the backlogs now belong to the caller
         left: list[tuple[Backlog, list[Message]]] = []
         for topic in self.topics.values():
+            taken = topic.close()
             left += [(channel.backlog, channel.close()) for channel in topic.channels.values()]
-            left.append((topic.backlog, topic.close()))
+            left.append((topic.backlog, taken))
         return left

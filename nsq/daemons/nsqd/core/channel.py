@@ -219,25 +219,23 @@ class Channel:
         """Take messages that the channel's disk refused; see ``Backlog.hold_in_memory``."""
         if not self.backlog.hold_in_memory(messages, finished):
             return False
-        for message in messages:
-            if message.due:
-                self.deferred.hold(message)
+        self.deferred.hold([message for message in messages if message.due])
         self._alarm.set(self.deferred.next_check())
         self.message_count += len(messages)
         self.wake()
         return True
 
-    def put_deferred(self, message: Message) -> None:
-        self.deferred.add(message)
-        self.message_count += 1
+    def put_deferred(self, messages: list[Message]) -> None:
+        self.deferred.add(messages)
+        self.message_count += len(messages)
         self._alarm.set(self.deferred.next_check())
 
     def _defer_taken(self, message: Message) -> None:
         """Defer a message from the backlog. If the disk refuses it, the backlog keeps its record."""
         try:
-            self.deferred.add(message)
+            self.deferred.add([message])
         except StorageFailed:
-            self.deferred.hold(message)
+            self.deferred.hold([message])
         else:
             if self._needs_finished:
                 self.backlog.finished([message])

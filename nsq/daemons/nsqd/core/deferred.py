@@ -30,17 +30,19 @@ class Deferred(Protocol):
     def on_disk(self) -> int:
         """The number of messages that are only on disk."""
 
-    def add(self, message: Message) -> None:
-        """Add a message. Raises StorageFailed if the disk refuses it."""
+    def add(self, messages: list[Message]) -> None:
+        """Add messages, all or none. Raises StorageFailed if the disk refuses them."""
 
-    def hold(self, message: Message) -> None:
-        """Add a message that the disk has refused, in memory only."""
+    def hold(self, messages: list[Message]) -> None:
+        """Add messages that the disk has refused, in memory only."""
 
     def next_check(self) -> float:
         """Return when to call ``release`` next."""
 
     def release(self, now: float, put: Callable[[list[Message]], None]) -> None:
-        """Remove messages that are due, and call ``put`` with them. If it raises StorageFailed, they stay."""
+        """Remove messages that are due, and call ``put`` with them, or with none if they have joined the
+        backlog's files. If it raises StorageFailed, they stay.
+        """
 
     def next_due(self) -> float:
         """Return when the next message is due, roughly for those on disk."""
@@ -72,14 +74,16 @@ class DeferredInMemory:
     def __len__(self) -> int:
         return len(self._heap)
 
-    def add(self, message: Message) -> None:
-        self._push(message, None)
+    def add(self, messages: list[Message]) -> None:
+        self._push(messages, None)
 
-    def hold(self, message: Message) -> None:
-        self._push(message, None)
+    def hold(self, messages: list[Message]) -> None:
+        self._push(messages, None)
 
-    def _push(self, message: Message, source: object) -> None:
-        heapq.heappush(self._heap, (message.due, next(self._sequence), message, source))
+    def _push(self, messages: list[Message], source: object) -> None:
+        heap, push = self._heap, heapq.heappush
+        for message in messages:
+            push(heap, (message.due, next(self._sequence), message, source))
 
     def next_check(self) -> float:
         return self._heap[0][0] if self._heap else float("inf")

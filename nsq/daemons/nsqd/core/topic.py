@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 
 from nsq.daemons.nsqd.core.backlog import Backlog, Batch, Message, StorageFailed, Waiting, show, weight
 from nsq.daemons.nsqd.core.channel import Channel
@@ -29,17 +30,22 @@ class Portion:
         self._memory_only: Counter[bytes] = Counter()
         self._handed_over = False
 
-    def hand_over(self, channels: Collection[Channel]) -> None:
-        """Give each channel its share. On a full disk consumers must still get messages, so a channel that
-        cannot store its share keeps it in memory; StorageFailed if it holds too much already. Another call
-        goes on where that one failed.
+    def hand_over(self, channels: Collection[Channel], most: int) -> bool:
+        """Give ``most`` channels their share; return whether all have got it. Another call goes on where this
+        one ends. On a full disk consumers must still get messages, so a channel that cannot store its share
+        keeps it in memory; StorageFailed if it holds too much already.
         """
         if not any(channel in self._rest for channel in channels):
             # No current channel has a share yet: compute the shares again.
             self._rest = self._shares(channels)
         alone = len(channels) == 1
         for channel in channels:
-            rest = self._rest.get(channel, [])
+            rest = self._rest.get(channel)
+            if not rest:
+                continue
+            if not most:
+                return False
+            most -= 1
             try:
                 _give(channel, rest, alone)
             except StorageFailed:
@@ -49,6 +55,7 @@ class Portion:
                 rest.clear()
         self._handed_over = True
         self._forget([message for message in self.messages if self._memory_only[message.id] <= 0])
+        return True
 
     def _finished(self, messages: list[Message]) -> None:
         """Note that a channel has finished messages that it had only in memory."""
@@ -70,15 +77,18 @@ def _give(channel: Channel, messages: list[Message], alone: bool) -> None:
     if immediate := [message if alone else message.copy() for message in messages if not message.due]:
         channel.put(immediate)
         messages[:] = [message for message in messages if message.due]
-    while messages:
-        channel.put_deferred(messages[0].copy())
-        del messages[0]
+    if messages:
+        channel.put_deferred([message.copy() for message in messages])
+        messages.clear()
 
 
 #: The weight of one portion: messages handed from a topic to its channels at a time.
 _PORTION = 1000
 #: The most copies of messages, for all channels together, that are made at a time.
 COPIES_AT_ONCE = 10_000
+#: With more channels than this, of which each may write a file, published messages wait in the topic, which
+#: gives portions of this weight to some channels after the other.
+_CHANNELS_AT_ONCE, _SMALL_PORTION = 200, 100
 
 
 class TopicStarting(Exception):
@@ -140,29 +150,36 @@ class Topic:
         """Whether new messages have to wait behind older ones."""
         return self._asked or self._portion is not None or bool(self._taken)
 
+    @property
+    def _passes_on(self) -> bool:
+        """Whether new messages go to the channels at once."""
+        return self.flows and not self._releasing and len(self.channels) <= _CHANNELS_AT_ONCE
+
     def at_once(self, most: int) -> int:
         """Return how many of ``most`` messages to hand over at a time: fewer to very many channels."""
         return max(1, min(most, COPIES_AT_ONCE // (len(self.channels) or 1)))
 
     def put(self, messages: Batch) -> None:
-        # ``flows`` and ``_releasing``, inlined: the calls would be a noticeable part of a PUB's cost.
+        # ``_passes_on``, inlined: the calls would be a noticeable part of a PUB's cost.
         held = self._asked or self._portion is not None or self._taken
-        if self.started and not self.paused and self.channels and not held:
-            for channel in self.channels.values():
+        channels = self.channels
+        if self.started and not self.paused and channels and not held and len(channels) <= _CHANNELS_AT_ONCE:
+            for channel in channels.values():
                 channel.put(messages)
         else:
             self._keep(messages)
         self.message_count += len(messages.bodies)
         self.message_bytes += sum(map(len, messages.bodies))
 
-    def put_deferred(self, message: Message) -> None:
-        """Accept a message whose ``due`` is set."""
-        if self.flows and not self._releasing:
-            self._distribute_deferred(message)
+    def put_deferred(self, messages: list[Message]) -> None:
+        """Accept messages whose ``due`` is set."""
+        if self._passes_on:
+            for copies, channel in enumerate(self.channels.values()):
+                channel.put_deferred([message.copy() for message in messages] if copies else messages)
         else:
-            self._keep([message])
-        self.message_count += 1
-        self.message_bytes += len(message.body)
+            self._keep(messages)
+        self.message_count += len(messages)
+        self.message_bytes += sum([len(message.body) for message in messages])
 
     def _keep(self, messages: Batch | list[Message]) -> None:
         if not self.flows:
@@ -174,10 +191,8 @@ class Topic:
         self._arrived += weight(messages) if self._asked else 0
         for channel in self._late:
             self._late[channel] += taken
-
-    def _distribute_deferred(self, message: Message) -> None:
-        for copies, channel in enumerate(self.channels.values()):
-            channel.put_deferred(message.copy() if copies else message)
+        if not self._releasing:
+            self._ask_for_a_turn()
 
     def channel(self, name: str) -> Channel:
         """Return the channel of that name, or create it: the first one gets all waiting messages."""
@@ -228,8 +243,14 @@ class Topic:
         self._late.clear()
 
     def close(self) -> list[Message]:
-        """Stop, when nsqd stops. Returns messages taken from the backlog and not in all channels yet."""
+        """Stop, when nsqd stops; the channels must still be open. Returns messages taken from the backlog and
+        not in all channels yet.
+        """
         self.started = False
+        if self._portion is not None:
+            with suppress(StorageFailed):  # some channels may have it already
+                self._portion.hand_over(self.channels.values(), len(self.channels))
+                self._portion = None
         left = self._on_their_way
         self._taken.clear()
         self._portion = None
@@ -245,9 +266,14 @@ class Topic:
     def _hand_over(self) -> None:
         """Hand over one portion and as much as has arrived since the last round, to catch up in any case."""
         room, self._arrived = self.at_once(_PORTION) + self._arrived, 0
+        most = len(self.channels)
+        if most > _CHANNELS_AT_ONCE:
+            room, most = _SMALL_PORTION, COPIES_AT_ONCE // _SMALL_PORTION
         while room > 0 and (portion := self._next_portion(room)) is not None:
             try:
-                portion.hand_over(self.channels.values())
+                if not portion.hand_over(self.channels.values(), most):
+                    self._ask_for_a_turn()
+                    return
             except StorageFailed:
                 self._release_later()
                 return
@@ -256,8 +282,11 @@ class Topic:
         if room > 0 or not self.depth:
             self._late.clear()
         else:
-            self._asked = True
-            self._on_another_turn(self._go_on)
+            self._ask_for_a_turn()
+
+    def _ask_for_a_turn(self) -> None:
+        self._asked = True
+        self._on_another_turn(self._go_on)
 
     def _next_portion(self, room: int) -> Portion | None:
         """Return the refused portion, or else the next one; None if no message is left."""

@@ -154,10 +154,8 @@ class Record(NamedTuple):
     body: bytes
 
 
-def encode_record(timestamp: int, attempts: int, message_id: bytes, body: bytes) -> bytes:
-    if len(message_id) != 16:
-        raise InvalidMessage(f"message id {message_id!r} has {len(message_id)} bytes; it takes 16")
-    return _HEAD.pack(timestamp, attempts, message_id) + body
+#: Packs the head of a record, which the body follows: timestamp, attempts and an id of 16 bytes.
+pack_head = _HEAD.pack
 
 
 def decode_record(record: bytes) -> Record:

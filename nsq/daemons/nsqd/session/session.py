@@ -37,15 +37,13 @@ _HEARTBEAT_FRAME = encode_response(HEARTBEAT)
 #: The most decompressed bytes whose commands are executed at once.
 _MAX_PORTION = 64 * 1024
 
-#: The copy of a deferred message takes as much work as this many other copies.
-_DEFERRED_WORK = 5
-
 #: The most characters kept of a name in IDENTIFY, because a session keeps it as long as it lives.
 _MAX_NAME = 1024
 #: The largest secret of AUTH. It is kept to ask again when the grant expires.
 _MAX_SECRET = 64 * 1024
 
-#: A command's parsed body: None, bytes, or a list of bytes (an MPUB's messages, the ids of a run of FINs).
+#: A command's parsed body: None, bytes, a list of bytes (an MPUB's messages, the ids of a run of FINs), or a
+#: list of delays and bytes (a run of DPUBs).
 _Body = Any
 
 
@@ -258,6 +256,9 @@ class Session:
                 while in_runs and position < end and commands[position][1] is params:
                     body.append(commands[position][2])
                     position += 1
+            elif verb == b"DPUB":
+                body = _deferred_run(commands, position - 1, end if in_runs else position)
+                position += len(body) - 1
             try:
                 if self._check_tls_first:
                     self._check_tls(verb)
@@ -489,58 +490,59 @@ class Session:
     # Publishing.
 
     def _pub(self, params: list[bytes], body: _Body) -> None:
+        publish = self._broker.publish
         if self._environment.authority is None:
-            self._publish("PUB", params[0].decode(), body, len(body))
+            self._publish("PUB", publish, params[0].decode(), body, len(body))
             return
         self._permit.when_allowed(
-            "PUB", params[0], b"", self._publish, "PUB", params[0].decode(), body, len(body)
+            "PUB", params[0], b"", self._publish, "PUB", publish, params[0].decode(), body, len(body)
         )
 
     def _mpub(self, params: list[bytes], body: _Body) -> None:
-        self._permit.when_allowed("MPUB", params[0], b"", self._publish, "MPUB", params[0].decode(), body, 1)
+        topic = params[0].decode()
+        self._permit.when_allowed(
+            "MPUB", params[0], b"", self._publish, "MPUB", self._broker.publish, topic, body, 1
+        )
 
     def _dpub(self, params: list[bytes], body: _Body) -> None:
-        topic, delay = params[0].decode(), int(params[1] or b"0") / 1000
-        if delay:
-            self._permit.when_allowed("DPUB", params[0], b"", self._publish_deferred, topic, body, delay)
-        else:
-            self._permit.when_allowed("DPUB", params[0], b"", self._publish, "DPUB", topic, [body], 1)
+        publish: Callable[..., int] = self._broker.publish_deferred
+        bodies = body
+        if not body[0][0]:
+            publish, bodies = self._broker.publish, [body[0][1]]
+        self._permit.when_allowed(
+            "DPUB", params[0], b"", self._publish, "DPUB", publish, params[0].decode(), bodies, len(body)
+        )
 
-    def _publish(self, verb: str, topic: str, bodies: list[bytes], commands: int, start: int = 0) -> None:
+    def _publish(
+        self,
+        verb: str,
+        publish: Callable[[str, Any], int],
+        topic: str,
+        bodies: list[Any],
+        commands: int,
+        start: int = 0,
+    ) -> None:
+        """Publish the bodies from ``start`` on, in parts, and answer so many commands. ``publish`` is the
+        broker's ``publish``, or ``publish_deferred``, whose bodies come with delays.
+        """
         end = start + self._broker.at_once(topic) if len(bodies) > 1 else 1
         part = bodies[start:end] if start or end < len(bodies) else bodies
         try:
-            self._copies += self._broker.publish(topic, part)
+            self._copies += publish(topic, part)
         except TopicStarting as starting:
-            again = functools.partial(self._publish, verb, topic, bodies, commands, start)
+            again = functools.partial(self._publish, verb, publish, topic, bodies, commands, start)
             self._wait_for(starting.topic.when_started, again)
             return
         except StorageFailed as error:
             raise Refused(f"E_{verb}_FAILED", f"{verb} failed {error}") from None
         self.pub_counts[topic] = self.pub_counts.get(topic, 0) + len(part)
         if end < len(bodies):
-            rest = functools.partial(self._publish, verb, topic, bodies, commands, end)
+            rest = functools.partial(self._publish, verb, publish, topic, bodies, commands, end)
             self._end_turn(rest)
             return
         if self._durable:
             self._stream.hold()
         self._stream.write(_OK_FRAME * commands)
-        if self._copies >= COPIES_AT_ONCE:
-            self._end_turn()
-
-    def _publish_deferred(self, topic: str, body: bytes, delay: float) -> None:
-        try:
-            self._copies += _DEFERRED_WORK * self._broker.publish_deferred(topic, body, delay)
-        except TopicStarting as starting:
-            again = functools.partial(self._publish_deferred, topic, body, delay)
-            self._wait_for(starting.topic.when_started, again)
-            return
-        except StorageFailed as error:
-            raise Refused("E_DPUB_FAILED", f"DPUB failed {error}") from None
-        if self._durable:
-            self._stream.hold()
-        self.pub_counts[topic] = self.pub_counts.get(topic, 0) + 1
-        self._stream.write(_OK_FRAME)
         if self._copies >= COPIES_AT_ONCE:
             self._end_turn()
 
@@ -599,3 +601,20 @@ class Session:
 
     def _nop(self, params: list[bytes], body: _Body) -> None:
         """Do nothing: the reply to a heartbeat only shows that the client is alive."""
+
+
+def _deferred_run(commands: list[Command], position: int, end: int) -> list[tuple[float, _Body]]:
+    """Return the delays and bodies of consecutive DPUBs to one topic. One without a delay goes alone."""
+    run: list[tuple[float, _Body]] = []
+    topic = commands[position][1][0]
+    for index in range(position, end):
+        verb, params, body = commands[index]
+        if verb != b"DPUB" or params[0] != topic:
+            break
+        delay = int(params[1] or b"0")
+        if not delay and run:
+            break
+        run.append((delay / 1000, body))
+        if not delay:
+            break
+    return run

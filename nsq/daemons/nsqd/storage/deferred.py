@@ -1,13 +1,16 @@
 """A channel's deferred messages: those due soon in memory, the others in files, roughly by their due times.
 
-A file belongs to a bucket: messages due within the same second, minute, hour or more, the further away the
-wider. Shortly before the bucket's time, the file is read into memory if there is room; otherwise only what
-is due soon, and the rest is written to narrower buckets. So a message is written two or three times, a
-million of them need no more memory than ten thousand, and those due first are in memory in time.
+New messages stay in memory until there are too many; then those due last are written to files. With
+--durable, every message is written at once, to a journal: a file of messages that are in memory as well.
 
-Without --durable, new messages stay in memory until there are too many; then those due last are written.
-With --durable, every message is written at once, and those due soon are in memory as well. When they are due
-and the channel's queue has synced them, the index of the file notes that they have left it.
+Any other file belongs to a bucket: messages due within the same second, minute, hour or more, the further
+away the wider. Shortly before the bucket's time, the file is read into memory if there is room; otherwise
+only what is due soon, and the rest is written to narrower buckets. So a message is written two or three
+times, a million of them need no more memory than ten thousand, and those due first are in memory in time.
+A file whose messages are due at the same time, or all due already, is renamed to be a file of the queue.
+
+With --durable, the index of a file notes which messages have left it, when they are synced elsewhere: in
+another file, or in the channel's queue. Now and then the rest of a journal is written to the next one.
 
 At a stop the records of each file are renamed to be a file of the channel's queue, where Go's nsqd finds
 them, and the index notes which one. A start takes the file back, if it is still there and unread. A message
@@ -24,7 +27,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from nsq.daemons.nsqd.core.backlog import Message, StorageFailed, Waiting
+from nsq.daemons.nsqd.core.backlog import Message, StorageFailed, Waiting, show
 from nsq.daemons.nsqd.core.clock import Clock
 from nsq.daemons.nsqd.core.deferred import DeferredInMemory, DueRange
 from nsq.daemons.nsqd.disk.layout import (
@@ -33,7 +36,6 @@ from nsq.daemons.nsqd.disk.layout import (
     SIZE_BYTES,
     Log,
     Place,
-    decode_record,
     message_id,
 )
 from nsq.daemons.nsqd.disk.queue import DiskQueue
@@ -43,19 +45,16 @@ from nsq.daemons.nsqd.storage.deferred_file import (
     FILE_BYTES,
     FILE_RECORDS,
     HAS_LEFT,
-    SOON,
     Bucket,
     DeferredFile,
     DeferredSync,
     Entry,
+    by_bucket,
+    choose_records,
 )
 from nsq.daemons.nsqd.storage.memory_first import decode, encode
 from nsq.daemons.serve.worker_thread import in_thread
 
-#: The widths of buckets, as powers of two of nanoseconds (208 days, 78 hours, 73 minutes, 69 s, 1.07 s), and
-#: how long before its beginning each is opened: the wider, the earlier, as many messages may have to be
-#: written to narrower buckets in time.
-_WIDTHS = [(shift, (1 << shift - 4) + SOON) for shift in (54, 48, 42, 36, 30)]
 #: Look at the files at least so often, in seconds: the wall clock may have been set.
 _LOOK_EVERY = 60.0
 #: How soon a file is tried again that could not be written or read.
@@ -66,14 +65,6 @@ _SPILL_BYTES = 1 << 20
 _COMPARED = 50_000
 #: The most files that one peek reads.
 _PEEKED_FILES = 4
-
-
-def bucket(due: int, wall: int) -> Bucket:
-    """Return the widest bucket that is not opened yet."""
-    for shift, before in _WIDTHS:
-        if (due >> shift << shift) - before > wall:
-            return shift, due >> shift
-    return None
 
 
 class DeferredOnDisk(DeferredInMemory):
@@ -118,7 +109,7 @@ class DeferredOnDisk(DeferredInMemory):
         self._dirty: set[DeferredFile] = set()
         self._rewritten: list[DeferredFile] = []
         self.on_disk = 0
-        #: After a kill: records in the queue to skip, with the message's id; see ``_choose_records``.
+        #: After a kill: records in the queue to skip, with the message's id; see ``choose_records``.
         self.obsolete: dict[Place, bytes] = {}
         self._recover(sorted(numbers))
 
@@ -127,22 +118,23 @@ class DeferredOnDisk(DeferredInMemory):
 
     # Messages in.
 
-    def add(self, message: Message) -> None:
-        if not self._durable:
-            if self._weight >= self._spill_at:
-                self._make_room_in_memory()
-            self._push(message, None)
-            return
-        if (known := self._sync_error()) is not None:
+    def add(self, messages: list[Message]) -> None:
+        if self._durable and (known := self._sync_error()) is not None:
             raise StorageFailed(str(known))
-        wall = self._clock.time_ns()
-        due = wall + round((message.due - self._clock.now()) * 1e9)
-        self._or_refuse(lambda: self._add_to_file(message, bucket(due, wall), due), len(message.body))
+        if self._weight >= self._spill_at:
+            self._make_room_in_memory()
+        if not self._durable:
+            self._push(messages, None)
+            return
+        entries = self._entries(messages)
+        size, files = sum(len(record) for _, record in entries), list[DeferredFile]()
+        self._or_refuse(lambda: files.extend(self._store({None: entries})), size)
+        for number, file in enumerate(files):
+            self._push(messages[number * FILE_RECORDS : (number + 1) * FILE_RECORDS], file)
 
-    def _add_to_file(self, message: Message, place: Bucket, due: int) -> None:
-        [file] = self._store({place: [(due, encode(message))]})
-        if place is None:
-            self._push(message, file)
+    def _entries(self, messages: list[Message]) -> list[Entry]:
+        ahead = self._clock.time_ns() - int(self._clock.now() * 1e9)
+        return [(ahead + int(message.due * 1e9), encode(message)) for message in messages]
 
     def _or_refuse(self, write: Callable[[], None], size: int) -> None:
         try:
@@ -156,9 +148,9 @@ class DeferredOnDisk(DeferredInMemory):
             self._failed(error, size)
             raise StorageFailed(str(error)) from error
 
-    def _push(self, message: Message, source: object) -> None:
-        super()._push(message, source)
-        self._weight += _weight(message)
+    def _push(self, messages: list[Message], source: object) -> None:
+        super()._push(messages, source)
+        self._weight += sum([1 + (len(message.body) >> 10) for message in messages])
 
     def _make_room_in_memory(self) -> None:
         if self._clock.now() < self._full_until:
@@ -170,33 +162,33 @@ class DeferredOnDisk(DeferredInMemory):
             raise
 
     def _spill(self) -> None:
-        """Write the messages due last to files, until a quarter of the room is free. Raises OSError."""
-        now, wall = self._clock.now(), self._clock.time_ns()
+        """Write the messages due last to files, until three quarters of the room are free. Raises OSError."""
         self._heap.sort()
         kept = weight = 0
-        by_bucket: dict[Bucket, list[Entry]] = {}
-        for due, _, message, _ in self._heap:
-            each = _weight(message)
-            if weight + each <= self._limit * 3 // 4:
-                kept, weight = kept + 1, weight + each
-                continue
-            at = wall + round((due - now) * 1e9)
-            place = bucket(at, wall)
-            if place is None:
-                kept, weight = kept + 1, weight + each
-            else:
-                by_bucket.setdefault(place, []).append((at, encode(message)))
-        self._store(by_bucket)
-        del self._heap[kept:]
-        self._weight = weight
+        for _, _, message, _ in self._heap:
+            weight += 1 + (len(message.body) >> 10)
+            if weight > self._limit // 4:
+                break
+            kept += 1
+        rest = self._heap[kept:]
+        held = [entry for entry in rest if entry[3] is None] if self._durable else []
+        if held:  # the backlog has them
+            rest = [entry for entry in rest if entry[3] is not None]
+        found = by_bucket(self._entries([message for _, _, message, _ in rest]), self._clock.time_ns())
+        soon = len(found.pop(None, ()))
+        self._store(found)
+        self._released(rest[soon:])
+        self._heap[kept:] = sorted(rest[:soon] + held)
+        if self._durable:
+            self._write_rest_again()
         # If most are due soon, do not look at all of them again for each message.
-        self._spill_at = max(self._limit, weight * 3 // 2)
+        self._spill_at = max(self._limit, self._weight * 3 // 2)
 
-    def _store(self, by_bucket: dict[Bucket, list[Entry]]) -> list[DeferredFile]:
+    def _store(self, found: dict[Bucket, list[Entry]]) -> list[DeferredFile]:
         """Write messages to the files of their buckets; all or none. Raises OSError."""
         done: list[tuple[DeferredFile, int, tuple[int, int]]] = []
         try:
-            for place, entries in by_bucket.items():
+            for place, entries in found.items():
                 for start in range(0, len(entries), FILE_RECORDS):
                     file = self._current_file(place)
                     done.append((file, file.count, file.sizes))
@@ -204,21 +196,17 @@ class DeferredOnDisk(DeferredInMemory):
         except OSError:
             for file, count, sizes in reversed(done):
                 file.undo(count, sizes)
-                self._close(file)
             raise
+        finally:
+            if not self._durable:
+                for file, _, _ in done:
+                    file.close()
         files = [file for file, _, _ in done]
-        for file in files:
-            self._dirty.add(file)
-            self._close(file)
-        self.on_disk += sum(len(entries) for place, entries in by_bucket.items() if place is not None)
+        self.on_disk += sum(len(entries) for place, entries in found.items() if place is not None)
         if self._durable and files:
+            self._dirty.update(files)
             self._written()
         return files
-
-    def _close(self, file: DeferredFile) -> None:
-        if not self._durable:
-            file.close()
-            self._dirty.discard(file)
 
     def _current_file(self, place: Bucket) -> DeferredFile:
         file = self._current.get(place)
@@ -226,6 +214,7 @@ class DeferredOnDisk(DeferredInMemory):
             file = self._current[place] = self._new_file()
             file.bucket = place
             if place is None:
+                file.journal = True
                 self._in_memory.add(file)
             else:
                 shift, number = place
@@ -252,24 +241,64 @@ class DeferredOnDisk(DeferredInMemory):
         return check
 
     def release(self, now: float, put: Callable[[list[Message]], None]) -> None:
-        self._read_next_file(now)
+        if self._unread and self._unread[0][0] <= self._clock.time_ns():
+            self._open_next_file(now, put)
         super().release(now, put)
 
+    def _open_next_file(self, now: float, put: Callable[[list[Message]], None]) -> None:
+        """Read the next file if there is room in memory, or make it a file of the queue if all is due."""
+        wall, file = self._clock.time_ns(), self._unread[0][2]
+        whole = file.intact and file not in self._dirty
+        room = self._weight < self._limit
+        if whole and file.is_burst and file.last_due > wall:
+            heapq.heapreplace(self._unread, (file.last_due, file.number, file))
+        elif self._heap and self._heap[0][0] <= now:
+            if room and not (whole and file.last_due <= wall):
+                self._read_next_file(now)
+        elif whole and file.last_due <= wall and self._join_queue(file):
+            put([])
+        elif room or file.first <= wall:
+            self._read_next_file(now)
+
     def _released(self, entries: list[tuple[float, int, Message, object]]) -> None:
+        self._weight -= sum([1 + (len(message.body) >> 10) for _, _, message, _ in entries])
+        self._leave(entries)
+
+    def _leave(self, entries: list[tuple[float, int, Message, object]]) -> None:
+        """Note that these messages are not in their files any more."""
+        if not self._durable:
+            return
+        by_file: dict[object, list[bytes]] = {}
         for _, _, message, file in entries:
-            self._weight -= _weight(message)
+            by_file.setdefault(file, []).append(message.id)
+        for file, ids in by_file.items():
             if isinstance(file, DeferredFile):
-                file.leave([message.id])
+                file.leave(ids)
+
+    def _join_queue(self, file: DeferredFile) -> bool:
+        """Make the next file, whose messages are all due, a file of the queue. Returns False on an error."""
+        try:
+            file.close()
+            os.truncate(file.data, file.sizes[1])
+            self._disk.join_file(file.data, file.count, file.sizes[1], synced=self._durable)
+        except OSError:
+            return False
+        self._forget_next(file)
+        file.remove()
+        return True
+
+    def _forget_next(self, file: DeferredFile) -> None:
+        heapq.heappop(self._unread)
+        self._forget_current(file)
+        self.on_disk -= file.left
+
+    def _forget_current(self, file: DeferredFile) -> None:
+        """Append to another file of the same bucket from now on."""
+        if self._current.get(file.bucket) is file:
+            del self._current[file.bucket]
 
     def _read_next_file(self, now: float) -> None:
-        """Read one file, if it is time and there is room in memory."""
-        wall = self._clock.time_ns()
-        if not self._unread or self._unread[0][0] > wall:
-            return
-        file = self._unread[0][2]
-        nothing_due = not self._heap or self._heap[0][0] > now
-        if self._weight >= self._limit and not (file.first <= wall and nothing_due):
-            return
+        wall, file = self._clock.time_ns(), self._unread[0][2]
         try:
             entries, problem = file.read(self._sizes)
         except FileNotFoundError:
@@ -280,10 +309,7 @@ class DeferredOnDisk(DeferredInMemory):
                 heapq.heapreplace(self._unread, (wall + int(_RETRY_SECONDS * 1e9), file.number, file))
                 return
             entries, problem = [], "cannot be read"
-        heapq.heappop(self._unread)
-        if self._current.get(file.bucket) is file:
-            del self._current[file.bucket]
-        self.on_disk -= file.left
+        self._forget_next(file)
         file.left = len(entries)
         self._report(file, problem)
         if self._durable:
@@ -307,28 +333,30 @@ class DeferredOnDisk(DeferredInMemory):
         """
         soon = entries
         if self._weight + len(entries) > self._limit:
-            by_bucket: dict[Bucket, list[Entry]] = {}
-            for entry in entries:
-                by_bucket.setdefault(bucket(entry[0], wall), []).append(entry)
-            soon = by_bucket.pop(None, [])
+            found = by_bucket(sorted(entries), wall)
+            soon = found.pop(None, [])
             try:
-                self._store(by_bucket)
-                file.leave(message_id(record) for some in by_bucket.values() for _, record in some)
+                self._store(found)
+                file.leave(message_id(record) for some in found.values() for _, record in some)
             except OSError as error:
                 self._failed(error, _SPILL_BYTES)
                 soon = entries
-        for due, record in soon:
-            message = decode(record)
+        messages = [decode(record) for _, record in soon]
+        for message, (due, _) in zip(messages, soon, strict=True):
             message.due = now + (due - wall) / 1e9
-            self._push(message, file if self._durable else None)
+        self._push(messages, file if self._durable else None)
 
     def _report(self, file: DeferredFile, problem: str) -> None:
+        name = file.data.name
+        if file.unwritten:
+            what = "%s lacks its last %d messages: nsqd ended before it had written them"
+            if self._durable:
+                what += ", and so before it confirmed them or removed other records of them"
+            self._log.warning(what, name, file.unwritten)
         if problem:
             file.damaged = True
-            name, left = file.data.name, file.left
-            self._log.error(
-                "%s %s; keeping it as %s%s, with %d readable messages", name, problem, name, BAD, left
-            )
+            what = "%s %s; keeping it as %s%s, with %d readable messages"
+            self._log.error(what, name, problem, name, BAD, file.left)
 
     # Syncing, with --durable.
 
@@ -360,40 +388,47 @@ class DeferredOnDisk(DeferredInMemory):
                     self._forget_left(file, ids)
             except OSError as error:
                 self._failed(error, 0)
+        if sum(file.count for file in self._in_memory) > 3 * (len(self._heap) + FILE_RECORDS):
+            self._write_rest_again()
+
+    def _write_rest_again(self) -> None:
+        """Empty the files of which half of the messages have left."""
+        few = {file for file in self._in_memory if 2 * file.left <= file.count}
+        self._write_again(few.difference(self._current.values()))
 
     def _forget_left(self, file: DeferredFile, ids: list[bytes]) -> None:
-        if file.left or set(file.leaving).difference(ids):
-            file.write_left(ids)
-            if file not in self._dirty:
-                file.close()
+        if not file.left and not set(file.leaving).difference(ids):
+            self._forget_file(file)
             return
+        file.write_left(ids)
+        if file not in self._dirty:
+            file.close()
+
+    def _forget_file(self, file: DeferredFile) -> None:
         self._in_memory.discard(file)
         self._dirty.discard(file)
-        if self._current.get(file.bucket) is file:
-            del self._current[file.bucket]
+        self._forget_current(file)
         file.remove()
 
     def _replace_lost(self, file: DeferredFile) -> None:
         """Write a removed file's messages in memory to another file; the others are lost."""
-        file.remove()
-        self._in_memory.discard(file)
-        self._dirty.discard(file)
-        if any(file is each for _, _, each in self._unread):
-            self._unread = [entry for entry in self._unread if entry[2] is not file]
-            heapq.heapify(self._unread)
-            self.on_disk -= file.left
-        if self._current.get(file.bucket) is file:
-            del self._current[file.bucket]
-        now, wall = self._clock.now(), self._clock.time_ns()
-        places = [place for place, entry in enumerate(self._heap) if entry[3] is file]
+        self._forget_file(file)
+        self._unread = [entry for entry in self._unread if entry[2] is not file]
+        heapq.heapify(self._unread)
+        self.on_disk = sum(each.left for _, _, each in self._unread)
+        self._write_again({file})
+
+    def _write_again(self, files: set[DeferredFile]) -> None:
+        """Write the messages in memory that are in these files to a journal."""
+        places = [place for place, entry in enumerate(self._heap) if entry[3] in files]
         try:
             for start in range(0, len(places), FILE_RECORDS):
                 portion = places[start : start + FILE_RECORDS]
                 entries = [self._heap[place] for place in portion]
-                due = [(wall + round((each[0] - now) * 1e9), encode(each[2])) for each in entries]
-                [other] = self._store({None: due})
+                [journal] = self._store({None: self._entries([message for _, _, message, _ in entries])})
+                self._leave(entries)
                 for place, entry in zip(portion, entries, strict=True):
-                    self._heap[place] = (*entry[:3], other)
+                    self._heap[place] = (*entry[:3], journal)
         except OSError as error:
             self._failed(error, 0)
 
@@ -417,42 +452,10 @@ class DeferredOnDisk(DeferredInMemory):
             self._take_in(file, dues)
         if self._durable and (left or self._disk.unsynced):
             self._dirty.update(file for file in files if not file.removed)
-            self._choose_records()
-
-    def _choose_records(self) -> None:
-        """Of each message that a kill left with several records, choose one.
-
-        A message gets its next record before the last one is given up. So the files can have it twice: the
-        one due last counts. And the queue can have it too: it was deferred after that, or is due already.
-        """
-        queued = self._disk.unread_ids(_COMPARED)
-        suspects = {each for each, _ in queued}
-        files = [file for _, _, file in self._unread]
-        now = self._clock.time_ns()
-        for file in files:
-            if file.was_read or file.opens <= now + SOON:  # or it was in memory from the beginning
-                suspects.update(file.read_index())
-        chosen: dict[bytes, tuple[int, DeferredFile]] = {}
-        for file in files:
-            if suspects.isdisjoint(file.read_index()):
-                continue
-            with suppress(OSError):  # reading it later logs the problem
-                for due, record in file.read(self._sizes)[0]:
-                    self._choose(chosen, message_id(record), due, file)
-        last = dict(queued)
-        self.obsolete = {place: each for each, place in queued if each in chosen or last[each] != place}
-
-    def _choose(
-        self, chosen: dict[bytes, tuple[int, DeferredFile]], each: bytes, due: int, file: DeferredFile
-    ) -> None:
-        other_due, other = chosen.get(each, (due, file))
-        if due >= other_due:
-            chosen[each] = due, file
-        if other is not file:
-            worse = other if due >= other_due else file
-            before = worse.left
-            worse.leave([each])
-            self.on_disk += worse.left - before
+            queued = self._disk.unread_ids(_COMPARED)
+            files = [file for _, _, file in self._unread]
+            self.obsolete = choose_records(queued, files, self._sizes)
+            self.on_disk = sum(file.left for file in files)
 
     def _take_back(self, file: DeferredFile) -> bool:
         """Take a file's records back from the queue, if no message of it has been read and it is the same."""
@@ -479,6 +482,7 @@ class DeferredOnDisk(DeferredInMemory):
             file.remove()
             return
         file.first, file.last = min(later, default=0), max(later, default=0)
+        file.first_due, file.last_due = file.first, file.last
         self.on_disk += file.left
         self._add_unread(file)
 
@@ -487,24 +491,21 @@ class DeferredOnDisk(DeferredInMemory):
     def take_held(self) -> list[Message]:
         if not self._durable:
             return []
-        held = [entry[2] for entry in self._heap if entry[3] is None]
-        self._heap = [entry for entry in self._heap if entry[3] is not None]
-        heapq.heapify(self._heap)
-        return held
+        held = [entry for entry in self._heap if entry[3] is None]
+        self._heap = sorted(entry for entry in self._heap if entry[3] is not None)
+        return [message for _, _, message, _ in held]
 
     def persist(self) -> list[SyncJob]:
         """Write the messages in memory, and join all files to the queue. Returns the jobs that sync them.
 
         Raises StorageFailed if some of them are lost, or not in the queue.
         """
-        now, wall = self._clock.now(), self._clock.time_ns()
         unread = sorted((file for _, _, file in self._unread), key=lambda file: file.first)
         files = [file for file in unread if file.left and file.intact]
         self._rewritten += [file for file in unread if not file.left]
         left = len(self)
         try:
-            in_memory = [(wall + round((due - now) * 1e9), encode(each)) for due, _, each, _ in self._heap]
-            files += self._write_files(sorted(in_memory))
+            files += self._write_files(sorted(self._entries([message for _, _, message, _ in self._heap])))
             self._rewritten += sorted(self._in_memory)
             for file in [file for file in unread if file.left and not file.intact]:
                 entries, problem = file.read(self._sizes)
@@ -571,20 +572,14 @@ class DeferredOnDisk(DeferredInMemory):
         ]
 
     async def peek(self, n: int, max_bytes: int) -> list[tuple[float, Waiting]]:
-        found = await super().peek(n, max_bytes)
         files = [file for _, _, file in heapq.nsmallest(_PEEKED_FILES, self._unread)]
+        on_disk = await in_thread(lambda: self._peek_files(files, n), "nsqd-peek") if files else []
         now, wall = self._clock.now(), self._clock.time_ns()
-        for due, record in await in_thread(lambda: self._peek_files(files, n), "nsqd-peek") if files else ():
-            whole = decode_record(record)
-            shown = Waiting(whole.id, whole.timestamp, whole.attempts, len(whole.body), whole.body)
-            found.append((now + (due - wall) / 1e9, shown))
+        found = [(due, message) for due, _, message, _ in heapq.nsmallest(n, self._heap)]
+        found += [(now + (due - wall) / 1e9, decode(record)) for due, record in on_disk]
         found.sort(key=lambda one: one[0])
-        cut: list[tuple[float, Waiting]] = []
-        for due_at, shown in found[:n]:
-            body = shown.body[:max_bytes]
-            max_bytes -= len(body)
-            cut.append((due_at, shown._replace(body=body)))
-        return cut
+        shown = show([message for _, message in found], n, max_bytes)
+        return [(due, each) for (due, _), each in zip(found[:n], shown, strict=True)]
 
     def _peek_files(self, files: list[DeferredFile], n: int) -> list[Entry]:
         found: list[Entry] = []
@@ -603,7 +598,3 @@ class DeferredOnDisk(DeferredInMemory):
         self._dirty.clear()
         for file in files:
             file.remove()
-
-
-def _weight(message: Message) -> int:
-    return 1 + (len(message.body) >> 10)

@@ -7,6 +7,7 @@ into memory, or that its records were renamed to be a file of the channel's queu
 
 from __future__ import annotations
 
+import bisect
 import os
 import re
 import struct
@@ -14,7 +15,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from nsq.daemons.nsqd.disk.layout import BAD, HEAD_SIZE, Bounds, cut, message_id, pack_size
+from nsq.daemons.nsqd.disk.layout import BAD, HEAD_SIZE, Bounds, Place, cut, message_id, pack_size
 from nsq.daemons.nsqd.disk.syncing import SyncJob, open_regular, read_regular
 
 _ENTRY = struct.Struct(">16sq")
@@ -26,13 +27,20 @@ _JOINED, _BYTES = b"joined the queue", b"bytes of records"
 _READ = b"read into memory"
 
 #: The most messages and bytes of one file: reading one must not keep clients waiting.
-FILE_RECORDS, FILE_BYTES = 1000, 1 << 20
+FILE_RECORDS, FILE_BYTES = 2000, 1 << 20
+#: So many messages of one file that are due within so many nanoseconds can be late by that much.
+_BURST_RECORDS, _BURST_TIME = 100, 20 * 10**6
 #: Messages due within so many nanoseconds are in memory, if there is room.
 SOON = 2 * 10**9
 
 #: A due time on the wall clock, in nanoseconds since 1970, and a record.
 Entry = tuple[int, bytes]
 Bucket = tuple[int, int] | None  # None: due soon
+
+#: The widths of buckets, as powers of two of nanoseconds (208 days, 78 hours, 73 minutes, 69 s, 1.07 s), and
+#: how long before its beginning each is opened: the wider, the earlier, as many messages may have to be
+#: written to narrower buckets in time.
+_WIDTHS = [(shift, (1 << shift - 4) + SOON) for shift in (54, 48, 42, 36, 30)]
 
 _FILE_NAME = re.compile(r"(.+)\.deferred\.([0-9]{6,18})(?:\.dues)?\.dat").fullmatch
 
@@ -45,6 +53,29 @@ def deferred_files(filenames: Iterable[str]) -> dict[str, set[int]]:
     return found
 
 
+def bucket(due: int, wall: int) -> Bucket:
+    """Return the widest bucket that is not opened yet."""
+    for shift, before in _WIDTHS:
+        if (due >> shift << shift) - before > wall:
+            return shift, due >> shift
+    return None
+
+
+def by_bucket(entries: list[Entry], wall: int) -> dict[Bucket, list[Entry]]:
+    """Return the entries, which are in the order of their due times, by bucket."""
+    found: dict[Bucket, list[Entry]] = {}
+    start = 0
+    while start < len(entries):
+        due = entries[start][0]
+        place = bucket(due, wall)
+        shift = _WIDTHS[-1][0] if place is None else place[0]
+        behind = (due >> shift) + 1 << shift
+        stop = bisect.bisect_left(entries, (behind, b""), start)
+        found.setdefault(place, []).extend(entries[start:stop])
+        start = stop
+    return found
+
+
 class DeferredFile:
     """A file of records and its index. An append that fails changes nothing."""
 
@@ -53,13 +84,16 @@ class DeferredFile:
         self.data = directory / f"{name}.deferred.{number:06d}.dat"
         self.index = directory / f"{name}.deferred.{number:06d}.dues.dat"
         self.bucket: Bucket = None
-        self.first = self.last = 0  # all due times are between them
+        self.journal = False  # whether its messages are in memory too, from the beginning
+        self.first = self.last = 0  # of the bucket: all due times are between them
+        self.first_due = self.last_due = 0  # not of a journal, whose messages come in any order
         self.count = self.left = 0  # messages in it, and those that have not left it
         self.sizes = (0, 0)  # of the index and of the records
         self.leaving: dict[bytes, None] = {}  # messages that have left; the index does not say so yet
         self.intact = False  # whether it has exactly the messages that it says, so that it can be joined
         self.was_read = False  # into memory, in this run or an earlier one
         self.damaged = False  # whether some messages were lost, or their due times
+        self.unwritten = 0  # messages at its end that nsqd had not written when it ended
         self.removed = False
         self.named = False  # whether the directory was synced since the file was created
         self._open: list[int] = []
@@ -76,15 +110,25 @@ class DeferredFile:
     def full(self) -> bool:
         return self.count >= FILE_RECORDS or self.sizes[1] >= FILE_BYTES
 
+    @property
+    def is_burst(self) -> bool:
+        """Whether many messages are due at nearly the same time."""
+        return self.count >= _BURST_RECORDS and self.last_due <= self.first_due + _BURST_TIME
+
     def append(self, entries: list[Entry]) -> None:
-        index = [_ENTRY.pack(message_id(record), due) for due, record in entries]
+        index = [_ENTRY.pack(record[10:HEAD_SIZE], due) for due, record in entries]
+        if self.journal and not self.sizes[0]:
+            index.insert(0, _ENTRY.pack(_READ, HAS_LEFT))
         # The index first: a kill in between must not leave a record without a due time.
         self._write(b"".join(index), b"".join([pack_size(len(each)) + each for _, each in entries]))
         self.count += len(entries)
         self.left += len(entries)
+        self.first_due = min(self.first_due or entries[0][0], entries[0][0])
+        self.last_due = max(self.last_due, entries[-1][0])
         self.intact = self.count == self.left
-        for _, record in entries:  # it has come back before the index said that it had left
-            self.leaving.pop(message_id(record), None)
+        if self.leaving:
+            for _, record in entries:  # it has come back before the index said that it had left
+                self.leaving.pop(message_id(record), None)
 
     def undo(self, count: int, sizes: tuple[int, int]) -> None:
         """Remove the messages behind the first ``count``."""
@@ -140,9 +184,11 @@ class DeferredFile:
             records[content[start + 10 : start + HEAD_SIZE]] = content[start:stop]
         if bad or end < self.sizes[1]:
             problem = problem or f"cannot be read after byte {end} of {self.sizes[1]}"
-        lost = sum(due != HAS_LEFT and each not in records for each, due in dues.items())
-        if lost:
-            problem = problem or f"lacks {lost} messages"
+        lost = [each for each, due in dues.items() if due != HAS_LEFT and each not in records]
+        if lost and not problem and lost == list(dues)[-len(lost) :]:
+            self.unwritten = len(lost)
+        elif lost:
+            problem = problem or f"lacks {len(lost)} messages"
         without = sum(each not in dues for each in records)
         if without:
             problem = problem or f"lacks {without} due times: these messages are delivered at once"
@@ -207,6 +253,36 @@ class DeferredFile:
         for descriptor, size in zip(self._open, self.sizes, strict=False):
             with suppress(OSError):
                 os.ftruncate(descriptor, size)
+
+
+def choose_records(
+    queued: list[tuple[bytes, Place]], files: list[DeferredFile], sizes: Bounds
+) -> dict[Place, bytes]:
+    """Of each message that a kill left with several records, choose one; return those of the queue that do
+    not count. ``queued`` has the ids and places of the queue's records.
+
+    A message gets its next record before the last one is given up. So the files can have it twice: the one
+    due last counts. And the queue can have it too: it was deferred after that, or is due already.
+    """
+    suspects = {each for each, _ in queued}
+    for file in files:
+        dues = file.read_index()
+        if file.was_read:
+            suspects.update(dues)
+    chosen: dict[bytes, tuple[int, DeferredFile]] = {}
+    for file in files:
+        if suspects.isdisjoint(file.read_index()):
+            continue
+        with suppress(OSError):  # reading it later logs the problem
+            for due, record in file.read(sizes)[0]:
+                each = message_id(record)
+                other_due, other = chosen.get(each, (due, file))
+                if due >= other_due:
+                    chosen[each] = due, file
+                if other is not file:
+                    (other if due >= other_due else file).leave([each])
+    last = dict(queued)
+    return {place: each for each, place in queued if each in chosen or last[each] != place}
 
 
 class DeferredSync(SyncJob):

@@ -11,7 +11,7 @@ from collections.abc import Callable, Container, Iterable
 from contextlib import suppress
 
 from nsq.daemons.nsqd.core.backlog import Batch, MemoryBacklog, Message, StorageFailed, Waiting, show, weight
-from nsq.daemons.nsqd.disk.layout import Place, Position, decode_record, encode_record
+from nsq.daemons.nsqd.disk.layout import Place, Position, decode_record, pack_head
 from nsq.daemons.nsqd.disk.queue import DiskQueue
 from nsq.daemons.nsqd.disk.syncing import SyncJob
 from nsq.daemons.nsqd.storage.dues import DueTimes
@@ -88,6 +88,10 @@ class MemoryFirstBacklog(MemoryBacklog):
                 self._write(rest)
                 return
         self._stuck.extend(rest)
+
+    def put_due(self, messages: list[Message]) -> None:
+        self._spilled = bool(self.disk.unread)  # a file of deferred messages may have joined it
+        self.put_back(messages)
 
     @property
     def room(self) -> int:
@@ -213,7 +217,7 @@ def append(disk: DiskQueue, records: list[bytes], make_room: Callable[[OSError],
 
 
 def encode(message: Message) -> bytes:
-    return encode_record(message.timestamp, message.attempts, message.id, message.body)
+    return pack_head(message.timestamp, message.attempts, message.id) + message.body
 
 
 def decode(data: bytes) -> Message:

@@ -22,7 +22,7 @@ def test_a_drain_counts_messages_that_consumers_can_take() -> None:
     broker.pause(broker.topics["held"], True)
     for topic in ("t", "paused", "held", "no-channel"):
         broker.publish(topic, [b"1", b"2", b"3"])
-    broker.publish_deferred("t", b"4", 60.0)
+    broker.publish_deferred("t", [(60.0, b"4")])
     clock.settle()
     left = count_remaining(broker)
     assert left == Remaining(
@@ -43,5 +43,5 @@ def test_a_broker_that_drains_takes_no_messages() -> None:
     with pytest.raises(Draining, match="exiting"):
         broker.publish("t", [b"x"])
     with pytest.raises(Draining):
-        broker.publish_deferred("t", b"x", 1.0)
+        broker.publish_deferred("t", [(1.0, b"x")])
     assert broker.topics == {}

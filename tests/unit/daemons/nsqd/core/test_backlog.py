@@ -72,17 +72,6 @@ def taken(backlog: MemoryBacklog, limit: int) -> list[bytes]:
     return [message.body for message in backlog.take(limit)]
 
 
-def test_messages_are_taken_in_their_order() -> None:
-    backlog = MemoryBacklog()
-    backlog.put(messages(b"a", b"b"))
-    backlog.put(messages(b"c"))
-    assert (len(backlog), backlog.backend_depth) == (3, 0)
-    assert taken(backlog, 2) == [b"a", b"b"]
-    assert taken(backlog, 0) == []
-    assert taken(backlog, 5) == [b"c"]
-    assert taken(backlog, 5) == []
-
-
 def test_a_batch_is_taken_in_parts_and_shared_by_those_that_have_it() -> None:
     batch = Batch([b"%016x" % number for number in range(5)], [b"a", b"b", b"c", b"d", b"e"], 7)
     one, other = MemoryBacklog(), EphemeralBacklog(4)
@@ -117,23 +106,10 @@ def test_a_large_batch_becomes_messages_bit_by_bit(monkeypatch: pytest.MonkeyPat
     assert taken(backlog, 30_000) == made[1:] == bodies[1:]
 
 
-def test_clear_removes_all_messages() -> None:
-    backlog = MemoryBacklog()
-    backlog.put(messages(b"a"))
-    backlog.clear()
-    assert len(backlog) == 0
-
-
-def test_an_ephemeral_one_drops_what_exceeds_its_limit() -> None:
+def test_an_ephemeral_backlog_drops_messages_beyond_its_limit() -> None:
     backlog = EphemeralBacklog(2)
     backlog.put(messages(b"a", b"b", b"c"))
     backlog.put(messages(b"d"))
     assert taken(backlog, 1) == [b"a"]
     backlog.put(messages(b"e", b"f"))
     assert taken(backlog, 9) == [b"b", b"e"]
-
-
-def test_an_ephemeral_one_without_memory_drops_everything() -> None:
-    backlog = EphemeralBacklog(0)
-    backlog.put(messages(b"a"))
-    assert len(backlog) == 0

@@ -36,7 +36,7 @@ def test_an_alarm_can_be_set_again_even_while_it_rings() -> None:
     assert rings.times == [1.0, 2.0, 3.0]
 
 
-def test_a_cancelled_one_is_silent_until_set_again() -> None:
+def test_a_cancelled_alarm_is_silent_until_set_again() -> None:
     rings = Rings()
     rings.alarm.set(1.0)
     rings.alarm.cancel()
@@ -47,26 +47,13 @@ def test_a_cancelled_one_is_silent_until_set_again() -> None:
     assert rings.times == [2.0]
 
 
-def test_never_is_not_set_and_the_past_rings_at_once() -> None:
+def test_an_alarm_in_the_past_rings_at_once() -> None:
     rings = Rings()
     rings.alarm.set(float("inf"))
     assert rings.clock.idle
     rings.alarm.set(-1.0)
     rings.clock.settle()
     assert rings.times == [0.0]
-
-
-def test_nothing_is_done_at_once_and_one_portion_a_turn() -> None:
-    clock, done = FakeClock(), list[str]()
-    turns = RoundRobin(clock)
-    for name in "abc":
-        turns.ask(lambda name=name: done.append(name))  # type: ignore[misc]
-    assert done == []
-    seen = []
-    while not clock.idle:
-        clock.step()
-        seen.append("".join(done))
-    assert seen == ["a", "ab", "abc"]
 
 
 def test_callbacks_that_ask_again_take_turns() -> None:

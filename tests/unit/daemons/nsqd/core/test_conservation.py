@@ -100,7 +100,7 @@ class Conservation(RuleBasedStateMachine):
     @rule(delay=SECONDS)
     def publish_deferred(self, delay: float) -> None:
         (body,) = self._new_bodies(1, self.clock.now() + delay)
-        self.broker.publish_deferred("t", body, delay)
+        self.broker.publish_deferred("t", [(delay, body)])
 
     @rule()
     def empty_topic(self) -> None:

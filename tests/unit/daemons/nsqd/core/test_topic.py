@@ -56,7 +56,7 @@ def bodies(messages: list[Message]) -> list[bytes]:
 def test_messages_wait_for_the_first_channel_which_gets_them_all() -> None:
     setup = Setup()
     setup.put(b"a", b"b")
-    setup.topic.put_deferred(message(b"c", due=105.0))
+    setup.topic.put_deferred([message(b"c", due=105.0)])
     assert (setup.topic.depth, setup.topic.message_count, setup.topic.message_bytes) == (3, 3, 3)
     channel = setup.topic.channel("one")
     assert setup.topic.depth == 0
@@ -80,7 +80,7 @@ def test_every_channel_gets_a_copy_of_its_own() -> None:
 def test_deferred_messages_are_copied_too() -> None:
     setup = Setup()
     channels = [setup.topic.channel(name) for name in ("one", "two")]
-    setup.topic.put_deferred(message(b"a", due=105.0))
+    setup.topic.put_deferred([message(b"a", due=105.0)])
     assert [channel.deferred_count for channel in channels] == [1, 1]
     setup.clock.advance(5.0)
     assert [channel.depth for channel in channels] == [1, 1]
@@ -88,7 +88,7 @@ def test_deferred_messages_are_copied_too() -> None:
 
 def test_a_deferred_message_that_waited_beyond_its_time_is_due_at_once() -> None:
     setup = Setup()
-    setup.topic.put_deferred(message(b"a", due=105.0))
+    setup.topic.put_deferred([message(b"a", due=105.0)])
     setup.clock.advance(60.0)
     channel = setup.topic.channel("one")
     setup.clock.settle()
@@ -101,7 +101,7 @@ def test_a_paused_topic_keeps_its_messages_while_its_channels_go_on() -> None:
     setup.put(b"a")
     setup.topic.pause(True)
     setup.put(b"b")
-    setup.topic.put_deferred(message(b"c", due=101.0))
+    setup.topic.put_deferred([message(b"c", due=101.0)])
     setup.topic.channel("two")
     assert (setup.topic.depth, channel.depth) == (2, 1)
     setup.topic.pause(False)
@@ -119,32 +119,23 @@ def test_nothing_flows_before_the_topic_has_started() -> None:
     assert [channel.depth for channel in channels] == [2, 2]
 
 
-def test_emptying_drops_what_waits_in_the_topic_only() -> None:
+def test_emptying_a_topic_keeps_the_messages_of_its_channels() -> None:
     setup = Setup()
     channel = setup.topic.channel("one")
     setup.put(b"a")
     setup.topic.pause(True)
     setup.put(b"b")
-    setup.topic.put_deferred(message(b"c", due=105.0))
+    setup.topic.put_deferred([message(b"c", due=105.0)])
     setup.topic.empty()
     setup.topic.pause(False)
     assert (setup.topic.depth, channel.depth, channel.deferred_count) == (0, 1, 0)
 
 
-def test_messages_wait_in_the_topic_after_its_last_channel_is_deleted() -> None:
-    setup = Setup()
-    setup.topic.channel("one")
-    assert setup.topic.remove_channel("one") is not None
-    assert setup.topic.remove_channel("one") is None
-    setup.put(b"a")
-    assert setup.topic.depth == 1
-
-
-def test_an_ephemeral_topic_bounds_what_waits_deferred_or_not() -> None:
+def test_an_ephemeral_topic_bounds_its_deferred_messages_too() -> None:
     setup = Setup(limit=2)
     setup.put(b"a")
     for _ in range(3):
-        setup.topic.put_deferred(message(b"b", due=105.0))
+        setup.topic.put_deferred([message(b"b", due=105.0)])
     setup.put(b"c")
     assert setup.topic.depth == 2
 
@@ -178,11 +169,11 @@ class FullDeferred(DeferredInMemory):
         super().__init__()
         self.disk = disk
 
-    def add(self, message: Message) -> None:
-        if not self.disk.room:
+    def add(self, messages: list[Message]) -> None:
+        if len(messages) > self.disk.room:
             raise StorageFailed("no room")
-        self.disk.room -= 1
-        super().add(message)
+        self.disk.room -= len(messages)
+        super().add(messages)
 
 
 class Refusing(Setup):
@@ -195,7 +186,7 @@ class Refusing(Setup):
         self.topic.start()
         self.topic.pause(True)
         self.put(b"a", b"b")
-        self.topic.put_deferred(message(b"later", due=150.0))
+        self.topic.put_deferred([message(b"later", due=150.0)])
         for name in ("willing", "full"):
             self.disk = Full()
             channel = self.topic.channel(name)
@@ -236,20 +227,12 @@ class TestWhereAChannelsDiskRefuses:
         setup = Refusing()
         setup.topic.pause(False)
         setup.put(b"c")
-        setup.topic.put_deferred(message(b"later still", due=160.0))
+        setup.topic.put_deferred([message(b"later still", due=160.0)])
         assert setup.depths() == (5, [3, 0])
         setup.disk.room = 10
         setup.try_again()
         assert setup.depths() == (0, [5, 5])
         assert bodies(setup.waiting("full")) == [b"a", b"b", b"c"]
-
-    def test_a_topic_has_one_timer_at_a_time(self) -> None:
-        setup = Refusing()
-        setup.topic.pause(False)
-        setup.topic.channel("third")
-        setup.topic.pause(True)
-        setup.topic.pause(False)
-        assert len(setup.tries) == 1
 
     def test_a_release_goes_on_without_a_deleted_channel(self) -> None:
         setup = Refusing()
@@ -281,15 +264,7 @@ class TestWhereAChannelsDiskRefuses:
         setup.disk.told([first])
         assert kept == [b"b", b"a"]
 
-    def test_emptying_drops_it_too(self) -> None:
-        setup = Refusing()
-        setup.topic.pause(False)
-        setup.topic.empty()
-        assert setup.depths() == (0, [3, 0])
-        setup.try_again()
-        assert setup.depths() == (0, [3, 0])
-
-    def test_a_stop_gives_it_back_to_the_backlog(self) -> None:
+    def test_a_stop_returns_the_refused_portion(self) -> None:
         setup = Refusing()
         setup.topic.pause(False)
         assert bodies(setup.topic.close()) == [b"a", b"b", b"later"]

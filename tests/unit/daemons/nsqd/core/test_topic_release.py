@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from itertools import pairwise
 
 import pytest
 
@@ -79,7 +80,7 @@ class Setup:
         ids = [b"%016x" % next(_numbers) for _ in bodies]
         if due:
             for message_id, n in zip(ids, bodies, strict=True):
-                self.topic.put_deferred(Message(message_id, b"%d" % n, 0, due))
+                self.topic.put_deferred([Message(message_id, b"%d" % n, 0, due)])
         else:
             self.topic.put(Batch(ids, [b"%d" % n for n in bodies], 0))
         self.sent += count
@@ -92,7 +93,7 @@ def everything(setup: Setup) -> list[int]:
     return list(range(setup.sent))
 
 
-def test_there_are_turns_for_others_in_between() -> None:
+def test_a_release_hands_over_one_portion_a_turn() -> None:
     setup = Setup()
     channel = setup.topic.channel("one")
     depths = [channel.depth]
@@ -148,6 +149,30 @@ def test_messages_published_during_a_release_come_last() -> None:
     assert setup.topic.message_count == setup.sent
 
 
+def test_more_than_200_channels_get_published_messages_one_after_the_other() -> None:
+    setup = Setup(many=0)
+    channels = [setup.topic.channel(str(number)) for number in range(450)]
+    setup.put(250)
+    setup.put(1, due=setup.clock.now() + 60)
+    counts = [0]
+    while setup.topic.depth:
+        counts.append(sum(channel.depth + channel.deferred_count for channel in channels))
+        setup.clock.step()
+    assert max(after - before for before, after in pairwise(counts)) == 10_000
+    assert {(channel.depth, channel.deferred_count) for channel in channels} == {(250, 1)}
+    assert setup.got(channels[-1]) == list(range(250))
+
+
+def test_a_stop_gives_all_channels_what_some_of_more_than_200_have_already() -> None:
+    setup = Setup(many=0)
+    channels = [setup.topic.channel(str(number)) for number in range(450)]
+    setup.put(150)
+    setup.clock.step()
+    assert {channel.depth for channel in channels} == {0, 100}
+    assert len(setup.topic.close()) == 50
+    assert {channel.depth for channel in channels} == {100}
+
+
 def test_publishers_do_not_stay_ahead_for_ever() -> None:
     setup = Setup()
     channel = setup.topic.channel("one")
@@ -160,21 +185,11 @@ def test_publishers_do_not_stay_ahead_for_ever() -> None:
     assert setup.got(channel) == everything(setup)
 
 
-def test_messages_published_during_a_pause_are_released_in_portions() -> None:
-    setup = Setup()
-    channel = setup.topic.channel("one")
-    setup.topic.pause(True)
-    setup.put(50_000)
-    setup.topic.pause(False)
-    setup.clock.step()
-    assert channel.depth == 2000
-
-
 def test_deferred_messages_keep_their_delay_and_count_like_others() -> None:
     setup = Setup()
     setup.put(1, due=setup.clock.now() + 60)
     channel = setup.topic.channel("one")
-    setup.topic.put_deferred(Message(b"f" * 16, b"-1", 0, setup.clock.now() + 60))
+    setup.topic.put_deferred([Message(b"f" * 16, b"-1", 0, setup.clock.now() + 60)])
     assert channel.deferred_count == 0
     while setup.topic.depth:
         setup.clock.step()
@@ -182,7 +197,7 @@ def test_deferred_messages_keep_their_delay_and_count_like_others() -> None:
 
 
 class TestAChannelThatComesMeanwhile:
-    def test_gets_what_is_published_from_then_on(self) -> None:
+    def test_a_late_channel_gets_messages_published_from_then_on(self) -> None:
         setup = Setup()
         first = setup.topic.channel("first")
         setup.put(7)
@@ -199,7 +214,7 @@ class TestAChannelThatComesMeanwhile:
         assert setup.got(second) == everything(setup)[before:]
         assert setup.got(third) == everything(setup)[between:]
 
-    def test_an_ephemeral_topic_that_drops_does_not_confuse_it(self) -> None:
+    def test_a_late_channel_of_an_ephemeral_topic_gets_messages_that_are_kept(self) -> None:
         setup = Setup(EphemeralBacklog(MANY))
         setup.topic.channel("first")
         setup.put(500)
@@ -209,7 +224,7 @@ class TestAChannelThatComesMeanwhile:
         setup.clock.settle()
         assert setup.got(second) == list(range(before, before + 500))
 
-    def test_gets_all_that_is_left_when_the_first_goes(self) -> None:
+    def test_a_late_channel_gets_the_rest_when_the_first_is_deleted(self) -> None:
         setup = Setup()
         setup.topic.channel("first")
         second = setup.topic.channel("second")
@@ -217,7 +232,7 @@ class TestAChannelThatComesMeanwhile:
         setup.clock.settle()
         assert setup.got(second) == everything(setup)[1000:]
 
-    def test_gets_it_too_when_messages_were_refused_by_the_first(self) -> None:
+    def test_a_late_channel_gets_messages_that_a_deleted_channel_refused(self) -> None:
         setup = Setup()
         first = setup.topic.channel("first")
         assert isinstance(first.backlog, Refusing)
@@ -229,7 +244,7 @@ class TestAChannelThatComesMeanwhile:
         setup.clock.settle()
         assert setup.got(second) == everything(setup)[1000:]
 
-    def test_gets_what_waits_after_a_pause_like_the_first(self) -> None:
+    def test_a_late_channel_gets_what_waits_after_a_pause(self) -> None:
         setup = Setup()
         setup.topic.channel("first")
         second = setup.topic.channel("second")
@@ -255,7 +270,7 @@ def test_a_pause_holds_the_rest_back() -> None:
 
 
 @pytest.mark.parametrize("settled", [False, True])
-def test_a_pause_in_between_makes_it_go_no_faster(settled: bool) -> None:
+def test_a_pause_makes_a_release_no_faster(settled: bool) -> None:
     setup = Setup()
     channel = setup.topic.channel("one")
     for _ in range(10):
@@ -282,7 +297,7 @@ def test_the_rest_of_a_release_waits_for_the_next_channel() -> None:
     assert setup.got(channel) == everything(setup)[1000:]
 
 
-def test_emptying_ends_it() -> None:
+def test_emptying_ends_a_release() -> None:
     setup = Setup()
     channel = setup.topic.channel("one")
     setup.topic.empty()
@@ -294,7 +309,7 @@ def test_emptying_ends_it() -> None:
     assert setup.got(late) == [MANY, MANY + 1]
 
 
-def test_a_disk_that_refuses_in_between_is_waited_for() -> None:
+def test_a_release_waits_for_a_disk_that_refuses() -> None:
     setup = Setup()
     channel = setup.topic.channel("one")
     assert isinstance(channel.backlog, Refusing)
@@ -309,7 +324,7 @@ def test_a_disk_that_refuses_in_between_is_waited_for() -> None:
     assert setup.later == []
 
 
-def test_a_stop_leaves_the_rest_where_it_was() -> None:
+def test_a_stop_leaves_the_rest_of_a_release_in_the_backlog() -> None:
     backlog = Remembering()
     setup = Setup(backlog)
     channel = setup.topic.channel("one")

@@ -51,7 +51,7 @@ def test_records_of_any_size_come_in_order_and_every_byte_is_read_once(tmp_path:
     assert sum(sizes) == end
 
 
-def test_an_end_that_moves_on_is_followed(tmp_path: Path) -> None:
+def test_a_reader_follows_a_growing_file(tmp_path: Path) -> None:
     path, end = written(tmp_path, framed(b"one"), framed(b"two"))
     reader = FileReader(path, 0, SIZES)
     assert reader.spans(10, 7) == [(4, 7)]
@@ -61,21 +61,19 @@ def test_an_end_that_moves_on_is_followed(tmp_path: Path) -> None:
     reader.close()
 
 
-def test_a_record_cut_off_by_the_end_is_a_flaw_to_be_kept(tmp_path: Path) -> None:
-    path, end = written(tmp_path, framed(b"one"), framed(b"two")[:-1])
-    found, reader = read_all(path, end)
-    assert found == [b"one"]
-    assert reader.flaw == ("ends within the record at byte 7", True)
-
-
-def test_a_size_cut_off_by_the_end_is_a_flaw_as_well(tmp_path: Path) -> None:
-    path, end = written(tmp_path, framed(b"one"), b"\0\1")
-    assert survey(path, 0, end, SIZES) == (1, 7, ("ends within the record at byte 7", True))
-
-
-def test_a_file_shorter_than_it_should_be_is_flawed(tmp_path: Path) -> None:
-    path, end = written(tmp_path, framed(b"one"))
-    assert survey(path, 0, end + 20, SIZES) == (1, 7, ("ends at byte 7, 20 bytes too early", False))
+@pytest.mark.parametrize(
+    ("rest", "missing", "flaw"),
+    [
+        (framed(b"two")[:-1], 0, ("ends within the record at byte 7", True)),
+        (b"\0\1", 0, ("ends within the record at byte 7", True)),
+        (b"", 20, ("ends at byte 7, 20 bytes too early", False)),
+    ],
+)
+def test_a_file_that_ends_too_early_is_flawed(
+    tmp_path: Path, rest: bytes, missing: int, flaw: tuple[str, bool]
+) -> None:
+    path, end = written(tmp_path, framed(b"one"), rest)
+    assert survey(path, 0, end + missing, SIZES) == (1, 7, flaw)
 
 
 def test_an_impossible_size_is_a_flaw_to_be_kept(tmp_path: Path) -> None:
@@ -107,7 +105,7 @@ def test_a_sector_that_is_gone_is_a_flaw(tmp_path: Path) -> None:
     assert found == (0, 0, ("cannot be read at byte 0: Input/output error", True))
 
 
-def test_other_faults_are_the_caller_s(tmp_path: Path) -> None:
+def test_other_read_errors_are_raised(tmp_path: Path) -> None:
     path, end = written(tmp_path, framed(b"one"))
     with (
         patch("os.pread", side_effect=OSError(errno.ENOMEM, "no memory")),

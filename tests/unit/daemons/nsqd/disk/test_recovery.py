@@ -127,7 +127,7 @@ def test_a_meta_file_the_data_does_not_bear_out_is_not_believed(tmp_path: Path, 
 @pytest.mark.parametrize(
     "text", ["0\n0,0\n0,0\n", "2\n0,0\n0,40\n", "5\n0,0\n0,100\n", "5\n0,0\n1,0\n", "9\n0,0\n1,80\n"]
 )
-def test_what_was_written_after_the_meta_file_is_kept_and_counted(tmp_path: Path, text: str) -> None:
+def test_records_written_after_the_meta_file_are_kept_and_counted(tmp_path: Path, text: str) -> None:
     leave(tmp_path)
     meta(tmp_path).write_text(text)
     found, complaints = started(tmp_path)
@@ -135,7 +135,7 @@ def test_what_was_written_after_the_meta_file_is_kept_and_counted(tmp_path: Path
     assert any("records from byte" in line for line in complaints)
 
 
-def test_only_what_the_meta_file_does_not_cover_is_looked_at(tmp_path: Path) -> None:
+def test_only_records_that_the_meta_file_does_not_cover_are_counted(tmp_path: Path) -> None:
     leave(tmp_path)
     meta(tmp_path).write_text("9\n0,0\n1,80\n")
     assert started(tmp_path)[1] == ["DISKQUEUE(q): q.diskqueue.000001.dat has 1 records from byte 80 on"]
@@ -158,7 +158,7 @@ def test_a_read_position_behind_the_data_goes_to_what_follows(tmp_path: Path) ->
     assert "points past the end of the data" in complaints[0]
 
 
-def test_data_that_vanished_is_mourned_and_writing_goes_on(tmp_path: Path) -> None:
+def test_after_all_files_vanished_writing_goes_on(tmp_path: Path) -> None:
     leave(tmp_path)
     data(tmp_path, 0).unlink()
     data(tmp_path, 1).unlink()
@@ -217,13 +217,6 @@ def test_a_depth_that_was_wrong_is_right_at_the_end(tmp_path: Path, max_bytes_pe
     assert queue.depth == 2
     assert log.complaints == ["DISKQUEUE(q): the depth was wrong by -3, corrected"]
     queue.close()
-
-
-def test_an_earlier_file_cut_short_costs_only_its_own_end(tmp_path: Path) -> None:
-    leave(tmp_path, synced=False)
-    with data(tmp_path, 0).open("r+b") as file:
-        file.truncate(50)
-    assert started(tmp_path)[0] == [*TEN[:2], *TEN[5:]]
 
 
 def test_leftovers_are_removed_and_bad_files_left_alone(tmp_path: Path) -> None:

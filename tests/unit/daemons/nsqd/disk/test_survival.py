@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import shutil
 import tempfile
 from collections.abc import Iterable
@@ -263,16 +262,3 @@ def flip(directory: Path, flips: Iterable[tuple[int, int, int]]) -> None:
         content = bytearray(path.read_bytes())
         content[offset % len(content)] ^= bits
         path.write_bytes(content)
-
-
-def test_a_kill_between_the_meta_file_and_the_removal_of_what_it_lets_go(tmp_path: Path) -> None:
-    queue = open_queue(tmp_path)
-    queue.append([b"%02d" % number * 8 for number in range(12)])
-    drain(queue, 6)
-    job = queue.sync_job()
-    assert job is not None
-    job()
-    queue.release()
-    with contextlib.closing(open_queue(tmp_path)) as again:
-        assert not data(tmp_path, 0).exists()
-        assert (again.depth, len(records(again))) == (6, 6)

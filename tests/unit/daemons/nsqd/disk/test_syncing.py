@@ -60,17 +60,6 @@ def test_nothing_new_needs_no_sync(tmp_path: Path) -> None:
     queue.close()
 
 
-def test_only_what_is_new_is_synced(tmp_path: Path) -> None:
-    queue = open_queue(tmp_path)
-    queue.append(FIVE * 2)
-    queue.sync()
-    queue.append(FIVE)
-    job = queue.sync_job()
-    assert job is not None
-    assert job.numbers == {2}
-    queue.close()
-
-
 def test_a_file_about_to_be_removed_is_not_synced(tmp_path: Path) -> None:
     queue = open_queue(tmp_path)
     queue.append([*FIVE, b"next"])
@@ -101,58 +90,6 @@ def test_the_queue_can_be_used_while_a_job_runs_elsewhere(tmp_path: Path) -> Non
     queue.close()
 
 
-def test_what_was_written_during_a_job_is_left_to_the_next(tmp_path: Path) -> None:
-    queue = open_queue(tmp_path)
-    queue.append(FIVE[:2])
-    job = queue.sync_job()
-    assert job is not None
-    job()
-    queue.append(FIVE[2:3])
-    queue.synced(job)
-    following = queue.sync_job()
-    assert following is not None
-    assert following.numbers == {0}
-    following()
-    queue.synced(following)
-    assert queue.sync_job() is None
-    queue.close()
-
-
-def test_the_next_job_cancels_the_one_before(tmp_path: Path) -> None:
-    queue = open_queue(tmp_path)
-    queue.append(FIVE[:1])
-    first = queue.sync_job()
-    queue.append(FIVE[1:2])
-    second = queue.sync_job()
-    assert first is not None
-    assert second is not None
-    second()
-    first()
-    queue.synced(first)
-    queue.synced(second)
-    assert meta(tmp_path).read_text() == "2\n0,0\n0,40\n"
-    assert names(tmp_path) == ["q.diskqueue.000000.dat", "q.diskqueue.meta.dat"]
-    queue.close()
-
-
-@pytest.mark.parametrize("called", [False, True])
-def test_an_emptied_queue_has_nothing_to_do_with_its_old_job(tmp_path: Path, called: bool) -> None:
-    queue = open_queue(tmp_path)
-    queue.append(FIVE * 2)
-    job = queue.sync_job()
-    assert job is not None
-    if called:
-        job()
-    queue.empty()
-    if not called:
-        job()
-    queue.synced(job)
-    assert names(tmp_path) == []
-    queue.append([b"new"])
-    queue.close()
-    assert meta(tmp_path).read_text() == "1\n2,0\n2,7\n"
-
-
 def test_a_deleted_queue_does_not_come_back_by_its_old_job(tmp_path: Path) -> None:
     queue = open_queue(tmp_path)
     queue.append(FIVE * 2)
@@ -169,18 +106,7 @@ def test_a_deleted_queue_does_not_come_back_by_its_old_job(tmp_path: Path) -> No
     following.close()
 
 
-def test_closing_cancels_a_job_that_runs_late(tmp_path: Path) -> None:
-    queue = open_queue(tmp_path)
-    queue.append(FIVE[:1])
-    job = queue.sync_job()
-    assert job is not None
-    drain(queue)
-    queue.close()
-    job()
-    assert meta(tmp_path).read_text() == "0\n0,20\n0,20\n"
-
-
-def test_a_disk_that_fails_is_the_caller_s_to_know_and_the_sync_can_be_repeated(tmp_path: Path) -> None:
+def test_a_failed_sync_raises_and_can_be_repeated(tmp_path: Path) -> None:
     queue = open_queue(tmp_path)
     queue.append(FIVE)
     job = queue.sync_job()
@@ -197,7 +123,7 @@ def test_a_disk_that_fails_is_the_caller_s_to_know_and_the_sync_can_be_repeated(
 
 
 @pytest.mark.parametrize(("taken", "left"), [(3, [0, 1, 2]), (12, [2]), (15, [])])
-def test_on_a_full_disk_all_files_go_in_which_nothing_is_wanted(
+def test_on_a_full_disk_files_without_wanted_records_are_removed(
     tmp_path: Path, taken: int, left: list[int]
 ) -> None:
     queue = open_queue(tmp_path)
@@ -214,7 +140,7 @@ def test_on_a_full_disk_all_files_go_in_which_nothing_is_wanted(
     again.close()
 
 
-def test_a_file_that_was_left_for_a_failed_sync_goes_too(tmp_path: Path) -> None:
+def test_on_a_full_disk_a_file_of_a_failed_sync_is_removed_too(tmp_path: Path) -> None:
     queue = open_queue(tmp_path)
     queue.append(FIVE[:2])
     drain(queue)
@@ -224,7 +150,7 @@ def test_a_file_that_was_left_for_a_failed_sync_goes_too(tmp_path: Path) -> None
     queue.close()
 
 
-def test_an_empty_queue_lets_go_of_its_large_file(tmp_path: Path) -> None:
+def test_an_empty_queue_removes_its_large_file(tmp_path: Path) -> None:
     queue = open_queue(tmp_path)
     queue.append(FIVE[:3])
     drain(queue)
@@ -276,34 +202,10 @@ def test_a_failure_leaves_every_file_as_it_was(tmp_path: Path) -> None:
     assert names(tmp_path) == ["a", "b", "c"]
 
 
-def test_content_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
-    target = tmp_path / "file"
-    replace_content(target, b"old")
-    with patch("os.fsync", side_effect=OSError(errno.EIO, "broken")), pytest.raises(OSError, match="broken"):
-        replace_content(target, b"new")
-    assert target.read_bytes() == b"old"
-    replace_content(target, b"new")
-    assert target.read_bytes() == b"new"
-    assert names(tmp_path) == ["file"]
-
-
 FAULT = OSError(5, "Input/output error")
 
 
-def test_without_a_fault_there_is_no_doubt() -> None:
-    failure = SyncFailure()
-    failure.check()()
-
-
-def test_a_job_made_afterwards_fails_once() -> None:
-    failure = SyncFailure()
-    failure.record(FAULT)
-    with pytest.raises(OSError, match="Input/output"):
-        failure.check()()
-    failure.check()()
-
-
-def test_a_job_that_is_never_called_settles_nothing() -> None:
+def test_a_failure_stays_until_a_job_has_raised_it() -> None:
     failure = SyncFailure()
     failure.record(FAULT)
     failure.check()
@@ -311,19 +213,7 @@ def test_a_job_that_is_never_called_settles_nothing() -> None:
         failure.check()()
 
 
-def test_a_job_under_way_fails_and_so_does_the_next() -> None:
-    """The first may not cover all that was written before the fault."""
-    failure = SyncFailure()
-    check = failure.check()
-    failure.record(FAULT)
-    with pytest.raises(OSError, match="Input/output"):
-        check()
-    with pytest.raises(OSError, match="Input/output"):
-        failure.check()()
-    failure.check()()
-
-
-def test_a_second_fault_is_told_as_well() -> None:
+def test_a_second_failure_is_raised_as_well() -> None:
     failure = SyncFailure()
     failure.record(FAULT)
     check = failure.check()
@@ -375,13 +265,13 @@ def opened(owners: list[Owner]) -> list[int]:
     return [number for number, owner in enumerate(owners) if owner.is_open]
 
 
-def test_the_one_used_the_longest_time_ago_goes(owners: list[Owner]) -> None:
+def test_the_least_recently_used_file_is_closed(owners: list[Owner]) -> None:
     for number in (0, 1, 2, 0, 3):
         owners[number].use()
     assert opened(owners) == [0, 2, 3]
 
 
-def test_what_holds_unsynced_data_goes_last(owners: list[Owner]) -> None:
+def test_files_with_unsynced_data_are_closed_last(owners: list[Owner]) -> None:
     owners[0].use(write=True)
     for number in (1, 2, 3, 4):
         owners[number].use()
@@ -391,16 +281,7 @@ def test_what_holds_unsynced_data_goes_last(owners: list[Owner]) -> None:
     assert opened(owners) == [1, 2, 5]
 
 
-def test_once_synced_it_is_like_the_others(owners: list[Owner]) -> None:
-    owners[0].use(write=True)
-    owners[0].files.synced(owners[0].descriptor)
-    for number in (1, 2):
-        owners[number].use()
-    owners[3].use()
-    assert opened(owners) == [1, 2, 3]
-
-
-def test_when_the_process_may_open_no_more_others_make_room(owners: list[Owner]) -> None:
+def test_without_free_descriptors_other_files_are_closed(owners: list[Owner]) -> None:
     for number in (0, 1):
         owners[number].use()
     with refusing(lambda: len(opened(owners)) > 0):
@@ -408,7 +289,7 @@ def test_when_the_process_may_open_no_more_others_make_room(owners: list[Owner])
     assert opened(owners) == [2]
 
 
-def test_when_that_does_not_help_it_fails(owners: list[Owner]) -> None:
+def test_without_any_free_descriptor_opening_fails(owners: list[Owner]) -> None:
     owners[0].use()
     with refusing(lambda: True), pytest.raises(OSError, match="Too many"):
         owners[1].use()
@@ -497,7 +378,7 @@ def test_many_queues_write_and_read_through_a_few_files(queues: Queues) -> None:
     assert [len(records(queue)) for queue in queues.all] == [12] * 10
 
 
-def test_what_is_closed_early_is_synced_before(queues: Queues) -> None:
+def test_a_file_is_synced_before_it_is_closed_early(queues: Queues) -> None:
     synced: list[str] = []
     fsync = os.fsync
 
@@ -510,7 +391,7 @@ def test_what_is_closed_early_is_synced_before(queues: Queues) -> None:
     assert synced == [f"q{number}.diskqueue.000000.dat" for number in range(7)]
 
 
-def test_what_was_synced_in_a_round_is_closed_without(queues: Queues) -> None:
+def test_a_synced_file_is_closed_without_another_sync(queues: Queues) -> None:
     for queue in queues.all[:3]:
         queue.append([b"a"])
         queue.sync()
@@ -553,7 +434,7 @@ def test_a_sync_that_failed_before_the_close_fails_the_round(
 
 
 @pytest.mark.parametrize("called", [False, True], ids=["before its call", "after its call"])
-def test_a_round_under_way_fails_too(queues: Queues, called: bool) -> None:
+def test_a_failed_early_sync_fails_a_round_under_way(queues: Queues, called: bool) -> None:
     first = queues.all[0]
     first.append([b"a"])
     job = first.flush_job()
@@ -572,12 +453,12 @@ def test_a_round_under_way_fails_too(queues: Queues, called: bool) -> None:
 class TestAnAppendOverMoreFilesThanMayBeOpen:
     RECORDS = tuple(bytes([65 + number]) * 60 for number in range(8))
 
-    def test_is_whole(self, queues: Queues) -> None:
+    def test_an_append_over_many_files_is_complete(self, queues: Queues) -> None:
         queues.all[0].append(self.RECORDS)
         assert len(queues.files) == 3
         assert records(queues.all[0]) == [*self.RECORDS]
 
-    def test_is_taken_back_whole(self, queues: Queues) -> None:
+    def test_a_failed_append_over_many_files_leaves_nothing(self, queues: Queues) -> None:
         queues.all[0].append([b"first"])
         pwrite, left = os.pwrite, 7
 

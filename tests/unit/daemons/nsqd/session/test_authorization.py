@@ -39,7 +39,7 @@ def test_a_reply_of_an_auth_server_becomes_a_grant() -> None:
     assert len(answer.rules) == 1
 
 
-def test_an_answer_may_be_bare() -> None:
+def test_a_reply_of_an_auth_server_may_leave_fields_out() -> None:
     assert read(b'{"ttl": 1}', 0.0) == Grant((), 1.0)
     assert read(b'{"ttl": 1, "authorizations": null, "identity": null}', 0.0) == Grant((), 1.0)
     rule = b'{"Topic": ".*", "CHANNELS": [".*"], "Permissions": ["publish"]}'

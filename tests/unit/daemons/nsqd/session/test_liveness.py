@@ -16,14 +16,6 @@ class Watch:
         )
 
 
-def test_heartbeats_come_at_the_interval_and_silence_after_two() -> None:
-    watch = Watch()
-    watch.liveness.start(10.0)
-    watch.clock.advance(20.0)
-    assert watch.beats == [10.0, 20.0]
-    assert watch.silences == [20.0]
-
-
 def test_a_client_that_sends_anything_gets_two_more_intervals() -> None:
     watch = Watch()
     watch.liveness.start(10.0)

@@ -126,7 +126,7 @@ def test_the_options_move_the_limits() -> None:
             agree(options, **asked)
 
 
-def test_the_reply_tells_the_terms() -> None:
+def test_the_reply_to_identify_has_the_agreed_values() -> None:
     options = NsqdOptions(
         auth_http_addresses=("a:1",), topology_region="r", topology_zone="z", max_rdy_count=9, tls_cert="c",
         tls_key="k", max_deflate_level=4, max_msg_timeout=100.0,

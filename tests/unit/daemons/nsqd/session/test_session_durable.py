@@ -160,7 +160,7 @@ def test_a_refused_publication_is_answered_at_once() -> None:
     )
 
 
-def test_a_client_that_is_gone_by_then_does_no_harm() -> None:
+def test_a_client_that_left_before_the_sync_does_no_harm() -> None:
     world = Durable()
     gone, other = world.client(), world.client()
     for client in (gone, other):
@@ -170,7 +170,7 @@ def test_a_client_that_is_gone_by_then_does_no_harm() -> None:
     assert other.frames() == [OK]
 
 
-def test_layers_are_not_changed_under_what_is_held() -> None:
+def test_layers_do_not_change_while_replies_are_held() -> None:
     world = Durable()
     client = world.client()
     client.send(commands.pub("t", b"a"), commands.identify(b'{"feature_negotiation":true,"snappy":true}'))

@@ -9,7 +9,6 @@ import pytest
 
 from nsq.wire import commands
 from nsq.wire.frames import RawMessage
-from nsq.wire.layers import Deflate, Snappy
 from tests.fakes.session import HEARTBEAT, OK, World, new_layer
 
 COMBINATIONS: list[tuple[str, ...]] = [
@@ -50,17 +49,6 @@ def test_a_refusal_arrives_through_every_layer(layers: tuple[str, ...]) -> None:
     client.upgrade(layers)
     assert client.refused(b"FOO\n") == b"E_INVALID invalid command FOO"
     assert client._stack.peer_closed is ("tls_v1" in layers)
-
-
-@combinations
-def test_a_large_mpub_passes_every_layer(layers: tuple[str, ...]) -> None:
-    world = World(tls=True)
-    client = world.client(chunk=10_000)
-    client.upgrade(layers)
-    bodies = [bytes([number]) * 500_000 for number in range(10)]
-    client.send(commands.mpub("t", bodies))
-    assert client.frames() == [OK]
-    assert [message.body for message in world.broker.topic("t").backlog.take(100)] == bodies
 
 
 @combinations
@@ -186,24 +174,3 @@ def test_no_heartbeat_comes_between_the_handshake_and_its_ok() -> None:
     assert client.frame() == OK
     world.clock.advance(0.5)
     assert client.frame() == HEARTBEAT
-
-
-def test_a_handshake_that_never_comes_is_silence() -> None:
-    world = World(tls=True)
-    client = world.client()
-    client.identify(tls_v1=True, heartbeat_interval=1000)
-    world.clock.advance(2.0)
-    assert client.link.finished
-    assert world.clock.idle
-
-
-@pytest.mark.parametrize("layer", [Snappy, Deflate])
-def test_messages_are_written_through_the_layer_when_they_come(layer: Any) -> None:
-    world = World()
-    client = world.client()
-    client.upgrade([layer.__name__.lower()])
-    client.send(commands.sub("t", "c"), commands.rdy(1))
-    assert client.frames() == [OK]
-    world.broker.publish("t", [b"x" * 100_000])
-    (message,) = client.messages()
-    assert message.body == b"x" * 100_000

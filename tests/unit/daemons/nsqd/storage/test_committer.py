@@ -22,9 +22,11 @@ class Disk:
         self.at_work = False  # the thread, with the job of a round that is gathered a moment before
         self.faults: list[Exception] = []
         self.told: list[Exception] = []
-        self.recovered = 0
+        self.recovered = self.distrusted = 0
         self.gate: threading.Event | None = None
-        self.committer = Committer(self.prepare, self.told.append, self.worked, retry_after=0.001)
+        self.committer = Committer(
+            self.prepare, self.told.append, self.worked, begin_new_files=self.distrust, retry_after=0.001
+        )
 
     def prepare(self) -> Round:
         self.rounds += 1
@@ -42,6 +44,9 @@ class Disk:
 
     def synced(self, until: int) -> None:
         self.lasting = until
+
+    def distrust(self) -> None:
+        self.distrusted += 1
 
     def worked(self) -> None:
         self.recovered += 1
@@ -69,7 +74,7 @@ def run(scenario: Callable[[Disk], Coroutine[Any, Any, None]]) -> Disk:
     return asyncio.run(main())
 
 
-def test_what_is_confirmed_is_on_disk() -> None:
+def test_a_confirmed_write_is_on_disk() -> None:
     async def scenario(disk: Disk) -> None:
         for _ in range(5):
             await disk.write()
@@ -114,11 +119,13 @@ def test_after_a_fault_the_round_is_repeated_until_it_works(fault: Exception) ->
         disk.faults = [fault, fault]
         answers: list[int] = []
         disk.committer.on_synced(answers.append)
+        with pytest.raises(StorageFailed, match="syncing to disk failed"):
+            await disk.committer.wait_until_synced()
         await until(lambda: disk.recovered)
         assert answers == [LOST]
 
     disk = run(scenario)
-    assert (disk.told, disk.rounds, disk.recovered) == ([fault, fault], 3, 1)
+    assert (disk.told, disk.distrusted, disk.rounds, disk.recovered) == ([fault, fault], 2, 3, 1)
 
 
 def test_a_fault_is_known_until_a_round_works() -> None:
@@ -133,7 +140,7 @@ def test_a_fault_is_known_until_a_round_works() -> None:
     run(scenario)
 
 
-def test_what_one_waiter_does_wrong_is_not_for_the_others() -> None:
+def test_a_waiter_that_raises_stops_no_other_waiter() -> None:
     async def scenario(disk: Disk) -> None:
         asyncio.get_running_loop().set_exception_handler(lambda loop, context: complaints.append(context))
 
@@ -176,79 +183,3 @@ def test_closing_in_the_middle_of_a_round_waits_for_its_thread() -> None:
     called: list[bool] = []
     run(scenario)
     assert not called
-
-
-def test_a_close_that_waits_for_the_disk_leaves_the_loop_to_others() -> None:
-    async def scenario(disk: Disk) -> None:
-        disk.gate = threading.Event()
-        disk.committer.ask()
-        await until(lambda: disk.at_work)
-        closing = asyncio.create_task(disk.committer.close())
-        for _ in range(100):
-            await asyncio.sleep(0)
-        assert not closing.done()
-        disk.gate.set()
-        await closing
-
-    run(scenario)
-
-
-def test_a_second_close_does_nothing() -> None:
-    async def scenario(disk: Disk) -> None:
-        await disk.write()
-        await disk.committer.close()
-
-    run(scenario)
-
-
-class BrokenDisk:
-    """Syncs fail while ``broken`` says so."""
-
-    def __init__(self) -> None:
-        self.broken = True
-        self.distrusted = 0
-        self.faults: list[Exception] = []
-
-    def prepare(self) -> Round:
-        this = Round()
-        this.jobs.append(SyncJob(Path(), (), check=self.sync))
-        return this
-
-    def sync(self) -> None:
-        if self.broken:
-            raise OSError(5, "Input/output error")
-
-    def distrust(self) -> None:
-        self.distrusted += 1
-
-    def committer(self) -> Committer:
-        return Committer(
-            self.prepare, self.faults.append, lambda: None, begin_new_files=self.distrust, retry_after=0.001
-        )
-
-
-def test_who_waited_for_a_sync_that_failed_is_not_told_that_it_worked_the_second_time() -> None:
-    async def scenario() -> None:
-        disk = BrokenDisk()
-        committer = disk.committer()
-        answers: asyncio.Queue[int] = asyncio.Queue()
-        committer.on_synced(answers.put_nowait)
-        assert await answers.get() == LOST
-        disk.broken = False
-        ticket = committer.on_synced(answers.put_nowait)
-        assert await answers.get() >= ticket
-        assert disk.distrusted == len(disk.faults) > 0
-        await committer.close()
-        assert answers.empty()
-
-    asyncio.run(scenario())
-
-
-def test_a_waiting_request_learns_of_it() -> None:
-    async def scenario() -> None:
-        committer = BrokenDisk().committer()
-        with pytest.raises(StorageFailed, match="syncing to disk failed"):
-            await committer.wait_until_synced()
-        await committer.close()
-
-    asyncio.run(scenario())

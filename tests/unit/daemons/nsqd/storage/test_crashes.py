@@ -173,7 +173,7 @@ class Life:
 
     def defer(self) -> None:
         body, delay = b"d%d" % self.chance.getrandbits(64), self.chance.choice([0.5, 3.0, 30.0, 5000.0])
-        self.broker.publish_deferred("t", body, delay)
+        self.broker.publish_deferred("t", [(delay, body)])
         self.written.append(body)
         for name in CHANNELS:
             self.dues[name, body] = self.wall + delay

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from nsq.daemons.nsqd.core.backlog import Message, StorageFailed
-from nsq.daemons.nsqd.disk.layout import HEAD_SIZE
+from nsq.daemons.nsqd.disk.layout import HEAD_SIZE, cut
 from nsq.daemons.nsqd.disk.queue import DiskQueue
 from nsq.daemons.nsqd.disk.syncing import run_together
 from nsq.daemons.nsqd.storage.deferred import DeferredOnDisk
 from nsq.daemons.nsqd.storage.deferred_file import deferred_files
-from nsq.daemons.nsqd.storage.memory_first import encode
+from nsq.daemons.nsqd.storage.memory_first import decode, encode
 from tests.fakes.clock import FakeClock
 from tests.integration import go_reader
 from tests.unit.daemons.nsqd.disk.files import Lines, names, room_for
@@ -75,6 +75,7 @@ class Node:
             make_room=lambda error: False,
         )
         self.released: list[tuple[float, Message]] = []
+        self.joined = 0  # how many of them came in files that joined the queue
         NODES.append(self)
 
     def add(self, *delays: float) -> None:
@@ -82,7 +83,7 @@ class Node:
             due = self.clock.now() + delay
             made = message(b"%.3f" % (due + self.wall), due)
             made.attempts = 3
-            self.deferred.add(made)
+            self.deferred.add([made])
 
     @property
     def wall(self) -> float:
@@ -99,7 +100,10 @@ class Node:
         return bodies(each for _, each in self.released[before:])
 
     def _put(self, found: list[Message]) -> None:
-        self.released += [(self.clock.now(), each) for each in found]
+        """Take released messages, or those of a file that has joined the queue."""
+        joined = [decode(record) for _, record in self.disk.read(10_000)] if not found else []
+        self.joined += len(joined)
+        self.released += [(self.clock.now(), each) for each in found + joined]
 
     def lateness(self) -> list[float]:
         """How late each message was released, in seconds; negative if it was early."""
@@ -182,13 +186,18 @@ def test_a_few_messages_write_nothing_until_the_stop(tmp_path: Path) -> None:
 
 
 @MODES
-def test_many_due_at_once_come_in_portions(tmp_path: Path, durable: bool) -> None:
+def test_files_of_messages_that_are_all_due_join_the_queue(tmp_path: Path, durable: bool) -> None:
     node = Node(tmp_path, durable=durable)
     node.add(*[5000.0] * 9000)
+    node.sync()
     assert node.run(4990.0) == []
-    assert len(node.deferred._heap) <= 1010
-    assert len(node.run(11.0)) == 9000
-    assert max(node.lateness()) < 0.002
+    assert len(node.deferred._heap) <= 2010
+    assert len(node.run(9.0)) <= 2000
+    node.sync()
+    node.clock.advance_without_calls(1.5)
+    node.run(0.0)
+    assert (len(node.released), len(node.deferred), min(node.lateness()) > 0) == (9000, 0, True)
+    assert node.joined >= 6000
 
 
 @MODES
@@ -290,7 +299,8 @@ def test_after_a_kill_older_records_in_the_queue_are_known(tmp_path: Path) -> No
     (tmp_path / "a").mkdir()
     node = Node(tmp_path / "a", durable=True)
     node.add(3600.0)
-    entry = node.deferred._unread[0][2].read(node.disk.sizes)[0][0]
+    (journal,) = node.deferred._in_memory
+    entry = journal.read(node.disk.sizes)[0][0]
     node.add(1.0, 1.9)
     left = encode(node.deferred._heap[0][2])
     node.run(1.5)
@@ -309,7 +319,7 @@ def test_of_two_records_that_a_kill_left_in_files_the_one_due_last_comes(tmp_pat
     node.run(1.5)
     (_, again) = node.released[0]
     again.due = node.clock.now() + 100.0  # requeued before the first file notes that it has left
-    node.deferred.add(again)
+    node.deferred.add([again])
     after = later(node, node.copy(tmp_path / "b"))
     assert (len(after.deferred), after.run(99.0), len(after.run(2.0))) == (1, [], 1)
 
@@ -321,7 +331,7 @@ def test_a_message_that_comes_back_before_the_sync_stays(tmp_path: Path) -> None
     node.run(1.5)
     (_, again), node.released = node.released[0], []
     again.due = node.clock.now() + 1.0
-    node.deferred.add(again)
+    node.deferred.add([again])
     node.sync()
     after = later(node, node.copy(tmp_path / "b"))
     assert len(after.run(5.0)) == 1
@@ -370,17 +380,17 @@ def test_a_damaged_file_is_kept_aside_and_what_is_readable_comes(
     tmp_path: Path, damage: str, durable: bool
 ) -> None:
     (tmp_path / "a").mkdir()
-    node = Node(tmp_path / "a", durable=durable)
+    node = Node(tmp_path / "a", durable=durable, limit=100 if durable else 10)
     node.add(*[5000.0] * 50)
     after_kill = node.copy(tmp_path / "b")
-    count = node.deferred.on_disk
+    count = len(node.deferred) if durable else node.deferred.on_disk
     (records,) = after_kill.glob("*.deferred.000001.dat")
     (index,) = after_kill.glob("*.deferred.000001.dues.dat")
     path = records if "records" in damage else index
     if damage.startswith("no "):
         path.unlink()
     else:
-        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2 + 1])
     after = later(node, after_kill)
     found = after.run(6000.0)
     after.sync()
@@ -445,7 +455,7 @@ def test_messages_that_the_disk_refused_to_defer_go_back_to_the_backlog_at_a_sto
     node = Node(tmp_path, durable=True)
     (held,) = messages(b"a")
     held.due = 1060.0
-    node.deferred.hold(held)
+    node.deferred.hold([held])
     assert node.deferred.take_held() == [held]
     assert len(node.deferred) == 0
 
@@ -475,4 +485,21 @@ def test_a_stop_right_after_the_start_keeps_messages_whose_index_is_gone(tmp_pat
     for index in after_kill.glob("*.dues.dat"):
         index.unlink()
     after = restarted(later(node, after_kill))
-    assert len(after.run(10.0)) == node.deferred.on_disk
+    after.run(10.0)
+    assert len(after.released) == node.deferred.on_disk
+
+
+@MODES
+def test_a_kill_between_the_two_writes_of_a_message_damages_nothing(tmp_path: Path, durable: bool) -> None:
+    (tmp_path / "a").mkdir()
+    node = Node(tmp_path / "a", durable=durable, limit=100 if durable else 10)
+    node.add(*[5000.0] * 50)
+    after_kill = node.copy(tmp_path / "b")
+    (records,) = after_kill.glob("*.deferred.000001.dat")
+    content = records.read_bytes()
+    spans, _ = cut(content, 0, 1000, node.disk.sizes)
+    records.write_bytes(content[: spans[-2][1]])
+    after = later(node, after_kill)
+    assert len(after.run(6000.0)) == len(spans) - 1
+    assert any("000001.dat lacks its last 1 messages: nsqd ended" in line for line in after.log.complaints)
+    assert not any(name.endswith(".bad") for name in names(after_kill))

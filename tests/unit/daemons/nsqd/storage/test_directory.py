@@ -10,7 +10,7 @@ import pytest
 
 from nsq.daemons.nsqd.disk.layout import ChannelEntry, TopicEntry
 from nsq.daemons.nsqd.disk.syncing import open_regular
-from nsq.daemons.nsqd.storage.storage import DataDirectory
+from nsq.daemons.nsqd.storage.directory import DataDirectory
 from nsq.errors import ConfigError
 from tests.unit.daemons.nsqd.disk.files import GOLDEN, Lines, names
 
@@ -21,17 +21,6 @@ try:
 except BlockingIOError:
     print("locked")
 """
-
-
-def test_a_second_nsqd_is_refused_by_name_until_the_first_is_gone(tmp_path: Path) -> None:
-    first, second = DataDirectory(tmp_path, Lines()), DataDirectory(tmp_path, Lines())
-    first.lock()
-    with pytest.raises(ConfigError, match=f"{tmp_path}.*another nsqd"):
-        second.lock()
-    first.unlock()
-    second.lock()
-    second.unlock()
-    second.unlock()
 
 
 def test_the_lock_is_the_one_other_programs_ask_for(tmp_path: Path) -> None:
@@ -47,7 +36,7 @@ def test_a_path_that_is_no_directory_is_named(tmp_path: Path) -> None:
         DataDirectory(tmp_path / "missing", Lines()).lock()
 
 
-def test_a_path_that_takes_no_writes_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_read_only_path_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def touch(path: Path) -> None:
         raise OSError(errno.EROFS, "Read-only file system")
 
@@ -60,7 +49,7 @@ def test_a_path_that_takes_no_writes_is_refused(tmp_path: Path, monkeypatch: pyt
     directory.unlock()
 
 
-def test_locking_removes_what_was_never_finished(tmp_path: Path) -> None:
+def test_locking_removes_temporary_files(tmp_path: Path) -> None:
     (tmp_path / "nsqd.dat.123.tmp").write_bytes(b"{")
     directory = DataDirectory(tmp_path, Lines())
     directory.lock()
@@ -119,7 +108,7 @@ def make(path: Path, kind: str) -> None:
 @pytest.mark.parametrize(
     "name", ["nsqd.dat", "t.diskqueue.000000.dat", "t:c.diskqueue.meta.dat", "t:c.dues.dat", "nsqd.dat.1.tmp"]
 )
-def test_what_has_the_name_of_a_file_and_is_none_is_refused(tmp_path: Path, name: str, kind: str) -> None:
+def test_a_special_file_with_the_name_of_a_data_file_is_refused(tmp_path: Path, name: str, kind: str) -> None:
     make(tmp_path / name, kind)
     make(tmp_path / "somebody elses", kind)
     directory = DataDirectory(tmp_path, Lines())
@@ -131,7 +120,7 @@ def test_what_has_the_name_of_a_file_and_is_none_is_refused(tmp_path: Path, name
 
 
 @pytest.mark.parametrize("flags", [os.O_RDONLY, os.O_WRONLY | os.O_CREAT])
-def test_one_that_appears_later_fails_at_once(tmp_path: Path, flags: int) -> None:
+def test_opening_a_fifo_fails_at_once(tmp_path: Path, flags: int) -> None:
     os.mkfifo(tmp_path / "fifo")
     with pytest.raises(OSError, match=r"no regular file|No such device"):
         open_regular(tmp_path / "fifo", flags)

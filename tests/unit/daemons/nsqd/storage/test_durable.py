@@ -11,7 +11,7 @@ import pytest
 
 from nsq.daemons.nsqd.core.backlog import Message, StorageFailed
 from nsq.daemons.nsqd.disk import syncing
-from nsq.daemons.nsqd.disk.layout import Place, files_by_queue, parse_meta
+from nsq.daemons.nsqd.disk.layout import Place, parse_meta
 from nsq.daemons.nsqd.disk.syncing import OpenFiles
 from nsq.daemons.nsqd.storage import dues, durable
 from nsq.daemons.nsqd.storage.dues import DueTimes
@@ -61,22 +61,14 @@ def test_first_in_first_out_over_memory_and_disk(backlog: Durable) -> None:
     assert (len(backlog), backlog.take(1)) == (0, [])
 
 
-def test_without_memory_everything_is_read_back(tmp_path: Path) -> None:
-    backlog = Durable(tmp_path, limit=0)
-    backlog.put(messages(b"a", b"b"))
-    assert backlog.backend_depth == 2
-    assert bodies(backlog.take(1)) == [b"a"]
-    backlog.delete()
-
-
-def test_what_is_put_back_waits_again_without_being_written_again(backlog: Durable) -> None:
+def test_a_message_that_is_put_back_is_not_written_again(backlog: Durable) -> None:
     backlog.put(messages(b"a", b"b"))
     backlog.put_back(backlog.take(2))
     assert bodies(backlog.take(2)) == [b"a", b"b"]
     assert backlog.disk.depth == 2
 
 
-def test_the_place_to_go_on_from_never_passes_the_oldest_unfinished(backlog: Durable, tmp_path: Path) -> None:
+def test_the_commit_point_passes_no_unfinished_message(backlog: Durable, tmp_path: Path) -> None:
     backlog.put(many(9))
     first, *others = backlog.take(9)
     backlog.finished(others)
@@ -93,27 +85,6 @@ def test_the_place_to_go_on_from_never_passes_the_oldest_unfinished(backlog: Dur
     assert len(list(tmp_path.glob("*.0*.dat"))) == 1
 
 
-def test_a_kill_repeats_what_was_not_finished_and_perhaps_what_was(backlog: Durable, tmp_path: Path) -> None:
-    backlog.put(many(6))
-    taken = backlog.take(6)
-    backlog.finished(taken[:2])
-    backlog.sync()
-    backlog.finished(taken[3:4])
-    reborn = killed(backlog, tmp_path / "after")
-    assert ids(reborn.take(10)) == ids(taken[2:])
-    reborn.delete()
-
-
-def test_a_clean_stop_repeats_nothing_finished(backlog: Durable, tmp_path: Path) -> None:
-    backlog.put(many(6))
-    taken = backlog.take(6)
-    backlog.finished(taken[1:5:2])
-    backlog.close([])
-    reborn = Durable(tmp_path)
-    assert sorted(ids(reborn.take(10))) == sorted(ids([taken[0], taken[2], taken[4], taken[5]]))
-    reborn.delete()
-
-
 def test_attempts_survive_a_clean_stop(backlog: Durable, tmp_path: Path) -> None:
     backlog.put(messages(b"a", b"b"))
     for each in backlog.take(1):
@@ -125,14 +96,14 @@ def test_attempts_survive_a_clean_stop(backlog: Durable, tmp_path: Path) -> None
 
 
 class TestDeferred:
-    def test_one_that_the_deferred_store_had_is_stored_again(self, backlog: Durable, tmp_path: Path) -> None:
+    def test_a_due_message_without_a_record_is_stored(self, backlog: Durable, tmp_path: Path) -> None:
         backlog.put(messages(b"a"))
         (held,) = backlog.take(1)  # the disk refused to defer it, so its record is still here
         backlog.put_due([held, message(b"b")])
         assert (bodies(backlog.take(5)), backlog.disk.depth) == ([b"b", b"a"], 2)
 
     @pytest.mark.parametrize("before", [0, 5])
-    def test_a_kill_leaves_it_and_its_moment(self, tmp_path: Path, before: int) -> None:
+    def test_a_kill_keeps_a_deferred_message_and_its_due_time(self, tmp_path: Path, before: int) -> None:
         (tmp_path / "q").mkdir()
         backlog = Durable(tmp_path / "q")
         if before:
@@ -145,23 +116,7 @@ class TestDeferred:
         assert found.get(b"x", 0.0) == 0.0
         reborn.delete()
 
-    def test_one_that_is_put_keeps_its_moment_too(self, backlog: Durable, tmp_path: Path) -> None:
-        backlog.put([message(b"a", due=1060.0)])
-        reborn = killed(backlog, tmp_path / "after")
-        assert reborn.take(1)[0].due == pytest.approx(1060.0)
-        reborn.delete()
-
-    def test_one_that_is_due_by_then_comes_at_once(self, backlog: Durable, tmp_path: Path) -> None:
-        backlog.put([message(b"a", due=1060.0)])
-        clock = FakeClock()
-        clock.advance(61.0)
-        reborn = killed(backlog, tmp_path / "after", clock=clock)
-        assert reborn.take(1)[0].due == 0.0
-        reborn.delete()
-
-    def test_a_clean_stop_writes_down_the_delay_of_a_requeued_one(
-        self, backlog: Durable, tmp_path: Path
-    ) -> None:
+    def test_a_stop_writes_the_delay_of_a_requeued_message(self, backlog: Durable, tmp_path: Path) -> None:
         backlog.put(messages(b"a"))
         (taken,) = backlog.take(1)
         taken.due = 1030.0
@@ -206,34 +161,7 @@ def test_a_record_that_is_not_needed_hides_no_later_record_of_its_message(tmp_pa
 
 
 class TestStragglers:
-    def test_one_that_thousands_overtake_moves_to_the_end(self, backlog: Durable, tmp_path: Path) -> None:
-        backlog.put(many(1))
-        (straggler,) = backlog.take(1)
-        with small_lag(6):
-            for _ in range(20):
-                backlog.put(many(1))
-                backlog.finished(backlog.take(1))
-                backlog.sync()
-                assert backlog.disk.depth <= 8
-        reborn = killed(backlog, tmp_path / "after")
-        assert straggler.id in ids(reborn.take(100))
-        reborn.delete()
-
-    def test_while_others_wait_on_disk_it_is_recognised_there(self, backlog: Durable) -> None:
-        backlog.put(many(20))
-        first, *others = backlog.take(12)
-        backlog.finished(others)
-        with small_lag(6):
-            backlog.sync()
-        assert len(backlog) == 8
-        waiting = backlog.take(20)
-        assert first.id not in ids(waiting)
-        assert len(backlog) == 0
-        backlog.finished([first, *waiting])
-        backlog.sync()
-        assert backlog.disk.depth == 0
-
-    def test_those_that_all_wait_are_left_alone(self, backlog: Durable) -> None:
+    def test_many_unfinished_messages_are_not_rewritten_in_every_round(self, backlog: Durable) -> None:
         """Ten thousand deferred ones would be written anew in every round."""
         for _ in range(20):
             backlog.put([message(b"a", due=5000.0)])
@@ -244,7 +172,7 @@ class TestStragglers:
                 backlog.sync()
         assert backlog.disk.size == size
 
-    def test_a_full_disk_does_not_keep_others_from_being_forgotten(self, backlog: Durable) -> None:
+    def test_on_a_full_disk_finished_messages_are_still_committed(self, backlog: Durable) -> None:
         backlog.put(many(12))
         taken = backlog.take(12)
         backlog.finished(taken[:4])
@@ -254,23 +182,11 @@ class TestStragglers:
         assert len(backlog.faults) == 1
         assert backlog.disk.depth == 8
 
-    def test_after_a_kill_between_both_records_it_comes_once(self, backlog: Durable, tmp_path: Path) -> None:
-        backlog.put(many(12))
-        first, *others = backlog.take(12)
-        backlog.finished(others)
-        with small_lag(6):
-            backlog.advance()  # written anew, but the place to go on from is not
-        reborn = killed(backlog, tmp_path / "after", limit=0)
-        found = reborn.take(100)
-        assert ids(found).count(first.id) == 1
-        reborn.finished(found)
-        reborn.sync()
-        assert reborn.disk.depth == 0
-        reborn.delete()
-
 
 class TestFaults:
-    def test_what_the_disk_refuses_is_not_in_the_queue(self, backlog: Durable, tmp_path: Path) -> None:
+    def test_messages_refused_by_the_disk_are_not_in_the_queue(
+        self, backlog: Durable, tmp_path: Path
+    ) -> None:
         with room_for(RECORD), pytest.raises(StorageFailed, match="No space left"):
             backlog.put(many(3))
         with room_for(10), pytest.raises(StorageFailed):
@@ -281,7 +197,7 @@ class TestFaults:
         assert bodies(reborn.take(10)) == [b"later"]
         reborn.delete()
 
-    def test_while_syncs_fail_nothing_is_taken_in(self, backlog: Durable) -> None:
+    def test_while_syncs_fail_messages_are_refused(self, backlog: Durable) -> None:
         backlog.broken = OSError(errno.EIO, "Input/output error")
         with pytest.raises(StorageFailed, match="Input/output"):
             backlog.put(many(1))
@@ -290,16 +206,6 @@ class TestFaults:
         backlog.broken = None
         backlog.put(many(1))
         assert (len(backlog), backlog.faults) == (1, [])
-
-    def test_what_cannot_be_read_now_waits(self, backlog: Durable) -> None:
-        backlog.put(messages(b"a"))
-        backlog.put(many(5))
-        with patch.object(backlog.disk, "read", side_effect=OSError(errno.EMFILE, "Too many open files")):
-            assert bodies(backlog.take(10)) == [b"a"]
-            assert backlog.take(10) == []
-        assert len(backlog.faults) == 2
-        assert len(backlog) == 5
-        assert len(backlog.take(10)) == 5
 
     def test_a_damaged_record_that_was_moved_does_not_upset_the_count(
         self, backlog: Durable, tmp_path: Path
@@ -341,7 +247,7 @@ class TestFaults:
 class TestBorrowed:
     """Messages that a topic's disk keeps, as this one took no more."""
 
-    def test_they_are_delivered_from_memory_and_their_owner_hears_of_the_end(self, backlog: Durable) -> None:
+    def test_messages_held_in_memory_are_delivered_and_reported_as_finished(self, backlog: Durable) -> None:
         told: list[list[bytes]] = []
         later = message(b"c", due=150.0)
         three = [*messages(b"a", b"b"), later]
@@ -355,14 +261,14 @@ class TestBorrowed:
         backlog.clear()
         assert told[2:] == [[b"a"]]
 
-    def test_there_is_a_limit(self, backlog: Durable) -> None:
+    def test_only_so_many_messages_are_held_in_memory(self, backlog: Durable) -> None:
         large = [message(bytes(1 << 20)) for _ in range(16)]
         assert backlog.hold_in_memory(large, lambda messages: None)
         assert not backlog.hold_in_memory(messages(b"a"), lambda messages: None)
         backlog.finished(large[:1])
         assert backlog.hold_in_memory(messages(b"a"), lambda messages: None)
 
-    def test_a_stop_writes_nothing_of_them(self, backlog: Durable, tmp_path: Path) -> None:
+    def test_a_stop_writes_no_message_held_in_memory_only(self, backlog: Durable, tmp_path: Path) -> None:
         assert backlog.hold_in_memory([message(b"a")], lambda messages: None)
         (taken,) = backlog.take(1)
         taken.due = 150.0  # requeued with a delay
@@ -422,7 +328,7 @@ def deferred(count: int, due: float = 1060.0) -> list[Message]:
     return [message(b"a", due) for _ in range(count)]
 
 
-def test_a_moment_survives_with_all_its_digits(book: DueTimes, tmp_path: Path) -> None:
+def test_a_due_time_survives_with_all_its_digits(book: DueTimes, tmp_path: Path) -> None:
     (one,) = deferred(1, 1060.25)
     book.add([one, message(b"at once")])
     assert book.get(one.id) == pytest.approx(1060.25, abs=1e-6)
@@ -431,14 +337,14 @@ def test_a_moment_survives_with_all_its_digits(book: DueTimes, tmp_path: Path) -
     assert (tmp_path / FILE).stat().st_size == ENTRY
 
 
-def test_what_is_due_meanwhile_is_forgotten(book: DueTimes, tmp_path: Path) -> None:
+def test_a_due_time_that_has_passed_is_forgotten(book: DueTimes, tmp_path: Path) -> None:
     early, late = *deferred(1, 1005.0), *deferred(1, 1060.0)
     book.add([early, late])
     later = reopened(tmp_path, 1010.0)
     assert (later.get(early.id), later.get(late.id) > 0) == (0.0, True)
 
 
-def test_a_moment_that_cannot_be_is_none(book: DueTimes, tmp_path: Path) -> None:
+def test_an_impossible_due_time_is_ignored(book: DueTimes, tmp_path: Path) -> None:
     (one,) = deferred(1)
     book.add([one])
     content = bytearray((tmp_path / FILE).read_bytes())
@@ -468,7 +374,7 @@ def test_a_torn_entry_at_the_end_is_written_over(book: DueTimes, tmp_path: Path,
     close(again, {})
 
 
-def test_what_the_disk_refuses_leaves_the_book_as_it_was(book: DueTimes, tmp_path: Path) -> None:
+def test_a_due_time_that_the_disk_refuses_changes_nothing(book: DueTimes, tmp_path: Path) -> None:
     first, second, third = deferred(3)
     book.add([first])
     with room_for(10), pytest.raises(OSError, match="No space"):
@@ -479,7 +385,7 @@ def test_what_the_disk_refuses_leaves_the_book_as_it_was(book: DueTimes, tmp_pat
     assert [again.get(each.id) > 0 for each in (first, second, third)] == [True, False, True]
 
 
-def test_the_file_does_not_grow_with_what_is_long_gone(book: DueTimes, tmp_path: Path) -> None:
+def test_the_file_of_due_times_does_not_grow_with_obsolete_entries(book: DueTimes, tmp_path: Path) -> None:
     (stays,) = deferred(1)
     book.add([stays])
     with patch.object(dues, "_SPARE", 10):
@@ -519,18 +425,7 @@ def test_a_note_about_a_record_is_for_that_record_alone(book: DueTimes, tmp_path
 
 
 class TestSync:
-    def test_there_is_something_to_do_only_after_a_write(self, book: DueTimes) -> None:
-        assert book.sync_job() is None
-        book.add(deferred(1))
-        job = book.sync_job()
-        assert job is not None
-        job()
-        book.synced(job)
-        assert book.sync_job() is None
-        book.add(deferred(1))
-        assert book.sync_job() is not None
-
-    def test_what_came_during_a_sync_needs_another(self, book: DueTimes) -> None:
+    def test_a_due_time_added_during_a_sync_needs_another_sync(self, book: DueTimes) -> None:
         book.add(deferred(1))
         job = book.sync_job()
         assert job is not None
@@ -550,7 +445,7 @@ class TestSync:
                 book.synced(job)
         assert synced == [tmp_path / FILE, tmp_path, tmp_path / FILE]
 
-    def test_it_does_not_mind_that_the_queue_was_deleted_meanwhile(self, book: DueTimes) -> None:
+    def test_a_queue_may_be_deleted_during_a_sync(self, book: DueTimes) -> None:
         book.add(deferred(1))
         job = book.sync_job()
         assert job is not None
@@ -559,26 +454,12 @@ class TestSync:
         book.synced(job)
 
 
-def test_to_go_the_file_is_no_queue(book: DueTimes, tmp_path: Path) -> None:
-    book.add(deferred(1))
-    assert files_by_queue(path.name for path in tmp_path.iterdir()) == {}
-
-
-def test_clearing_forgets_all_moments(book: DueTimes, tmp_path: Path) -> None:
-    (one,) = deferred(1)
-    book.add([one])
-    book.clear()
-    assert book.get(one.id) == 0.0
-    close(book, {})
-    assert list(tmp_path.iterdir()) == []
-
-
 class TestMoreBooksThanFilesThatMayBeOpen:
     def books(self, directory: Path) -> list[DueTimes]:
         files = OpenFiles(2)
         return [DueTimes(directory, f"t:c{number}", FakeClock(), files) for number in range(4)]
 
-    def test_lose_nothing(self, tmp_path: Path) -> None:
+    def test_due_times_lose_nothing_when_files_are_closed_early(self, tmp_path: Path) -> None:
         books = self.books(tmp_path)
         messages = [deferred(2) for _ in books]
         with patch("os.fsync", side_effect=os.fsync) as fsync:
@@ -592,7 +473,7 @@ class TestMoreBooksThanFilesThatMayBeOpen:
         for book in books:
             book.delete()
 
-    def test_tell_the_round_when_the_sync_before_a_close_has_failed(self, tmp_path: Path) -> None:
+    def test_a_failed_sync_before_an_early_close_fails_the_round(self, tmp_path: Path) -> None:
         books = self.books(tmp_path)
         with patch("os.fsync", side_effect=OSError(5, "Input/output error")):
             for book in books:

@@ -50,7 +50,7 @@ def shown(found: Iterable[Waiting]) -> list[bytes]:
 
 @KINDS
 @pytest.mark.parametrize("taken", range(9))
-def test_it_shows_what_is_taken_next(make: Make, kind: str, taken: int) -> None:
+def test_a_peek_shows_the_messages_that_are_taken_next(make: Make, kind: str, taken: int) -> None:
     backlog = make(kind)
     for batch in (b"1", b"2"), (b"3", b"4", b"5"), (b"6", b"7", b"8"):
         backlog.put(messages(*batch))
@@ -67,7 +67,7 @@ def test_it_shows_what_is_taken_next(make: Make, kind: str, taken: int) -> None:
 
 
 @KINDS
-def test_attempts_and_timestamps(make: Make, kind: str) -> None:
+def test_a_peek_shows_attempts_and_timestamps(make: Make, kind: str) -> None:
     backlog = make(kind)
     each = message(b"tried")
     each.attempts, each.timestamp = 3, 12345
@@ -78,7 +78,7 @@ def test_attempts_and_timestamps(make: Make, kind: str) -> None:
 
 @KINDS
 @pytest.mark.parametrize("max_bytes", [0, 1, 3, 4, 7, 11, 100])
-def test_no_more_bytes_than_asked_for(make: Make, kind: str, max_bytes: int) -> None:
+def test_a_peek_returns_no_more_bytes_than_asked_for(make: Make, kind: str, max_bytes: int) -> None:
     backlog = make(kind)
     whole = [b"aaa", b"bbbb", b"cccc", b"dd", b"e"]
     for body in whole:
@@ -89,14 +89,14 @@ def test_no_more_bytes_than_asked_for(make: Make, kind: str, max_bytes: int) -> 
     assert all(body.startswith(each.body) for body, each in zip(whole, found, strict=True))
 
 
-def test_what_the_disk_has_refused_comes_last(make: Make) -> None:
+def test_a_peek_shows_messages_that_the_disk_refused_last(make: Make) -> None:
     backlog = make("spilling", limit=1)
     backlog.put(messages(b"1", b"2"))
     backlog._stuck.extend(messages(b"3", b"4"))
     assert shown(look(backlog, 3)) == [b"1", b"2", b"3"]
 
 
-def test_a_file_that_is_damaged_or_gone_is_shown_as_far_as_it_goes(make: Make, tmp_path: Path) -> None:
+def test_a_peek_shows_the_readable_part_of_damaged_files(make: Make, tmp_path: Path) -> None:
     backlog = make("spilling", limit=0)
     for number in range(12):
         backlog.put(messages(b"%d" % number))  # four to a file
@@ -108,7 +108,7 @@ def test_a_file_that_is_damaged_or_gone_is_shown_as_far_as_it_goes(make: Make, t
     assert shown(look(backlog)) == [b"0", b"8", b"9", b"10", b"11"]
 
 
-def test_what_is_in_flight_is_passed_over_on_disk(make: Make) -> None:
+def test_a_peek_skips_messages_in_flight(make: Make) -> None:
     backlog = make("durable", limit=1)
     backlog.put(messages(b"1"))
     backlog.put(messages(b"2"))
@@ -118,20 +118,20 @@ def test_what_is_in_flight_is_passed_over_on_disk(make: Make) -> None:
 
 
 class TestTheCore:
-    def test_a_channel_shows_what_waits_and_neither_what_is_in_flight_nor_what_is_deferred(self) -> None:
+    def test_a_peek_into_a_channel_shows_only_waiting_messages(self) -> None:
         clock = FakeClock()
         broker = Broker(clock)
         consumer = Consumer(rdy=1)
         channel = broker.subscribe("t", "c", consumer.subscriber)
         broker.publish("t", [b"held", b"1", b"2"])
-        broker.publish_deferred("t", b"later", 60.0)
+        broker.publish_deferred("t", [(60.0, b"later")])
         clock.settle()
         counts = copy.copy(vars(channel))
         assert shown(asyncio.run(channel.peek(10, PLENTY))) == [b"1", b"2"]
         assert vars(channel) == counts
         assert consumer.bodies == [b"held"]
 
-    def test_a_topic_shows_what_waits_for_a_channel(self) -> None:
+    def test_a_peek_into_a_topic_shows_the_messages_that_wait_for_a_channel(self) -> None:
         broker = Broker(FakeClock())
         broker.publish("t", [b"1", b"2", b"3"])
         topic = broker.topics["t"]

@@ -22,11 +22,11 @@ from nsq.daemons.nsqd.disk import syncing
 from nsq.daemons.nsqd.disk.syncing import Replacement
 from nsq.daemons.nsqd.options import NsqdOptions
 from nsq.daemons.nsqd.storage import storage
-from nsq.daemons.nsqd.storage.storage import HEALTHY, DataDirectory, Storage
+from nsq.daemons.nsqd.storage.directory import DataDirectory
+from nsq.daemons.nsqd.storage.storage import HEALTHY, Storage
 from nsq.daemons.serve.logs import DaemonLog
-from nsq.errors import ConfigError
 from tests.unit.daemons.nsqd.core.consumer import Consumer
-from tests.unit.daemons.nsqd.disk.files import GOLDEN, names, room_for
+from tests.unit.daemons.nsqd.disk.files import names, room_for
 from tests.unit.daemons.nsqd.storage.waiting import until
 
 MODES = pytest.mark.parametrize("durable", [False, True], ids=["spilling", "durable"])
@@ -73,29 +73,6 @@ async def node(directory: Path, **options: object) -> AsyncIterator[Node]:
 
 def roster(directory: Path) -> object:
     return json.loads((directory / "nsqd.dat").read_bytes())["topics"]
-
-
-@pytest.fixture
-def golden(tmp_path: Path) -> Path:
-    return Path(shutil.copytree(GOLDEN, tmp_path / "golden"))
-
-
-@MODES
-def test_what_a_go_nsqd_left_comes_out_in_order(golden: Path, durable: bool) -> None:
-    async def scenario() -> None:
-        async with node(golden, durable=durable) as one:
-            topic = one.broker.topics["dq"]
-            channel = topic.channels["ch"]
-            assert topic.depth + channel.depth == 8
-            found = await one.consume("dq", "ch", 8)
-            assert found == sorted(found)
-        assert roster(golden) == [
-            {"name": "dq", "paused": False, "channels": [{"name": "ch", "paused": False}]}
-        ]
-        async with node(golden, durable=durable) as two:
-            assert two.broker.topics["dq"].channels["ch"].depth == 0
-
-    asyncio.run(scenario())
 
 
 @MODES
@@ -156,35 +133,9 @@ def test_ids_do_not_repeat_if_a_kill_leaves_records_but_not_the_list_of_ids(tmp_
 
 
 @MODES
-def test_topics_channels_and_whether_they_are_paused(tmp_path: Path, durable: bool) -> None:
-    data = tmp_path / "data"
-    data.mkdir()
-
-    async def scenario() -> None:
-        async with node(data, durable=durable) as one:
-            for name in ("a", "b", "c#ephemeral"):
-                topic = one.broker.topic(name)
-                for channel in ("x", "y", "z#ephemeral"):
-                    topic.channel(channel)
-            one.broker.pause(one.broker.topics["a"], True)
-            one.broker.pause(one.broker.topics["b"].channels["y"], True)
-            await one.wait_until_synced()
-            killed = Path(shutil.copytree(data, tmp_path / "killed"))
-        for directory in (data, killed):
-            async with node(directory, durable=durable) as two:
-                topics = two.broker.topics
-                assert {name: sorted(topic.channels) for name, topic in topics.items()} == {
-                    "a": ["x", "y"],
-                    "b": ["x", "y"],
-                }
-                assert [topics["a"].paused, topics["b"].paused] == [True, False]
-                assert [topics["b"].channels[name].paused for name in "xy"] == [False, True]
-
-    asyncio.run(scenario())
-
-
-@MODES
-def test_what_waited_in_a_topic_goes_to_all_its_channels_after_a_start(tmp_path: Path, durable: bool) -> None:
+def test_after_a_start_all_channels_get_the_messages_that_waited_in_their_topic(
+    tmp_path: Path, durable: bool
+) -> None:
     async def scenario() -> None:
         async with node(tmp_path, durable=durable) as one:
             topic = one.broker.topic("t")
@@ -204,26 +155,6 @@ def test_what_waited_in_a_topic_goes_to_all_its_channels_after_a_start(tmp_path:
 
 
 @MODES
-def test_a_stop_keeps_what_waits_is_in_flight_and_deferred(tmp_path: Path, durable: bool) -> None:
-    async def scenario() -> None:
-        async with node(tmp_path, durable=durable, mem_queue_size=2) as one:
-            one.broker.topic("t").channel("c")
-            one.broker.publish("t", [b"%d" % number for number in range(9)])
-            one.broker.publish_deferred("t", b"deferred", 3600)
-            assert await one.consume("t", "c", 1) == [b"0"]
-            hanging = Consumer(rdy=3)
-            one.broker.subscribe("t", "c", hanging.subscriber)
-            await until(lambda: len(hanging.held) >= 3)
-        async with node(tmp_path, durable=durable) as two:
-            channel = two.broker.topics["t"].channels["c"]
-            assert (channel.depth, channel.deferred_count) == (8, 1)
-            found = await two.consume("t", "c", 8)
-            assert sorted(found) == [b"%d" % number for number in range(1, 9)]
-
-    asyncio.run(scenario())
-
-
-@MODES
 def test_deleting_leaves_nothing_on_disk(tmp_path: Path, durable: bool) -> None:
     async def scenario() -> None:
         async with node(tmp_path, durable=durable, mem_queue_size=0) as one:
@@ -231,7 +162,7 @@ def test_deleting_leaves_nothing_on_disk(tmp_path: Path, durable: bool) -> None:
             one.broker.publish("t", [b"waits"])
             topic.channel("c")
             one.broker.publish("t", [b"%d" % number for number in range(9)])
-            one.broker.publish_deferred("t", b"deferred", 3600)
+            one.broker.publish_deferred("t", [(3600, b"deferred")])
             await one.wait_until_synced()
             assert any(name.startswith("t:c.") for name in names(tmp_path))
             one.broker.delete_channel(topic, "c")
@@ -283,28 +214,13 @@ def test_a_stop_syncs_many_queues_at_a_time_and_says_how_far_it_is(tmp_path: Pat
     asyncio.run(scenario())
 
 
-def test_what_is_ephemeral_touches_no_disk_and_needs_no_memory_to_be_promised(tmp_path: Path) -> None:
+def test_ephemeral_topics_touch_no_disk(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with node(tmp_path, mem_queue_size=0) as one:
             one.broker.topic("t#ephemeral").channel("c#ephemeral")
             one.broker.publish("t#ephemeral", [b"a"])
             assert one.broker.topics["t#ephemeral"].channels["c#ephemeral"].depth == 1
         assert names(tmp_path) == ["nsqd.dat", "nsqd.ids.dat"]
-
-    asyncio.run(scenario())
-
-
-def test_two_cannot_share_a_directory(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with node(tmp_path) as one:
-            one.broker.topic("t")
-            second = Storage(
-                one.storage._options, LoopClock(asyncio.get_running_loop()), DaemonLog("", "info")
-            )
-            with pytest.raises(ConfigError, match=str(tmp_path)):
-                second.start(Broker(LoopClock(asyncio.get_running_loop()), backlogs=second))
-            await second.stop([])
-        assert roster(tmp_path) != []
 
     asyncio.run(scenario())
 
@@ -358,7 +274,7 @@ class TestRounds:
 
         asyncio.run(scenario())
 
-    def test_without_durable_nobody_waits_and_every_so_many_messages_are_synced(self, tmp_path: Path) -> None:
+    def test_without_durable_files_are_synced_every_so_many_messages(self, tmp_path: Path) -> None:
         async def scenario() -> None:
             async with node(tmp_path, mem_queue_size=0, sync_every=10) as one:
                 assert one.storage.publish_committer is None
@@ -412,29 +328,6 @@ def broken_syncs() -> Iterator[Callable[[], list[str]]]:
 
 
 class TestFaults:
-    @MODES
-    def test_publishers_are_told_and_all_is_well_when_the_disk_is(
-        self, tmp_path: Path, durable: bool
-    ) -> None:
-        async def scenario() -> None:
-            async with node(tmp_path, durable=durable, mem_queue_size=0, sync_timeout=0.01) as one:
-                assert one.storage.committer is not None
-                one.storage.committer._retry_after = 0.001
-                one.broker.topic("t").channel("c")
-                with full_disk():
-                    with pytest.raises(StorageFailed, match="No space left"):
-                        one.broker.publish("t", [b"refused"])
-                    assert "No space left" in one.storage.health
-                    await asyncio.sleep(0.05)  # some ticks: none of them may take it for healthy
-                    assert "No space left" in one.storage.health
-                await until(lambda: one.storage.health == HEALTHY)
-                one.broker.publish("t", [b"taken"])
-                assert await one.consume("t", "c", 1) == [b"taken"]
-                assert one.log.getvalue().count("storage does not work") == 1
-                assert one.log.getvalue().count("storage works again") == 1
-
-        asyncio.run(scenario())
-
     @MODES
     def test_a_full_disk_is_tried_again_without_publishers_or_ticks(
         self, tmp_path: Path, durable: bool
@@ -560,11 +453,11 @@ def test_a_removed_message_file_is_noticed_and_its_messages_are_written_again(
     async def scenario() -> None:
         async with node(data, durable=True) as one:
             one.broker.publish("t", [b"0", b"1", b"2", b"3"])
-            one.broker.publish_deferred("t", b"4", 3600.0)
+            one.broker.publish_deferred("t", [(3600.0, b"4")])
             await one.wait_until_synced()
             for name in ("t.diskqueue.000000.dat", "t.dues.dat"):
                 (data / name).rename(tmp_path / name) if moved else (data / name).unlink()
-            one.broker.publish_deferred("t", b"5", 3600.0)
+            one.broker.publish_deferred("t", [(3600.0, b"5")])
             with pytest.raises(StorageFailed):
                 await one.wait_until_synced()
             assert "another program has removed files of messages: 't.disk" in one.log.getvalue()
@@ -620,14 +513,14 @@ def test_a_removed_file_of_deferred_messages_is_noticed_and_written_again(tmp_pa
         async with node(data, durable=True) as one:
             channel = one.broker.topic("t").channel("c")
             for delay in (1.0, 3600.0):
-                one.broker.publish_deferred("t", b"%d" % delay, delay)
+                one.broker.publish_deferred("t", [(delay, b"%d" % delay)])
             for path in data.glob("t:c.deferred.*"):
                 path.unlink()
             with pytest.raises(StorageFailed):
                 await one.wait_until_synced()
             await until(lambda: one.storage.health == HEALTHY)
             await one.wait_until_synced()
-            assert channel.deferred_count == 1  # the other one was in no other place
+            assert channel.deferred_count == 2
             shutil.copytree(data, after)
         async with node(after, durable=True) as two:
             assert await two.consume("t", "c", 1) == [b"1"]
