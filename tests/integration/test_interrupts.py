@@ -10,12 +10,14 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
 import nsq
 from nsq.testing import Nsqd
+from nsq.transport import Stream, WrappedStream, default_transport
 from tests.fakes.interrupts import Signals, each_line, ignored_by_python
 
 BODY = b"x" * 200
@@ -27,19 +29,45 @@ def nsqd(roomy_nsqd: Nsqd) -> Nsqd:
     return roomy_nsqd
 
 
-def warm(nsqd: Nsqd, connections: int) -> nsq.Producer:
-    """Return a producer whose blocking publishes make round trips over so many connections, or share one."""
-    producer = nsq.Producer(nsqd.tcp_address, publish_connections=connections)
-    producer.publish("interrupts", BODY)
-    while connections and not own_conns(producer)._idle:
+class Watched(WrappedStream):
+    """Notes which threads write, and its end."""
+
+    def __init__(self, stream: Stream) -> None:
+        super().__init__(stream)
+        self.writers: set[str] = set()
+        self.ended = False
+
+    def write(self, data: bytes, timeout: float) -> None:
+        self.writers.add(threading.current_thread().name)
+        super().write(data, timeout)
+
+    def close(self) -> None:
+        self.ended = True
+        super().close()
+
+
+class Watching:
+    """A transport that keeps its streams; the first is that of the connection which publishes share."""
+
+    def __init__(self) -> None:
+        self.streams: list[Watched] = []
+
+    def connect(self, address: str, *, timeout: float) -> Watched:
+        self.streams.append(Watched(default_transport.connect(address, timeout=timeout)))
+        return self.streams[-1]
+
+
+@contextmanager
+def warm(nsqd: Nsqd, connections: int) -> Iterator[tuple[nsq.Producer, Watched]]:
+    """A producer whose blocking publishes make round trips over so many connections, or share one, which is
+    the second value.
+    """
+    transport, here = Watching(), threading.current_thread().name
+    with nsq.Producer(nsqd.tcp_address, publish_connections=connections, transport=transport) as producer:
         producer.publish("interrupts", BODY)
-    return producer
-
-
-@pytest.fixture(params=[0, 2], ids=["through the loops", "round trips"])
-def producer(request: pytest.FixtureRequest, nsqd: Nsqd) -> Iterator[nsq.Producer]:
-    with warm(nsqd, request.param) as producer:
-        yield producer
+        while connections and not any(here in each.writers for each in transport.streams):
+            producer.publish("interrupts", BODY)
+        yield producer, transport.streams[0]
 
 
 Call = Callable[[nsq.Producer], Any]
@@ -55,25 +83,15 @@ CALLS: dict[str, Call] = {
 }
 
 
-def unharmed(producer: nsq.Producer, conn: object) -> None:
-    """The connection is the same one, nothing is lost or left over, and the next publish is quick."""
+def unharmed(producer: nsq.Producer, shared: Watched) -> None:
+    """The connection goes on, nothing is lost or left over, and the next publish is quick."""
     started = time.monotonic()
     producer.publish("interrupts", BODY, timeout=PATIENCE)
     assert producer.flush(PATIENCE)
     assert time.monotonic() - started < PATIENCE / 4
-    assert conn_of(producer) is conn
+    assert not shared.ended
     assert producer.stats().pending == 0
-    eventually(lambda: not producer._pool.pending)
-
-
-def conn_of(producer: nsq.Producer) -> object:
-    (endpoint,) = producer._pool.endpoints.all
-    return endpoint.conn
-
-
-def own_conns(producer: nsq.Producer) -> Any:
-    (endpoint,) = producer._pool.endpoints.all
-    return endpoint.own
+    eventually(lambda: "pending" not in repr(producer))  # not even what has ended takes room
 
 
 def own_threads() -> set[threading.Thread]:
@@ -90,22 +108,24 @@ def eventually(condition: Callable[[], object]) -> None:
 # By tracing.
 
 
+@pytest.mark.parametrize("connections", [0, 2], ids=["through the loops", "round trips"])
 @pytest.mark.parametrize("name", CALLS)
-def test_at_every_line(producer: nsq.Producer, name: str) -> None:
-    conn = conn_of(producer)
-    for line in each_line():
-        with line:
-            CALLS[name](producer)
-        unharmed(producer, conn)
+def test_at_every_line(nsqd: Nsqd, name: str, connections: int) -> None:
+    with warm(nsqd, connections) as (producer, shared):
+        for line in each_line():
+            with line:
+                CALLS[name](producer)
+            unharmed(producer, shared)
 
 
 def test_at_every_line_of_a_first_publish(nsqd: Nsqd) -> None:
     for line in each_line():
-        with nsq.Producer(nsqd.tcp_address) as producer:
+        transport = Watching()
+        with nsq.Producer(nsqd.tcp_address, transport=transport) as producer:
             with line:
                 producer.publish("interrupts", BODY)
             producer.publish("interrupts", BODY)
-            unharmed(producer, conn_of(producer))
+            unharmed(producer, transport.streams[0])
 
 
 def test_at_every_line_of_a_close(nsqd: Nsqd) -> None:
@@ -130,8 +150,7 @@ COUNTS = [pytest.param(1_000, id="few"), pytest.param(20_000, id="many", marks=p
 )
 def test_by_real_signals(nsqd: Nsqd, name: str, connections: int, count: int) -> None:
     call = CALLS[name]
-    with warm(nsqd, connections) as producer:
-        conn = conn_of(producer)
+    with warm(nsqd, connections) as (producer, shared):
         threads = own_threads()
         started = time.monotonic()
         for _ in range(20):
@@ -139,7 +158,7 @@ def test_by_real_signals(nsqd: Nsqd, name: str, connections: int, count: int) ->
         with Signals((time.monotonic() - started) / 20) as signals:
             while signals.hits < count:
                 signals.during(lambda: call(producer))
-        unharmed(producer, conn)
+        unharmed(producer, shared)
         assert own_threads() == threads
         (each,) = producer.stats().connections
         assert (each.failed, each.pending) == (0, 0)
