@@ -11,7 +11,7 @@ import re
 import struct
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from nsq.wire.names import quoted, valid_topic
 
@@ -475,6 +475,25 @@ _BODIES = {
     b"DPUB": CommandParser._dpub,
     b"MPUB": CommandParser._mpub_body,
 }
+
+
+def deferred_run(commands: list[Command], position: int, end: int) -> list[tuple[float, Any]]:
+    """Return the delays and bodies of consecutive DPUBs to one topic, from ``position`` on. One without a
+    delay goes alone.
+    """
+    run: list[tuple[float, Any]] = []
+    topic = commands[position][1][0]
+    for index in range(position, end):
+        verb, params, body = commands[index]
+        if verb != b"DPUB" or params[0] != topic:
+            break
+        delay = int(params[1] or b"0")
+        if not delay and run:
+            break
+        run.append((delay / 1000, body))
+        if not delay:
+            break
+    return run
 
 
 def _require_topic(verb: bytes, topic: bytes) -> None:

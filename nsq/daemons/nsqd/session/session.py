@@ -26,7 +26,7 @@ from nsq.daemons.nsqd.session.subscription import Subscription
 from nsq.daemons.serve.bodies import STALL_SECONDS, PendingBodies
 from nsq.daemons.serve.logs import DaemonLog
 from nsq.errors import LayerError
-from nsq.wire.commands import Command, Limits
+from nsq.wire.commands import Command, Limits, deferred_run
 from nsq.wire.frames import CLOSE_WAIT, HEARTBEAT, OK, encode_error, encode_messages, encode_response
 from nsq.wire.identify import AuthReply, BadJson, IdentifyRequest
 from nsq.wire.layers import Deflate, Snappy, Tls
@@ -257,7 +257,7 @@ class Session:
                     body.append(commands[position][2])
                     position += 1
             elif verb == b"DPUB":
-                body = _deferred_run(commands, position - 1, end if in_runs else position)
+                body = deferred_run(commands, position - 1, end if in_runs else position)
                 position += len(body) - 1
             try:
                 if self._check_tls_first:
@@ -490,28 +490,25 @@ class Session:
     # Publishing.
 
     def _pub(self, params: list[bytes], body: _Body) -> None:
-        publish = self._broker.publish
-        if self._environment.authority is None:
-            self._publish("PUB", publish, params[0].decode(), body, len(body))
-            return
-        self._permit.when_allowed(
-            "PUB", params[0], b"", self._publish, "PUB", publish, params[0].decode(), body, len(body)
-        )
+        self._publish_if_allowed("PUB", self._broker.publish, params, body, len(body))
 
     def _mpub(self, params: list[bytes], body: _Body) -> None:
-        topic = params[0].decode()
-        self._permit.when_allowed(
-            "MPUB", params[0], b"", self._publish, "MPUB", self._broker.publish, topic, body, 1
-        )
+        self._publish_if_allowed("MPUB", self._broker.publish, params, body, 1)
 
     def _dpub(self, params: list[bytes], body: _Body) -> None:
-        publish: Callable[..., int] = self._broker.publish_deferred
-        bodies = body
-        if not body[0][0]:
-            publish, bodies = self._broker.publish, [body[0][1]]
-        self._permit.when_allowed(
-            "DPUB", params[0], b"", self._publish, "DPUB", publish, params[0].decode(), bodies, len(body)
-        )
+        if body[0][0]:
+            self._publish_if_allowed("DPUB", self._broker.publish_deferred, params, body, len(body))
+        else:
+            self._publish_if_allowed("DPUB", self._broker.publish, params, [body[0][1]], 1)
+
+    def _publish_if_allowed(
+        self, verb: str, publish: Callable[[str, Any], int], params: list[bytes], bodies: _Body, commands: int
+    ) -> None:
+        arguments = verb, publish, params[0].decode(), bodies, commands
+        if self._environment.authority is None:
+            self._publish(*arguments)
+        else:
+            self._permit.when_allowed(verb, params[0], b"", self._publish, *arguments)
 
     def _publish(
         self,
@@ -601,20 +598,3 @@ class Session:
 
     def _nop(self, params: list[bytes], body: _Body) -> None:
         """Do nothing: the reply to a heartbeat only shows that the client is alive."""
-
-
-def _deferred_run(commands: list[Command], position: int, end: int) -> list[tuple[float, _Body]]:
-    """Return the delays and bodies of consecutive DPUBs to one topic. One without a delay goes alone."""
-    run: list[tuple[float, _Body]] = []
-    topic = commands[position][1][0]
-    for index in range(position, end):
-        verb, params, body = commands[index]
-        if verb != b"DPUB" or params[0] != topic:
-            break
-        delay = int(params[1] or b"0")
-        if not delay and run:
-            break
-        run.append((delay / 1000, body))
-        if not delay:
-            break
-    return run
