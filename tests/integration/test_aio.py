@@ -85,7 +85,7 @@ def test_many_publishes_at_once_wait_for_room_and_all_arrive(nsqd: Nsqd, run: Ru
     create(nsqd)
 
     async def main() -> int:
-        async with aio.Producer(nsqd.tcp_address, max_pending=3) as producer:
+        async with aio.Producer(nsqd.tcp_address, max_pending=3, publish_timeout=PATIENCE) as producer:
             await asyncio.gather(*[producer.publish(TOPIC, body) for body in numbered(2000)])
             await asyncio.gather(*[producer.multi_publish(TOPIC, [body] * 2) for body in numbered(20)])
             return producer.producer.stats().published
