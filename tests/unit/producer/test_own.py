@@ -19,7 +19,7 @@ from tests.fakes.lines import Interrupted, interrupt
 from tests.fakes.nsqd import PublishedTo, accept_publisher
 from tests.fakes.threads import PATIENCE, in_thread
 
-from .running import connected, eventually, producer, publishing, who_got
+from .running import SOON, connected, eventually, producer, publishing, who_got
 
 
 class Hooked(WrappedStream):
@@ -266,7 +266,7 @@ def test_close_waits_for_round_trips_and_closes_their_connections(scene: Scene) 
 def test_close_cuts_off_a_round_trip_at_its_deadline(scene: Scene) -> None:
     published = publishing(scene.p, b"last")
     scene.own.expect(b"last")
-    report = scene.p.close(0)
+    report = scene.p.close(SOON)
     assert (report.clean, report.unanswered) == (False, 1)
     with pytest.raises(PublishUncertain, match="closed"):
         published.result(PATIENCE)
