@@ -38,11 +38,12 @@ def publishing(p: Producer, body: bytes = b"body", **options: Any) -> Future[obj
 
 
 def connected(p: Producer, transport: MemoryTransport) -> PublishedTo:
-    """Accept a connection; return it when it has stored a publish."""
+    """Accept a connection; return it when it has stored a publish, and the next one goes straight to it."""
     first = publishing(p, b"first")
     nsqd = accept_publisher(transport)
     nsqd.answer(b"first")
     first.result(PATIENCE)
+    eventually(lambda: "connected to" in repr(p))
     return nsqd
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import nsq
-from nsq.errors import BadTopic, PublishFailed, PublishUncertain
+from nsq.errors import BadTopic, PublishUncertain
 from nsq.producer.reports import CloseReport
 from nsq.transport import MemoryTransport
 from nsq.transport.base import WrappedStream
@@ -19,7 +19,7 @@ from tests.fakes.interrupts import Interrupted, interrupt
 from tests.fakes.nsqd import PublishedTo, accept_publisher
 from tests.fakes.threads import PATIENCE, in_thread
 
-from .running import connected, eventually, producer, publishing, who_got
+from .running import SOON, connected, eventually, producer, publishing, who_got
 
 
 class Hooked(WrappedStream):
@@ -237,19 +237,17 @@ def test_an_idle_connection_is_closed_before_nsqd_misses_a_heartbeat() -> None:
 
 
 def test_a_publish_that_is_given_up_before_its_round_trip_is_not_sent(scene: Scene) -> None:
-    pool = scene.p._pool
+    """Its caller stands still when it has taken the connection, until its deadline is over."""
 
-    def give_up() -> None:
-        for publish in pool.pending.copy():
-            pool.give_up(publish, "the producer was closed")
+    def stand_still() -> None:
+        scene.p.publish_async("orders", b"beside", timeout=0.001)  # has deadlines looked at
+        eventually(lambda: scene.p.stats().pending == 0)
 
-    stream = scene.transport.streams[1]
-    stream.before_look = give_up  # called when the publish has taken the connection
-    with pytest.raises(PublishFailed, match="the producer was closed"):
-        scene.p.publish("orders", b"given up")
-    stream.before_look = lambda: None
-    assert scene.publish(b"next", scene.own, scene.loops) is scene.own
-    assert b"given up" not in scene.own.peer.received
+    before = scene.own.peer.received
+    scene.transport.streams[1].before_look = stand_still
+    with pytest.raises(nsq.PublishFailed):
+        scene.p.publish("orders", b"given up", timeout=0.05)
+    assert scene.own.peer.received == before
 
 
 @pytest.mark.parametrize("closing", [False, True])
@@ -282,7 +280,7 @@ def test_close_waits_for_round_trips_and_closes_their_connections(scene: Scene) 
 def test_close_cuts_off_a_round_trip_at_its_deadline(scene: Scene) -> None:
     published = publishing(scene.p, b"last")
     scene.own.expect(b"last")
-    report = scene.p.close(0)
+    report = scene.p.close(SOON)
     assert (report.clean, report.unanswered) == (False, 1)
     with pytest.raises(PublishUncertain, match="closed"):
         published.result(PATIENCE)

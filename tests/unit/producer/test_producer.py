@@ -8,6 +8,7 @@ import inspect
 import math
 import os
 import pickle
+import signal
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -148,7 +149,7 @@ def test_only_publishes_that_wait_for_an_nsqd_on_an_event_loops_thread_are_warne
         if connected_before:
             nsqd = accept_publisher(transport)
             nsqd.answer(b"first")
-            eventually(lambda: p.stats().published)
+            eventually(lambda: "connected to 1" in repr(p))
             answered = in_thread(lambda: nsqd.answer(b"body"))
             asyncio.run(publish_on_the_loop(p))
             answered.result(PATIENCE)
@@ -292,6 +293,8 @@ def test_in_a_forked_child_the_parents_publishes_have_ended(
     future = p.publish_async("orders", b"body")
     nsqd.expect(b"body")
     if not (pid := fork()):
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(int(PATIENCE))  # a child that hangs must not outlive the test
         anew = p.stats().pending == 0 and isinstance(future.done() and future.exception(), nsq.Forked)
         os._exit(0 if anew else 1)
     assert os.waitpid(pid, 0)[1] == 0
