@@ -19,7 +19,7 @@ from functools import cache
 from itertools import count
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
@@ -112,21 +112,33 @@ def each_line(below: str = PACKAGE, *, bytecodes: bool = False) -> Iterator[AtLi
             return
 
 
-class Signals:
-    """Sends this process a signal at a random moment of a call, and interrupts the call."""
+class _Alarms:
+    """Handles SIGALRM in the block, where no tracer runs: one that is interrupted, such as coverage's, would
+    keep its lock.
+    """
 
-    def __init__(self, longest: float) -> None:
-        self._longest = longest
-        self._inside = False
-        self.hits = 0
-
-    def __enter__(self) -> Signals:
+    def __enter__(self) -> Self:
+        self._tracer = sys.gettrace()
+        sys.settrace(None)
         self._before = signal.signal(signal.SIGALRM, self._handle)
         return self
 
     def __exit__(self, *_: object) -> None:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, self._before)
+        sys.settrace(self._tracer)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        raise NotImplementedError
+
+
+class Signals(_Alarms):
+    """Sends this process a signal at a random moment of a call, and interrupts the call."""
+
+    def __init__(self, longest: float) -> None:
+        self._longest = longest
+        self._inside = False
+        self.hits = 0
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self._inside:
@@ -150,26 +162,25 @@ class Signals:
         return True
 
 
-class Ticking:
-    """Calls ``handle`` in a signal handler of the main thread, again and again."""
+class Ticking(_Alarms):
+    """Calls ``call`` in a signal handler of the main thread, again and again."""
 
-    def __init__(self, handle: Callable[[], Any]) -> None:
+    def __init__(self, call: Callable[[], Any]) -> None:
         self.results: list[Any] = []
-        self._handle = handle
+        self._call = call
         self._over = False
 
-    def __enter__(self) -> Ticking:
-        self._before = signal.signal(signal.SIGALRM, self._tick)
+    def __enter__(self) -> Self:
+        super().__enter__()
         self._arm()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._over = True
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, self._before)
+        super().__exit__()
 
-    def _tick(self, number: int, frame: FrameType | None) -> None:
-        self.results.append(self._handle())
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        self.results.append(self._call())
         if not self._over:
             self._arm()  # not before: handlers would interrupt each other without an end
 
