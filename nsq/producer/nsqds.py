@@ -156,7 +156,7 @@ class Nsqds:
         while (endpoint := self._dials.get()) is not None:
             conn = endpoint.own.dial(self.transport, self._setup.context)
             if conn is not None:
-                self._pool.owner.ask(partial(self._adopt, endpoint, conn))
+                self._pool.ask_about(conn, partial(self._adopt, endpoint, conn))
 
     def _adopt(self, endpoint: PublishingEndpoint, conn: OwnConn) -> None:
         endpoint.own.adopt(conn)

@@ -22,7 +22,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -488,7 +488,11 @@ class Pool:
 
     def dispose(self, conn: OwnConn) -> None:
         """Have the pool's thread close a connection. Any thread may call this."""
-        self.owner.ask(conn.dispose)
+        self.ask_about(conn, conn.dispose)
+
+    def ask_about(self, conn: OwnConn, request: Callable[[], object]) -> None:
+        """Have the pool's thread do something with a connection. If that thread has ended, close it."""
+        self.owner.ask(request)
         if self._gone:  # after the line above: either the pool's thread has seen the request, or we see this
             conn.dispose()
 

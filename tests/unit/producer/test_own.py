@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 import nsq
 from nsq.errors import BadTopic, PublishUncertain
+from nsq.producer.own import OwnConns
 from nsq.producer.reports import CloseReport
 from nsq.transport import MemoryTransport
 from nsq.transport.base import WrappedStream
@@ -263,6 +265,31 @@ def test_a_connection_that_an_interrupted_caller_has_lost_is_closed(closing: boo
     if not closing:
         scene.next_own()
         scene.p.close(0)
+
+
+def test_a_connection_whose_dial_outlives_the_close_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    dialed, go_on, dial = threading.Event(), threading.Event(), OwnConns.dial
+
+    def dial_slowly(*args: Any) -> Any:
+        conn = dial(*args)
+        dialed.set()
+        assert go_on.wait(PATIENCE)
+        return conn
+
+    monkeypatch.setattr(OwnConns, "dial", dial_slowly)
+    transport = MemoryTransport()
+    p = producer(transport, publish_connections=1)
+    nsqd = connected(p, transport)
+    while len(transport.peers) < 2:  # one of them has another connection dialed
+        published = publishing(p, b"body")
+        nsqd.answer(b"body")
+        published.result(PATIENCE)
+    own = accept_publisher(transport)
+    assert dialed.wait(PATIENCE)
+    assert not p.close(0.1)
+    eventually(lambda: all(each.name != "nsq-producer" for each in threading.enumerate()))
+    go_on.set()
+    own.peer.wait_closed()
 
 
 def test_close_waits_for_round_trips_and_closes_their_connections(scene: Scene) -> None:
