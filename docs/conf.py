@@ -48,7 +48,7 @@ autodoc_default_options = {
 }
 autodoc_inherit_docstrings = False
 autodoc_typehints_format = "short"
-autodoc_preserve_defaults = True
+autodoc_preserve_defaults = False  # it takes signatures from the source, where a publish has **options
 autodoc_mock_imports = ["pyspark", "pyarrow", "pandas", "matplotlib", "obstore", "deltalake"]
 python_maximum_signature_line_length = 80
 maximum_signature_line_length = 80
