@@ -7,6 +7,7 @@ and call the same method. Must not import socket.
 
 from __future__ import annotations
 
+import logging
 import random
 import threading
 import time
@@ -358,7 +359,9 @@ class Discovery:
         self.absence = reason
         if self._schedule.failed(lookupd, reason, self._clock(), still_busy=still_busy):
             extra = {"nsqlookupd_address": lookupd.address}
-            log.warning("nsqlookupd %s cannot be asked: %s", lookupd.address, reason, extra=extra)
+            # At the interpreter's end, Python 3.12 and later start no thread for the question.
+            level = logging.WARNING if threading.main_thread().is_alive() else logging.DEBUG
+            log.log(level, "nsqlookupd %s cannot be asked: %s", lookupd.address, reason, extra=extra)
 
     def _end_round(self, now: float) -> None:
         lookupds = list(self._lookupds.values())
