@@ -9,8 +9,6 @@ import os
 import re
 from pathlib import Path
 
-from setuptools import setup
-
 #: A link or a picture of Markdown whose target is a file of the repository.
 RELATIVE = re.compile(r"(!?)(\[[^\]]*\])\((?!https?:|#)([^)#]+)(#[^)]*)?\)")
 
@@ -24,7 +22,9 @@ def with_absolute_links(text: str, address: str) -> str:
     return RELATIVE.sub(absolute, text)
 
 
-if __name__ == "__main__":
+if __name__ == "__main__":  # so that the tests can call the function above without setuptools
+    from setuptools import setup
+
     given = {}
     if address := os.environ.get("NSQ_README_LINKS"):
         readme = Path(__file__).with_name("README.md").read_text("utf-8")
