@@ -467,9 +467,11 @@ class DeferredOnDisk(DeferredInMemory):
         with open(path, "rb") as records:
             if message_id(records.read(SIZE_BYTES + HEAD_SIZE)[SIZE_BYTES:]) != next(iter(dues)):
                 return False
-        self._disk.take_out_last_file(place, file.data, len(dues))
-        file.note_taken_back(len(dues), size)
+        count = file.count_joined()
+        self._disk.take_out_last_file(place, file.data, count)
         self._take_in(file, dues)
+        file.count = count
+        file.note_taken_back(size)
         return True
 
     def _take_in(self, file: DeferredFile, dues: dict[bytes, int]) -> None:

@@ -136,9 +136,9 @@ class DeferredFile:
         self.count, self.sizes = count, sizes
         self._truncate()
 
-    def note_taken_back(self, count: int, size: int) -> None:
+    def note_taken_back(self, size: int) -> None:
         """Note that the records are back from the queue, and intact."""
-        self.sizes = (_ENTRY.size * count, size)
+        self.sizes = (_ENTRY.size * self.count, size)
         self.intact = True
 
     def measure(self) -> None:
@@ -208,6 +208,10 @@ class DeferredFile:
         for special in (_JOINED, _BYTES, _READ):
             dues.pop(special, None)
         return dues
+
+    def count_joined(self) -> int:
+        """Return the number of records that were joined; a message can have two of them."""
+        return self.index.stat().st_size // _ENTRY.size - 2
 
     def read_joined(self) -> tuple[int, int]:
         """Return the number and size of the queue's file that the records were joined to; else (-1, 0)."""

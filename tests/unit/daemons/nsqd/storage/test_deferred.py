@@ -324,6 +324,18 @@ def test_of_two_records_that_a_kill_left_in_files_the_one_due_last_comes(tmp_pat
     assert (len(after.deferred), after.run(99.0), len(after.run(2.0))) == (1, [], 1)
 
 
+def test_two_records_of_a_message_in_one_file_spoil_no_other_after_a_stop_and_a_kill(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    node = Node(tmp_path / "a", durable=True)
+    first, second = (message(body, node.clock.now() + 50.0) for body in (b"50.0", b"50.1"))
+    node.deferred.add([first, first.copy(), second])  # a topic repeats messages after a kill
+    node = restarted(node)
+    assert (node.run(48.5), len(node.deferred._heap)) == ([], 2)  # the file was read
+    node.sync()
+    after = later(node, node.copy(tmp_path / "b"))
+    assert (after.run(1.0), sorted(after.run(1.0))) == ([], [b"50.0", b"50.1"])
+
+
 def test_a_message_that_comes_back_before_the_sync_stays(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     node = Node(tmp_path / "a", durable=True)
