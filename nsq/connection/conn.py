@@ -235,14 +235,14 @@ class Conn:
                 pass
         except NsqError as error:
             self._fail(error)
-        except Exception as error:
+        except BaseException as error:  # SystemExit too, from a user's transport: the thread goes on
             log.exception("writing to %s failed, which is a bug of ours", self.address)
             self._fail(ConnectionLost(f"{self.address}: {error!r}"))
         try:
             assert self._layered is not None
             # Say goodbye only if the connection was not cut off.
             self._layered.close(farewell=None if self.closed else _WRITER_GRACE)
-        except Exception as error:  # from a user's transport
+        except BaseException as error:  # from a user's transport
             log.exception("closing the connection to %s failed", self.address)
             self._fail(ConnectionLost(f"{self.address}: {error!r}"))
         finally:
@@ -327,7 +327,7 @@ class Conn:
             cause.__cause__ = error
         except NsqError as error:
             cause = error
-        except Exception as error:
+        except BaseException as error:  # SystemExit too, from a user's transport: the thread goes on
             log.exception("reading from %s failed, which is a bug of ours", self.address)
             cause = ConnectionLost(f"{self.address}: {error!r}")
         return self._end(cause)

@@ -447,6 +447,8 @@ class Endpoints(Generic[E]):
     @property
     def _needed(self) -> int:
         """How many pairs of threads can be needed besides those that serve an endpoint."""
+        if self._stopped:
+            return 0
         return min(DIALS - self._dialing, len(self.table) - self._serving) + self._spare
 
     def start_threads(self) -> None:

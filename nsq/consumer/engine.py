@@ -63,7 +63,7 @@ _ENDING_SHARE, _ENDING_SECONDS = 0.1, 0.25
 _LEAST_TO_STOP = 0.1
 #: During a stop, seconds between two checks whether it has become more urgent.
 _STEP = 0.05
-#: Seconds until an nsqd that is not wanted any more is left without its answer to CLS.
+#: Seconds until a partition's former leader is left without its answer to CLS.
 _CLS_PATIENCE = 5.0
 
 
@@ -127,7 +127,7 @@ class Engine:
         )
         self.given_up = 0
         self._counting = threading.Lock()  # guards the line above; taken by handler threads alone
-        self._unwanted: dict[Conn, float] = {}  # they have got CLS, but not answered: until when
+        self._former: dict[Conn, float] = {}  # of partitions: they got CLS, and have until then to answer it
         # The beginning and the end.
         self._failed: Exception | None = None  # why not all threads could be started
         self._inherited = False  # by a forked child, from the parent process
@@ -355,21 +355,24 @@ class Engine:
         conn = self.conns.get(key)
         if conn is not None and not conn.session.closing:
             conn.send_cls()
-            self._unwanted[conn] = time.monotonic() + _CLS_PATIENCE
+            if key[1] is not None:  # a partition
+                self._former[conn] = time.monotonic() + _CLS_PATIENCE
             self.windows.closing(conn)
             self.flow.decide()
 
     def _leave_silent(self) -> None:
-        """Leave the nsqds that do not even answer CLS: they stall, and what is in flight comes again."""
+        """Leave the former leaders that do not even answer CLS: they stall, and hold up the new ones, which
+        deliver what is in flight. Any other nsqd may still accept the answers of busy handlers.
+        """
         now = time.monotonic()
-        for conn, by in list(self._unwanted.items()):
+        for conn, by in list(self._former.items()):
             silent = not (conn.closed or conn.session.close_wait)
             if silent and now >= by:
                 fields = self.fields(conn.address)
                 log.warning("%s: %s does not answer CLS, and is left", self.name, conn.address, extra=fields)
                 conn.close()
             if not silent or now >= by:
-                del self._unwanted[conn]
+                del self._former[conn]
 
     def _see_to_endpoints(self) -> None:
         if self.endpoints.changed:

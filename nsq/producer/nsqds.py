@@ -88,6 +88,7 @@ class Nsqds:
             spare=self.discovery.asks,
         )
         self._pool, self._setup, self._clock = pool, setup, setup.clock
+        self._given = setup.addresses  # by the user
         self._sweep_interval = (config.heartbeat_interval if config.heartbeat_interval > 0 else 30.0) / 2
         self._sweeps_at = math.inf  # when the pool's thread looks at the idle connections next
         self._dials: queue.SimpleQueue[PublishingEndpoint | None] = queue.SimpleQueue()
@@ -100,7 +101,7 @@ class Nsqds:
 
     def start(self) -> None:
         """Start the threads ahead of the dials. Those of an earlier attempt still run."""
-        self.endpoints.want(_given(self._setup.addresses))
+        self.endpoints.want(_wanted(self._given))
         self.endpoints.start_threads()
         if self._setup.config.publish_connections and self._dialer is None:
             dialer = threading.Thread(target=self._dial_own, name=f"{NAME}-dial", daemon=True)
@@ -113,7 +114,8 @@ class Nsqds:
 
     def set_addresses(self, addresses: Iterable[str]) -> None:
         """Replace the nsqds. One that is left out is kept while its connection lasts. For any thread."""
-        self._pool.owner.ask(partial(self._set_wanted, _given(addresses)))
+        self._given = given = tuple(addresses)  # first: ``start`` takes these, or the request comes after it
+        self._pool.owner.ask(partial(self._set_wanted, _wanted(given)))
 
     def _found(self, nsqds: dict[Key, Wanted]) -> None:
         """Take the nsqds that discovery's thread has found."""
@@ -216,7 +218,7 @@ class Nsqds:
         endpoints, (published, failed) = self._counted
         connections = tuple(endpoint.stats() for endpoint in endpoints)
         if not connections:
-            connections = tuple(ConnectionStats(address=address) for address in self._setup.addresses)
+            connections = tuple(ConnectionStats(address=address) for address in self._given)
         return (
             connections,
             published + sum([each.published for each in connections]),
@@ -225,7 +227,7 @@ class Nsqds:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        return tuple(endpoint.address for endpoint in self.endpoints.all) or self._setup.addresses
+        return tuple(endpoint.address for endpoint in self.endpoints.all) or self._given
 
     def reasons(self) -> str:
         """Return for each address why its nsqd could not be reached."""
@@ -238,5 +240,5 @@ class Nsqds:
         return f"no nsqd could be reached in time: {'; '.join(reasons)}"
 
 
-def _given(addresses: Iterable[str]) -> dict[Key, Wanted]:
+def _wanted(addresses: Iterable[str]) -> dict[Key, Wanted]:
     return {(each := Wanted(address, given=True)).key: each for address in addresses}

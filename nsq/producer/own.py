@@ -343,7 +343,7 @@ class OwnConns:
             ready = dial(
                 self.address, self._config, transport, context, deadline=deadline, opened=self._opened
             )
-        except Exception as error:  # a user's transport may raise anything
+        except BaseException as error:  # a user's transport may raise anything, SystemExit too
             # Not a warning: the connection with the loops reports what is wrong with the nsqd.
             log.info("no connection to %s for a publish of its own: %s", self.address, error)
             self._dial_at = self._clock() + _PAUSE

@@ -17,9 +17,11 @@ from .consuming import (
     CHANNEL,
     PATIENCE,
     TOPIC,
+    Gate,
     Recorder,
     clients_of,
     create,
+    expect_drained,
     log_of,
     make_consumer,
     publish,
@@ -274,3 +276,25 @@ def test_an_nsqd_that_is_no_longer_listed_is_left_when_asked_to(
         until("left", lambda: pruning.stats().connections == 1)
         assert connected_to(pruning) == {stays.tcp_address}
         assert faithful.stats().connections == 2
+
+
+def test_an_nsqd_that_does_not_answer_when_it_is_removed_gets_the_answers_it_is_owed(
+    nsqd: Nsqd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nsq.consumer.engine._CLS_PATIENCE", 0.0)
+    create(nsqd)
+    publish(nsqd, [b"slow"])
+    gate = Gate()
+    with Network() as network:
+        link = network.link(nsqd.tcp_address)
+        with running(make_consumer(link.address).add_handler(gate)) as consumer:
+            gate.wait_until_held(1)
+            link.stall(towards="client")
+            consumer.add_nsqd("127.0.0.1:1")
+            consumer.remove_nsqd(link.address)
+            until("asked to close", lambda: [each["state"] for each in clients_of(nsqd)] != [3])
+            consumer.set_max_in_flight(1)  # returns after the owner's next turn
+            gate.let_go()
+            gate.wait_until_passed(1)
+            expect_drained(nsqd)
+            link.heal()

@@ -75,17 +75,20 @@ def in_flight(pair: Pair, *numbers: int, **granted: Any) -> tuple[Nsqd, list[Mes
 
 
 class Recording(WrappedStream):
-    """Notes which thread reads, and of each write its thread, size and timeout. Writes fail when told to."""
+    """Notes which thread reads, and of each write its thread, size and timeout. Fails when told to."""
 
     def __init__(self, stream: Any) -> None:
         super().__init__(stream)
         self.readers: set[str] = set()
         self.writes: list[tuple[str, int, float]] = []
-        self.failure: Exception | None = None
+        self.failure: BaseException | None = None
 
     def read(self, limit: int = CHUNK) -> bytes:
         self.readers.add(threading.current_thread().name)
-        return super().read(limit)
+        data = super().read(limit)
+        if self.failure is not None:
+            raise self.failure
+        return data
 
     def write(self, data: bytes, timeout: float) -> None:
         self.writes.append((threading.current_thread().name, len(data), timeout))
@@ -512,6 +515,19 @@ class TestWriting:
         stream.failure = Unanswered("nothing was taken")
         pair.conn.put(b"NOP\n")
         assert pair.delegate.wait_for_close() is stream.failure
+        assert nsqd.peer.closed
+
+    @pytest.mark.parametrize("reads", [True, False])
+    def test_a_transport_that_raises_system_exit_costs_the_connection(
+        self, pairs: Callable[..., Pair], reads: bool
+    ) -> None:
+        pair, nsqd, stream = recorded(pairs)
+        stream.failure = SystemExit(1)
+        if reads:
+            nsqd.heartbeat()
+        else:
+            pair.conn.put(b"NOP\n")
+        assert isinstance(pair.delegate.wait_for_close(), ConnectionLost)
         assert nsqd.peer.closed
 
     def test_an_encoder_that_raises_costs_the_connection_and_says_so(

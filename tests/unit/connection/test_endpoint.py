@@ -490,6 +490,12 @@ class TestThreads:
         client.unneeded = False
         assert endpoint.notes[0] == ("not needed", True)
 
+    def test_no_thread_is_started_after_a_stop(self, client: Client) -> None:
+        client.endpoints.stop()
+        client.endpoints.want(wanting(A, B))
+        client.endpoints.start_threads()
+        assert client.names == []
+
     def test_a_stop_ends_a_dial(self, client: Client) -> None:
         client.dial()
         peer = client.transport.accept()

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 import nsq
+from nsq.config import Config
 from nsq.errors import BadTopic, PublishUncertain
 from nsq.producer.own import OwnConns
 from nsq.producer.reports import CloseReport
@@ -224,6 +226,14 @@ def test_over_a_stream_that_cannot_tell_whether_it_is_readable_all_go_through_th
         for number in range(3):
             publish(number)
     assert len(transport.memory.dials) == 2
+
+
+def test_a_transport_that_raises_system_exit_costs_the_dial_and_not_the_thread() -> None:
+    class Exiting:
+        def connect(self, address: str, *, timeout: float) -> Any:
+            raise SystemExit(1)
+
+    assert OwnConns(Config(), time.monotonic, print).dial(Exiting(), None) is None
 
 
 def test_idle_connections_end_when_the_shared_one_ends(scene: Scene) -> None:

@@ -148,6 +148,14 @@ def test_set_nsqds_replaces_the_nsqds_and_keeps_their_counts(transport: MemoryTr
     assert transport.dials == [A, B]
 
 
+def test_nsqds_that_are_replaced_before_the_first_publish_are_not_dialed(transport: MemoryTransport) -> None:
+    with producer(transport) as p:
+        p.set_nsqds([B])
+        assert list(connections(p)) == [B]
+        connected(p, transport)
+    assert transport.dials == [B]
+
+
 # Room for pending publishes
 
 
