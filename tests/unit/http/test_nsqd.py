@@ -55,10 +55,6 @@ def answer(call: Call[Any], value: object, content_type: str = "application/json
     return call.answer(HttpReply(200, {"content-type": content_type}, body))
 
 
-def test_the_default_port_is_4151() -> None:
-    assert repr(NsqdApi("nsqd.example")) == "NsqdApi('http://nsqd.example:4151/')"
-
-
 @pytest.mark.parametrize(
     ("call", "request_line"),
     [
@@ -148,10 +144,6 @@ class TestInfo:
         assert (info.max_heartbeat_interval, info.max_output_buffer_timeout) == (60.0, 0.025)
         assert (info.version, info.broadcast_address, info.tcp_port) == ("1.3.0", "b", 4150)
 
-    def test_an_old_nsqd_tells_less_and_a_new_one_more(self) -> None:
-        info = answer(calls.info(), self.TOLD | {"newer": 1})
-        assert (info.max_heartbeat_interval, info.topology_zone) == (None, "")
-
 
 class TestStats:
     def test_null_lists_are_empty(self) -> None:
@@ -169,11 +161,6 @@ class TestSettings:
         assert answer(call, ["a:1"]) == ["a:1"]
         with pytest.raises(ApiError, match="not text"):
             answer(call, b"\xff", "text/plain")
-
-    def test_a_setting_is_sent_as_text_or_json(self) -> None:
-        assert calls.set_config("log_level", "debug").request.body == b"debug"
-        body = calls.set_config("nsqlookupd_tcp_addresses", ["a:1"]).request.body
-        assert json.loads(body) == ["a:1"]
 
 
 PEEKED = {
