@@ -226,10 +226,6 @@ class TestNsqd:
             (each,) = eventually(lambda: lookupd.get("/lookup?topic=orders").json()["producers"])
         assert f"{each['broadcast_address']}:{each['tcp_port']}" == nsqd.tcp_address
 
-    def test_an_nsqd_has_an_https_address_only_with_a_certificate(self) -> None:
-        with Nsqd() as nsqd:
-            assert nsqd.https_address is None
-
 
 def is_refused(address: str) -> bool:
     try:
@@ -271,11 +267,3 @@ class TestPlugin:
         pytester.makeconftest('pytest_plugins = ["nsq.testing.plugin"]')
         pytester.makepyfile("def test_process(nsqlookupd): assert nsqlookupd.pid > 0")
         pytester.runpytest().assert_outcomes(passed=1)
-
-
-def test_importing_the_package_loads_neither_aiohttp_nor_asyncio() -> None:
-    look = "import sys, nsq.testing; print({'aiohttp', 'asyncio', 'pytest'} & set(sys.modules))"
-    done = subprocess.run(
-        [sys.executable, "-c", look], capture_output=True, check=True, text=True, timeout=60
-    )
-    assert done.stdout == "set()\n"

@@ -6,8 +6,6 @@ import math
 import pickle
 import re
 import ssl
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,7 +19,6 @@ from nsq import aio, other_clients
 from nsq.config import Config, Options
 from nsq.errors import ConfigError
 
-ROOT = Path(__file__).resolve().parents[2]
 NAMES = [field.name for field in dataclasses.fields(Config)]
 
 
@@ -594,16 +591,3 @@ class TestDescribe:
         assert table["output_buffer_size"].range == "None, or -1, or at least 64"
         assert table["client_id"][:3] == ("client_id", "short host name", "")
         assert table["tls_ca_file"][1:3] == ("None", "")
-
-
-def test_importing_and_making_one_loads_nothing_heavy() -> None:
-    program = """
-import sys
-from nsq.config import Config
-Config(max_in_flight=3, msg_timeout=60)
-print(sorted({"ssl", "certifi", "socket", "asyncio", "logging"} & set(sys.modules)))
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=200, check=False
-    )
-    assert (done.stdout.strip(), done.stderr) == ("[]", "")
