@@ -66,15 +66,6 @@ class TestLifetime:
             assert lookupd.get("/topics").json() == {"topics": []}
 
     @MODES
-    def test_starting_again_after_a_stop_keeps_the_ports(self, process: bool) -> None:
-        with Nsqlookupd(process=process) as lookupd:
-            before = lookupd.tcp_address
-            lookupd.stop()
-            lookupd.stop()
-            lookupd.start()
-            assert lookupd.tcp_address == before
-
-    @MODES
     def test_the_log_outlives_the_daemon_and_covers_all_runs(self, process: bool) -> None:
         with Nsqlookupd(process=process) as lookupd:
             first = lookupd.log
@@ -99,11 +90,6 @@ class TestLifetime:
 
 
 class TestProcess:
-    def test_sigterm_ends_it_in_good_order(self) -> None:
-        with Nsqlookupd(process=True) as lookupd:
-            assert lookupd.terminate() == 0
-            assert not lookupd.running
-
     def test_sigkill_and_a_new_start_on_the_same_ports(self) -> None:
         with Nsqlookupd(process=True) as lookupd:
             address, pid = lookupd.tcp_address, lookupd.pid

@@ -7,7 +7,6 @@ import pickle
 import re
 import ssl
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -91,14 +90,6 @@ class TestImmutability:
 
 
 class TestTypes:
-    def test_whole_seconds_become_floats(self) -> None:
-        kept = Config(dial_timeout=2).dial_timeout
-        assert (kept, type(kept)) == (2.0, float)
-
-    def test_paths_become_text(self) -> None:
-        config = Config(tls=True, tls_ca_file=Path("/etc/ca.pem"))  # type: ignore[arg-type]
-        assert config.tls_ca_file == "/etc/ca.pem"
-
     @pytest.mark.parametrize(
         ("option", "value", "wanted"),
         [
@@ -154,11 +145,6 @@ class TestRanges:
         assert refusal(sample_rate=100) == "sample_rate is 100, but must be 0 to 99"
         assert refusal(msg_timeout=0.5) == "msg_timeout is 0.5, but must be 0, or at least 1 s"
 
-    @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-    @pytest.mark.parametrize("option", ["msg_timeout", "dial_timeout", "lookupd_poll_jitter"])
-    def test_nan_and_infinity_are_refused(self, option: str, value: float) -> None:
-        assert refusal(**{option: value}).startswith(f"{option} is {value}")
-
     @pytest.mark.parametrize(
         "options",
         [
@@ -187,9 +173,6 @@ class TestRanges:
         assert Config(backoff_strategy=math.sqrt).backoff_strategy is math.sqrt
         assert refusal(backoff_strategy="linear").endswith("must be one of: exponential, full_jitter")
         assert "TLSv1.2, TLSv1.3" in refusal(tls=True, tls_min_version="TLSv1.1")
-
-    def test_a_huge_value_is_not_shown_whole(self) -> None:
-        assert len(refusal(client_id=b"x" * 10_000)) < 200
 
 
 class TestCombinations:
