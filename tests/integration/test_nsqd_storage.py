@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -161,32 +160,6 @@ class TestACleanRestart:
         assert sorted(go_reader.bodies(tmp_path, "t:a")) == sorted(everything - finished)
         assert sorted(go_reader.bodies(tmp_path, "u")) == numbered(7)
         assert go_reader.bodies(tmp_path, "t") == []
-
-    @only_ours("due times over a restart")
-    @pytest.mark.parametrize(("durable", "killed"), [(False, False), (True, False), (True, True)])
-    def test_deferred_messages_keep_their_times_and_attempts(
-        self, nsqd_factory: Factory[Nsqd], durable: bool, killed: bool
-    ) -> None:
-        nsqd = nsqd_factory(**options(durable))
-        with consumer(nsqd, "t", rdy=1) as client:
-            publish(nsqd, "t", [b"requeued"])
-            message = client.expect_message()
-            began = time.monotonic()
-            client.send(commands.req(message.id, 2500) + commands.dpub("t", 2500, b"published"))
-            client.send(commands.dpub("t", 3_600_000, b"much later"))
-            client.expect_ok()
-            client.expect_ok()
-        if killed:
-            nsqd.kill()
-            nsqd.start()
-        else:
-            nsqd.restart()
-        with consumer(nsqd, "t", rdy=9) as client:
-            found = take(client, 2)
-            assert time.monotonic() - began > 2.4
-            finish_and_leave(client, found)
-        assert {each.body: each.attempts for each in found} == {b"requeued": 2, b"published": 1}
-        assert channel_stats(nsqd, "t")["deferred_count"] == 1
 
     def test_topics_channels_and_pauses_are_there_after_a_restart(self, nsqd_factory: Factory[Nsqd]) -> None:
         nsqd = nsqd_factory(**options(False))
