@@ -4,6 +4,7 @@ the end.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 
 import pytest
@@ -11,6 +12,16 @@ import pytest
 from tests.chaos.verdict import Verdict
 
 Tell = Callable[[str], None]
+
+
+def short_and_long(short: int, long: int, seeds: str = "1 2 3") -> pytest.MarkDecorator:
+    """Run a test with a ``seed`` and a number of ``kills``: once shortly, and as chaos with each seed."""
+    kills, marks = int(os.environ.get("NSQ_CHAOS_KILLS", long)), [pytest.mark.chaos, pytest.mark.timeout(900)]
+    chosen = os.environ.get("NSQ_CHAOS_SEED", seeds).split()
+    few = pytest.param("a few", short, id="a few", marks=pytest.mark.timeout(400))
+    many = [pytest.param(seed, kills, id=f"seed-{seed}", marks=marks) for seed in chosen]
+    return pytest.mark.parametrize(("seed", "kills"), [few, *many])
+
 
 VERDICTS = pytest.StashKey[list[Verdict]]()
 

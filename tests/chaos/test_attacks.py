@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 import nsq
-from nsq.testing import Nsqadmin, Nsqd, Nsqlookupd, V2Client
+from nsq.testing import Nsqadmin, Nsqd, Nsqlookupd
 from nsq.wire import commands
-from nsq.wire.frames import encode_message, encode_response
+from tests.integration.bystander import resident
 
 pytestmark = pytest.mark.chaos
 
@@ -30,14 +30,6 @@ SLOW = 2.0
 GROWTH = 150 * 1024 * 1024
 SECONDS = 6.0
 SIZE = struct.Struct(">I")
-
-
-def rss(daemon: Nsqd | Nsqlookupd | Nsqadmin) -> int:
-    """Return the daemon's resident memory in bytes."""
-    (line,) = [
-        line for line in Path(f"/proc/{daemon.pid}/status").read_text().splitlines() if line[:6] == "VmRSS:"
-    ]
-    return int(line.split()[1]) * 1024
 
 
 def connect(address: str) -> socket.socket:
@@ -80,7 +72,7 @@ def expect_well(daemon: Nsqd | Nsqlookupd | Nsqadmin, before: int) -> None:
         slowest = max(slowest, time.monotonic() - began)
         time.sleep(0.02)
     assert slowest < SLOW
-    assert rss(daemon) - before < GROWTH
+    assert resident(daemon) - before < GROWTH
 
 
 @pytest.mark.parametrize("kind", [Nsqd, Nsqlookupd, Nsqadmin])
@@ -88,7 +80,7 @@ def test_one_byte_chunks_delay_no_other_request(kind: type[Nsqd | Nsqlookupd | N
     with contextlib.ExitStack() as stack:
         options = {"nsqd": [stack.enter_context(Nsqd())]} if kind is Nsqadmin else {}
         daemon = stack.enter_context(kind(process=True, **options))
-        before = rss(daemon)
+        before = resident(daemon)
         connections = [stack.enter_context(connect(daemon.http_address)) for _ in range(100)]
         for connection in connections:
             connection.sendall(b"POST /pub?topic=t HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
@@ -113,7 +105,7 @@ def test_bodies_that_drip_stop_no_publish() -> None:
         contextlib.ExitStack() as stack,
         nsq.Producer(nsqd.tcp_address) as producer,
     ):
-        before = rss(nsqd)
+        before = resident(nsqd)
         connections = [stack.enter_context(connect(nsqd.tcp_address)) for _ in range(8)]
         for connection in connections:
             connection.sendall(commands.MAGIC_V2 + command[:-1_000_000])
@@ -135,7 +127,7 @@ def test_bad_answers_on_a_crowded_channel_delay_nothing() -> None:
         subscribers = [stack.enter_context(connect(nsqd.tcp_address)) for _ in range(3000)]
         for subscriber in subscribers:
             subscriber.sendall(commands.MAGIC_V2 + commands.sub("crowd", "channel"))
-        before = rss(nsqd)
+        before = resident(nsqd)
         attacker = subscribers[-1]
         attacker.setblocking(False)
 
@@ -149,19 +141,6 @@ def test_bad_answers_on_a_crowded_channel_delay_nothing() -> None:
             for _ in range(200):
                 producer.publish("crowd", b"x", timeout=PATIENCE / 2)
             expect_well(nsqd, before)
-
-
-def test_consumers_that_read_nothing_hold_little() -> None:
-    with Nsqd(process=True) as nsqd, contextlib.ExitStack() as stack:
-        with nsq.Producer(nsqd.tcp_address) as producer:
-            for _ in range(100):
-                producer.publish("large", bytes(1_000_000), timeout=PATIENCE)
-        before = rss(nsqd)
-        for _ in range(20):
-            client = stack.enter_context(V2Client(nsqd.tcp_address))
-            client.identify()
-            client.send(commands.sub("large", "channel") + commands.rdy(2500))
-        expect_well(nsqd, before)
 
 
 def test_confirmed_messages_survive_a_clock_that_was_set_back(tmp_path: Path) -> None:
@@ -203,29 +182,3 @@ def clock_set_back(directory: Path, hours: int) -> Path:
     )
     program.chmod(0o755)
     return program
-
-
-def test_an_nsqd_with_absurd_limits_harms_no_good_one() -> None:
-    """The bad nsqd answers IDENTIFY with a negative timeout, and sends messages after every dial."""
-    with socket.create_server(("127.0.0.1", 0)) as server, Nsqd(process=True) as good:
-        server.settimeout(0.5)
-
-        def serve() -> None:
-            connection, _ = server.accept()
-            with connection:
-                connection.settimeout(1.0)
-                connection.recv(65536)
-                connection.sendall(encode_response(b'{"max_rdy_count": 2500, "msg_timeout": -1}'))
-                connection.sendall(b"".join(encode_message(1, 1, b"%016d" % n, b"x") for n in range(1000)))
-                connection.recv(65536)
-
-        handled = threading.Semaphore(0)
-        bad = f"127.0.0.1:{server.getsockname()[1]}"
-        consumer = nsq.Consumer("orders", "billing", nsqd=[good.tcp_address, bad], threads=4)
-        consumer.add_handler(lambda message: handled.release())
-        with under_attack(serve), consumer, nsq.Producer(good.tcp_address) as producer:
-            producer.multi_publish("orders", [b"x"] * 130)
-            used = time.process_time()
-            for _ in range(130):
-                assert handled.acquire(timeout=PATIENCE)
-            assert time.process_time() - used < PATIENCE / 4

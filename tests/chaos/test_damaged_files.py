@@ -77,23 +77,22 @@ def run(nsqd_factory: Factory[Nsqd], directory: Path, durable: bool, seeds: rang
         shutil.rmtree(data)
 
 
-MODES = pytest.mark.parametrize("durable", [False, True], ids=["normal", "durable"])
-
-
-@MODES
-def test_an_nsqd_survives_a_few_damaged_files(
-    nsqd_factory: Factory[Nsqd], tmp_path: Path, durable: bool
+@pytest.mark.parametrize("durable", [False, True], ids=["normal", "durable"])
+@pytest.mark.parametrize(
+    "seeds",
+    [
+        pytest.param(range(6), id="a few"),
+        pytest.param(
+            range(100, 100 + int(os.environ.get("NSQ_CHAOS_DAMAGES", "100"))),
+            id="many",
+            marks=[pytest.mark.chaos, pytest.mark.timeout(900)],
+        ),
+    ],
+)
+def test_an_nsqd_survives_damaged_files(
+    nsqd_factory: Factory[Nsqd], tmp_path: Path, durable: bool, seeds: range
 ) -> None:
-    run(nsqd_factory, tmp_path, durable, range(6))
-
-
-@pytest.mark.chaos
-@pytest.mark.timeout(900)
-@MODES
-def test_an_nsqd_survives_many_damaged_files(
-    nsqd_factory: Factory[Nsqd], tmp_path: Path, durable: bool
-) -> None:
-    run(nsqd_factory, tmp_path, durable, range(100, 100 + int(os.environ.get("NSQ_CHAOS_DAMAGES", "100"))))
+    run(nsqd_factory, tmp_path, durable, seeds)
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"\0" * 100, b"[]", b"\xff\xfe"])

@@ -5,16 +5,13 @@ NSQ_CHAOS_SEED=7 NSQ_CHAOS_KILLS=100 make chaos ARGS='-k default_nsqd'
 
 from __future__ import annotations
 
-import os
 import random
 from collections import Counter
-
-import pytest
 
 from nsq.testing import Nsqd, V2Client
 from nsq.testing.plugin import Factory
 from nsq.wire import commands
-from tests.chaos.telling import Tell
+from tests.chaos.telling import Tell, short_and_long
 from tests.integration.clients import channel_stats, consumer, finish_all, publish, subscribe
 from tests.integration.judged import only_ours
 from tests.integration.patience import eventually
@@ -118,12 +115,8 @@ def start(nsqd_factory: Factory[Nsqd]) -> Nsqd:
     )
 
 
-def test_a_few_kills_lose_only_messages_in_memory(nsqd_factory: Factory[Nsqd], tell: Tell) -> None:
-    run(start(nsqd_factory), "a few", 3, tell)
-
-
-@pytest.mark.chaos
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("seed", os.environ.get("NSQ_CHAOS_SEED", "1 2 3").split())
-def test_many_kills_lose_only_messages_in_memory(nsqd_factory: Factory[Nsqd], seed: str, tell: Tell) -> None:
-    run(start(nsqd_factory), seed, int(os.environ.get("NSQ_CHAOS_KILLS", "40")), tell)
+@short_and_long(3, 40)
+def test_kills_lose_only_messages_in_memory(
+    nsqd_factory: Factory[Nsqd], seed: str, kills: int, tell: Tell
+) -> None:
+    run(start(nsqd_factory), seed, kills, tell)

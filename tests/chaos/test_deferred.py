@@ -6,7 +6,6 @@ NSQ_CHAOS_SEED=7 NSQ_CHAOS_KILLS=50 make chaos ARGS='-k deferred'
 
 from __future__ import annotations
 
-import os
 import random
 import time
 from collections import Counter
@@ -18,7 +17,7 @@ from nsq.testing import Nsqd, V2Client
 from nsq.testing.plugin import Factory
 from nsq.wire import commands
 from nsq.wire.frames import FRAME_MESSAGE
-from tests.chaos.telling import Tell
+from tests.chaos.telling import Tell, short_and_long
 from tests.integration import go_reader
 from tests.integration.clients import channel_stats, connected, consumer, subscribe
 from tests.integration.judged import only_ours
@@ -135,18 +134,9 @@ def start(nsqd_factory: Factory[Nsqd], data: Path, *, durable: bool) -> Nsqd:
 
 
 @pytest.mark.parametrize("kill", [False, True], ids=["restarts", "kills"])
-def test_deferred_messages_live_through_a_few_lives_of_nsqd(
-    nsqd_factory: Factory[Nsqd], tmp_path: Path, tell: Tell, kill: bool
+@short_and_long(3, 20, "1")
+def test_deferred_messages_live_through_many_lives_of_nsqd(
+    nsqd_factory: Factory[Nsqd], tmp_path: Path, seed: str, kills: int, tell: Tell, kill: bool
 ) -> None:
-    run(start(nsqd_factory, tmp_path, durable=kill), tmp_path, "a few", 2000, 3, kill=kill, tell=tell)
-
-
-@pytest.mark.chaos
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("kill", [False, True], ids=["restarts", "kills"])
-@pytest.mark.parametrize("seed", os.environ.get("NSQ_CHAOS_SEED", "1").split())
-def test_200_000_deferred_messages_live_through_many_lives_of_nsqd(
-    nsqd_factory: Factory[Nsqd], tmp_path: Path, seed: str, tell: Tell, kill: bool
-) -> None:
-    lives = int(os.environ.get("NSQ_CHAOS_KILLS", "20"))
-    run(start(nsqd_factory, tmp_path, durable=kill), tmp_path, seed, 200_000, lives, kill=kill, tell=tell)
+    count = 2000 if seed == "a few" else 200_000
+    run(start(nsqd_factory, tmp_path, durable=kill), tmp_path, seed, count, kills, kill=kill, tell=tell)

@@ -6,18 +6,15 @@ NSQ_CHAOS_SEED=7 NSQ_CHAOS_KILLS=100 make chaos ARGS='-k durable'
 
 from __future__ import annotations
 
-import os
 import random
 import time
 from pathlib import Path
-
-import pytest
 
 from nsq.testing import Nsqd, V2Client
 from nsq.testing.plugin import Factory
 from nsq.wire import commands
 from tests.chaos.crowd import CHANNELS, TOPICS, Administrator, Consumer, Ledger, Producer, Worker, drain
-from tests.chaos.telling import Tell
+from tests.chaos.telling import Tell, short_and_long
 from tests.integration import go_reader
 from tests.integration.judged import only_ours
 from tests.integration.patience import eventually
@@ -85,19 +82,9 @@ def start(nsqd_factory: Factory[Nsqd], data: Path) -> Nsqd:
     )
 
 
-def test_nothing_confirmed_is_lost_in_a_few_kills(
-    nsqd_factory: Factory[Nsqd], tmp_path: Path, tell: Tell
+@short_and_long(4, 40)
+def test_nothing_confirmed_is_lost_in_kills(
+    nsqd_factory: Factory[Nsqd], tmp_path: Path, seed: str, kills: int, tell: Tell
 ) -> None:
-    ledger = run(start(nsqd_factory, tmp_path), tmp_path, "a few", 4, tell)
-    assert ledger.messages > 100
-
-
-@pytest.mark.chaos
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("seed", os.environ.get("NSQ_CHAOS_SEED", "1 2 3").split())
-def test_nothing_confirmed_is_lost_in_many_kills(
-    nsqd_factory: Factory[Nsqd], tmp_path: Path, seed: str, tell: Tell
-) -> None:
-    kills = int(os.environ.get("NSQ_CHAOS_KILLS", "40"))
     ledger = run(start(nsqd_factory, tmp_path), tmp_path, seed, kills, tell)
     assert ledger.messages > 30 * kills

@@ -9,14 +9,12 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-import pytest
-
 from nsq.testing import Nsqd, V2Client
 from nsq.testing.plugin import Factory
 from nsq.wire import commands
 from tests.chaos import records
 from tests.chaos.actors import ROOT
-from tests.chaos.telling import Tell
+from tests.chaos.telling import Tell, short_and_long
 from tests.integration.clients import channel_stats, finish_all
 
 TOPIC, CHANNEL = "orders", "channel"
@@ -63,15 +61,18 @@ def stored(nsqd: Nsqd) -> Counter[int]:
     return bodies
 
 
-def check(nsqd_factory: Factory[Nsqd], directory: Path, seed: str, kills: int, tell: Tell) -> None:
+@short_and_long(10, 200, "1 2")
+def test_a_storm_of_forks_harms_neither_parent_nor_siblings(
+    nsqd_factory: Factory[Nsqd], tmp_path: Path, seed: str, kills: int, tell: Tell
+) -> None:
     nsqd = nsqd_factory(process=True, mem_queue_size=10_000_000, msg_timeout=60.0, log_level="warn")
     assert nsqd.post(f"/topic/create?topic={TOPIC}").status == 200
     assert nsqd.post(f"/channel/create?topic={TOPIC}&channel={CHANNEL}").status == 200
-    report = storm(nsqd, directory, seed, kills)
+    report = storm(nsqd, tmp_path, seed, kills)
     assert report["faults"] == []
     assert report["statuses"] == [0] * CHILDREN
     confirmed = {
-        record.message for path in directory.glob("worker-*.records") for record in records.read(path)
+        record.message for path in tmp_path.glob("worker-*.records") for record in records.read(path)
     }
     found = stored(nsqd)
     tell(f"seed {seed}: {kills} children killed, {len(confirmed)} messages confirmed")
@@ -80,22 +81,6 @@ def check(nsqd_factory: Factory[Nsqd], directory: Path, seed: str, kills: int, t
     assert [number for number, times in found.items() if times > 1] == []
     # Of a killed child at most its last publish, of up to two messages, had no answer yet.
     assert len(set(found) - confirmed) <= 2 * kills
-
-
-@pytest.mark.timeout(400)
-def test_killing_a_few_children_harms_neither_parent_nor_siblings(
-    nsqd_factory: Factory[Nsqd], tmp_path: Path, tell: Tell
-) -> None:
-    check(nsqd_factory, tmp_path, "a few", 10, tell)
-
-
-@pytest.mark.chaos
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("seed", os.environ.get("NSQ_CHAOS_SEED", "1 2").split())
-def test_a_storm_of_forks_harms_neither_parent_nor_siblings(
-    nsqd_factory: Factory[Nsqd], tmp_path: Path, seed: str, tell: Tell
-) -> None:
-    check(nsqd_factory, tmp_path, seed, int(os.environ.get("NSQ_CHAOS_KILLS", "200")), tell)
 
 
 def test_a_fork_finds_no_codec_half_loaded(nsqd_factory: Factory[Nsqd]) -> None:

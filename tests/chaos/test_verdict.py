@@ -133,21 +133,3 @@ def test_a_consumer_that_gets_no_more_messages_has_not_recovered(written: Writte
     verdict = written.judge(Injury("cut", 6.0, 6.0, frozenset({("consumer", 0)})))
     assert verdict.unrecovered == ["cut: nothing came to consumer from nsqd 0"]
     assert verdict.recovery(0.5) == 0.0
-
-
-def test_the_sum_of_all_says_what_was_done_and_what_came_of_it(written: Written) -> None:
-    written.life("consumer", 1, handled(1, 5.0), handled(1, 5.0 + MSG_TIMEOUT, attempts=2))
-    one = written.judge(
-        Injury("cut", 4.0, 4.5, frozenset({("consumer", 0)})), Injury("stall", 9e9, 9e9, frozenset())
-    )
-    one.confirmed, one.lost = 1000, 1
-    lines = [line.split(None, 1) for line in str(Verdict.of_all([one, one])).splitlines()]
-    assert lines == [
-        ["faults", "4: cut 2, stall 2"],
-        ["messages", "2,000 confirmed, 2 lost"],
-        ["duplicates", "2: answered too late 2; 0 unexplained"],
-        ["recovery", "2 times: p50 0.50 s, p99 0.50 s, max 0.50 s; 0 overtaken by the next fault, 0 never"],
-        ["the", "slowest: 0.50 s cut consumer, 0.50 s cut consumer"],
-    ]
-    # And nothing of it is said of either alone.
-    assert one.faults == {"cut": 1, "stall": 1}

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from nsq.testing import Nsqd, V2Client
+from nsq.testing import Nsqadmin, Nsqd, Nsqlookupd, V2Client
 from nsq.testing.v2 import Message
 from nsq.wire import commands
 from nsq.wire.frames import FRAME_MESSAGE, FRAME_RESPONSE, HEARTBEAT
@@ -79,8 +79,8 @@ def bystander(nsqd: Nsqd, within: float = 20.0) -> Iterator[Bystander]:
     assert made.slowest < within, f"a message took {made.slowest:.2f} s"
 
 
-def resident(nsqd: Nsqd | None = None) -> int:
-    """Return the resident memory of nsqd's process, or of this one, in bytes."""
+def resident(nsqd: Nsqd | Nsqlookupd | Nsqadmin | None = None) -> int:
+    """Return the resident memory of a daemon's process, or of this one, in bytes."""
     return int(Path(f"/proc/{nsqd.pid if nsqd else 'self'}/statm").read_text().split()[1]) * _PAGE
 
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+from pathlib import Path
+
 import pytest
 
 from nsq.testing.daemons.process import our_program
@@ -22,3 +26,20 @@ def command(program: str) -> list[str]:
     """Return the command of the tested program."""
     binary = external_binary(program)
     return our_program(program) if binary is None else [str(binary)]
+
+
+ANY_PORTS = ("--tcp-address=127.0.0.1:0", "--http-address=127.0.0.1:0")
+
+
+def run(program: str, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Run the tested program, which is to end by itself."""
+    return subprocess.run(
+        [*command(program), *arguments],
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )

@@ -419,18 +419,18 @@ def test_a_message_that_times_out_before_it_is_taken_comes_again_and_is_not_give
 
 def test_a_refused_subscription_ends_the_iteration_and_run(nsqd: Nsqd, run: Run) -> None:
     async def iterate() -> None:
-        async with aio.Consumer(TOPIC, CHANNEL, nsqd=nsqd.tcp_address, auth_secret="secret") as consumer:
+        async with make(nsqd, msg_timeout=3000.0) as consumer:
             async for _ in consumer:
                 raise AssertionError("a message came")
 
     async def handle(message: nsq.Message) -> None: ...
 
     async def handle_all() -> None:
-        consumer = aio.Consumer(TOPIC, CHANNEL, nsqd=nsqd.tcp_address, msg_timeout=3000.0)
-        await consumer.add_handler(handle).run()
+        await make(nsqd, msg_timeout=3000.0).add_handler(handle).run()
 
-    with pytest.raises(nsq.ServerError):
-        run(handle_all())
+    for refused in (iterate, handle_all):
+        with pytest.raises(nsq.ServerError):
+            run(refused())
 
 
 def test_a_loop_that_is_closed_too_early_stops_the_consumer(nsqd: Nsqd) -> None:

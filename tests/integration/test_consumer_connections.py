@@ -136,6 +136,7 @@ def at_most_tls_1_2(certificates: Certificates) -> ssl.SSLContext:
 
 Options = Callable[[Certificates], dict[str, Any]]
 
+INTRODUCTION = {"client_id": "worker 7", "hostname": "pod-7", "user_agent": "billing/1.2"}
 #: Options of the nsqd, options of the consumer, and what nsqd then says of the connection.
 GRANTED: dict[str, tuple[Options, Options, dict[str, Any]]] = {
     "TLS, verified": (
@@ -185,6 +186,7 @@ GRANTED: dict[str, tuple[Options, Options, dict[str, Any]]] = {
         {},
     ),
     "an address to connect from": (lambda c: {}, lambda c: {"local_address": "127.0.0.2"}, {}),
+    "what it says of itself": (lambda c: {}, lambda c: dict(INTRODUCTION), INTRODUCTION),
 }
 
 
@@ -333,14 +335,6 @@ def test_a_message_timeout_of_our_own(nsqd: Nsqd) -> None:
         assert 80 < message.expires_at - message.received_at <= 90
 
 
-def test_what_a_client_says_of_itself(nsqd: Nsqd) -> None:
-    create(nsqd)
-    options = {"client_id": "worker 7", "hostname": "pod-7", "user_agent": "billing/1.2"}
-    with running(make_consumer(nsqd, **options).add_handler(Recorder())):
-        (client,) = clients_of(nsqd)
-    assert {name: client[name] for name in options} == options
-
-
 # Other ways to an nsqd.
 
 
@@ -367,17 +361,7 @@ def has_ipv6() -> bool:
 
 
 @pytest.mark.skipif(not has_ipv6(), reason="no IPv6 on this machine")
-@pytest.mark.parametrize("encrypted", [False, True], ids=["plain", "tls"])
-def test_ipv6(nsqd_factory: Factory[Nsqd], certificates: Certificates, encrypted: bool) -> None:
+def test_ipv6(nsqd_factory: Factory[Nsqd], certificates: Certificates) -> None:
     nsqd = nsqd_factory(**own(certificates.server, tcp_address="[::1]:0"))
     assert nsqd.tcp_address.startswith("[::1]:")
-    exchange(nsqd, **(trusting(certificates.authority) if encrypted else {}))
-
-
-def test_a_host_name(nsqd: Nsqd) -> None:
-    create(nsqd)
-    publish(nsqd, [b"m"])
-    seen = Recorder()
-    address = f"localhost:{nsqd.tcp_address.rpartition(':')[2]}"
-    with running(make_consumer(address).add_handler(seen)):
-        assert seen.wait_for(1)[0].nsqd_address == address
+    exchange(nsqd, **trusting(certificates.authority))

@@ -69,11 +69,15 @@ def registered(nsqd_factory: Factory[Nsqd]) -> Callable[..., Nsqd]:
     return make
 
 
-def test_nsqds_are_found_through_nsqlookupd(nsqlookupd: Nsqlookupd, registered: Callable[..., Nsqd]) -> None:
-    nsqds = [registered(nsqlookupd), registered(nsqlookupd)]
+def test_nsqds_are_found_through_nsqlookupd_also_late_ones(
+    nsqlookupd: Nsqlookupd, registered: Callable[..., Nsqd]
+) -> None:
+    first = registered(nsqlookupd)
     seen = Recorder()
-    with running(looking(nsqlookupd).add_handler(seen), connections=2) as consumer:
-        for nsqd in nsqds:
+    with running(looking(nsqlookupd).add_handler(seen)) as consumer:
+        late = registered(nsqlookupd)
+        assert consumer.wait_until_connected(PATIENCE, connections=2)
+        for nsqd in (first, late):
             publish(nsqd, [nsqd.tcp_address.encode()])
         seen.wait_for(2)
 
@@ -83,21 +87,7 @@ def test_nsqds_are_found_through_nsqlookupd(nsqlookupd: Nsqlookupd, registered: 
 
         until("all of them are told", told)
         assert nsqlookupd.http_address in consumer.health().discovery[0]
-    assert sorted(seen.bodies) == sorted(nsqd.tcp_address.encode() for nsqd in nsqds)
-
-
-def test_an_nsqd_that_comes_late_is_found(nsqlookupd: Nsqlookupd, registered: Callable[..., Nsqd]) -> None:
-    first = registered(nsqlookupd)
-    seen = Recorder()
-    with running(looking(nsqlookupd).add_handler(seen)) as consumer:
-        late = registered(nsqlookupd)
-        assert consumer.wait_until_connected(PATIENCE, connections=2)
-        publish(late, [b"late"])
-        seen.wait_for(1)
-        assert {connection.nsqd_address for connection in consumer.health().connections} == {
-            first.tcp_address,
-            late.tcp_address,
-        }
+        assert connected_to(consumer) == {first.tcp_address, late.tcp_address}
 
 
 def test_a_topic_that_is_created_later_is_found_long_before_the_next_regular_round(

@@ -17,7 +17,6 @@ import pytest
 
 from nsq.errors import ApiRefused
 from nsq.http.nsqd import NsqdApi
-from nsq.http.nsqlookupd import Lookup, NsqlookupdApi, RegisteredNode
 from nsq.testing import Nsqd, Nsqlookupd
 from nsq.testing.plugin import Factory
 from nsq.tools.front_door import COMMANDS, filled_in, main
@@ -240,44 +239,6 @@ def test_a_change_that_fails_on_one_nsqd_is_reported_and_made_on_the_others(clus
     assert told["steps"] == [{"where": f"nsqd {alive.http_address}", "ok": True, "error": ""}]
     assert address in told["problems"][0]
     assert address in error
-
-
-def test_stat_skips_an_unusable_registration_with_one_warning(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lookup = NsqlookupdApi.lookup
-    lost = RegisteredNode(hostname="lost", broadcast_address="h", tcp_port=4150, http_port=99999)
-
-    def with_lost(api: NsqlookupdApi, topic: str) -> Lookup:
-        told = lookup(api, topic)
-        return Lookup(told.channels, (lost, *told.producers))
-
-    monkeypatch.setattr(NsqlookupdApi, "lookup", with_lost)
-    status, out, error = cluster("stat", "orders/billing", "--count=2", "--interval=100ms")
-    assert (status, len(out.splitlines())) == (0, 4)
-    assert error.count("lost is registered with addresses that cannot be used") == 1
-
-
-@pytest.mark.parametrize("broken", [{"http_port": 99999}, {"broadcast_address": "[::1"}])
-def test_an_unusable_registration_is_skipped_with_a_warning(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, broken: dict[str, Any]
-) -> None:
-    nodes = NsqlookupdApi.nodes
-    wrong: dict[str, Any] = {"broadcast_address": "h", "tcp_port": 4150, "http_port": 4151, **broken}
-    monkeypatch.setattr(
-        NsqlookupdApi, "nodes", lambda api: [RegisteredNode(hostname="lost", **wrong), *nodes(api)]
-    )
-    for words in (
-        ["topics"],
-        ["channels", "orders"],
-        ["pause", "orders"],
-        ["doctor"],
-        ["pub", "orders", "x"],
-    ):
-        status, out, error = cluster(*words)
-        assert "lost is registered with addresses that cannot be used" in error + out
-        assert words[0] in ("pause", "doctor", "pub") or "\n" in out
-        assert status == (0 if words[0] in ("doctor", "pub") else 1)
 
 
 def test_redrive_moves_the_messages_that_waited_at_its_start(cluster: Cluster) -> None:
@@ -597,10 +558,3 @@ def test_nsq_runs_without_standard_streams(nsqd: Nsqd, closed: str) -> None:
     done = subprocess.run(f"{to_nsq} {closed}", shell=True, input=b"", capture_output=True, check=False)
     assert (done.returncode, done.stdout) == (0, b"")
     assert b"Traceback" not in done.stderr
-
-
-def test_python_m_nsq_is_the_same_program() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "nsq", "nonsense"], capture_output=True, text=True, check=False
-    )
-    assert (done.returncode, done.stdout) == (2, "")

@@ -487,24 +487,6 @@ def certified() -> tuple[ssl.SSLContext, ssl.SSLContext]:
 
 
 @on_an_event_loop
-async def test_a_new_certificate_is_used_for_new_connections() -> None:
-    """A connection that is open goes on with the old one."""
-    server_side, client_side = certified()
-    renewed, trusting_renewed = certified()
-    async with serving(tls=server_side) as (served, address), connected(address, client_side) as early:
-        asked = request("POST", "/echo", b"sealed")
-        assert (await exchange(address, asked, client_side))[2] == b"sealed"
-        for _ in range(2):
-            await served.server.use_certificate(renewed)
-            assert (await exchange(address, asked, trusting_renewed))[2] == b"sealed"
-        with pytest.raises(ssl.SSLError):
-            await exchange(address, asked, client_side)
-        reader, writer = early
-        writer.write(asked)
-        assert (await reader.read()).endswith(b"sealed")
-
-
-@on_an_event_loop
 async def test_a_new_certificate_for_a_unix_socket_needs_a_restart(tmp_path: Path) -> None:
     server_side, _ = certified()
     async with serving(str(tmp_path / "sock"), server_side) as (served, _):

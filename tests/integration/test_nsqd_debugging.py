@@ -7,9 +7,6 @@ import json
 import re
 import threading
 import time
-from pathlib import Path
-
-import pytest
 
 from nsq.daemons.serve.worker_thread import in_thread
 from nsq.testing import Nsqd, Nsqlookupd
@@ -123,11 +120,6 @@ def test_the_index_and_what_go_calls_it(nsqd: Nsqd) -> None:
     assert nsqd.request("PUT", "/debug/setblockrate?rate=x").status == 400
 
 
-def test_debug_pages_are_served_over_a_unix_socket(nsqd_factory: Factory[Nsqd], tmp_path: Path) -> None:
-    nsqd = nsqd_factory(http_address=str(tmp_path / "http"))
-    assert nsqd.get("/debug/threads").status == 200
-
-
 def test_memory_figures_follow_the_process(nsqd: Nsqd) -> None:
     memory = json.loads(nsqd.get("/stats?format=json").body)["memory"]
     assert memory["heap_objects"] > 10_000
@@ -139,19 +131,6 @@ def test_memory_figures_follow_the_process(nsqd: Nsqd) -> None:
 
 
 class TestWorkerThread:
-    def test_a_worker_thread_returns_its_result(self) -> None:
-        async def ask() -> str:
-            return await in_thread(lambda: threading.current_thread().name, "aside")
-
-        assert asyncio.run(ask()) == "aside"
-
-    def test_a_worker_thread_raises_its_error(self) -> None:
-        async def ask() -> None:
-            await in_thread(lambda: 1 // 0, "aside")
-
-        with pytest.raises(ZeroDivisionError):
-            asyncio.run(ask())
-
     def test_an_abandoned_worker_thread_delays_neither_the_loop_nor_its_end(self) -> None:
         go = threading.Event()
 

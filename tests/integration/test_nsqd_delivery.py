@@ -125,15 +125,6 @@ def finish(client: V2Client, message: Message) -> Message:
 
 
 class TestBalance:
-    def test_every_ready_client_gets_a_share_and_no_message_comes_twice(self, nsqd: Nsqd, topic: str) -> None:
-        with ExitStack() as stack:
-            clients = [stack.enter_context(consumer(nsqd, topic, rdy=10)) for _ in range(3)]
-            publish(nsqd, topic, bodies(30))
-            received = Counter(message.body for client in clients for message in messages(client, 10))
-            assert received == Counter(bodies(30))
-            for client in clients:
-                client.expect_silence(NOTHING / 3)
-
     @only_ours("Go's scheduler may give most of a burst to one client")
     def test_no_client_gets_all_messages_while_others_are_ready(self, nsqd: Nsqd, topic: str) -> None:
         with ExitStack() as stack:
@@ -187,12 +178,6 @@ class TestRdy:
             client.expect_silence(NOTHING)
             client.send(commands.rdy(3))
             messages(client, 3)
-
-    def test_a_client_that_was_never_ready_gets_nothing(self, nsqd: Nsqd, topic: str) -> None:
-        publish(nsqd, topic, bodies(3))
-        with consumer(nsqd, topic, rdy=0) as idle, consumer(nsqd, topic, rdy=3) as ready:
-            messages(ready, 3)
-            idle.expect_silence(NOTHING)
 
 
 class TestTimeouts:
@@ -418,16 +403,6 @@ class TestConsumers:
                 publish(nsqd, topic, bodies(2))
                 another.expect_message()
 
-    def test_messages_of_a_lost_client_are_delivered_again(self, hasty: Nsqd, topic: str) -> None:
-        with consumer(hasty, topic) as lost:
-            publish(hasty, topic, [b"body"])
-            first = lost.expect_message()
-        with consumer(hasty, topic) as other:
-            again = other.expect_message(timeout=1.0 + LATE)
-            # Who loses it slowly may have had it twice.
-            assert again.id == first.id
-            assert again.attempts >= 2
-
     @only_ours("Go's nsqd waits for the message's timeout")
     def test_messages_of_a_lost_client_go_to_another_at_once(self, nsqd: Nsqd, topic: str) -> None:
         with consumer(nsqd, topic, rdy=0) as other:
@@ -539,13 +514,6 @@ class TestBodies:
             finish_all(client, received)
             assert Counter(each.body for each in received) == Counter(sent)
             until_in_flight(server, topic, 0)
-
-    @pytest.mark.parametrize("size", [0, 1024 * 1024 + 1])
-    def test_bodies_of_invalid_size_are_refused(self, server: Nsqd, topic: str, size: int) -> None:
-        with connected(server) as client:
-            client.send(commands.pub(topic, bytes(size)))
-            client.expect_error("E_BAD_MESSAGE")
-            client.expect_closed()
 
 
 def put_on(client: V2Client, authority: Authority, layers: Mapping[str, bool]) -> None:

@@ -212,17 +212,6 @@ class TestUpheavals:
         assert registered(old) == set()
         assert sorted(nsqd.get("/config/nsqlookupd_tcp_addresses").json()) == sorted(wanted)
 
-    def test_the_list_of_nsqlookupds_can_be_emptied_and_filled_again(
-        self, nsqlookupd: Nsqlookupd, nsqd_factory: Factory[Nsqd]
-    ) -> None:
-        nsqd = nsqd_factory(lookupd=[nsqlookupd])
-        create(nsqd, "orders")
-        until_registered(nsqlookupd, keys("orders"))
-        set_nsqlookupds(nsqd)
-        until_registered(nsqlookupd, set())
-        set_nsqlookupds(nsqd, nsqlookupd.tcp_address)
-        until_registered(nsqlookupd, keys("orders"))
-
     @pytest.mark.parametrize("body", [b"127.0.0.1:4160", b'"127.0.0.1:4160"', b"[1]", b"["])
     def test_an_invalid_list_of_nsqlookupds_changes_nothing(
         self, nsqlookupd: Nsqlookupd, nsqd_factory: Factory[Nsqd], body: bytes

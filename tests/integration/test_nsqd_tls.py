@@ -115,28 +115,6 @@ class TestBothPorts:
         with connected(nsqd) as client:
             assert consume_one(client, f"https-{version}") == b"body"
 
-    def test_a_client_without_tls_is_served(self, nsqd: Nsqd) -> None:
-        assert nsqd.get("/ping").status == 200
-        with connected(nsqd) as client:
-            client.send(commands.pub("plain", b"body"))
-            client.expect_ok()
-
-    @pytest.mark.parametrize("layer", ["snappy", "deflate"])
-    def test_messages_pass_compressed_over_tls(self, nsqd: Nsqd, authority: Authority, layer: str) -> None:
-        incompressible, topic = os.urandom(100_000), f"compressed-{layer}"
-        with encrypted(nsqd, authority.client_context(), **{layer: True}) as client:
-            client.start_snappy() if layer == "snappy" else client.start_deflate()
-            for body in (b"a" * 300_000, incompressible):
-                client.send(commands.pub(topic, body))
-                client.expect_ok()
-            subscribe(client, topic, rdy=2)
-            assert {client.expect_message().body for _ in range(2)} == {b"a" * 300_000, incompressible}
-
-    def test_a_client_that_does_not_trust_the_server_leaves(self, nsqd: Nsqd, stranger: Authority) -> None:
-        with pytest.raises(LayerError, match="certificate"), encrypted(nsqd, stranger.client_context()):
-            pass
-        assert nsqd.get("/ping").status == 200
-
     @VERSIONS
     def test_the_statistics_show_tls(self, nsqd: Nsqd, authority: Authority, version: str) -> None:
         topic = f"shown-{version}"

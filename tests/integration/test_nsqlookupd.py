@@ -7,7 +7,6 @@ import gc
 import http.client
 import io
 import json
-import os
 import re
 import signal
 import socket
@@ -29,6 +28,7 @@ from nsq.daemons.serve.logs import DaemonLog
 from nsq.gc_settings import tune_gc
 from nsq.wire import lookup
 from nsq.wire.lookup import PeerInfo, ReplyParser
+from tests.integration.test_httpd import on_an_event_loop
 
 ROOT = Path(__file__).resolve().parents[2]
 NSQD = PeerInfo(broadcast_address="g1.example", hostname="g1", http_port=4151, tcp_port=4150, version="9.9.9")
@@ -112,117 +112,94 @@ async def eventually(address: str | None, target: str, answer: object) -> None:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "[::1]"])
-def test_an_nsqd_registers_is_found_and_leaves(host: str) -> None:
-    async def scenario() -> None:
-        async with running(f"{host}:0", f"{host}:0") as daemon:
-            async with connected(daemon.tcp_address) as nsqd:
-                (reply,) = await nsqd.ask(lookup.identify(NSQD))
-                own = lookup.parse_peer_info(reply)
-                assert (own.broadcast_address, own.version) == ("lookup.example", "1.3.0")
-                assert f"{host}:{own.tcp_port}" == daemon.tcp_address
-                assert f"{host}:{own.http_port}" == daemon.http_address
-                assert await nsqd.ask(lookup.register("orders", "archive")) == [b"OK"]
-                found = await get(daemon.http_address, "/lookup?topic=orders")
-                local = nsqd.writer.get_extra_info("sockname")
-                assert isinstance(found, dict)
-                assert found["channels"] == ["archive"]
-                assert [one["broadcast_address"] for one in found["producers"]] == ["g1.example"]
-                assert found["producers"][0]["remote_address"] == f"{host}:{local[1]}"
-            await eventually(
-                daemon.http_address, "/lookup?topic=orders", {"channels": ["archive"], "producers": []}
-            )
-
-    asyncio.run(scenario())
+@on_an_event_loop
+async def test_an_nsqd_registers_is_found_and_leaves(host: str) -> None:
+    async with running(f"{host}:0", f"{host}:0") as daemon:
+        async with connected(daemon.tcp_address) as nsqd:
+            (reply,) = await nsqd.ask(lookup.identify(NSQD))
+            own = lookup.parse_peer_info(reply)
+            assert (own.broadcast_address, own.version) == ("lookup.example", "1.3.0")
+            assert f"{host}:{own.tcp_port}" == daemon.tcp_address
+            assert f"{host}:{own.http_port}" == daemon.http_address
+            assert await nsqd.ask(lookup.register("orders", "archive")) == [b"OK"]
+            found = await get(daemon.http_address, "/lookup?topic=orders")
+            local = nsqd.writer.get_extra_info("sockname")
+            assert isinstance(found, dict)
+            assert found["channels"] == ["archive"]
+            assert [one["broadcast_address"] for one in found["producers"]] == ["g1.example"]
+            assert found["producers"][0]["remote_address"] == f"{host}:{local[1]}"
+        await eventually(
+            daemon.http_address, "/lookup?topic=orders", {"channels": ["archive"], "producers": []}
+        )
 
 
-def test_an_error_is_answered_and_the_connection_closed() -> None:
-    async def scenario() -> None:
-        async with running() as daemon, connected(daemon.tcp_address) as nsqd:
-            assert await nsqd.ask(b"PING\nFOO\nPING\n", 2) == [b"OK", b"E_INVALID invalid command FOO"]
-            assert await nsqd.ended()
-
-    asyncio.run(scenario())
-
-
-def test_stopping_ends_connections_and_frees_the_addresses() -> None:
-    async def scenario() -> None:
-        async with running() as daemon:
-            tcp_address, http_address = daemon.tcp_address, daemon.http_address
-            assert tcp_address is not None
-            assert http_address is not None
-            async with connected(tcp_address) as nsqd, connected(tcp_address) as silent:
-                await nsqd.ask(lookup.identify(NSQD))
-                idle = http.client.HTTPConnection(http_address)
-                await asyncio.to_thread(idle.request, "GET", "/ping")
-                assert (await asyncio.to_thread(idle.getresponse)).read() == b"OK"
-                began = asyncio.get_running_loop().time()
-                await daemon.stop()
-                assert asyncio.get_running_loop().time() - began < 60.0
-                assert await nsqd.ended()
-                assert await silent.ended()
-                idle.close()
+@on_an_event_loop
+async def test_stopping_ends_connections_and_frees_the_addresses() -> None:
+    async with running() as daemon:
+        tcp_address, http_address = daemon.tcp_address, daemon.http_address
+        assert tcp_address is not None
+        assert http_address is not None
+        async with connected(tcp_address) as nsqd, connected(tcp_address) as silent:
+            await nsqd.ask(lookup.identify(NSQD))
+            idle = http.client.HTTPConnection(http_address)
+            await asyncio.to_thread(idle.request, "GET", "/ping")
+            assert (await asyncio.to_thread(idle.getresponse)).read() == b"OK"
+            began = asyncio.get_running_loop().time()
             await daemon.stop()
-        async with running(tcp_address, http_address) as again:
-            assert (again.tcp_address, again.http_address) == (tcp_address, http_address)
+            assert asyncio.get_running_loop().time() - began < 60.0
+            assert await nsqd.ended()
+            assert await silent.ended()
+            idle.close()
+        await daemon.stop()
+    async with running(tcp_address, http_address) as again:
+        assert (again.tcp_address, again.http_address) == (tcp_address, http_address)
 
-    asyncio.run(scenario())
 
-
-def test_nsqlookupd_listens_on_unix_sockets(tmp_path: Path) -> None:
+@on_an_event_loop
+async def test_nsqlookupd_listens_on_unix_sockets(tmp_path: Path) -> None:
     tcp, web = tmp_path / "tcp.sock", tmp_path / "http.sock"
-
-    async def scenario() -> None:
-        async with running(str(tcp), str(web)) as daemon:
-            assert (daemon.tcp_address, daemon.http_address) == (str(tcp), str(web))
-            async with connected(str(tcp)) as nsqd:
-                await nsqd.ask(lookup.identify(NSQD))
-                await nsqd.ask(lookup.register("orders"))
-                assert await get(str(web), "/topics") == {"topics": ["orders"]}
-            with pytest.raises(ListenError, match=f"cannot listen on {tcp}: address already in use"):
-                async with running(str(tcp)):
-                    pass
-            assert await get(str(web), "/info") == {"version": "1.3.0"}
-        assert not tcp.exists()
-        assert not web.exists()
-
-    asyncio.run(scenario())
+    async with running(str(tcp), str(web)) as daemon:
+        assert (daemon.tcp_address, daemon.http_address) == (str(tcp), str(web))
+        async with connected(str(tcp)) as nsqd:
+            await nsqd.ask(lookup.identify(NSQD))
+            await nsqd.ask(lookup.register("orders"))
+            assert await get(str(web), "/topics") == {"topics": ["orders"]}
+        with pytest.raises(ListenError, match=f"cannot listen on {tcp}: address already in use"):
+            async with running(str(tcp)):
+                pass
+        assert await get(str(web), "/info") == {"version": "1.3.0"}
+    assert not tcp.exists()
+    assert not web.exists()
 
 
-def test_a_socket_file_of_a_dead_process_is_replaced(tmp_path: Path) -> None:
+@on_an_event_loop
+async def test_a_socket_file_of_a_dead_process_is_replaced(tmp_path: Path) -> None:
     path = tmp_path / "left.sock"
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(path))
-
-    async def scenario() -> None:
-        async with running(http_address=str(path)):
-            assert await get(str(path), "/info") == {"version": "1.3.0"}
-
-    asyncio.run(scenario())
+    async with running(http_address=str(path)):
+        assert await get(str(path), "/info") == {"version": "1.3.0"}
 
 
-def test_a_port_in_use_is_named_and_nothing_stays_open() -> None:
-    async def scenario() -> None:
-        async with running() as first:
-            with pytest.raises(
-                ListenError, match=f"cannot listen on {first.http_address}: address already in use"
-            ):
-                async with running(http_address=str(first.http_address)):
-                    pass
-
-    asyncio.run(scenario())
+@on_an_event_loop
+async def test_a_port_in_use_is_named_and_nothing_stays_open() -> None:
+    async with running() as first:
+        with pytest.raises(
+            ListenError, match=f"cannot listen on {first.http_address}: address already in use"
+        ):
+            async with running(http_address=str(first.http_address)):
+                pass
 
 
-def test_a_client_that_sends_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario() -> None:
-        async with running() as daemon, connected(daemon.tcp_address) as nsqd:
-            await nsqd.ask(lookup.identify(NSQD))
-            # Not before: a busy machine may take longer for an introduction.
-            monkeypatch.setattr(tcp, "IDENTIFY_SECONDS", 0.05)
-            async with connected(daemon.tcp_address) as other:
-                assert await other.ended()
-                assert await nsqd.ask(lookup.ping()) == [b"OK"]
-
-    asyncio.run(scenario())
+@on_an_event_loop
+async def test_a_client_that_sends_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running() as daemon, connected(daemon.tcp_address) as nsqd:
+        await nsqd.ask(lookup.identify(NSQD))
+        # Not before: a busy machine may take longer for an introduction.
+        monkeypatch.setattr(tcp, "IDENTIFY_SECONDS", 0.05)
+        async with connected(daemon.tcp_address) as other:
+            assert await other.ended()
+            assert await nsqd.ask(lookup.ping()) == [b"OK"]
 
 
 def flood(address: str) -> None:
@@ -234,16 +211,13 @@ def flood(address: str) -> None:
             sock.sendall(b"PING\n" * 20_000)
 
 
-def test_a_client_that_never_reads_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+@on_an_event_loop
+async def test_a_client_that_never_reads_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tcp, "UNREAD_SECONDS", 0.05)
-
-    async def scenario() -> None:
-        async with running() as daemon:
-            with pytest.raises(ConnectionError):
-                await asyncio.to_thread(flood, str(daemon.tcp_address))
-            await eventually(daemon.http_address, "/nodes", {"producers": []})
-
-    asyncio.run(scenario())
+    async with running() as daemon:
+        with pytest.raises(ConnectionError):
+            await asyncio.to_thread(flood, str(daemon.tcp_address))
+        await eventually(daemon.http_address, "/nodes", {"producers": []})
 
 
 async def longest_turn(work: Awaitable[object]) -> float:
@@ -277,32 +251,29 @@ def collector() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("collector")
-def test_a_large_registry_does_not_delay_other_requests() -> None:
+@on_an_event_loop
+async def test_a_large_registry_does_not_delay_other_requests() -> None:
     """Two hundred thousand topics are listed, and lost, in slices: all others are served in between. At most
     50 ms are promised, and machines may be slow.
     """
     topics = [f"topic-{number:06}" for number in range(200_000)]
+    async with running() as daemon:
+        async with connected(daemon.tcp_address) as nsqd:
+            await nsqd.ask(lookup.identify(NSQD))
+            (peer,) = daemon._registry.nodes(0.0)
+            for topic in topics:
+                daemon._registry.register_topic(peer, topic)
+            for target, least in (("/debug", 50_000_000), ("/nodes", 4_000_000), ("/topics", 2_000_000)):
+                fetching = asyncio.to_thread(fetched, daemon.http_address, target)
+                answered = asyncio.ensure_future(fetching)
+                assert await longest_turn(answered) < 0.1
+                assert answered.result() > least
 
-    async def scenario() -> None:
-        async with running() as daemon:
-            async with connected(daemon.tcp_address) as nsqd:
-                await nsqd.ask(lookup.identify(NSQD))
-                (peer,) = daemon._registry.nodes(0.0)
-                for topic in topics:
-                    daemon._registry.register_topic(peer, topic)
-                for target, least in (("/debug", 50_000_000), ("/nodes", 4_000_000), ("/topics", 2_000_000)):
-                    fetching = asyncio.to_thread(fetched, daemon.http_address, target)
-                    answered = asyncio.ensure_future(fetching)
-                    assert await longest_turn(answered) < 0.1
-                    assert answered.result() > least
+        async def forgotten() -> None:
+            while not peer.gone or peer.channels_by_topic:  # noqa: ASYNC110 - nobody tells
+                await asyncio.sleep(0)
 
-            async def forgotten() -> None:
-                while not peer.gone or peer.channels_by_topic:  # noqa: ASYNC110 - nobody tells
-                    await asyncio.sleep(0)
-
-            assert await longest_turn(forgotten()) < 0.1
-
-    asyncio.run(scenario())
+        assert await longest_turn(forgotten()) < 0.1
 
 
 # The program
@@ -373,20 +344,6 @@ def test_registrations_sent_at_once_take_turns_with_others() -> None:
         assert pings > 20
 
 
-def test_a_port_in_use_is_one_fatal_line_and_status_1() -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        address = f"127.0.0.1:{taken.getsockname()[1]}"
-        with program(f"--tcp-address={address}", "--http-address=127.0.0.1:0") as process:
-            _, log = process.communicate(timeout=60)
-    assert process.returncode == 1
-    fatal = log.splitlines()[-1]
-    assert fatal.startswith("[nsqlookupd] ")
-    assert fatal.endswith(f"FATAL: cannot listen on {address}: address already in use")
-    assert "Traceback" not in log
-
-
 def test_a_vanished_stderr_does_not_stop_it() -> None:
     with program("--tcp-address=127.0.0.1:0", "--http-address=127.0.0.1:0") as process:
         _, http_address = listening(process)
@@ -399,26 +356,3 @@ def test_a_vanished_stderr_does_not_stop_it() -> None:
         client.close()
         process.terminate()
         assert process.wait(timeout=60) == 0
-
-
-def run_without_aiohttp(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run with only the standard library and nsq to import from."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.run(
-        [sys.executable, "-S", "-m", "nsq.daemons.nsqlookupd", *arguments],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-
-
-def test_nsqlookupd_names_the_missing_server_extra(tmp_path: Path) -> None:
-    version = run_without_aiohttp(tmp_path, "--version")
-    assert (version.returncode, version.stderr) == (0, "")
-    assert re.fullmatch(r"nsqlookupd v1\.3\.0 \(built w/python3\.\S+\)\n", version.stdout)
-    refused = run_without_aiohttp(tmp_path)
-    assert (refused.returncode, refused.stdout) == (1, "")
-    assert refused.stderr == "nsqlookupd needs the server extra: pip install -e '.[server]'\n"

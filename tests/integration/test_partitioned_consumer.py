@@ -283,17 +283,6 @@ class TestMoves:
         assert hooks.errors == []
         assert not ordered or handler.got[0] == list(range(5))
 
-    def test_a_dead_leader_is_replaced(self, cluster: PartitionedCluster) -> None:
-        create(cluster, ordered=True)
-        handler = Handler()
-        leader = cluster.leader(TOPIC, 0)
-        assert leader is not None
-        with consuming(cluster, handler, ordered=True):
-            leader.kill()
-            until("another leader", lambda: cluster.leader(TOPIC, 0) not in (None, leader))
-            publish(cluster, 0, [1])
-            handler.wait_for(lambda: handler.got[0] == [1])
-
     @pytest.mark.parametrize(
         "answer",
         [

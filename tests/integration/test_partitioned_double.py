@@ -17,8 +17,6 @@ from nsq.testing.plugin import partitioned_cluster as cluster
 from nsq.testing.v2 import PeerClosed
 from nsq.wire import commands
 
-from .patience import eventually
-
 NOT_LEADER = "E_FAILED_ON_NOT_LEADER"
 
 __all__ = ["cluster"]
@@ -147,32 +145,6 @@ def test_without_a_quorum_a_publish_waits_and_the_next_ones_are_refused_at_once(
         assert [message.body for message in cluster.messages("orders", 0)] == [b"stored"]
 
 
-def test_a_stalled_node_answers_late_and_no_longer_leads(orders: PartitionedCluster) -> None:
-    stalled = leading(orders)
-    with talking(stalled) as client:
-        stalled.stall()
-        publish(client, b"too late")
-        client.expect_silence(0.1)
-        orders.wait_until_writable("orders")
-        stalled.resume()
-        client.expect_error(NOT_LEADER)
-
-
-def test_an_answer_can_be_demanded(orders: PartitionedCluster) -> None:
-    node = leading(orders)
-    node.refuse("PUB", "E_PUB_FAILED pub timeout")
-    node.refuse("MPUB", "E_PUB_TOO_MUCH_WAITING too much")
-    with talking(node) as client:
-        publish(client, b"refused")
-        assert client.expect_error("E_PUB_FAILED").data == b"E_PUB_FAILED pub timeout"
-        publish(client, b"stored")
-        client.expect_ok()
-        client.send(commands.mpub("orders 0", [b"refused", b"too"]))
-        client.expect_error("E_PUB_TOO_MUCH_WAITING")
-        client.expect_closed()
-    assert [message.body for message in orders.messages("orders", 0)] == [b"stored"]
-
-
 def test_a_nsqlookupd_lags_lies_answers_anything_or_is_gone(orders: PartitionedCluster) -> None:
     first, second = orders.lookups
     old = leading(orders)
@@ -205,36 +177,6 @@ def test_a_deleted_topic_takes_nothing_more(orders: PartitionedCluster) -> None:
         producer.expect_error("E_TOPIC_NOT_EXIST")
         producer.expect_closed()
         consumer.expect_closed()
-
-
-def test_a_channel_can_be_set_back(orders: PartitionedCluster) -> None:
-    with talking(leading(orders)) as client:
-        consume(client)
-        for body in (b"1", b"2", b"3"):
-            publish(client, body)
-        received: list[bytes] = []
-        while len(received) < 3:
-            frame = client.frame()
-            if frame.type == 2:
-                received.append(frame.message.body)
-                client.send(commands.fin(frame.message.id))
-        eventually(lambda: orders.channel("orders", 0, "billing").finished == 3)
-        orders.seek("orders", 0, "billing", 1)
-        assert client.expect_message().body == b"2"
-
-
-def test_messages_in_flight_of_a_dropped_connection_come_again(orders: PartitionedCluster) -> None:
-    node = leading(orders)
-    with talking(node) as client:
-        publish(client, b"once more")
-        client.expect_ok()
-        consume(client)
-        assert client.expect_message().attempts == 1
-        node.drop_connections()
-        eventually(lambda: orders.channel("orders", 0, "billing").depth == 1)
-    with talking(node) as client:
-        consume(client)
-        assert client.expect_message().body == b"once more"
 
 
 @pytest.mark.parametrize("garbage", [b"IDENTIFY\n\0\0\0\2[]", b"\0" * 20_000, b"RDY\n", b"SUB\n"])

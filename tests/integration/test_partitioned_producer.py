@@ -412,13 +412,6 @@ def test_nsq_pub_publishes_by_key_and_to_a_partition(
     assert "partition 4 of 'orders' does not exist" in capfd.readouterr().err
 
 
-def test_nsq_pub_refuses_a_key_by_name_in_an_original_cluster(
-    nsqd: Nsqd, capfd: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["pub", f"--nsqd-http-address={nsqd.http_address}", "--key=k", "orders", "x"]) == 1
-    assert "key= needs a partitioned NSQ" in capfd.readouterr().err
-
-
 # Tracing and health.
 
 

@@ -15,16 +15,14 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from nsq.errors import (
-    AuthFirst,
     BadMessage,
     ConnectionFailed,
-    HandshakeFailed,
     NsqError,
     PublishUncertain,
     QueueFull,
@@ -403,14 +401,6 @@ def test_pings_of_a_name_that_nobody_answers_for_share_its_lookup() -> None:
         assert len(lookups) == 1
 
 
-def test_without_any_nsqd_known_the_reason_is_told(nsqlookupd: Nsqlookupd) -> None:
-    with (
-        Producer(nsqlookupd=[nsqlookupd.http_address], **QUICK) as producer,
-        pytest.raises(NsqError, match="no nsqd is known"),
-    ):
-        producer.publish("orders", b"body", timeout=0.3)
-
-
 # TLS, compression, AUTH
 
 
@@ -436,15 +426,6 @@ def test_layers(
     publishers.expect_nothing_lost(stored)
 
 
-def test_tls_that_is_not_offered_is_told_at_once(shared: Nsqd, certificate: Certificate) -> None:
-    with Producer(shared.tcp_address, tls=True, tls_ca_file=str(certificate.authority)) as producer:
-        with suppress(NsqError):
-            producer.publish("orders", b"body", timeout=0.1)  # dials
-        eventually(lambda: "TLS" in str(producer.health().problems))
-        with pytest.raises((HandshakeFailed, NsqError), match="TLS"):
-            producer.publish("orders", b"body", timeout=0.5)
-
-
 def test_auth(nsqd_factory: Factory[Nsqd]) -> None:
     rules = [{"topic": "^allowed$", "channels": [".*"], "permissions": ["subscribe", "publish"]}]
     with running_auth_server({"sesame": rules}) as server:
@@ -454,11 +435,6 @@ def test_auth(nsqd_factory: Factory[Nsqd]) -> None:
             with pytest.raises(Unauthorized):
                 producer.publish("forbidden", b"body")
             producer.publish("allowed", b"body")
-        with Producer(nsqd.tcp_address) as producer:
-            began = time.monotonic()
-            with pytest.raises(AuthFirst):
-                producer.publish("allowed", b"body")
-            assert time.monotonic() - began < PATIENCE / 2
         assert depth(nsqd, "allowed") == 2
 
 
@@ -529,30 +505,6 @@ def test_a_child_that_leaves_the_with_block_ends_nothing_of_the_parents(shared: 
     assert drain(shared, topic) == [b"before", b"after"]
 
 
-def _publish_in_a_worker(producer: Producer, topic: str, body: bytes) -> None:
-    producer.publish(topic, body)
-
-
-@forks
-def test_multiprocessing_with_fork(shared: Nsqd, topic: str) -> None:
-    with Producer(shared.tcp_address) as producer:
-        producer.publish(topic, b"parent")
-        context = multiprocessing.get_context("fork")
-        workers = [
-            context.Process(target=_publish_in_a_worker, args=(producer, topic, b"worker-%d" % number))
-            for number in range(3)
-        ]
-        for worker in workers:
-            worker.start()
-        for worker in workers:
-            worker.join(PATIENCE)
-            assert worker.exitcode == 0
-            worker.close()
-        producer.publish(topic, b"parent again")
-    bodies = [b"parent", b"parent again", b"worker-0", b"worker-1", b"worker-2"]
-    assert sorted(drain(shared, topic)) == bodies
-
-
 def _publish_without_waiting(address: str, topic: str) -> None:
     producer = Producer(address)
     for number in range(100):
@@ -572,20 +524,6 @@ def test_a_worker_that_ends_without_closing_has_published_all(shared: Nsqd, topi
     assert Counter(drain(shared, topic)) == Counter(b"%d" % number for number in range(100))
 
 
-PROGRAM = """
-import os, sys, warnings
-warnings.simplefilter("ignore", DeprecationWarning)
-from nsq.producer.producer import Producer
-producer = Producer(sys.argv[1])
-producer.publish(sys.argv[2], b"published")
-for number in range(100):
-    producer.publish_async(sys.argv[2], b"%d" % number)
-if not os.fork():
-    sys.exit()  # with all that is done at exit
-os.wait()
-"""
-
-
 def ran(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, *arguments],
@@ -598,12 +536,6 @@ def ran(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_program_that_ends_without_closing_has_published_all(shared: Nsqd, topic: str) -> None:
-    done = ran("-c", PROGRAM, shared.tcp_address, topic)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert Counter(drain(shared, topic)) == Counter([b"published", *(b"%d" % n for n in range(100))])
-
-
 def test_a_program_that_ends_without_an_nsqd_does_not_hang() -> None:
     program = """
 from nsq.producer.producer import Producer
@@ -612,12 +544,3 @@ Producer("127.0.0.1:1", publish_timeout=0.5).publish_async("orders", b"body")
     done = ran("-c", program)
     assert done.returncode == 0
     assert "127.0.0.1:1" in done.stderr
-
-
-# The example
-
-
-def test_the_example(shared: Nsqd) -> None:
-    done = ran("examples/producer.py", shared.tcp_address)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert depth(shared, "orders") >= 1

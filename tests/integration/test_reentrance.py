@@ -269,6 +269,16 @@ def at_the_end():
         producer.publish_async(topic, b"%d" % n)
 atexit.register(at_the_end)
 """,
+    "fork": """
+import os, sys, warnings
+warnings.simplefilter("ignore", DeprecationWarning)
+producer.publish(topic, b"first")
+for n in range(499):
+    producer.publish_async(topic, b"%d" % n)
+if not os.fork():
+    sys.exit()  # with all that is done at exit
+os.wait()
+""",
     "lookupd": """
 for n in range(500):
     producer.publish_async(topic, b"%d" % n)

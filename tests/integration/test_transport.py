@@ -9,8 +9,6 @@ import re
 import resource
 import socket
 import struct
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,14 +18,11 @@ from pathlib import Path
 import pytest
 
 from nsq.errors import ConfigError, ConnectionLost, DialFailed, Unanswered
-from nsq.testing import Nsqd
-from nsq.testing.plugin import Factory
 from nsq.transport import SocketStream, SocketTransport, Stream, default_transport
 from nsq.transport.dialing import Target, race
 from tests.fakes.forks import in_child
 from tests.fakes.threads import Running
 
-ROOT = Path(__file__).resolve().parents[2]
 SHORT = 0.2
 LONG = 60.0
 HUGE = bytes(64 << 20)  # more than any socket buffers
@@ -227,12 +222,6 @@ def test_a_large_write_arrives_whole(ends: Ends) -> None:
     assert reading.result() == data
 
 
-def test_writing_nothing_is_nothing(ends: Ends) -> None:
-    ends.stream.write(b"", 0.0)
-    ends.stream.write(b"x", 0.0)
-    assert ends.received(1) == b"x"
-
-
 def test_a_peer_that_never_reads_meets_the_deadline(ends: Ends) -> None:
     clock = Stopwatch()
     with pytest.raises(Unanswered, match=r"[1-9]\d* of 67108864 bytes were not taken within 0\.2 s"):
@@ -405,13 +394,6 @@ def test_a_child_that_abandons_leaves_the_parents_connection_alone(ends: Ends) -
 def test_a_child_abandons_even_if_the_lock_was_held_at_the_fork(ends: Ends) -> None:
     with ends.stream._lock:
         assert in_child(ends.stream.abandon) == 0
-
-
-def test_a_child_that_closes_ends_the_parents_connection(listening: Callable[..., Listener]) -> None:
-    """Why ``abandon`` exists."""
-    ends = listening().connect()
-    assert in_child(ends.stream.close) == 0
-    assert ends.received(1) == b""
 
 
 # Dialling
@@ -623,22 +605,3 @@ def test_a_dial_does_not_reach_itself() -> None:
 
     with pytest.raises(OSError, match="Connection refused"):
         race([target], bound, LONG)
-
-
-# With an nsqd
-
-
-def test_the_example_runs(nsqd_factory: Factory[Nsqd]) -> None:
-    nsqd = nsqd_factory()
-    done = subprocess.run(
-        [sys.executable, "examples/custom_transport.py", nsqd.tcp_address],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=False,
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    assert re.search(rf"{nsqd.tcp_address}: [1-9]\d* bytes received\n", done.stdout)
-    assert re.search(rf"{nsqd.tcp_address}: [1-9]\d* bytes sent\n", done.stdout)

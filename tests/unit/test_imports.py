@@ -8,6 +8,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "nsq"
 
@@ -259,10 +261,24 @@ print("nsq.producer" in sys.modules)
     assert (done.stdout.split(), done.stderr) == (["False", "True"], "")
 
 
-def test_importing_nsq_loads_no_framework_and_starts_no_thread() -> None:
+@pytest.mark.parametrize(
+    ("use", "heavy"),
+    [
+        ("import nsq", NOT_LOADED),
+        (
+            "from nsq.config import Config; Config(max_in_flight=3, msg_timeout=60)",
+            ["ssl", "certifi", "socket", "asyncio", "logging"],
+        ),
+        ("import nsq.http.nsqd, nsq.http.nsqlookupd", ["certifi", "asyncio", "http.client"]),
+        ("import nsq.testing", ["aiohttp", "asyncio", "pytest"]),
+    ],
+    ids=["nsq", "config", "http", "testing"],
+)
+def test_what_is_imported_loads_nothing_heavy_and_starts_no_thread(use: str, heavy: list[str]) -> None:
     program = f"""
-import nsq, sys, threading
-print(sorted(set({NOT_LOADED!r}) & set(sys.modules)), threading.active_count())
+{use}
+import sys, threading
+print(sorted(set({heavy!r}) & set(sys.modules)), threading.active_count())
 """
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=200, check=False

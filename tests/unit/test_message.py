@@ -7,7 +7,7 @@ import pytest
 
 from nsq.message import Message, finish_all
 from tests.fakes.messages import Delegate
-from tests.fakes.nsqd import A, id_of
+from tests.fakes.nsqd import id_of
 
 
 def made(delegate: Delegate | None = None, *, expires_at: float = math.inf) -> Message:
@@ -17,14 +17,6 @@ def made(delegate: Delegate | None = None, *, expires_at: float = math.inf) -> M
 def test_a_message_cannot_be_pickled() -> None:
     with pytest.raises(TypeError, match="pass its body on"):
         pickle.dumps(made())
-
-
-def test_a_message_has_what_came_over_the_wire() -> None:
-    message = made()
-    assert (message.id, message.body, message.attempts, message.timestamp) == (id_of(7), b"body", 3, 17)
-    assert message.nsqd_address == A
-    assert message.topic == "orders"
-    assert message.received_at == 1.0
 
 
 @pytest.mark.parametrize(
@@ -37,11 +29,6 @@ def test_the_repr_of_a_message_shows_topic_state_and_beginning_of_the_body(body:
     assert repr(message) == f"<Message 0000000000000007 of orders, attempt 3, {shown}>"
     delegate.held = False
     assert "of orders, no longer in flight, attempt 3" in repr(message)
-
-
-@pytest.mark.parametrize("name", ["partition", "internal_id", "trace_id", "offset", "size", "headers", "tag"])
-def test_a_plain_message_has_none_of_what_a_partitioned_nsq_tells(name: str) -> None:
-    assert getattr(made(), name) is None
 
 
 def test_a_plain_message_stores_nothing_of_what_a_partitioned_nsq_tells() -> None:
@@ -65,25 +52,11 @@ def test_answers_go_through_the_delegate(call, note) -> None:  # type: ignore[no
     assert delegate.notes == [(note[0], message, *note[1:])]
 
 
-def test_whether_it_needs_an_answer_is_the_delegates_to_know() -> None:
-    assert not made(Delegate(held=True)).responded
-    assert made(Delegate(held=False)).responded
-
-
 def test_a_message_knows_its_time_left() -> None:
     assert made(expires_at=math.inf).time_left == math.inf
     assert not made(expires_at=math.inf).expired
     assert made(expires_at=0.0).time_left == 0.0
     assert made(expires_at=0.0).expired
-
-
-def test_the_automatic_answer_can_be_switched() -> None:
-    message = made()
-    assert message.auto_response
-    message.disable_auto_response()
-    assert not message.auto_response
-    message.enable_auto_response()
-    assert message.auto_response
 
 
 class TestAsAContext:

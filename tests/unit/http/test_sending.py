@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
@@ -13,20 +10,6 @@ from nsq.errors import ApiError, DialFailed, Unanswered
 from nsq.http.message import HttpRequest, parse_url
 from nsq.http.sending import KeptConnections, send
 from nsq.transport import MemoryTransport, Stream
-
-ROOT = Path(__file__).resolve().parents[3]
-
-
-def test_importing_it_loads_no_asyncio() -> None:
-    program = """
-import sys
-import nsq.http.nsqd, nsq.http.nsqlookupd
-print(sorted({"certifi", "asyncio", "http.client"} & set(sys.modules)))
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=200, check=False
-    )
-    assert (done.stdout.strip(), done.stderr) == ("[]", "")
 
 
 class Failing:

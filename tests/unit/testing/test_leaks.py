@@ -50,16 +50,6 @@ def new_since(before: leaks.Snapshot) -> list[str]:
     return leaks.describe(leaks.difference(before, leaks.snapshot()))
 
 
-def test_an_empty_difference_is_falsy_and_has_no_text(before: leaks.Snapshot) -> None:
-    nothing = leaks.difference(before, leaks.snapshot())
-    assert not nothing
-    assert leaks.describe(nothing) == []
-
-
-def test_a_file_that_is_gone_is_no_leak() -> None:
-    assert not leaks.difference(leaks.Snapshot(files=frozenset({"a"})), leaks.Snapshot())
-
-
 @pytest.mark.parametrize(
     ("daemon", "words"), [(False, "thread 'left-reader'"), (True, "thread 'left-reader' (daemon)")]
 )

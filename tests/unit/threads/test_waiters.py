@@ -5,23 +5,19 @@ from __future__ import annotations
 import _thread
 import logging
 import signal
-import sys
 import threading
 import time
-import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
 
-from nsq.errors import ConfigError
 from nsq.threads import waiters
 from nsq.threads.waiters import (
     Callbacks,
     SafeEvent,
     Waiters,
     join_threads,
-    refuse_eventlet,
     start_thread,
 )
 from tests.fakes.threads import Running
@@ -176,19 +172,6 @@ class TestWaiters:
 
 
 class TestSignal:
-    def test_set_and_clear(self) -> None:
-        flag = SafeEvent()
-        assert not flag.is_set()
-        assert not flag.wait(0.0)
-        flag.set()
-        flag.set()
-        assert flag.is_set()
-        assert flag.wait(0.0)
-        assert flag.wait()
-        flag.clear()
-        assert not flag.is_set()
-        assert not flag.wait(0.0)
-
     @pytest.mark.parametrize("timeout", [None, PATIENCE])
     def test_a_set_wakes_all_who_wait(self, timeout: float | None) -> None:
         flag = SafeEvent()
@@ -321,25 +304,3 @@ def test_threads_are_joined_until_the_deadline() -> None:
     assert join_threads(threads, time.monotonic() + 0.001) in (["busy"], [ended.name, "busy"])
     gate.set()
     assert join_threads(threads, time.monotonic() + PATIENCE) == []
-
-
-@pytest.mark.parametrize(
-    ("replaced", "refused"),
-    [(None, False), (set(), False), ({"thread"}, True), ({"socket"}, True), ({"os"}, False)],
-)
-def test_eventlet_is_refused_where_it_has_replaced_threads_or_sockets(
-    monkeypatch: pytest.MonkeyPatch, replaced: set[str] | None, refused: bool
-) -> None:
-    if replaced is None:
-        monkeypatch.delitem(sys.modules, "eventlet", raising=False)
-    else:
-        eventlet = types.ModuleType("eventlet")
-        eventlet.patcher = types.SimpleNamespace(  # type: ignore[attr-defined]
-            is_monkey_patched=lambda name: name in replaced
-        )
-        monkeypatch.setitem(sys.modules, "eventlet", eventlet)
-    if refused:
-        with pytest.raises(ConfigError, match=r"eventlet.monkey_patch\(\) .* use plain threads or gevent"):
-            refuse_eventlet()
-    else:
-        refuse_eventlet()

@@ -105,12 +105,6 @@ def test_a_topics_file_stays_in_the_output_directory(tmp_path: Path) -> None:
         Names(options(tmp_path, filename_format="<TOPIC>/<DATETIME>"), "..")
 
 
-def test_an_existing_file_is_appended_to(tmp_path: Path) -> None:
-    for body in (b"one", b"two"):
-        written(Archive(options(tmp_path), "t", Clock(NOON)), body).close()
-    assert files(tmp_path) == {"t.2026-11-23_12": b"one\ntwo\n"}
-
-
 @pytest.mark.parametrize(
     ("given", "names"),
     [
@@ -151,13 +145,6 @@ def test_a_file_that_appears_in_the_output_directory_meanwhile_stays(tmp_path: P
     archive.close()
     assert files(tmp_path) == {"t-000000.2026-11-23_12": b"theirs", "t-000001.2026-11-23_12": b"one\n"}
     assert files(tmp_path, "work") == {}
-
-
-def test_a_file_is_opened_again_behind_a_hang_up(tmp_path: Path) -> None:
-    archive = written(Archive(options(tmp_path, hand_over=True), "t", Clock(NOON)), b"one")
-    archive.close()
-    written(archive, b"two").close()
-    assert list(files(tmp_path).values()) == [b"one\n", b"two\n"]
 
 
 def test_each_sync_ends_a_gzip_member_and_gzip_reads_them_all(tmp_path: Path) -> None:

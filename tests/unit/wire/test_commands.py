@@ -93,13 +93,8 @@ cuts = st.lists(st.integers(0, 10_000), max_size=30)
 @given(conversations, cuts)
 def test_encoded_commands_are_parsed_in_any_chunks(conversation: list[Any], cuts: list[int]) -> None:
     wire = b"".join(sent for sent, _ in conversation)
-    assert parsed(wire, cuts=cuts) == ([expected for _, expected in conversation], None)
-
-
-@given(conversations)
-def test_commands_may_arrive_byte_by_byte(conversation: list[Any]) -> None:
-    wire = b"".join(sent for sent, _ in conversation)
-    assert parsed(wire, cuts=list(range(len(wire)))) == ([expected for _, expected in conversation], None)
+    for places in (cuts, list(range(len(wire)))):
+        assert parsed(wire, cuts=places) == ([expected for _, expected in conversation], None)
 
 
 @given(conversations, cuts, st.lists(st.tuples(st.integers(0, 10_000), st.binary(max_size=5)), max_size=4))
@@ -170,12 +165,6 @@ def test_a_run_of_fins_is_one_command() -> None:
         (b"NOP", [], None),
         (b"FIN", [], [ID]),
     ]
-
-
-def test_pubs_to_one_topic_share_their_parameters() -> None:
-    run = parsed(commands.pub("t", b"a") * 3 + commands.pub("u", b"b"))[0]
-    assert run[0][1] is run[1][1] is run[2][1]
-    assert run[3][1] is not run[0][1]
 
 
 @given(st.lists(st.binary(max_size=200), max_size=20))
@@ -282,13 +271,6 @@ def test_bytes_received_after_a_stop_follow_the_held_ones() -> None:
     assert parser.feed(b"Y 7\n") == [(b"RDY", [b"7"], None)]
 
 
-def test_an_identify_at_the_very_end_leaves_no_rest() -> None:
-    parser = CommandParser(SMALL)
-    parser.feed(commands.identify(b"{}"))
-    assert parser.stopped
-    assert parser.take_rest() == b""
-
-
 def test_stopping_does_not_copy_what_follows() -> None:
     """Otherwise each IDENTIFY in a chunk would copy all bytes after it: here 3000 times 4 MB."""
     chunk = commands.identify(b"{}") * 3_000 + b"PUB t\n" + size(5_000_000) + b"x" * 4_000_000
@@ -305,16 +287,6 @@ def test_stopping_does_not_copy_what_follows() -> None:
     assert ({verb for verb, _, _ in found}, len(found)) == ({b"IDENTIFY"}, 3_000)
     assert parser.feed(b"") == []
     assert parser.error is None
-
-
-def test_a_long_body_in_small_chunks_is_joined_once() -> None:
-    limits = Limits()
-    wire = commands.mpub("t", [bytes([number % 256]) * 10_000 for number in range(500)])
-    parser = CommandParser(limits)
-    found: list[Command] = []
-    for start in range(0, len(wire), 1_000):
-        found += parser.feed(wire[start : start + 1_000])
-    assert [(verb, len(body or b"")) for verb, _, body in found] == [(b"MPUB", 500)]
 
 
 def test_an_mpub_of_small_messages_takes_little_more_memory_than_its_bytes_until_it_is_complete() -> None:

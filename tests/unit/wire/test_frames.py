@@ -91,18 +91,6 @@ def test_messages_are_encoded_together_as_one_by_one() -> None:
     assert encode_messages(messages) == [encode_message(*message) for message in messages]
 
 
-def test_a_reader_can_have_its_own_class_built() -> None:
-    parser = FrameParser(lambda timestamp, attempts, message_id, body: (body, attempts))
-    assert parser.feed(encode_message(1, 2, ID, b"body")) == [(b"body", 2)]
-
-
-def test_common_responses_are_shared_objects() -> None:
-    parser = FrameParser(RawMessage)
-    first, second = parser.feed(encode_response(OK) * 2)
-    assert first is second
-    assert first == Response(OK)
-
-
 @pytest.mark.parametrize(
     ("wire", "said"),
     [

@@ -172,16 +172,6 @@ class TestRoundTrip:
             assert drained(right, left.wrap(message)) == message
             assert drained(left, right.wrap(message)) == message
 
-    @every_ends
-    def test_a_truncated_stream_yields_a_beginning_and_no_error(
-        self, authority: Authority, ends: Ends
-    ) -> None:
-        message = b"a message of some length" * 20
-        left, right = ends(authority)
-        wire = left.wrap(message)
-        assert message.startswith(drained(right, wire[: len(wire) // 2]))
-        assert not right.peer_closed
-
     @pytest.mark.parametrize("name", ["snappy", "tls", "tls, snappy", "tls, deflate"])
     @given(data=st.data())
     def test_a_damaged_byte_never_becomes_wrong_data(
@@ -386,15 +376,6 @@ class TestTlsHandshake:
         assert client.handshake_done
         assert server.handshake_done
 
-    def test_plain_text_right_behind_the_handshake_comes_out(self, authority: Authority) -> None:
-        client, server = tls_ends(authority)
-        server.unwrap(client.pending())
-        client.unwrap(server.pending())
-        assert client.handshake_done
-        assert not server.handshake_done
-        finished = client.pending()
-        assert server.unwrap(finished + client.wrap(b"PUB")) == b"PUB"
-
     def test_wrap_carries_what_was_pending_first(self, authority: Authority) -> None:
         client, server = tls_ends(authority)
         server.unwrap(client.pending())
@@ -432,10 +413,6 @@ class TestTlsHandshake:
         assert server.peer_certificate is not None
         assert ("DNS", "client.example") in server.peer_certificate["subjectAltName"]
 
-    def test_a_client_without_a_certificate_has_no_name(self, authority: Authority) -> None:
-        _, server = tls_pair(authority)
-        assert (server.peer_certificate, server.peer_common_name, server.selected_alpn) == (None, "", None)
-
 
 class TestTlsRefusals:
     def refused(self, client: Tls, server: Tls, reason: str) -> None:
@@ -467,31 +444,6 @@ class TestTlsRefusals:
         context = (authority if trusted else Authority()).client()
         _, server = tls_ends(authority)
         self.refused(Tls(context, server_side=False, server_hostname=host), server, reason)
-
-    def test_a_tls_version_below_the_minimum_is_refused(self, authority: Authority) -> None:
-        old, strict = authority.client(), authority.server()
-        old.maximum_version, strict.minimum_version = ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3
-        client, server = tls_ends(authority, client=old, server=strict)
-        with pytest.raises(LayerError, match=r"^tls: handshake failed: .*unsupported protocol"):
-            server.unwrap(client.pending())
-        with pytest.raises(LayerError, match="alert protocol version"):
-            client.unwrap(server.pending())
-
-    def test_a_missing_client_certificate_is_refused(self, authority: Authority) -> None:
-        context = authority.server()
-        context.verify_mode = ssl.CERT_REQUIRED
-        client, server = tls_ends(authority, server=context)
-        server.unwrap(client.pending())
-        client.unwrap(server.pending())
-        with pytest.raises(LayerError, match="peer did not return a certificate"):
-            server.unwrap(client.pending())
-        with pytest.raises(LayerError, match=r"^tls: read failed: .*certificate required"):
-            client.unwrap(server.close())
-
-    def test_a_peer_without_tls_is_an_error(self, authority: Authority) -> None:
-        client, _ = tls_ends(authority)
-        with pytest.raises(LayerError, match=r"^tls: handshake failed: .*wrong version number"):
-            client.unwrap(b"HTTP/1.1 400 Bad Request\r\n\r\n")
 
     def test_a_damaged_record_is_an_error(self, authority: Authority) -> None:
         client, server = tls_pair(authority)
@@ -573,11 +525,6 @@ class TestTlsStream:
         assert client.close() == b""
         with pytest.raises(LayerError, match="is closed; 4 bytes cannot be wrapped"):
             client.wrap(b"late")
-
-    def test_closing_before_the_handshake_flushes_what_was_pending(self, authority: Authority) -> None:
-        client, _ = tls_ends(authority)
-        assert client.close()[0] == 0x16
-        assert not client.has_pending
 
     def test_reader_and_writer_threads_share_each_end(self, authority: Authority) -> None:
         messages = [b"%d:" % number + bytes(number * 379 % 50_000) for number in range(1500)]

@@ -133,13 +133,6 @@ def test_a_line_without_end() -> None:
     assert parser.feed(b"PING\n" * 1000) == []
 
 
-def test_a_line_that_is_too_long_is_refused() -> None:
-    assert events(lookup.MAGIC + b"PING\n" + b"x" * 11 + b"\n", max_line=10) == [
-        Command(b"PING"),
-        Violation(b"E_INVALID command line longer than 10 bytes"),
-    ]
-
-
 @pytest.mark.parametrize("size", [b"\x00\x00\x00\x65", b"\xff\xff\xff\xff", b"\x7f\xff\xff\xff"])
 def test_a_body_of_an_unacceptable_size_is_not_waited_for(size: bytes) -> None:
     answered = events(lookup.MAGIC + b"IDENTIFY\n" + size, max_body=100)[-1]

@@ -1,37 +1,15 @@
 from __future__ import annotations
 
-import math
 import random
 
 import pytest
 
 from nsq.testing.network.faults import Fault
-from nsq.testing.network.flow import LIMIT, Conditions, Flow
+from nsq.testing.network.flow import Conditions, Flow
 
 
 def make(conditions: Conditions | None = None) -> Flow:
     return Flow(conditions or Conditions(), chance=random.Random(1))
-
-
-def test_bytes_arrive_at_once_and_in_order() -> None:
-    flow = make()
-    flow.feed(b"one", 0.0)
-    flow.feed(b"two", 0.0)
-    assert flow.next_due(0.0) == 0.0
-    assert flow.due(0.0) == b"onetwo"
-    assert flow.due(0.0) == b""
-    assert flow.next_due(0.0) == math.inf
-
-
-def test_the_end_of_a_stream_arrives_after_its_bytes() -> None:
-    flow = make()
-    flow.feed(b"last", 0.0)
-    flow.end(by_reset=True)
-    assert not flow.drained(0.0)
-    assert not flow.wants_more
-    flow.due(0.0)
-    assert flow.drained(0.0)
-    assert flow.by_reset
 
 
 def test_a_stall_holds_back_bytes_and_the_end_of_the_stream() -> None:
@@ -46,15 +24,6 @@ def test_a_stall_holds_back_bytes_and_the_end_of_the_stream() -> None:
     flow.impose(Fault("stall", seconds=1.0), 20.0)
     assert not flow.drained(20.5)
     assert flow.next_due(20.5) == 21.0
-
-
-def test_a_stall_without_an_end_lasts_until_it_is_healed() -> None:
-    flow = make()
-    flow.impose(Fault("stall"), 0.0)
-    flow.feed(b"held", 0.0)
-    assert flow.next_due(1e9) == math.inf
-    flow.heal()
-    assert flow.due(1e9) == b"held"
 
 
 def test_a_delay_counts_from_when_the_bytes_were_sent() -> None:
@@ -114,27 +83,6 @@ def test_an_idle_time_does_not_allow_a_burst() -> None:
     assert len(flow.due(100.0)) <= 40
 
 
-def test_bits_are_flipped_once() -> None:
-    flow = make()
-    flow.impose(Fault("corrupt", amount=3), 0.0)
-    flow.feed(bytes(100), 0.0)
-    assert sum(byte.bit_count() for byte in flow.due(0.0)) == 3
-    flow.feed(bytes(100), 0.0)
-    assert flow.due(0.0) == bytes(100)
-
-
-def test_a_flow_is_cut_off_after_the_given_number_of_bytes() -> None:
-    flow = make()
-    flow.impose(Fault("truncate", amount=5), 0.0)
-    flow.feed(b"abc", 0.0)
-    assert flow.due(0.0) == b"abc"
-    assert not flow.cut_off
-    flow.feed(b"defgh", 0.0)
-    assert flow.due(0.0) == b"de"
-    assert flow.cut_off
-    assert flow.due(0.0) == b""
-
-
 def test_healing_cancels_faults_that_have_not_happened_yet() -> None:
     flow = make()
     for fault in (Fault("truncate", amount=1), Fault("corrupt", amount=8), Fault("delay", amount=9.0)):
@@ -143,12 +91,3 @@ def test_healing_cancels_faults_that_have_not_happened_yet() -> None:
     flow.feed(b"whole", 0.0)
     assert flow.due(0.0) == b"whole"
     assert not flow.cut_off
-
-
-def test_the_sender_of_too_much_has_to_wait() -> None:
-    flow = make()
-    flow.impose(Fault("stall", seconds=1.0), 0.0)
-    flow.feed(bytes(LIMIT), 0.0)
-    assert not flow.wants_more
-    flow.due(1.0)
-    assert flow.wants_more
