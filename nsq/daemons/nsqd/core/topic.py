@@ -30,10 +30,12 @@ class Portion:
         self._memory_only: Counter[bytes] = Counter()
         self._handed_over = False
 
-    def hand_over(self, channels: Collection[Channel], most: int) -> bool:
-        """Give ``most`` channels their share; return whether all have got it. Another call goes on where this
-        one ends. On a full disk consumers must still get messages, so a channel that cannot store its share
-        keeps it in memory; StorageFailed if it holds too much already.
+    def hand_over(self, channels: Collection[Channel], most: int) -> int:
+        """Give ``most`` channels their share; return how many more it could have served, -1 if some have not
+        got theirs. Another call goes on where this one ends.
+
+        On a full disk consumers must still get messages, so a channel that cannot store its share keeps it in
+        memory; StorageFailed if it holds too much already.
         """
         if not any(channel in self._rest for channel in channels):
             # No current channel has a share yet: compute the shares again.
@@ -44,7 +46,7 @@ class Portion:
             if not rest:
                 continue
             if not most:
-                return False
+                return -1
             most -= 1
             try:
                 _give(channel, rest, alone)
@@ -55,7 +57,7 @@ class Portion:
                 rest.clear()
         self._handed_over = True
         self._forget([message for message in self.messages if self._memory_only[message.id] <= 0])
-        return True
+        return most
 
     def _finished(self, messages: list[Message]) -> None:
         """Note that a channel has finished messages that it had only in memory."""
@@ -264,18 +266,27 @@ class Topic:
             self._hand_over()
 
     def _hand_over(self) -> None:
-        """Hand over one portion and as much as has arrived since the last round, to catch up in any case."""
-        room, self._arrived = self.at_once(_PORTION) + self._arrived, 0
-        most = len(self.channels)
-        if most > _CHANNELS_AT_ONCE:
-            room, most = _SMALL_PORTION, COPIES_AT_ONCE // _SMALL_PORTION
-        while room > 0 and (portion := self._next_portion(room)) is not None:
+        """Hand over one portion and as much as has arrived since the last round, to catch up in any case.
+
+        With very many channels a portion is smaller, and only some of them get it at a time.
+        """
+        arrived, self._arrived = self._arrived, 0
+        channels = len(self.channels)
+        if channels <= _CHANNELS_AT_ONCE:
+            largest, room = _PORTION, self.at_once(_PORTION) + arrived
+            most = room * channels  # enough for all
+        else:
+            turns = 1 + arrived * channels // COPIES_AT_ONCE
+            largest, room = _SMALL_PORTION, turns * _SMALL_PORTION
+            most = turns * COPIES_AT_ONCE // _SMALL_PORTION
+        while room > 0 and (portion := self._next_portion(min(room, largest))) is not None:
             try:
-                if not portion.hand_over(self.channels.values(), most):
-                    self._ask_for_a_turn()
-                    return
+                most = portion.hand_over(self.channels.values(), most)
             except StorageFailed:
                 self._release_later()
+                return
+            if most < 0:
+                self._ask_for_a_turn()
                 return
             self._portion = None
             room -= weight(portion.messages)

@@ -251,6 +251,7 @@ class DeferredOnDisk(DeferredInMemory):
         whole = file.intact and file not in self._dirty
         room = self._weight < self._limit
         if whole and file.is_burst and file.last_due > wall:
+            self._forget_current(file)
             heapq.heapreplace(self._unread, (file.last_due, file.number, file))
         elif self._heap and self._heap[0][0] <= now:
             if room and not (whole and file.last_due <= wall):
@@ -563,13 +564,13 @@ class DeferredOnDisk(DeferredInMemory):
 
     def next_due(self) -> float:
         now, wall = self._clock.now(), self._clock.time_ns()
-        on_disk = min((file.first for _, _, file in self._unread), default=float("inf"))
+        on_disk = min((file.first_due for _, _, file in self._unread), default=float("inf"))
         return min(super().next_due(), now + (on_disk - wall) / 1e9)
 
     def due_ranges(self) -> list[DueRange]:
         now, wall = self._clock.now(), self._clock.time_ns()
         return super().due_ranges() + [
-            DueRange(now + (file.first - wall) / 1e9, now + (file.last - wall) / 1e9, file.left)
+            DueRange(now + (file.first_due - wall) / 1e9, now + (file.last_due - wall) / 1e9, file.left)
             for _, _, file in self._unread
         ]
 

@@ -176,6 +176,7 @@ class DeferredFile:
     def read(self, sizes: Bounds) -> tuple[list[Entry], str]:
         """Return the messages that have not left, and what is wrong with the file. Raises OSError."""
         dues, problem = self.read_index(), ""
+        self.unwritten = 0
         records: dict[bytes, bytes] = {}
         content = read_regular(self.data)[: self.sizes[1]]
         spans, bad = cut(content, 0, len(content), sizes)

@@ -380,6 +380,8 @@ class Storage:
 
     def _try_again(self) -> None:
         self._trying_again = False
+        if self._stopping_since is not None:
+            return  # another thread writes the backlogs
         for backlog in self._backlogs.values():
             if isinstance(backlog, MemoryFirstBacklog) and not backlog.disk.closed:
                 backlog.retry()

@@ -185,6 +185,17 @@ def test_publishers_do_not_stay_ahead_for_ever() -> None:
     assert setup.got(channel) == everything(setup)
 
 
+def test_publishers_to_more_than_200_channels_do_not_stay_ahead_for_ever() -> None:
+    setup = Setup(many=0)
+    channels = [setup.topic.channel(str(number)) for number in range(450)]
+    for _ in range(40):
+        setup.put(60)
+        setup.clock.step()
+    assert setup.topic.depth < 500
+    setup.clock.settle()
+    assert setup.got(channels[0]) == setup.got(channels[-1]) == everything(setup)
+
+
 def test_deferred_messages_keep_their_delay_and_count_like_others() -> None:
     setup = Setup()
     setup.put(1, due=setup.clock.now() + 60)

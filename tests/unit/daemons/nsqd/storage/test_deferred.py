@@ -200,6 +200,29 @@ def test_files_of_messages_that_are_all_due_join_the_queue(tmp_path: Path, durab
     assert node.joined >= 6000
 
 
+def test_after_the_clock_was_set_back_new_messages_do_not_wait_for_a_burst(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    node.add(*[50.0] * 500)
+    (file,) = {file for _, _, file in node.deferred._unread}
+    begins = file.first / 1e9 - 1.7e9
+    while file.opens > node.clock.time_ns():
+        node.run(1.0)
+    node.clock._start += 20.0  # the bucket is not open any more
+    node.add(*[begins - node.clock.now() - node.wall + 0.5] * 20)
+    node.run(100.0)
+    assert (len(node.released), max(node.lateness()) < 0.05) == (520, True)
+
+
+def test_statistics_have_the_due_time_of_a_burst_that_is_postponed(tmp_path: Path) -> None:
+    node = Node(tmp_path, limit=100)
+    due = node.clock.now() + 5000.0
+    node.add(*[5000.0] * 2000)
+    for _ in range(40):
+        node.run(100.0)
+        assert node.deferred.next_due() == pytest.approx(due, abs=1e-3)
+        assert all(each == pytest.approx((due, due, each.messages)) for each in node.deferred.due_ranges())
+
+
 @MODES
 def test_a_restart_keeps_due_times_and_attempts(tmp_path: Path, durable: bool) -> None:
     node = Node(tmp_path, durable=durable)
@@ -453,6 +476,18 @@ def test_peek_shows_the_next_ones_with_their_due_times(tmp_path: Path) -> None:
     assert [each.attempts for _, each in shown] == [3, 3, 3]
     assert sum(len(each.body) for _, each in shown) == 10
     assert len(node.run(2 * DAY)) == 100
+
+
+def test_a_look_at_a_file_that_is_being_written_is_no_damage(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    node.add(*[5000.0] * 20)
+    (file,) = {file for _, _, file in node.deferred._unread}
+    index = file.index.read_bytes()
+    file.index.write_bytes(index + b"the next message" + index[16:24])  # its record comes in a moment
+    asyncio.run(node.deferred.peek(3, 10))
+    file.index.write_bytes(index)
+    assert len(node.run(6000.0)) == 20
+    assert node.log.complaints == []
 
 
 def test_due_ranges_count_every_message(tmp_path: Path) -> None:

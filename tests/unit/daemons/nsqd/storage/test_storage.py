@@ -15,7 +15,7 @@ from unittest.mock import patch
 
 import pytest
 
-from nsq.daemons.nsqd.core.backlog import StorageFailed
+from nsq.daemons.nsqd.core.backlog import Message, StorageFailed
 from nsq.daemons.nsqd.core.broker import Broker
 from nsq.daemons.nsqd.core.clock import LoopClock
 from nsq.daemons.nsqd.disk import syncing
@@ -23,8 +23,10 @@ from nsq.daemons.nsqd.disk.syncing import Replacement
 from nsq.daemons.nsqd.options import NsqdOptions
 from nsq.daemons.nsqd.storage import storage
 from nsq.daemons.nsqd.storage.directory import DataDirectory
+from nsq.daemons.nsqd.storage.memory_first import MemoryFirstBacklog
 from nsq.daemons.nsqd.storage.storage import HEALTHY, Storage
 from nsq.daemons.serve.logs import DaemonLog
+from tests.integration import go_reader
 from tests.unit.daemons.nsqd.core.consumer import Consumer
 from tests.unit.daemons.nsqd.disk.files import names, room_for
 from tests.unit.daemons.nsqd.storage.waiting import until
@@ -419,6 +421,26 @@ class TestFaults:
             assert all("may repeat" in fault for fault in said if fault not in lost)
 
         asyncio.run(scenario())
+
+    def test_a_stop_writes_messages_that_the_disk_refused_once(self, tmp_path: Path) -> None:
+        persist = MemoryFirstBacklog.persist
+
+        def slowly(backlog: MemoryFirstBacklog, taken: list[Message]) -> None:
+            persist(backlog, taken)
+            time.sleep(0.2)  # in another thread; the time to try the disk again passes
+
+        async def scenario() -> None:
+            one = Node(tmp_path, mem_queue_size=0)
+            one.broker.topic("t").channel("c")
+            one.broker.publish("t", [b"a"])
+            with full_disk():
+                await one.consume("t", "c", 1, finish=False)
+            assert await one.stop() == []
+
+        slow_stop = patch.object(MemoryFirstBacklog, "persist", slowly)
+        with patch.object(storage, "_RETRY_SECONDS", 0.1), slow_stop:
+            asyncio.run(scenario())
+        assert go_reader.bodies(tmp_path, "t:c") == [b"a"]
 
     def test_a_queue_that_cannot_be_opened_is_a_refusal(self, tmp_path: Path) -> None:
         async def scenario() -> None:
