@@ -56,8 +56,6 @@ Ended = asyncio.Future[Exception | None]
 
 #: Messages that a consumer hands out before it lets other tasks run.
 _IN_A_ROW = 50
-#: Messages here for each that is worked on, so that the next one is at hand.
-_IN_FLIGHT_PER_TASK = 2
 #: Of a stop's time, the part kept for cancelled handlers to give their messages back: this share, and at most
 #: so many seconds.
 _CANCEL_SHARE, _CANCEL_SECONDS = 0.2, 2.0
@@ -307,6 +305,12 @@ class _TakenOver(threads_consumer.Consumer):
     """Its messages are answered later, on the event loop, and touched until then."""
 
     _touches_unanswered = True
+    tasks = 1
+    """How many messages are worked on at once."""
+
+    @property
+    def _at_once(self) -> int:
+        return self.tasks
 
 
 class Consumer:
@@ -343,7 +347,8 @@ class Consumer:
         if options.get("on_stuck") is not None:
             raise ConfigError("aio.Consumer has no on_stuck: raise nsq.GiveUp, or nsq.Requeue with a delay")
         self._around_handler = checked_callable("around_handler", around_handler)
-        self.consumer: threads_consumer.Consumer = _TakenOver(topic, channel, **options)
+        self._taken_over = _TakenOver(topic, channel, **options)
+        self.consumer: threads_consumer.Consumer = self._taken_over
         self.consumer.add_handler(self._take_over)
         self._engine = self.consumer._engine
         self._handlers: list[tuple[AsyncHandler, int, Exceptions]] = []
@@ -527,9 +532,7 @@ class Consumer:
             raise Closed(f"{self!r} cannot be started again: make a new one")
         self._messages = _FromThreads(loop, self._wake_takers)
         self._engine.watch = cast(SignalWatch, _Watch(self._messages.wake))
-        at_once = sum(concurrency for _, concurrency, _ in self._handlers) or 1
-        if self.consumer.config.max_in_flight is None:
-            self.consumer.set_max_in_flight(at_once * _IN_FLIGHT_PER_TASK)
+        self._taken_over.tasks = sum(concurrency for _, concurrency, _ in self._handlers) or 1
         await asyncio.to_thread(self.consumer.start)
         for handler, concurrency, no_backoff in self._handlers:
             for number in range(concurrency):

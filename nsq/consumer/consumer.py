@@ -274,14 +274,19 @@ class Consumer:
         """Connect and handle messages in the background."""
         engine = self._own_engine
         self._refuse_started("start")
-        engine.flow.follow_handlers()
+        engine.flow.follow_handlers(self._at_once)
         self._warn_of_idleness()
         engine.start()
         return self
 
+    @property
+    def _at_once(self) -> int:
+        """How many messages the handlers work on at once."""
+        return self._engine.pool.at_once
+
     def _warn_of_idleness(self) -> None:
         """Warn of settings that are probably a mistake and would only show as slowness."""
-        allowed, wanted = self._engine.windows.max_in_flight, self._engine.pool.at_once
+        allowed, wanted = self._engine.windows.max_in_flight, self._at_once
         if not wanted:
             log.warning("%r has no handler: add one before it starts", self)
         elif 0 < allowed < wanted:

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 log = Logger("nsq.consumer")
 
-#: Messages that keep one handler thread busy: one in work and the next one at hand. More would only wait in
-#: the inbox, while their timeout runs.
-_IN_FLIGHT_PER_THREAD = 2
+#: Messages that keep one handler busy, a thread or a task: one in work and the next one at hand. More would
+#: only wait in the inbox, while their timeout runs.
+_IN_FLIGHT_PER_HANDLER = 2
 #: The share of RDY in flight from which on hardly more messages can come.
 _STARVED_AT = 0.85
 #: Seconds that a caller waits for the owner to carry out a request such as ``pause``.
@@ -74,10 +74,12 @@ class FlowControl:
         else:
             self._engine.do(self.decide, time.monotonic() + _PATIENCE)
 
-    def follow_handlers(self) -> None:
-        """Let max_in_flight follow from the handlers, unless the user has set it."""
+    def follow_handlers(self, at_once: int) -> None:
+        """Let max_in_flight follow from the messages that the handlers work on at once, unless the user has
+        set it.
+        """
         if not self.max_in_flight_given:
-            self.windows.max_in_flight = self._engine.pool.at_once * _IN_FLIGHT_PER_THREAD
+            self.windows.max_in_flight = at_once * _IN_FLIGHT_PER_HANDLER
 
     def request_decision(self) -> None:
         """Have the owner check soon whether windows change."""

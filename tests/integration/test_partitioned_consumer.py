@@ -570,6 +570,29 @@ def test_coroutines_get_a_partition_in_order_too(cluster: PartitionedCluster) ->
         aio.Consumer(TOPIC, CHANNEL, nsqlookupd="127.0.0.1:1", ordered=True, on_stuck=print)
 
 
+def test_a_coroutine_has_a_message_of_each_partition_unless_the_user_sets_a_smaller_max_in_flight(
+    cluster: PartitionedCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    create(cluster)
+
+    async def main(set_before: int | None, windows: int) -> None:
+        consumer = aio.Consumer(TOPIC, CHANNEL, nsqlookupd=cluster.lookup_addresses, **QUICK)
+        if set_before is not None:
+            consumer.consumer.set_max_in_flight(set_before)
+
+        def have_windows() -> bool:
+            connections = consumer.consumer.health().connections
+            return len(connections) == 4 and sum(each.rdy for each in connections) == windows
+
+        async with consumer:
+            await asyncio.to_thread(until, "windows", have_windows)
+
+    asyncio.run(main(None, 4))
+    assert "take turns" not in caplog.text
+    asyncio.run(main(3, 3))
+    assert "take turns" in caplog.text
+
+
 def trace_lines(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
     lines = [json.loads(record.getMessage()) for record in caplog.records if record.name == "nsq.trace"]
     return [line for line in lines if line["event"] == "delivery"]
