@@ -8,15 +8,12 @@ import multiprocessing
 import os
 import signal
 import ssl
-import subprocess
-import sys
 import threading
 import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
@@ -36,12 +33,12 @@ from nsq.wire import commands
 from nsq.wire.frames import PUBLISHED
 from tests.fakes.network import silent_resolver, unreachable
 from tests.fakes.nsqlookupd import ScriptedLookupd
+from tests.fakes.programs import run_python
 
 from ..interop.auth_server import running_auth_server
 from ..interop.certificates import Certificate, issue
 from .patience import eventually
 
-ROOT = Path(__file__).resolve().parents[2]
 PATIENCE = 60.0
 QUICK = {"reconnect_initial": 0.01, "reconnect_max": 0.1}
 
@@ -161,15 +158,6 @@ def test_every_verb_is_stored(shared: Nsqd, topic: str) -> None:
     assert sorted(drain(shared, topic)) == [b"four", b"later", b"one", b"three", b"two"]
 
 
-def test_sixteen_callers(shared: Nsqd, topic: str) -> None:
-    with Producer(shared.tcp_address) as producer:
-        with Publishers(producer, topic, 16) as publishers:
-            publishers.wait_for(2000)
-        assert len(producer.stats().connections) == 1
-    assert publishers.uncertain == []
-    publishers.expect_nothing_lost(drain(shared, topic))
-
-
 def test_a_flood_of_futures_within_its_bound_and_in_order(shared: Nsqd, topic: str) -> None:
     bodies = [b"%d" % number for number in range(3000)]
     with Producer(shared.tcp_address, max_pending=100) as producer:
@@ -247,14 +235,6 @@ def test_a_frozen_nsqd(nsqd_factory: Factory[Nsqd], topic: str) -> None:
             future.result(PATIENCE)
         producer.publish(topic, b"after")
     assert drain(nsqd, topic) == [b"before", b"uncertain", b"patient", b"patient", b"after"]
-
-
-def test_close_flushes(shared: Nsqd, topic: str) -> None:
-    producer = Producer(shared.tcp_address)
-    futures = [producer.publish_async(topic, b"x" * 100) for _ in range(1000)]
-    assert producer.close()
-    assert all(future.done() and future.exception() is None for future in futures)
-    assert depth(shared, topic) == 1000
 
 
 # Several nsqds
@@ -524,23 +504,11 @@ def test_a_worker_that_ends_without_closing_has_published_all(shared: Nsqd, topi
     assert Counter(drain(shared, topic)) == Counter(b"%d" % number for number in range(100))
 
 
-def ran(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *arguments],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-    )
-
-
 def test_a_program_that_ends_without_an_nsqd_does_not_hang() -> None:
     program = """
 from nsq.producer.producer import Producer
 Producer("127.0.0.1:1", publish_timeout=0.5).publish_async("orders", b"body")
 """
-    done = ran("-c", program)
+    done = run_python("-c", program)
     assert done.returncode == 0
     assert "127.0.0.1:1" in done.stderr
