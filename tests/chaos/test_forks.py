@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -13,8 +10,8 @@ from nsq.testing import Nsqd, V2Client
 from nsq.testing.plugin import Factory
 from nsq.wire import commands
 from tests.chaos import records
-from tests.chaos.actors import ROOT
 from tests.chaos.telling import Tell, short_and_long
+from tests.fakes.programs import run_python
 from tests.integration.clients import channel_stats, finish_all
 
 TOPIC, CHANNEL = "orders", "channel"
@@ -30,16 +27,9 @@ def storm(nsqd: Nsqd, directory: Path, seed: str, kills: int) -> dict[str, objec
         "kills": kills,
         "children": CHILDREN,
     }
-    done = subprocess.run(
-        # From 3.12 on Python warns of any fork in a program with threads, which is what this is about.
-        [sys.executable, "-W", "ignore::DeprecationWarning", "-m", "tests.chaos.prefork", json.dumps(plan)],
-        capture_output=True,
-        text=True,
-        timeout=200 + kills,
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        check=False,
-    )
+    # From 3.12 on Python warns of any fork in a program with threads, which is what this is about.
+    quiet = ("-W", "ignore::DeprecationWarning")
+    done = run_python(*quiet, "-m", "tests.chaos.prefork", json.dumps(plan), timeout=200 + kills)
     assert (done.returncode, done.stderr) == (0, "")
     report: dict[str, object] = json.loads(done.stdout)
     return report
@@ -93,12 +83,5 @@ with nsq.Producer(sys.argv[1]) as producer:
     producer.publish("orders", b"hello")
 print("encodings.idna" in sys.modules)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program, nsqd.tcp_address],
-        capture_output=True,
-        text=True,
-        timeout=200,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        check=False,
-    )
+    done = run_python("-c", program, nsqd.tcp_address)
     assert (done.stdout.strip(), done.stderr) == ("False", "")

@@ -6,13 +6,26 @@ import os
 import signal
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 PATIENCE = 60
 
 
 def in_child(call: Callable[[], object]) -> int:
     """Make a call in a forked child; return the child's exit status: 0 when the call returned."""
+    return os.waitstatus_to_exitcode(os.waitpid(_fork(call), 0)[1])
+
+
+@contextmanager
+def forked(call: Callable[[], object]) -> Iterator[None]:
+    """Make a call in a forked child during the block; it must return."""
+    child = _fork(call)
+    yield
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, "the child failed, see its traceback"
+
+
+def _fork(call: Callable[[], object]) -> int:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # from 3.12 on, where a process has threads
         child = os.fork()
@@ -27,4 +40,4 @@ def in_child(call: Callable[[], object]) -> int:
             traceback.print_exc()
         finally:
             os._exit(status)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    return child

@@ -63,5 +63,25 @@ def channel_stats(nsqd: Nsqd, topic: str, channel: str = "channel") -> dict[str,
     return next((each for each in channels if each["channel_name"] == channel), {})
 
 
+def depth(nsqd: Nsqd, topic: str) -> int:
+    """Return the number of messages that wait for the topic's first channel."""
+    return int(topic_stats(nsqd, topic).get("depth", 0))
+
+
+def take_all(nsqd: Nsqd, topic: str) -> list[bytes]:
+    """Finish all messages of the topic, which must have no channel yet; return their bodies."""
+    count = depth(nsqd, topic)
+    bodies = []
+    with V2Client(nsqd.tcp_address) as client:
+        client.identify(output_buffer_timeout=25)
+        subscribe(client, topic, "drain", 2500)
+        for _ in range(count):
+            message = client.expect_message()
+            bodies.append(message.body)
+            finish_all(client, [message])
+        client.expect_silence(0.05)
+    return bodies
+
+
 def _escaped(name: str) -> str:
     return name.replace("#", "%23")

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import trustme
 
 from nsq.errors import ApiError, ApiRefused, DialFailed
 from nsq.http.message import HttpRequest, ReplyParser, parse_url
@@ -26,6 +25,7 @@ from nsq.testing.plugin import Factory
 from nsq.transport import SocketTransport, Stream
 from tests.fakes.forks import in_child
 
+from .authority import Authority
 from .patience import eventually
 
 TIMEOUT = 0.4
@@ -108,30 +108,25 @@ def failure(address: str, timeout: float = TIMEOUT, **options: Any) -> str:
 
 
 @pytest.fixture
-def authority() -> trustme.CA:
-    return trustme.CA()
+def authority(tmp_path: Path) -> Authority:
+    return Authority(tmp_path)
 
 
 @pytest.fixture
-def client_tls(authority: trustme.CA) -> ssl.SSLContext:
-    context = ssl.create_default_context()
-    authority.configure_trust(context)
-    return context
+def client_tls(authority: Authority) -> ssl.SSLContext:
+    return authority.client_context()
 
 
 @pytest.fixture
-def tls_options(authority: trustme.CA, tmp_path: Path) -> dict[str, Any]:
+def tls_options(authority: Authority) -> dict[str, Path]:
     """Options of an nsqd with a certificate of the authority."""
-    issued = authority.issue_cert("127.0.0.1", "localhost")
-    issued.cert_chain_pems[0].write_to_path(tmp_path / "cert.pem")
-    issued.private_key_pem.write_to_path(tmp_path / "key.pem")
-    return {"tls_cert": tmp_path / "cert.pem", "tls_key": tmp_path / "key.pem"}
+    return authority.server_options
 
 
 @pytest.fixture
-def server_tls(authority: trustme.CA) -> ssl.SSLContext:
+def server_tls(tls_options: dict[str, Path]) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    authority.issue_cert("127.0.0.1").configure_cert(context)
+    context.load_cert_chain(*tls_options.values())
     return context
 
 
@@ -218,7 +213,7 @@ class TestNsqd:
             assert str(path) in repr(api)
 
     def test_https_can_be_used_and_is_verified_by_default(
-        self, nsqd_factory: Factory[Nsqd], tls_options: dict[str, Any], client_tls: ssl.SSLContext
+        self, nsqd_factory: Factory[Nsqd], tls_options: dict[str, Path], client_tls: ssl.SSLContext
     ) -> None:
         nsqd = nsqd_factory(**tls_options)
         assert NsqdApi(f"https://{nsqd.https_address}", tls=client_tls).info().version
@@ -226,7 +221,7 @@ class TestNsqd:
             NsqdApi(f"https://{nsqd.https_address}").ping()
 
     def test_an_nsqd_that_requires_tls_is_asked_again_with_it(
-        self, nsqd_factory: Factory[Nsqd], tls_options: dict[str, Any], client_tls: ssl.SSLContext
+        self, nsqd_factory: Factory[Nsqd], tls_options: dict[str, Path], client_tls: ssl.SSLContext
     ) -> None:
         nsqd = nsqd_factory(**tls_options)
         port = int(str(nsqd.https_address).rpartition(":")[2])
@@ -363,7 +358,7 @@ class TestBadServers:
             NsqdApi(nsqd.tcp_address).ping()
 
     def test_http_and_https_are_not_taken_for_each_other(
-        self, nsqd: Nsqd, nsqd_factory: Factory[Nsqd], tls_options: dict[str, Any]
+        self, nsqd: Nsqd, nsqd_factory: Factory[Nsqd], tls_options: dict[str, Path]
     ) -> None:
         with pytest.raises(ApiError, match="cannot be reached"):
             NsqdApi(f"https://{nsqd.http_address}").ping()

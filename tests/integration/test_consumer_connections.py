@@ -15,7 +15,6 @@ import pytest
 import trustme
 
 from nsq import Consumer
-from nsq.errors import ConfigError
 from nsq.testing import Nsqd
 from nsq.testing.plugin import Factory
 from tests.interop.auth_server import running_auth_server
@@ -246,15 +245,6 @@ def test_what_is_refused(nsqd_factory: Factory[Nsqd], certificates: Certificates
     nsqd = nsqd_factory(**daemon(certificates))
     create(nsqd)
     expect_refusal(make_consumer(nsqd, **options(certificates)), nsqd.tcp_address, *parts)
-
-
-def test_files_that_are_no_certificates_are_refused_at_once(tmp_path: Path) -> None:
-    empty = tmp_path / "empty.pem"
-    empty.write_text("nothing")
-    with pytest.raises(ConfigError, match=r"tls_ca_file .*empty\.pem"):
-        Consumer(TOPIC, CHANNEL, nsqd="127.0.0.1:4150", tls=True, tls_ca_file=empty)
-    with pytest.raises(ConfigError, match=r"tls_cert_file .*missing\.pem"):
-        Consumer(TOPIC, CHANNEL, nsqd="127.0.0.1:4150", tls=True, tls_cert_file=tmp_path / "missing.pem")
 
 
 # AUTH.

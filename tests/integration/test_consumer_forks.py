@@ -6,7 +6,6 @@ import json
 import multiprocessing
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +15,7 @@ import pytest
 from nsq import AlreadyResponded, Consumer, ConsumerHooks, Forked, Message, Producer
 from nsq.testing import Nsqd
 from tests.fakes.forks import in_child
+from tests.fakes.programs import run_python
 
 from .consuming import (
     Recorder,
@@ -29,7 +29,6 @@ from .consuming import (
     until,
 )
 
-ROOT = Path(__file__).resolve().parents[2]
 # From 3.12 on Python warns of any fork in a program with threads, which is what these tests are about.
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
 
@@ -214,14 +213,7 @@ def test_multiprocessing_workers_share_a_channel(nsqd: Nsqd, tmp_path: Path, met
     publish(nsqd, numbered(200))
     program = tmp_path / "workers.py"
     program.write_text(WORKERS)
-    done = subprocess.run(
-        [sys.executable, str(program), nsqd.tcp_address, method],
-        capture_output=True,
-        text=True,
-        timeout=200,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        check=False,
-    )
+    done = run_python(str(program), nsqd.tcp_address, method)
     assert (done.returncode, done.stderr) == (0, "")
     bodies, processes, statuses = json.loads(done.stdout)
     assert bodies == sorted(body.decode() for body in numbered(200))

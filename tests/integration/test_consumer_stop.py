@@ -5,11 +5,8 @@ tests/behaviour has what a stop does to messages, test_pairs_of_signals.py what 
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 import time
-from pathlib import Path
 
 import pytest
 
@@ -17,6 +14,7 @@ from nsq import Consumer
 from nsq.testing import Nsqd
 from nsq.testing.plugin import Factory
 from tests.fakes.network import silent_resolver, unreachable
+from tests.fakes.programs import run_python
 
 from .consuming import (
     CHANNEL,
@@ -28,7 +26,6 @@ from .consuming import (
     until,
 )
 
-ROOT = Path(__file__).resolve().parents[2]
 #: Seconds that a stop may take which has nothing to wait for; half of it proves that it did not wait.
 LONG = 120.0
 
@@ -73,8 +70,6 @@ def work(message):
 nsq.Consumer({TOPIC!r}, {CHANNEL!r}, nsqd={nsqd.tcp_address!r}).add_handler(work).start()
 busy.wait(60)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE
-    )
+    done = run_python("-c", program)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     until("nsqd has it again", lambda: channel_of(nsqd)["in_flight_count"] == 0)

@@ -16,6 +16,9 @@ import pytest
 
 import nsq
 from nsq.testing import Nsqd
+from nsq.wire import commands
+
+from .clients import connected, consumer
 
 PACKAGE = str(Path(nsq.__file__).parent) + "/"
 BODY = b"x" * 200
@@ -88,14 +91,14 @@ def test_a_publish_is_few_hops(kind: str, most_functions: int, most_files: int) 
 def test_a_message_is_few_hops() -> None:
     handled = threading.Semaphore(0)
     with Nsqd(process=True) as nsqd, counted() as count:
-        consumer = nsq.Consumer("hops", "channel", nsqd=nsqd.tcp_address, max_in_flight=10)
-        consumer.add_handler(lambda message: handled.release())
+        taking = nsq.Consumer("hops", "channel", nsqd=nsqd.tcp_address, max_in_flight=10)
+        taking.add_handler(lambda message: handled.release())
 
         def one() -> None:
             nsqd.post("/pub?topic=hops", BODY)
             assert handled.acquire(timeout=20.0)
 
-        with consumer:
+        with taking:
             for _ in range(5):
                 one()
             hops = count(one)
@@ -108,3 +111,32 @@ def test_a_message_is_few_hops() -> None:
     assert "Message.finish" in {name for _, name in hops}
     assert len(hops) <= 25
     assert len(files) <= 8
+
+
+def test_a_message_is_few_hops_from_its_publisher_to_its_subscriber() -> None:
+    with (
+        counted() as count,
+        Nsqd() as nsqd,
+        connected(nsqd) as producer,
+        consumer(nsqd, "t", rdy=50) as client,
+    ):
+
+        def one() -> None:
+            producer.send(commands.pub("t", b"x" * 200))
+            producer.expect_ok()
+            client.expect_message()
+
+        for _ in range(5):
+            one()
+        here = threading.current_thread().name
+        hops = {hop for hop, thread in count(one).items() if thread != here}
+
+    # What syncs the files of its first seconds is no part of it.
+    hops = {(path, name) for path, name in hops if "sync" not in path and "committer" not in path}
+    files = {path for path, _ in hops}
+    print(f"\nPUB to subscriber: {len(hops)} functions in {len(files)} files")
+    for path, name in sorted(hops):
+        print(f"  {path}: {name}")
+    assert "Subscriber.hand_over" in {name for _, name in hops}
+    assert len(hops) <= 40
+    assert len(files) <= 12

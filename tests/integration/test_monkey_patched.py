@@ -4,12 +4,10 @@ error.
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 
 from nsq.testing import Nsqd
+from tests.fakes.programs import run_python
 
 PATIENCE = 60.0
 
@@ -62,7 +60,7 @@ ORDERS = {
 def test_consumers_and_producers_work_under_gevent(order: str) -> None:
     with Nsqd(process=True) as nsqd:
         program = UNDER_GEVENT.format(imports=ORDERS[order])
-        done = run(program, nsqd.tcp_address)
+        done = run_python("-W", "ignore", "-c", program, nsqd.tcp_address)
     assert (done.stdout, done.stderr, done.returncode) == ("all of it\n", "", 0)
 
 
@@ -76,16 +74,6 @@ for make in (lambda: nsq.Producer("127.0.0.1:4150"), lambda: nsq.Consumer("t", "
     except nsq.ConfigError as error:
         print(error)
 """
-    done = run(program)
+    done = run_python("-W", "ignore", "-c", program)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("use plain threads or gevent") == 2
-
-
-def run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", program, *arguments],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-    )

@@ -19,11 +19,12 @@ import pytest
 
 from nsq import Consumer, Producer
 from nsq.http.nsqd import NsqdApi
-from nsq.testing import Nsqd, Nsqlookupd, V2Client
+from nsq.testing import Nsqd, V2Client
 from nsq.testing.plugin import Factory
 from nsq.testing.v2 import PeerClosed
 from nsq.wire import commands
-from tests.integration.clients import consumer, finish_all, subscribe
+from tests.fakes.programs import run_python
+from tests.integration.clients import consumer, finish_all
 from tests.integration.judged import ANY_PORTS, command, only_ours, run
 from tests.integration.patience import eventually
 
@@ -255,49 +256,11 @@ def test_without_the_server_extra_a_start_tells_how_to_install_it(
     program: str, flags: list[str], status: int, out: str, error: str, tmp_path: Path
 ) -> None:
     """With only the standard library and nsq to import from."""
-    done = subprocess.run(
-        [sys.executable, "-S", "-m", f"nsq.daemons.{program}", *flags],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = run_python("-S", "-m", f"nsq.daemons.{program}", *flags, cwd=tmp_path)
     assert done.returncode == status
     for said, expected in ((done.stdout, out), (done.stderr, error)):
         assert said.startswith(expected.replace("PROGRAM", program))
         assert bool(said) == bool(expected)
-
-
-class TestQuickStart:
-    """The first steps of a new user."""
-
-    @pytest.mark.parametrize(
-        "path",
-        ["/pub", pytest.param("/put", marks=only_ours("the name that the oldest guides have for /pub"))],
-    )
-    def test_publish_by_http_find_by_lookup_and_consume(
-        self, process: Callable[..., Nsqd], nsqlookupd_factory: Factory[Nsqlookupd], path: str
-    ) -> None:
-        lookupd = nsqlookupd_factory(process=True)
-        nsqd = process(lookupd=[lookupd])
-        curl = {
-            "User-Agent": "curl/8.0",
-            "Accept": "*/*",
-            "Content-Type": "application/x-www-form-urlencoded",
-        }
-        reply = nsqd.request("POST", f"{path}?topic=test", b"hello world 1", curl)
-        assert (reply.status, reply.body) == (200, b"OK")
-
-        found = eventually(lambda: lookupd.get("/lookup?topic=test"), lambda reply: reply.status == 200)
-        (node,) = found.json()["producers"]
-        with V2Client(f"{node['broadcast_address']}:{node['tcp_port']}") as client:
-            subscribe(client, "test", "nsq_to_file")
-            message = client.expect_message()
-            assert (message.body, message.attempts) == (b"hello world 1", 1)
-            finish_all(client, [message])
-        assert "test" in nsqd.get("/stats").text
 
 
 @only_ours("the event loop is Python's")

@@ -378,27 +378,12 @@ class TestAFullDisk:
                 return
 
     @MODES
-    def test_a_full_disk_gets_room_when_messages_are_consumed(
-        self, nsqd_factory: Factory[Nsqd], small_disk: Path, durable: bool
-    ) -> None:
-        nsqd = nsqd_factory(
-            **options(durable, mem_queue_size=0, max_bytes_per_file=50_000, data_path=str(small_disk))
-        )
-        with consumer(nsqd, "t", rdy=0):
-            pass
-        taken = self.publish_until_refused(nsqd)
-        self.fill(small_disk)
-        assert drain(nsqd, "t", len(taken)) == taken
-        eventually(lambda: nsqd.get("/ping").status, lambda status: status == 200)
-        publish(nsqd, "t", [b"afterwards"])
-        assert drain(nsqd, "t", 1) == [b"afterwards"]
-
-    @MODES
+    @pytest.mark.parametrize("files", [{}, {"max_bytes_per_file": 50_000}], ids=["one file", "many files"])
     def test_a_disk_full_of_consumed_messages_gets_room(
-        self, nsqd_factory: Factory[Nsqd], small_disk: Path, durable: bool
+        self, nsqd_factory: Factory[Nsqd], small_disk: Path, durable: bool, files: dict[str, int]
     ) -> None:
-        """All messages are in the file that is being written; only its end can make room."""
-        nsqd = nsqd_factory(**options(durable, mem_queue_size=0, data_path=str(small_disk)))
+        """With all messages in the file that is being written only its end can make room."""
+        nsqd = nsqd_factory(**options(durable, mem_queue_size=0, data_path=str(small_disk), **files))
         with consumer(nsqd, "t", rdy=0):
             pass
         for restarts in (False, True):

@@ -18,6 +18,7 @@ import pytest
 
 from nsq.testing import Nsqd
 from nsq.testing.plugin import Factory
+from tests.fakes.programs import run_python
 from tests.integration.clients import stats
 from tests.integration.consuming import CHANNEL, TOPIC, channel_of, create, numbered, publish, until
 from tests.integration.judged import only_ours
@@ -233,9 +234,7 @@ time.sleep(1.1)
 os.kill(os.getpid(), signal.SIGTERM)
 print("never", flush=True)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60
-    )
+    done = run_python("-c", program)
     assert (done.returncode, done.stdout) == (-TERM, "saved\n")
 
 
@@ -265,8 +264,6 @@ for number in range(1000):
 threading.Thread(target=repeat_the_signal, daemon=True).start()
 os.kill(os.getpid(), signal.SIGTERM)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60
-    )
+    done = run_python("-c", program)
     assert (done.returncode, done.stderr) == (0, "")
     assert channel_of(nsqd)["depth"] == 1001

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import os
 import threading
 import time
 from collections.abc import Iterator
@@ -24,6 +23,7 @@ from nsq.testing import Nsqd, Nsqlookupd, PartitionedCluster
 from nsq.testing.partitioned import Lookup, Node
 from nsq.testing.plugin import partitioned_cluster as cluster
 from nsq.tools.front_door import main
+from tests.fakes.forks import in_child
 
 from .patience import eventually
 
@@ -470,14 +470,11 @@ def test_a_forked_child_publishes_and_traces_on_its_own(
 ) -> None:
     producer.trace("orders")
     producer.publish("orders", b"parent", partition=0)
-    child = os.fork()
-    if not child:
-        try:
-            done = producer.publish("orders", b"child", partition=0)
-            os._exit(0 if done.trace_id is not None else 1)
-        finally:
-            os._exit(2)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+    def child() -> None:
+        assert producer.publish("orders", b"child", partition=0).trace_id is not None
+
+    assert in_child(child) == 0
     producer.publish("orders", b"parent again", partition=0)
     assert bodies(orders, 0) == [b"parent", b"child", b"parent again"]
 

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.fakes.programs import run_python
+
 ROOT = Path(__file__).resolve().parents[2]
 
 PROGRAM = """
@@ -304,13 +306,6 @@ def test_there_is_a_unit_for_each_daemon_with_flags_that_it_knows() -> None:
     for unit in UNITS:
         (command,) = [line for line in unit.read_text().splitlines() if line.startswith("ExecStart=")]
         flags = [word.partition("=")[0] for word in command.split() if word.startswith("--")]
-        help_text = subprocess.run(
-            [sys.executable, "-m", f"nsq.daemons.{unit.stem}", "--help"],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=True,
-        ).stdout
+        help_text = run_python("-m", f"nsq.daemons.{unit.stem}", "--help").stdout
         assert flags
         assert all(f"  {flag[1:]} " in help_text for flag in flags)

@@ -8,15 +8,10 @@ import multiprocessing
 import os
 import signal
 import ssl
-import subprocess
-import sys
 import threading
 import time
-import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 
@@ -30,18 +25,19 @@ from nsq.errors import (
 )
 from nsq.producer.producer import Producer
 from nsq.producer.reports import Acknowledged
-from nsq.testing import Network, Nsqd, Nsqlookupd, V2Client
+from nsq.testing import Network, Nsqd, Nsqlookupd
 from nsq.testing.plugin import Factory, factory
-from nsq.wire import commands
 from nsq.wire.frames import PUBLISHED
+from tests.fakes.forks import forked
 from tests.fakes.network import silent_resolver, unreachable
 from tests.fakes.nsqlookupd import ScriptedLookupd
+from tests.fakes.programs import run_python
 
 from ..interop.auth_server import running_auth_server
 from ..interop.certificates import Certificate, issue
+from .clients import depth, take_all
 from .patience import eventually
 
-ROOT = Path(__file__).resolve().parents[2]
 PATIENCE = 60.0
 QUICK = {"reconnect_initial": 0.01, "reconnect_max": 0.1}
 
@@ -64,28 +60,6 @@ def topic(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="session")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
     return issue(tmp_path_factory.mktemp("certificate"))
-
-
-def depth(nsqd: Nsqd, topic: str) -> int:
-    topics = nsqd.get(f"/stats?format=json&topic={topic}").json()["topics"] or []
-    return sum(each["depth"] for each in topics)
-
-
-def drain(nsqd: Nsqd, topic: str) -> list[bytes]:
-    """All messages that the topic holds; no channel may have had them before."""
-    count = depth(nsqd, topic)
-    bodies = []
-    with V2Client(nsqd.tcp_address) as client:
-        client.identify(output_buffer_timeout=25)
-        client.send(commands.sub(topic, "drain"))
-        client.expect_ok()
-        client.send(commands.rdy(2500))
-        for _ in range(count):
-            message = client.expect_message()
-            bodies.append(message.body)
-            client.send(commands.fin(message.id))
-        client.expect_silence(0.05)
-    return bodies
 
 
 class Publishers:
@@ -158,16 +132,7 @@ def test_every_verb_is_stored(shared: Nsqd, topic: str) -> None:
 
     assert sum(each.messages for each in told) == 5
     assert {each.nsqd_address for each in told} == {shared.tcp_address}
-    assert sorted(drain(shared, topic)) == [b"four", b"later", b"one", b"three", b"two"]
-
-
-def test_sixteen_callers(shared: Nsqd, topic: str) -> None:
-    with Producer(shared.tcp_address) as producer:
-        with Publishers(producer, topic, 16) as publishers:
-            publishers.wait_for(2000)
-        assert len(producer.stats().connections) == 1
-    assert publishers.uncertain == []
-    publishers.expect_nothing_lost(drain(shared, topic))
+    assert sorted(take_all(shared, topic)) == [b"four", b"later", b"one", b"three", b"two"]
 
 
 def test_a_flood_of_futures_within_its_bound_and_in_order(shared: Nsqd, topic: str) -> None:
@@ -179,7 +144,7 @@ def test_a_flood_of_futures_within_its_bound_and_in_order(shared: Nsqd, topic: s
             assert producer.stats().pending <= 100
     for future in futures:
         assert future.result(0) is PUBLISHED
-    assert drain(shared, topic) == bodies
+    assert take_all(shared, topic) == bodies
 
 
 def test_what_nsqd_refuses_does_not_disturb_others(nsqd_factory: Factory[Nsqd], topic: str) -> None:
@@ -191,7 +156,7 @@ def test_what_nsqd_refuses_does_not_disturb_others(nsqd_factory: Factory[Nsqd], 
                 producer.publish(topic, b"x" * 1001)
         publishers.wait_for(20)
     assert publishers.uncertain == []
-    publishers.expect_nothing_lost(drain(nsqd, topic))
+    publishers.expect_nothing_lost(take_all(nsqd, topic))
 
 
 def test_a_restart_loses_nothing_that_was_acknowledged(nsqd_factory: Factory[Nsqd], topic: str) -> None:
@@ -209,7 +174,7 @@ def test_a_restart_loses_nothing_that_was_acknowledged(nsqd_factory: Factory[Nsq
         noted.add(publisher)
     assert publishers.faults == []
     # Ours forgets at a restart what it had in memory, Go's writes it to disk: either will do.
-    stored = drain(nsqd, topic)
+    stored = take_all(nsqd, topic)
     assert len(stored) == len(set(stored))
     assert set(acknowledged) <= set(stored) <= {*publishers.acknowledged, *publishers.uncertain}
 
@@ -225,7 +190,7 @@ def test_one_that_comes_up_late_is_waited_for(nsqd_factory: Factory[Nsqd], topic
         future = producer.publish_async(topic, b"waits", timeout=60.0)
         nsqd.start()
         future.result(60.0)
-    assert drain(nsqd, topic) == [b"waits"]
+    assert take_all(nsqd, topic) == [b"waits"]
 
 
 def test_a_frozen_nsqd(nsqd_factory: Factory[Nsqd], topic: str) -> None:
@@ -246,15 +211,7 @@ def test_a_frozen_nsqd(nsqd_factory: Factory[Nsqd], topic: str) -> None:
         for future in futures:
             future.result(PATIENCE)
         producer.publish(topic, b"after")
-    assert drain(nsqd, topic) == [b"before", b"uncertain", b"patient", b"patient", b"after"]
-
-
-def test_close_flushes(shared: Nsqd, topic: str) -> None:
-    producer = Producer(shared.tcp_address)
-    futures = [producer.publish_async(topic, b"x" * 100) for _ in range(1000)]
-    assert producer.close()
-    assert all(future.done() and future.exception() is None for future in futures)
-    assert depth(shared, topic) == 1000
+    assert take_all(nsqd, topic) == [b"before", b"uncertain", b"patient", b"patient", b"after"]
 
 
 # Several nsqds
@@ -278,7 +235,7 @@ def test_when_one_is_killed_the_other_takes_over(nsqd_factory: Factory[Nsqd], to
     assert len(publishers.uncertain) <= 8  # what was on its way to the killed one
     assert sum(published.values()) == len(publishers.acknowledged)
     # What the killed one had in its memory is gone with it; the other one has all that it ever acknowledged.
-    stored = drain(other, topic)
+    stored = take_all(other, topic)
     assert len(stored) == len(set(stored)) == published[other.tcp_address] > 100
     assert 0 < depth(killed, topic) < published[killed.tcp_address]
 
@@ -302,7 +259,7 @@ def test_when_connections_are_cut_nothing_acknowledged_is_lost(
     assert producer.stats().pending == 0
     assert [each.pending for each in producer.stats().connections] == [0, 0]  # every place was given back
     assert cuts >= 10
-    stored = [body for nsqd in nsqds for body in drain(nsqd, topic)]
+    stored = [body for nsqd in nsqds for body in take_all(nsqd, topic)]
     if retry_uncertain:
         assert publishers.uncertain == []
         assert set(publishers.acknowledged) == set(stored)  # some of them twice
@@ -349,7 +306,7 @@ def test_the_first_nsqd_of_a_cluster_is_found_long_before_the_next_regular_quest
         eventually(lambda: why_none(producer).endswith("lists none"))
         nsqd = nsqd_factory(lookupd=[nsqlookupd])
         future.result(60.0)
-        assert drain(nsqd, topic) == [b"early"]
+        assert take_all(nsqd, topic) == [b"early"]
 
 
 def test_an_nsqd_in_place_of_a_lost_one_is_found_as_soon_as_a_publish_waits(
@@ -361,7 +318,7 @@ def test_an_nsqd_in_place_of_a_lost_one_is_found_as_soon_as_a_publish_waits(
         first.stop()
         second = nsqd_factory(lookupd=[nsqlookupd])
         producer.publish(topic, b"two", timeout=PATIENCE)
-        assert drain(second, topic) == [b"two"]
+        assert take_all(second, topic) == [b"two"]
 
 
 def test_an_nsqlookupd_is_trusted_as_an_nsqd_is(
@@ -420,7 +377,7 @@ def test_layers(
             producer.publish(topic, large)
             producer.multi_publish(topic, [b"a" * 200_000, b"b" * 200_000])
         producer.ping()
-    stored = drain(nsqd, topic)
+    stored = take_all(nsqd, topic)
     for body in (large, b"a" * 200_000, b"b" * 200_000):
         stored.remove(body)
     publishers.expect_nothing_lost(stored)
@@ -441,30 +398,6 @@ def test_auth(nsqd_factory: Factory[Nsqd]) -> None:
 # Forks
 
 
-@contextmanager
-def forked(run: Callable[[], object]) -> Iterator[None]:
-    """A child that does this, while the parent does what is inside; it must succeed."""
-    pid = os.fork()
-    if not pid:
-        status = 1
-        try:
-            run()
-            status = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(status)
-    yield
-    deadline = time.monotonic() + 2 * PATIENCE
-    while not (done := os.waitpid(pid, os.WNOHANG))[0]:
-        if time.monotonic() > deadline:
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-            raise AssertionError("the child hangs")
-        time.sleep(0.01)
-    assert done[1] == 0, "the child failed, see its traceback"
-
-
 @forks
 def test_children_that_are_forked_in_the_middle_of_publishing(shared: Nsqd, topic: str) -> None:
     producer = Producer(shared.tcp_address)
@@ -481,7 +414,7 @@ def test_children_that_are_forked_in_the_middle_of_publishing(shared: Nsqd, topi
             publishers.wait_for(20)
             with forked(lambda number=number: child(number)):  # type: ignore[misc]
                 publishers.wait_for(20)
-    stored = drain(shared, topic)
+    stored = take_all(shared, topic)
     childrens = [body for body in stored if body.startswith(b"child")]
     assert len(childrens) == len(set(childrens)) == 6 * 21
     assert publishers.uncertain == []
@@ -502,7 +435,7 @@ def test_a_child_that_leaves_the_with_block_ends_nothing_of_the_parents(shared: 
         producer.publish(topic, b"after")
         assert producer.stats().published == 2  # over the same connection: it was not lost
         assert producer.stats().failed == 0
-    assert drain(shared, topic) == [b"before", b"after"]
+    assert take_all(shared, topic) == [b"before", b"after"]
 
 
 def _publish_without_waiting(address: str, topic: str) -> None:
@@ -521,19 +454,7 @@ def test_a_worker_that_ends_without_closing_has_published_all(shared: Nsqd, topi
     worker.join(PATIENCE)
     assert worker.exitcode == 0
     worker.close()
-    assert Counter(drain(shared, topic)) == Counter(b"%d" % number for number in range(100))
-
-
-def ran(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *arguments],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-    )
+    assert Counter(take_all(shared, topic)) == Counter(b"%d" % number for number in range(100))
 
 
 def test_a_program_that_ends_without_an_nsqd_does_not_hang() -> None:
@@ -541,6 +462,6 @@ def test_a_program_that_ends_without_an_nsqd_does_not_hang() -> None:
 from nsq.producer.producer import Producer
 Producer("127.0.0.1:1", publish_timeout=0.5).publish_async("orders", b"body")
 """
-    done = ran("-c", program)
+    done = run_python("-c", program)
     assert done.returncode == 0
     assert "127.0.0.1:1" in done.stderr

@@ -23,8 +23,8 @@ import pytest
 import nsq
 from nsq.testing import Nsqd
 from tests.fakes.interrupts import Ticking
+from tests.fakes.programs import run_python
 
-ROOT = Path(__file__).resolve().parents[2]
 BODY = b"x" * 200
 PATIENCE = 30.0
 
@@ -292,17 +292,6 @@ def pythons() -> list[str]:
     return [sys.executable, *(path for path in others if path and _runs(path))]
 
 
-def run(python: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [python, *arguments],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
-
-
 def _runs(path: str) -> bool:
     return not subprocess.run([path, "-c", "import snappy"], capture_output=True, check=False).returncode
 
@@ -318,7 +307,7 @@ def test_a_program_that_ends_has_sent_all(nsqd: Nsqd, end: str) -> None:
         for number, python in enumerate(pythons()):
             topic = f"{end.replace(' ', '-')}-{number}"
             program = f"import nsq\ntopic = {topic!r}\nproducer = nsq.Producer({where})\n{ENDS[end]}"
-            done = run(python, "-c", program)
+            done = run_python("-c", program, python=python)
             assert done.returncode == 0
             assert not done.stderr or "is lost" in done.stderr
             assert depth(found if end == "lookupd" else nsqd, topic) == 500
@@ -354,7 +343,7 @@ def at_the_end():
 atexit.register(at_the_end)
 """
     for python in pythons():
-        done = run(python, "-c", program)
+        done = run_python("-c", program, python=python)
         assert (done.returncode, done.stdout, done.stderr) == (0, "ended\n", "")
 
 
@@ -381,7 +370,7 @@ if __name__ == "__main__":
     script.write_text(program)
     for number, python in enumerate(pythons()):
         topic = f"{method}-{number}"
-        done = run(python, str(script), topic)
+        done = run_python(str(script), topic, python=python)
         assert (done.returncode, done.stderr) == (0, "")
         assert depth(nsqd, topic) == 502  # each of both processes imports the main module
 
@@ -404,7 +393,7 @@ except ImportError:
 else:
     print("ended", run_in_subinterp({inner!r}))
 """
-        done = run(python, "-c", program)
+        done = run_python("-c", program, python=python)
         assert (done.returncode, done.stderr) == (0, "")
         if done.stdout == "ended 0\n":
             assert depth(nsqd, topic) == 500
@@ -428,7 +417,7 @@ def late():
 threading.Thread(target=late).start()
 """
     for python in pythons():
-        done = run(python, "-c", program)
+        done = run_python("-c", program, python=python)
         assert (done.returncode, done.stdout, done.stderr) == (0, "ended\n", "")
 
 
@@ -447,14 +436,14 @@ def test_a_producer_alive_at_the_end_of_a_program_writes_nothing(
 ) -> None:
     program = f"import nsq, sys; producer = nsq.Producer({nsqd.tcp_address!r}); {publish}\n{KEPT_IN[place]}"
     for python in pythons():
-        done = run(python, "-c", program)
+        done = run_python("-c", program, python=python)
         assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_producer_alive_at_the_end_of_a_program_warns_in_development_mode(nsqd: Nsqd) -> None:
     program = f"import nsq; producer = nsq.Producer({nsqd.tcp_address!r}); producer.publish('kept', b'body')"
     for python in pythons():
-        done = run(python, "-Xdev", "-c", program)
+        done = run_python("-Xdev", "-c", program, python=python)
         assert "was not closed" in done.stderr
 
 
@@ -497,5 +486,5 @@ class Owner:
 owner = Owner()
 """
     for python in pythons():
-        done = run(python, "-c", program)
+        done = run_python("-c", program, python=python)
         assert (done.returncode, done.stdout) == (0, f"{outcome} True"), done.stderr

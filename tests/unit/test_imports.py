@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ast
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.fakes.programs import run_python
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "nsq"
@@ -255,9 +256,7 @@ print("nsq.producer" in sys.modules)
 nsq.Consumer("orders", "billing", nsqd="127.0.0.1:4150", dead_letters="orders.dead")
 print("nsq.producer" in sys.modules)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=200, check=False
-    )
+    done = run_python("-c", program)
     assert (done.stdout.split(), done.stderr) == (["False", "True"], "")
 
 
@@ -280,7 +279,5 @@ def test_what_is_imported_loads_nothing_heavy_and_starts_no_thread(use: str, hea
 import sys, threading
 print(sorted(set({heavy!r}) & set(sys.modules)), threading.active_count())
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=200, check=False
-    )
+    done = run_python("-c", program)
     assert (done.stdout.strip(), done.stderr) == ("[] 1", "")

@@ -17,6 +17,7 @@ import pytest
 import nsq
 import nsq_command
 from nsq import errors, other_clients
+from tests.fakes.programs import run_python
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ast.parse((ROOT / "nsq/__init__.py").read_text("utf-8"))
@@ -63,9 +64,7 @@ def test_type_checkers_see_the_same_names() -> None:
 
 def test_nothing_is_loaded_before_it_is_used() -> None:
     program = "import sys, nsq; print(sorted(name for name in sys.modules if name.startswith('nsq')))"
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=200, check=False
-    )
+    done = run_python("-c", program)
     assert (done.stdout.strip(), done.stderr) == ("['nsq', 'nsq.errors']", "")
 
 
@@ -118,7 +117,7 @@ def install_metadata(site_packages: Path, name: str, version: str) -> None:
     (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
 
 
-def run_python(site_packages: Path, *arguments: str) -> tuple[int, str]:
+def run_in(site_packages: Path, *arguments: str) -> tuple[int, str]:
     # -S: without this environment's packages, of which nsq is one. -E: without PYTHONPATH, which Spark sets.
     done = subprocess.run(
         [sys.executable, "-E", "-S", *arguments],
@@ -134,7 +133,7 @@ def run_python(site_packages: Path, *arguments: str) -> tuple[int, str]:
 def test_importing_nsq_warns_about_a_client_whose_files_it_has_replaced(site_packages: Path) -> None:
     (site_packages / "nsq" / "reader.py").touch()
     install_metadata(site_packages, "pynsq", "0.9.1")
-    status, output = run_python(site_packages, "-c", "import nsq; nsq.ConfigError")
+    status, output = run_in(site_packages, "-c", "import nsq; nsq.ConfigError")
     assert status == 0
     assert "RuntimeWarning: pynsq 0.9.1 is installed in this environment too" in output
 
@@ -142,7 +141,7 @@ def test_importing_nsq_warns_about_a_client_whose_files_it_has_replaced(site_pac
 def test_the_nsq_command_names_the_client_that_has_replaced_its_files(site_packages: Path) -> None:
     (site_packages / "nsq" / "__init__.py").write_text("class Reader: pass\n")
     install_metadata(site_packages, "nsq-py", "0.1.12")
-    assert run_python(site_packages, "-m", "nsq_command", "topics") == (
+    assert run_in(site_packages, "-m", "nsq_command", "topics") == (
         1,
         "nsq: nsq-py 0.1.12 is installed too, its module is also called nsq, and it has replaced files of "
         "this package. Use an environment for each, or run pip uninstall nsq-py, and then "
@@ -152,7 +151,7 @@ def test_the_nsq_command_names_the_client_that_has_replaced_its_files(site_packa
 
 def test_the_nsq_command_tells_how_to_restore_files_that_an_uninstall_removed(site_packages: Path) -> None:
     (site_packages / "nsq" / "__init__.py").unlink()
-    status, output = run_python(site_packages, "-m", "nsq_command", "topics")
+    status, output = run_in(site_packages, "-m", "nsq_command", "topics")
     assert status == 1
     assert output.startswith(
         "nsq: files of this package are missing, as after pynsq or nsq-py was uninstalled"

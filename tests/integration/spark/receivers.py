@@ -11,12 +11,15 @@ from typing import Any
 from nsq.spark.receiver.pool import ReceiverPool
 from nsq.spark.source.options import SourceOptions
 from nsq.spark.wal.directory import DirectoryWal
-from nsq.testing import DaemonFailed, Nsqd, V2Client
+from nsq.testing import DaemonFailed, Nsqd
 from nsq.testing.plugin import Factory
-from nsq.wire import commands
 
+from .. import clients
+from ..clients import depth
 from ..consuming import CHANNEL, TOPIC, channel_of
 from ..patience import eventually
+
+__all__ = ["depth"]
 
 #: Everything here starts processes, on machines that are busy with others.
 PATIENCE = 100.0
@@ -93,25 +96,9 @@ def drained(*nsqds: Nsqd) -> None:
         eventually(lambda: _left(nsqd), lambda left: left == (0, 0, 0), PATIENCE)  # noqa: B023
 
 
-def depth(nsqd: Nsqd, topic: str) -> int:
-    topics = nsqd.get(f"/stats?format=json&topic={topic}").json()["topics"] or []
-    return sum(each["depth"] for each in topics)
-
-
 def take_all(nsqd: Nsqd, topic: str) -> Counter[bytes]:
     """Return all messages of the topic, which must have no channel yet."""
-    count = depth(nsqd, topic)
-    with V2Client(nsqd.tcp_address) as client:
-        client.identify(output_buffer_timeout=25)
-        client.send(commands.sub(topic, "drain"))
-        client.expect_ok()
-        client.send(commands.rdy(2500))
-        found: Counter[bytes] = Counter()
-        for _ in range(count):
-            message = client.expect_message()
-            client.send(commands.fin(message.id))
-            found[message.body] += 1
-    return found
+    return Counter(clients.take_all(nsqd, topic))
 
 
 def _left(nsqd: Nsqd) -> Sequence[int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Iterator
 
@@ -15,6 +14,7 @@ from nsq.spark.wal.objects import Bucket, Conflict, create
 from nsq.spark.wal.records import stored
 from nsq.spark.wal.shared import SharedWal
 from tests.fakes import s3 as fake
+from tests.fakes.forks import in_child
 from tests.fakes.s3 import S3
 from tests.integration.patience import eventually
 
@@ -131,12 +131,10 @@ def test_an_error_names_the_object_and_no_secret(s3: S3, monkeypatch: pytest.Mon
 def test_a_forked_child_is_refused_instead_of_hanging(s3: S3) -> None:
     bucket = Bucket(s3.uri("forked"))
     bucket.put_new("a", b"1")
-    child = os.fork()
-    if not child:
-        try:
+
+    def child() -> None:
+        with pytest.raises(WalError, match="was forked"):
             bucket.get("a")
-        except WalError as error:
-            os._exit(7 if "was forked" in str(error) else 8)
-        os._exit(9)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+
+    assert in_child(child) == 0
     assert bucket.get("a") is not None

@@ -94,7 +94,3 @@ def test_bars_are_shortened_if_the_table_is_too_wide(missing: int, bars: int) ->
     header, line = fitted_table([row], widest - missing).splitlines()
     assert line.count("█") == bars
     assert max(len(header), len(line)) == widest - min(missing, 30)
-
-
-def test_a_name_cannot_reach_the_terminal_as_a_command() -> None:
-    assert fitted_table([Row("a\x1b[2J\u009b")]).splitlines()[1].startswith("a?[2J? ")
