@@ -30,14 +30,7 @@ from pathlib import Path
 from nsq.daemons.nsqd.core.backlog import Message, StorageFailed, Waiting, show
 from nsq.daemons.nsqd.core.clock import Clock
 from nsq.daemons.nsqd.core.deferred import DeferredInMemory, DueRange
-from nsq.daemons.nsqd.disk.layout import (
-    BAD,
-    HEAD_SIZE,
-    SIZE_BYTES,
-    Log,
-    Place,
-    message_id,
-)
+from nsq.daemons.nsqd.disk.layout import BAD, HEAD_SIZE, SIZE_BYTES, Log, Place, message_id
 from nsq.daemons.nsqd.disk.queue import DiskQueue
 from nsq.daemons.nsqd.disk.reading import survey
 from nsq.daemons.nsqd.disk.syncing import SyncJob
@@ -263,6 +256,8 @@ class DeferredOnDisk(DeferredInMemory):
 
     def _released(self, entries: list[tuple[float, int, Message, object]]) -> None:
         self._weight -= sum([1 + (len(message.body) >> 10) for _, _, message, _ in entries])
+        if self._weight < self._limit:
+            self._spill_at = self._limit
         self._leave(entries)
 
     def _leave(self, entries: list[tuple[float, int, Message, object]]) -> None:
@@ -595,6 +590,7 @@ class DeferredOnDisk(DeferredInMemory):
         files = {*self._in_memory, *(file for _, _, file in self._unread)}
         super().clear()
         self._weight = self.on_disk = 0
+        self._spill_at = self._limit
         self._unread.clear()
         self._current.clear()
         self._in_memory.clear()

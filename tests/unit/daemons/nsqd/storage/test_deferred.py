@@ -186,6 +186,20 @@ def test_a_few_messages_write_nothing_until_the_stop(tmp_path: Path) -> None:
 
 
 @MODES
+@pytest.mark.parametrize("emptied", [False, True])
+def test_after_many_messages_due_soon_few_of_those_due_later_are_in_memory(
+    tmp_path: Path, durable: bool, emptied: bool
+) -> None:
+    node = Node(tmp_path, durable=durable)
+    node.add(*[1.0] * 200)
+    if emptied:
+        node.deferred.clear()
+    node.run(2.0)
+    node.add(*[5000.0] * 150)
+    assert len(node.deferred._heap) <= 10
+
+
+@MODES
 def test_files_of_messages_that_are_all_due_join_the_queue(tmp_path: Path, durable: bool) -> None:
     node = Node(tmp_path, durable=durable)
     node.add(*[5000.0] * 9000)
