@@ -8,6 +8,7 @@ only appends to a deque. An object of this module belongs to the loop on which i
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import signal
 import threading
 import time
@@ -42,7 +43,7 @@ from nsq.producer.publishes import Defer, PublishOptions, checked_timeout, with_
 from nsq.producer.reports import CloseReport, FlushReport
 from nsq.threads.signals import SignalWatch
 from nsq.threads.stop_signals import StopSignals
-from nsq.threads.waiters import Waiters
+from nsq.threads.waiters import Waiters, start_thread
 from nsq.wire.frames import Published
 
 log = Logger("nsq.aio")
@@ -90,6 +91,28 @@ class _FromThreads(Generic[T]):
     def _run(self) -> None:
         self._requested = False
         self._deliver()
+
+
+async def _on_own_thread(name: str, call: Callable[[], T]) -> T:
+    """Run a call that blocks. Not on asyncio's threads: the program may keep all of them busy."""
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[T] = loop.create_future()
+    run_in_context = contextvars.copy_context().run
+
+    def end(set_end: Callable[[Any], None], value: object) -> None:
+        with suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(lambda: None if ended.done() else set_end(value))
+
+    def run() -> None:
+        try:
+            result = run_in_context(call)
+        except BaseException as error:
+            end(ended.set_exception, error)
+        else:
+            end(ended.set_result, result)
+
+    start_thread(run, name, partial(end, ended.set_exception))
+    return await ended
 
 
 # Publishing.
@@ -269,11 +292,11 @@ class Producer:
 
     async def flush(self, timeout: float | None = None) -> FlushReport:
         """Wait until nsqd has answered all publishes so far, as ``nsq.Producer.flush`` does."""
-        return await asyncio.to_thread(self.producer.flush, timeout)
+        return await _on_own_thread("nsq-producer-flush", partial(self.producer.flush, timeout))
 
     async def close(self, timeout: float | None = None) -> CloseReport:
         """Refuse new publishes, wait for pending ones, and disconnect, as ``nsq.Producer.close`` does."""
-        return await asyncio.to_thread(self.producer.close, timeout)
+        return await _on_own_thread("nsq-producer-close", partial(self.producer.close, timeout))
 
     async def __aenter__(self) -> Self:
         self._own_results()
@@ -403,7 +426,7 @@ class Consumer:
                 _answer(message, (0.0, False))
                 raise
             except GiveUp as error:
-                await asyncio.to_thread(pool.give_up_for, error, [message])
+                await self._on_thread("give-up", partial(pool.give_up_for, error, [message]))
                 continue
             except BaseException as error:
                 again = requeue_for_exception(error, no_backoff)
@@ -412,7 +435,7 @@ class Consumer:
                         log.exception(
                             "handler failed on %r; given up", message, extra=pool.fields_of(message)
                         )
-                        await asyncio.to_thread(pool.give_up, message, error)
+                        await self._on_thread("give-up", partial(pool.give_up, message, error))
                         continue
                     again = pool.requeue_delay(message.attempts), again[1]
                     log.exception(
@@ -422,6 +445,9 @@ class Consumer:
                         extra=pool.fields_of(message),
                     )
             _answer(message, again)
+
+    async def _on_thread(self, job: str, call: Callable[[], T]) -> T:
+        return await _on_own_thread(f"{self._engine.name}-{job}", call)
 
     # Messages: from the handler thread to the loop.
 
@@ -533,7 +559,7 @@ class Consumer:
         self._messages = _FromThreads(loop, self._wake_takers)
         self._engine.watch = cast(SignalWatch, _Watch(self._messages.wake))
         self._taken_over.tasks = sum(concurrency for _, concurrency, _ in self._handlers) or 1
-        await asyncio.to_thread(self.consumer.start)
+        await self._on_thread("start", self.consumer.start)
         for handler, concurrency, no_backoff in self._handlers:
             for number in range(concurrency):
                 name = f"{self._engine.name}-handler-{number}"
@@ -555,7 +581,7 @@ class Consumer:
         return await self._stop(timeout)
 
     async def _stop(self, timeout: float) -> StopReport:
-        stopping = asyncio.ensure_future(asyncio.to_thread(self._stop_in_thread, timeout))
+        stopping = asyncio.ensure_future(self._on_thread("stop", partial(self._stop_in_thread, timeout)))
         try:
             reserved = min(_CANCEL_SECONDS, _CANCEL_SHARE * timeout)
             await asyncio.wait({stopping}, timeout=timeout - reserved)

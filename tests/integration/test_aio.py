@@ -302,6 +302,34 @@ def test_a_failed_block_requeues_and_a_cancelled_one_requeues_at_once(nsqd: Nsqd
     assert channel_of(nsqd)["deferred_count"] == 1
 
 
+def test_nothing_waits_for_the_threads_of_asyncio_which_the_program_may_keep_busy(
+    nsqd: Nsqd, run: Run
+) -> None:
+    create(nsqd)
+    gate = threading.Event()
+    given_up: list[nsq.Message] = []
+
+    async def hopeless(message: nsq.Message) -> None:
+        raise nsq.GiveUp("never")
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        busy = [loop.run_in_executor(None, gate.wait, PATIENCE) for _ in range(40)]
+        try:
+            async with aio.Producer(nsqd.tcp_address) as producer:
+                await producer.publish(TOPIC, b"hopeless")
+                assert (await producer.flush()).clean
+            consumer = await make(nsqd, give_up=given_up.append).add_handler(hopeless).start()
+            await until(lambda: given_up)
+            assert (await consumer.stop(PATIENCE)).clean
+        finally:
+            gate.set()
+        assert all(await asyncio.gather(*busy))
+
+    run(main())
+    expect_drained(nsqd)
+
+
 def test_a_stop_gives_waiting_messages_back_at_once(nsqd: Nsqd, run: Run) -> None:
     create(nsqd)
     publish(nsqd, numbered(200))

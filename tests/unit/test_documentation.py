@@ -117,12 +117,13 @@ def test_config_files_are_understood(tmp_path: Path) -> None:
 
 def test_the_tests_that_are_named_exist() -> None:
     named = re.findall(
-        r"`(tests/[\w/]+\.py)(?:::(\w+))?`", "".join(page.read_text("utf-8") for page in PAGES)
+        r"`(tests/[\w/]+\.py)((?:::\w+)*)`", "".join(page.read_text("utf-8") for page in PAGES)
     )
     assert len(named) > 20
-    for path, name in named:
+    for path, names in named:
         source = (ROOT / path).read_text("utf-8")
-        assert not name or re.search(rf"^(?:    )?def {name}\(", source, re.MULTILINE), f"{path}::{name}"
+        for name in names.split("::")[1:]:
+            assert re.search(rf"^ *(?:def|class) {name}\b", source, re.MULTILINE), f"{path}{names}"
 
 
 def test_the_files_and_folders_that_are_named_exist() -> None:
