@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import struct
 from collections.abc import Callable
 
+from nsq.daemons.nsqd.stats import Memory
 from nsq.wire import commands
 from tests.golden.conversation import as_bytes
 from tests.golden.recordings import load
@@ -145,3 +147,9 @@ class Mutator:
         if digits:
             place = self.random.choice(digits)
             data[place : place + 1] = b"%d" % self.random.choice(_NUMBERS)
+
+
+def resident() -> int:
+    """Return the bytes of memory in use."""
+    gc.collect()
+    return Memory().figures()["heap_in_use_bytes"]

@@ -6,7 +6,6 @@ NSQ_FUZZ_SEED=7 NSQ_FUZZ_FRAMES=100000 make chaos ARGS='-k fuzz_client'
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
 import random
@@ -25,12 +24,11 @@ import trustme
 from nsq.config import Config
 from nsq.connection.conn import Conn, ConnDelegate
 from nsq.connection.subscription import Subscription
-from nsq.daemons.nsqd.stats import Memory
 from nsq.errors import NsqError, ServerError
 from nsq.message import Message
 from nsq.threads.waiters import join_threads
 from nsq.wire.layers import MAX_OUTPUT
-from tests.chaos.mutations import Mutator
+from tests.chaos.mutations import Mutator, resident
 from tests.chaos.telling import Tell
 from tests.fakes.connection import run_loops
 from tests.fakes.hostile_nsqd import LAYERS, HostileNsqd
@@ -254,18 +252,13 @@ def test_the_client_survives_a_million_spoiled_frames(layers: str, tangle: Tangl
     frames = int(os.environ.get("NSQ_FUZZ_FRAMES", "1000000")) // len(LAYERS) + 1
     fuzz = Fuzz(os.environ.get("NSQ_FUZZ_SEED", "a million"), layers, tangle)
     fuzz.run(min(frames, 8000))
-    memory, began = _resident(), time.monotonic()
+    memory, began = resident(), time.monotonic()
     fuzz.run(frames)
-    grown = _resident() - memory
+    grown = resident() - memory
     rate = (frames - 8000) / max(0.001, time.monotonic() - began)
     seen = ", ".join(f"{name} {count:,}" for name, count in fuzz.seen.most_common())
     tell(f"{layers}: {fuzz.frames:,} frames, {rate:.0f}/s, {grown / 1e6:.1f} MB more memory; {seen}")
     assert grown < 50e6
-
-
-def _resident() -> int:
-    gc.collect()
-    return Memory().figures()["heap_in_use_bytes"]
 
 
 class Meter(Witness):

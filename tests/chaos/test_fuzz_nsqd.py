@@ -21,15 +21,14 @@ import pytest
 from nsq.daemons.nsqd.patterns import Pattern
 from nsq.daemons.nsqd.session.authorization import AuthError, Grant, Rule
 from nsq.daemons.nsqd.session.session import Session
-from nsq.daemons.nsqd.stats import Memory
 from nsq.testing import Nsqd
 from nsq.testing.plugin import Factory
 from nsq.wire import commands
 from nsq.wire.frames import RawMessage
 from nsq.wire.layers import Deflate, Layer, Snappy
-from tests.chaos.mutations import Mutator
+from tests.chaos.mutations import Mutator, resident
 from tests.chaos.telling import Tell
-from tests.fakes.session import OK, FakeAuthority, FakeLink, World
+from tests.fakes.session import OK, FakeAuthority, FakeLink, FakeSyncNotifier, World
 from tests.integration.clients import connected, consumer, finish_all
 from tests.integration.judged import only_ours
 
@@ -37,24 +36,6 @@ pytestmark = only_ours("Go's nsqd is not what is tested here")
 
 _ROUND = 500
 _EVERYTHING = Rule(Pattern(""), (Pattern(""),), frozenset({"publish", "subscribe"}))
-
-
-class FakeSyncNotifier:
-    """A disk that makes things last now and then."""
-
-    def __init__(self) -> None:
-        self._waiting: list[Any] = []
-        self._ticket = 0
-
-    def on_synced(self, call: Any, /) -> int:
-        self._waiting.append(call)
-        return self._ticket + 1
-
-    def sync(self) -> None:
-        self._ticket += 1
-        waiting, self._waiting = self._waiting, []
-        for call in waiting:
-            call(self._ticket)
 
 
 class Bystanders:
@@ -218,17 +199,12 @@ def test_nsqd_survives_a_million_spoiled_conversations(world: str, tell: Tell) -
     inputs = int(os.environ.get("NSQ_FUZZ_INPUTS", "1000000")) // len(WORLDS)
     fuzz = Fuzz(os.environ.get("NSQ_FUZZ_SEED", "a million"), **WORLDS[world])
     fuzz.run(min(inputs, 5000))
-    memory, began = _resident(), time.monotonic()
+    memory, began = resident(), time.monotonic()
     fuzz.run(inputs)
-    grown = _resident() - memory
+    grown = resident() - memory
     rate = (inputs - 5000) / max(0.001, time.monotonic() - began)
     tell(f"{world}: {inputs:,} conversations, {rate:.0f}/s, {grown / 1e6:.1f} MB more memory")
     assert grown < 50e6
-
-
-def _resident() -> int:
-    gc.collect()
-    return Memory().figures()["heap_in_use_bytes"]
 
 
 @pytest.mark.parametrize(

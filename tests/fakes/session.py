@@ -115,6 +115,28 @@ class FakeLink:
         return data
 
 
+class FakeSyncNotifier:
+    """A disk that makes things last when the test says so."""
+
+    def __init__(self) -> None:
+        self.rounds = 0
+        self._waiting: list[tuple[int, Callable[[int], None]]] = []
+
+    def on_synced(self, call: Callable[[int], None], /) -> int:
+        self._waiting.append((self.rounds + 1, call))
+        return self.rounds + 1
+
+    @property
+    def waiters(self) -> int:
+        return len(self._waiting)
+
+    def sync(self, *, fails: bool = False) -> None:
+        self.rounds += 1
+        waiting, self._waiting = self._waiting, []
+        for ticket, call in waiting:
+            call(-1 if fails else ticket)
+
+
 class World:
     """One nsqd, its clock and its log."""
 

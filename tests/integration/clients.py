@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -81,6 +83,16 @@ def take_all(nsqd: Nsqd, topic: str) -> list[bytes]:
             finish_all(client, [message])
         client.expect_silence(0.05)
     return bodies
+
+
+@contextmanager
+def frozen(nsqd: Nsqd) -> Iterator[None]:
+    """Stop the process of nsqd during the block."""
+    os.kill(nsqd.pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(nsqd.pid, signal.SIGCONT)
 
 
 def _escaped(name: str) -> str:

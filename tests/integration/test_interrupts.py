@@ -6,7 +6,6 @@ moments.
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +18,9 @@ import nsq
 from nsq.testing import Nsqd
 from nsq.transport import Stream, WrappedStream, default_transport
 from tests.fakes.interrupts import Signals, each_line, ignored_by_python
+
+from .clients import topic_stats
+from .patience import eventually
 
 BODY = b"x" * 200
 PATIENCE = 20.0
@@ -96,13 +98,6 @@ def unharmed(producer: nsq.Producer, shared: Watched) -> None:
 
 def own_threads() -> set[threading.Thread]:
     return {each for each in threading.enumerate() if each.name.startswith("nsq-producer")}
-
-
-def eventually(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 
 
 # By tracing.
@@ -188,6 +183,4 @@ def test_what_was_acknowledged_is_stored(nsqd: Nsqd) -> None:
         while signals.hits < 1_000:
             attempts += 1
             acknowledged += signals.during(lambda: producer.publish(topic, BODY))
-    _, _, body = nsqd.get(f"/stats?format=json&topic={topic}")
-    (stats,) = json.loads(body)["topics"]
-    assert acknowledged + 1 <= stats["message_count"] <= attempts + 1
+    assert acknowledged + 1 <= topic_stats(nsqd, topic)["message_count"] <= attempts + 1

@@ -163,15 +163,6 @@ def test_a_stalled_connection_goes_on_when_it_is_healed(ends: Ends) -> None:
     assert exactly(later_server, 11) == b"stalled too"
 
 
-def test_a_stall_ends_by_itself(ends: Ends) -> None:
-    client, server = ends.pair()
-    began = time.monotonic()
-    ends.link.stall(0.2)
-    client.sendall(b"hello")
-    assert exactly(server, 5) == b"hello"
-    assert time.monotonic() - began >= 0.2
-
-
 def test_bytes_can_be_delayed_and_throttled(ends: Ends) -> None:
     client, server = ends.pair()
     ends.link.delay(0.15)

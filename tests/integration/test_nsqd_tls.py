@@ -102,13 +102,6 @@ def consume_one(client: V2Client, topic: str) -> bytes:
 
 class TestBothPorts:
     @VERSIONS
-    def test_messages_pass_over_tcp(self, nsqd: Nsqd, authority: Authority, version: str) -> None:
-        with encrypted(nsqd, authority.client_context(version=version)) as client:
-            client.send(commands.pub(f"tcp-{version}", b"body"))
-            client.expect_ok()
-            assert consume_one(client, f"tcp-{version}") == b"body"
-
-    @VERSIONS
     def test_messages_pass_over_https(self, nsqd: Nsqd, authority: Authority, version: str) -> None:
         context = authority.client_context(version=version)
         assert https(nsqd, context, "POST", f"/pub?topic=https-{version}", b"body") == (200, b"OK")
@@ -174,13 +167,6 @@ class TestRequired:
             client.send(commands.NOP)
             client.expect_error("E_INVALID")
             client.expect_closed()
-
-    @REQUIRED
-    def test_tls_is_served(self, demanding: dict[str, Nsqd], authority: Authority, required: str) -> None:
-        nsqd, context = demanding[required], authority.client_context()
-        assert https(nsqd, context, "POST", "/pub?topic=t", b"body") == (200, b"OK")
-        with encrypted(nsqd, context) as client:
-            assert consume_one(client, "t") == b"body"
 
     @pytest.mark.parametrize("target", ["GET /ping", "POST /pub?topic=t", "GET /stats", "GET /nothing"])
     def test_plain_http_gets_an_error_that_names_the_https_port(

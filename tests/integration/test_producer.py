@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import signal
 import ssl
 import threading
 import time
@@ -35,7 +34,7 @@ from tests.fakes.programs import run_python
 
 from ..interop.auth_server import running_auth_server
 from ..interop.certificates import Certificate, issue
-from .clients import depth, take_all
+from .clients import depth, frozen, take_all
 from .patience import eventually
 
 PATIENCE = 60.0
@@ -197,8 +196,7 @@ def test_a_frozen_nsqd(nsqd_factory: Factory[Nsqd], topic: str) -> None:
     nsqd = nsqd_factory(process=True)
     with Producer(nsqd.tcp_address, max_pending=3) as producer:
         producer.publish(topic, b"before")
-        os.kill(nsqd.pid, signal.SIGSTOP)
-        try:
+        with frozen(nsqd):
             with pytest.raises(PublishUncertain, match=nsqd.tcp_address):
                 producer.publish(topic, b"uncertain", timeout=1.0)
             futures = [producer.publish_async(topic, b"patient", timeout=60.0) for _ in range(2)]
@@ -206,8 +204,6 @@ def test_a_frozen_nsqd(nsqd_factory: Factory[Nsqd], topic: str) -> None:
                 producer.publish(topic, b"full", timeout=0.1)
             assert producer.flush(0.1).unanswered == 2
             assert not any(future.done() for future in futures)
-        finally:
-            os.kill(nsqd.pid, signal.SIGCONT)
         for future in futures:
             future.result(PATIENCE)
         producer.publish(topic, b"after")

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +15,10 @@ import nsq
 from nsq.testing import Network, Nsqd
 
 from ..interop.certificates import issue
+from .clients import frozen
 
 BODY = b"x" * 200
 PATIENCE = 30.0
-
-
-@contextmanager
-def frozen(nsqd: Nsqd) -> Iterator[None]:
-    os.kill(nsqd.pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.kill(nsqd.pid, signal.SIGCONT)
 
 
 @pytest.mark.parametrize("warm", [True, False])

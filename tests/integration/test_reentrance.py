@@ -6,9 +6,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import gc
-import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -24,6 +22,9 @@ import nsq
 from nsq.testing import Nsqd
 from tests.fakes.interrupts import Ticking
 from tests.fakes.programs import run_python
+
+from .clients import frozen, topic_stats
+from .patience import eventually
 
 BODY = b"x" * 200
 PATIENCE = 30.0
@@ -208,14 +209,11 @@ def test_close_keeps_its_time(nsqd: Nsqd) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         producer = nsq.Producer(f"127.0.0.1:{silent.getsockname()[1]}", nsqd.tcp_address)
         futures = [producer.publish_async("reentrance", BODY) for _ in range(10)]
-        os.kill(nsqd.pid, signal.SIGSTOP)
-        try:
+        with frozen(nsqd):
             futures += [producer.publish_async("reentrance", BODY) for _ in range(10)]
             started = time.monotonic()
             report = producer.close(2.0)
             took = time.monotonic() - started
-        finally:
-            os.kill(nsqd.pid, signal.SIGCONT)
         assert took < 2.0 + 1.0  # a busy machine may be a second late
         assert report.unfinished_threads == []
         assert not [thread for thread in threading.enumerate() if thread.name.startswith("nsq-producer")]
@@ -303,29 +301,18 @@ def test_a_program_that_ends_has_sent_all(nsqd: Nsqd, end: str) -> None:
     with Nsqlookupd() as lookupd, Nsqd(lookupd=[lookupd]) as found:
         where = f"nsqlookupd={lookupd.http_address!r}" if end == "lookupd" else repr(nsqd.tcp_address)
         if end == "lookupd":
-            wait_for_node(lookupd)
+            eventually(lambda: "broadcast_address" in lookupd.get("/nodes").text)
         for number, python in enumerate(pythons()):
             topic = f"{end.replace(' ', '-')}-{number}"
             program = f"import nsq\ntopic = {topic!r}\nproducer = nsq.Producer({where})\n{ENDS[end]}"
             done = run_python("-c", program, python=python)
             assert done.returncode == 0
             assert not done.stderr or "is lost" in done.stderr
-            assert depth(found if end == "lookupd" else nsqd, topic) == 500
+            assert published(found if end == "lookupd" else nsqd, topic) == 500
 
 
-def wait_for_node(lookupd: Any) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while b"broadcast_address" not in lookupd.get("/nodes")[2]:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
-def depth(nsqd: Nsqd, topic: str) -> int:
-    import json
-
-    _, _, body = nsqd.get(f"/stats?format=json&topic={topic}")
-    (stats,) = json.loads(body)["topics"]
-    return int(stats["message_count"])
+def published(nsqd: Nsqd, topic: str) -> int:
+    return int(topic_stats(nsqd, topic)["message_count"])
 
 
 def test_a_first_publish_at_the_end_is_sent_or_refused_at_once(nsqd: Nsqd) -> None:
@@ -372,7 +359,7 @@ if __name__ == "__main__":
         topic = f"{method}-{number}"
         done = run_python(str(script), topic, python=python)
         assert (done.returncode, done.stderr) == (0, "")
-        assert depth(nsqd, topic) == 502  # each of both processes imports the main module
+        assert published(nsqd, topic) == 502  # each of both processes imports the main module
 
 
 def test_an_interpreter_beside_the_main_one_ends_with_its_producer_unclosed(nsqd: Nsqd) -> None:
@@ -396,7 +383,7 @@ else:
         done = run_python("-c", program, python=python)
         assert (done.returncode, done.stderr) == (0, "")
         if done.stdout == "ended 0\n":
-            assert depth(nsqd, topic) == 500
+            assert published(nsqd, topic) == 500
         else:
             assert done.stdout == "not built with this module\n"
 

@@ -38,16 +38,6 @@ def test_a_command_about_a_bad_name_is_refused(words: tuple[str, str | None]) ->
         lookup.register(*words)
 
 
-def test_the_reply_to_identify_has_the_recorded_form() -> None:
-    info = PeerInfo(
-        broadcast_address="127.0.0.1", hostname="vm", http_port=14161, tcp_port=14160, version="1.3.0"
-    )
-    body = lookup.identify_reply(info)
-    assert len(body) == 102
-    assert list(json.loads(body)) == ["broadcast_address", "hostname", "http_port", "tcp_port", "version"]
-    assert lookup.parse_peer_info(body) == info
-
-
 def test_peer_info_tolerates_what_it_does_not_know() -> None:
     body = b'{"tcp_port": 4150, "hostname": null, "distributed_id": "x", "topology_zone": "z1"}'
     assert lookup.parse_peer_info(body) == PeerInfo(tcp_port=4150, topology_zone="z1")

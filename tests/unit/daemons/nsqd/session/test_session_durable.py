@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
 from nsq.daemons.nsqd.core.backlog import StorageFailed
@@ -11,29 +9,7 @@ from nsq.daemons.nsqd.patterns import Pattern
 from nsq.daemons.nsqd.session.authorization import Grant, Rule
 from nsq.wire import commands
 from nsq.wire.frames import ErrorReply, RawMessage, Response
-from tests.fakes.session import HEARTBEAT, OK, Client, FakeAuthority, World
-
-
-class FakeSyncNotifier:
-    """A disk that makes things last when the test says so."""
-
-    def __init__(self) -> None:
-        self.rounds = 0
-        self._waiting: list[tuple[int, Callable[[int], None]]] = []
-
-    def on_synced(self, call: Callable[[int], None], /) -> int:
-        self._waiting.append((self.rounds + 1, call))
-        return self.rounds + 1
-
-    @property
-    def waiters(self) -> int:
-        return len(self._waiting)
-
-    def sync(self, *, fails: bool = False) -> None:
-        self.rounds += 1
-        waiting, self._waiting = self._waiting, []
-        for ticket, call in waiting:
-            call(-1 if fails else ticket)
+from tests.fakes.session import HEARTBEAT, OK, Client, FakeAuthority, FakeSyncNotifier, World
 
 
 class Durable(World):
