@@ -573,11 +573,11 @@ class DeferredOnDisk(DeferredInMemory):
         files = [file for _, _, file in heapq.nsmallest(_PEEKED_FILES, self._unread)]
         on_disk = await in_thread(lambda: self._peek_files(files, n), "nsqd-peek") if files else []
         now, wall = self._clock.now(), self._clock.time_ns()
-        found = [(due, message) for due, _, message, _ in heapq.nsmallest(n, self._heap)]
-        found += [(now + (due - wall) / 1e9, decode(record)) for due, record in on_disk]
-        found.sort(key=lambda one: one[0])
-        shown = show([message for _, message in found], n, max_bytes)
-        return [(due, each) for (due, _), each in zip(found[:n], shown, strict=True)]
+        found = {message_id(record): (now + (due - wall) / 1e9, decode(record)) for due, record in on_disk}
+        found |= {message.id: (due, message) for due, _, message, _ in heapq.nsmallest(n, self._heap)}
+        first = sorted(found.values(), key=lambda one: one[0])[:n]
+        shown = show([message for _, message in first], n, max_bytes)
+        return [(due, each) for (due, _), each in zip(first, shown, strict=True)]
 
     def _peek_files(self, files: list[DeferredFile], n: int) -> list[Entry]:
         found: list[Entry] = []

@@ -6,8 +6,10 @@ import asyncio
 import errno
 import random
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -15,6 +17,7 @@ from nsq.daemons.nsqd.core.backlog import Message, StorageFailed
 from nsq.daemons.nsqd.disk.layout import HEAD_SIZE, cut
 from nsq.daemons.nsqd.disk.queue import DiskQueue
 from nsq.daemons.nsqd.disk.syncing import run_together
+from nsq.daemons.nsqd.storage import deferred
 from nsq.daemons.nsqd.storage.deferred import DeferredOnDisk
 from nsq.daemons.nsqd.storage.deferred_file import deferred_files
 from nsq.daemons.nsqd.storage.memory_first import decode, encode
@@ -490,6 +493,22 @@ def test_peek_shows_the_next_ones_with_their_due_times(tmp_path: Path) -> None:
     assert [each.attempts for _, each in shown] == [3, 3, 3]
     assert sum(len(each.body) for _, each in shown) == 10
     assert len(node.run(2 * DAY)) == 100
+
+
+def test_peek_shows_a_message_once_that_comes_into_memory_meanwhile(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    node.add(*[5000.0 + number / 100 for number in range(20)])
+    node = restarted(node, limit=100)
+
+    async def while_files_are_read(call: Callable[[], Any], name: str) -> Any:
+        found = call()
+        node.run(4999.0)
+        return found
+
+    with patch.object(deferred, "in_thread", while_files_are_read):
+        shown = asyncio.run(node.deferred.peek(20, 1000))
+    assert (len(node.deferred._heap), node.deferred.on_disk) == (20, 0)
+    assert len(shown) == len({each.id for _, each in shown}) == 20
 
 
 def test_a_look_at_a_file_that_is_being_written_is_no_damage(tmp_path: Path) -> None:
