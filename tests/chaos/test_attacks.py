@@ -5,7 +5,6 @@ stays small.
 from __future__ import annotations
 
 import contextlib
-import socket
 import struct
 import sys
 import threading
@@ -19,6 +18,7 @@ import nsq
 from nsq.testing import Nsqadmin, Nsqd, Nsqlookupd
 from nsq.wire import commands
 from tests.integration.bystander import resident
+from tests.integration.clients import dial
 
 pytestmark = pytest.mark.chaos
 
@@ -30,11 +30,6 @@ SLOW = 2.0
 GROWTH = 150 * 1024 * 1024
 SECONDS = 6.0
 SIZE = struct.Struct(">I")
-
-
-def connect(address: str) -> socket.socket:
-    host, _, port = address.rpartition(":")
-    return socket.create_connection((host, int(port)), PATIENCE)
 
 
 @contextlib.contextmanager
@@ -81,7 +76,7 @@ def test_one_byte_chunks_delay_no_other_request(kind: type[Nsqd | Nsqlookupd | N
         options = {"nsqd": [stack.enter_context(Nsqd())]} if kind is Nsqadmin else {}
         daemon = stack.enter_context(kind(process=True, **options))
         before = resident(daemon)
-        connections = [stack.enter_context(connect(daemon.http_address)) for _ in range(100)]
+        connections = [stack.enter_context(dial(daemon.http_address)) for _ in range(100)]
         for connection in connections:
             connection.sendall(b"POST /pub?topic=t HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
             connection.setblocking(False)
@@ -106,7 +101,7 @@ def test_bodies_that_drip_stop_no_publish() -> None:
         nsq.Producer(nsqd.tcp_address) as producer,
     ):
         before = resident(nsqd)
-        connections = [stack.enter_context(connect(nsqd.tcp_address)) for _ in range(8)]
+        connections = [stack.enter_context(dial(nsqd.tcp_address)) for _ in range(8)]
         for connection in connections:
             connection.sendall(commands.MAGIC_V2 + command[:-1_000_000])
 
@@ -124,7 +119,7 @@ def test_bodies_that_drip_stop_no_publish() -> None:
 
 def test_bad_answers_on_a_crowded_channel_delay_nothing() -> None:
     with Nsqd(process=True) as nsqd, contextlib.ExitStack() as stack:
-        subscribers = [stack.enter_context(connect(nsqd.tcp_address)) for _ in range(3000)]
+        subscribers = [stack.enter_context(dial(nsqd.tcp_address)) for _ in range(3000)]
         for subscriber in subscribers:
             subscriber.sendall(commands.MAGIC_V2 + commands.sub("crowd", "channel"))
         before = resident(nsqd)

@@ -29,7 +29,7 @@ from nsq.wire.layers import Deflate, Layer, Snappy
 from tests.chaos.mutations import Mutator, resident
 from tests.chaos.telling import Tell
 from tests.fakes.session import OK, FakeAuthority, FakeLink, FakeSyncNotifier, World
-from tests.integration.clients import connected, consumer, finish_all
+from tests.integration.clients import connected, consumer, dial, finish_all
 from tests.integration.judged import only_ours
 
 pytestmark = only_ours("Go's nsqd is not what is tested here")
@@ -236,8 +236,7 @@ def test_nsqd_survives_spoiled_conversations_over_real_sockets(
 
 
 def _send(address: str, mutator: Mutator) -> None:
-    host, _, port = address.rpartition(":")
-    with socket.create_connection((host, int(port)), timeout=60) as client, suppress(ConnectionError):
+    with dial(address) as client, suppress(ConnectionError):
         for chunk in mutator.chunks(mutator.conversation()):
             client.sendall(chunk)
         if mutator.random.random() < 0.5:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,6 +17,11 @@ from nsq.wire import commands
 def publish(nsqd: Nsqd, topic: str, bodies: Iterable[bytes]) -> None:
     reply = nsqd.post(f"/mpub?topic={_escaped(topic)}&binary=true", commands.pack_bodies(bodies), timeout=60)
     assert (reply.status, reply.body) == (200, b"OK")
+
+
+def dial(address: str, timeout: float = 60.0) -> socket.socket:
+    host, _, port = address.rpartition(":")
+    return socket.create_connection((host, int(port)), timeout)
 
 
 @contextmanager

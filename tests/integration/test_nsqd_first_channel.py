@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 from collections.abc import Iterable
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 from nsq.testing import Nsqd
 from nsq.testing.plugin import Factory
 from nsq.wire import commands
-from tests.integration.clients import channel_stats, consumer, finish_all, publish, topic_stats
+from tests.integration.clients import channel_stats, consumer, dial, finish_all, publish, topic_stats
 from tests.integration.judged import only_ours
 from tests.integration.patience import eventually
 
@@ -43,8 +42,7 @@ def at_once(nsqd: Nsqd, requests: Iterable[tuple[str, bytes]]) -> list[bytes]:
         b"%s HTTP/1.1\r\nHost: nsqd\r\nContent-Length: %d\r\n\r\n%s" % (line.encode(), len(body), body)
         for line, body in requests
     )
-    host, _, port = nsqd.http_address.rpartition(":")
-    with socket.create_connection((host, int(port)), 60) as client, client.makefile("rb") as answers:
+    with dial(nsqd.http_address) as client, client.makefile("rb") as answers:
         client.sendall(wire)
         return [_answer(answers) for _ in requests]
 

@@ -22,7 +22,7 @@ from nsq.testing.plugin import Factory
 from nsq.testing.v2 import PeerClosed
 from nsq.wire import commands
 from tests.integration.bystander import bystander, descriptors, resident
-from tests.integration.clients import channel_stats, connected, consumer, publish, stats, topic_stats
+from tests.integration.clients import channel_stats, connected, consumer, dial, publish, stats, topic_stats
 from tests.integration.judged import only_ours
 from tests.integration.patience import eventually
 
@@ -40,9 +40,8 @@ def nsqd(nsqd_factory: Factory[Nsqd]) -> Nsqd:
     return nsqd_factory(process=True, mem_queue_size=100, log_level="warning")
 
 
-def raw(nsqd: Nsqd, timeout: float = 60.0) -> socket.socket:
-    host, _, port = nsqd.tcp_address.rpartition(":")
-    made = socket.create_connection((host, int(port)), timeout)
+def raw(nsqd: Nsqd) -> socket.socket:
+    made = dial(nsqd.tcp_address)
     made.sendall(commands.MAGIC_V2)
     return made
 
@@ -135,8 +134,7 @@ def begin_body(nsqd: Nsqd, way: str) -> socket.socket:
         client = raw(nsqd)
         client.sendall(commands.mpub("t", [b"x" * MB] * 5)[:-1])
         return client
-    host, _, port = nsqd.http_address.rpartition(":")
-    client = socket.create_connection((host, int(port)), 60)
+    client = dial(nsqd.http_address)
     client.sendall(b"POST /mpub?topic=t HTTP/1.1\r\nHost: x\r\nContent-Length: 5000000\r\n\r\n")
     client.sendall(b"x" * (5 * MB - 1))
     return client

@@ -22,7 +22,7 @@ from nsq.testing.plugin import Factory, factory
 from nsq.testing.v2 import PeerClosed
 from nsq.wire import commands
 from tests.integration.authority import Authority
-from tests.integration.clients import channel_stats, connected, finish_all, subscribe
+from tests.integration.clients import channel_stats, connected, dial, finish_all, subscribe
 from tests.integration.judged import only_ours
 from tests.integration.patience import eventually
 
@@ -276,7 +276,7 @@ class TestNoHandshake:
 
     def test_bytes_that_are_no_handshake_end_an_https_connection(self, nsqd: Nsqd) -> None:
         assert nsqd.https_address is not None
-        with socket.create_connection(address(nsqd.https_address), timeout=60) as sock:
+        with dial(nsqd.https_address) as sock:
             sock.sendall(b"GET /ping HTTP/1.1\r\nHost: nsqd\r\n\r\n" * 10)
             until_closed(sock)
         assert nsqd.get("/ping").status == 200
@@ -294,7 +294,7 @@ class TestNoHandshake:
 @contextlib.contextmanager
 def asked_for_tls(nsqd: Nsqd) -> Iterator[socket.socket]:
     """A connection on which nsqd expects a handshake."""
-    with socket.create_connection(address(nsqd.tcp_address), timeout=60) as sock:
+    with dial(nsqd.tcp_address) as sock:
         wish = json.dumps({"feature_negotiation": True, "tls_v1": True}).encode()
         sock.sendall(commands.MAGIC_V2 + commands.identify(wish))
         granted = sock.recv(4096)
@@ -309,18 +309,12 @@ def until_closed(sock: socket.socket) -> None:
             pass
 
 
-def address(text: str) -> tuple[str, int]:
-    host, _, port = text.rpartition(":")
-    return host, int(port)
-
-
 def serial_number(nsqd: Nsqd, trusted: Authority) -> object:
     """The serial number of the certificate for HTTPS clients."""
     context = trusted.client_context()
     assert nsqd.https_address is not None
-    host, _, port = nsqd.https_address.rpartition(":")
     with (
-        socket.create_connection((host, int(port)), 60) as plain,
+        dial(nsqd.https_address) as plain,
         context.wrap_socket(plain, server_hostname=HOST) as secured,
         encrypted(nsqd, context),
     ):

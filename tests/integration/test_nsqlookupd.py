@@ -28,6 +28,7 @@ from nsq.daemons.serve.logs import DaemonLog
 from nsq.gc_settings import tune_gc
 from nsq.wire import lookup
 from nsq.wire.lookup import PeerInfo, ReplyParser
+from tests.integration.clients import dial
 from tests.integration.test_httpd import on_an_event_loop
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -204,8 +205,7 @@ async def test_a_client_that_sends_nothing_is_cut_off(monkeypatch: pytest.Monkey
 
 def flood(address: str) -> None:
     """Introduce an nsqd and then send without ever reading, until the other side has had enough."""
-    host, port = address.split(":")
-    with socket.create_connection((host, int(port)), timeout=60) as sock:
+    with dial(address) as sock:
         sock.sendall(lookup.MAGIC + lookup.identify(NSQD))
         while True:
             sock.sendall(b"PING\n" * 20_000)
@@ -234,8 +234,7 @@ async def longest_turn(work: Awaitable[object]) -> float:
 
 def fetched(address: str | None, target: str) -> int:
     """The length of the answer, read in a thread of its own and thrown away."""
-    host, _, port = str(address).rpartition(":")
-    with socket.create_connection((host, int(port)), timeout=60) as sock:
+    with dial(str(address)) as sock:
         sock.sendall(f"GET {target} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
         return sum(iter(lambda: len(sock.recv(1 << 20)), 0))
 
@@ -307,11 +306,10 @@ def listening(process: subprocess.Popen[str]) -> list[str]:
 def test_a_signal_ends_the_program_in_order(number: signal.Signals) -> None:
     with program("--tcp-address=127.0.0.1:0", "--http-address=127.0.0.1:0") as process:
         tcp_address, http_address = listening(process)
-        host, port = tcp_address.split(":")
         client = http.client.HTTPConnection(http_address)
         client.request("GET", "/ping")
         assert client.getresponse().read() == b"OK"
-        with socket.create_connection((host, int(port)), timeout=60) as peer:
+        with dial(tcp_address) as peer:
             process.send_signal(number)
             _, log = process.communicate(timeout=60)
             assert peer.recv(1) == b""
@@ -325,9 +323,8 @@ def test_registrations_sent_at_once_take_turns_with_others() -> None:
     topics = [f"topic-{number:06}" for number in range(200_000)]
     with program("--tcp-address=127.0.0.1:0", "--http-address=127.0.0.1:0") as process:
         tcp_address, http_address = listening(process)
-        host, port = tcp_address.split(":")
         client = http.client.HTTPConnection(http_address, timeout=60)
-        with socket.create_connection((host, int(port)), timeout=60) as nsqd:
+        with dial(tcp_address) as nsqd:
             nsqd.sendall(lookup.MAGIC + lookup.identify(NSQD))
             assert len(ReplyParser().feed(nsqd.recv(65536))) == 1
             lines, answers = b"".join(map(lookup.register, topics)), lookup.reply(lookup.OK) * len(topics)
