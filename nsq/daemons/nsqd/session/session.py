@@ -490,7 +490,10 @@ class Session:
     # Publishing.
 
     def _pub(self, params: list[bytes], body: _Body) -> None:
-        self._publish_if_allowed("PUB", self._broker.publish, params, body, len(body))
+        if self._environment.authority is None:
+            self._publish("PUB", self._broker.publish, params[0].decode(), body, len(body))
+        else:
+            self._publish_if_allowed("PUB", self._broker.publish, params, body, len(body))
 
     def _mpub(self, params: list[bytes], body: _Body) -> None:
         self._publish_if_allowed("MPUB", self._broker.publish, params, body, 1)
@@ -505,10 +508,7 @@ class Session:
         self, verb: str, publish: Callable[[str, Any], int], params: list[bytes], bodies: _Body, commands: int
     ) -> None:
         arguments = verb, publish, params[0].decode(), bodies, commands
-        if self._environment.authority is None:
-            self._publish(*arguments)
-        else:
-            self._permit.when_allowed(verb, params[0], b"", self._publish, *arguments)
+        self._permit.when_allowed(verb, params[0], b"", self._publish, *arguments)
 
     def _publish(
         self,
