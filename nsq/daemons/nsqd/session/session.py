@@ -490,7 +490,7 @@ class Session:
     # Publishing.
 
     def _pub(self, params: list[bytes], body: _Body) -> None:
-        if self._environment.authority is None:
+        if self._environment.authority is None:  # one call less for each PUB
             self._publish("PUB", self._broker.publish, params[0].decode(), body, len(body))
         else:
             self._publish_if_allowed("PUB", self._broker.publish, params, body, len(body))
