@@ -19,6 +19,7 @@ import hypothesis
 import pytest
 
 from nsq.testing import leaks
+from nsq.threads.signals import _AfterStop
 from tests.late import LateLines
 
 # The time of an example depends on the load of the machine, so no test limits it.
@@ -143,6 +144,16 @@ def watched_directories(pytestconfig: pytest.Config) -> list[Path]:
     """Return the directories to watch for new files: the working directory, the repository, tests/."""
     below = [path for path in TESTS.rglob("*") if path.is_dir() and path.name != "__pycache__"]
     return list(dict.fromkeys([Path.cwd(), pytestconfig.rootpath, TESTS, *below]))
+
+
+@pytest.fixture(autouse=True)
+def usual_signal_handlers() -> Iterator[None]:
+    """Unwrap the handlers that a stop by a signal leaves behind: they ignore its repetitions for a second."""
+    yield
+    for number in (signal.SIGTERM, signal.SIGINT):
+        handler = signal.getsignal(number)
+        if isinstance(handler, _AfterStop):
+            signal.signal(number, handler.handler)
 
 
 @pytest.fixture(autouse=True)
