@@ -102,6 +102,7 @@ class Pool:
         self._closers: set[int] = set()  # threads that have called ``close``
         self._close_by = self._join_by = math.inf
         self._gone = False  # the owner ends: it carries out no more requests
+        self._left = 0  # publishes that the close has ended
         self._warned_of_loop = False
         self._redial_requested = False  # endpoints know that a publish waits
         self.book.begin(self)
@@ -524,7 +525,8 @@ class Pool:
         self.owner.changed.wait_for(lambda: self.report is not None, hard)
         self.owner.join(hard)
         if self.report is None:
-            return CloseReport(clean=False, unanswered=self.unended, unfinished_threads=[NAME])
+            unanswered = max(self.unended, self._left)
+            return CloseReport(clean=False, unanswered=unanswered, unfinished_threads=[NAME])
         return self.report
 
     def _close_unstarted(self) -> None:
@@ -552,6 +554,7 @@ class Pool:
         left = self._unended()
         if left and self._clock() < self._close_by:
             return
+        self._left = len(left)
         for publish in left:
             self.give_up(publish, "the producer was closed")
         self.nsqds.stop()

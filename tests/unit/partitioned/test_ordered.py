@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -180,12 +181,12 @@ class TestPool:
         assert handled == [first, second]
 
     def test_a_message_may_be_answered_later_by_a_thread_of_the_program(self, site: Make) -> None:
-        kept: list[Message] = []
+        kept: queue.SimpleQueue[Message] = queue.SimpleQueue()
 
         def handler(message: Message) -> None:
             if message.internal_id == 1:
                 message.disable_auto_response()
-                kept.append(message)
+                kept.put(message)
 
         here = site(handler)
         nsqd = here.connect()
@@ -194,7 +195,7 @@ class TestPool:
         here.deliver(here.connect(1), 11)
         here.notes.wait_for(("finish", 11))
         assert ("finish", 2) not in here.notes.all
-        Running(kept[0].finish).result()
+        Running(kept.get(timeout=PATIENCE).finish).result()
         here.notes.wait_for(("finish", 1), ("finish", 2))
 
     def test_a_message_is_answered_once(self, site: Make) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import gc
 import itertools
 import random
+import threading
 import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -458,6 +459,21 @@ def test_close_flushes_and_later_publishes_are_refused(p: Producer, nsqd: Publis
     for publish in (p.publish, p.publish_async):
         with pytest.raises(nsq.Closed):
             publish("orders", b"body")
+
+
+def test_a_close_that_waits_for_a_callback_in_vain_still_counts_the_unanswered_publishes(
+    p: Producer, nsqd: PublishedTo
+) -> None:
+    go_on = threading.Event()
+    answered = p.publish_async("orders", b"answered")
+    nsqd.answer(b"answered")
+    answered.add_done_callback(lambda _: go_on.wait(PATIENCE))
+    unanswered = p.publish_async("orders", b"unanswered")
+    nsqd.expect(b"unanswered")
+    report = p.close(0.3)
+    go_on.set()
+    assert (report.clean, report.unanswered) == (False, 1)
+    assert isinstance(unanswered.exception(PATIENCE), nsq.PublishUncertain)
 
 
 def test_close_takes_a_connection_along_that_is_being_dialed() -> None:
