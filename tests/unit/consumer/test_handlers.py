@@ -13,11 +13,9 @@ from typing import Any
 
 import pytest
 
-from nsq.consumer.dead_letters import dead_letter
-from nsq.consumer.handlers import GiveUp, HandlerPool, Requeue
+from nsq.consumer.handlers import HandlerPool, Requeue
 from nsq.errors import ConfigError
 from nsq.message import Message
-from nsq.wire.envelope import dead_letter_in
 from tests.fakes.messages import Desk
 from tests.fakes.nsqd import id_of
 from tests.fakes.threads import PATIENCE
@@ -281,32 +279,6 @@ class TestLastFailure:
         work(pool, desk.message(1, attempts=5))
         desk.wait_for(("requeue", 1, 1.0 if result else None, True))
         assert len(desk.notes) == 1
-
-
-@pytest.mark.parametrize(
-    ("error", "reason", "shown"),
-    [
-        (GiveUp("cannot be read"), "its handler gave it up", "cannot be read"),
-        (
-            ValueError("a\nb\x00c" + "d" * 2000),
-            "it failed at its last attempt (max_attempts is 5)",
-            "ValueError: a b c",
-        ),
-        (None, "its attempts were used up, by requeues or timeouts (max_attempts is 5)", ""),
-    ],
-)
-def test_a_dead_letter_says_why(error: Exception | None, reason: str, shown: str, desk: Desk) -> None:
-    if error is not None:
-        with pytest.raises(type(error)):
-            raise error
-    letter = dead_letter_in(dead_letter(desk.message(7, attempts=5), error, "orders/billing", 5))
-    assert letter is not None
-    about = letter.attributes
-    assert letter.body == b"body"
-    assert (about["source"], about["reason"], about["attempts"]) == ("/orders/billing", reason, "5")
-    assert about.get("error", "").startswith(shown)
-    assert len(about.get("error", "")) <= 1000
-    assert ("in test_a_dead_letter_says_why" in about.get("place", "")) == (error is not None)
 
 
 async def coroutine(message: Any) -> None: ...
