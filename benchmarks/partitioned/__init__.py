@@ -24,7 +24,7 @@ _NODES, _PARTITIONS = 3, 6
 _LANES = 16
 _CALLERS = 16
 _WINDOW = 10_000
-#: For each partition, else their small windows are what is measured: a window of 33 costs a client of one
+#: For each partition. With less, small windows would decide the result: a window of 33 costs a client of one
 #: nsqd as much.
 _MAX_IN_FLIGHT = 200 * _PARTITIONS
 _FILL = 200  # messages in a command

@@ -115,7 +115,7 @@ class Router(AddressBook):
         # Of parked publishes, what was known at the last try, and when to try again.
         self._blocked: dict[Place, tuple[object, float]] = {}
         self._last: dict[tuple[str, int], PublishingEndpoint] = {}  # the leader that got the latest publish
-        self.bursts: dict[Place, list[Publish]] = {}  # of partitions of ordered topics: what is under way
+        self.bursts: dict[Place, list[Publish]] = {}  # by partition of an ordered topic: unanswered publishes
         self._growing: Place | None = None  # the burst that is being made
         self._held: dict[tuple[str, int], float] = {}  # while a former leader owes an answer: since when
         self._owing = False  # an nsqd owes an answer
@@ -296,7 +296,7 @@ class Router(AddressBook):
         pool.waiting.extendleft(sorted(waiting, key=_started, reverse=True))
 
     def _make_plain(self) -> None:
-        """Turn what waits into publishes for the original NSQ; end those that need a partitioned one."""
+        """Turn waiting publishes into those of the original NSQ; end those that need a partitioned one."""
         for publish in self._pool.waiting.copy():
             if isinstance(publish.rules, PartitionRules):
                 try:

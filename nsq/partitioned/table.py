@@ -101,7 +101,7 @@ class TopicTable:
 
     @property
     def problem(self) -> str:
-        """What is wrong with an incomplete topic, in words."""
+        """Say in words which partitions an incomplete topic lacks."""
         missing = self.missing
         if not missing:
             return "" if self.leaders else "no partition has a leader"
