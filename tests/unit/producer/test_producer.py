@@ -9,6 +9,7 @@ import math
 import os
 import pickle
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -292,11 +293,16 @@ def test_in_a_forked_child_the_parents_publishes_have_ended(
 ) -> None:
     future = p.publish_async("orders", b"body")
     nsqd.expect(b"body")
-    if not (pid := fork()):
+    # After C code's fork, a child would hand the GIL to the thread that just asked for it, and wait for ever.
+    usual_interval = sys.getswitchinterval()
+    sys.setswitchinterval(60)
+    pid = fork()
+    if not pid:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.alarm(int(PATIENCE))  # a child that hangs must not outlive the test
         anew = p.stats().pending == 0 and isinstance(future.done() and future.exception(), nsq.Forked)
         os._exit(0 if anew else 1)
+    sys.setswitchinterval(usual_interval)
     assert os.waitpid(pid, 0)[1] == 0
     assert not future.done()
     nsqd.ok()
