@@ -93,7 +93,8 @@ class OwnConn:
         close the connection then. ``publish`` judges other answers.
         """
         for start in range(0, len(command), _PIECE):
-            self._stream.write(command[start : start + _PIECE], self._config.write_timeout)
+            left = max(deadline - clock(), _CLOSE_ENOUGH)
+            self._stream.write(command[start : start + _PIECE], min(left, self._config.write_timeout))
         patience = self._config.read_timeout if publish is None else publish.rules.patience
         wait = min(deadline - clock(), self._config.read_timeout, patience)
         if abs(wait - self._wait) > _CLOSE_ENOUGH:

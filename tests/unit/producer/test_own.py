@@ -6,6 +6,7 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -190,9 +191,15 @@ def test_what_may_be_sent_again_goes_through_the_loops(answer: str) -> None:
     scene.p.close()
 
 
-def test_silence_until_the_deadline_leaves_the_publish_uncertain(scene: Scene) -> None:
+@pytest.mark.parametrize("stalled", [False, True], ids=["nsqd is silent", "nsqd does not take all of it"])
+def test_a_round_trip_that_does_not_end_in_time_leaves_the_publish_uncertain(
+    scene: Scene, stalled: bool
+) -> None:
+    if stalled:
+        scene.own.peer.stall(after=1)
+    published = in_thread(partial(scene.p.publish, "orders", b"late", timeout=0.01))
     with pytest.raises(PublishUncertain, match="no answer in time"):
-        scene.p.publish("orders", b"silence", timeout=0.01)
+        published.result(PATIENCE)  # less than write_timeout
     scene.own.peer.wait_closed()
     assert scene.p.stats().pending == 0
 
