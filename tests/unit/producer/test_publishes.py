@@ -86,7 +86,7 @@ class TestMade:
                 for defer in (math.inf, math.nan, True, "30", object())
             ],
             ("orders", b"body", -0.001, nsq.InvalidMessage, r"^defer is -0.001 s, must be 0 to 7200 s"),
-            ("orders", b"body", 7201.0, nsq.InvalidMessage, r"^defer is 7201 s, must be 0 to 7200 s"),
+            ("orders", b"body", 7200.001, nsq.InvalidMessage, r"^defer is 7200.001 s, must be 0 to 7200 s"),
             *[(topic, b"body", None, nsq.InvalidName, "topic") for topic in ("", "no spaces", None)],
             ("orders", "text", None, nsq.InvalidMessage, "the message is a str, must be bytes: encode it"),
             ("orders", 7, None, nsq.InvalidMessage, "the message is a int, must be bytes"),
