@@ -295,16 +295,18 @@ class Producer:
             self.abandon()
         return self._pool
 
-    def set_nsqds(self, addresses: Iterable[str]) -> None:
-        """Publish to these nsqds from now on, instead of those given at first. A connection to another one
-        is used until it ends.
+    def set_nsqds(self, addresses: Addresses) -> None:
+        """Publish to these nsqds, or to this one, from now on, instead of those given at first. A connection
+        to another one is used until it ends.
         """
-        several = tuple(addresses)
-        if self._setup.lookupds or not several:
+        addresses = self._checked(addresses)
+        if self._setup.lookupds or not addresses:
             raise UsageError("set_nsqds needs addresses, and a producer without nsqlookupds")
-        addresses = several if self._setup.transport is not None else checked_nsqds(several)
         self._setup = replace(self._setup, addresses=addresses)
         self._current().nsqds.set_addresses(addresses)
+
+    def _checked(self, nsqds: Addresses) -> tuple[str, ...]:
+        return checked_nsqds(nsqds) if self._setup.transport is None else checked("nsqd", nsqds)
 
     # Lifetime.
 
@@ -372,7 +374,7 @@ class Producer:
         pool = self._current()
         addresses = pool.nsqds.addresses
         if nsqd is not None:
-            addresses = (nsqd,) if self._setup.transport is not None else checked_nsqds(nsqd)
+            addresses = self._checked(nsqd)
         if not addresses:
             raise ConnectionFailed(f"no nsqd is known: {pool.discovery.absence}")
         errors = self._ping(addresses, deadline)

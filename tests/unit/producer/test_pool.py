@@ -8,7 +8,7 @@ import itertools
 import random
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
@@ -149,9 +149,12 @@ def test_set_nsqds_replaces_the_nsqds_and_keeps_their_counts(transport: MemoryTr
     assert transport.dials == [A, B]
 
 
-def test_nsqds_that_are_replaced_before_the_first_publish_are_not_dialed(transport: MemoryTransport) -> None:
+@pytest.mark.parametrize("addresses", [[B], B, (B, B)])
+def test_nsqds_that_are_replaced_before_the_first_publish_are_not_dialed(
+    transport: MemoryTransport, addresses: str | Sequence[str]
+) -> None:
     with producer(transport) as p:
-        p.set_nsqds([B])
+        p.set_nsqds(addresses)
         assert list(connections(p)) == [B]
         connected(p, transport)
     assert transport.dials == [B]
