@@ -12,7 +12,7 @@ import contextvars
 import signal
 import threading
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -177,8 +177,8 @@ class Producer:
     def __init__(self, *addresses: str, **options: Any) -> None:
         self.producer = threads_producer.Producer(*addresses, **options)
         self._results: _FromThreads[_Result] | None = None
-        # Publishes that wait for room, and what ends them at their deadline.
-        self._queue: deque[tuple[_Result, asyncio.TimerHandle]] = deque()
+        # Publishes that wait for room, in the order of their calls, and what ends them at their deadline.
+        self._queue: OrderedDict[_Result, asyncio.TimerHandle] = OrderedDict()
         self._room_waiter: _RoomWaiter | None = None
 
     def __repr__(self) -> str:
@@ -225,7 +225,8 @@ class Producer:
         result = _Result(results, publish, deadline)
         if self._queue or not self._try(result):
             seconds = max(0.0, deadline - time.monotonic())
-            self._queue.append((result, results.loop.call_later(seconds, result.end_without_room)))
+            self._queue[result] = results.loop.call_later(seconds, result.end_without_room)
+            result.ended.add_done_callback(lambda _: self._leave_queue(result))
             if self._room_waiter is None:
                 self._send_waiting()
         error = await result.ended
@@ -266,15 +267,19 @@ class Producer:
         """Send the publishes that wait for room, in order, as far as there is room now."""
         self._stop_waiting_for_room()
         while self._queue:
-            result, timer = self._queue[0]
+            result = next(iter(self._queue))
             if not result.ended.done():
                 try:
                     if not self._try(result) and not self._wait_for_room(result):
                         return
                 except Exception as error:
                     result.ended.set_result(error)  # such as Closed
+            self._leave_queue(result)
+
+    def _leave_queue(self, result: _Result) -> None:
+        timer = self._queue.pop(result, None)
+        if timer is not None:
             timer.cancel()
-            self._queue.popleft()
 
     def _wait_for_room(self, result: _Result) -> bool:
         """Have ``_send_waiting`` called when there is room, then try once more: room may have come before."""

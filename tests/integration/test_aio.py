@@ -119,6 +119,25 @@ def test_the_loop_runs_on_while_a_publish_waits_for_an_nsqd_or_for_room(run: Run
     assert turns >= 10
 
 
+def test_publishes_that_waited_for_room_in_vain_are_not_kept_until_there_is_room(run: Run) -> None:
+    async def main() -> tuple[set[type], int]:
+        async with aio.Producer("127.0.0.1:1", max_pending=1, publish_timeout=PATIENCE) as producer:
+            tasks = [asyncio.create_task(producer.publish(TOPIC, b"pending"))]
+            tasks += [asyncio.create_task(producer.publish(TOPIC, b"cancelled")) for _ in range(10)]
+            await asyncio.sleep(0)
+            for task in tasks[1:]:
+                task.cancel()
+            tasks += [asyncio.create_task(producer.publish(TOPIC, b"late", timeout=0.05)) for _ in range(10)]
+            errors = await asyncio.gather(*tasks[1:], return_exceptions=True)
+            await asyncio.sleep(0)
+            kept = len(producer._queue)
+            await producer.close(0.0)
+            await asyncio.gather(*tasks, return_exceptions=True)
+        return {type(error) for error in errors}, kept
+
+    assert run(main()) == ({asyncio.CancelledError, nsq.QueueFull}, 0)
+
+
 def test_a_publish_of_what_cannot_be_sent_raises_the_usual_errors(nsqd: Nsqd, run: Run) -> None:
     async def main() -> None:
         async with aio.Producer(nsqd.tcp_address) as producer:
