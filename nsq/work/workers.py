@@ -96,7 +96,10 @@ class Slots:
         os.close(self.descriptor)
 
     def write(self, slot: int, report: dict[str, Any]) -> None:
-        data = json.dumps(report).encode()[: _SLOT - _HEAD.size]
+        """Write a report. Consumers that do not fit are left out, healthy ones first."""
+        consumers = report["consumers"]
+        while len(data := json.dumps({**report, "consumers": consumers}).encode()) > _SLOT - _HEAD.size:
+            consumers = sorted(consumers, key=lambda each: each["ok"])[: len(consumers) // 2]
         self._memory[slot * _SLOT : slot * _SLOT + _HEAD.size + len(data)] = (
             _HEAD.pack(len(data), zlib.crc32(data)) + data
         )
@@ -111,10 +114,7 @@ class Slots:
         data = self._memory[start + _HEAD.size : start + _HEAD.size + min(length, _SLOT)]
         if not length or zlib.crc32(data) != check:
             return {}
-        try:
-            report: dict[str, Any] = json.loads(data)
-        except ValueError:
-            return {}
+        report: dict[str, Any] = json.loads(data)
         return report
 
 

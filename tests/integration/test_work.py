@@ -167,6 +167,30 @@ def test_limits_and_the_health_page(work: Work) -> None:
     assert "ended, as it has answered" in work.log.read_text()
 
 
+FAILING_FORKS = """
+import errno, os
+from nsq.work import supervisor
+
+supervisor._LONGEST_PAUSE = 0.1
+fork, failures = os.fork, [1, 2]
+
+def fail_at_first():
+    if failures.pop(0) if failures else 0:
+        raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
+    return fork()
+
+os.fork = fail_at_first
+"""
+
+
+def test_a_fork_that_fails_is_tried_again(work: Work) -> None:
+    work.write(text=FAILING_FORKS + PROGRAM)
+    with work.running("app:consumer", "--processes=1", f"--health-address=127.0.0.1:{free_port()}"):
+        work.connected(1)
+        work.terminate()
+    assert work.log.read_text().count("no process can be started: [Errno 11]") == 2
+
+
 def test_a_process_that_grows_is_replaced(work: Work) -> None:
     work.write(
         text=PROGRAM.replace(
