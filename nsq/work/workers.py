@@ -11,6 +11,7 @@ import os
 import resource
 import signal
 import struct
+import sys
 import tempfile
 import time
 import zlib
@@ -180,7 +181,9 @@ def memory_used() -> int:
     try:
         pages = int(Path("/proc/self/statm").read_text("ascii").split()[1])
     except (OSError, ValueError, IndexError):
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        # The most that it has used; macOS counts bytes.
+        unit = 1 if sys.platform == "darwin" else 1024
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
     return pages * resource.getpagesize()
 
 

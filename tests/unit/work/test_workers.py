@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import resource
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from nsq.work.workers import Slots, health_of
+from nsq.work.workers import Slots, health_of, memory_used
 
 
 @pytest.fixture
@@ -49,3 +51,13 @@ def test_a_report_that_is_being_written_is_not_read(slots: Slots) -> None:
     slots._memory[20:22] = b"??"
 
     assert slots.read(0) == {}
+
+
+@pytest.mark.parametrize(("platform", "unit"), [("darwin", 1), ("freebsd14", 1024)])
+def test_without_proc_the_most_memory_that_was_used_counts(
+    platform: str, unit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nsq.work.workers.Path", lambda _: Path("/nowhere"))
+    monkeypatch.setattr("sys.platform", platform)
+
+    assert memory_used() == resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
