@@ -30,8 +30,8 @@ from tests.integration.patience import eventually
 #: what busy cores need.
 STOP_GRACE = 4.0
 SETTLING = 60.0
-#: An nsqd looks after its nsqlookupds every 15 s, and one that was lost in silence takes it two looks: before
-#: that nobody can find it there.
+#: An nsqd looks after its nsqlookupds every 15 s, and takes two looks to notice one that was lost in silence:
+#: before that no consumer can find the nsqd there.
 FINDING = 120.0
 
 

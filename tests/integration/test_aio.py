@@ -496,7 +496,7 @@ def test_a_loop_that_is_closed_too_early_stops_the_consumer(nsqd: Nsqd) -> None:
 # What callers are told.
 
 
-def test_mistakes_name_what_to_do() -> None:
+def test_errors_for_mistakes_name_the_remedy() -> None:
     consumer = aio.Consumer(TOPIC, CHANNEL, nsqd="127.0.0.1:1")
     with pytest.raises(nsq.ConfigError, match="not an async def"):
         consumer.add_handler(lambda message: None)  # type: ignore[arg-type, return-value]

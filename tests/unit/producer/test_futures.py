@@ -197,7 +197,7 @@ def test_futures_that_have_ended_are_not_waited_for(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("mine_first", [True, False])
-def test_they_are_waited_for_together_with_futures_of_others(scene: Scene, mine_first: bool) -> None:
+def test_futures_of_the_producer_and_others_are_waited_for_together(scene: Scene, mine_first: bool) -> None:
     mine, other = scene.future(), Future[None]()
     wait = partial(concurrent.futures.wait, [mine, other] if mine_first else [other, mine], PATIENCE)
     (done, _), *_ = in_threads(wait, scene.end, partial(other.set_result, None))

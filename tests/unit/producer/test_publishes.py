@@ -193,15 +193,17 @@ anything = st.lists(
 
 class TestJoin:
     @pytest.mark.parametrize(("publishes", "batches"), JOINED.values(), ids=JOINED)
-    def test_which_go_together(self, publishes: list[Publish], batches: list[list[int]]) -> None:
+    def test_publishes_of_one_topic_that_are_small_are_joined(
+        self, publishes: list[Publish], batches: list[list[int]]
+    ) -> None:
         assert joined(*publishes) == batches
 
-    def test_a_thousand_messages_at_most(self) -> None:
+    def test_at_most_a_thousand_messages_are_joined(self) -> None:
         sizes = [len(batch) for batch in join([publish() for _ in range(2500)], 5 * MIB)]
         assert sizes == [1000, 1000, 500]
 
     @given(anything, st.one_of(st.integers(0, 200), st.integers(0, 600 * KIB), st.just(2**31)))
-    def test_all_go_once_in_the_order_of_their_topic_and_in_full_batches(
+    def test_each_publish_is_in_one_batch_in_the_order_of_its_topic_and_batches_are_full(
         self, publishes: list[Publish], largest: int
     ) -> None:
         batches = join(publishes, largest)
