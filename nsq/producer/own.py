@@ -20,7 +20,7 @@ from contextlib import suppress
 
 from nsq.config import Config
 from nsq.connection.handshake import dial
-from nsq.errors import ConnectionLost, NsqError, ServerError, WireError, server_error
+from nsq.errors import ConnectionLost, NsqError, ServerError, Unanswered, WireError, server_error
 from nsq.log import Logger
 from nsq.producer.publishes import Publish, Verdict, unanswered
 from nsq.transport.base import Transport
@@ -119,8 +119,11 @@ class OwnConn:
         while data or not replies:
             found = split_reply(data)
             if found is None:
+                left = deadline - clock()
+                if left <= 0:
+                    raise Unanswered(f"{self.address} has not answered in time")
                 patience = self._config.read_timeout if publish is None else publish.rules.patience
-                self._set_wait(min(deadline - clock(), self._config.read_timeout, patience))
+                self._set_wait(min(left, self._config.read_timeout, patience))
                 more = self._stream.read()
                 if not more:
                     raise ConnectionLost(f"{self.address} closed the connection")

@@ -204,6 +204,12 @@ def test_a_round_trip_that_does_not_end_in_time_leaves_the_publish_uncertain(
     assert scene.p.stats().pending == 0
 
 
+def test_heartbeats_do_not_prolong_the_wait_for_an_answer(scene: Scene) -> None:
+    scene.transport.streams[1].before_read = lambda: scene.own.say(HEARTBEAT)
+    published = publishing(scene.p, timeout=0.05)
+    assert isinstance(published.exception(PATIENCE), PublishUncertain)
+
+
 def test_one_publish_now_and_then_dials_no_connection() -> None:
     memory = MemoryTransport()
     with producer(memory, publish_connections=1) as p:
