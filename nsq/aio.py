@@ -564,7 +564,11 @@ class Consumer:
         self._messages = _FromThreads(loop, self._wake_takers)
         self._engine.watch = cast(SignalWatch, _Watch(self._messages.wake))
         self._taken_over.tasks = sum(concurrency for _, concurrency, _ in self._handlers) or 1
-        await self._on_thread("start", self.consumer.start)
+        try:
+            await self._on_thread("start", self.consumer.start)
+        except asyncio.CancelledError:
+            self._engine.ask_to_stop(time.monotonic())  # the thread starts it all the same
+            raise
         for handler, concurrency, no_backoff in self._handlers:
             for number in range(concurrency):
                 name = f"{self._engine.name}-handler-{number}"

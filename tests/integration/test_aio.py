@@ -349,6 +349,21 @@ def test_nothing_waits_for_the_threads_of_asyncio_which_the_program_may_keep_bus
     expect_drained(nsqd)
 
 
+def test_a_consumer_whose_start_is_cancelled_stops(nsqd: Nsqd, run: Run) -> None:
+    create(nsqd)
+
+    async def main() -> bool:
+        consumer = make(nsqd)
+        start = asyncio.create_task(consumer.start())
+        await asyncio.sleep(0)
+        start.cancel()
+        await asyncio.wait({start})
+        assert start.cancelled()
+        return consumer.consumer.wait(PATIENCE)
+
+    assert run(main())
+
+
 def test_a_stop_gives_waiting_messages_back_at_once(nsqd: Nsqd, run: Run) -> None:
     create(nsqd)
     publish(nsqd, numbered(200))
