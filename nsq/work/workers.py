@@ -34,7 +34,7 @@ log = Logger("nsq.work")
 
 #: Seconds between two reports of a worker, and between two checks of children and files by the supervisor.
 STEP = 1.0
-#: Seconds for a new worker to connect before the old one is stopped.
+#: Seconds for a new worker to connect before the old one is stopped all the same.
 _CONNECT = 10.0
 #: Seconds without a report after which a worker counts as stuck.
 _STALE = 15.0
@@ -134,13 +134,7 @@ def run_worker(
             if options.threads:
                 consumer.set_threads(options.threads)
             consumer.start()
-        deadline = time.monotonic() + _CONNECT
-        reason = ""
-        for consumer in consumers:
-            consumer.wait_until_connected(min(1.0, max(0.0, deadline - time.monotonic())))
-            if watch.wait(0.0) is not None:
-                reason = "it was asked to"
-                break
+        reason = "" if _wait_until_connected(consumers, watch) else "it was asked to"
         slots.write(slot, _report(consumers))
         if os.getppid() == supervisor:
             with suppress(ProcessLookupError):
@@ -156,6 +150,20 @@ def run_worker(
                 reason = _limit_reached(options, report)
         stop_all(consumers, watch, options.timeout)
     return reason
+
+
+def _wait_until_connected(consumers: list[Consumer], watch: SignalWatch) -> bool:
+    """Wait until all are connected, or for so long that the old process need not wait any more. Return False
+    after a signal.
+    """
+    deadline = time.monotonic() + _CONNECT
+    for consumer in consumers:
+        while (left := deadline - time.monotonic()) > 0 and not consumer.wait_until_connected(
+            min(STEP, left)
+        ):
+            if watch.wait(0.1) is not None:  # seconds: a consumer that was stopped does not wait
+                return False
+    return True
 
 
 def _report(consumers: Sequence[Consumer]) -> dict[str, Any]:

@@ -144,6 +144,31 @@ def test_the_program_is_loaded_again_a_process_at_a_time_unless_it_is_broken(
     assert not old & {int(pid) for pid, name, _ in work.handled() if name == "second"}
 
 
+SLOW = """
+from nsq.transport import default_transport
+
+class Slow:
+    def connect(self, address, *, timeout):
+        time.sleep(3.0)
+        return default_transport.connect(address, timeout=timeout)
+""" + PROGRAM.replace("reconnect_max=0.5", "transport=Slow()")
+
+
+def test_an_old_process_works_until_the_new_one_is_connected(work: Work) -> None:
+    work.write()
+    with work.running("app:make", "--processes=1"):
+        work.connected(1)
+        work.write(text=SLOW)
+        work.process.send_signal(signal.SIGHUP)
+        connected = set[int]()
+        until(
+            "replaced",
+            lambda: connected.add(len(clients_of(work.nsqd))) or "ended, as" in work.log.read_text(),
+        )
+        work.terminate()
+    assert 0 not in connected
+
+
 def test_a_worker_is_replaced_after_max_messages_and_the_health_page_shows_it(work: Work) -> None:
     work.write()
     address = "127.0.0.1:" + str(free_port())
