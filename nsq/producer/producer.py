@@ -421,17 +421,17 @@ class Producer:
 
     def health(self) -> ProducerHealth:
         """Return the health: good with an open connection, or if none has been needed yet."""
-        connections = self.stats().connections
+        pool, connections = self._current(), self.stats().connections
         problems = {
             each.address: each.reason or each.state
             for each in connections
             if each.reason or each.state == "overdue"
         }
-        problems |= self._current().book.problems()
-        return ProducerHealth(
-            healthy=any(each.state == "open" for each in connections) or (not problems and bool(connections)),
-            problems=problems,
-        )
+        problems |= pool.book.problems()
+        if pool.owner.begun and not connections:
+            problems.setdefault("nsqlookupd", f"no nsqd is known: {pool.discovery.absence}")
+        is_open = any(each.state == "open" for each in connections)
+        return ProducerHealth(healthy=is_open or not problems, problems=problems)
 
 
 # The hook around a publish.

@@ -300,6 +300,8 @@ def test_the_first_nsqd_of_a_cluster_is_found_long_before_the_next_regular_quest
     with Producer(nsqlookupd=[nsqlookupd.http_address], lookupd_poll_interval=300.0) as producer:
         future = producer.publish_async(topic, b"early", timeout=60.0)
         eventually(lambda: why_none(producer).endswith("lists none"))
+        assert not producer.health().healthy
+        assert producer.health().problems["nsqlookupd"].endswith("lists none")
         nsqd = nsqd_factory(lookupd=[nsqlookupd])
         future.result(60.0)
         assert take_all(nsqd, topic) == [b"early"]

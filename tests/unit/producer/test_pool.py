@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 import nsq
 from nsq.producer.producer import Producer
-from nsq.producer.reports import Acknowledged, CloseReport, Failed, FlushReport
+from nsq.producer.reports import Acknowledged, CloseReport, Failed, FlushReport, ProducerHealth
 from nsq.transport import MemoryStream, MemoryTransport
 from nsq.wire import commands
 from tests.fakes.interrupts import each_line
@@ -513,8 +513,14 @@ def test_a_publish_ends_that_is_interrupted_by_a_close_at_any_of_its_lines(stage
             assert p.stats().pending == 0
 
 
+@pytest.mark.parametrize("where", [{"nsqd": A}, {"nsqlookupd": "lookupd:4161"}])
+def test_a_producer_is_healthy_while_no_connection_was_needed_yet(where: dict[str, str]) -> None:
+    p = Producer(**where)
+    assert p.health() == ProducerHealth(healthy=True, problems={})
+    p.close()
+
+
 def test_a_producer_that_did_nothing_closes_cleanly_and_looks_closed(p: Producer) -> None:
-    assert p.health().healthy
     assert connections(p)[A].state == "idle"
     assert p.close() == CloseReport(clean=True)
     assert repr(p) == f"<Producer {A} closed>"
