@@ -60,6 +60,8 @@ _IN_A_ROW = 50
 #: Of a stop's time, the part kept for cancelled handlers to give their messages back: this share, and at most
 #: so many seconds.
 _CANCEL_SHARE, _CANCEL_SECONDS = 0.2, 2.0
+#: Seconds that a stop leaves to cancelled handlers even when its time is up.
+_LEAST_TO_CANCEL = 0.1
 #: Seconds until a publish ends that has just got room; it may not be zero.
 _LEAST_TIMEOUT = 0.001
 
@@ -590,13 +592,16 @@ class Consumer:
         return await self._stop(timeout)
 
     async def _stop(self, timeout: float) -> StopReport:
+        deadline = time.monotonic() + timeout
         stopping = asyncio.ensure_future(self._on_thread("stop", partial(self._stop_in_thread, timeout)))
         try:
             reserved = min(_CANCEL_SECONDS, _CANCEL_SHARE * timeout)
             await asyncio.wait({stopping}, timeout=timeout - reserved)
         finally:
             self._cancel_handlers()
-        await asyncio.gather(*self._workers, return_exceptions=True)
+        # Not for longer: a handler may ignore that it is cancelled.
+        workers = asyncio.gather(*self._workers, return_exceptions=True)
+        await asyncio.wait({workers}, timeout=max(_LEAST_TO_CANCEL, deadline - time.monotonic()))
         return await stopping
 
     def _stop_in_thread(self, timeout: float) -> StopReport:

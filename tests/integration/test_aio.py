@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -407,6 +408,30 @@ def test_a_stop_waits_for_handlers_and_cancels_them_when_its_time_is_up(nsqd: Ns
     assert run(main()).clean
     stats = channel_of(nsqd)
     assert (stats["depth"], stats["requeue_count"], stats["timeout_count"]) == (1, 1, 0)
+
+
+def test_a_stop_does_not_wait_for_a_handler_that_ignores_its_cancellation(nsqd: Nsqd, run: Run) -> None:
+    create(nsqd)
+    publish(nsqd, [b"endless"])
+
+    async def main() -> nsq.StopReport:
+        begun, over = asyncio.Event(), asyncio.Event()
+
+        async def handle(message: nsq.Message) -> None:
+            begun.set()
+            while not over.is_set():
+                with suppress(asyncio.CancelledError):
+                    await over.wait()
+
+        consumer = await make(nsqd).add_handler(handle).start()
+        await begun.wait()
+        asyncio.get_running_loop().call_later(PATIENCE / 2, over.set)
+        report = await consumer.stop(1.0)
+        assert not over.is_set()
+        over.set()
+        return report
+
+    assert not run(main()).clean
 
 
 def test_a_handler_may_stop_its_consumer(nsqd: Nsqd, run: Run) -> None:
