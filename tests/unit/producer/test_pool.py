@@ -14,8 +14,6 @@ from functools import partial
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import nsq
 from nsq.producer.producer import Producer
@@ -191,18 +189,6 @@ def test_pending_publishes_and_their_bytes_are_limited(
             p.publish_async("orders", b"x" * size, block=False)
         assert is_full(p) is full
         assert p.stats().pending == len(pending) + (not full)
-        p.close(0)
-
-
-@given(st.lists(st.integers(1, 60), max_size=20))
-def test_never_more_bytes_are_pending_than_allowed_and_those_of_one_publish(sizes: list[int]) -> None:
-    with producer(MemoryTransport(), max_pending_bytes=100) as p:
-        pending = 0
-        for size in sizes:
-            if pending < 100:
-                p.publish_async("orders", b"x" * size, block=False)
-                pending += size
-        assert is_full(p) is (pending >= 100)
         p.close(0)
 
 
