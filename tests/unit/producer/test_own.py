@@ -210,16 +210,9 @@ def test_heartbeats_do_not_prolong_the_wait_for_an_answer(scene: Scene) -> None:
     assert isinstance(published.exception(PATIENCE), PublishUncertain)
 
 
-def test_one_publish_now_and_then_dials_no_connection() -> None:
-    memory = MemoryTransport()
-    with producer(memory, publish_connections=1) as p:
-        nsqd = connected(p, memory)
-        with pytest.raises(nsq.ConnectionFailed):
-            p.ping(timeout=1.1)  # no answer: so long after the last publish
-        published = publishing(p, b"now")
-        nsqd.answer(b"now")
-        published.result(PATIENCE)
-    assert len(memory.dials) == 1 + 1
+def test_a_connection_is_asked_for_once_when_two_publishes_within_a_second_found_none() -> None:
+    conns = OwnConns(Config(), time.monotonic, print)
+    assert [conns.miss(now) for now in (0.0, 1.0, 2.0, 2.5, 2.6)] == [False, False, False, True, False]
 
 
 def test_over_a_stream_that_cannot_tell_whether_it_is_readable_all_go_through_the_loops() -> None:
