@@ -140,7 +140,7 @@ class Publisher:
 
 
 def commands() -> Iterator[float]:
-    """The timeouts of the closes that are asked for; the end of the input asks for a hasty one."""
+    """Yield the timeout of the close that a line of the input asks for; 1 s at its end."""
     line = sys.stdin.readline()
     yield float(line) if line.strip() else 1.0
 
