@@ -1,6 +1,6 @@
-"""``python -m benchmarks [suite …] [-k word] [--quick]``: prints a table, and writes results.json and the
-chart results.svg beside this file. With --old it compares our columns only with those of the older package,
-in turns, and writes no file.
+"""``python -m benchmarks [suite …] [-k word] [--quick]``: prints a table. A run of whole suites under their
+full load also writes results.json and the chart results.svg beside this file. With --old it compares our
+columns only with those of the older package, in turns.
 
 The exit status is 1 if a ratio misses its bar by more than the tolerance; else 2 if something could not run.
 """
@@ -67,11 +67,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     outcomes = [outcome for measured in suites.values() for outcome in measured]
     print(report.table(outcomes))
-    if arguments.old is None:
-        _save(suites, scale)
-    pictured = [outcome for outcome in outcomes if outcome.comparison.pictured]
-    if pictured and not arguments.k:
-        PICTURE.write_text(picture.draw(pictured))
+    if not (arguments.old or arguments.k or arguments.quick):
+        _save(suites)
+        pictured = [outcome for outcome in outcomes if outcome.comparison.pictured]
+        if pictured:
+            PICTURE.write_text(picture.draw(pictured))
     if any(verdict.failed for outcome in outcomes for verdict in outcome.judge()):
         return 1
     return 2 if any(outcome.comparison.absent for outcome in outcomes) else 0
@@ -96,13 +96,12 @@ def _chosen(suites: Sequence[str], words: Sequence[str]) -> dict[str, list[Compa
     return chosen
 
 
-def _save(suites: dict[str, list[Outcome]], scale: float) -> None:
-    """Merge the results: suites that did not run keep their former figures."""
+def _save(suites: dict[str, list[Outcome]]) -> None:
+    """Write the results of these suites; the others keep their former ones."""
     circumstances = {
         "python": platform.python_version(),
         "machine": platform.machine(),
         "cores": os.cpu_count(),
-        "scale": scale,
     }
     before = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
     kept = {suite: before[suite] for suite in SUITES if suite in before}

@@ -188,7 +188,8 @@ def processes(group: int) -> list[int]:
 def main() -> None:
     # At SIGTERM it still stops what it has started.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    tasks, rounds = (int(each) for each in [*sys.argv[1:], "6000", "3"][:2])
+    given = list(map(int, sys.argv[1:]))
+    tasks, rounds = given + [6000, 3][len(given) :]
     parts: list[Callable[[Application], dict[str, float]]] = [
         *(lambda application, part=part: rates(application, tasks, *part) for part in PARTS),
         waiting,

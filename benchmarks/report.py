@@ -118,5 +118,5 @@ def _figure(comparison: Comparison, outcome: Outcome, place: int) -> dict[str, A
     columns = {}
     for column in comparison.contenders:
         if (spread := outcome.spread(column, place)) is not None:
-            columns[column] = {**spread._asdict(), "rounds": outcome.values(column, place)}
+            columns[column] = spread._asdict()
     return {"name": figure.name, "unit": figure.unit, "aim": figure.aim, "columns": columns}

@@ -20,6 +20,9 @@ def peak_memory(pid: int) -> int:
 
 
 def cpu_seconds(pid: int) -> float:
+    """Return the CPU seconds of a process; 0 where there is no /proc."""
+    if not Path("/proc/self/stat").exists():
+        return 0.0
     # The name, in parentheses, may hold spaces.
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

@@ -12,7 +12,7 @@ import contextvars
 import signal
 import threading
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -60,6 +60,8 @@ _IN_A_ROW = 50
 #: Of a stop's time, the part kept for cancelled handlers to give their messages back: this share, and at most
 #: so many seconds.
 _CANCEL_SHARE, _CANCEL_SECONDS = 0.2, 2.0
+#: Seconds that a stop leaves to cancelled handlers even when its time is up.
+_LEAST_TO_CANCEL = 0.1
 #: Seconds until a publish ends that has just got room; it may not be zero.
 _LEAST_TIMEOUT = 0.001
 
@@ -177,8 +179,8 @@ class Producer:
     def __init__(self, *addresses: str, **options: Any) -> None:
         self.producer = threads_producer.Producer(*addresses, **options)
         self._results: _FromThreads[_Result] | None = None
-        # Publishes that wait for room, and what ends them at their deadline.
-        self._queue: deque[tuple[_Result, asyncio.TimerHandle]] = deque()
+        # Publishes that wait for room, in the order of their calls, and what ends them at their deadline.
+        self._queue: OrderedDict[_Result, asyncio.TimerHandle] = OrderedDict()
         self._room_waiter: _RoomWaiter | None = None
 
     def __repr__(self) -> str:
@@ -225,7 +227,8 @@ class Producer:
         result = _Result(results, publish, deadline)
         if self._queue or not self._try(result):
             seconds = max(0.0, deadline - time.monotonic())
-            self._queue.append((result, results.loop.call_later(seconds, result.end_without_room)))
+            self._queue[result] = results.loop.call_later(seconds, result.end_without_room)
+            result.ended.add_done_callback(lambda _: self._leave_queue(result))
             if self._room_waiter is None:
                 self._send_waiting()
         error = await result.ended
@@ -266,15 +269,19 @@ class Producer:
         """Send the publishes that wait for room, in order, as far as there is room now."""
         self._stop_waiting_for_room()
         while self._queue:
-            result, timer = self._queue[0]
+            result = next(iter(self._queue))
             if not result.ended.done():
                 try:
                     if not self._try(result) and not self._wait_for_room(result):
                         return
                 except Exception as error:
                     result.ended.set_result(error)  # such as Closed
+            self._leave_queue(result)
+
+    def _leave_queue(self, result: _Result) -> None:
+        timer = self._queue.pop(result, None)
+        if timer is not None:
             timer.cancel()
-            self._queue.popleft()
 
     def _wait_for_room(self, result: _Result) -> bool:
         """Have ``_send_waiting`` called when there is room, then try once more: room may have come before."""
@@ -559,7 +566,11 @@ class Consumer:
         self._messages = _FromThreads(loop, self._wake_takers)
         self._engine.watch = cast(SignalWatch, _Watch(self._messages.wake))
         self._taken_over.tasks = sum(concurrency for _, concurrency, _ in self._handlers) or 1
-        await self._on_thread("start", self.consumer.start)
+        try:
+            await self._on_thread("start", self.consumer.start)
+        except asyncio.CancelledError:
+            self._engine.ask_to_stop(time.monotonic())  # the thread starts it all the same
+            raise
         for handler, concurrency, no_backoff in self._handlers:
             for number in range(concurrency):
                 name = f"{self._engine.name}-handler-{number}"
@@ -581,13 +592,16 @@ class Consumer:
         return await self._stop(timeout)
 
     async def _stop(self, timeout: float) -> StopReport:
+        deadline = time.monotonic() + timeout
         stopping = asyncio.ensure_future(self._on_thread("stop", partial(self._stop_in_thread, timeout)))
         try:
             reserved = min(_CANCEL_SECONDS, _CANCEL_SHARE * timeout)
             await asyncio.wait({stopping}, timeout=timeout - reserved)
         finally:
             self._cancel_handlers()
-        await asyncio.gather(*self._workers, return_exceptions=True)
+        # Not for longer: a handler may ignore that it is cancelled.
+        workers = asyncio.gather(*self._workers, return_exceptions=True)
+        await asyncio.wait({workers}, timeout=max(_LEAST_TO_CANCEL, deadline - time.monotonic()))
         return await stopping
 
     def _stop_in_thread(self, timeout: float) -> StopReport:

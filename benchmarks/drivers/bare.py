@@ -82,7 +82,7 @@ def latency(port: int, count: int, a_second: int, size: int, max_in_flight: int)
 
     threading.Thread(target=subscribe, daemon=True).start()
     began = time.perf_counter()
-    for due in work.pauses(count, a_second):
+    for due in work.due_times(count, a_second):
         time.sleep(max(0.0, began + due - time.perf_counter()))
         publisher.sendall(wire.pub(work.TOPIC, delays.stamp()))
         wire.expect_ok(publisher)

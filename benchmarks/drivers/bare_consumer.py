@@ -40,7 +40,7 @@ class Consumer:
         self._in_flight: dict[bytes, Message] = {}
         self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._answers: deque[Message] = deque()
-        self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._wakeup: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._asleep = False
         self._connection = wire.subscribe(port, work.TOPIC, work.CHANNEL)
         self._connection.sendall(b"RDY %d\n" % max_in_flight)
@@ -74,8 +74,8 @@ class Consumer:
             self._handler(message)
             if message.expires_at > time.monotonic() and self._in_flight.pop(message.id, None) is message:
                 self._answers.append(message)
-                if self._asleep and self._bell.empty():
-                    self._bell.put(None)
+                if self._asleep and self._wakeup.empty():
+                    self._wakeup.put(None)
 
     def _write(self) -> None:
         answers = self._answers
@@ -83,7 +83,7 @@ class Consumer:
             if not answers:
                 self._asleep = True
                 if not answers:
-                    self._bell.get()
+                    self._wakeup.get()
                 self._asleep = False
             ids = [answers.popleft().id for _ in range(len(answers))]
             if ids:

@@ -86,7 +86,7 @@ def latency(port: int, count: int, a_second: int, size: int, max_in_flight: int)
     producer = nsq.Producer(f"127.0.0.1:{port}")
     producer.ping()
     began = time.perf_counter()
-    for due in work.pauses(count, a_second):
+    for due in work.due_times(count, a_second):
         time.sleep(max(0.0, began + due - time.perf_counter()))
         producer.publish(work.TOPIC, delays.stamp())
     over.wait()

@@ -1,17 +1,17 @@
 """Registers topics at an nsqlookupd: ``register PORT PID COUNT BATCH``.
 
-Prints topics per second, and the CPU time of process PID for each topic in microseconds. It sends a batch,
+Prints topics per second, and the CPU time of process PID for each topic in microseconds. Sends a batch,
 then waits for its answers; Go's nsqd has batches of 1.
 """
 
 from __future__ import annotations
 
-import os
 import socket
 import sys
 import time
 
 from benchmarks.drivers import wire
+from benchmarks.usage import cpu_seconds
 from nsq.wire import lookup
 from nsq.wire.lookup import PeerInfo
 
@@ -24,24 +24,14 @@ def main(port: int, pid: int, count: int, batch: int) -> tuple[float, float]:
         connection.sendall(lookup.MAGIC + lookup.identify(nsqd))
         if not connection.recv(64 * 1024):
             raise wire.Refused("IDENTIFY was not answered")
-        before, began = _cpu(pid), time.perf_counter()
+        before, began = cpu_seconds(pid), time.perf_counter()
         for start in range(0, count, batch):
             names = (f"topic-{number:06}" for number in range(start, start + batch))
             connection.sendall(b"".join(map(lookup.register, names)))
             if connection.recv(batch * len(_OK), socket.MSG_WAITALL) != _OK * batch:
                 raise wire.Refused("REGISTER was not answered by OK")
-        took, spent = time.perf_counter() - began, _cpu(pid) - before
+        took, spent = time.perf_counter() - began, cpu_seconds(pid) - before
         return count / took, 1e6 * spent / count
-
-
-def _cpu(pid: int) -> float:
-    """Return the CPU seconds of the process; 0 without /proc."""
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            fields = file.read().rpartition(")")[2].split()
-    except OSError:
-        return 0.0
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 if __name__ == "__main__":

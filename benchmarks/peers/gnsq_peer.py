@@ -83,7 +83,7 @@ def latency(port: int, count: int, a_second: int, size: int, max_in_flight: int)
     publish_one = producer(port).publish
     gevent.sleep(0.2)
     began = time.perf_counter()
-    for due in work.pauses(count, a_second):
+    for due in work.due_times(count, a_second):
         gevent.sleep(max(0.0, began + due - time.perf_counter()))
         publish_one(work.TOPIC, delays.stamp())
     over.wait()

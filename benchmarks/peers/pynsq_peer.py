@@ -79,7 +79,7 @@ async def latency(port: int, count: int, a_second: int, size: int, max_in_flight
     publish = (await writer(port)).pub
     await asyncio.sleep(0.2)
     began = time.perf_counter()
-    for due in work.pauses(count, a_second):
+    for due in work.due_times(count, a_second):
         await asyncio.sleep(max(0.0, began + due - time.perf_counter()))
         publish(work.TOPIC, delays.stamp())
     await over.wait()

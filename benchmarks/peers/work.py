@@ -112,6 +112,6 @@ class Delays:
         return hundredths[49] * 1000, hundredths[98] * 1000
 
 
-def pauses(count: int, a_second: int) -> Sequence[float]:
-    """Yield when each message is due, in seconds from the first, including the lead-in."""
+def due_times(count: int, a_second: int) -> Sequence[float]:
+    """Return when each message is due, in seconds from the first, including the lead-in."""
     return [number / a_second for number in range(LEAD_IN + count)]

@@ -273,7 +273,8 @@ class Consumer:
     def start(self) -> Self:
         """Connect and handle messages in the background."""
         engine = self._own_engine
-        self._refuse_started("start")
+        if self._state != "new":
+            raise Closed(f"{self!r} cannot be started again: make a new one")
         engine.flow.follow_handlers(self._at_once)
         self._warn_of_idleness()
         engine.start()

@@ -180,9 +180,9 @@ class Router(AddressBook):
         options: PublishOptions = NO_OPTIONS,
     ) -> P:
         name = check_topic(topic)
-        checked = checked_bodies(bodies, config)
+        checked, size = checked_bodies(bodies, config)
         publish = make(name, b"")
-        publish.messages, publish.size = len(checked), sum(map(len, checked))
+        publish.messages, publish.size = len(checked), size
         publish.rules = particular(self, publish, checked, given_options(options), config, several=True)
         publish.command = commands.mpub(name, checked)  # until it is placed
         self._place_now(publish)

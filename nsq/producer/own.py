@@ -20,7 +20,7 @@ from contextlib import suppress
 
 from nsq.config import Config
 from nsq.connection.handshake import dial
-from nsq.errors import ConnectionLost, NsqError, ServerError, WireError, server_error
+from nsq.errors import ConnectionLost, NsqError, ServerError, Unanswered, WireError, server_error
 from nsq.log import Logger
 from nsq.producer.publishes import Publish, Verdict, unanswered
 from nsq.transport.base import Transport
@@ -82,44 +82,33 @@ class OwnConn:
         self.readable: Callable[[], bool] | None = getattr(self._stream, "readable", None)
         """Returns whether nsqd has sent something, or has hung up. None: a user's own stream cannot tell."""
 
-    def round_trip(
-        self,
-        command: bytes,
-        deadline: float,
-        clock: Callable[[], float],
-        publish: Publish | None = None,
-    ) -> ServerError | None:
-        """Send a command and return None for nsqd's OK, or its error. Raises NsqError if it is not answered:
-        close the connection then. ``publish`` judges other answers.
+    def round_trip(self, publish: Publish, clock: Callable[[], float]) -> ServerError | None:
+        """Send a publish and return None for nsqd's OK, or its error. Raises NsqError if it is not answered:
+        close the connection then.
         """
+        command = publish.command or commands.pub(publish.lane, publish.body)
         for start in range(0, len(command), _PIECE):
-            self._stream.write(command[start : start + _PIECE], self._config.write_timeout)
-        patience = self._config.read_timeout if publish is None else publish.rules.patience
-        wait = min(deadline - clock(), self._config.read_timeout, patience)
-        if abs(wait - self._wait) > _CLOSE_ENOUGH:
-            self._set_wait(wait)
+            left = max(publish.deadline - clock(), _CLOSE_ENOUGH)
+            self._stream.write(command[start : start + _PIECE], min(left, self._config.write_timeout))
+        self._set_wait(publish, clock)
         data = self._stream.read()
-        return None if data == OK_FRAME else self._answer(data, deadline, clock, publish)
+        return None if data == OK_FRAME else self._answer(data, publish, clock)
 
-    def _set_wait(self, wait: float) -> None:
-        self._wait = max(wait, _CLOSE_ENOUGH)
-        self._stream.read_timeout = self._wait
+    def _set_wait(self, publish: Publish, clock: Callable[[], float]) -> None:
+        wait = min(publish.deadline - clock(), self._config.read_timeout, publish.rules.patience)
+        if abs(wait - self._wait) > _CLOSE_ENOUGH:
+            self._stream.read_timeout = self._wait = max(wait, _CLOSE_ENOUGH)
 
-    def _answer(
-        self,
-        data: bytes,
-        deadline: float,
-        clock: Callable[[], float],
-        publish: Publish | None,
-    ) -> ServerError | None:
+    def _answer(self, data: bytes, publish: Publish, clock: Callable[[], float]) -> ServerError | None:
         """Read until the answer is complete; answer heartbeats before and behind it."""
         self.in_step = False
         replies: list[Response | ErrorReply] = []
         while data or not replies:
             found = split_reply(data)
             if found is None:
-                patience = self._config.read_timeout if publish is None else publish.rules.patience
-                self._set_wait(min(deadline - clock(), self._config.read_timeout, patience))
+                if clock() >= publish.deadline:
+                    raise Unanswered(f"{self.address} has not answered in time")
+                self._set_wait(publish, clock)
                 more = self._stream.read()
                 if not more:
                     raise ConnectionLost(f"{self.address} closed the connection")
@@ -131,9 +120,9 @@ class OwnConn:
             else:
                 replies.append(reply)
         reply = replies[0]
-        known = isinstance(reply, ErrorReply) or reply.data == OK
-        if publish is not None and not known:
-            known = publish.rules.accepts(publish, reply.data)
+        known = (
+            isinstance(reply, ErrorReply) or reply.data == OK or publish.rules.accepts(publish, reply.data)
+        )
         if len(replies) > 1 or not known:
             said = b", ".join(each.data for each in replies)[:80]
             raise WireError(f"{self.address} sent a reply that a publish cannot have: {said!r}")
@@ -202,8 +191,7 @@ class OwnConns:
         verdicts: list[Verdict] = []
         try:
             try:
-                command = publish.command or commands.pub(publish.lane, publish.body)
-                error = conn.round_trip(command, publish.deadline, self._clock, publish)
+                error = conn.round_trip(publish, self._clock)
             except NsqError as cause:
                 conn.failed += 1
                 self.drop(conn, publish)

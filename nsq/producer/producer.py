@@ -295,16 +295,18 @@ class Producer:
             self.abandon()
         return self._pool
 
-    def set_nsqds(self, addresses: Iterable[str]) -> None:
-        """Publish to these nsqds from now on, instead of those given at first. A connection to another one
-        is used until it ends.
+    def set_nsqds(self, addresses: Addresses) -> None:
+        """Publish to these nsqds, or to this one, from now on, instead of those given at first. A connection
+        to another one is used until it ends.
         """
-        several = tuple(addresses)
-        if self._setup.lookupds or not several:
+        addresses = self._checked(addresses)
+        if self._setup.lookupds or not addresses:
             raise UsageError("set_nsqds needs addresses, and a producer without nsqlookupds")
-        addresses = several if self._setup.transport is not None else checked_nsqds(several)
         self._setup = replace(self._setup, addresses=addresses)
         self._current().nsqds.set_addresses(addresses)
+
+    def _checked(self, nsqds: Addresses) -> tuple[str, ...]:
+        return checked_nsqds(nsqds) if self._setup.transport is None else checked("nsqd", nsqds)
 
     # Lifetime.
 
@@ -372,7 +374,7 @@ class Producer:
         pool = self._current()
         addresses = pool.nsqds.addresses
         if nsqd is not None:
-            addresses = (nsqd,) if self._setup.transport is not None else checked_nsqds(nsqd)
+            addresses = self._checked(nsqd)
         if not addresses:
             raise ConnectionFailed(f"no nsqd is known: {pool.discovery.absence}")
         errors = self._ping(addresses, deadline)
@@ -419,17 +421,17 @@ class Producer:
 
     def health(self) -> ProducerHealth:
         """Return the health: good with an open connection, or if none has been needed yet."""
-        connections = self.stats().connections
+        pool, connections = self._current(), self.stats().connections
         problems = {
             each.address: each.reason or each.state
             for each in connections
             if each.reason or each.state == "overdue"
         }
-        problems |= self._current().book.problems()
-        return ProducerHealth(
-            healthy=any(each.state == "open" for each in connections) or (not problems and bool(connections)),
-            problems=problems,
-        )
+        problems |= pool.book.problems()
+        if pool.owner.begun and not connections:
+            problems.setdefault("nsqlookupd", f"no nsqd is known: {pool.discovery.absence}")
+        is_open = any(each.state == "open" for each in connections)
+        return ProducerHealth(healthy=is_open or not problems, problems=problems)
 
 
 # The hook around a publish.

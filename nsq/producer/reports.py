@@ -84,7 +84,9 @@ class ProducerStats:
 
 @dataclass(frozen=True, kw_only=True)
 class ProducerHealth:
-    """Whether a publish would find an open connection, and the problem of each nsqd that has one."""
+    """Whether a publish would find an open connection, or none has been needed yet; and the problem of each
+    nsqd that has one, or of ``nsqlookupd`` if that names no nsqd.
+    """
 
     healthy: bool
     problems: dict[str, str]

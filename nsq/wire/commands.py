@@ -80,17 +80,22 @@ def dpub(topic: str, defer_ms: int, body: bytes) -> bytes:
 
 
 def mpub(topic: str, bodies: Iterable[bytes]) -> bytes:
-    packed = pack_bodies(bodies)
-    return b"MPUB %s\n%s%s" % (topic.encode(), _SIZE.pack(len(packed)), packed)
+    return pack_bodies(bodies, b"MPUB %s\n" % topic.encode())
 
 
-def pack_bodies(bodies: Iterable[bytes]) -> bytes:
-    """Encode messages as the body of MPUB or HTTP's binary /mpub: a count, then each with its size."""
+def pack_bodies(bodies: Iterable[bytes], line: bytes = b"") -> bytes:
+    """Encode messages as the body of MPUB or HTTP's binary /mpub: a count, then each with its size. With a
+    command's line, put that and the size of all in front.
+    """
     bodies = list(bodies)
-    parts = [_SIZE.pack(len(bodies))] * (2 * len(bodies) + 1)
-    parts[1::2] = map(_SIZE.pack, map(len, bodies))
+    sizes = list(map(len, bodies))
+    count = _SIZE.pack(len(bodies))
+    if line:
+        count = line + _SIZE.pack(4 + 4 * len(bodies) + sum(sizes)) + count
+    parts = [count] * (2 * len(bodies) + 1)
+    parts[1::2] = map(_SIZE.pack, sizes)
     parts[2::2] = bodies
-    return b"".join(parts)
+    return b"".join(parts)  # one copy of all bytes
 
 
 def batches(

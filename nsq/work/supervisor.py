@@ -95,7 +95,6 @@ class Worker:
     pid: int
     slot: int
     started_at: float
-    ready: bool = False
     kill_at: float = math.inf  # set when it is asked to end
     replaced: bool = False  # another one runs, or will run, in its place
 
@@ -133,9 +132,8 @@ class Supervisor:
         """Run until SIGTERM or SIGINT."""
         while True:
             self._reap()
-            if self._page is not None and not self._page_pid:
-                self._page_pid = self._fork(self._serve_page)
-            self._keep_the_number()
+            self._kill_late_workers()
+            self._start_missing()
             self._replace_the_next()
             number = self._watch.wait(STEP)
             if number in (signal.SIGTERM, signal.SIGINT):
@@ -229,20 +227,26 @@ class Supervisor:
         how = f"by {signal.Signals(-status).name}" if status < 0 else f"with status {status}"
         log.error("worker %d ended %s; the next one starts in %.1f s", worker.pid, how, pause)
 
-    def _keep_the_number(self) -> None:
-        now = time.monotonic()
+    def _kill_late_workers(self) -> None:
         for worker in self._workers.values():
-            worker.ready = worker.ready or bool(self._slots.read(worker.slot))
-            if now >= worker.kill_at:
+            if time.monotonic() >= worker.kill_at:
                 log.error("worker %d does not end: killing it", worker.pid)
                 os.kill(worker.pid, signal.SIGKILL)
+
+    def _start_missing(self) -> None:
+        """Start the health page and as many workers as are missing, unless it is too early after a death."""
+        now = time.monotonic()
+        if now < self._start_at:
+            return
         wanted = self._options.processes + sum(worker.replaced for worker in self._workers.values())
-        while len(self._workers) < min(wanted, self._slots.count) and now >= self._start_at:
-            try:
+        try:
+            if self._page is not None and not self._page_pid:
+                self._page_pid = self._fork(self._serve_page)
+            while len(self._workers) < min(wanted, self._slots.count):
                 log.info("worker %d started", self._start().pid)
-            except OSError as error:
-                self._start_at = now + _LONGEST_PAUSE
-                log.error("no worker can be started: %s; the next attempt is in %g s", error, _LONGEST_PAUSE)
+        except OSError as error:
+            self._start_at = now + _LONGEST_PAUSE
+            log.error("no process can be started: %s; the next attempt is in %g s", error, _LONGEST_PAUSE)
 
     def _stop(self, worker: Worker) -> None:
         worker.kill_at = time.monotonic() + self._options.timeout + _GRACE
@@ -275,7 +279,7 @@ class Supervisor:
         if (
             old.kill_at == math.inf
             and len(self._workers) > self._options.processes
-            and all(each.ready and each.kill_at == math.inf for each in fresh)
+            and all(self._slots.read(each.slot) and each.kill_at == math.inf for each in fresh)
         ):
             self._stop(old)
 

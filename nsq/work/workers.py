@@ -11,6 +11,7 @@ import os
 import resource
 import signal
 import struct
+import sys
 import tempfile
 import time
 import zlib
@@ -33,7 +34,7 @@ log = Logger("nsq.work")
 
 #: Seconds between two reports of a worker, and between two checks of children and files by the supervisor.
 STEP = 1.0
-#: Seconds for a new worker to connect before the old one is stopped.
+#: Seconds for a new worker to connect before the old one is stopped all the same.
 _CONNECT = 10.0
 #: Seconds without a report after which a worker counts as stuck.
 _STALE = 15.0
@@ -96,7 +97,10 @@ class Slots:
         os.close(self.descriptor)
 
     def write(self, slot: int, report: dict[str, Any]) -> None:
-        data = json.dumps(report).encode()[: _SLOT - _HEAD.size]
+        """Write a report. Consumers that do not fit are left out, healthy ones first."""
+        consumers = report["consumers"]
+        while len(data := json.dumps({**report, "consumers": consumers}).encode()) > _SLOT - _HEAD.size:
+            consumers = sorted(consumers, key=lambda each: each["ok"])[: len(consumers) // 2]
         self._memory[slot * _SLOT : slot * _SLOT + _HEAD.size + len(data)] = (
             _HEAD.pack(len(data), zlib.crc32(data)) + data
         )
@@ -111,10 +115,7 @@ class Slots:
         data = self._memory[start + _HEAD.size : start + _HEAD.size + min(length, _SLOT)]
         if not length or zlib.crc32(data) != check:
             return {}
-        try:
-            report: dict[str, Any] = json.loads(data)
-        except ValueError:
-            return {}
+        report: dict[str, Any] = json.loads(data)
         return report
 
 
@@ -133,13 +134,7 @@ def run_worker(
             if options.threads:
                 consumer.set_threads(options.threads)
             consumer.start()
-        deadline = time.monotonic() + _CONNECT
-        reason = ""
-        for consumer in consumers:
-            consumer.wait_until_connected(min(1.0, max(0.0, deadline - time.monotonic())))
-            if watch.wait(0.0) is not None:
-                reason = "it was asked to"
-                break
+        reason = "" if _wait_until_connected(consumers, watch) else "it was asked to"
         slots.write(slot, _report(consumers))
         if os.getppid() == supervisor:
             with suppress(ProcessLookupError):
@@ -155,6 +150,20 @@ def run_worker(
                 reason = _limit_reached(options, report)
         stop_all(consumers, watch, options.timeout)
     return reason
+
+
+def _wait_until_connected(consumers: list[Consumer], watch: SignalWatch) -> bool:
+    """Wait until all are connected, or for so long that the old process need not wait any more. Return False
+    after a signal.
+    """
+    deadline = time.monotonic() + _CONNECT
+    for consumer in consumers:
+        while (left := deadline - time.monotonic()) > 0 and not consumer.wait_until_connected(
+            min(STEP, left)
+        ):
+            if watch.wait(0.1) is not None:  # seconds: a consumer that was stopped does not wait
+                return False
+    return True
 
 
 def _report(consumers: Sequence[Consumer]) -> dict[str, Any]:
@@ -180,7 +189,9 @@ def memory_used() -> int:
     try:
         pages = int(Path("/proc/self/statm").read_text("ascii").split()[1])
     except (OSError, ValueError, IndexError):
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        # The most that it has used; macOS counts bytes.
+        unit = 1 if sys.platform == "darwin" else 1024
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
     return pages * resource.getpagesize()
 
 

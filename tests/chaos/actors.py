@@ -36,7 +36,7 @@ class Life:
 
 
 class Actor:
-    """``plan`` is the program's; every life adds its own file, number and seed."""
+    """Runs a program with ``plan``, to which each process adds a file, a number and a seed of its own."""
 
     def __init__(self, name: str, module: str, plan: dict[str, Any], directory: Path) -> None:
         self.name = name
@@ -55,7 +55,7 @@ class Actor:
         return "channel" in self._plan
 
     def start(self, number: int) -> None:
-        """``number`` tells this process from all others of the play."""
+        """Start a process with a number of its own."""
         path = self._directory / f"{self.name}-{number}.records"
         path.touch()
         seed = f"{self._plan['seed']} {self.name} {number}"
@@ -86,7 +86,7 @@ class Actor:
         life.process.stdin.flush()
 
     def hear(self) -> list[Life]:
-        """The lives that were asked to stop, with what they said last."""
+        """Wait for the processes that were asked to stop; return them, with their reports."""
         for life in self.lives:
             if life.timeout is not None and not life.report:
                 said, _ = life.process.communicate(timeout=life.timeout + _LAST_WORDS)
@@ -99,7 +99,7 @@ class Actor:
         return self._said.read_text() if self._said.exists() else ""
 
     def end(self) -> None:
-        """However it came to that: no process stays."""
+        """Kill the processes that still run."""
         for life in self.lives:
             if life.process.poll() is None:
                 life.process.kill()

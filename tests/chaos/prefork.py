@@ -50,23 +50,23 @@ class Worker:
         self._recorder.write(Record(CONFIRMED, message, 0, 0, now, now) for message in messages)
 
 
-class Nursery:
-    """The children there are."""
+class Children:
+    """Forks children, and kills and ends them."""
 
     def __init__(self, producer: nsq.Producer, plan: dict[str, Any]) -> None:
         self._producer, self._plan = producer, plan
         self._numbers = iter(range(1, 1_000_000))
-        self.children: list[int] = []
+        self.pids: list[int] = []
 
-    def bear(self) -> None:
+    def fork(self) -> None:
         number = next(self._numbers)
-        # Until the child knows what to do about it, it is not told to end.
+        # SIGTERM must not end the child before it handles that signal.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         child = os.fork()
         if not child:
             self._live(number)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-        self.children.append(child)
+        self.pids.append(child)
 
     def _live(self, number: int) -> None:
         """Run the child; never returns."""
@@ -84,15 +84,15 @@ class Nursery:
             os._exit(status)
 
     def kill(self, child: int) -> None:
-        self.children.remove(child)
+        self.pids.remove(child)
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
 
     def end(self) -> list[int]:
         """End the children; return their exit statuses."""
-        for child in self.children:
+        for child in self.pids:
             os.kill(child, signal.SIGTERM)
-        return [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in self.children]
+        return [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in self.pids]
 
 
 def main() -> None:
@@ -110,14 +110,14 @@ def main() -> None:
 
         thread = threading.Thread(target=publish, name="parent")
         thread.start()
-        nursery = Nursery(producer, plan)
+        children = Children(producer, plan)
         for _ in range(plan["children"]):
-            nursery.bear()
+            children.fork()
         for _ in range(plan["kills"]):
             time.sleep(chance.uniform(0.0, 0.1))
-            nursery.kill(chance.choice(nursery.children))
-            nursery.bear()
-        statuses = nursery.end()
+            children.kill(chance.choice(children.pids))
+            children.fork()
+        statuses = children.end()
         parent.ended.set()
         thread.join(100)
         faults += ["the parent hangs"] if thread.is_alive() else []

@@ -2,8 +2,8 @@
 
     python -m tests.chaos.publisher '{"name": …}'
 
-What is in doubt or failed is published again, under the same number. Whatever else comes up than our own
-errors ends in its last words, and fails the test.
+A message whose publish failed or is uncertain is published again, under the same number. An error that is
+not of the package is in the last report, and fails the test.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ class Publisher:
 
 
 def commands() -> Iterator[float]:
-    """The timeouts of the closes that are asked for; the end of the input asks for a hasty one."""
+    """Yield the timeout of the close that a line of the input asks for; 1 s at its end."""
     line = sys.stdin.readline()
     yield float(line) if line.strip() else 1.0
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-#: A publisher's: nsqd has confirmed it; nobody knows, so it is published again; it was closed meanwhile.
+#: A publisher's: nsqd has confirmed it; it is uncertain, so it is published again.
 CONFIRMED, DOUBTED = b"A", b"U"
 #: A consumer's: its handler has returned; its connection began or ended; nsqd refused an answer.
 HANDLED, CONNECTED, LOST, REFUSED = b"H", b"C", b"D", b"E"

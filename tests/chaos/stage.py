@@ -203,7 +203,7 @@ class Stage:
     # Faults.
 
     def wait(self, seconds: float) -> None:
-        """Meanwhile what was put off is done."""
+        """Wait, and end the faults whose time is over meanwhile."""
         until = time.monotonic() + seconds
         while True:
             due = min(until, self._later[0][0]) if self._later else until
@@ -225,7 +225,7 @@ class Stage:
         self.injuries.append(Injury(kind, began, until, frozenset(pairs)))
 
     def _strike_network(self, strike: Strike) -> set[tuple[str, int]]:
-        """A connection that was only refused to others has nothing to recover from."""
+        """Return the pair that was hit, if a subscriber has to recover from it."""
         choices: list[tuple[tuple[str, int] | None, Link]] = list(self.links.items())
         if strike.fault.kind == "corrupt":  # elsewhere than under TLS a flipped bit would be delivered
             choices = [(place, link) for place, link in choices if place and place[0].startswith("tls-")]

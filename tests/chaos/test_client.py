@@ -30,8 +30,8 @@ from tests.integration.patience import eventually
 #: what busy cores need.
 STOP_GRACE = 4.0
 SETTLING = 60.0
-#: An nsqd looks after its nsqlookupds every 15 s, and one that was lost in silence takes it two looks: before
-#: that nobody can find it there.
+#: An nsqd looks after its nsqlookupds every 15 s, and takes two looks to notice one that was lost in silence:
+#: before that no consumer can find the nsqd there.
 FINDING = 120.0
 
 
@@ -63,7 +63,7 @@ class Play:
         self._settle()
 
     def _settle(self) -> None:
-        """Everything confirmed is handled, nsqd has nothing left, every subscriber hears of every nsqd."""
+        """Wait until each subscriber gets messages of each nsqd, and all confirmed ones are handled."""
         stage = self.stage
         eventually(self._traffic_everywhere, within=FINDING)
         for actor in stage.publishers:
@@ -82,7 +82,7 @@ class Play:
         self.progress.look()
 
     def _await_the_last(self) -> None:
-        """However long it takes, as long as something comes."""
+        """Wait for the missing messages, as long as some arrive within SETTLING seconds."""
         fewest, since = len(self.progress.missing), time.monotonic()
         while self.progress.missing:
             self.stage.wait(0.2)
@@ -138,7 +138,7 @@ class Play:
 
 
 def check_report(life: Life, *, last: bool) -> None:
-    """A stop in the middle of it returns in time, and says what it leaves; the last one leaves nothing."""
+    """Check that a stop returns in time and reports what it leaves, and that the last one leaves nothing."""
     report = life.report
     words = f"{life.words}: {report}"
     assert report["elapsed"] <= report["timeout"] + STOP_GRACE, words

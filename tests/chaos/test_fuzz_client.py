@@ -211,7 +211,7 @@ class Fuzz:
         assert not join_threads(threads, time.monotonic() + _PATIENCE)
         assert witness.seen["ends"] == 1
         assert conn.session.in_flight == 0
-        if not conn.session.close_wait:  # whoever is told that nothing more comes may end it by itself
+        if not conn.session.close_wait:  # after CLOSE_WAIT the connection may end by itself
             assert isinstance(witness.cause, NsqError), witness.cause
         self.seen += witness.seen
         self.seen[type(witness.cause).__name__] += 1

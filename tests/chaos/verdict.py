@@ -27,7 +27,7 @@ class Handling(NamedTuple):
 
 
 class Progress:
-    """Confirmed and handled so far, read on from where the last look has ended."""
+    """The messages that are confirmed and handled so far; ``look`` reads the new records."""
 
     def __init__(self, actors: Iterable[Actor]) -> None:
         self.confirmed: set[int] = set()

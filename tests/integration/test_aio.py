@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -117,6 +118,25 @@ def test_the_loop_runs_on_while_a_publish_waits_for_an_nsqd_or_for_room(run: Run
     errors, turns = run(main())
     assert [type(error) for error in errors] == [nsq.PublishFailed] * 2 + [nsq.QueueFull] * 3
     assert turns >= 10
+
+
+def test_publishes_that_waited_for_room_in_vain_are_not_kept_until_there_is_room(run: Run) -> None:
+    async def main() -> tuple[set[type], int]:
+        async with aio.Producer("127.0.0.1:1", max_pending=1, publish_timeout=PATIENCE) as producer:
+            tasks = [asyncio.create_task(producer.publish(TOPIC, b"pending"))]
+            tasks += [asyncio.create_task(producer.publish(TOPIC, b"cancelled")) for _ in range(10)]
+            await asyncio.sleep(0)
+            for task in tasks[1:]:
+                task.cancel()
+            tasks += [asyncio.create_task(producer.publish(TOPIC, b"late", timeout=0.05)) for _ in range(10)]
+            errors = await asyncio.gather(*tasks[1:], return_exceptions=True)
+            await asyncio.sleep(0)
+            kept = len(producer._queue)
+            await producer.close(0.0)
+            await asyncio.gather(*tasks, return_exceptions=True)
+        return {type(error) for error in errors}, kept
+
+    assert run(main()) == ({asyncio.CancelledError, nsq.QueueFull}, 0)
 
 
 def test_a_publish_of_what_cannot_be_sent_raises_the_usual_errors(nsqd: Nsqd, run: Run) -> None:
@@ -330,6 +350,21 @@ def test_nothing_waits_for_the_threads_of_asyncio_which_the_program_may_keep_bus
     expect_drained(nsqd)
 
 
+def test_a_consumer_whose_start_is_cancelled_stops(nsqd: Nsqd, run: Run) -> None:
+    create(nsqd)
+
+    async def main() -> bool:
+        consumer = make(nsqd)
+        start = asyncio.create_task(consumer.start())
+        await asyncio.sleep(0)
+        start.cancel()
+        await asyncio.wait({start})
+        assert start.cancelled()
+        return consumer.consumer.wait(PATIENCE)
+
+    assert run(main())
+
+
 def test_a_stop_gives_waiting_messages_back_at_once(nsqd: Nsqd, run: Run) -> None:
     create(nsqd)
     publish(nsqd, numbered(200))
@@ -373,6 +408,30 @@ def test_a_stop_waits_for_handlers_and_cancels_them_when_its_time_is_up(nsqd: Ns
     assert run(main()).clean
     stats = channel_of(nsqd)
     assert (stats["depth"], stats["requeue_count"], stats["timeout_count"]) == (1, 1, 0)
+
+
+def test_a_stop_does_not_wait_for_a_handler_that_ignores_its_cancellation(nsqd: Nsqd, run: Run) -> None:
+    create(nsqd)
+    publish(nsqd, [b"endless"])
+
+    async def main() -> nsq.StopReport:
+        begun, over = asyncio.Event(), asyncio.Event()
+
+        async def handle(message: nsq.Message) -> None:
+            begun.set()
+            while not over.is_set():
+                with suppress(asyncio.CancelledError):
+                    await over.wait()
+
+        consumer = await make(nsqd).add_handler(handle).start()
+        await begun.wait()
+        asyncio.get_running_loop().call_later(PATIENCE / 2, over.set)
+        report = await consumer.stop(1.0)
+        assert not over.is_set()
+        over.set()
+        return report
+
+    assert not run(main()).clean
 
 
 def test_a_handler_may_stop_its_consumer(nsqd: Nsqd, run: Run) -> None:
@@ -477,7 +536,7 @@ def test_a_loop_that_is_closed_too_early_stops_the_consumer(nsqd: Nsqd) -> None:
 # What callers are told.
 
 
-def test_mistakes_name_what_to_do() -> None:
+def test_errors_for_mistakes_name_the_remedy() -> None:
     consumer = aio.Consumer(TOPIC, CHANNEL, nsqd="127.0.0.1:1")
     with pytest.raises(nsq.ConfigError, match="not an async def"):
         consumer.add_handler(lambda message: None)  # type: ignore[arg-type, return-value]

@@ -105,7 +105,9 @@ def own_threads() -> set[threading.Thread]:
 
 @pytest.mark.parametrize("connections", [0, 2], ids=["through the loops", "round trips"])
 @pytest.mark.parametrize("name", CALLS)
-def test_at_every_line(nsqd: Nsqd, name: str, connections: int) -> None:
+def test_an_interrupt_at_any_line_of_a_call_harms_no_later_one(
+    nsqd: Nsqd, name: str, connections: int
+) -> None:
     with warm(nsqd, connections) as (producer, shared):
         for line in each_line():
             with line:
@@ -113,7 +115,7 @@ def test_at_every_line(nsqd: Nsqd, name: str, connections: int) -> None:
             unharmed(producer, shared)
 
 
-def test_at_every_line_of_a_first_publish(nsqd: Nsqd) -> None:
+def test_an_interrupt_at_any_line_of_a_first_publish_harms_no_later_one(nsqd: Nsqd) -> None:
     for line in each_line():
         transport = Watching()
         with nsq.Producer(nsqd.tcp_address, transport=transport) as producer:
@@ -123,7 +125,7 @@ def test_at_every_line_of_a_first_publish(nsqd: Nsqd) -> None:
             unharmed(producer, transport.streams[0])
 
 
-def test_at_every_line_of_a_close(nsqd: Nsqd) -> None:
+def test_a_close_that_is_interrupted_at_any_line_can_be_called_again(nsqd: Nsqd) -> None:
     for line in each_line():
         producer = nsq.Producer(nsqd.tcp_address)
         future = producer.publish_async("interrupts", BODY)
@@ -143,7 +145,9 @@ COUNTS = [pytest.param(1_000, id="few"), pytest.param(20_000, id="many", marks=p
 @pytest.mark.parametrize(
     ("name", "connections"), [*((name, 0) for name in CALLS), ("publish", 2), ("multi_publish", 2)]
 )
-def test_by_real_signals(nsqd: Nsqd, name: str, connections: int, count: int) -> None:
+def test_real_signals_during_a_call_harm_no_later_one(
+    nsqd: Nsqd, name: str, connections: int, count: int
+) -> None:
     call = CALLS[name]
     with warm(nsqd, connections) as (producer, shared):
         threads = own_threads()
@@ -163,7 +167,7 @@ def test_by_real_signals(nsqd: Nsqd, name: str, connections: int, count: int) ->
 @pytest.mark.parametrize(
     "count", [pytest.param(200, id="few"), pytest.param(20_000, id="many", marks=pytest.mark.chaos)]
 )
-def test_closing_by_real_signals(nsqd: Nsqd, count: int) -> None:
+def test_a_close_that_real_signals_interrupt_can_be_called_again(nsqd: Nsqd, count: int) -> None:
     with Signals(0.003) as signals:
         while signals.hits < count:
             producer = nsq.Producer(nsqd.tcp_address)
@@ -174,8 +178,7 @@ def test_closing_by_real_signals(nsqd: Nsqd, count: int) -> None:
 
 
 @ignored_by_python
-def test_what_was_acknowledged_is_stored(nsqd: Nsqd) -> None:
-    """Whatever is interrupted beside it."""
+def test_each_publish_that_returned_under_signals_is_stored(nsqd: Nsqd) -> None:
     topic = "acknowledged"
     acknowledged = attempts = 0
     with nsq.Producer(nsqd.tcp_address) as producer, Signals(0.0004) as signals:

@@ -62,7 +62,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
 
 
 class Publishers:
-    """Threads that publish numbered bodies, one after the other, until they are told to stop."""
+    """Threads that publish numbered bodies, one after the other, until the block ends."""
 
     def __init__(self, producer: Producer, topic: str, count: int, name: str = "parent") -> None:
         self._producer = producer
@@ -119,8 +119,8 @@ class Publishers:
 
 
 def test_every_verb_is_stored(shared: Nsqd, topic: str) -> None:
-    told: list[Acknowledged] = []
-    with Producer(shared.tcp_address, on_acknowledged=told.append) as producer:
+    acknowledged: list[Acknowledged] = []
+    with Producer(shared.tcp_address, on_acknowledged=acknowledged.append) as producer:
         producer.publish(topic, b"one")
         producer.multi_publish(topic, [b"two", b"three"])
         producer.publish_async(topic, b"four").result(PATIENCE)
@@ -129,12 +129,12 @@ def test_every_verb_is_stored(shared: Nsqd, topic: str) -> None:
         assert producer.stats().published == 5
         assert producer.health().healthy
 
-    assert sum(each.messages for each in told) == 5
-    assert {each.nsqd_address for each in told} == {shared.tcp_address}
+    assert sum(each.messages for each in acknowledged) == 5
+    assert {each.nsqd_address for each in acknowledged} == {shared.tcp_address}
     assert sorted(take_all(shared, topic)) == [b"four", b"later", b"one", b"three", b"two"]
 
 
-def test_a_flood_of_futures_within_its_bound_and_in_order(shared: Nsqd, topic: str) -> None:
+def test_a_flood_of_futures_stays_within_max_pending_and_in_order(shared: Nsqd, topic: str) -> None:
     bodies = [b"%d" % number for number in range(3000)]
     with Producer(shared.tcp_address, max_pending=100) as producer:
         futures = []
@@ -146,7 +146,7 @@ def test_a_flood_of_futures_within_its_bound_and_in_order(shared: Nsqd, topic: s
     assert take_all(shared, topic) == bodies
 
 
-def test_what_nsqd_refuses_does_not_disturb_others(nsqd_factory: Factory[Nsqd], topic: str) -> None:
+def test_a_refused_message_does_not_disturb_other_publishes(nsqd_factory: Factory[Nsqd], topic: str) -> None:
     nsqd = nsqd_factory(max_msg_size=1000)
     with Producer(nsqd.tcp_address, **QUICK) as producer, Publishers(producer, topic, 4) as publishers:
         for _ in range(5):
@@ -178,12 +178,12 @@ def test_a_restart_loses_nothing_that_was_acknowledged(nsqd_factory: Factory[Nsq
     assert set(acknowledged) <= set(stored) <= {*publishers.acknowledged, *publishers.uncertain}
 
 
-def test_one_that_comes_up_late_is_waited_for(nsqd_factory: Factory[Nsqd], topic: str) -> None:
+def test_an_nsqd_that_starts_late_is_waited_for(nsqd_factory: Factory[Nsqd], topic: str) -> None:
     nsqd = nsqd_factory()
     nsqd.stop(keep_data=True)
     with Producer(nsqd.tcp_address, **QUICK) as producer:
         with pytest.raises(NsqError, match=nsqd.tcp_address):
-            producer.publish(topic, b"nobody there", timeout=0.1)
+            producer.publish(topic, b"not running", timeout=0.1)
         with pytest.raises(ConnectionFailed, match=nsqd.tcp_address):
             producer.ping()
         future = producer.publish_async(topic, b"waits", timeout=60.0)
@@ -192,7 +192,7 @@ def test_one_that_comes_up_late_is_waited_for(nsqd_factory: Factory[Nsqd], topic
     assert take_all(nsqd, topic) == [b"waits"]
 
 
-def test_a_frozen_nsqd(nsqd_factory: Factory[Nsqd], topic: str) -> None:
+def test_a_frozen_nsqd_leaves_publishes_uncertain_or_waiting(nsqd_factory: Factory[Nsqd], topic: str) -> None:
     nsqd = nsqd_factory(process=True)
     with Producer(nsqd.tcp_address, max_pending=3) as producer:
         producer.publish(topic, b"before")
@@ -213,7 +213,7 @@ def test_a_frozen_nsqd(nsqd_factory: Factory[Nsqd], topic: str) -> None:
 # Several nsqds
 
 
-def test_when_one_is_killed_the_other_takes_over(nsqd_factory: Factory[Nsqd], topic: str) -> None:
+def test_when_one_nsqd_is_killed_the_other_takes_over(nsqd_factory: Factory[Nsqd], topic: str) -> None:
     killed, other = nsqds = [nsqd_factory(process=True) for _ in range(2)]
     with Producer(*(nsqd.tcp_address for nsqd in nsqds), **QUICK) as producer:
         with Publishers(producer, topic, 8) as publishers:
@@ -300,6 +300,8 @@ def test_the_first_nsqd_of_a_cluster_is_found_long_before_the_next_regular_quest
     with Producer(nsqlookupd=[nsqlookupd.http_address], lookupd_poll_interval=300.0) as producer:
         future = producer.publish_async(topic, b"early", timeout=60.0)
         eventually(lambda: why_none(producer).endswith("lists none"))
+        assert not producer.health().healthy
+        assert producer.health().problems["nsqlookupd"].endswith("lists none")
         nsqd = nsqd_factory(lookupd=[nsqlookupd])
         future.result(60.0)
         assert take_all(nsqd, topic) == [b"early"]
@@ -333,7 +335,7 @@ def test_an_nsqlookupd_is_trusted_as_an_nsqd_is(
 
 
 @pytest.mark.parametrize("kind", ["nsqd", "nsqlookupd"])
-def test_closing_leaves_no_thread_behind_in_nowhere(kind: str) -> None:
+def test_a_close_ends_the_threads_that_dial_an_unreachable_address(kind: str) -> None:
     patient = {"dial_timeout": 300.0, "lookupd_poll_timeout": 300.0}
     with unreachable() as hole:
         producer = Producer(hole, **patient) if kind == "nsqd" else Producer(nsqlookupd=[hole], **patient)
@@ -345,7 +347,7 @@ def test_closing_leaves_no_thread_behind_in_nowhere(kind: str) -> None:
             future.result(PATIENCE)
 
 
-def test_pings_of_a_name_that_nobody_answers_for_share_its_lookup() -> None:
+def test_pings_of_a_name_share_its_lookup_while_no_answer_comes() -> None:
     with silent_resolver(), Producer("nsq.invalid:4150") as producer:
         for _ in range(3):
             with pytest.raises(NsqError):
@@ -361,7 +363,7 @@ def test_pings_of_a_name_that_nobody_answers_for_share_its_lookup() -> None:
     "options", [{"snappy": True}, {"deflate": True}, {}], ids=["snappy", "deflate", "plain"]
 )
 @pytest.mark.parametrize("tls", [True, False], ids=["tls", "tcp"])
-def test_layers(
+def test_publishes_pass_through_tls_and_compression(
     tls: bool, options: dict[str, bool], nsqd_factory: Factory[Nsqd], certificate: Certificate, topic: str
 ) -> None:
     nsqd = nsqd_factory(tls_cert=certificate.chain, tls_key=certificate.key)
@@ -379,7 +381,7 @@ def test_layers(
     publishers.expect_nothing_lost(stored)
 
 
-def test_auth(nsqd_factory: Factory[Nsqd]) -> None:
+def test_only_the_forbidden_topic_raises_unauthorized(nsqd_factory: Factory[Nsqd]) -> None:
     rules = [{"topic": "^allowed$", "channels": [".*"], "permissions": ["subscribe", "publish"]}]
     with running_auth_server({"sesame": rules}) as server:
         nsqd = nsqd_factory(auth_http_addresses=(server,))

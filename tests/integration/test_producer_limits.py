@@ -52,7 +52,7 @@ def test_a_silent_nsqd_costs_read_timeout_and_the_next_is_used(warm: bool, retry
             assert time.monotonic() - started < PATIENCE / 2
 
 
-def test_write_timeout_is_about_progress() -> None:
+def test_write_timeout_demands_progress_and_not_a_fast_link() -> None:
     """A body of many megabytes over a link that is slow and healthy takes much longer than write_timeout."""
     large = {"max_msg_size": 2**30, "max_body_size": 2**30}
     with Nsqd(**large) as nsqd, Network() as network:
@@ -101,7 +101,7 @@ def at_once(call: Callable[[], object], error: type[nsq.NsqError], match: str) -
 
 
 @pytest.mark.parametrize("wrong", ["TLS refused", "certificate", "AUTH"])
-def test_what_cannot_heal_is_raised_at_once(wrong: str, tmp_path: Path) -> None:
+def test_a_lasting_error_is_raised_at_once(wrong: str, tmp_path: Path) -> None:
     """The next publish too, and the one after that."""
     for name in ("ours", "theirs"):
         (tmp_path / name).mkdir()

@@ -44,7 +44,9 @@ def producer(nsqd: Nsqd) -> Iterator[nsq.Producer]:
 
 @pytest.mark.parametrize("handled", ["publish", "publish_async", "flush"])
 @pytest.mark.parametrize("interrupted", ["publish", "publish_async", "multi_publish", "flush"])
-def test_in_a_signal_handler(producer: nsq.Producer, handled: str, interrupted: str) -> None:
+def test_a_signal_handler_may_publish_and_flush(
+    producer: nsq.Producer, handled: str, interrupted: str
+) -> None:
     calls: dict[str, Callable[[], Any]] = {
         "publish": lambda: producer.publish("reentrance", BODY),
         "publish_async": lambda: producer.publish_async("reentrance", BODY),
@@ -62,7 +64,7 @@ def test_in_a_signal_handler(producer: nsq.Producer, handled: str, interrupted: 
             assert future.exception(0) is None
 
 
-def test_in_a_del(producer: nsq.Producer) -> None:
+def test_a_del_method_may_publish(producer: nsq.Producer) -> None:
     futures = []
 
     class Goodbye:
@@ -86,7 +88,7 @@ def test_in_a_del(producer: nsq.Producer) -> None:
     assert all(future.exception(0) is None for future in futures)
 
 
-def test_a_first_publish_in_a_signal_handler(nsqd: Nsqd) -> None:
+def test_a_signal_handler_may_make_the_first_publish(nsqd: Nsqd) -> None:
     """Cold, while the code that it interrupts starts threads too."""
     for _ in range(20):
         with nsq.Producer(nsqd.tcp_address) as ours, nsq.Producer(nsqd.tcp_address) as theirs:
@@ -104,35 +106,32 @@ def test_a_first_publish_in_a_signal_handler(nsqd: Nsqd) -> None:
             assert theirs.stats().published == len(ticking.results)
 
 
-def test_in_a_callback(producer: nsq.Producer) -> None:
-    """It may publish, also wait for that; for another future it may not wait: that holds up all other
-    callbacks.
-    """
+def test_a_callback_may_publish_but_not_wait_for_another_future(producer: nsq.Producer) -> None:
     outcome: concurrent.futures.Future[list[Any]] = concurrent.futures.Future()
 
     def callback(_: object) -> None:
-        told: list[Any] = []
+        outcomes: list[Any] = []
         try:
             producer.publish("reentrance", BODY)
             producer.publish_async("reentrance", BODY)
-            told.append("published")
+            outcomes.append("published")
             other = producer.publish_async("reentrance", BODY)
             # Not answered yet, for all that the callback can do about it.
             for wait in (other.result, other.exception, lambda: concurrent.futures.wait([other])):
                 try:
                     wait()
                 except nsq.UsageError as error:
-                    told.append("callback" in str(error))
+                    outcomes.append("callback" in str(error))
                 else:
-                    told.append(other.done())  # it was quicker
+                    outcomes.append(other.done())  # it was quicker
         finally:
-            outcome.set_result(told)
+            outcome.set_result(outcomes)
 
     producer.publish_async("reentrance", BODY).add_done_callback(callback)
     assert outcome.result(PATIENCE) == ["published", True, True, True]
 
 
-def test_on_a_thread_that_it_would_wait_for(nsqd: Nsqd) -> None:
+def test_a_call_that_would_wait_for_its_own_thread_is_refused(nsqd: Nsqd) -> None:
     """A user's transport that publishes, or a logging handler: refused at once."""
     from nsq.transport import default_transport
 
@@ -162,7 +161,7 @@ def test_on_a_thread_that_it_would_wait_for(nsqd: Nsqd) -> None:
         assert futures[0].exception(PATIENCE) is None
 
 
-def test_close_in_a_signal_handler(nsqd: Nsqd) -> None:
+def test_a_signal_handler_may_close_the_producer(nsqd: Nsqd) -> None:
     for _ in range(20):
         producer = nsq.Producer(nsqd.tcp_address)
         producer.publish("reentrance", BODY)
@@ -177,7 +176,7 @@ def test_close_in_a_signal_handler(nsqd: Nsqd) -> None:
 
 
 @pytest.mark.parametrize("warm", [True, False])
-def test_every_future_ends_when_it_is_closed(nsqd: Nsqd, warm: bool) -> None:
+def test_every_future_ends_when_the_producer_is_closed(nsqd: Nsqd, warm: bool) -> None:
     """Also the futures that are made while ``close(0)`` runs."""
     for _ in range(10):
         futures: list[concurrent.futures.Future[None]] = []
@@ -204,24 +203,22 @@ def test_every_future_ends_when_it_is_closed(nsqd: Nsqd, warm: bool) -> None:
             assert error is None or isinstance(error, (nsq.PublishFailed, nsq.PublishUncertain))
 
 
-def test_close_keeps_its_time(nsqd: Nsqd) -> None:
-    """Threads included, whatever the nsqd does."""
+def test_a_close_with_its_threads_ends_in_time_whatever_nsqd_does(nsqd: Nsqd) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         producer = nsq.Producer(f"127.0.0.1:{silent.getsockname()[1]}", nsqd.tcp_address)
         futures = [producer.publish_async("reentrance", BODY) for _ in range(10)]
         with frozen(nsqd):
             futures += [producer.publish_async("reentrance", BODY) for _ in range(10)]
             started = time.monotonic()
-            report = producer.close(2.0)
+            report = producer.close(1.0)
             took = time.monotonic() - started
-        assert took < 2.0 + 1.0  # a busy machine may be a second late
+        assert took < producer._config.publish_timeout / 2
         assert report.unfinished_threads == []
         assert not [thread for thread in threading.enumerate() if thread.name.startswith("nsq-producer")]
         assert all(future.done() for future in futures)
 
 
-def test_dropped_unclosed_it_leaves_nothing(nsqd: Nsqd) -> None:
-    """But sends what it was given."""
+def test_a_producer_that_is_dropped_unclosed_sends_all_and_ends_its_threads(nsqd: Nsqd) -> None:
     producer = nsq.Producer(nsqd.tcp_address)
     producer.publish("dropped", BODY)
     futures = [producer.publish_async("dropped", BODY) for _ in range(100)]
@@ -448,7 +445,7 @@ CALLS_BEHIND_THE_END = {
 
 
 @pytest.mark.parametrize("name", CALLS_BEHIND_THE_END)
-def test_a_call_behind_the_end_of_all_threads_returns_at_once(nsqd: Nsqd, name: str) -> None:
+def test_a_call_after_the_end_of_all_threads_returns_at_once(nsqd: Nsqd, name: str) -> None:
     call, outcome = CALLS_BEHIND_THE_END[name]
     program = f"""
 import nsq, sys, time

@@ -108,8 +108,8 @@ def test_a_killed_worker_is_replaced_and_an_end_finishes_what_is_in_work(work: W
         work.terminate()
     assert sorted(body for _, _, body in work.handled()) == [body.decode() for body in numbered(8)]
     assert {int(pid) for pid, _, _ in work.handled()} == set(work.started()[1:])
-    told = channel_of(work.nsqd)
-    assert (told["depth"], told["in_flight_count"], told["requeue_count"]) == (0, 0, 0)
+    channel = channel_of(work.nsqd)
+    assert (channel["depth"], channel["in_flight_count"], channel["requeue_count"]) == (0, 0, 0)
     log = work.log.read_text()
     assert "ended by SIGKILL" in log
     assert log.count("INFO: consuming orders/billing") == 3
@@ -144,15 +144,40 @@ def test_the_program_is_loaded_again_a_process_at_a_time_unless_it_is_broken(
     assert not old & {int(pid) for pid, name, _ in work.handled() if name == "second"}
 
 
-def test_limits_and_the_health_page(work: Work) -> None:
+SLOW = """
+from nsq.transport import default_transport
+
+class Slow:
+    def connect(self, address, *, timeout):
+        time.sleep(3.0)
+        return default_transport.connect(address, timeout=timeout)
+""" + PROGRAM.replace("reconnect_max=0.5", "transport=Slow()")
+
+
+def test_an_old_process_works_until_the_new_one_is_connected(work: Work) -> None:
+    work.write()
+    with work.running("app:make", "--processes=1"):
+        work.connected(1)
+        work.write(text=SLOW)
+        work.process.send_signal(signal.SIGHUP)
+        connected = set[int]()
+        until(
+            "replaced",
+            lambda: connected.add(len(clients_of(work.nsqd))) or "ended, as" in work.log.read_text(),
+        )
+        work.terminate()
+    assert 0 not in connected
+
+
+def test_a_worker_is_replaced_after_max_messages_and_the_health_page_shows_it(work: Work) -> None:
     work.write()
     address = "127.0.0.1:" + str(free_port())
 
     def health() -> dict[str, Any]:
         try:
             with urllib.request.urlopen(f"http://{address}/", timeout=10) as reply:
-                told: dict[str, Any] = json.load(reply)
-                return told
+                page: dict[str, Any] = json.load(reply)
+                return page
         except (urllib.error.URLError, ConnectionError):
             return {"ok": False}
 
@@ -165,6 +190,30 @@ def test_limits_and_the_health_page(work: Work) -> None:
         work.terminate()
     assert len(work.handled()) == 5
     assert "ended, as it has answered" in work.log.read_text()
+
+
+FAILING_FORKS = """
+import errno, os
+from nsq.work import supervisor
+
+supervisor._LONGEST_PAUSE = 0.1
+fork, failures = os.fork, [1, 2]
+
+def fail_at_first():
+    if failures.pop(0) if failures else 0:
+        raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
+    return fork()
+
+os.fork = fail_at_first
+"""
+
+
+def test_a_fork_that_fails_is_tried_again(work: Work) -> None:
+    work.write(text=FAILING_FORKS + PROGRAM)
+    with work.running("app:consumer", "--processes=1", f"--health-address=127.0.0.1:{free_port()}"):
+        work.connected(1)
+        work.terminate()
+    assert work.log.read_text().count("no process can be started: [Errno 11]") == 2
 
 
 def test_a_process_that_grows_is_replaced(work: Work) -> None:
@@ -208,7 +257,7 @@ def free_port() -> int:
         ("json:__name__", "it must be or give a Consumer"),
     ],
 )
-def test_what_cannot_be_run(
+def test_a_target_without_a_consumer_is_refused(
     target: str, said: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.path", list(sys.path))

@@ -59,14 +59,14 @@ def test_a_new_consumer_starts_and_stops_once(nsqd: AnyNsqd) -> None:
     assert consumer.health().summary == "new"
     with running(consumer):
         assert repr(consumer) == f"<Consumer {TOPIC}/{CHANNEL} running>"
-        with pytest.raises(Closed, match="this consumer is running"):
+        with pytest.raises(Closed, match="running> cannot be started again"):
             consumer.start()
         with pytest.raises(Closed, match=r"add_handler comes before start.*running"):
             consumer.add_handler(Recorder())
         with pytest.raises(Closed, match="add_batch_handler comes before start"):
             consumer.add_batch_handler(Recorder(), size=2)
     assert is_stopped(consumer)
-    with pytest.raises(Closed, match="this consumer is stopped"):
+    with pytest.raises(Closed, match="stopped> cannot be started again"):
         consumer.start()
     until("nsqd has noticed", lambda: not clients_of(nsqd))
     # Changes after the end do nothing.

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.peers.work import LEAD_IN, WARM_UP, Counter, Delays, pauses
+from benchmarks.peers.work import LEAD_IN, WARM_UP, Counter, Delays, due_times
 
 
 def test_a_counter_is_done_at_the_last_message_behind_the_warm_up() -> None:
@@ -32,6 +32,6 @@ def test_delays_are_read_from_bodies_of_the_size_asked_for() -> None:
 
 
 def test_messages_are_due_at_a_steady_pace() -> None:
-    due = list(pauses(3, 100))
+    due = list(due_times(3, 100))
     assert due[:3] == pytest.approx([0.0, 0.01, 0.02])
     assert len(due) == LEAD_IN + 3

@@ -60,12 +60,7 @@ def states(future: Any) -> tuple[bool, ...]:
 def test_a_future_runs_until_it_ends_and_cannot_be_cancelled(scene: Scene, end: bool) -> None:
     future = scene.future()
     assert isinstance(future, Future)
-    assert (future.cancel(), future.running(), future.done(), future.cancelled()) == (
-        False,
-        True,
-        False,
-        False,
-    )
+    assert states(future) == (False, True, False, False)
     assert "<Publish to orders, sent" in repr(future)
     for wait in (future.result, future.exception):
         with pytest.raises(TimeoutError, match="has not ended within 0 s"):
@@ -74,12 +69,7 @@ def test_a_future_runs_until_it_ends_and_cannot_be_cancelled(scene: Scene, end: 
     assert isinstance(future.exception(PATIENCE), ServerError) is (end is REFUSED)
     with nullcontext() if end else pytest.raises(ServerError):
         future.result(0.0)
-    assert (future.cancel(), future.running(), future.done(), future.cancelled()) == (
-        False,
-        False,
-        True,
-        False,
-    )
+    assert states(future) == (False, False, True, False)
 
 
 def test_an_interrupted_wait_does_not_disturb_the_others(
@@ -197,7 +187,7 @@ def test_futures_that_have_ended_are_not_waited_for(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("mine_first", [True, False])
-def test_they_are_waited_for_together_with_futures_of_others(scene: Scene, mine_first: bool) -> None:
+def test_futures_of_the_producer_and_others_are_waited_for_together(scene: Scene, mine_first: bool) -> None:
     mine, other = scene.future(), Future[None]()
     wait = partial(concurrent.futures.wait, [mine, other] if mine_first else [other, mine], PATIENCE)
     (done, _), *_ = in_threads(wait, scene.end, partial(other.set_result, None))

@@ -6,6 +6,7 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -190,23 +191,28 @@ def test_what_may_be_sent_again_goes_through_the_loops(answer: str) -> None:
     scene.p.close()
 
 
-def test_silence_until_the_deadline_leaves_the_publish_uncertain(scene: Scene) -> None:
+@pytest.mark.parametrize("stalled", [False, True], ids=["nsqd is silent", "nsqd does not take all of it"])
+def test_a_round_trip_that_does_not_end_in_time_leaves_the_publish_uncertain(
+    scene: Scene, stalled: bool
+) -> None:
+    if stalled:
+        scene.own.peer.stall(after=1)
+    published = in_thread(partial(scene.p.publish, "orders", b"late", timeout=0.01))
     with pytest.raises(PublishUncertain, match="no answer in time"):
-        scene.p.publish("orders", b"silence", timeout=0.01)
+        published.result(PATIENCE)  # less than write_timeout
     scene.own.peer.wait_closed()
     assert scene.p.stats().pending == 0
 
 
-def test_one_publish_now_and_then_dials_no_connection() -> None:
-    memory = MemoryTransport()
-    with producer(memory, publish_connections=1) as p:
-        nsqd = connected(p, memory)
-        with pytest.raises(nsq.ConnectionFailed):
-            p.ping(timeout=1.1)  # no answer: so long after the last publish
-        published = publishing(p, b"now")
-        nsqd.answer(b"now")
-        published.result(PATIENCE)
-    assert len(memory.dials) == 1 + 1
+def test_heartbeats_do_not_prolong_the_wait_for_an_answer(scene: Scene) -> None:
+    scene.transport.streams[1].before_read = lambda: scene.own.say(HEARTBEAT)
+    published = publishing(scene.p, timeout=0.05)
+    assert isinstance(published.exception(PATIENCE), PublishUncertain)
+
+
+def test_a_connection_is_asked_for_once_when_two_publishes_within_a_second_found_none() -> None:
+    conns = OwnConns(Config(), time.monotonic, print)
+    assert [conns.miss(now) for now in (0.0, 1.0, 2.0, 2.5, 2.6)] == [False, False, False, True, False]
 
 
 def test_over_a_stream_that_cannot_tell_whether_it_is_readable_all_go_through_the_loops() -> None:

@@ -47,7 +47,7 @@ def test_publish_returns_when_nsqd_has_said_ok(transport: MemoryTransport) -> No
     assert transport.dials == [A]
 
 
-def test_what_the_other_verbs_send(p: Producer, nsqd: PublishedTo) -> None:
+def test_deferred_publishes_and_batches_send_dpub_and_mpub(p: Producer, nsqd: PublishedTo) -> None:
     deferred = publishing(p, b"later", defer=30.0)
     nsqd.peer.expect(commands.dpub("orders", 30_000, b"later"))
     batch = in_thread(lambda: p.multi_publish("orders", [b"one", b"two"]))
@@ -167,10 +167,10 @@ def test_only_publishes_that_wait_for_an_nsqd_on_an_event_loops_thread_are_warne
 
 
 def test_hooks_are_called_on_the_callbacks_thread(transport: MemoryTransport) -> None:
-    told: list[Any] = []
+    events: list[Any] = []
 
     def tell(each: Acknowledged | Failed) -> None:
-        told.extend((each, threading.current_thread().name))
+        events.extend((each, threading.current_thread().name))
 
     with producer(transport, on_acknowledged=tell, on_failed=tell) as p:
         future = p.multi_publish_async("orders", [b"one", b"three"])
@@ -182,7 +182,7 @@ def test_hooks_are_called_on_the_callbacks_thread(transport: MemoryTransport) ->
         nsqd.expect(b"bad")
         nsqd.refuse("E_BAD_MESSAGE")
         error = refused.exception(PATIENCE)
-    stored, thread, bad, _ = told
+    stored, thread, bad, _ = events
     assert stored == Acknowledged("orders", 2, 8, A, stored.latency)
     assert 0 < stored.latency < PATIENCE
     assert bad == Failed("orders", 1, 3, error, bad.latency)
