@@ -53,6 +53,10 @@ PATIENCE = 3.0
 _LOSSES_BEFORE_LOOKUP = 2
 
 
+#: The lane of a publish that the pool's thread must place.
+UNPLACED = " "
+
+
 @dataclass(slots=True)
 class Tries:
     """What happened to a publish that is tried again."""
@@ -174,7 +178,7 @@ class PartitionRules(Rules):
         """Have the pool's thread place the publish anew: after a pause, or on another nsqd."""
         tried = _tries(publish)
         tried.address = address
-        publish.lane = publish.topic
+        publish.lane = UNPLACED
         tried.not_before = self.router.now() + retry_pause(failures, self.router.chance)
 
     def is_nsqd_well(self, error: ServerError) -> bool:

@@ -9,7 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nsq.errors import InvalidCommand, NotLeader, NotWritable, PublishFailed, TopicNotExist, UsageError
+from nsq.errors import (
+    ConnectionLost,
+    InvalidCommand,
+    NotLeader,
+    NotWritable,
+    PublishFailed,
+    PublishUncertain,
+    TopicNotExist,
+    UsageError,
+)
 from nsq.partitioned.routing import Router
 from nsq.partitioned.table import ClusterAnswer, TopicAnswer
 from nsq.partitioned.wire import Meta
@@ -54,6 +63,12 @@ class Scene:
         topic = TopicAnswer(dict(self.truth if leaders is None else leaders), self.meta, known)
         answer = ClusterAnswer("partitioned", topics=dict.fromkeys(self.router.lookups.topics, topic))
         self.router.lookups._heard("lookup:4161", "lookup:4161", answer, self.pool.time.now)
+        self.turn()
+
+    def become_original(self) -> None:
+        """Have the nsqlookupd answer as that of an original NSQ, and the pool's thread take its turn."""
+        original = ClusterAnswer("original", nsqds=frozenset({A}))
+        self.router.lookups._heard("lookup:4161", "lookup:4161", original, self.pool.time.now)
         self.turn()
 
     def turn(self) -> None:
@@ -270,34 +285,49 @@ def test_what_waits_is_refused_by_name_when_the_cluster_turns_out_to_be_an_origi
     scene = Scene({0: A}, known=False)
     keyed, plain = scene.publish(b"keyed", key="k"), scene.publish(b"plain")
     scene.turn()
-    original = ClusterAnswer("original", nsqds=frozenset({A}))
-    scene.router.lookups._heard("lookup:4161", "lookup:4161", original, scene.pool.time.now)
-    scene.turn()
+    scene.become_original()
     assert isinstance(keyed.error, UsageError)
     assert plain.lane == "orders"
     assert sum(map(len, map(scene.queued, NODES))) == 1
 
 
-@pytest.mark.parametrize("connected", [False, True])
-def test_a_publish_that_was_made_before_the_cluster_turned_out_to_be_an_original_one_keeps_its_options(
-    connected: bool,
+@pytest.mark.parametrize("known", [False, True])
+def test_a_publish_that_was_made_before_the_cluster_turned_out_to_be_an_original_one_is_sent_as_such(
+    known: bool,
 ) -> None:
-    scene = Scene({0: A}, known=False)
-    for endpoint in [] if connected else scene.endpoints.values():
-        lose(endpoint)
-    router, config = scene.router, scene.pool._config
-    keyed = router.new_publish(PublishFuture, "orders", b"keyed", None, config, {"key": "k"})
-    plain = router.new_publish(PublishFuture, "orders", b"plain", None, config)
-    original = ClusterAnswer("original", nsqds=frozenset({A}))
-    router.lookups._heard("lookup:4161", "lookup:4161", original, scene.pool.time.now)
+    """For example one that waited for room in the meantime, however long."""
+    scene = Scene({0: A}, count=1, known=known)
+    router, pool = scene.router, scene.pool
+    given: list[dict[str, Any]] = [{"key": "k"}, {"trace": 7}, {}]
+    made = [
+        router.new_publish(PublishFuture, "orders", b"x", None, pool._config, options) for options in given
+    ]
+    scene.become_original()
+    pool.time.now += 60.0
+    for late in made:
+        late.callbacks = pool.callbacks
+        pool.publish(late, 1000.0)
     scene.turn()
-    for late in (keyed, plain):
-        late.callbacks = scene.pool.callbacks
-        scene.pool.publish(late, 1000.0)
-    scene.turn()
+    keyed, traced, plain = made
     assert isinstance(keyed.error, UsageError)
+    assert isinstance(traced.error, UsageError)
     assert not plain.done()
-    assert sum(map(len, map(scene.queued, NODES))) == connected
+    assert b"".join(map(write, scene.endpoints.values())) == b"PUB orders\n\0\0\0\x01x"
+
+
+def test_a_round_trip_that_failed_before_the_cluster_became_an_original_one_is_sent_as_such() -> None:
+    scene = Scene({0: A}, count=1)
+    router, pool = scene.router, scene.pool
+    publish = router.new_publish(PublishFuture, "orders", b"x", None, pool._config, {"trace": 7})
+    publish.callbacks = pool.callbacks
+    cause = ConnectionLost("gone")
+    (verdict,) = publish.rules.lost([publish], cause, A, executed=True, retry_uncertain=False)
+    assert verdict.again
+    scene.become_original()
+    pool.publish(publish, 1000.0)
+    scene.turn()
+    assert isinstance(publish.error, PublishUncertain)
+    assert "trace= needs a partitioned NSQ" in str(publish.error)
 
 
 _events = st.lists(
