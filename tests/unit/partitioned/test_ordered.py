@@ -352,6 +352,20 @@ class TestStuckMessages:
         here.deliver(here.connect(), 1)
         here.notes.wait_for(("finish", 1))
 
+    def test_wake_the_owner_when_they_come_over_a_new_connection_before_their_pause_is_over(
+        self, site: Make
+    ) -> None:
+        here = site(lambda message: False, pause=1000.0)
+        former = here.connect()
+        here.deliver(former, 1)
+        while not here.pool.partitions(0.0)[0].stuck:
+            here.pool.turn(time.monotonic())
+        former.lose()
+        here.pool.turn(time.monotonic())
+        here.pool.wake = lambda: here.notes.add("wake")
+        here.deliver(here.connect(), 1)
+        assert here.notes.all == [("wake",)]
+
     def test_are_given_back_when_their_connection_closes(self, site: Make) -> None:
         here = site(lambda message: False, pause=1000.0)
         nsqd = here.connect()
