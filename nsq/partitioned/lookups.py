@@ -103,6 +103,11 @@ def _warn(partition: str, problem: str) -> None:
     log.warning("nsqlookupd has a bad registration: the leader of partition %s: %s", partition, problem)
 
 
+@lru_cache(maxsize=1000)
+def _warn_of_topic(lookupd: str, topic: str, problem: str) -> None:
+    log.warning("nsqlookupd %s says nothing of use about the topic %r: %s", lookupd, topic, problem)
+
+
 class Rounds(Protocol):
     """Asks each nsqlookupd in regular rounds, and ahead of time: ``Discovery``."""
 
@@ -189,10 +194,17 @@ class Lookups(Asker):
         if kind == "original":
             nodes = self.original_nodes(self._api(lookupd, deadline))
             return ClusterAnswer(kind, nsqds=frozenset(node.tcp_address for node in nodes))
-        topics = {
-            topic: self._api(lookupd, deadline).partitions(topic, self._access) for topic in self.topics
-        }
-        return ClusterAnswer(kind, tuple(map(self._rewritten, listed)), self._rewritten(leader), topics)
+        topics, problems = dict[str, TopicAnswer](), dict[str, NsqError]()
+        for topic in self.topics:
+            try:
+                topics[topic] = self._api(lookupd, deadline).partitions(topic, self._access)
+            except NsqError as error:
+                problems[topic] = error
+        if problems and not topics:
+            raise next(iter(problems.values()))
+        nsqlookupds = tuple(map(self._rewritten, listed))
+        texts = {topic: str(error) for topic, error in problems.items()}
+        return ClusterAnswer(kind, nsqlookupds, self._rewritten(leader), topics, problems=texts)
 
     def original_nodes(self, api: NsqlookupdApi) -> Sequence[NsqdNode]:
         """Return the nsqds to use in a cluster of the original kind."""
@@ -233,6 +245,8 @@ class Lookups(Asker):
 
     def _heard(self, key: str, lookupd: str, answer: ClusterAnswer, asked_at: float) -> None:
         self.cluster.heard(key, answer, asked_at)
+        for topic, problem in answer.problems.items():
+            _warn_of_topic(key, topic, problem)
         self._follow_list(nsqlookupd_address(lookupd))
         self._changed()
 

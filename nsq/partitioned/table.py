@@ -68,6 +68,8 @@ class ClusterAnswer:
     leader: str = ""
     topics: Mapping[str, TopicAnswer] = field(default_factory=dict)
     nsqds: frozenset[str] = frozenset()
+    problems: Mapping[str, str] = field(default_factory=dict)
+    """Why it has no answer about a topic, by topic."""
 
 
 # Tables.
