@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -123,6 +124,30 @@ class TestProcess:
         with pytest.raises(ProcessLookupError):
             os.kill(int(pid), 0)
         assert not Path(data_path.decode()).parent.exists()
+
+
+    @pytest.mark.skipif(sys.platform != "linux", reason="only Linux kills the children of a killed process")
+    def test_a_daemon_does_not_outlive_the_process_that_started_it_and_was_killed(self) -> None:
+        killed = (
+            "import os; from nsq.testing import Nsqd; n = Nsqd(process=True).start(); "
+            "print(n.tcp_address, n.data_path.parent, flush=True); os.kill(os.getpid(), 9)"
+        )
+        done = subprocess.run([sys.executable, "-c", killed], capture_output=True, text=True, timeout=60)
+        address, directory = done.stdout.split()
+        try:
+            eventually(lambda: is_refused(address))
+        finally:
+            shutil.rmtree(directory)  # no process was left to do that
+
+    def test_a_daemon_outlives_the_thread_that_started_it(self) -> None:
+        started: list[Nsqlookupd] = []
+        thread = threading.Thread(target=lambda: started.append(Nsqlookupd(process=True).start()))
+        thread.start()
+        thread.join()
+        try:
+            assert started[0].get("/ping").status == 200
+        finally:
+            started[0].stop()
 
 
 class TestFailures:
