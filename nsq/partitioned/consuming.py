@@ -153,7 +153,9 @@ class PartitionDiscovery(Discovery):
         self._urgent_since = now = self._clock()
         address, partition = key
         if isinstance(error, (NotLeader, TopicNotExist)) and isinstance(partition, int):
-            self._questions.refuse(self._topic or "", partition, address, now)
+            leader = self._table.leaders.get(partition)
+            if leader is not None and self._rewritten(leader) == address:
+                self._questions.refuse(self._topic or "", partition, leader, now)
 
     def stop_partition(self, partition: int) -> None:
         """Leave a partition for good."""

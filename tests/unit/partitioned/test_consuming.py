@@ -25,7 +25,9 @@ LOOKUPD = "10.0.0.9:4161"
 class World:
     """A consumer's discovery whose thread does not run, and the engine that it reports to."""
 
-    def __init__(self, nsqds: tuple[str, ...] = (), accept: Any = None, **given: Any) -> None:
+    def __init__(
+        self, nsqds: tuple[str, ...] = (), accept: Any = None, rewrite: Any = None, **given: Any
+    ) -> None:
         self.wanted: dict[Key, Wanted] = {}
         self.reports = 0
         self.dropped: list[Key] = []
@@ -46,7 +48,7 @@ class World:
             "config": Config(),
             "nsqds": nsqds,
             "nsqlookupds": [LOOKUPD],
-            "rewrite": None,
+            "rewrite": rewrite,
             "accept": accept,
             "clock": lambda: self.now,
         }
@@ -226,6 +228,15 @@ def test_a_refusal_has_the_nsqlookupds_asked_at_once(error: NsqError, passing: b
     world.discovery._turn()
     assert questions._refresh._asked == asked + 1
     assert (world.keys == {(B, 1)}) is dropped
+
+
+def test_a_node_that_does_not_lead_is_left_out_under_its_rewritten_address_too() -> None:
+    world = World(rewrite=lambda address: address.replace("10.0.0", "127.0.0"))
+    world.answer(A, B)
+    assert world.keys == {("127.0.0.1:4150", 0), ("127.0.0.2:4150", 1)}
+    world.discovery.refused(("127.0.0.1:4150", 0), NotLeader("x"))
+    world.turn()
+    assert world.keys == {("127.0.0.2:4150", 1)}
 
 
 def test_the_end_of_a_connection_has_them_asked_too_unless_it_was_meant() -> None:
