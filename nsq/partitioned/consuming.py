@@ -31,7 +31,7 @@ from nsq.errors import (
 )
 from nsq.http.nsqlookupd import NsqdNode, NsqlookupdApi
 from nsq.log import Logger
-from nsq.partitioned.lookups import Lookups
+from nsq.partitioned.lookups import Lookups, key_of
 from nsq.partitioned.ordered import OrderedPool
 from nsq.partitioned.subscription import PartitionSubscription, Reading, mismatch
 from nsq.partitioned.table import Kind, TopicTable
@@ -170,6 +170,7 @@ class PartitionDiscovery(Discovery):
         super().remove_nsqlookupd(address)
         if not self._owner.is_current:
             self._questions.configure(address, False)
+            self._owner.ask(partial(self._questions.cluster.failed, key_of(address)))
 
     # The discovery thread.
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache, partial
 from typing import Any, Literal, Protocol
 
@@ -271,7 +272,8 @@ class Lookups(Asker):
         for address in self._added.keys() - listed:
             text = self._added.pop(address)
             if text:
-                rounds.remove_nsqlookupd(text)
+                with suppress(UsageError):  # the user has removed it
+                    rounds.remove_nsqlookupd(text)
         self.cluster.keep_only(self._configured | self._added.keys())
 
     def refuse(self, topic: str, partition: int, address: str, now: float) -> None:

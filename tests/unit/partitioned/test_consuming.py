@@ -262,3 +262,23 @@ def test_an_nsqlookupd_that_the_user_adds_counts_although_the_cluster_does_not_l
     world.discovery.remove_nsqlookupd("10.0.0.8:4161")
     questions._heard(LOOKUPD, LOOKUPD, ClusterAnswer("partitioned", (LOOKUPD,)), 2.0)
     assert questions.cluster._said.keys() == {LOOKUPD}
+
+
+def test_an_nsqlookupd_that_the_user_removes_has_no_say_any_more_although_the_cluster_listed_it() -> None:
+    world = World()
+    other, discovery = "10.0.0.8:4161", world.discovery
+    questions = discovery._questions
+
+    def hear(lookupd: str, *listed: str, leader: str) -> None:
+        world.now += 1.0
+        topics = {TOPIC: TopicAnswer({0: leader}, Meta(1))}
+        answer = ClusterAnswer("partitioned", listed, other, topics)
+        discovery._owner.ask(partial(questions._heard, lookupd, lookupd, answer, world.now))
+        discovery._owner.run_requests()
+
+    hear(LOOKUPD, LOOKUPD, other, leader=A)
+    hear(other, LOOKUPD, other, leader=A)
+    discovery.remove_nsqlookupd(other)
+    hear(LOOKUPD, LOOKUPD, leader=B)
+    assert questions.cluster.table(TOPIC).leaders == {0: B}
+    assert questions.cluster._said.keys() == {LOOKUPD}
