@@ -125,7 +125,6 @@ class TestProcess:
             os.kill(int(pid), 0)
         assert not Path(data_path.decode()).parent.exists()
 
-
     @pytest.mark.skipif(sys.platform != "linux", reason="only Linux kills the children of a killed process")
     def test_a_daemon_does_not_outlive_the_process_that_started_it_and_was_killed(self) -> None:
         killed = (
