@@ -142,6 +142,7 @@ class Lookups(Asker):
         self._rewrite = rewrite
         self._clock = clock
         self._topics: dict[str, None] = {}
+        self._ask_first = ""  # the time of the last question did not suffice for this topic
         self._refresh = Refresh(config.lookupd_poll_interval)
         self._configured: frozenset[str] = frozenset()
         self._added: dict[str, str] = {}  # nsqlookupds that the cluster lists: how they are asked
@@ -196,11 +197,14 @@ class Lookups(Asker):
             nodes = self.original_nodes(self._api(lookupd, deadline))
             return ClusterAnswer(kind, nsqds=frozenset(node.tcp_address for node in nodes))
         topics, problems = dict[str, TopicAnswer](), dict[str, NsqError]()
-        for topic in self.topics:
+        all_topics = self.topics
+        first = all_topics.index(self._ask_first) if self._ask_first in all_topics else 0
+        for topic in (*all_topics[first:], *all_topics[:first]):
             try:
                 topics[topic] = self._api(lookupd, deadline).partitions(topic, self._access)
             except NsqError as error:
                 problems[topic] = error
+        self._ask_first = next(iter(problems), "")
         if problems and not topics:
             raise next(iter(problems.values()))
         nsqlookupds = tuple(map(self._rewritten, listed))

@@ -17,6 +17,7 @@ from nsq.http.nsqlookupd import parse_list
 from nsq.partitioned.lookups import Lookups, key_of, parse_partitions
 from nsq.partitioned.table import TopicAnswer
 from nsq.partitioned.wire import Meta
+from tests.fakes.clock import Clock
 
 EXCHANGES = {
     each["name"]: each["response"]
@@ -133,3 +134,26 @@ def test_a_topic_that_an_nsqlookupd_fails_on_does_not_hide_the_others(
     assert lookups.cluster.table("good").known
     assert lookups.cluster.table("bad").known is None
     assert caplog.text.count("nothing of use about the topic 'bad': it is broken") == 1
+
+
+def test_topics_for_which_the_time_did_not_suffice_are_asked_for_first_the_next_time() -> None:
+    clock = Clock()
+
+    class Api:
+        def list_lookupds(self) -> None: ...
+
+        def partitions(self, topic: str, access: str) -> TopicAnswer:
+            clock.now += 1.0
+            return TopicAnswer({0: "10.0.0.1:4150"}, Meta(1))
+
+    lookups: Any = Lookups(Config(lookupd_poll_timeout=4.0), "w", clock=clock)
+    of = lookups._api
+    lookups._api = lambda lookupd, deadline: of(lookupd, deadline) and Api()
+    names = [f"topic-{number}" for number in range(10)]
+    for name in names:
+        lookups.learn(name)
+    known = []
+    for _ in range(3):
+        lookups.ask("10.0.0.7:4161")
+        known.append(sum(lookups.cluster.table(name).known is True for name in names))
+    assert known == [4, 8, 10]
