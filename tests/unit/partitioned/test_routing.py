@@ -235,6 +235,13 @@ def test_a_publish_that_waits_in_vain_says_which_partition_it_waited_for() -> No
     assert "partitions without a leader: 0" in str(publish.error)
 
 
+def test_a_key_beyond_the_partitions_because_of_key_partitions_is_refused_at_once() -> None:
+    scene = Scene({0: A, 1: B}, key_partitions={"orders": 8}, key_hash=int)
+    scene.publish(b"x", key="9")
+    with pytest.raises(UsageError, match="key_partitions has 8 for 'orders'.* partition 3, .*has 2"):
+        scene.publish(b"x", key="11")
+
+
 def test_newer_publishes_queue_behind_parked_ones_of_their_partition() -> None:
     scene = Scene({1: B})
     scene.publish(b"1", partition=0)
