@@ -238,7 +238,7 @@ def test_a_publish_that_waits_in_vain_says_which_partition_it_waited_for() -> No
 def test_a_key_beyond_the_partitions_because_of_key_partitions_is_refused_at_once() -> None:
     scene = Scene({0: A, 1: B}, key_partitions={"orders": 8}, key_hash=int)
     scene.publish(b"x", key="9")
-    with pytest.raises(UsageError, match="key_partitions has 8 for 'orders'.* partition 3, .*has 2"):
+    with pytest.raises(UsageError, match=r"key_partitions has 8 for 'orders'.* partition 3, .*has 2"):
         scene.publish(b"x", key="11")
 
 
