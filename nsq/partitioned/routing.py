@@ -230,11 +230,14 @@ class Router(AddressBook):
 
     def log_publish(self, publish: Publish, given: Mapping[str, Any]) -> None:
         """Log an answered publish, if its topic is traced. The pool's thread does it: logging takes locks."""
-        if publish.topic in self.tracing and publish.endpoint is not None:
+        endpoint = publish.endpoint
+        if publish.topic in self.tracing and endpoint is not None:
             partition = int(publish.lane.rpartition(" ")[2])
-            where = publish.topic, partition, publish.endpoint.address, publish.published
+            where = publish.topic, partition, endpoint.address, publish.published
+            local_ip = None if endpoint.conn is None else endpoint.conn.local_ip
             tag, headers = given.get("tag"), given.get("headers")
-            self._pool.owner.ask(partial(log_publish, *where, tag=tag, headers=headers))
+            request = partial(log_publish, *where, local_ip=local_ip, tag=tag, headers=headers)
+            self._pool.owner.ask(request)
 
     # The pool's thread.
 

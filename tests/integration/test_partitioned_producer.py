@@ -498,6 +498,7 @@ def test_tracing_is_switched_on_and_off_while_publishing(
     assert [line["trace_id"] for line in lines] == [each.trace_id for each in expected]
     assert [line.get("offset") for line in lines] == [each.offset for each in expected]
     assert (lines[1]["partition"], lines[1]["topic"]) == (1, "orders")
+    assert {line.get("local_ip") for line in lines} == {"127.0.0.1"}
     assert [line.get("tag") for line in lines] == [None, None, "green", "blue"]
     assert tagged.offset is None
     stored = orders.messages("events", 0)[0]
