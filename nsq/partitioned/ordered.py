@@ -88,7 +88,7 @@ class LaneDelegate:
         self._claim(message)
         try:
             self.conn.finish(message)
-        finally:  # it is handled, even if nsqd cannot be told any more
+        finally:  # it is handled, even if its answer reaches nsqd no more
             self._pool.post(self.track, partial(self.track.lane.finished, message))
 
     def finish_all(self, messages: list[Message]) -> None:

@@ -46,7 +46,7 @@ def taken() -> Iterator[str]:
 
 class TestLifetime:
     @MODES
-    def test_is_ready_when_it_is_started_and_gone_when_it_is_stopped(self, process: bool) -> None:
+    def test_a_daemon_is_ready_when_it_is_started_and_gone_when_it_is_stopped(self, process: bool) -> None:
         with Nsqlookupd(process=process) as lookupd:
             assert lookupd.get("/ping")[::2] == (200, b"OK")
             address = lookupd.tcp_address

@@ -157,7 +157,7 @@ class TestPartitions:
             partition: list(range(5)) for partition in range(8)
         }
 
-    def test_new_ones_are_found_and_reported_once(
+    def test_new_partitions_are_found_and_reported_once(
         self, cluster: PartitionedCluster, caplog: pytest.LogCaptureFixture
     ) -> None:
         create(cluster, 2)

@@ -330,7 +330,7 @@ def test_without_a_coordinator_partitions_are_found_too() -> None:
         assert bodies(cluster, 1) == [b"x"]
 
 
-def test_what_nsqlookupd_does_not_list_is_an_error_that_says_who_creates_topics(
+def test_a_topic_that_no_nsqlookupd_lists_is_an_error_that_says_who_creates_topics(
     producer: nsq.Producer,
 ) -> None:
     with pytest.raises(nsq.TopicNotExist, match="Publishing creates no topic"):

@@ -68,7 +68,7 @@ class World:
     def answer(
         self, *leaders: str, partitions: int = 0, ordered: bool = False, extended: bool = False
     ) -> None:
-        """Have the nsqlookupd say who leads the partitions from 0 on; "" is nobody."""
+        """Have the nsqlookupd say who leads the partitions from 0 on; "" is no leader."""
         led = {partition: leader for partition, leader in enumerate(leaders) if leader}
         meta = Meta(partitions or len(leaders), 1, ordered=ordered, extended=extended)
         answer = ClusterAnswer("partitioned", topics={TOPIC: TopicAnswer(led, meta)})
@@ -201,7 +201,7 @@ def test_a_cluster_that_changes_its_kind_is_followed() -> None:
     assert world.keys == {(A, None), (B, None), (C, None)}
 
 
-def test_what_the_original_nsq_cannot_do_is_refused_by_name() -> None:
+def test_an_option_that_the_original_nsq_lacks_is_refused_by_name() -> None:
     world = World(ordered=True)
     world._hear(ClusterAnswer("original", nsqds=frozenset([A])))
     [problem] = world.problems

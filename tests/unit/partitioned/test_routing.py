@@ -132,7 +132,7 @@ class Scene:
             connect(self.endpoints[address])
         self.turn()
 
-    def settle(self) -> None:
+    def heal(self) -> None:
         """Heal everything, until no publish waits."""
         for _ in range(20):
             self.pool.time.now += 4.0
@@ -288,7 +288,7 @@ def test_a_refused_publish_rests_before_the_same_nsqd_is_tried_again() -> None:
     assert scene.queued(A) == [b"1"]
 
 
-def test_what_waits_is_refused_by_name_when_the_cluster_turns_out_to_be_an_original_one() -> None:
+def test_a_waiting_publish_is_refused_by_name_when_the_cluster_turns_out_to_be_an_original_one() -> None:
     scene = Scene({0: A}, known=False)
     keyed, plain = scene.publish(b"keyed", key="k"), scene.publish(b"plain")
     scene.turn()
@@ -390,7 +390,7 @@ def test_whatever_happens_each_partition_of_an_ordered_topic_stores_all_in_the_o
             scene.pool.time.now += argument
             scene.turn()
         scene.pool.time.now += 0.0001
-    scene.settle()
+    scene.heal()
     assert [publish for publish in publishes if not publish.done() or publish.error is not None] == []
     for partition, bodies_ in published.items():
         assert list(dict.fromkeys(scene.stored.get(partition, []))) == bodies_
@@ -405,7 +405,7 @@ def test_a_refused_batch_of_an_ordered_topic_is_not_overtaken_by_the_next() -> N
         scene.turn()
         write(scene.endpoints[A])
     scene.answer(A, hiccup=True)
-    scene.settle()
+    scene.heal()
     assert scene.stored == {0: [b"1", b"2", b"3"]}
 
 

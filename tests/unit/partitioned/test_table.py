@@ -197,7 +197,7 @@ def test_a_table_names_only_what_was_answered_and_not_refused_since(
 # When to ask again.
 
 
-def test_what_waits_has_the_nsqlookupds_asked_at_once_then_with_growing_pauses() -> None:
+def test_a_waiting_publish_has_the_nsqlookupds_asked_at_once_then_with_growing_pauses() -> None:
     refresh, now, pauses = Refresh(60.0), 100.0, []
     assert refresh.due_at(urgent=True, incomplete=True) < now
     for _ in range(7):
