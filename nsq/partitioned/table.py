@@ -40,6 +40,8 @@ from nsq.partitioned.wire import MAX_PARTITIONS, Meta
 #: Which NSQ a cluster runs: the original one, or the one with partitions.
 Kind = Literal["original", "partitioned"]
 
+#: Seconds after its refusal in which a node leads only where no other is named, or one that refused later.
+_DOUBT = 60.0
 #: The most partitions that a text lists.
 _MOST_SHOWN = 20
 
@@ -121,7 +123,8 @@ class Cluster:
     """Merges the answers of all nsqlookupds into tables.
 
     The answers of those that have failed since are used only where no other has answered. If two differ about
-    a partition's leader, the nsqlookupd that leads them is right, else what most say, else the leader before.
+    a partition's leader, a node that has refused to be it loses for a minute. Then the nsqlookupd that leads
+    them is right, else what most say, else the leader before.
     """
 
     def __init__(self, pinned: Kind | None = None) -> None:
@@ -212,8 +215,12 @@ class Cluster:
         answers = [each.answer.topics[topic] for each in said]
         known = [answer for answer in answers if answer.known]
         if not answers:  # none is asked any more: what was known stays, but for what was refused since
-            refused = self._refused.get(topic, {})
-            kept = {key: node for key, node in before.leaders.items() if (key, node) not in refused}
+            refused, latest = self._refused.get(topic, {}), self.asked_at(topic)
+            kept = {
+                key: node
+                for key, node in before.leaders.items()
+                if refused.get((key, node), -math.inf) < latest
+            }
             return replace(before, leaders=MappingProxyType(kept))
         if not known:
             return TopicTable(topic, known=False, reason=answers[0].reason)
@@ -233,7 +240,7 @@ class Cluster:
         if not refused:
             return {}
         oldest = min(each.asked_at for each in said)
-        kept = {key: at for key, at in refused.items() if at >= oldest}
+        kept = {key: at for key, at in refused.items() if at >= oldest - _DOUBT}
         self._refused[topic] = kept
         return kept
 
@@ -247,18 +254,21 @@ def _elect(
 ) -> dict[int, str]:
     """Return the leader of each partition that any answer has."""
     votes: dict[int, list[str]] = {}
-    decided: dict[int, str] = {}
+    right: dict[int, str] = {}
     for each in said:
         for partition, node in each.answer.topics[topic].leaders.items():
             if each.asked_at > refused.get((partition, node), -math.inf):
                 votes.setdefault(partition, []).append(node)
                 if each is leading:
-                    decided[partition] = node
+                    right[partition] = node
+    leaders: dict[int, str] = {}
     for partition, nodes in votes.items():
-        if partition not in decided:
-            count, former = Counter(nodes), before.leaders.get(partition)
-            decided[partition] = max(nodes, key=lambda node: (count[node], node == former, node))
-    return decided
+        count, former, word = Counter(nodes), before.leaders.get(partition), right.get(partition)
+        refused_at = {node: refused.get((partition, node), -math.inf) for node in nodes}
+        leaders[partition] = max(
+            nodes, key=lambda node: (-refused_at[node], node == word, count[node], node == former, node)
+        )
+    return leaders
 
 
 # When to ask again.

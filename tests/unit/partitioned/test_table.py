@@ -137,6 +137,45 @@ def test_a_node_that_refuses_is_left_out_until_it_is_named_again() -> None:
     assert dict(cluster.table("orders").leaders) == {0: A, 1: B}
 
 
+def test_a_node_that_has_refused_loses_against_other_candidates_for_a_minute() -> None:
+    """Else a wrong leader of the nsqlookupds would have clients go to the node and back with every answer."""
+    cluster = Cluster()
+    leaders = []
+    for time, lookupd, node in [
+        (1.0, "l1", A),
+        (1.0, "l2", B),
+        (3.0, "l1", A),
+        (5.0, "l2", B),
+        (6.0, "l1", A),
+    ]:
+        if time == 3.0:
+            cluster.refuse("orders", 0, A, 2.0)
+        elif time == 5.0:
+            cluster.refuse("orders", 0, B, 4.0)
+        cluster.heard(lookupd, answer({0: node}, leader="l1"), time)
+        leaders.append(cluster.table("orders").leaders[0])
+    assert leaders == [A, A, B, A, A]  # B is the last one that has refused
+    cluster.refuse("orders", 0, A, 7.0)
+    cluster.heard("l2", answer({0: B}, leader="l1"), 8.0)
+    cluster.heard("l1", answer({0: A}, leader="l1"), 66.0)
+    assert cluster.table("orders").leaders[0] == B
+    for lookupd, node in {"l1": A, "l2": B}.items():
+        cluster.heard(lookupd, answer({0: node}, leader="l1"), 68.0)
+    assert cluster.table("orders").leaders[0] == A
+
+
+def test_a_node_that_refused_before_it_was_named_again_stays_when_no_answer_is_left() -> None:
+    cluster = Cluster()
+    cluster.heard("l1", answer({0: A}), 1.0)
+    cluster.refuse("orders", 0, A, 2.0)
+    cluster.heard("l1", answer({0: A}), 3.0)
+    cluster.heard("l1", ClusterAnswer("partitioned", problems={"orders": "it is broken"}), 4.0)
+    cluster.refuse("orders", 1, B, 5.0)
+    assert cluster.table("orders").leaders == {0: A}
+    cluster.refuse("orders", 0, A, 6.0)
+    assert cluster.table("orders").leaders == {}
+
+
 def test_partitions_beyond_their_number_are_left_out() -> None:
     cluster = Cluster()
     cluster.heard("l1", answer({0: A, 7: B}, 2), 1.0)
