@@ -119,6 +119,17 @@ class _Said:
     asked_at: float
 
 
+class _Refusal(NamedTuple):
+    """A node's latest refusal to lead a partition. Questions that begin after ``until`` may name it again."""
+
+    at: float = -math.inf
+    until: float = -math.inf
+    times: int = 0  # refusals in a row, each after it had been named again
+
+
+_NEVER = _Refusal()
+
+
 class Cluster:
     """Merges the answers of all nsqlookupds into tables.
 
@@ -137,7 +148,7 @@ class Cluster:
         self._asked_at: dict[str, float] = {}  # by topic: when the latest question began that was answered
         self._said: dict[str, _Said] = {}  # by nsqlookupd: its latest answer
         self._failed: set[str] = set()  # the nsqlookupds that have failed since their answer
-        self._refused: dict[str, dict[tuple[int, str], float]] = {}  # by topic: partition, node; and when
+        self._refused: dict[str, dict[tuple[int, str], _Refusal]] = {}  # by topic, then by partition and node
 
     # Facts.
 
@@ -165,10 +176,16 @@ class Cluster:
                 self._merge(gone.answer.topics)
 
     def refuse(self, topic: str, partition: int, address: str, now: float) -> None:
-        """Note that a node does not lead a partition: leave it out until a question that begins after ``now``
-        names it again.
+        """Note that a node does not lead a partition: leave it out until a question that begins later names
+        it again. If it refuses again then, a growing pause comes first.
         """
-        self._refused.setdefault(topic, {})[partition, address] = now
+        refused = self._refused.setdefault(topic, {})
+        at, until, times = refused.get((partition, address), _NEVER)
+        if now - at > _DOUBT:
+            until, times = now, 1
+        elif self.table(topic).leaders.get(partition) == address:
+            until, times = now + retry_ceiling(times), times + 1
+        refused[partition, address] = _Refusal(now, max(now, until), times)
         self._merge((topic,))
 
     def nsqds(self) -> frozenset[str]:
@@ -219,7 +236,7 @@ class Cluster:
             kept = {
                 key: node
                 for key, node in before.leaders.items()
-                if refused.get((key, node), -math.inf) < latest
+                if refused.get((key, node), _NEVER).until < latest
             }
             return replace(before, leaders=MappingProxyType(kept))
         if not known:
@@ -235,12 +252,12 @@ class Cluster:
             leaders = {partition: node for partition, node in leaders.items() if partition < most}
         return TopicTable(topic, meta, MappingProxyType(leaders), known=True)
 
-    def _still_refused(self, topic: str, said: list[_Said]) -> dict[tuple[int, str], float]:
+    def _still_refused(self, topic: str, said: list[_Said]) -> dict[tuple[int, str], _Refusal]:
         refused = self._refused.get(topic)
         if not refused:
             return {}
         oldest = min(each.asked_at for each in said)
-        kept = {key: at for key, at in refused.items() if at >= oldest - _DOUBT}
+        kept = {key: each for key, each in refused.items() if each.at >= oldest - _DOUBT}
         self._refused[topic] = kept
         return kept
 
@@ -249,7 +266,7 @@ def _elect(
     topic: str,
     said: list[_Said],
     leading: _Said | None,
-    refused: Mapping[tuple[int, str], float],
+    refused: Mapping[tuple[int, str], _Refusal],
     before: TopicTable,
 ) -> dict[int, str]:
     """Return the leader of each partition that any answer has."""
@@ -257,14 +274,14 @@ def _elect(
     right: dict[int, str] = {}
     for each in said:
         for partition, node in each.answer.topics[topic].leaders.items():
-            if each.asked_at > refused.get((partition, node), -math.inf):
+            if each.asked_at > refused.get((partition, node), _NEVER).until:
                 votes.setdefault(partition, []).append(node)
                 if each is leading:
                     right[partition] = node
     leaders: dict[int, str] = {}
     for partition, nodes in votes.items():
         count, former, word = Counter(nodes), before.leaders.get(partition), right.get(partition)
-        refused_at = {node: refused.get((partition, node), -math.inf) for node in nodes}
+        refused_at = {node: refused.get((partition, node), _NEVER).at for node in nodes}
         leaders[partition] = max(
             nodes, key=lambda node: (-refused_at[node], node == word, count[node], node == former, node)
         )
@@ -365,5 +382,9 @@ def rule_of(error: ServerError, took: float = 0.0, *, mpub_ext: bool = False) ->
 
 def retry_pause(tries: int, chance: Callable[[], float]) -> float:
     """Return the seconds before the next try, after ``tries`` that failed: half of them are random."""
-    ceiling = min(_LONGEST_RETRY_PAUSE, _RETRY_PAUSE * 2.0 ** min(max(tries - 1, 0), 62))
-    return ceiling * (1.0 - chance() / 2.0)
+    return retry_ceiling(tries) * (1.0 - chance() / 2.0)
+
+
+def retry_ceiling(tries: int) -> float:
+    """Return the most seconds before the next try."""
+    return min(_LONGEST_RETRY_PAUSE, _RETRY_PAUSE * 2.0 ** min(max(tries - 1, 0), 62))

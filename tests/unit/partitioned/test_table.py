@@ -137,6 +137,22 @@ def test_a_node_that_refuses_is_left_out_until_it_is_named_again() -> None:
     assert dict(cluster.table("orders").leaders) == {0: A, 1: B}
 
 
+def test_a_node_that_refuses_again_and_again_is_left_out_longer_each_time() -> None:
+    cluster, now = Cluster(), 1.0
+    cluster.heard("l1", answer({0: A}), now)
+    for pause in (0.0, 0.05, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0):
+        for _ in range(10):  # publishes that were under way together: they count as one
+            cluster.refuse("orders", 0, A, now)
+        cluster.heard("l1", answer({0: A}), now + max(0.0, pause - 0.01))
+        assert cluster.table("orders").leaders == {}
+        now += pause + 0.01
+        cluster.heard("l1", answer({0: A}), now)
+        assert cluster.table("orders").leaders == {0: A}
+    cluster.refuse("orders", 0, A, now + 61.0)
+    cluster.heard("l1", answer({0: A}), now + 61.01)
+    assert cluster.table("orders").leaders == {0: A}
+
+
 def test_a_node_that_has_refused_loses_against_other_candidates_for_a_minute() -> None:
     """Else a wrong leader of the nsqlookupds would have clients go to the node and back with every answer."""
     cluster = Cluster()
