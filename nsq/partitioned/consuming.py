@@ -22,6 +22,7 @@ from nsq.consumer.rdy import OneEach
 from nsq.discovery.lookups import Discovery
 from nsq.errors import (
     ConfigError,
+    ConnectionFailed,
     ExtendForbidden,
     ExtendNeeded,
     NotLeader,
@@ -152,10 +153,15 @@ class PartitionDiscovery(Discovery):
     def _refused(self, key: Key, error: NsqError) -> None:
         self._urgent_since = now = self._clock()
         address, partition = key
-        if isinstance(error, (NotLeader, TopicNotExist)) and isinstance(partition, int):
-            leader = self._table.leaders.get(partition)
-            if leader is not None and self._rewritten(leader) == address:
-                self._questions.refuse(self._topic or "", partition, leader, now)
+        leader = self._table.leaders.get(partition) if isinstance(partition, int) else None
+        if leader is None or self._rewritten(leader) != address:
+            return
+        topic, partition = self._topic or "", cast("int", partition)
+        unreachable = isinstance(error, ConnectionFailed)
+        if isinstance(error, (NotLeader, TopicNotExist)) or (
+            unreachable and self._questions.cluster.is_disputed(topic, partition)
+        ):
+            self._questions.refuse(topic, partition, leader, now)
 
     def stop_partition(self, partition: int) -> None:
         """Leave a partition for good."""

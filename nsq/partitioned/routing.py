@@ -518,6 +518,7 @@ class Router(AddressBook):
 
     def _look_ahead(self, now: float) -> None:
         """Have nsqlookupds asked and leaders dialed that publishes wait for; set when to assign next."""
+        self._leave_unreachable(now)
         absent = set(self._absent_leaders())
         waits = bool(absent) or any(self._needs_lookup(place) for place in self._parked)
         self.urgent = waits
@@ -528,6 +529,18 @@ class Router(AddressBook):
         self.due_at = min([due, *(retry_at for _, retry_at in self._blocked.values())])
         if self._held:
             self.due_at = min(self.due_at, now + _HOLD)
+
+    def _leave_unreachable(self, now: float) -> None:
+        """Leave out the leaders that cannot be reached where an nsqlookupd names another node."""
+        cluster = self.lookups.cluster
+        for name, partition in self._parked:
+            if partition is None or not cluster.is_disputed(name, partition):
+                continue
+            leader = cluster.table(name).leaders.get(partition, "")
+            endpoint = self._pool.endpoints.table.get((leader, None))
+            if endpoint is not None and not endpoint.open and endpoint.backoff.failures:
+                self.lookups.refuse(name, partition, leader, now)
+                self._pool.owner.wake()
 
     def _watch(self, takers: Takers, now: float) -> None:
         """Give up connections whose nsqd does not answer. While any owes an answer, look again soon."""

@@ -201,6 +201,11 @@ class Cluster:
     def table(self, topic: str) -> TopicTable:
         return self.tables.get(topic) or TopicTable(topic)
 
+    def is_disputed(self, topic: str, partition: int) -> bool:
+        """Whether nsqlookupds name different leaders of a partition."""
+        answers = [said.answer.topics.get(topic, TopicAnswer()) for said in self._heeded()]
+        return len({each.leaders[partition] for each in answers if partition in each.leaders}) > 1
+
     def asked_at(self, topic: str) -> float:
         """Return when the latest question about a topic began that has been answered."""
         return self._asked_at.get(topic, -math.inf)

@@ -239,6 +239,21 @@ def test_a_node_that_does_not_lead_is_left_out_under_its_rewritten_address_too()
     assert world.keys == {("127.0.0.2:4150", 1)}
 
 
+@pytest.mark.parametrize("disputed", [False, True])
+def test_a_leader_that_cannot_be_reached_is_left_out_where_an_nsqlookupd_names_another_node(
+    disputed: bool,
+) -> None:
+    world = World()
+    world.answer(A, B)
+    topic = TopicAnswer({0: C if disputed else A, 1: B}, Meta(2))
+    world.discovery._questions.cluster.heard("l2", ClusterAnswer("partitioned", topics={TOPIC: topic}), 1.0)
+    world.turn()
+    assert world.keys == {(A, 0), (B, 1)}
+    world.discovery.refused((A, 0), DialFailed("x"))
+    world.turn()
+    assert world.keys == {(C if disputed else A, 0), (B, 1)}
+
+
 def test_the_end_of_a_connection_has_them_asked_too_unless_it_was_meant() -> None:
     world = World()
     world.answer(A, B)

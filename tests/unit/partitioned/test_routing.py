@@ -224,6 +224,22 @@ def test_a_publish_with_a_key_waits_for_its_partition_and_one_without_does_not()
     assert not waiting.done()
 
 
+def test_a_leader_that_cannot_be_reached_is_left_out_where_an_nsqlookupd_names_another_node() -> None:
+    scene = Scene({0: A}, count=1)
+    lose(scene.endpoints[A])
+    publish = scene.publish(b"1", partition=0)
+    scene.turn()
+    assert not scene.router._snapshots.topics["orders"].takers
+    topic = TopicAnswer({0: B}, scene.meta)
+    other = ClusterAnswer("partitioned", topics={"orders": topic})
+    scene.router.lookups.configure("l2:4161", True)
+    scene.router.lookups._heard("l2:4161", "l2:4161", other, scene.pool.time.now)
+    for _ in range(3):
+        scene.turn()
+    assert scene.queued(B) == [b"1"]
+    assert not publish.done()
+
+
 def test_a_publish_that_waits_in_vain_says_which_partition_it_waited_for() -> None:
     scene = Scene({1: B})
     publish = scene.publish(b"keyed", 5.0, partition=0)
