@@ -179,14 +179,18 @@ class Cluster:
         """Note that a node does not lead a partition: leave it out until a question that begins later names
         it again. If it refuses again then, a growing pause comes first.
         """
-        refused = self._refused.setdefault(topic, {})
+        refused, leads = (
+            self._refused.setdefault(topic, {}),
+            self.table(topic).leaders.get(partition) == address,
+        )
         at, until, times = refused.get((partition, address), _NEVER)
         if now - at > _DOUBT:
             until, times = now, 1
-        elif self.table(topic).leaders.get(partition) == address:
+        elif leads:
             until, times = now + retry_ceiling(times), times + 1
         refused[partition, address] = _Refusal(now, max(now, until), times)
-        self._merge((topic,))
+        if leads:
+            self._merge((topic,))
 
     def nsqds(self) -> frozenset[str]:
         """The nsqds of a cluster of the original kind."""
@@ -285,6 +289,9 @@ def _elect(
                     right[partition] = node
     leaders: dict[int, str] = {}
     for partition, nodes in votes.items():
+        if nodes.count(nodes[0]) == len(nodes):  # the usual case, without the time that the rest takes
+            leaders[partition] = nodes[0]
+            continue
         count, former, word = Counter(nodes), before.leaders.get(partition), right.get(partition)
         refused_at = {node: refused.get((partition, node), _NEVER).at for node in nodes}
         leaders[partition] = max(
