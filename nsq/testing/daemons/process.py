@@ -26,7 +26,15 @@ KILL_TIMEOUT = 20.0
 #: The text in the logs of our daemons and Go's.
 _IN_USE = "address already in use"
 #: Becomes the program that follows, which gets SIGKILL at the end of the thread that started it.
-_BOUND = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); os.execvp(sys.argv[1], sys.argv[1:])"
+_BOUND = """
+import os, sys
+try:
+    import ctypes  # some builds of Python lack it
+    ctypes.CDLL(None).prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL
+except Exception:
+    pass
+os.execvp(sys.argv[1], sys.argv[1:])
+"""
 
 
 class ProcessRun:
@@ -117,7 +125,8 @@ def _bound(command: list[str]) -> list[str]:
     """Bind the child to this process: one that is killed runs no exit hook. Linux binds it to the thread that
     starts it, and only the main one lasts as long as the process.
     """
-    if sys.platform != "linux" or threading.current_thread() is not threading.main_thread():
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    if sys.platform != "linux" or not sys.executable or not in_main_thread:
         return command
     return [sys.executable, "-I", "-S", "-c", _BOUND, *command]
 
