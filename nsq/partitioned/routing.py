@@ -419,6 +419,14 @@ class Router(AddressBook):
             self._release_at(place, version, now)
         for place in [place for place in self._parked if place[1] is not None]:
             self._release_at(place, version, now)
+        # Those may have left a partition to the others.
+        for place in [place for place in self._parked if place[1] is None and place not in self._blocked]:
+            self._release_at(place, version, now)
+
+    def _unblock(self, place: Place) -> None:
+        """Look again at the publishes of a partition, and at those that wait for any."""
+        self._blocked.pop(place, None)
+        self._blocked.pop((place[0], None), None)
 
     def _release_at(self, place: Place, version: object, now: float) -> None:
         known_version, retry_at = self._blocked.get(place, (None, -math.inf))
@@ -456,7 +464,9 @@ class Router(AddressBook):
                 self._send(publish, taker)
         self._growing = None
         self._blocked.pop(place, None)
-        if kept:
+        if not kept:
+            self._unblock(place)
+        else:
             self._parked[place] = sorted([*kept, *self._parked.get(place, ())], key=_started)
             retries = [each.memory.not_before for each in kept if each.memory is not None]
             retry_at = min((each for each in retries if each > now), default=math.inf)
@@ -503,7 +513,7 @@ class Router(AddressBook):
                 taker = None if topic is None else topic.takers.get(partition)
                 if taker is not None:
                     self._last[place] = taker[0]
-                self._blocked.pop(place, None)
+                self._unblock(place)
                 self._shown = None
 
     def _show(self) -> None:
@@ -533,14 +543,15 @@ class Router(AddressBook):
     def _leave_unreachable(self, now: float) -> None:
         """Leave out the leaders that cannot be reached where an nsqlookupd names another node."""
         cluster = self.lookups.cluster
-        for name, partition in self._parked:
-            if partition is None or not cluster.is_disputed(name, partition):
-                continue
-            leader = cluster.table(name).leaders.get(partition, "")
-            endpoint = self._pool.endpoints.table.get((leader, None))
-            if endpoint is not None and not endpoint.open and endpoint.backoff.failures:
-                self.lookups.refuse(name, partition, leader, now)
-                self._pool.owner.wake()
+        for name, wanted in self._parked:
+            leaders = cluster.table(name).leaders
+            for partition in leaders if wanted is None else [wanted]:
+                leader = leaders.get(partition, "")
+                endpoint = self._pool.endpoints.table.get((leader, None))
+                unreachable = endpoint is not None and not endpoint.open and endpoint.backoff.failures > 0
+                if unreachable and cluster.is_disputed(name, partition):
+                    self.lookups.refuse(name, partition, leader, now)
+                    self._pool.owner.wake()
 
     def _watch(self, takers: Takers, now: float) -> None:
         """Give up connections whose nsqd does not answer. While any owes an answer, look again soon."""

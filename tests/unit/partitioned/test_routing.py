@@ -224,10 +224,13 @@ def test_a_publish_with_a_key_waits_for_its_partition_and_one_without_does_not()
     assert not waiting.done()
 
 
-def test_a_leader_that_cannot_be_reached_is_left_out_where_an_nsqlookupd_names_another_node() -> None:
+@pytest.mark.parametrize("options", [{"partition": 0}, {}])
+def test_a_leader_that_cannot_be_reached_is_left_out_where_an_nsqlookupd_names_another_node(
+    options: dict[str, Any],
+) -> None:
     scene = Scene({0: A}, count=1)
     lose(scene.endpoints[A])
-    publish = scene.publish(b"1", partition=0)
+    publish = scene.publish(b"1", **options)
     scene.turn()
     assert not scene.router._snapshots.topics["orders"].takers
     topic = TopicAnswer({0: B}, scene.meta)
@@ -287,6 +290,38 @@ def test_a_new_leader_gets_nothing_while_the_former_one_owes_an_answer() -> None
     for _ in range(3):
         scene.turn()
     assert scene.queued(C) == [b"1", b"2"]
+
+
+def test_a_publish_without_a_key_goes_on_when_the_only_partition_is_not_held_back_any_more() -> None:
+    scene = Scene({0: A}, count=1)
+    scene.publish(b"1", partition=0)
+    write(scene.endpoints[A])
+    scene.truth[0] = C
+    scene.look_up()
+    scene.publish(b"any")
+    scene.turn()
+    assert scene.queued(C) == []
+    conn: Any = scene.endpoints[A].conn
+    scene.endpoints[A].on_ok(conn, 1)
+    scene.turn()
+    assert scene.queued(C) == [b"any"]
+
+
+def test_a_publish_without_a_key_goes_on_when_the_only_partition_has_no_others_that_wait() -> None:
+    scene = Scene({0: A}, count=1)
+    scene.publish(b"1", partition=0)
+    write(scene.endpoints[A])
+    conn: Any = scene.endpoints[A].conn
+    scene.endpoints[A].on_error(conn, NotWritable("E_FAILED_ON_NOT_WRITABLE "))
+    scene.turn()
+    scene.pool.time.now += 0.001
+    scene.look_up()
+    scene.publish(b"any")
+    scene.turn()
+    assert scene.queued(A) == []
+    scene.pool.time.now += 0.06
+    scene.turn()
+    assert scene.queued(A) == [b"1", b"any"]
 
 
 def test_a_refused_publish_rests_before_the_same_nsqd_is_tried_again() -> None:
