@@ -153,7 +153,7 @@ def dead_letter(message: Message, error: BaseException | None, consumer: str, ma
     else:
         reason = f"its attempts were used up, by requeues or timeouts (max_attempts is {max_attempts})"
     headers = {
-        "id": f"{message.id.decode('latin-1')}-{message.attempts}",
+        "id": f"{message.id_text}-{message.attempts}",
         "source": f"/{consumer}",
         "type": DEAD_LETTER,
         "time": _iso(time.time()),

@@ -177,7 +177,7 @@ def _attributes(name: str, kind: str, topic: str) -> dict[str, Any]:
 
 def _attributes_of(message: Message) -> dict[str, Any]:
     about = {
-        "messaging.message.id": message.id.decode("latin-1"),
+        "messaging.message.id": message.id_text,
         "messaging.message.body.size": len(message.body),
     }
     if is_unix(message.nsqd_address):

@@ -62,8 +62,9 @@ class Metrics:
         self._publish_seconds = histogram(
             "publish_seconds", "Seconds from the call of a publish to the answer of nsqd.", "topic"
         )
+        outcomes = f"{', '.join(OUTCOMES)}; a message that is given up is finished, too"
         self._consumed = counter(
-            "consumed_messages", f"Messages by outcome: {', '.join(OUTCOMES)}.", "topic", "channel", "outcome"
+            "consumed_messages", f"Messages by outcome: {outcomes}.", "topic", "channel", "outcome"
         )
         self._handler_seconds = histogram(
             "handler_seconds", "Seconds that a handler worked on a message or a batch.", "topic", "channel"

@@ -22,6 +22,7 @@ from nsq.consumer.rdy import OneEach
 from nsq.discovery.lookups import Discovery
 from nsq.errors import (
     ConfigError,
+    ConnectionFailed,
     ExtendForbidden,
     ExtendNeeded,
     NotLeader,
@@ -31,7 +32,7 @@ from nsq.errors import (
 )
 from nsq.http.nsqlookupd import NsqdNode, NsqlookupdApi
 from nsq.log import Logger
-from nsq.partitioned.lookups import Lookups
+from nsq.partitioned.lookups import Lookups, key_of
 from nsq.partitioned.ordered import OrderedPool
 from nsq.partitioned.subscription import PartitionSubscription, Reading, mismatch
 from nsq.partitioned.table import Kind, TopicTable
@@ -152,8 +153,15 @@ class PartitionDiscovery(Discovery):
     def _refused(self, key: Key, error: NsqError) -> None:
         self._urgent_since = now = self._clock()
         address, partition = key
-        if isinstance(error, (NotLeader, TopicNotExist)) and isinstance(partition, int):
-            self._questions.refuse(self._topic or "", partition, address, now)
+        leader = self._table.leaders.get(partition) if isinstance(partition, int) else None
+        if leader is None or self._rewritten(leader) != address:
+            return
+        topic, partition = self._topic or "", cast("int", partition)
+        unreachable = isinstance(error, ConnectionFailed)
+        if isinstance(error, (NotLeader, TopicNotExist)) or (
+            unreachable and self._questions.cluster.is_disputed(topic, partition)
+        ):
+            self._questions.refuse(topic, partition, leader, now)
 
     def stop_partition(self, partition: int) -> None:
         """Leave a partition for good."""
@@ -168,6 +176,7 @@ class PartitionDiscovery(Discovery):
         super().remove_nsqlookupd(address)
         if not self._owner.is_current:
             self._questions.configure(address, False)
+            self._owner.ask(partial(self._questions.cluster.failed, key_of(address)))
 
     # The discovery thread.
 

@@ -169,7 +169,7 @@ class Lane:
         return self._after_answer(now)
 
     def finished(self, message: Message, now: float) -> list[Order]:
-        """Note that a message is done, even if nsqd could not be told any more."""
+        """Note that a message is done, even if its answer reaches nsqd no more."""
         position = Position.of(message)
         if message is self.current:
             self.finished_last = position

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache, partial
 from typing import Any, Literal, Protocol
 
@@ -103,6 +104,11 @@ def _warn(partition: str, problem: str) -> None:
     log.warning("nsqlookupd has a bad registration: the leader of partition %s: %s", partition, problem)
 
 
+@lru_cache(maxsize=1000)
+def _warn_of_topic(lookupd: str, topic: str, problem: str) -> None:
+    log.warning("nsqlookupd %s says nothing of use about the topic %r: %s", lookupd, topic, problem)
+
+
 class Rounds(Protocol):
     """Asks each nsqlookupd in regular rounds, and ahead of time: ``Discovery``."""
 
@@ -136,6 +142,7 @@ class Lookups(Asker):
         self._rewrite = rewrite
         self._clock = clock
         self._topics: dict[str, None] = {}
+        self._ask_first = ""  # the time of the last question did not suffice for this topic
         self._refresh = Refresh(config.lookupd_poll_interval)
         self._configured: frozenset[str] = frozenset()
         self._added: dict[str, str] = {}  # nsqlookupds that the cluster lists: how they are asked
@@ -189,10 +196,20 @@ class Lookups(Asker):
         if kind == "original":
             nodes = self.original_nodes(self._api(lookupd, deadline))
             return ClusterAnswer(kind, nsqds=frozenset(node.tcp_address for node in nodes))
-        topics = {
-            topic: self._api(lookupd, deadline).partitions(topic, self._access) for topic in self.topics
-        }
-        return ClusterAnswer(kind, tuple(map(self._rewritten, listed)), self._rewritten(leader), topics)
+        topics, problems = dict[str, TopicAnswer](), dict[str, NsqError]()
+        all_topics = self.topics
+        first = all_topics.index(self._ask_first) if self._ask_first in all_topics else 0
+        for topic in (*all_topics[first:], *all_topics[:first]):
+            try:
+                topics[topic] = self._api(lookupd, deadline).partitions(topic, self._access)
+            except NsqError as error:
+                problems[topic] = error
+        self._ask_first = next(iter(problems), "")
+        if problems and not topics:
+            raise next(iter(problems.values()))
+        nsqlookupds = tuple(map(self._rewritten, listed))
+        texts = {topic: str(error) for topic, error in problems.items()}
+        return ClusterAnswer(kind, nsqlookupds, self._rewritten(leader), topics, problems=texts)
 
     def original_nodes(self, api: NsqlookupdApi) -> Sequence[NsqdNode]:
         """Return the nsqds to use in a cluster of the original kind."""
@@ -233,6 +250,8 @@ class Lookups(Asker):
 
     def _heard(self, key: str, lookupd: str, answer: ClusterAnswer, asked_at: float) -> None:
         self.cluster.heard(key, answer, asked_at)
+        for topic, problem in answer.problems.items():
+            _warn_of_topic(key, topic, problem)
         self._follow_list(nsqlookupd_address(lookupd))
         self._changed()
 
@@ -257,7 +276,8 @@ class Lookups(Asker):
         for address in self._added.keys() - listed:
             text = self._added.pop(address)
             if text:
-                rounds.remove_nsqlookupd(text)
+                with suppress(UsageError):  # the user has removed it
+                    rounds.remove_nsqlookupd(text)
         self.cluster.keep_only(self._configured | self._added.keys())
 
     def refuse(self, topic: str, partition: int, address: str, now: float) -> None:

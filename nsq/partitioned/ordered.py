@@ -88,7 +88,7 @@ class LaneDelegate:
         self._claim(message)
         try:
             self.conn.finish(message)
-        finally:  # it is handled, even if nsqd cannot be told any more
+        finally:  # it is handled, even if its answer reaches nsqd no more
             self._pool.post(self.track, partial(self.track.lane.finished, message))
 
     def finish_all(self, messages: list[Message]) -> None:
@@ -105,7 +105,6 @@ class LaneDelegate:
             self._pool.note_failure(lane, message, None)
         self._pool.tell_requeued(message)
         self._pool.post(self.track, partial(lane.requeued, message, seconds))
-        self._pool.wake()
 
     def touch(self, message: Message) -> None:
         self.conn.touch(message)
@@ -201,6 +200,8 @@ class OrderedPool(HandlerPool):
                         self._obey(order, track)
             finally:
                 track.claim.release()
+            if track.lane.next_due < math.inf:  # a pause has begun: the owner ends it
+                self.wake()
 
     def _obey(self, order: Order, track: Track) -> None:
         message, lane = order.message, track.lane

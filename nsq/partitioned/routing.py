@@ -28,6 +28,7 @@ from nsq.partitioned.lookups import Lookups
 from nsq.partitioned.rules import (
     NO_TRIES,
     PATIENCE,
+    UNPLACED,
     Particular,
     PartitionRules,
     Tries,
@@ -58,10 +59,6 @@ from nsq.wire.names import check_topic
 
 log = Logger("nsq.producer")
 
-#: The lane of a publish that the pool's thread must place.
-_UNPLACED = " "
-#: Seconds after a cluster turned out to be an original one in which publishes made before may be queued.
-_LATE = 5.0
 #: Stands for a partition while publishes go to nsqds that the user named.
 _NAMED = -1
 #: Seconds without an answer after which a former leader, that owes one, is given up.
@@ -119,7 +116,6 @@ class Router(AddressBook):
         self._growing: Place | None = None  # the burst that is being made
         self._held: dict[tuple[str, int], float] = {}  # while a former leader owes an answer: since when
         self._owing = False  # an nsqd owes an answer
-        self._late_until = -math.inf
         self._wanted: frozenset[str] = frozenset()  # leaders that are not connected, and publishes wait for
         self._shown: object = None  # the places that callers do not see
 
@@ -161,7 +157,7 @@ class Router(AddressBook):
         publish = new_publish(make, topic, body, defer, config)
         given = given_options(options) if options else {}
         if publish.command is not None:  # deferred, and the kind of the cluster is not known yet
-            publish.rules, publish.lane = self._anywhere, _UNPLACED
+            publish.rules, publish.lane = self._anywhere, UNPLACED
             self.lookups.learn(publish.topic)
             return publish
         if not given and publish.topic not in self.tracing:
@@ -199,7 +195,7 @@ class Router(AddressBook):
         topic = self.topics.get(publish.topic)
         rules = cast("PartitionRules", publish.rules)
         if topic is None:
-            publish.lane = _UNPLACED
+            publish.lane = UNPLACED
             self.lookups.learn(publish.topic)
             return
         chosen = rules.choose(topic)
@@ -208,7 +204,7 @@ class Router(AddressBook):
         meta = topic.table.meta
         in_order = rules.keeps_order and meta is not None and meta.ordered and type(publish) is not Publish
         if chosen is None or in_order:  # the pool's thread sends futures of an ordered topic
-            publish.lane = _UNPLACED
+            publish.lane = UNPLACED
         else:
             rules.place(publish, topic, chosen)
 
@@ -234,11 +230,14 @@ class Router(AddressBook):
 
     def log_publish(self, publish: Publish, given: Mapping[str, Any]) -> None:
         """Log an answered publish, if its topic is traced. The pool's thread does it: logging takes locks."""
-        if publish.topic in self.tracing and publish.endpoint is not None:
+        endpoint = publish.endpoint
+        if publish.topic in self.tracing and endpoint is not None:
             partition = int(publish.lane.rpartition(" ")[2])
-            where = publish.topic, partition, publish.endpoint.address, publish.published
+            where = publish.topic, partition, endpoint.address, publish.published
+            local_ip = None if endpoint.conn is None else endpoint.conn.local_ip
             tag, headers = given.get("tag"), given.get("headers")
-            self._pool.owner.ask(partial(log_publish, *where, tag=tag, headers=headers))
+            request = partial(log_publish, *where, local_ip=local_ip, tag=tag, headers=headers)
+            self._pool.owner.ask(request)
 
     # The pool's thread.
 
@@ -246,8 +245,6 @@ class Router(AddressBook):
         if self.lookups.cluster.kind != self.kind:
             self._switch(self.lookups.cluster.kind)
         if self.kind == "original":
-            if takers or self.now() < self._late_until:
-                self._make_plain()
             return False
         pool, waiting = self._pool, self._pool.waiting
         pool.usable = ()
@@ -287,22 +284,22 @@ class Router(AddressBook):
         self.due_at, self.urgent, self._snapshots.seen = math.inf, False, None
         parked, self._parked, self._blocked, self.bursts = self._parked, {}, {}, {}
         self._held, self._last = {}, {}
-        # Publishes that were made before this line, and are queued after it, wait for the pool's thread.
-        pool.lanes, self.topics = {_UNPLACED: ()}, {}
-        self._late_until = self.now() + _LATE
+        # Publishes that were made before this line, and are queued after it, wait for ``prepare``.
+        pool.lanes, self.topics = dict.fromkeys([UNPLACED, *self._snapshots.possible_lanes()], ()), {}
         waiting = list(itertools.chain(*parked.values()))
         while pool.waiting:
             waiting.append(pool.waiting.popleft())
+        for publish in waiting:
+            self.prepare(publish)
         pool.waiting.extendleft(sorted(waiting, key=_started, reverse=True))
 
-    def _make_plain(self) -> None:
-        """Turn waiting publishes into those of the original NSQ; end those that need a partitioned one."""
-        for publish in self._pool.waiting.copy():
-            if isinstance(publish.rules, PartitionRules):
-                try:
-                    publish.rules.place_plainly(publish)
-                except UsageError as error:
-                    self._fail(publish, error)
+    def prepare(self, publish: Publish) -> None:
+        """Make a publish one for the original NSQ; end it if it needs a partitioned one."""
+        if isinstance(publish.rules, PartitionRules) and not publish.done():
+            try:
+                publish.rules.place_plainly(publish)
+            except UsageError as error:
+                self._fail(publish, error)
 
     def _send_or_park(self, publish: Publish, now: float) -> None:
         if publish.rules.awaited:
@@ -422,6 +419,14 @@ class Router(AddressBook):
             self._release_at(place, version, now)
         for place in [place for place in self._parked if place[1] is not None]:
             self._release_at(place, version, now)
+        # Those may have left a partition to the others.
+        for place in [place for place in self._parked if place[1] is None and place not in self._blocked]:
+            self._release_at(place, version, now)
+
+    def _unblock(self, place: Place) -> None:
+        """Look again at the publishes of a partition, and at those that wait for any."""
+        self._blocked.pop(place, None)
+        self._blocked.pop((place[0], None), None)
 
     def _release_at(self, place: Place, version: object, now: float) -> None:
         known_version, retry_at = self._blocked.get(place, (None, -math.inf))
@@ -459,7 +464,9 @@ class Router(AddressBook):
                 self._send(publish, taker)
         self._growing = None
         self._blocked.pop(place, None)
-        if kept:
+        if not kept:
+            self._unblock(place)
+        else:
             self._parked[place] = sorted([*kept, *self._parked.get(place, ())], key=_started)
             retries = [each.memory.not_before for each in kept if each.memory is not None]
             retry_at = min((each for each in retries if each > now), default=math.inf)
@@ -506,7 +513,7 @@ class Router(AddressBook):
                 taker = None if topic is None else topic.takers.get(partition)
                 if taker is not None:
                     self._last[place] = taker[0]
-                self._blocked.pop(place, None)
+                self._unblock(place)
                 self._shown = None
 
     def _show(self) -> None:
@@ -521,6 +528,7 @@ class Router(AddressBook):
 
     def _look_ahead(self, now: float) -> None:
         """Have nsqlookupds asked and leaders dialed that publishes wait for; set when to assign next."""
+        self._leave_unreachable(now)
         absent = set(self._absent_leaders())
         waits = bool(absent) or any(self._needs_lookup(place) for place in self._parked)
         self.urgent = waits
@@ -531,6 +539,19 @@ class Router(AddressBook):
         self.due_at = min([due, *(retry_at for _, retry_at in self._blocked.values())])
         if self._held:
             self.due_at = min(self.due_at, now + _HOLD)
+
+    def _leave_unreachable(self, now: float) -> None:
+        """Leave out the leaders that cannot be reached where an nsqlookupd names another node."""
+        cluster = self.lookups.cluster
+        for name, wanted in self._parked:
+            leaders = cluster.table(name).leaders
+            for partition in leaders if wanted is None else [wanted]:
+                leader = leaders.get(partition, "")
+                endpoint = self._pool.endpoints.table.get((leader, None))
+                unreachable = endpoint is not None and not endpoint.open and endpoint.backoff.failures > 0
+                if unreachable and cluster.is_disputed(name, partition):
+                    self.lookups.refuse(name, partition, leader, now)
+                    self._pool.owner.wake()
 
     def _watch(self, takers: Takers, now: float) -> None:
         """Give up connections whose nsqd does not answer. While any owes an answer, look again soon."""
@@ -568,6 +589,8 @@ class Router(AddressBook):
     def reason(self, publish: Publish) -> str:
         rules, name = publish.rules, publish.topic
         absence = self._pool.discovery.absence
+        if self.kind == "original":
+            return ""
         if self.kind is None:
             routed = isinstance(rules, PartitionRules)
             return f"no nsqlookupd has said which NSQ this is: {absence}" if routed else ""

@@ -53,6 +53,10 @@ PATIENCE = 3.0
 _LOSSES_BEFORE_LOOKUP = 2
 
 
+#: The lane of a publish that the pool's thread must place.
+UNPLACED = " "
+
+
 @dataclass(slots=True)
 class Tries:
     """What happened to a publish that is tried again."""
@@ -174,7 +178,7 @@ class PartitionRules(Rules):
         """Have the pool's thread place the publish anew: after a pause, or on another nsqd."""
         tried = _tries(publish)
         tried.address = address
-        publish.lane = publish.topic
+        publish.lane = UNPLACED
         tried.not_before = self.router.now() + retry_pause(failures, self.router.chance)
 
     def is_nsqd_well(self, error: ServerError) -> bool:
@@ -244,22 +248,28 @@ class Particular(PartitionRules):
         self._packed = {} if packed is None else {"MPUB": packed}  # by verb: the data of the command
 
     def choose(self, topic: Topic) -> int | None:
+        name, meta = topic.table.topic, topic.table.meta
+        most = math.inf if meta is None else meta.partition_num
         if self.partition is not None:
-            meta = topic.table.meta
-            if meta is not None and self.partition >= meta.partition_num:
+            if self.partition >= most:
                 raise UsageError(
-                    f"partition {self.partition} of {topic.table.topic!r} does not exist: "
-                    f"the topic has {meta.partition_num}"
+                    f"partition {self.partition} of {name!r} does not exist: the topic has {most}"
                 )
             return self.partition
         if self.key is None:
             return None
         if topic.modulus is None:
             raise UsageError(
-                f"key= needs the number of partitions of {topic.table.topic!r}, which these nsqlookupds do "
+                f"key= needs the number of partitions of {name!r}, which these nsqlookupds do "
                 "not tell: give it in key_partitions"
             )
-        return partition_for(self.key, topic.modulus, self.router.key_hash)
+        chosen = partition_for(self.key, topic.modulus, self.router.key_hash)
+        if chosen >= most:
+            raise UsageError(
+                f"key_partitions has {topic.modulus} for {name!r}, so that the key {self.key!r:.200} belongs "
+                f"to partition {chosen}, but the topic has {most}"
+            )
+        return chosen
 
     def place(self, publish: Publish, topic: Topic, partition: int) -> None:
         super().place(publish, topic, partition)

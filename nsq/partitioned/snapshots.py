@@ -96,6 +96,14 @@ class Snapshots:
             topics[name] = topic._replace(live=live, lanes=self._lanes_of(name, live))
         return topics, {lane: takers for lane, takers in self.lanes.items() if lane not in lanes}
 
+    def possible_lanes(self) -> Iterable[str]:
+        """Yield every lane that a publish may have been given."""
+        for name, topic in self.topics.items():
+            meta, most = topic.table.meta, MAX_PARTITIONS
+            if meta is not None and topic.modulus is not None:
+                most = max(topic.modulus, meta.partition_num)
+            yield from (_lane(name, partition) for partition in range(most))
+
     def disconnected(self, table: TopicTable) -> Topic:
         """Return the snapshot of a topic without any connection."""
         return Topic(table, self._modulus(table), (), (), {}, itertools.count())

@@ -40,6 +40,8 @@ from nsq.partitioned.wire import MAX_PARTITIONS, Meta
 #: Which NSQ a cluster runs: the original one, or the one with partitions.
 Kind = Literal["original", "partitioned"]
 
+#: Seconds after its refusal in which a node leads only where no other is named, or one that refused later.
+_DOUBT = 60.0
 #: The most partitions that a text lists.
 _MOST_SHOWN = 20
 
@@ -68,6 +70,8 @@ class ClusterAnswer:
     leader: str = ""
     topics: Mapping[str, TopicAnswer] = field(default_factory=dict)
     nsqds: frozenset[str] = frozenset()
+    problems: Mapping[str, str] = field(default_factory=dict)
+    """Why it has no answer about a topic, by topic."""
 
 
 # Tables.
@@ -115,11 +119,23 @@ class _Said:
     asked_at: float
 
 
+class _Refusal(NamedTuple):
+    """A node's latest refusal to lead a partition. Questions that begin after ``until`` may name it again."""
+
+    at: float = -math.inf
+    until: float = -math.inf
+    times: int = 0  # refusals in a row, each after it had been named again
+
+
+_NEVER = _Refusal()
+
+
 class Cluster:
     """Merges the answers of all nsqlookupds into tables.
 
     The answers of those that have failed since are used only where no other has answered. If two differ about
-    a partition's leader, the nsqlookupd that leads them is right, else what most say, else the leader before.
+    a partition's leader, a node that has refused to be it loses for a minute. Then the nsqlookupd that leads
+    them is right, else what most say, else the leader before.
     """
 
     def __init__(self, pinned: Kind | None = None) -> None:
@@ -132,7 +148,7 @@ class Cluster:
         self._asked_at: dict[str, float] = {}  # by topic: when the latest question began that was answered
         self._said: dict[str, _Said] = {}  # by nsqlookupd: its latest answer
         self._failed: set[str] = set()  # the nsqlookupds that have failed since their answer
-        self._refused: dict[str, dict[tuple[int, str], float]] = {}  # by topic: partition, node; and when
+        self._refused: dict[str, dict[tuple[int, str], _Refusal]] = {}  # by topic, then by partition and node
 
     # Facts.
 
@@ -160,11 +176,21 @@ class Cluster:
                 self._merge(gone.answer.topics)
 
     def refuse(self, topic: str, partition: int, address: str, now: float) -> None:
-        """Note that a node does not lead a partition: leave it out until a question that begins after ``now``
-        names it again.
+        """Note that a node does not lead a partition: leave it out until a question that begins later names
+        it again. If it refuses again then, a growing pause comes first.
         """
-        self._refused.setdefault(topic, {})[partition, address] = now
-        self._merge((topic,))
+        refused, leads = (
+            self._refused.setdefault(topic, {}),
+            self.table(topic).leaders.get(partition) == address,
+        )
+        at, until, times = refused.get((partition, address), _NEVER)
+        if now - at > _DOUBT:
+            until, times = now, 1
+        elif leads:
+            until, times = now + retry_ceiling(times), times + 1
+        refused[partition, address] = _Refusal(now, max(now, until), times)
+        if leads:
+            self._merge((topic,))
 
     def nsqds(self) -> frozenset[str]:
         """The nsqds of a cluster of the original kind."""
@@ -178,6 +204,11 @@ class Cluster:
 
     def table(self, topic: str) -> TopicTable:
         return self.tables.get(topic) or TopicTable(topic)
+
+    def is_disputed(self, topic: str, partition: int) -> bool:
+        """Whether nsqlookupds name different leaders of a partition."""
+        answers = [said.answer.topics.get(topic, TopicAnswer()) for said in self._heeded()]
+        return len({each.leaders[partition] for each in answers if partition in each.leaders}) > 1
 
     def asked_at(self, topic: str) -> float:
         """Return when the latest question about a topic began that has been answered."""
@@ -210,8 +241,12 @@ class Cluster:
         answers = [each.answer.topics[topic] for each in said]
         known = [answer for answer in answers if answer.known]
         if not answers:  # none is asked any more: what was known stays, but for what was refused since
-            refused = self._refused.get(topic, {})
-            kept = {key: node for key, node in before.leaders.items() if (key, node) not in refused}
+            refused, latest = self._refused.get(topic, {}), self.asked_at(topic)
+            kept = {
+                key: node
+                for key, node in before.leaders.items()
+                if refused.get((key, node), _NEVER).until < latest
+            }
             return replace(before, leaders=MappingProxyType(kept))
         if not known:
             return TopicTable(topic, known=False, reason=answers[0].reason)
@@ -226,12 +261,12 @@ class Cluster:
             leaders = {partition: node for partition, node in leaders.items() if partition < most}
         return TopicTable(topic, meta, MappingProxyType(leaders), known=True)
 
-    def _still_refused(self, topic: str, said: list[_Said]) -> dict[tuple[int, str], float]:
+    def _still_refused(self, topic: str, said: list[_Said]) -> dict[tuple[int, str], _Refusal]:
         refused = self._refused.get(topic)
         if not refused:
             return {}
         oldest = min(each.asked_at for each in said)
-        kept = {key: at for key, at in refused.items() if at >= oldest}
+        kept = {key: each for key, each in refused.items() if each.at >= oldest - _DOUBT}
         self._refused[topic] = kept
         return kept
 
@@ -240,23 +275,29 @@ def _elect(
     topic: str,
     said: list[_Said],
     leading: _Said | None,
-    refused: Mapping[tuple[int, str], float],
+    refused: Mapping[tuple[int, str], _Refusal],
     before: TopicTable,
 ) -> dict[int, str]:
     """Return the leader of each partition that any answer has."""
     votes: dict[int, list[str]] = {}
-    decided: dict[int, str] = {}
+    right: dict[int, str] = {}
     for each in said:
         for partition, node in each.answer.topics[topic].leaders.items():
-            if each.asked_at > refused.get((partition, node), -math.inf):
+            if each.asked_at > refused.get((partition, node), _NEVER).until:
                 votes.setdefault(partition, []).append(node)
                 if each is leading:
-                    decided[partition] = node
+                    right[partition] = node
+    leaders: dict[int, str] = {}
     for partition, nodes in votes.items():
-        if partition not in decided:
-            count, former = Counter(nodes), before.leaders.get(partition)
-            decided[partition] = max(nodes, key=lambda node: (count[node], node == former, node))
-    return decided
+        if nodes.count(nodes[0]) == len(nodes):  # the usual case, without the time that the rest takes
+            leaders[partition] = nodes[0]
+            continue
+        count, former, word = Counter(nodes), before.leaders.get(partition), right.get(partition)
+        refused_at = {node: refused.get((partition, node), _NEVER).at for node in nodes}
+        leaders[partition] = max(
+            nodes, key=lambda node: (-refused_at[node], node == word, count[node], node == former, node)
+        )
+    return leaders
 
 
 # When to ask again.
@@ -353,5 +394,9 @@ def rule_of(error: ServerError, took: float = 0.0, *, mpub_ext: bool = False) ->
 
 def retry_pause(tries: int, chance: Callable[[], float]) -> float:
     """Return the seconds before the next try, after ``tries`` that failed: half of them are random."""
-    ceiling = min(_LONGEST_RETRY_PAUSE, _RETRY_PAUSE * 2.0 ** min(max(tries - 1, 0), 62))
-    return ceiling * (1.0 - chance() / 2.0)
+    return retry_ceiling(tries) * (1.0 - chance() / 2.0)
+
+
+def retry_ceiling(tries: int) -> float:
+    """Return the most seconds before the next try."""
+    return min(_LONGEST_RETRY_PAUSE, _RETRY_PAUSE * 2.0 ** min(max(tries - 1, 0), 62))

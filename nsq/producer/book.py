@@ -52,6 +52,9 @@ class AddressBook:
         """
         return False
 
+    def prepare(self, publish: Publish) -> None:
+        """Make a publish that waited one that any connection may take, or end it."""
+
     def note_version(self, address: str, version: str) -> None:
         """Note the version of an nsqd that has been connected. Called by endpoints' threads."""
         if _PARTITIONED in version and not self._warned:

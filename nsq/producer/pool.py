@@ -400,6 +400,7 @@ class Pool:
     def _hand_out(self, usable: Takers) -> None:
         while self.waiting:
             publish = self.waiting[0]
+            self.book.prepare(publish)
             if publish.done():
                 self.forget(publish)
             else:

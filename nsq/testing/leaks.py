@@ -5,8 +5,9 @@
     left = leaks.leftovers(before, lambda: leaks.snapshot([Path.cwd()]))
     assert not left, leaks.describe(left)
 
-``leftovers`` waits a moment for whatever is still closing. ``snapshot`` is cheap enough for every test; slow
-details, such as the peer of a socket, are found by ``describe``, which only a failing test calls.
+``leftovers`` waits a moment for threads and sockets that are still closing. ``snapshot`` is cheap enough for
+every test; slow details, such as the peer of a socket, are found by ``describe``, which only a failing test
+calls.
 
 Descriptors and child processes are read from Linux's /proc; on other systems they are not checked.
 Uses the standard library only, and nothing else of this package.

@@ -1,4 +1,4 @@
-"""A program that lacks an extra is told which one to install."""
+"""The error of a program that lacks an extra names the extra."""
 
 from __future__ import annotations
 

@@ -85,9 +85,15 @@ def test_spans_are_linked_through_the_headers_of_an_extended_topic(
     partitioned_cluster.create_topic("orders", extended=True, channels=["billing"])
     telemetry, lookups = recorded.telemetry(headers=True), partitioned_cluster.lookup_addresses
     seen: list[tuple[bytes, dict[str, str]]] = []
+    ids: set[str] = set()
     traced = telemetry.of_consumer("orders", "billing")
     consumer = nsq.Consumer("orders", "billing", nsqlookupd=lookups, **traced)
-    consumer.add_handler(lambda message: seen.append((message.body, headers_of(message))))
+
+    @consumer.handler
+    def handle(message: Message) -> None:
+        seen.append((message.body, headers_of(message)))
+        ids.add(message.id_text)
+
     with nsq.Producer(nsqlookupd=lookups, **telemetry.of_producer()) as producer, consumer:
         producer.publish("orders", b"one", headers={"tenant": "north"}, timeout=PATIENCE)
         producer.publish_async("orders", b"two", timeout=PATIENCE).result(PATIENCE)
@@ -97,6 +103,8 @@ def test_spans_are_linked_through_the_headers_of_an_extended_topic(
     assert [headers.get("tenant") for body, headers in seen if body == b"one"] == ["north"]
     linked = {span.links[0].context.span_id for span in recorded.spans(SpanKind.CONSUMER)}
     assert linked == set(map(id_of, recorded.spans(SpanKind.PRODUCER)))
+    found = [span.attributes or {} for span in recorded.spans(SpanKind.CONSUMER)]
+    assert {each["messaging.message.id"] for each in found} == ids
 
 
 async def publish_on_a_loop(lookups: Any, telemetry: Telemetry) -> None:

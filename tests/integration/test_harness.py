@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from nsq.errors import UsageError
 from nsq.testing import DaemonFailed, Nsqd, Nsqlookupd, V1Client, V2Client
 from nsq.testing.daemons import AddressTaken, addresses
+from nsq.testing.daemons.thread import ThreadRun
 from nsq.testing.v2 import PeerClosed
 
 from .patience import eventually
@@ -43,7 +46,7 @@ def taken() -> Iterator[str]:
 
 class TestLifetime:
     @MODES
-    def test_is_ready_when_it_is_started_and_gone_when_it_is_stopped(self, process: bool) -> None:
+    def test_a_daemon_is_ready_when_it_is_started_and_gone_when_it_is_stopped(self, process: bool) -> None:
         with Nsqlookupd(process=process) as lookupd:
             assert lookupd.get("/ping")[::2] == (200, b"OK")
             address = lookupd.tcp_address
@@ -79,6 +82,15 @@ class TestLifetime:
             name = f"nsqlookupd-{lookupd.tcp_address}"
             assert name in [thread.name for thread in threading.enumerate()]
         assert name not in [thread.name for thread in threading.enumerate()]
+
+    def test_a_start_that_was_interrupted_leaves_no_daemon_behind(self) -> None:
+        made: list[object] = []
+        make: Any = made.append
+        run = ThreadRun(make, "nsqd")
+        run.abandon()  # its thread has not come far enough to be cancelled
+        run._thread.start()
+        run._thread.join()
+        assert made == []
 
     def test_starting_twice_is_refused(self) -> None:
         with Nsqlookupd() as lookupd, pytest.raises(UsageError, match="running already"):
@@ -123,6 +135,29 @@ class TestProcess:
         with pytest.raises(ProcessLookupError):
             os.kill(int(pid), 0)
         assert not Path(data_path.decode()).parent.exists()
+
+    @pytest.mark.skipif(sys.platform != "linux", reason="only Linux kills the children of a killed process")
+    def test_a_daemon_does_not_outlive_the_process_that_started_it_and_was_killed(self) -> None:
+        killed = (
+            "import os; from nsq.testing import Nsqd; n = Nsqd(process=True).start(); "
+            "print(n.tcp_address, n.data_path.parent, flush=True); os.kill(os.getpid(), 9)"
+        )
+        done = subprocess.run([sys.executable, "-c", killed], capture_output=True, text=True, timeout=60)
+        address, directory = done.stdout.split()
+        try:
+            eventually(lambda: is_refused(address))
+        finally:
+            shutil.rmtree(directory)  # no process was left to do that
+
+    def test_a_daemon_outlives_the_thread_that_started_it(self) -> None:
+        started: list[Nsqlookupd] = []
+        thread = threading.Thread(target=lambda: started.append(Nsqlookupd(process=True).start()))
+        thread.start()
+        thread.join()
+        try:
+            assert started[0].get("/ping").status == 200
+        finally:
+            started[0].stop()
 
 
 class TestFailures:

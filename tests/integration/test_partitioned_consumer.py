@@ -157,17 +157,7 @@ class TestPartitions:
             partition: list(range(5)) for partition in range(8)
         }
 
-    def test_some_of_them_can_be_chosen(self, cluster: PartitionedCluster) -> None:
-        create(cluster)
-        handler = Handler()
-        with consuming(cluster, handler, 2, partitions=[1, 3]) as consumer:
-            for partition in range(4):
-                publish(cluster, partition, [partition])
-            handler.wait_for_count(2)
-            assert len(consumer.health().connections) == 2
-        assert dict(handler.got) == {1: [1], 3: [3]}
-
-    def test_new_ones_are_found_and_reported_once(
+    def test_new_partitions_are_found_and_reported_once(
         self, cluster: PartitionedCluster, caplog: pytest.LogCaptureFixture
     ) -> None:
         create(cluster, 2)
@@ -216,18 +206,6 @@ class TestPartitions:
             published.offset,
             published.size,
         )
-
-    def test_a_requeued_message_comes_again(self, cluster: PartitionedCluster) -> None:
-        create(cluster, 1)
-
-        def work(message: nsq.Message) -> None:
-            if message.attempts == 1:
-                message.requeue(0, backoff=False)
-
-        handler = Handler(work)
-        with consuming(cluster, handler, 1):
-            publish(cluster, 0, [1])
-            handler.wait_for(lambda: handler.got[0] == [1, 1])
 
     def test_a_tag_selects_messages(self, cluster: PartitionedCluster) -> None:
         create(cluster, 1, extended=True)
@@ -515,16 +493,6 @@ class TestOrder:
             assert consumer.stats().order_errors == 1
         assert "out of order" in caplog.text
 
-    def test_a_channel_that_was_rewound_can_stop_the_partition(self, cluster: PartitionedCluster) -> None:
-        create(cluster, 2, ordered=True)
-        handler = Handler()
-        with consuming(cluster, handler, 2, ordered=True, out_of_order="stop") as consumer:
-            publish(cluster, 0, range(5))
-            handler.wait_for_count(5)
-            cluster.seek(TOPIC, 0, CHANNEL, 1)
-            until("it is left", lambda: [each.partition for each in consumer.health().connections] == [1])
-        assert handler.got[0] == list(range(5))
-
     def test_a_first_message_that_comes_twice_is_handled_once(self) -> None:
         with PartitionedCluster(nodes=1, first_twice=True) as cluster:
             create(cluster, 1, ordered=True)
@@ -635,9 +603,7 @@ class TestRefusals:
         ("topic", "options", "error", "reason"),
         [
             ({"ordered": True}, {}, nsq.OrderIsMust, "give the consumer ordered=True"),
-            ({}, {"ordered": True}, nsq.ConfigError, "orders is not ordered"),
             ({}, {"partitions": [9]}, nsq.ConfigError, "orders has 4 partitions"),
-            ({}, {"desired_tag": "green"}, nsq.ConfigError, "without headers"),
             ({"registered_channels_only": True}, {}, nsq.ChannelNotRegistered, "E_SUB_CHANNEL"),
         ],
     )
@@ -703,16 +669,12 @@ class TestRefusals:
             nsq.Consumer(TOPIC, CHANNEL, nsqlookupd="127.0.0.1:1", **options)
 
 
-def test_a_consumer_of_200_partitions_is_soon_there_and_counts_its_threads() -> None:
+def test_a_consumer_of_200_partitions_counts_its_threads() -> None:
     with PartitionedCluster(nodes=4, process=True) as cluster:
         create(cluster, 200, ordered=True, replicas=1)
-        began = time.monotonic()
         with consuming(cluster, Handler(), 200, ordered=True, threads=4) as consumer:
-            took = time.monotonic() - began
             health: ConsumerHealth = consumer.health()
             mine = [thread for thread in threading.enumerate() if thread.name.startswith(f"nsq-{TOPIC}")]
-            print(f"\n200 partitions: {took:.2f} s, {health.threads} threads")
             assert 400 <= health.threads <= 420
             assert abs(len(mine) - health.threads) <= 5  # questions to nsqlookupds come and go
-            assert took < 15.0
             publish(cluster, 199, [1])

@@ -204,3 +204,20 @@ def test_a_topic_that_cannot_be_is_an_error(
 ) -> None:
     with pytest.raises(UsageError, match=reason):
         cluster.create_topic("orders", **options)
+
+
+def test_an_interrupted_request_leaves_the_answers_of_later_ones_alone(
+    orders: PartitionedCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when pytest-timeout ends a test that shares its cluster with others."""
+    assert orders._run is not None
+
+    def interrupt(seconds: float) -> bool:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(orders._run._control, "poll", interrupt)
+        for _ in range(2):
+            with pytest.raises(KeyboardInterrupt):
+                orders.messages("orders", 0)
+    assert port(orders.leader("orders", 0)) == port(orders.nodes[0])

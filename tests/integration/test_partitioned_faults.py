@@ -95,25 +95,25 @@ class Scene:
 
     def go_on(self, count: int = 25) -> None:
         """Wait until every partition has got and delivered more messages."""
-        aims = [number + count for number in self.publisher.published]
+        targets = [number + count for number in self.publisher.published]
 
         def missing() -> list[int]:
             self.publisher.check()
             return [
                 partition
-                for partition, aim in enumerate(aims)
-                if not self.handler.handled[partition] or max(self.handler.handled[partition]) < aim
+                for partition, target in enumerate(targets)
+                if not self.handler.handled[partition] or max(self.handler.handled[partition]) < target
             ]
 
         eventually(missing, lambda found: not found)
 
     def check(self) -> None:
         """Nothing acknowledged is missing; in an ordered topic nothing came after a later message."""
-        aims = self.publisher.published.copy()
+        targets = self.publisher.published.copy()
         eventually(
             lambda: [
-                sorted(set(range(aim)) - set(found.copy()))
-                for aim, found in zip(aims, self.handler.handled, strict=True)
+                sorted(set(range(target)) - set(found.copy()))
+                for target, found in zip(targets, self.handler.handled, strict=True)
             ],
             lambda missing: not any(missing),
         )

@@ -55,6 +55,66 @@ def leading(cluster: PartitionedCluster, partition: int = 0) -> Node:
     return leader
 
 
+# Where messages go.
+
+
+def test_a_key_always_leads_to_the_same_partition_and_others_go_to_all(
+    orders: PartitionedCluster, producer: nsq.Producer
+) -> None:
+    for number in range(8):
+        producer.publish("orders", b"keyed", key="customer-42")
+        producer.publish("orders", b"%d" % number)
+    found = [bodies(orders, number) for number in range(4)]
+    assert sorted(each.count(b"keyed") for each in found) == [0, 0, 0, 8]
+    assert all(len(each) > each.count(b"keyed") for each in found)
+
+
+def test_a_result_says_where_the_message_is_stored(
+    orders: PartitionedCluster, producer: nsq.Producer
+) -> None:
+    orders.create_topic("events", extended=True)
+    traced = producer.publish("orders", b"traced", partition=1, trace=2**64 - 1)
+    batch = producer.multi_publish("orders", [b"one", b"two"], partition=1, trace=7)
+    extended = producer.publish("events", b"x", headers={"k": "v"}, tag="green", trace=9)
+    plain = producer.publish("orders", b"plain")
+    first, second, third = orders.messages("orders", 1)[:3]
+    assert traced == (first.internal_id, 2**64 - 1, first.offset, first.size)
+    assert batch == (second.internal_id, 7, second.offset, second.size + third.size)
+    assert (second.trace_id, third.trace_id) == (7, 7)
+    (event,) = orders.messages("events", 0)
+    assert extended == (event.internal_id, 9, event.offset, event.size)
+    assert event.headers == {"k": "v", "##trace_id": "9", "##client_dispatch_tag": "green"}
+    assert plain == (None, None, None, None)
+
+
+def test_a_lost_quorum_holds_publishes_up_until_it_is_back() -> None:
+    with (
+        PartitionedCluster(quorum_timeout=0.1) as cluster,
+        nsq.Producer(nsqlookupd=cluster.lookup_addresses, publish_timeout=PATIENCE) as producer,
+    ):
+        cluster.create_topic("orders", placement=[[0, 1]])
+        producer.publish("orders", b"before")
+        cluster.nodes[1].kill()
+        pending = producer.publish_async("orders", b"meanwhile")
+        eventually(lambda: cluster.nodes[0].received["PUB"] == 2)  # it has been refused
+        cluster.nodes[1].restart()
+        pending.result(PATIENCE)
+        assert bodies(cluster, 0) == [b"before", b"meanwhile"]
+
+
+def test_a_producer_has_two_threads_for_each_nsqd_and_not_for_each_partition(
+    cluster: PartitionedCluster,
+) -> None:
+    cluster.create_topic("orders", partitions=60)
+    before = threading.active_count()
+    with nsq.Producer(nsqlookupd=cluster.lookup_addresses, publish_timeout=PATIENCE) as producer:
+        pending = [producer.publish_async("orders", b"x", partition=number) for number in range(60)]
+        for each in pending:
+            each.result(PATIENCE)
+        more = threading.active_count() - before
+    assert 3 * 2 <= more < 3 * 2 + 10
+
+
 # Each answer to a publish.
 
 #: An answer, and whether the publish is tried again.
@@ -94,16 +154,6 @@ def test_each_answer_is_tried_again_or_raised(
             producer.publish_async("orders", b"body", partition=0).result(PATIENCE)
     producer.publish("orders", b"after", partition=0)
     assert bodies(orders, 0) == [b"before", *([b"body"] if error is None else []), b"after"]
-
-
-@pytest.mark.parametrize("answer", ["E_INVALID what", "E_EXT_NOT_SUPPORT no"])
-def test_some_answers_are_tried_again_only_once(
-    orders: PartitionedCluster, producer: nsq.Producer, answer: str
-) -> None:
-    producer.publish("orders", b"before", partition=0)
-    leading(orders).refuse("PUB", answer, times=2)
-    with pytest.raises(nsq.ServerError, match=answer.split()[0]):
-        producer.publish("orders", b"body", partition=0)
 
 
 def test_a_publish_that_may_be_stored_at_its_deadline_is_uncertain(
@@ -260,6 +310,18 @@ def test_a_pinned_kind_needs_no_answer(orders: PartitionedCluster, nsqlookupd: N
         producer.publish("orders", b"x", key="k")
 
 
+@pytest.mark.parametrize(
+    "options", [{"key": "k"}, {"partition": 0}, {"trace": 1}, {"headers": {"k": "v"}}, {"tag": "green"}]
+)
+def test_the_original_nsq_is_named_when_it_lacks_an_option(
+    options: dict[str, Any], nsqd: Nsqd, nsqlookupd: Nsqlookupd
+) -> None:
+    (option,) = options
+    for address in ({"nsqd": nsqd.tcp_address}, {"nsqlookupd": nsqlookupd.http_address}):
+        with nsq.Producer(**address) as producer, pytest.raises(nsq.UsageError, match=option):
+            producer.publish("orders", b"x", timeout=PATIENCE, **options)
+
+
 def test_without_a_coordinator_partitions_are_found_too() -> None:
     with PartitionedCluster(coordinator=False) as cluster:
         cluster.create_topic("orders", partitions=2)
@@ -268,7 +330,7 @@ def test_without_a_coordinator_partitions_are_found_too() -> None:
         assert bodies(cluster, 1) == [b"x"]
 
 
-def test_what_nsqlookupd_does_not_list_is_an_error_that_says_who_creates_topics(
+def test_a_topic_that_no_nsqlookupd_lists_is_an_error_that_says_who_creates_topics(
     producer: nsq.Producer,
 ) -> None:
     with pytest.raises(nsq.TopicNotExist, match="Publishing creates no topic"):
@@ -436,6 +498,7 @@ def test_tracing_is_switched_on_and_off_while_publishing(
     assert [line["trace_id"] for line in lines] == [each.trace_id for each in expected]
     assert [line.get("offset") for line in lines] == [each.offset for each in expected]
     assert (lines[1]["partition"], lines[1]["topic"]) == (1, "orders")
+    assert {line.get("local_ip") for line in lines} == {"127.0.0.1"}
     assert [line.get("tag") for line in lines] == [None, None, "green", "blue"]
     assert tagged.offset is None
     stored = orders.messages("events", 0)[0]

@@ -49,6 +49,7 @@ class ThreadRun:
         self._ended: Future[None] = Future()
         self._ask_to_stop: Callable[[], None] = lambda: None
         self._cancel: Callable[[], None] = lambda: None
+        self._abandoned = False
         self._thread = threading.Thread(target=self._run, name=f"{name}-starting", daemon=True)
 
     @property
@@ -85,8 +86,10 @@ class ThreadRun:
 
     def abandon(self) -> None:
         """Cancel a daemon that did not become ready."""
+        self._abandoned = True
         self._cancel()
-        self._thread.join(_ABANDON_TIMEOUT)
+        if self._thread.is_alive():
+            self._thread.join(_ABANDON_TIMEOUT)
 
     def _run(self) -> None:
         import asyncio
@@ -107,6 +110,8 @@ class ThreadRun:
         assert task is not None
         self._ask_to_stop = _from_any_thread(loop, asked.set)
         self._cancel = _from_any_thread(loop, task.cancel)
+        if self._abandoned:  # after the line above: either ``abandon`` cancels the task, or we see this
+            return
         daemon = self._make(self._log)
         await daemon.start()  # a daemon that fails to start leaves nothing open
         try:

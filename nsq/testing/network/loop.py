@@ -41,6 +41,7 @@ class Loop:
         self._ending = False
         self._lock = threading.Lock()  # guards ``_closed``: every call is executed or raises Closed
         self._closed = False
+        self._stopped = False
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
@@ -51,18 +52,22 @@ class Loop:
     def stop(self, last: Callable[[], None]) -> None:
         """Call ``last`` on the loop's thread and end it. Raises the error that ended the loop, if any."""
         with self._lock:
-            if self._closed:
+            if self._stopped:
                 return
-            self._closed = True
+            self._stopped = True
+            failed, self._closed = self._closed, True
 
         def end() -> None:
             self._ending = True
             last()
 
-        self._put(end)
+        if not failed:
+            self._put(end)
         self._thread.join(CALL_TIMEOUT)
         if self._thread.is_alive():
             raise TimeoutError(f"{self._thread.name} did not end within {CALL_TIMEOUT:g} s")
+        if failed:
+            last()
         self.close()
         if self._error is not None:
             raise self._error
@@ -87,14 +92,15 @@ class Loop:
 
         with self._lock:
             if self._closed:
-                raise Closed("the network has been closed")
+                why = "been closed" if self._error is None else f"failed: {self._error!r}"
+                raise Closed(f"the network has {why}")
             self._put(run)
         return future.result(CALL_TIMEOUT)
 
     def abandon(self) -> None:
         """Close in a forked child, which has no loop thread. Does not take the parent's lock."""
         self._lock = threading.Lock()
-        self._closed = True
+        self._closed = self._stopped = True
         self.close()
 
     def watches(self, sock: socket.socket) -> bool:

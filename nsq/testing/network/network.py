@@ -9,11 +9,11 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import NamedTuple, Self
 
-from nsq.errors import UsageError
+from nsq.errors import Closed, UsageError
 
 from .faults import LISTENING, Fault, ListenerVerbs, checked
 from .link import ADOPTING, Link
@@ -104,6 +104,8 @@ class Network(ListenerVerbs):
                     if ended.wait(strike.after):
                         return
                     self.strike(strike)
+            except Closed:
+                pass  # the network has ended first; its ``close`` raises the error if it has failed
             except BaseException as error:
                 errors.append(error)
 
@@ -114,7 +116,7 @@ class Network(ListenerVerbs):
         finally:
             ended.set()
             thread.join(_CLOSE_TIMEOUT)
-            if not self._closed:
+            with suppress(Closed):
                 self.heal()
         if errors:
             raise errors[0]

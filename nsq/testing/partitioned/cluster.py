@@ -324,13 +324,17 @@ class _Run:
 
     def __init__(self, control: Connection) -> None:
         self._control = control
+        self._owed = 0  # answers: more than one after a call that was interrupted
 
     def call(self, request: tuple[str, tuple[object, ...], dict[str, object]]) -> tuple[bool, Any]:
         try:
             self._control.send(request)
-            if not self._control.poll(_TIMEOUT):
-                raise DaemonFailed(f"the cluster did not answer {request[0]} within {_TIMEOUT:g} s")
-            answer: tuple[bool, Any] = self._control.recv()
+            self._owed += 1
+            while self._owed:
+                if not self._control.poll(_TIMEOUT):
+                    raise DaemonFailed(f"the cluster did not answer {request[0]} within {_TIMEOUT:g} s")
+                answer: tuple[bool, Any] = self._control.recv()
+                self._owed -= 1
         except (EOFError, OSError) as error:
             raise DaemonFailed(f"the cluster has ended: {error!r}") from error
         return answer

@@ -25,7 +25,9 @@ LOOKUPD = "10.0.0.9:4161"
 class World:
     """A consumer's discovery whose thread does not run, and the engine that it reports to."""
 
-    def __init__(self, nsqds: tuple[str, ...] = (), accept: Any = None, **given: Any) -> None:
+    def __init__(
+        self, nsqds: tuple[str, ...] = (), accept: Any = None, rewrite: Any = None, **given: Any
+    ) -> None:
         self.wanted: dict[Key, Wanted] = {}
         self.reports = 0
         self.dropped: list[Key] = []
@@ -46,7 +48,7 @@ class World:
             "config": Config(),
             "nsqds": nsqds,
             "nsqlookupds": [LOOKUPD],
-            "rewrite": None,
+            "rewrite": rewrite,
             "accept": accept,
             "clock": lambda: self.now,
         }
@@ -66,7 +68,7 @@ class World:
     def answer(
         self, *leaders: str, partitions: int = 0, ordered: bool = False, extended: bool = False
     ) -> None:
-        """Have the nsqlookupd say who leads the partitions from 0 on; "" is nobody."""
+        """Have the nsqlookupd say who leads the partitions from 0 on; "" is no leader."""
         led = {partition: leader for partition, leader in enumerate(leaders) if leader}
         meta = Meta(partitions or len(leaders), 1, ordered=ordered, extended=extended)
         answer = ClusterAnswer("partitioned", topics={TOPIC: TopicAnswer(led, meta)})
@@ -199,7 +201,7 @@ def test_a_cluster_that_changes_its_kind_is_followed() -> None:
     assert world.keys == {(A, None), (B, None), (C, None)}
 
 
-def test_what_the_original_nsq_cannot_do_is_refused_by_name() -> None:
+def test_an_option_that_the_original_nsq_lacks_is_refused_by_name() -> None:
     world = World(ordered=True)
     world._hear(ClusterAnswer("original", nsqds=frozenset([A])))
     [problem] = world.problems
@@ -228,6 +230,30 @@ def test_a_refusal_has_the_nsqlookupds_asked_at_once(error: NsqError, passing: b
     assert (world.keys == {(B, 1)}) is dropped
 
 
+def test_a_node_that_does_not_lead_is_left_out_under_its_rewritten_address_too() -> None:
+    world = World(rewrite=lambda address: address.replace("10.0.0", "127.0.0"))
+    world.answer(A, B)
+    assert world.keys == {("127.0.0.1:4150", 0), ("127.0.0.2:4150", 1)}
+    world.discovery.refused(("127.0.0.1:4150", 0), NotLeader("x"))
+    world.turn()
+    assert world.keys == {("127.0.0.2:4150", 1)}
+
+
+@pytest.mark.parametrize("disputed", [False, True])
+def test_a_leader_that_cannot_be_reached_is_left_out_where_an_nsqlookupd_names_another_node(
+    disputed: bool,
+) -> None:
+    world = World()
+    world.answer(A, B)
+    topic = TopicAnswer({0: C if disputed else A, 1: B}, Meta(2))
+    world.discovery._questions.cluster.heard("l2", ClusterAnswer("partitioned", topics={TOPIC: topic}), 1.0)
+    world.turn()
+    assert world.keys == {(A, 0), (B, 1)}
+    world.discovery.refused((A, 0), DialFailed("x"))
+    world.turn()
+    assert world.keys == {(C if disputed else A, 0), (B, 1)}
+
+
 def test_the_end_of_a_connection_has_them_asked_too_unless_it_was_meant() -> None:
     world = World()
     world.answer(A, B)
@@ -250,4 +276,24 @@ def test_an_nsqlookupd_that_the_user_adds_counts_although_the_cluster_does_not_l
     assert questions.cluster._said.keys() == {"10.0.0.8:4161", LOOKUPD}
     world.discovery.remove_nsqlookupd("10.0.0.8:4161")
     questions._heard(LOOKUPD, LOOKUPD, ClusterAnswer("partitioned", (LOOKUPD,)), 2.0)
+    assert questions.cluster._said.keys() == {LOOKUPD}
+
+
+def test_an_nsqlookupd_that_the_user_removes_has_no_say_any_more_although_the_cluster_listed_it() -> None:
+    world = World()
+    other, discovery = "10.0.0.8:4161", world.discovery
+    questions = discovery._questions
+
+    def hear(lookupd: str, *listed: str, leader: str) -> None:
+        world.now += 1.0
+        topics = {TOPIC: TopicAnswer({0: leader}, Meta(1))}
+        answer = ClusterAnswer("partitioned", listed, other, topics)
+        discovery._owner.ask(partial(questions._heard, lookupd, lookupd, answer, world.now))
+        discovery._owner.run_requests()
+
+    hear(LOOKUPD, LOOKUPD, other, leader=A)
+    hear(other, LOOKUPD, other, leader=A)
+    discovery.remove_nsqlookupd(other)
+    hear(LOOKUPD, LOOKUPD, leader=B)
+    assert questions.cluster.table(TOPIC).leaders == {0: B}
     assert questions.cluster._said.keys() == {LOOKUPD}

@@ -168,7 +168,7 @@ class TestOrder:
             (4, 400, False),
         ],
     )
-    def test_is_by_number_and_by_offset(
+    def test_the_order_is_by_number_and_by_offset(
         self, world: World, internal_id: int, offset: int, in_order: bool
     ) -> None:
         world.finish(delivery(5))
@@ -194,7 +194,7 @@ class TestOrder:
         assert world.deliver(again) == handle(again)
         assert world.lane.disorders == 1
 
-    def test_can_stop_the_partition(self) -> None:
+    def test_a_message_out_of_order_can_stop_the_partition(self) -> None:
         world = World(stop_out_of_order=True)
         world.finish(delivery(1), delivery(2))
         message = delivery(1)

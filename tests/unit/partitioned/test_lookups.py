@@ -9,13 +9,15 @@ from typing import Any
 
 import pytest
 
+from nsq.config import Config
 from nsq.errors import ApiError, ApiRefused
 from nsq.http.calls import Call
 from nsq.http.message import HttpReply, HttpRequest, parse_url
 from nsq.http.nsqlookupd import parse_list
-from nsq.partitioned.lookups import key_of, parse_partitions
+from nsq.partitioned.lookups import Lookups, key_of, parse_partitions
 from nsq.partitioned.table import TopicAnswer
 from nsq.partitioned.wire import Meta
+from tests.fakes.clock import Clock
 
 EXCHANGES = {
     each["name"]: each["response"]
@@ -108,3 +110,50 @@ def test_impossible_partitions_and_addresses_are_left_out() -> None:
 def test_an_nsqlookupd_is_known_by_its_host_and_port() -> None:
     assert key_of("http://10.0.0.7:4161/lookup?token=x") == key_of("10.0.0.7") == "10.0.0.7:4161"
     assert key_of("unix:/run/nsqlookupd.sock") == "/run/nsqlookupd.sock"
+
+
+def test_a_topic_that_an_nsqlookupd_fails_on_does_not_hide_the_others(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Api:
+        def list_lookupds(self) -> None: ...
+
+        def partitions(self, topic: str, access: str) -> TopicAnswer:
+            if topic == "bad":
+                raise ApiRefused("it is broken", 500, "INTERNAL_ERROR")
+            return TopicAnswer({0: "10.0.0.1:4150"}, Meta(1))
+
+    lookups: Any = Lookups(Config(), "w")
+    lookups._api = lambda lookupd, deadline: Api()
+    lookups.learn("bad")
+    with pytest.raises(ApiRefused):
+        lookups.ask("10.0.0.7:4161")
+    lookups.learn("good")
+    for _ in range(2):
+        assert lookups.ask("10.0.0.7:4161") == {"10.0.0.1:4150"}
+    assert lookups.cluster.table("good").known
+    assert lookups.cluster.table("bad").known is None
+    assert caplog.text.count("nothing of use about the topic 'bad': it is broken") == 1
+
+
+def test_topics_for_which_the_time_did_not_suffice_are_asked_for_first_the_next_time() -> None:
+    clock = Clock()
+
+    class Api:
+        def list_lookupds(self) -> None: ...
+
+        def partitions(self, topic: str, access: str) -> TopicAnswer:
+            clock.now += 1.0
+            return TopicAnswer({0: "10.0.0.1:4150"}, Meta(1))
+
+    lookups: Any = Lookups(Config(lookupd_poll_timeout=4.0), "w", clock=clock)
+    of = lookups._api
+    lookups._api = lambda lookupd, deadline: of(lookupd, deadline) and Api()
+    names = [f"topic-{number}" for number in range(10)]
+    for name in names:
+        lookups.learn(name)
+    known = []
+    for _ in range(3):
+        lookups.ask("10.0.0.7:4161")
+        known.append(sum(lookups.cluster.table(name).known is True for name in names))
+    assert known == [4, 8, 10]

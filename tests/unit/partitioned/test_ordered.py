@@ -267,7 +267,7 @@ class TestPool:
         here.notes.wait_for(("finish", 12))
         assert handled == [1, 12]
 
-    def test_what_is_out_of_order_is_reported_and_handled(
+    def test_a_message_out_of_order_is_reported_and_handled(
         self, site: Make, caplog: pytest.LogCaptureFixture
     ) -> None:
         here = site(lambda message: None)
@@ -299,7 +299,7 @@ class TestStuckMessages:
             (LookupError("no idea"), ("finish", 1), "on_stuck failed"),
         ],
     )
-    def test_are_the_users_to_decide_about(
+    def test_the_user_decides_about_a_message_that_fails(
         self,
         site: Make,
         caplog: pytest.LogCaptureFixture,
@@ -328,7 +328,7 @@ class TestStuckMessages:
         assert [(each.message, each.attempts, each.error) for each in asked] == [(message, 1, error)]
         assert logged in caplog.text
 
-    def test_are_asked_about_when_a_handler_returns_false(self, site: Make) -> None:
+    def test_the_user_is_asked_when_a_handler_returns_false_too(self, site: Make) -> None:
         asked: list[BaseException | None] = []
 
         def decide(stuck: Stuck) -> float:
@@ -340,7 +340,7 @@ class TestStuckMessages:
         here.notes.wait_for(("finish", 1))
         assert asked == [None]
 
-    def test_come_again_when_the_handler_says_and_the_user_is_not_asked(self, site: Make) -> None:
+    def test_a_handler_that_names_the_delay_has_decided_and_the_user_is_not_asked(self, site: Make) -> None:
         def decide(stuck: Stuck) -> Decision:
             raise AssertionError("the handler has decided")
 
@@ -352,7 +352,21 @@ class TestStuckMessages:
         here.deliver(here.connect(), 1)
         here.notes.wait_for(("finish", 1))
 
-    def test_are_given_back_when_their_connection_closes(self, site: Make) -> None:
+    def test_a_message_that_comes_over_a_new_connection_in_its_pause_wakes_the_owner(
+        self, site: Make
+    ) -> None:
+        here = site(lambda message: False, pause=1000.0)
+        former = here.connect()
+        here.deliver(former, 1)
+        while not here.pool.partitions(0.0)[0].stuck:
+            here.pool.turn(time.monotonic())
+        former.lose()
+        here.pool.turn(time.monotonic())
+        here.pool.wake = lambda: here.notes.add("wake")
+        here.deliver(here.connect(), 1)
+        assert here.notes.all == [("wake",)]
+
+    def test_a_message_in_its_pause_is_given_back_when_its_connection_closes(self, site: Make) -> None:
         here = site(lambda message: False, pause=1000.0)
         nsqd = here.connect()
         here.deliver(nsqd, 1)

@@ -9,7 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nsq.errors import InvalidCommand, NotLeader, NotWritable, PublishFailed, TopicNotExist, UsageError
+from nsq.errors import (
+    ConnectionLost,
+    InvalidCommand,
+    NotLeader,
+    NotWritable,
+    PublishFailed,
+    PublishUncertain,
+    TopicNotExist,
+    UsageError,
+)
 from nsq.partitioned.routing import Router
 from nsq.partitioned.table import ClusterAnswer, TopicAnswer
 from nsq.partitioned.wire import Meta
@@ -54,6 +63,12 @@ class Scene:
         topic = TopicAnswer(dict(self.truth if leaders is None else leaders), self.meta, known)
         answer = ClusterAnswer("partitioned", topics=dict.fromkeys(self.router.lookups.topics, topic))
         self.router.lookups._heard("lookup:4161", "lookup:4161", answer, self.pool.time.now)
+        self.turn()
+
+    def become_original(self) -> None:
+        """Have the nsqlookupd answer as that of an original NSQ, and the pool's thread take its turn."""
+        original = ClusterAnswer("original", nsqds=frozenset({A}))
+        self.router.lookups._heard("lookup:4161", "lookup:4161", original, self.pool.time.now)
         self.turn()
 
     def turn(self) -> None:
@@ -117,7 +132,7 @@ class Scene:
             connect(self.endpoints[address])
         self.turn()
 
-    def settle(self) -> None:
+    def heal(self) -> None:
         """Heal everything, until no publish waits."""
         for _ in range(20):
             self.pool.time.now += 4.0
@@ -209,6 +224,25 @@ def test_a_publish_with_a_key_waits_for_its_partition_and_one_without_does_not()
     assert not waiting.done()
 
 
+@pytest.mark.parametrize("options", [{"partition": 0}, {}])
+def test_a_leader_that_cannot_be_reached_is_left_out_where_an_nsqlookupd_names_another_node(
+    options: dict[str, Any],
+) -> None:
+    scene = Scene({0: A}, count=1)
+    lose(scene.endpoints[A])
+    publish = scene.publish(b"1", **options)
+    scene.turn()
+    assert not scene.router._snapshots.topics["orders"].takers
+    topic = TopicAnswer({0: B}, scene.meta)
+    other = ClusterAnswer("partitioned", topics={"orders": topic})
+    scene.router.lookups.configure("l2:4161", True)
+    scene.router.lookups._heard("l2:4161", "l2:4161", other, scene.pool.time.now)
+    for _ in range(3):
+        scene.turn()
+    assert scene.queued(B) == [b"1"]
+    assert not publish.done()
+
+
 def test_a_publish_that_waits_in_vain_says_which_partition_it_waited_for() -> None:
     scene = Scene({1: B})
     publish = scene.publish(b"keyed", 5.0, partition=0)
@@ -218,6 +252,13 @@ def test_a_publish_that_waits_in_vain_says_which_partition_it_waited_for() -> No
     assert isinstance(publish.error, PublishFailed)
     assert "partition 0 had no leader in time" in str(publish.error)
     assert "partitions without a leader: 0" in str(publish.error)
+
+
+def test_a_key_beyond_the_partitions_because_of_key_partitions_is_refused_at_once() -> None:
+    scene = Scene({0: A, 1: B}, key_partitions={"orders": 8}, key_hash=int)
+    scene.publish(b"x", key="9")
+    with pytest.raises(UsageError, match=r"key_partitions has 8 for 'orders'.* partition 3, .*has 2"):
+        scene.publish(b"x", key="11")
 
 
 def test_newer_publishes_queue_behind_parked_ones_of_their_partition() -> None:
@@ -251,6 +292,38 @@ def test_a_new_leader_gets_nothing_while_the_former_one_owes_an_answer() -> None
     assert scene.queued(C) == [b"1", b"2"]
 
 
+def test_a_publish_without_a_key_goes_on_when_the_only_partition_is_not_held_back_any_more() -> None:
+    scene = Scene({0: A}, count=1)
+    scene.publish(b"1", partition=0)
+    write(scene.endpoints[A])
+    scene.truth[0] = C
+    scene.look_up()
+    scene.publish(b"any")
+    scene.turn()
+    assert scene.queued(C) == []
+    conn: Any = scene.endpoints[A].conn
+    scene.endpoints[A].on_ok(conn, 1)
+    scene.turn()
+    assert scene.queued(C) == [b"any"]
+
+
+def test_a_publish_without_a_key_goes_on_when_the_only_partition_has_no_others_that_wait() -> None:
+    scene = Scene({0: A}, count=1)
+    scene.publish(b"1", partition=0)
+    write(scene.endpoints[A])
+    conn: Any = scene.endpoints[A].conn
+    scene.endpoints[A].on_error(conn, NotWritable("E_FAILED_ON_NOT_WRITABLE "))
+    scene.turn()
+    scene.pool.time.now += 0.001
+    scene.look_up()
+    scene.publish(b"any")
+    scene.turn()
+    assert scene.queued(A) == []
+    scene.pool.time.now += 0.06
+    scene.turn()
+    assert scene.queued(A) == [b"1", b"any"]
+
+
 def test_a_refused_publish_rests_before_the_same_nsqd_is_tried_again() -> None:
     scene = Scene({0: A})
     scene.publish(b"1", partition=0)
@@ -266,38 +339,53 @@ def test_a_refused_publish_rests_before_the_same_nsqd_is_tried_again() -> None:
     assert scene.queued(A) == [b"1"]
 
 
-def test_what_waits_is_refused_by_name_when_the_cluster_turns_out_to_be_an_original_one() -> None:
+def test_a_waiting_publish_is_refused_by_name_when_the_cluster_turns_out_to_be_an_original_one() -> None:
     scene = Scene({0: A}, known=False)
     keyed, plain = scene.publish(b"keyed", key="k"), scene.publish(b"plain")
     scene.turn()
-    original = ClusterAnswer("original", nsqds=frozenset({A}))
-    scene.router.lookups._heard("lookup:4161", "lookup:4161", original, scene.pool.time.now)
-    scene.turn()
+    scene.become_original()
     assert isinstance(keyed.error, UsageError)
     assert plain.lane == "orders"
     assert sum(map(len, map(scene.queued, NODES))) == 1
 
 
-@pytest.mark.parametrize("connected", [False, True])
-def test_a_publish_that_was_made_before_the_cluster_turned_out_to_be_an_original_one_keeps_its_options(
-    connected: bool,
+@pytest.mark.parametrize("known", [False, True])
+def test_a_publish_that_was_made_before_the_cluster_turned_out_to_be_an_original_one_is_sent_as_such(
+    known: bool,
 ) -> None:
-    scene = Scene({0: A}, known=False)
-    for endpoint in [] if connected else scene.endpoints.values():
-        lose(endpoint)
-    router, config = scene.router, scene.pool._config
-    keyed = router.new_publish(PublishFuture, "orders", b"keyed", None, config, {"key": "k"})
-    plain = router.new_publish(PublishFuture, "orders", b"plain", None, config)
-    original = ClusterAnswer("original", nsqds=frozenset({A}))
-    router.lookups._heard("lookup:4161", "lookup:4161", original, scene.pool.time.now)
+    """For example one that waited for room in the meantime, however long."""
+    scene = Scene({0: A}, count=1, known=known)
+    router, pool = scene.router, scene.pool
+    given: list[dict[str, Any]] = [{"key": "k"}, {"trace": 7}, {}]
+    made = [
+        router.new_publish(PublishFuture, "orders", b"x", None, pool._config, options) for options in given
+    ]
+    scene.become_original()
+    pool.time.now += 60.0
+    for late in made:
+        late.callbacks = pool.callbacks
+        pool.publish(late, 1000.0)
     scene.turn()
-    for late in (keyed, plain):
-        late.callbacks = scene.pool.callbacks
-        scene.pool.publish(late, 1000.0)
-    scene.turn()
+    keyed, traced, plain = made
     assert isinstance(keyed.error, UsageError)
+    assert isinstance(traced.error, UsageError)
     assert not plain.done()
-    assert sum(map(len, map(scene.queued, NODES))) == connected
+    assert b"".join(map(write, scene.endpoints.values())) == b"PUB orders\n\0\0\0\x01x"
+
+
+def test_a_round_trip_that_failed_before_the_cluster_became_an_original_one_is_sent_as_such() -> None:
+    scene = Scene({0: A}, count=1)
+    router, pool = scene.router, scene.pool
+    publish = router.new_publish(PublishFuture, "orders", b"x", None, pool._config, {"trace": 7})
+    publish.callbacks = pool.callbacks
+    cause = ConnectionLost("gone")
+    (verdict,) = publish.rules.lost([publish], cause, A, executed=True, retry_uncertain=False)
+    assert verdict.again
+    scene.become_original()
+    pool.publish(publish, 1000.0)
+    scene.turn()
+    assert isinstance(publish.error, PublishUncertain)
+    assert "trace= needs a partitioned NSQ" in str(publish.error)
 
 
 _events = st.lists(
@@ -353,7 +441,7 @@ def test_whatever_happens_each_partition_of_an_ordered_topic_stores_all_in_the_o
             scene.pool.time.now += argument
             scene.turn()
         scene.pool.time.now += 0.0001
-    scene.settle()
+    scene.heal()
     assert [publish for publish in publishes if not publish.done() or publish.error is not None] == []
     for partition, bodies_ in published.items():
         assert list(dict.fromkeys(scene.stored.get(partition, []))) == bodies_
@@ -368,7 +456,7 @@ def test_a_refused_batch_of_an_ordered_topic_is_not_overtaken_by_the_next() -> N
         scene.turn()
         write(scene.endpoints[A])
     scene.answer(A, hiccup=True)
-    scene.settle()
+    scene.heal()
     assert scene.stored == {0: [b"1", b"2", b"3"]}
 
 

@@ -179,5 +179,5 @@ def test_a_topic_that_cannot_be_read_like_this_is_refused(
         (table("a:1", meta=False), {"ordered": True}),  # its settings are not known
     ],
 )
-def test_a_topic_that_can_be_read_is_not(topic: TopicTable, options: dict[str, Any]) -> None:
+def test_a_topic_that_can_be_read_is_not_refused(topic: TopicTable, options: dict[str, Any]) -> None:
     assert mismatch(topic, Reading.checked(**options)) is None

@@ -77,7 +77,7 @@ def test_a_delivery_has_the_same_ids_as_its_publish(caplog: pytest.LogCaptureFix
     }
 
 
-def test_what_is_not_known_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+def test_unknown_fields_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
     message = read_detailed(False, False, Delegate(), 1.0, 61.0, 17, 1, bytes.fromhex(ID), b"body")
     log_delivery(message, "billing")
     assert set(FIELDS) - line(caplog).keys() == {"local_ip", "offset", "size", "tag", "headers"}
