@@ -179,10 +179,8 @@ class Cluster:
         """Note that a node does not lead a partition: leave it out until a question that begins later names
         it again. If it refuses again then, a growing pause comes first.
         """
-        refused, leads = (
-            self._refused.setdefault(topic, {}),
-            self.table(topic).leaders.get(partition) == address,
-        )
+        refused = self._refused.setdefault(topic, {})
+        leads = self.table(topic).leaders.get(partition) == address
         at, until, times = refused.get((partition, address), _NEVER)
         if now - at > _DOUBT:
             until, times = now, 1
