@@ -606,6 +606,24 @@ def test_an_availablenow_run_reads_the_backlog(scene: Scene) -> None:
     assert [segment.rows for segment in scene.log.deleted] == [10, 5]
 
 
+@pytest.mark.parametrize(("option", "rows"), [("earliest", 20), ("committed", 10), ("latest", 0)])
+def test_an_availablenow_run_of_a_new_checkpoint_reads_all_from_the_chosen_beginning(
+    option: str, rows: int
+) -> None:
+    before = Scene(retention=1000.0)
+    before.log.seal("a", 10)
+    end = read_once(before)
+    before.feed.commit(end)
+    before.log.seal("a", 10)
+    scene = Scene(before, retention=1000.0, starting_position=option)
+    scene.backlog.value = Backlog(asked=1)
+    scene.feed.start_available_now()
+    found = scene.latest(NEW)
+    planned = scene.feed.plan(NEW, found)
+    assert sum(piece.rows for task in planned for piece in task) == rows
+    assert scene.latest(found) is found
+
+
 def test_an_availablenow_run_ends_although_new_messages_come(scene: Scene) -> None:
     scene.backlog.value = Backlog(depth=10, asked=1)
     scene.feed.start_available_now()
