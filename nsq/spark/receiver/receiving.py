@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nsq.config import Config
 from nsq.consumer.consumer import Consumer
-from nsq.consumer.dead_letters import DeadLetterTopic
 from nsq.consumer.handlers import Requeue
 from nsq.errors import NsqError, WalError
 from nsq.log import Logger
@@ -28,7 +27,6 @@ from nsq.spark.wal.store import Log, Wal
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from nsq.producer.producer import Producer
     from nsq.spark.receiver.shared_intake import SharedIntake
     from nsq.spark.wal.directory import DirectoryLog
 
@@ -69,12 +67,7 @@ class Receiving:
         self._ending = threading.Event()
         self._searching = threading.Thread(target=self._search, name="nsq-spark-topics", daemon=True)
         self._trouble = ""
-        self._dead_letters: Producer | None = None
-        if options.dead_letter_topic:
-            from nsq.producer.producer import Producer  # loaded only when needed
-
-            self._dead_letters = Producer(*options.nsqd, nsqlookupd=options.lookupd, config=options.config)
-        elif options.config.max_attempts != Config().max_attempts:
+        if not options.dead_letter_topic and options.config.max_attempts != Config().max_attempts:
             log.warning("maxAttempts has no effect without deadLetterTopic: no message is given up")
 
     @property
@@ -92,7 +85,7 @@ class Receiving:
     def _add(self, topic: str) -> None:
         to = self._wal.log(names.new_receiver())
         try:
-            one = TopicReceiver(self._options, topic, to, self._dead_letters, self._appended)
+            one = TopicReceiver(self._options, topic, to, self._appended)
         except BaseException:
             to.close()
             raise
@@ -213,8 +206,6 @@ class Receiving:
             with ThreadPoolExecutor(max(1, len(receivers)), "nsq-spark-stop") as pool:
                 in_flight = sum(pool.map(lambda one: one.stop(left), receivers))
         finally:
-            if self._dead_letters is not None:
-                self._dead_letters.close(max(0.0, deadline - time.monotonic()))
             if self._watching.ident is not None:  # last: it may be listing a slow log
                 self._watching.join(max(0.0, deadline - time.monotonic()))
         return Stopped(self._sealed, in_flight)
@@ -223,14 +214,7 @@ class Receiving:
 class TopicReceiver:
     """Receives one topic into the log ``to``, which ``stop`` closes. Calls ``appended`` after each append."""
 
-    def __init__(
-        self,
-        options: SourceOptions,
-        topic: str,
-        to: Log,
-        dead_letters: Producer | None,
-        appended: Callable[[], None],
-    ) -> None:
+    def __init__(self, options: SourceOptions, topic: str, to: Log, appended: Callable[[], None]) -> None:
         from nsq.spark.receiver.shared_intake import SharedIntake
         from nsq.spark.wal import records  # slow to load: pyarrow
         from nsq.spark.wal.shared_log import SharedLog
@@ -243,7 +227,7 @@ class TopicReceiver:
             options.channel,
             nsqd=options.nsqd,
             nsqlookupd=options.lookupd,
-            give_up=DeadLetterTopic(dead_letters, options.dead_letter_topic) if dead_letters else None,
+            dead_letters=options.dead_letter_topic or None,
             config=consumer_config(options),
         )
         self.gate = PauseGate(options.max_in_flight, self._consumer.set_max_in_flight)
