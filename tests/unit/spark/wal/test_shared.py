@@ -172,6 +172,27 @@ def test_the_search_for_orphans_spares_a_receiver_that_starts_meanwhile(make: Ma
     logs[0].close()
 
 
+def test_a_store_that_lists_late_loses_and_repeats_nothing(make: Make, clock: Clock) -> None:
+    class Late(Memory):
+        def list_after(self, prefix: str, after: str = "", most: int | None = None) -> list[Entry]:
+            found = super().list_after(prefix, after, most)
+            return [] if late and prefix == manifest.HEADS else found
+
+    late = False
+    store = Late()
+    wal = opened(store, clock)
+    with log_of(wal) as log:
+        put_all(log, make, 2)
+        segments = wal.segments()
+        late = True
+        assert wal.segments() == segments
+        assert [folder.receiver for folder in wal.receivers()] == ["one"]
+        assert opened(store, clock).delete_orphans() == 0  # it has never seen the head
+        assert len(store.list_after(manifest.SEGMENTS)) == 2
+    store.delete_many([manifest.head_name("one")])
+    assert wal.segments() == []
+
+
 def test_the_search_for_orphans_takes_the_log_in_portions(
     make: Make, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
