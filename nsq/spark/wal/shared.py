@@ -519,10 +519,9 @@ class _SmallFiles:
     def put(self, name: str, data: bytes, *, once: bool = False) -> None:
         """Write an object. ``once`` keeps one that exists."""
         try:
-            self._store.put_new(name, data)
+            create(self._store, name, data)
         except Conflict:
-            found = self._store.get(name)
-            if not once and found is not None and found.data != data:
+            if not once and (found := self._store.get(name)) is not None:
                 replace(self._store, name, data, found.tag)
 
     def delete(self, name: str) -> None:

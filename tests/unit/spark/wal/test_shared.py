@@ -466,6 +466,19 @@ def test_processes_may_prepare_a_new_log_at_once() -> None:
     assert SharedWal(Beside(), "memory://log").prepare() == prepared[0]
 
 
+def test_a_log_that_a_race_keeps_from_being_made_has_no_identity() -> None:
+    class Racing(Memory):
+        """Answers 409, as S3 does when it cannot decide between two requests at once."""
+
+        def put_new(self, name: str, data: bytes) -> str:
+            if name == "identity.json":
+                raise Conflict(f"{name}: 409")
+            return super().put_new(name, data)
+
+    with pytest.raises(WalError, match="because of a race"):
+        SharedWal(Racing(), "memory://log").prepare()
+
+
 def test_a_put_whose_answer_was_lost_is_recognized() -> None:
     store = Memory()
     tag = store.put_new("a", b"ours")
