@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from nsq.config import Config
-from nsq.errors import ConfigError, UsageError, how_to_install
+from nsq.errors import ConfigError, UsageError, WalError, how_to_install
 from nsq.flags import duration, flag, repeated
 from nsq.spark.options import Options
 from nsq.spark.terminal import Meter, filtered, line, own_stderr, size, span, stop_signals
@@ -364,10 +364,14 @@ class Receivers(SparkCommand):
                     before, then = 0, time.monotonic()
                     while not signals.stop.wait(_WATCH_EVERY):
                         job.check()
-                        status, now = job.status(), time.monotonic()
+                        try:
+                            status, alive, now = job.status(), len(job.alive()), time.monotonic()
+                        except WalError as error:  # the receivers wait for the log, too
+                            meter.show(f"the receivers' reports cannot be read: {error}")
+                            continue
                         rate = max(0.0, (status.received - before) / (now - then))
                         before, then = status.received, now
-                        meter.show(f"{len(job.alive())} receivers, {progress_line(status, rate)}")
+                        meter.show(f"{alive} receivers, {progress_line(status, rate)}")
                 meter.note("stopped")
             finally:
                 for spark in started:
