@@ -548,6 +548,19 @@ def test_an_older_checkpoint_is_refused() -> None:
     assert Scene(scene, retention=1000.0, reader="other").latest(first)["at"] == {"a": 2}
 
 
+def test_an_older_checkpoint_is_refused_also_when_all_its_receivers_are_gone(scene: Scene) -> None:
+    scene.log.seal("a", 10)
+    first = read_once(scene)
+    scene.log.seal("a", 10)
+    second = following(scene, first)
+    scene.feed.plan(first, second)
+    scene.feed.commit(second)
+    assert scene.log.receivers() == []
+    assert Scene(scene).latest(second) is second
+    with pytest.raises(WalForeign, match="checkpoint is older than what reader 'default'"):
+        Scene(scene).latest(first)
+
+
 def test_every_reader_holds_up_deletion(scene: Scene) -> None:
     other = Scene(scene, reader="other")
     segment = scene.log.seal("a", 10)
