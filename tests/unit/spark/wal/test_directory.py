@@ -113,7 +113,9 @@ def test_receivers_are_listed_with_their_open_bytes_and_segments(wal: DirectoryW
         assert wal.receivers() == [ReceiverFolder("a", False, 0, 0), ReceiverFolder("b", True, size, 1)]
 
 
-def test_segments_are_ordered_by_receiver_and_number(wal: DirectoryWal, make: Any) -> None:
+def test_segments_are_ordered_by_receiver_and_number_and_other_files_are_ignored(
+    wal: DirectoryWal, make: Any
+) -> None:
     for receiver in ("b", "a"):
         with wal.log(receiver) as log:
             for _ in range(2):
@@ -121,6 +123,8 @@ def test_segments_are_ordered_by_receiver_and_number(wal: DirectoryWal, make: An
                 log.roll()
     (Path(wal.location) / "notes.txt").touch()
     (Path(wal.location) / "a" / "notes.txt").touch()
+    (Path(wal.location) / "link").symlink_to("a")
+    (Path(wal.location) / "loop").symlink_to("loop")
     found = [(segment.receiver, segment.number) for segment in wal.segments()]
     assert found == [("a", 1), ("a", 2), ("b", 1), ("b", 2)]
 
