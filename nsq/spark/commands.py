@@ -175,7 +175,7 @@ class StreamCommand(SparkCommand):
     def endless(self) -> bool:
         return self.follow
 
-    def tell(self, done: Totals, what: str) -> None:
+    def print_result(self, done: Totals, what: str) -> None:
         print(f"{_moved(done)}, {what}")
         if not done.rows and not self.follow:
             # Explain: a new channel gets no message that was published before it was created.
@@ -234,7 +234,7 @@ class Archive(StreamCommand):
         from nsq.spark.pipelines.archive import archive
 
         with self.done(archive) as done:
-            self.tell(done, f"{done.files:,} files: {done.path}")
+            self.print_result(done, f"{done.files:,} files: {done.path}")
             if self.chart:
                 from nsq.spark.pipelines.metrics import archive_chart
 
@@ -271,7 +271,7 @@ class Metrics(StreamCommand):
                 messages, again = f"{each.messages:,}", f"{each.redelivered:,}"
                 rows.append([start, messages, size(each.bytes), *spans, again, top])
             print(table(heads, rows))
-            self.tell(done, f"{len(done.windows):,} windows")
+            self.print_result(done, f"{len(done.windows):,} windows")
             if self.chart and done.windows:
                 print(f"drawn: {metrics_chart(done.windows, self.chart, title=self.argument)}")
 
@@ -378,7 +378,7 @@ class Receivers(SparkCommand):
                     spark.stop()
 
 
-def _tell_readers(found: Sequence[ReaderLine]) -> None:
+def _print_readers(found: Sequence[ReaderLine]) -> None:
     heads = ["reader", "to read", "last commit", "read by"]
     rows = [[each.reader, f"{each.rows:,}", f"{span(each.idle_seconds)} ago", each.owner] for each in found]
     print(table(heads, rows) if rows else "no query has read it yet")
@@ -429,7 +429,7 @@ class WalLs(Command):
         found = ls(self.argument)
         subject = f" of {found.subject}" if found.subject else ""
         print(f"log {found.identity}{subject} at {found.location}")
-        _tell_readers(found.readers)
+        _print_readers(found.readers)
         heads = ["receiver", "alive", "segments", "messages", "bytes", "open", "oldest"]
         rows = []
         for each in found.receivers:

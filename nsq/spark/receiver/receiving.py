@@ -293,8 +293,8 @@ class TopicReceiver:
         if self._ever_connected or self._consumer.stats().connections:
             return ""
         nsqds = [line for line in self._consumer.health().discovery if line.startswith("nsqd ")]
-        hopeless = [line for line in nsqds if any(code in line for code in _REFUSALS)]
-        return "; ".join(hopeless) if hopeless and len(hopeless) == len(nsqds) else ""
+        refused = [line for line in nsqds if any(code in line for code in _REFUSALS)]
+        return "; ".join(refused) if refused and len(refused) == len(nsqds) else ""
 
     def stop(self, timeout: float) -> int:
         """Stop the consumer, then seal and close the log. Returns how many messages are left in flight."""

@@ -704,7 +704,7 @@ def test_an_availablenow_run_that_reaches_no_nsqd_fails(scene: Scene) -> None:
     ("errors", "connected", "rows"),
     [
         (("a:4151 is behind a firewall",), True, 0),  # but its other port is not
-        ((), False, 0),  # nobody has published anything yet, anywhere
+        ((), False, 0),  # nothing is published anywhere yet
         (("a:4151 cannot be reached",), False, 5),
     ],
 )
@@ -919,8 +919,8 @@ def test_a_report_counts_receivers_on_other_hosts() -> None:
     status = Status(received=500, paused="the disk is full")
     scene.log.receivers = lambda: [ReceiverFolder("a", True, 0, 0, status)]  # type: ignore[method-assign]
     scene.latest()
-    told = scene.feed.report()
-    assert (told["received"], told["paused"], told["receivers"]) == (500, "the disk is full", 1)
+    report = scene.feed.report()
+    assert (report["received"], report["paused"], report["receivers"]) == (500, "the disk is full", 1)
     assert scene.feed.received() == 500
     scene.feed.close()
 

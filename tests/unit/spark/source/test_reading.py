@@ -94,9 +94,9 @@ def test_a_lost_segment_is_left_out_with_failondataloss_false(
     wal: DirectoryWal, caplog: pytest.LogCaptureFixture
 ) -> None:
     segment = sealed(wal, 3)
-    lost = Segment("nobody", 1, 5, 5)
+    lost = Segment("gone", 1, 5, 5)
     assert numbers(wal, Slice(lost, 0, 5), Slice(segment, 0, 3), strict=False) == [0, 1, 2]
-    assert "nobody/000001-5-5.arrow" in caplog.text
+    assert "gone/000001-5-5.arrow" in caplog.text
 
 
 def test_the_sound_part_of_a_damaged_segment_is_read_with_failondataloss_false(

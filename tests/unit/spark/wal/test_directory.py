@@ -177,9 +177,9 @@ def test_empty_folders_go(wal: DirectoryWal, make: Any) -> None:
     with wal.log("full") as log:
         log.append(make(1))
     with wal.log("alive"):
-        born = Path(wal.location) / ".new-1"
-        born.mkdir()
-        (born / "lock").touch()
+        starting = Path(wal.location) / ".new-1"
+        starting.mkdir()
+        (starting / "lock").touch()
         wal.discard_empty()
         assert sorted(os.listdir(wal.location)) == ["alive", "full", "identity.json"]
 
