@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from nsq.config import Config
 from nsq.consumer.consumer import Consumer
 from nsq.consumer.handlers import Requeue
-from nsq.errors import NsqError, WalError
+from nsq.errors import WalError
 from nsq.log import Logger
 from nsq.message import Message, finish_all
 from nsq.spark.receiver.protocol import Rolled, Status, Stopped, merge_statuses
@@ -92,7 +92,13 @@ class Receiving:
         with self._lock:
             self._topics[topic] = one
         self._measure_log()  # before the first message: the log may be full already
-        one.start()
+        try:
+            one.start()
+        except BaseException:
+            with self._lock:
+                del self._topics[topic]
+            one.stop(_FOR_THE_LOG)
+            raise
 
     def _appended(self) -> None:
         self._pause_at(self._others + self._written)
@@ -156,10 +162,10 @@ class Receiving:
                     if topic not in self._topics and not self._ending.is_set():
                         self._add(topic)
                 self._trouble = ""
-            except NsqError as error:
+            except Exception as error:  # perhaps there can be no more threads now; the next round tries again
                 if str(error) != self._trouble:
                     self._trouble = str(error)
-                    log.warning("%s", error)
+                    log.warning("cannot receive all topics: %s", error)
                     self._changed()
             self._ending.wait(min(_SEARCH_EVERY, self._options.config.lookupd_poll_interval))
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import ssl
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from nsq.config import Config
+from nsq.consumer.consumer import Consumer
 from nsq.errors import ConfigError
 from nsq.spark.receiver import receiving
 from nsq.spark.receiver.protocol import packed, unpacked
 from nsq.spark.receiver.receiving import Receiving, consumer_config
 from nsq.spark.source.options import SourceOptions
+from nsq.spark.wal import open_wal
 
 NEEDED = {"topic": "orders", "channel": "spark", "wal": "/wal", "nsqd": "a:4150,b:4150"}
 
@@ -62,16 +65,41 @@ class OneSearch:
         self.waits.append(seconds)
 
 
+def searching(given: dict[str, str], wal: Any = None) -> Receiving:
+    needed = {name: text for name, text in NEEDED.items() if name != "topic"}
+    options = SourceOptions.of({**needed, **given, "topicsPattern": "shop_.*"})
+    search: Any = OneSearch()
+    it = Receiving(options, wal, changed=lambda: None)
+    it._ending = search
+    return it
+
+
 @pytest.mark.parametrize(("given", "pause"), [({}, 5.0), ({"lookupdPollInterval": "100ms"}, 0.1)])
 def test_new_topics_are_searched_for_every_five_seconds_or_as_often_as_nsqlookupd_is_asked(
     monkeypatch: pytest.MonkeyPatch, given: dict[str, str], pause: float
 ) -> None:
     monkeypatch.setattr(receiving, "find_topics", lambda options: [])
-    needed = {name: text for name, text in NEEDED.items() if name != "topic"}
-    options = SourceOptions.of({**needed, **given, "topicsPattern": "shop_.*"})
-    wal: Any = None
-    search: Any = OneSearch()
-    it = Receiving(options, wal, changed=lambda: None)
-    it._ending = search
+    it: Any = searching(given)
     it._search()
-    assert search.waits == [pause]
+    assert it._ending.waits == [pause]
+
+
+def test_a_topic_that_cannot_be_received_now_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(consumer: Consumer) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(receiving, "find_topics", lambda options: ["shop_a"])
+    monkeypatch.setattr(Consumer, "start", refuse)
+    pytest.importorskip("pyarrow", reason="pip install -e '.[spark]'")
+    wal = open_wal(str(tmp_path / "wal"))
+    wal.prepare()
+    it: Any = searching({}, wal)
+    for _ in range(2):
+        it._ending = OneSearch()
+        it._search()
+        assert it.status().error == "can't start new thread"
+        assert it.names == ""
+    assert [folder.alive for folder in wal.receivers()] == [False, False]
+    assert caplog.text.count("can't start new thread") == 1
