@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import ssl
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from nsq.config import Config
 from nsq.consumer.consumer import Consumer
-from nsq.errors import ConfigError
 from nsq.spark.receiver import receiving
 from nsq.spark.receiver.protocol import packed, unpacked
 from nsq.spark.receiver.receiving import Receiving, consumer_config
@@ -32,13 +29,6 @@ NEEDED = {"topic": "orders", "channel": "spark", "wal": "/wal", "nsqd": "a:4150,
 def test_options_are_unpacked_as_they_were(more: dict[str, str]) -> None:
     options = SourceOptions.of(NEEDED | more)
     assert unpacked(packed(options)) == options
-
-
-def test_an_option_that_cannot_be_pickled_is_named() -> None:
-    config = Config(tls=ssl.create_default_context())
-    options = SourceOptions(topic="t", channel="c", wal="/w", nsqd=("a:4150",), config=config)
-    with pytest.raises(ConfigError, match=r"SSLContext.*give it as text"):
-        packed(options)
 
 
 def test_no_message_is_given_up_without_a_dead_letter_topic() -> None:

@@ -22,11 +22,6 @@ def test_an_address_is_required() -> None:
         SourceOptions.of({name: text for name, text in GIVEN.items() if name != "nsqd"})
 
 
-def test_a_misspelt_option_is_named_with_the_right_one() -> None:
-    with pytest.raises(ConfigError, match="did you mean targetPartitionBytes"):
-        SourceOptions.of({**GIVEN, "targetPartitonBytes": "1"})
-
-
 @pytest.mark.parametrize(
     ("given", "error"),
     [

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from nsq.errors import ConfigError, WalForeign, WalOwned
+from nsq.errors import ConfigError, WalForeign
 from nsq.spark.wal import readers
 from nsq.spark.wal.directory import DirectoryWal
 from nsq.spark.wal.names import Position, Segment, SegmentFile
@@ -59,14 +59,6 @@ def test_a_state_survives(wal: DirectoryWal) -> None:
     assert wal.readers() == {"orders.hourly": state}
     wal.remove_reader("orders.hourly")
     assert wal.readers() == {}
-
-
-def test_two_readers_read_one_log_and_a_name_has_one_of_them(wal: DirectoryWal) -> None:
-    first, second = wal.own("one", "query one", 0), wal.own("two", "query two", 0)
-    with pytest.raises(WalOwned, match=r"owned by query one .*It reads as 'one'.* option reader"):
-        wal.own("one", "query three", 0)
-    first.release()
-    second.release()
 
 
 @pytest.mark.parametrize("name", ["", "../x", ".hidden", "a b", "x" * 101])
