@@ -120,8 +120,8 @@ class SourceOptions(Nsqds):
     segment_bytes: int = octets(32 * _MIB, "The size at which a segment is sealed, at the latest.")
     wal_max_bytes: int = octets(20 * _GIB, "The size of the log's files at which receiving pauses.")
     retention: float = option(
-        "How long a segment stays in the log after it was sealed and every reader has committed it; 0: it is "
-        "deleted at once.",
+        "How long a segment stays in the log after it was sealed and every reader has committed it, of the "
+        "newest 200,000; 0: it is deleted at once.",
         LASTING,
         default=86_400.0,
         low=0,

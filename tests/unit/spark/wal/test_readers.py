@@ -39,6 +39,12 @@ def test_segments_that_all_readers_committed_are_deleted_after_the_retention(
     assert [f"{segment.receiver}{segment.number}" for segment in found] == deleted
 
 
+def test_retention_keeps_a_limited_number_of_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readers, "MOST_SEGMENTS", 2)
+    state = ReaderState(ALL, retention=1000.0, retention_bytes=10**9)
+    assert [segment[:2] for segment in deletable(FILES, [state], now=100.0, most=10**12)] == [("a", 1)]
+
+
 def test_a_receiver_is_deleted_from_its_front_whatever_its_clock_says() -> None:
     newest_first = [FILES[0]._replace(modified=99.0), FILES[1]]
     state = ReaderState(ALL, retention=50.0, retention_bytes=10**9)
