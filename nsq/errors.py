@@ -367,7 +367,7 @@ class WalError(NsqError):
 
 
 class WalOwned(WalError):
-    """Another query owns this log. Each query needs its own log, and its own channel to see every message."""
+    """Another process reads the log under this reader's name. Every query needs one: option reader."""
 
 
 class WalForeign(WalError):

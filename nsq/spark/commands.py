@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from nsq.config import Config
-from nsq.errors import ConfigError, UsageError, how_to_install
+from nsq.errors import ConfigError, UsageError, WalError, how_to_install
 from nsq.flags import duration, flag, repeated
 from nsq.spark.options import Options
 from nsq.spark.terminal import Meter, filtered, line, own_stderr, size, span, stop_signals
@@ -175,7 +175,7 @@ class StreamCommand(SparkCommand):
     def endless(self) -> bool:
         return self.follow
 
-    def tell(self, done: Totals, what: str) -> None:
+    def print_result(self, done: Totals, what: str) -> None:
         print(f"{_moved(done)}, {what}")
         if not done.rows and not self.follow:
             # Explain: a new channel gets no message that was published before it was created.
@@ -234,7 +234,7 @@ class Archive(StreamCommand):
         from nsq.spark.pipelines.archive import archive
 
         with self.done(archive) as done:
-            self.tell(done, f"{done.files:,} files: {done.path}")
+            self.print_result(done, f"{done.files:,} files: {done.path}")
             if self.chart:
                 from nsq.spark.pipelines.metrics import archive_chart
 
@@ -271,7 +271,7 @@ class Metrics(StreamCommand):
                 messages, again = f"{each.messages:,}", f"{each.redelivered:,}"
                 rows.append([start, messages, size(each.bytes), *spans, again, top])
             print(table(heads, rows))
-            self.tell(done, f"{len(done.windows):,} windows")
+            self.print_result(done, f"{len(done.windows):,} windows")
             if self.chart and done.windows:
                 print(f"drawn: {metrics_chart(done.windows, self.chart, title=self.argument)}")
 
@@ -364,17 +364,21 @@ class Receivers(SparkCommand):
                     before, then = 0, time.monotonic()
                     while not signals.stop.wait(_WATCH_EVERY):
                         job.check()
-                        status, now = job.status(), time.monotonic()
+                        try:
+                            status, alive, now = job.status(), len(job.alive()), time.monotonic()
+                        except WalError as error:  # the receivers wait for the log, too
+                            meter.show(f"the receivers' reports cannot be read: {error}")
+                            continue
                         rate = max(0.0, (status.received - before) / (now - then))
                         before, then = status.received, now
-                        meter.show(f"{len(job.alive())} receivers, {progress_line(status, rate)}")
+                        meter.show(f"{alive} receivers, {progress_line(status, rate)}")
                 meter.note("stopped")
             finally:
                 for spark in started:
                     spark.stop()
 
 
-def _tell_readers(found: Sequence[ReaderLine]) -> None:
+def _print_readers(found: Sequence[ReaderLine]) -> None:
     heads = ["reader", "to read", "last commit", "read by"]
     rows = [[each.reader, f"{each.rows:,}", f"{span(each.idle_seconds)} ago", each.owner] for each in found]
     print(table(heads, rows) if rows else "no query has read it yet")
@@ -425,7 +429,7 @@ class WalLs(Command):
         found = ls(self.argument)
         subject = f" of {found.subject}" if found.subject else ""
         print(f"log {found.identity}{subject} at {found.location}")
-        _tell_readers(found.readers)
+        _print_readers(found.readers)
         heads = ["receiver", "alive", "segments", "messages", "bytes", "open", "oldest"]
         rows = []
         for each in found.receivers:

@@ -180,7 +180,7 @@ def check_formats() -> Finding:
 
 
 def check_wal(location: str) -> Finding:
-    """Check the log's directory: write, fsync, lock, rename and delete a file there."""
+    """Check the log's directory: write, fsync, lock, rename, link and delete a file there."""
     try:
         directory = directory_of(location)
     except ConfigError as error:
@@ -200,7 +200,9 @@ def check_wal(location: str) -> Finding:
     if free < LITTLE_SPACE:
         remedy = "free some space, or lower walMaxBytes: receiving stops when it is full"
         return Finding("wal", WARNING, f"{place}: {free >> 20} MiB free", remedy)
-    return Finding("wal", OK, f"{place}: can be written, synced, locked and renamed; {free >> 30} GiB free")
+    return Finding(
+        "wal", OK, f"{place}: can be written, synced, locked, renamed and linked; {free >> 30} GiB free"
+    )
 
 
 def _exercise(directory: Path) -> None:
@@ -210,6 +212,7 @@ def _exercise(directory: Path) -> None:
         before.write_bytes(b"nsq")
         sync(before)
         before.rename(after)
+        os.link(after, before)  # the log makes files that must not replace others by a link
         sync(directory)
     finally:
         if lock is not None:

@@ -6,7 +6,6 @@ is pure, extracts them. The listener replaces the file for Prometheus atomically
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import threading
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from nsq.log import Logger
+from nsq.spark.wal.disk import Disk, replace_file
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.listener import QueryProgressEvent, QueryStartedEvent, QueryTerminatedEvent
@@ -133,12 +133,8 @@ class Listener(StreamingQueryListener):
                 self._latest[query] = found
             if self._file is None:
                 return
-            # The process id suffices: within a process, the lock serializes the queries.
-            new = self._file.with_name(f".{self._file.name}.{os.getpid()}")
+            text = exposition(self._latest.values())
             try:
-                new.write_text(exposition(self._latest.values()))
-                new.replace(self._file)
+                replace_file(Disk(fsync=False), self._file, text.encode(), 0o666)
             except OSError as error:
-                with contextlib.suppress(OSError):
-                    new.unlink()
                 log.warning("%s cannot be written: %s", self._file, error)

@@ -30,7 +30,7 @@ class StopRequest:
 
 
 @contextlib.contextmanager
-def stop_signals(tell: Callable[[str], None]) -> Iterator[StopRequest]:
+def stop_signals(note: Callable[[str], None]) -> Iterator[StopRequest]:
     """Take SIGINT and SIGTERM over, inside the block: the first one asks the pipeline to stop, a later one
     ends the process at once. Spark's JVM ends with the process.
     """
@@ -42,7 +42,7 @@ def stop_signals(tell: Callable[[str], None]) -> Iterator[StopRequest]:
                 os._exit(128 + number)
             found.number = int(number)
             found.stop.set()
-            tell("stopping, which takes some seconds; again to stop at once")
+            note("stopping, which takes some seconds; again to stop at once")
 
     with SignalWatch() as watch, watch:
         # A thread, because the main thread may hold the lock of the event when the signal comes.
@@ -156,8 +156,8 @@ def own_stderr() -> Iterator[TextIO]:
 
 
 @contextlib.contextmanager
-def filtered(tell: Callable[[str], None]) -> Iterator[None]:
-    """Pass the stderr of programs that are started inside the block to ``tell``, line by line, as long as
+def filtered(note: Callable[[str], None]) -> Iterator[None]:
+    """Pass the stderr of programs that are started inside the block to ``note``, line by line, as long as
     they run. This process's own stderr is affected only inside the block.
     """
     reading, writing = os.pipe()
@@ -166,7 +166,7 @@ def filtered(tell: Callable[[str], None]) -> Iterator[None]:
         with open(reading, errors="replace") as lines:
             for line in lines:
                 if not CHATTER.match(line):
-                    tell(line.rstrip("\n"))
+                    note(line.rstrip("\n"))
 
     own = os.dup(2)
     threading.Thread(target=pass_on, name="nsq-spark-stderr", daemon=True).start()

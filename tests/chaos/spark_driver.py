@@ -53,7 +53,7 @@ def main(plan: Plan) -> None:
             plan.options["receivers"] = "0"
         frame = _rows(spark, plan)
         query = _start(frame.mapInArrow(gate(folder), frame.schema), folder)
-        # A daemon: when the JVM dies, nobody will say anything any more.
+        # A daemon: when the JVM dies, no event comes any more.
         threading.Thread(target=_listen, args=(query,), name="listening", daemon=True).start()
         query.awaitTermination()
     else:

@@ -26,7 +26,7 @@ def marked(mark: str) -> dict[int, str]:
     wanted = f"{MARK}={mark}".encode()
     found = {}
     for name in filter(str.isdigit, os.listdir("/proc")):
-        with suppress(OSError):  # gone meanwhile, or somebody else's
+        with suppress(OSError):  # gone meanwhile, or another user's
             if wanted in Path(f"/proc/{name}/environ").read_bytes().split(b"\0"):
                 words = Path(f"/proc/{name}/cmdline").read_bytes().replace(b"\0", b" ")
                 found[int(name)] = words.decode(errors="replace")

@@ -182,7 +182,7 @@ class Scene:
         return victim
 
     def _kill(self, victims: list[int]) -> None:
-        assert victims, f"nobody to kill: {spark_processes.marked(self.mark)}\n{self._said()}"
+        assert victims, f"no process to kill: {spark_processes.marked(self.mark)}\n{self._said()}"
         self.killed += len(victims)
         spark_processes.kill(victims)
 

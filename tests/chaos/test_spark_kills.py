@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.chaos, pytest.mark.timeout(900)]
 _SOON = {"msgTimeout": "10s"}
 
 Stage = Callable[..., Scene]
-Told = Callable[[str, Verdict], Verdict]
+Report = Callable[[str, Verdict], Verdict]
 
 
 @pytest.fixture
@@ -62,35 +62,35 @@ def in_the_middle(scene: Scene, master: str = "local[2]", on_executors: int = 0)
 
 
 @pytest.fixture
-def told(tell: Tell) -> Told:
-    def told(killed: str, verdict: Verdict) -> Verdict:
+def report(tell: Tell) -> Report:
+    def report(killed: str, verdict: Verdict) -> Verdict:
         tell(f"Spark, {killed} killed: {verdict}")
         return verdict
 
-    return told
+    return report
 
 
-def test_no_message_is_lost_when_the_python_driver_is_killed(stage: Stage, told: Told) -> None:
+def test_no_message_is_lost_when_the_python_driver_is_killed(stage: Stage, report: Report) -> None:
     scene = stage()
     with in_the_middle(scene):
         scene.kill(DRIVER)
         scene.await_end()
         assert scene.pending()
         scene.go_on()
-    judge(told("Python driver", scene.drain()), 0)
+    judge(report("Python driver", scene.drain()), 0)
 
 
-def test_no_message_is_lost_when_the_jvm_is_killed(stage: Stage, told: Told) -> None:
+def test_no_message_is_lost_when_the_jvm_is_killed(stage: Stage, report: Report) -> None:
     scene = stage()
     with in_the_middle(scene):
         scene.kill(JVM)
         scene.await_end()
         assert scene.pending()
         scene.go_on()
-    judge(told("JVM", scene.drain()), 0)
+    judge(report("JVM", scene.drain()), 0)
 
 
-def test_no_message_is_lost_when_a_receiver_is_killed(stage: Stage, told: Told) -> None:
+def test_no_message_is_lost_when_a_receiver_is_killed(stage: Stage, report: Report) -> None:
     scene = stage(**_SOON)
     with in_the_middle(scene):
         victim = scene.kill_one(RECEIVER)
@@ -102,10 +102,10 @@ def test_no_message_is_lost_when_a_receiver_is_killed(stage: Stage, told: Told) 
         )
         scene.await_batches(3)
     scene.stop()
-    judge(told("a receiver", scene.drain()), WINDOW)
+    judge(report("a receiver", scene.drain()), WINDOW)
 
 
-def test_no_message_is_lost_when_an_executor_is_killed(stage: Stage, told: Told) -> None:
+def test_no_message_is_lost_when_an_executor_is_killed(stage: Stage, report: Report) -> None:
     scene = stage()
     with in_the_middle(scene, "local-cluster[2,1,1024]"):
         (batch,) = scene.pending()
@@ -114,10 +114,10 @@ def test_no_message_is_lost_when_an_executor_is_killed(stage: Stage, told: Told)
         scene.go_on()
         scene.await_batches(3)
     scene.stop()
-    judge(told("an executor", scene.drain()), 0)
+    judge(report("an executor", scene.drain()), 0)
 
 
-def test_an_executor_that_receives(stage: Stage, told: Told) -> None:
+def test_an_executor_that_receives(stage: Stage, report: Report) -> None:
     """Spark starts the lost receivers on another executor, where they receive under new names."""
     scene = stage(**_SOON)
     with in_the_middle(scene, "local-cluster[2,2,1024]", on_executors=2):
@@ -126,10 +126,10 @@ def test_an_executor_that_receives(stage: Stage, told: Told) -> None:
         scene.await_batches(5)
     scene.kill(DRIVER, JVM)
     scene.await_end()
-    judge(told("an executor that receives", scene.drain()), 4 * WINDOW)
+    judge(report("an executor that receives", scene.drain()), 4 * WINDOW)
 
 
-def test_an_executor_that_receives_into_an_object_store(stage: Stage, told: Told, s3: S3) -> None:
+def test_an_executor_that_receives_into_an_object_store(stage: Stage, report: Report, s3: S3) -> None:
     """The store is slow, loses replies, and stalls for longer than a message's timeout."""
     scene = stage(**_SOON, wal=s3.uri("orders"))
     s3.control(delay=0.05, errors=0.03, lost=0.03, conflicts=0.03)
@@ -141,10 +141,10 @@ def test_an_executor_that_receives_into_an_object_store(stage: Stage, told: Told
         scene.await_batches(3)
     scene.kill(DRIVER, JVM)
     scene.await_end()
-    judge(told("an executor that receives into S3", scene.drain()), 4 * WINDOW)
+    judge(report("an executor that receives into S3", scene.drain()), 4 * WINDOW)
 
 
-def test_no_message_is_lost_when_all_processes_are_killed_at_once(stage: Stage, told: Told) -> None:
+def test_no_message_is_lost_when_all_processes_are_killed_at_once(stage: Stage, report: Report) -> None:
     scene = stage(**_SOON)
     with in_the_middle(scene):
         receivers = len(scene.processes(RECEIVER))
@@ -152,10 +152,10 @@ def test_no_message_is_lost_when_all_processes_are_killed_at_once(stage: Stage, 
         scene.await_end()
         assert scene.pending()
         scene.go_on()
-    judge(told("driver, JVM, runner and receivers", scene.drain()), receivers * WINDOW)
+    judge(report("driver, JVM, runner and receivers", scene.drain()), receivers * WINDOW)
 
 
-def test_no_message_is_lost_when_all_processes_are_killed_in_turn(stage: Stage, told: Told) -> None:
+def test_no_message_is_lost_when_all_processes_are_killed_in_turn(stage: Stage, report: Report) -> None:
     """The same checkpoint and log survive them all."""
     scene, bound = stage(**_SOON), 0
     everybody = (DRIVER, JVM, RUNNER, RECEIVER)
@@ -166,4 +166,4 @@ def test_no_message_is_lost_when_all_processes_are_killed_in_turn(stage: Stage, 
             bound += WINDOW * len(scene.processes(RECEIVER)) if RECEIVER in roles else 0
             scene.kill(*roles)
             scene.await_end()
-    judge(told("one after the other", scene.drain()), bound)
+    judge(report("one after the other", scene.drain()), bound)

@@ -116,9 +116,9 @@ def failure(query: StreamingQuery) -> str:
 
     with running(query), suppress(StreamingQueryException):
         assert query.awaitTermination(PATIENCE), f"has not failed: {query.status}"
-    fault = query.exception()
-    assert fault is not None, "it ended without an error"
-    return str(fault)
+    error = query.exception()
+    assert error is not None, "it ended without an error"
+    return str(error)
 
 
 # Out

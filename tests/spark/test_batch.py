@@ -12,7 +12,7 @@ from tests.spark.running import CHANNEL, TOPIC, bodies, publish, subscribe
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-NOBODY = "127.0.0.1:1"
+ABSENT = "127.0.0.1:1"
 
 
 def test_a_batch_read_names_the_right_way(spark: SparkSession, nsqd: Nsqd) -> None:
@@ -31,7 +31,7 @@ def test_statistics_are_a_table(spark: SparkSession, nsqd: Nsqd) -> None:
     subscribe(nsqd)
     publish(nsqd, bodies(10))
     reader = spark.read.format("nsq_stats").options(
-        nsqd=f"{nsqd.tcp_address},{NOBODY}", nsqdHttp=f"{nsqd.http_address},{NOBODY}"
+        nsqd=f"{nsqd.tcp_address},{ABSENT}", nsqdHttp=f"{nsqd.http_address},{ABSENT}"
     )
     table = reader.load()
 
@@ -39,5 +39,5 @@ def test_statistics_are_a_table(spark: SparkSession, nsqd: Nsqd) -> None:
     assert (row.nsqd, row.topic, row.channel, row.depth) == (nsqd.tcp_address, TOPIC, CHANNEL, 10)
     assert (row.in_flight, row.clients, row.paused, row.topic_depth) == (0, 0, False, 0)
     (lost,) = table.where("error is not null").collect()
-    assert (lost.nsqd, lost.topic) == (NOBODY, None)
-    assert NOBODY in lost.error
+    assert (lost.nsqd, lost.topic) == (ABSENT, None)
+    assert ABSENT in lost.error

@@ -32,7 +32,7 @@ def test_the_figures_of_a_query_reach_the_file(spark: SparkSession, nsqd: Nsqd, 
     try:
         drain(stream(spark, nsqd, tmp_path), tmp_path)
         eventually(lambda: seen, within=PATIENCE)
-        # It is over: nothing is told of it any more.
+        # It has ended, so it is no longer in the file.
         eventually(file.read_text, lambda text: "batch_rows{" not in text, PATIENCE)
     finally:
         spark.streams.removeListener(listener)

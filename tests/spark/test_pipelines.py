@@ -277,13 +277,13 @@ def test_the_file_systems_of_hadoop_publish_the_same(spark: SparkSession, tmp_pa
 def test_windows_are_counted(spark: SparkSession, tmp_path: Path) -> None:
     put(tmp_path, "1", [b'{"k": "a"}', b'{"k": "b"}', b'{"k": "a"}', b"?"] * 5)
     put(tmp_path, "2", [b'{"k": "c"}'], first=15, attempts=3)
-    told: list[Window] = []
+    seen: list[Window] = []
     heard: list[Progress] = []
     result = collect_windows(
         measured(stream(spark, tmp_path), "10 seconds", "1 minute", "$.k", 2),
         None,
         running(tmp_path, mode="update", progress=heard.append),
-        told.extend,
+        seen.extend,
     )
     first, second = result.windows
     assert (first.start, first.end) == (START, START + datetime.timedelta(seconds=10))
@@ -292,7 +292,7 @@ def test_windows_are_counted(spark: SparkSession, tmp_path: Path) -> None:
     assert first.top == (("a", 5), ("b", 3))
     assert 0 < first.latency_p50 <= first.latency_p95 <= first.latency_p99
     assert result.bytes == 15 * 10 + 5 + 10
-    assert len(told) == 3
+    assert len(seen) == 3
 
 
 def test_old_messages_after_new_ones_are_counted_and_kept(spark: SparkSession, tmp_path: Path) -> None:

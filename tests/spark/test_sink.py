@@ -43,8 +43,8 @@ def test_rows_go_where_their_columns_say_and_when(spark: SparkSession, nsqd: Nsq
     write(frame.where("topic = 'odd' or deferMs is null"), nsqd, topic="")
 
     assert set(take_all(nsqd, "even")) == {b"%d" % number for number in range(50, 100, 2)}
-    (told,) = nsqd.get("/stats?format=json&topic=odd").json()["topics"]
-    assert [(each["depth"], each["deferred_count"]) for each in told["channels"]] == [(25, 25)]
+    (topic,) = nsqd.get("/stats?format=json&topic=odd").json()["topics"]
+    assert [(each["depth"], each["deferred_count"]) for each in topic["channels"]] == [(25, 25)]
 
 
 def test_a_task_that_is_tried_again_publishes_again(spark: SparkSession, nsqd: Nsqd) -> None:
@@ -80,10 +80,10 @@ def test_a_frame_that_cannot_be_published_fails_before_anything_is_sent(
 ) -> None:
     from pyspark.errors import AnalysisException
 
-    with pytest.raises(AnalysisException) as told:
+    with pytest.raises(AnalysisException) as raised:
         write(spark.range(3).selectExpr(*columns), nsqd, **options)
 
-    assert words in str(told.value)
+    assert words in str(raised.value)
     assert depth(nsqd, TOPIC) == 0
 
 

@@ -98,8 +98,8 @@ def test_a_lost_segment_is_an_error_unless_failondataloss_is_false(
     lost = f"{segment.parent.name}/000001-*.arrow"
     sink.refusing = False
     sink.seen.clear()
-    told = failure(to_function(stream(spark, queue, tmp_path), tmp_path, sink))
-    assert f"{tmp_path}/wal lacks files that this batch needs: {lost}" in told
+    reason = failure(to_function(stream(spark, queue, tmp_path), tmp_path, sink))
+    assert f"{tmp_path}/wal lacks files that this batch needs: {lost}" in reason
     assert sink.seen == []
     publish(queue, bodies(10))
     lenient = stream(spark, queue, tmp_path, failOnDataLoss=False)

@@ -24,18 +24,18 @@ def test_spark_finds_the_formats_by_itself(spark: SparkSession, nsqd: Nsqd) -> N
 def test_load_names_a_misspelt_option(spark: SparkSession, nsqd: Nsqd, tmp_path: Path) -> None:
     from pyspark.errors import AnalysisException
 
-    with pytest.raises(AnalysisException) as told:
+    with pytest.raises(AnalysisException) as raised:
         stream(spark, nsqd, tmp_path, maxMesagesPerTrigger=5)
-    lines = [line for line in str(told.value).splitlines() if line.startswith("nsq.errors.ConfigError: ")]
+    lines = [line for line in str(raised.value).splitlines() if line.startswith("nsq.errors.ConfigError: ")]
     assert len(lines) == 1
     assert "there is no option 'maxmesagespertrigger'; did you mean maxMessagesPerTrigger?" in lines[0]
 
 
 def test_the_query_names_an_unknown_column(spark: SparkSession, nsqd: Nsqd, tmp_path: Path) -> None:
-    told = failure(to_parquet(stream(spark, nsqd, tmp_path, "body string"), tmp_path))
-    assert "the schema wants column body as string, but it is binary" in told
-    told = failure(to_parquet(stream(spark, nsqd, tmp_path, "payload binary"), tmp_path))
-    assert "the schema has a column 'payload'" in told
+    reason = failure(to_parquet(stream(spark, nsqd, tmp_path, "body string"), tmp_path))
+    assert "the schema wants column body as string, but it is binary" in reason
+    reason = failure(to_parquet(stream(spark, nsqd, tmp_path, "payload binary"), tmp_path))
+    assert "the schema has a column 'payload'" in reason
 
 
 def test_bodies_that_are_not_json_objects_are_kept_apart(spark: SparkSession) -> None:

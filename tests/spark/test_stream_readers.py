@@ -49,9 +49,9 @@ def test_a_new_checkpoint_over_an_old_sink_is_refused(
     drain(stream(spark, queue, tmp_path, retention="1d"), tmp_path)
     shutil.move(tmp_path / "checkpoint", tmp_path / "moved-away")
     publish(queue, bodies(500, 2000))
-    told = failure(to_parquet(stream(spark, queue, tmp_path), tmp_path, availableNow=True))
-    assert "checkpoint begins anew" in told
-    assert "startingPosition=committed" in told
+    reason = failure(to_parquet(stream(spark, queue, tmp_path), tmp_path, availableNow=True))
+    assert "checkpoint begins anew" in reason
+    assert "startingPosition=committed" in reason
     shutil.move(tmp_path / "out", tmp_path / "old")
     anew = stream(spark, queue, tmp_path, startingPosition="committed", retention="1d")
     drain(anew, tmp_path)
@@ -91,8 +91,8 @@ def test_asynchronous_progress_tracking_loses_nothing_in_a_full_log(
             rows: dict[int, int] = {}
 
             def seen() -> int:
-                fault = query.exception()
-                assert fault is None, fault
+                error = query.exception()
+                assert error is None, error
                 rows.update({one.batchId: one.numInputRows for one in query.recentProgress})
                 return sum(rows.values())
 

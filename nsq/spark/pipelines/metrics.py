@@ -91,11 +91,14 @@ def metrics(
     After each batch, ``on_windows`` gets the windows that have changed. ``follow`` and ``every`` work as in
     ``archive``.
 
-    Without ``to``, every message is counted. Windows are reported while they are incomplete, and nothing is
-    kept after the call. With ``to``, a window is reported, and written there as Parquet exactly once, when it
-    closes: when a message comes whose timestamp is ``watermark`` after its end. The last windows follow in
-    the next call. Messages that come after their window has closed are not counted: NSQ mixes old and new
-    messages, so choose a ``watermark`` longer than the age of a backlog.
+    Without ``to``, messages of any age are counted, and windows are reported while they are incomplete.
+    Without ``wal`` too, nothing is kept after the call: of the messages that are published during the call,
+    some may be received and not counted. Give ``wal`` to have the next call count them.
+
+    With ``to``, a window is reported, and written there as Parquet exactly once, when it closes: when a
+    message comes whose timestamp is ``watermark`` after its end. The last windows follow in the next call.
+    Messages that come after their window has closed are not counted: NSQ mixes old and new messages, so
+    choose a ``watermark`` longer than the age of a backlog.
     """
     if top < 1:
         raise UsageError(f"top is {top}, but must be at least 1")

@@ -10,7 +10,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -157,7 +157,8 @@ def replay(
     chosen = {name: None if at is None else options.moment(at) for name, at in chosen.items()}
     chosen |= {"where": where, "body": body}
     job = {"archive": below(path), "topic": topic, **chosen}
-    if not (dry_run or addresses(nsqd) or addresses(lookupd)):
+    nsqds, lookupds = options.names(addresses(nsqd)), options.names(addresses(lookupd))
+    if not (dry_run or nsqds or lookupds):
         raise ConfigError("nsqd or lookupd is missing: nsqd='127.0.0.1:4150', or lookupd='127.0.0.1:4161'")
     if state is None:
         if local_path(path) is None:
@@ -169,7 +170,7 @@ def replay(
     place = load_mark(file, job)
     start = time.monotonic()
     with contextlib.ExitStack() as stack:
-        producer = None if dry_run else stack.enter_context(_producer(nsqd, lookupd, config))
+        producer = None if dry_run else stack.enter_context(_producer(nsqds, lookupds, config))
         session = stack.enter_context(session_or_own(spark))
         frame = selected(session, path, **chosen)
         if producer is None:
@@ -190,11 +191,10 @@ def replay(
     return dataclasses.replace(result, state=str(file), seconds=time.monotonic() - start)
 
 
-def _producer(nsqd: Addresses, lookupd: Addresses, config: Config | None) -> Producer:
+def _producer(nsqds: Sequence[str], lookupds: Sequence[str], config: Config | None) -> Producer:
     # After a lost reply, repeat the publish instead of ending a replay of hours.
     wanted = dataclasses.replace(config or Config(), retry_uncertain=True)
-    known = options.names(addresses(lookupd))
-    return Producer(*options.names(addresses(nsqd)), nsqlookupd=known, config=wanted)
+    return Producer(*nsqds, nsqlookupd=lookupds, config=wanted)
 
 
 def selected(

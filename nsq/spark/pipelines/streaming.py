@@ -14,12 +14,14 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nsq.errors import ConfigError, UsageError
 from nsq.spark.pipelines.files import Batch, Written, below, local_path
 from nsq.spark.session import GivenSession, register, session_or_own
 from nsq.spark.source.options import SourceOptions
+from nsq.spark.wal.disk import Disk, replace_file
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -160,8 +162,10 @@ def run(
         # Raise our own error, not Java's error that wraps its text.
         raise batches.error from error
     finally:
-        batches.close(_PATIENCE)
-        query.stop()
+        try:
+            batches.close(_PATIENCE)
+        finally:
+            query.stop()
     return batches.totals()
 
 
@@ -248,14 +252,17 @@ class ConnectBatches(Batches):
         for name in sorted(os.listdir(self._results)):
             if name.endswith(".pickle"):
                 path = os.path.join(self._results, name)
-                with open(path, "rb") as result:
-                    self._add(self._absorb(pickle.load(result)))
+                with open(path, "rb") as file:
+                    result = pickle.load(file)
                 os.unlink(path)
+                self._add(self._absorb(result))
 
     def close(self, patience: float) -> None:
         """Collect what is there. A batch that is under way is cut off: the next run repeats it."""
-        self._collect()
-        shutil.rmtree(self._results, ignore_errors=True)
+        try:
+            self._collect()
+        finally:
+            shutil.rmtree(self._results, ignore_errors=True)
 
 
 class ConnectFunction:
@@ -270,7 +277,5 @@ class ConnectFunction:
         with open(os.path.join(self._checkpoint, "metadata"), encoding="utf-8") as file:
             query = json.load(file)["id"]
         done = self._handle(part, Batch(query, number))
-        path = os.path.join(self._results, f"{number:012d}")
-        with open(f"{path}.new", "wb") as new:
-            pickle.dump(done, new)
-        os.replace(f"{path}.new", f"{path}.pickle")
+        path = Path(self._results, f"{number:012d}.pickle")
+        replace_file(Disk(fsync=False), path, pickle.dumps(done), 0o600)

@@ -43,7 +43,7 @@ REGISTERING = 30.0
 #: Seconds to wait for the tasks after their interruption.
 _INTERRUPTED = 15.0
 #: Our errors that another attempt cannot mend, as they are spelt in one of Spark's.
-_HOPELESS = ("nsq.errors.ConfigError: ", "nsq.errors.WalForeign: ", "nsq.errors.UsageError: ")
+_PERMANENT = ("nsq.errors.ConfigError: ", "nsq.errors.WalForeign: ", "nsq.errors.UsageError: ")
 
 
 def receivers(spark: SparkSession, options: Mapping[str, Any], n: int = 2) -> ReceiverJob:
@@ -185,7 +185,7 @@ class ReceiverJob:
             except Exception as error:
                 if self._ending.is_set():
                     return
-                if _is_stopped(self._spark) or any(text in str(error) for text in _HOPELESS):
+                if _is_stopped(self._spark) or any(text in str(error) for text in _PERMANENT):
                     self.error = error
                     log.error("the receivers end: %s", error)
                     return

@@ -73,6 +73,7 @@ class ReceiverLoop:
         os.set_blocking(outlet, False)
         self._wakeup = wakeup
         self._line = b""  # an incomplete line
+        self._unsent = b""  # the end of an event
         self._commands: list[Begin | Roll] = []
         self._stop_requested = False  # the owner is gone, or has sent Stop
         self._parent = os.getppid()
@@ -141,9 +142,8 @@ class ReceiverLoop:
     def _send_names(self, receiving: Receiving) -> None:
         """Send the names of all topics' receivers: at the start, and when a new topic was found."""
         names = receiving.names
-        if names != self._names:
+        if names != self._names and self._send(Ready(names)):
             self._names = names
-            self._send(Ready(names))
 
     def _seal_unasked(self, receiving: Receiving) -> None:
         """Seal rows that have been open for ``_SEAL_AFTER`` seconds. The next status reports it."""
@@ -195,14 +195,21 @@ class ReceiverLoop:
         if not self._stale:
             self._wakeup.wake()
 
-    def _send(self, event: Event) -> None:
-        """Send an event; drop it when the owner does not read, so that the receiver never blocks."""
+    def _send(self, event: Event) -> bool:
+        """Send an event; return False if it was dropped because the owner does not read: the receiver never
+        blocks. The end of an event that did not fit into the pipe goes before the next one.
+        """
         try:
-            os.write(self._outlet, protocol.encoded(event))  # atomic, because events are short
+            while self._unsent:
+                self._unsent = self._unsent[os.write(self._outlet, self._unsent) :]
+            line = protocol.encoded(event)
+            self._unsent = line[os.write(self._outlet, line) :]
+            return True
         except BlockingIOError:
             log.warning("the owner does not read events; one was dropped")
         except OSError:
             self._stop_requested = True
+        return False
 
 
 class NoPandas:

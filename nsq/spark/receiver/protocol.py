@@ -138,7 +138,7 @@ def decoded(line: bytes) -> Command | Event | UnparsableLine:
         word, fields = json.loads(line)
         said: Command | Event = _KINDS[word](**fields)
     except (ValueError, TypeError, KeyError, RecursionError) as error:
-        # A garbled line of settings must not be shown either: it may hold secrets.
+        # A damaged line of settings must not be shown either: it may hold secrets.
         return UnparsableLine("a line of settings" if b"Begin" in line else f"{line[:_SHOWN]!r}: {error}")
     return said
 

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nsq.config import Config
 from nsq.consumer.consumer import Consumer
-from nsq.consumer.dead_letters import DeadLetterTopic
 from nsq.consumer.handlers import Requeue
-from nsq.errors import NsqError, WalError
+from nsq.errors import WalError
 from nsq.log import Logger
 from nsq.message import Message, finish_all
 from nsq.spark.receiver.protocol import Rolled, Status, Stopped, merge_statuses
@@ -28,7 +27,6 @@ from nsq.spark.wal.store import Log, Wal
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from nsq.producer.producer import Producer
     from nsq.spark.receiver.shared_intake import SharedIntake
     from nsq.spark.wal.directory import DirectoryLog
 
@@ -69,12 +67,7 @@ class Receiving:
         self._ending = threading.Event()
         self._searching = threading.Thread(target=self._search, name="nsq-spark-topics", daemon=True)
         self._trouble = ""
-        self._dead_letters: Producer | None = None
-        if options.dead_letter_topic:
-            from nsq.producer.producer import Producer  # loaded only when needed
-
-            self._dead_letters = Producer(*options.nsqd, nsqlookupd=options.lookupd, config=options.config)
-        elif options.config.max_attempts != Config().max_attempts:
+        if not options.dead_letter_topic and options.config.max_attempts != Config().max_attempts:
             log.warning("maxAttempts has no effect without deadLetterTopic: no message is given up")
 
     @property
@@ -92,14 +85,20 @@ class Receiving:
     def _add(self, topic: str) -> None:
         to = self._wal.log(names.new_receiver())
         try:
-            one = TopicReceiver(self._options, topic, to, self._dead_letters, self._appended)
+            one = TopicReceiver(self._options, topic, to, self._appended)
         except BaseException:
             to.close()
             raise
         with self._lock:
             self._topics[topic] = one
         self._measure_log()  # before the first message: the log may be full already
-        one.start()
+        try:
+            one.start()
+        except BaseException:
+            with self._lock:
+                del self._topics[topic]
+            one.stop(_FOR_THE_LOG)
+            raise
 
     def _appended(self) -> None:
         self._pause_at(self._others + self._written)
@@ -163,10 +162,10 @@ class Receiving:
                     if topic not in self._topics and not self._ending.is_set():
                         self._add(topic)
                 self._trouble = ""
-            except NsqError as error:
+            except Exception as error:  # perhaps there can be no more threads now; the next round tries again
                 if str(error) != self._trouble:
                     self._trouble = str(error)
-                    log.warning("%s", error)
+                    log.warning("cannot receive all topics: %s", error)
                     self._changed()
             self._ending.wait(min(_SEARCH_EVERY, self._options.config.lookupd_poll_interval))
 
@@ -213,8 +212,6 @@ class Receiving:
             with ThreadPoolExecutor(max(1, len(receivers)), "nsq-spark-stop") as pool:
                 in_flight = sum(pool.map(lambda one: one.stop(left), receivers))
         finally:
-            if self._dead_letters is not None:
-                self._dead_letters.close(max(0.0, deadline - time.monotonic()))
             if self._watching.ident is not None:  # last: it may be listing a slow log
                 self._watching.join(max(0.0, deadline - time.monotonic()))
         return Stopped(self._sealed, in_flight)
@@ -223,14 +220,7 @@ class Receiving:
 class TopicReceiver:
     """Receives one topic into the log ``to``, which ``stop`` closes. Calls ``appended`` after each append."""
 
-    def __init__(
-        self,
-        options: SourceOptions,
-        topic: str,
-        to: Log,
-        dead_letters: Producer | None,
-        appended: Callable[[], None],
-    ) -> None:
+    def __init__(self, options: SourceOptions, topic: str, to: Log, appended: Callable[[], None]) -> None:
         from nsq.spark.receiver.shared_intake import SharedIntake
         from nsq.spark.wal import records  # slow to load: pyarrow
         from nsq.spark.wal.shared_log import SharedLog
@@ -243,7 +233,7 @@ class TopicReceiver:
             options.channel,
             nsqd=options.nsqd,
             nsqlookupd=options.lookupd,
-            give_up=DeadLetterTopic(dead_letters, options.dead_letter_topic) if dead_letters else None,
+            dead_letters=options.dead_letter_topic or None,
             config=consumer_config(options),
         )
         self.gate = PauseGate(options.max_in_flight, self._consumer.set_max_in_flight)
@@ -309,8 +299,8 @@ class TopicReceiver:
         if self._ever_connected or self._consumer.stats().connections:
             return ""
         nsqds = [line for line in self._consumer.health().discovery if line.startswith("nsqd ")]
-        hopeless = [line for line in nsqds if any(code in line for code in _REFUSALS)]
-        return "; ".join(hopeless) if hopeless and len(hopeless) == len(nsqds) else ""
+        refused = [line for line in nsqds if any(code in line for code in _REFUSALS)]
+        return "; ".join(refused) if refused and len(refused) == len(nsqds) else ""
 
     def stop(self, timeout: float) -> int:
         """Stop the consumer, then seal and close the log. Returns how many messages are left in flight."""

@@ -85,7 +85,9 @@ class Feed:
     def start_available_now(self) -> None:
         """Prepare an AvailableNow run, which reads what there is now and then ends."""
         self.backlog.pause = POLL  # poll often: the run ends when nsqd has no more
-        self._view.refresh()
+        # A checkpoint that begins anew may begin before what this reader has committed.
+        anew = self.options.starting or not self.reader.state.begun
+        self._view.refresh({} if anew else None)
         until = time.monotonic() + MEASURING
         while (measured := self.backlog.last_answer(LISTING)) is None and time.monotonic() < until:
             self._check_driver()  # receivers must not start before the backlog is measured

@@ -120,8 +120,8 @@ class SourceOptions(Nsqds):
     segment_bytes: int = octets(32 * _MIB, "The size at which a segment is sealed, at the latest.")
     wal_max_bytes: int = octets(20 * _GIB, "The size of the log's files at which receiving pauses.")
     retention: float = option(
-        "How long a segment stays in the log after it was sealed and every reader has committed it; 0: it is "
-        "deleted at once.",
+        "How long a segment stays in the log after it was sealed and every reader has committed it, of the "
+        "newest 200,000; 0: it is deleted at once.",
         LASTING,
         default=86_400.0,
         low=0,
@@ -157,6 +157,14 @@ class SourceOptions(Nsqds):
             raise ConfigError("startingPosition and startingTimestamp are both given: leave one of them out")
         if sum(map(bool, (self.topic, self.topics, self.topics_pattern))) > 1:
             raise ConfigError("of topic, topics and topicsPattern only one can be given")
+        if self.dead_letter_topic:
+            if self.wants(check_topic(self.dead_letter_topic)):
+                raise ConfigError(
+                    f"deadLetterTopic is {self.dead_letter_topic!r}, which this stream reads: it would get "
+                    "its dead letters again for ever; give another topic"
+                )
+            if not self.config.max_attempts:
+                raise ConfigError("deadLetterTopic needs maxAttempts above 0: with 0 no message is given up")
 
     @property
     def named_topics(self) -> tuple[str, ...]:

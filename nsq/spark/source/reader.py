@@ -134,8 +134,9 @@ class Reader:
             if committed.at:
                 self.save(committed.at, begun=True)
             return
-        there = {folder.receiver for folder in self.wal.receivers()}
-        if any(at > reached.position(name) for name, at in state.at.items() if name in there):
+        # A later offset leaves receivers out whose segments are all deleted.
+        known = {folder.receiver for folder in self.wal.receivers()} | reached.at.keys()
+        if any(at > reached.position(name) for name, at in state.at.items() if name in known):
             raise WalForeign(
                 f"the checkpoint is older than what reader {self.options.reader!r} of the log "
                 f"{shown(self.wal.location)} has committed: give the query the checkpoint that it used "

@@ -250,7 +250,9 @@ class DirectoryWal(BaseWal):
 
     def _listing(self) -> list[str]:
         with named(self._root, "cannot be listed"):
-            return sorted(entry.name for entry in os.scandir(self._root) if entry.is_dir())
+            return sorted(
+                entry.name for entry in os.scandir(self._root) if entry.is_dir(follow_symlinks=False)
+            )
 
     def _receivers(self) -> list[str]:
         return [name for name in self._listing() if names.is_receiver(name)]

@@ -60,7 +60,7 @@ _GUARD = threading.Lock()
 
 
 class FileLock:
-    """A lock held until ``release``. ``tell`` writes a description of its owner into the file."""
+    """A lock held until ``release``. ``write_owner`` writes a description of its owner into the file."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
@@ -77,7 +77,7 @@ class FileLock:
             os.close(self.descriptor)
             self.descriptor = -1
 
-    def tell(self, owner: Owner) -> None:
+    def write_owner(self, owner: Owner) -> None:
         """Write who owns the lock."""
         self._owner = owner
         self.write(json.dumps(owner._asdict()).encode() + b"\n")
@@ -92,7 +92,7 @@ class FileLock:
 
     def leaving(self) -> None:
         """Announce that the lock will be free soon, so that a restarted query waits for it."""
-        self.tell(self._owner._replace(leaving=True))
+        self.write_owner(self._owner._replace(leaving=True))
 
     def check(self) -> None:
         """Do nothing: a file lock cannot be lost while this process lives."""
@@ -195,7 +195,7 @@ def claim(
     while True:
         lock = acquire(path, mode)
         if lock is not None:
-            lock.tell(introduce(description))
+            lock.write_owner(introduce(description))
             return lock
         owner = _read(path)
         waited = clock() - started

@@ -17,6 +17,9 @@ from nsq.spark.wal.names import Position, Segment, SegmentFile
 
 FOLDER = "readers"
 DEFAULT = "default"
+#: The most segments that retention keeps: every listing of a directory lists all, and a hundred topics make a
+#: hundred small ones a second.
+MOST_SEGMENTS = 200_000
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
@@ -91,8 +94,8 @@ def deletable(
     most: int,
 ) -> list[Segment]:
     """The segments that every reader has committed, except those that retention keeps: younger than the
-    longest retention that any reader wants, and within the newest bytes that any wants, at most ``most``.
-    Without readers nothing may be deleted.
+    longest retention that any reader wants, and within the newest bytes that any wants, at most ``most``, and
+    the newest MOST_SEGMENTS. Without readers nothing may be deleted.
     """
     states = list(readers)
     retention = max((state.retention for state in states), default=0.0)
@@ -100,9 +103,11 @@ def deletable(
     done = [file for file in files if states and all(one.has_committed(file.segment) for one in states)]
     last: dict[str, int] = {}  # highest number to delete per receiver: its segments are deleted in order
     kept = 0  # bytes of the newest segments, which come first
-    for file in sorted(done, key=lambda one: (one.modified, one.segment), reverse=True):
+    newest = sorted(done, key=lambda one: (one.modified, one.segment), reverse=True)
+    for count, file in enumerate(newest, 1):
         kept += file.size
-        if last or kept > retention_bytes or retention <= 0 or now - file.modified >= retention:
+        too_much = kept > retention_bytes or count > MOST_SEGMENTS
+        if last or too_much or retention <= 0 or now - file.modified >= retention:
             receiver, number, *_ = file.segment
             last[receiver] = max(last.get(receiver, 0), number)
     return sorted(file.segment for file in done if file.segment.number <= last.get(file.segment.receiver, 0))

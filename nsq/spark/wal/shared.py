@@ -137,11 +137,12 @@ class SharedWal(BaseWal):
                 age[receiver] = newest - entry.modified  # at least, by the store's clock
         before = self._known
         changed = [one for one, tag in listed.items() if one not in before or before[one].tag != tag]
+        changed += before.keys() - listed.keys()  # they are deleted, unless the store lists them late
         now = self._clock()
         found = dict(zip(changed, self._each(self._read_head, changed), strict=True))
-        known = {one: before[one] for one in listed if one in before}
+        known = dict(before)
         for receiver, read in found.items():
-            if read is None:  # deleted meanwhile
+            if read is None:
                 known.pop(receiver, None)
             elif receiver not in known or known[receiver].tag != read[1]:
                 since = now if receiver in before else now - age[receiver]
@@ -288,21 +289,22 @@ class SharedWal(BaseWal):
         # A receiver writes its head before its first segment. So the heads are read after the segments were
         # listed: a receiver without a head is gone, and not one that has just started.
         self._look()
-        gone = [entry.name for entry in listed if self._is_orphan(entry.name)]
+        heads: dict[str, Head | None] = {one: known.head for one, known in self._known.items()}
+        gone = []
+        for entry in listed:
+            if (found := manifest.segment_of(entry.name)) is None:
+                continue
+            receiver, number = found
+            if receiver not in heads:  # the store may list a head late, but reads it
+                read = self._read_head(receiver)
+                heads[receiver] = read[0] if read else None
+            head = heads[receiver]
+            if head is None or number < head.first or (head.closed and number > head.last):
+                gone.append(entry.name)
         if gone:
             self._store.delete_many(gone)
             _logger.info("deleted %d objects that no manifest names", len(gone))
         return len(gone)
-
-    def _is_orphan(self, name: str) -> bool:
-        found = manifest.segment_of(name)
-        if found is None:
-            return False
-        receiver, number = found
-        if receiver not in self._known:
-            return True
-        head = self._known[receiver].head
-        return number < head.first or (head.closed and number > head.last)
 
     # A receiver's own share
 
@@ -517,10 +519,9 @@ class _SmallFiles:
     def put(self, name: str, data: bytes, *, once: bool = False) -> None:
         """Write an object. ``once`` keeps one that exists."""
         try:
-            self._store.put_new(name, data)
+            create(self._store, name, data)
         except Conflict:
-            found = self._store.get(name)
-            if not once and found is not None and found.data != data:
+            if not once and (found := self._store.get(name)) is not None:
                 replace(self._store, name, data, found.tag)
 
     def delete(self, name: str) -> None:

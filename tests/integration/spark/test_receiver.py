@@ -261,7 +261,7 @@ def _expect_fault(pool: ReceiverPool, kind: type[NsqError], text: str) -> None:
         assert text in str(pool.fatal_error)
         assert text in pool.status().error
         assert not pool.status().ready
-        assert pool.roll(0.0)  # there is nobody to ask
+        assert pool.roll(0.0)  # there is no receiver to ask
 
 
 def test_a_receiver_loads_neither_spark_nor_pandas(nsqd: Nsqd, tmp_path: Path) -> None:

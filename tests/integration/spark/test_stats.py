@@ -16,7 +16,7 @@ from ..patience import eventually
 
 pytest.importorskip("pyspark")
 
-NOBODY = "127.0.0.1:1"
+ABSENT = "127.0.0.1:1"
 
 
 def read(*columns: str, **options: str) -> list[tuple[Any, ...]]:
@@ -68,7 +68,7 @@ def test_stats_come_from_all_nsqds_that_an_nsqlookupd_lists(
     nsqds = [nsqd_factory(lookupd=[nsqlookupd], broadcast_address="127.0.0.1") for _ in range(2)]
     for nsqd in nsqds:
         fill(nsqd, "orders", "billing")
-    lookupds = f"{NOBODY},{nsqlookupd.http_address}"  # one that is away hides nothing
+    lookupds = f"{ABSENT},{nsqlookupd.http_address}"  # one that is away hides nothing
 
     rows = eventually(lambda: read("nsqd", "depth", lookupd=lookupds), lambda found: len(found) == 2)
 
@@ -76,8 +76,8 @@ def test_stats_come_from_all_nsqds_that_an_nsqlookupd_lists(
 
 
 def test_an_nsqlookupd_that_does_not_answer_is_an_error() -> None:
-    with pytest.raises(ApiError, match=NOBODY):
-        read("nsqd", lookupd=NOBODY)
+    with pytest.raises(ApiError, match=ABSENT):
+        read("nsqd", lookupd=ABSENT)
 
 
 def test_stats_are_empty_without_an_nsqd(nsqlookupd: Nsqlookupd) -> None:

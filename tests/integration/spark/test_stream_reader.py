@@ -182,7 +182,7 @@ def test_sigterm_leaves_everything_sealed_and_nothing_in_flight(queue: Nsqd, tmp
         (channel,) = topic["channels"]
         return channel["depth"], channel["in_flight_count"]
 
-    eventually(left, lambda seen: seen == (0, 0))  # nobody answers a FIN
+    eventually(left, lambda seen: seen == (0, 0))  # nsqd does not answer a FIN
 
 
 @pytest.mark.parametrize("subscription", [{"topics": "orders,clicks"}, {"topicsPattern": "orders|cl.*"}])

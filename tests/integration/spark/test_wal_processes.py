@@ -86,10 +86,10 @@ def line(of: subprocess.Popen[str]) -> str:
     return of.stdout.readline().strip()
 
 
-def tell(whom: subprocess.Popen[str]) -> None:
-    assert whom.stdin is not None
-    whom.stdin.write("\n")
-    whom.stdin.flush()
+def wake(other: subprocess.Popen[str]) -> None:
+    assert other.stdin is not None
+    other.stdin.write("\n")
+    other.stdin.flush()
 
 
 def numbers(wal: Path) -> list[int]:
@@ -131,9 +131,9 @@ def test_a_readers_name_has_one_owner_until_that_one_leaves(tmp_path: Path) -> N
         assert line(other) == "mine"
         with pytest.raises(WalOwned, match=rf"owned by the other process \(process {other.pid} on"):
             wal.own("default", "me", 0)
-        tell(other)
+        wake(other)
         assert line(other) == "leaving"
-        tell(other)
+        wake(other)
         wal.own("default", "me", PATIENCE).release()
         assert line(other) == "free"
 
@@ -170,7 +170,7 @@ def test_many_processes_may_prepare_and_recover_a_log_at_once(tmp_path: Path) ->
         crowd = [stack.enter_context(process(CROWD, place)) for _ in range(4)]
         assert [line(one) for one in crowd] == ["ready"] * 4
         for one in crowd:
-            tell(one)
+            wake(one)
         assert len({line(one) for one in crowd}) == 1
         assert os.listdir(place) == ["identity.json"]
         with process(RECEIVER, place) as receiver:
@@ -179,7 +179,7 @@ def test_many_processes_may_prepare_and_recover_a_log_at_once(tmp_path: Path) ->
             receiver.wait(PATIENCE)
         left = len(list(place.glob("receiver/*.open")))
         for one in crowd:
-            tell(one)
+            wake(one)
         assert sum(int(line(one)) for one in crowd) == left
     found = numbers(place)
     assert found == list(range(len(found)))

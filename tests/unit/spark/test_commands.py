@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 
-from nsq.spark import cli
+from nsq.errors import WalError
+from nsq.spark import cli, commands
 from nsq.spark.commands import COMMANDS, Archive
+from nsq.spark.receiver import job
+from nsq.spark.receiver.protocol import Status
 
 
 def parse(*words: str) -> Any:
@@ -89,3 +95,31 @@ def test_every_command_has_help(capsys: pytest.CaptureFixture[str]) -> None:
         assert all(f"\n  -{needed} " in shown for needed in command.needs)
         assert command.__doc__
         assert command.__doc__ in overview
+
+
+def test_receivers_on_a_cluster_go_on_while_their_log_cannot_be_read(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    class Job:
+        asked = 0
+
+        def check(self) -> None: ...
+
+        def status(self) -> Status:
+            self.asked += 1
+            if self.asked == 1:
+                raise WalError("s3://bucket/wal: 503")
+            os.kill(os.getpid(), signal.SIGTERM)
+            return Status(received=7)
+
+        def alive(self) -> list[str]:
+            return ["r-1"]
+
+    running = Job()
+    monkeypatch.setattr(commands, "_WATCH_EVERY", 0.001)
+    monkeypatch.setattr(commands.SparkCommand, "_start", lambda *_: None)
+    monkeypatch.setattr(job, "receivers", lambda *_: nullcontext(running))
+    words = ("receivers", "orders", "--channel", "c", "--wal", "s3://bucket/wal", "--nsqd", "a:4150")
+    assert parse(*words).run() is None
+    assert running.asked >= 2
+    assert "the receivers' reports cannot be read: s3://bucket/wal: 503" in capfd.readouterr().err

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.metadata
+import os
 from pathlib import Path
 
 import pytest
@@ -132,6 +134,17 @@ def test_a_wal_that_cannot_be_made_is_wrong(tmp_path: Path) -> None:
     file.touch()
     found = doctor.check_wal(str(file / "wal"))
     assert (found.state, str(file) in found.text) == (WRONG, True)
+
+
+def test_a_file_system_without_hard_links_cannot_hold_a_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def link(*_: object) -> None:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "link", link)
+    found = doctor.check_wal(str(tmp_path))
+    assert (found.state, "Operation not permitted" in found.text) == (WRONG, True)
 
 
 def test_a_little_space_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ import importlib, json, sys
 class Absent:
     def find_spec(self, name, path=None, target=None):
         if name.split(".")[0] == {absent!r}:
-            raise {fault}
+            raise {error}
 
 sys.meta_path.insert(0, Absent())
 from pyspark.serializers import CPickleSerializer
@@ -39,9 +39,9 @@ print(json.dumps(found))
 """
 
 
-def looked_up(absent: str, fault: str) -> dict[str, str]:
+def looked_up(absent: str, error: str) -> dict[str, str]:
     done = subprocess.run(
-        [sys.executable, "-c", _LOOKUP.format(absent=absent, fault=fault)],
+        [sys.executable, "-c", _LOOKUP.format(absent=absent, error=error)],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -59,20 +59,20 @@ def test_spark_finds_both_formats() -> None:
 
 @pytest.mark.parametrize(("absent", "needed_by"), [("nsq", ["nsq", "nsq_stats"]), ("snappy", ["nsq"])])
 @pytest.mark.parametrize(
-    ("fault", "told"),
+    ("error", "reason"),
     [
         ("ImportError(f'No module named {name!r}')", "No module named"),
         ("SyntaxError('too new')", "SyntaxError: too new"),
     ],
 )
 def test_a_missing_package_is_named_by_the_format_and_breaks_no_other(
-    absent: str, needed_by: list[str], fault: str, told: str
+    absent: str, needed_by: list[str], error: str, reason: str
 ) -> None:
-    found = looked_up(absent, fault)
+    found = looked_up(absent, error)
     assert set(found) == {"nsq", "nsq_stats"}
     for name in needed_by:
         text = found[name]
-        assert text.startswith(f"format({name!r}) cannot be used with {sys.executable}: {told}")
+        assert text.startswith(f"format({name!r}) cannot be used with {sys.executable}: {reason}")
         assert text.endswith(
             "; pip install 'nsq[spark]' there, or set PYSPARK_PYTHON to the Python that has it"
         )

@@ -53,9 +53,9 @@ def test_workers_of_another_python_that_has_what_it_takes(tmp_path: Path) -> Non
 
 def test_a_worker_python_that_lacks_the_package_is_refused(tmp_path: Path) -> None:
     python = program(tmp_path, "echo \"ModuleNotFoundError: No module named 'pyarrow'\" >&2; exit 1")
-    with pytest.raises(UsageError) as told:
+    with pytest.raises(UsageError) as raised:
         registered(python)
-    assert str(told.value) == (
+    assert str(raised.value) == (
         f"Spark's workers cannot run this. {python}: ModuleNotFoundError: No module named 'pyarrow'. "
         f"Install what is missing, or set PYSPARK_PYTHON={sys.executable} before the session is made"
     )

@@ -50,3 +50,15 @@ def test_a_replay_repeats_a_publish_instead_of_ending() -> None:
     with _producer([NSQD, "b:4150"], (), Config(publish_timeout=7.0)) as producer:
         assert (producer._config.retry_uncertain, producer._config.publish_timeout) == (True, 7.0)
         assert repr(producer) == f"<Producer {NSQD} b:4150 not connected>"
+
+
+def test_the_addresses_of_a_replay_may_come_from_a_generator(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def producer(*given: object) -> None:
+        raise LookupError(given[:2])
+
+    monkeypatch.setattr("nsq.spark.pipelines.replay._producer", producer)
+    with pytest.raises(LookupError) as raised:
+        replay(tmp_path, "again", nsqd=(address for address in (NSQD, "b:4150")))
+    assert raised.value.args == (((NSQD, "b:4150"), ()),)

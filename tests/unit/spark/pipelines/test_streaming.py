@@ -1,14 +1,16 @@
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
 from nsq.errors import ConfigError, InvalidName, UsageError
 from nsq.spark.pipelines import streaming
 from nsq.spark.pipelines.files import Batch, Written
-from nsq.spark.pipelines.streaming import Batches, Progress, Running, Totals, stream_options
+from nsq.spark.pipelines.streaming import Batches, Progress, Running, Totals, run, stream_options
 
 
 def options(topic: str = "orders", root: str = "/data/orders", **changed: Any) -> dict[str, str]:
@@ -77,6 +79,24 @@ def test_batches_are_added_up_and_rates_are_those_since_the_last_report(
     batches.close(1.0)
     with pytest.raises(UsageError, match="no more batches"):
         batches(part, 9)
+
+
+def test_a_query_is_stopped_when_the_users_function_fails(tmp_path: Path) -> None:
+    (tmp_path / "metadata").write_text('{"id": "0c2e"}')
+    frame = MagicMock(sparkSession=SimpleNamespace())  # Spark Connect's has no sparkContext
+    set_function = frame.writeStream.outputMode.return_value.foreachBatch
+    query = set_function.return_value.option.return_value.trigger.return_value.start.return_value
+    query.lastProgress = None
+    query.awaitTermination = lambda seconds: set_function.call_args.args[0](Part(), 0)
+
+    def absorb(done: object) -> Written:
+        raise ZeroDivisionError
+
+    running = Running(checkpoint=str(tmp_path), progress=lambda progress: None)
+    with pytest.raises(ZeroDivisionError):
+        run(frame, lambda part, batch: Written(1, 1), running, absorb)
+    query.stop.assert_called_once_with()
+    assert [path.name for path in tmp_path.iterdir()] == ["metadata"]
 
 
 @pytest.mark.parametrize("every", [-1, float("nan")])

@@ -12,16 +12,16 @@ from nsq.spark.wal.names import Segment
 
 
 class ScriptedLog:
-    """Batches are lists of bodies. ``faults`` are raised by the next appends, ``None`` for one that works;
-    ``roll_faults`` likewise."""
+    """Batches are lists of bodies. ``errors`` are raised by the next appends, ``None`` for one that works;
+    ``roll_errors`` likewise."""
 
     receiver = "receiver-1"
 
     def __init__(self) -> None:
         self.open: list[bytes] = []
         self.segments: list[list[bytes]] = []
-        self.faults: list[Exception | None] = []
-        self.roll_faults: list[Exception | None] = []
+        self.errors: list[Exception | None] = []
+        self.roll_errors: list[Exception | None] = []
         self.attempts = 0
         self.closed = False
 
@@ -43,15 +43,15 @@ class ScriptedLog:
 
     def append(self, batch: Any) -> None:
         self.attempts += 1
-        fault = self.faults.pop(0) if self.faults else None
-        if fault is not None:
-            raise fault
+        error = self.errors.pop(0) if self.errors else None
+        if error is not None:
+            raise error
         self.open += batch
 
     def roll(self) -> Segment | None:
-        fault = self.roll_faults.pop(0) if self.roll_faults else None
-        if fault is not None:
-            raise fault
+        error = self.roll_errors.pop(0) if self.roll_errors else None
+        if error is not None:
+            raise error
         if not self.open:
             return None
         rows, size = self.open_rows, self.open_bytes
@@ -67,7 +67,7 @@ class ScriptedLog:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, fault: BaseException | None, traceback: TracebackType | None
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
 
@@ -126,7 +126,7 @@ class Nsqd:
         raise AssertionError("the consumer requeues, not the intake")
 
     def touch(self, message: Message) -> None:
-        raise AssertionError("nobody touches")
+        raise AssertionError("no message is touched")
 
     def holds(self, message: Message) -> bool:
         return message.body not in self.finished

@@ -91,7 +91,7 @@ def test_a_batch_that_has_expired_altogether_is_not_appended() -> None:
 
 def test_a_failed_append_is_tried_again_with_the_window_shut() -> None:
     bench = Bench()
-    bench.log.faults = [disk_full(), OSError(28, "No space left on device"), None]
+    bench.log.errors = [disk_full(), OSError(28, "No space left on device"), None]
     seen = []
 
     def wait(seconds: float) -> bool:
@@ -110,7 +110,7 @@ def test_a_failed_append_is_tried_again_with_the_window_shut() -> None:
 
 def test_pauses_grow_to_a_limit() -> None:
     bench = Bench()
-    bench.log.faults = [disk_full()] * 9
+    bench.log.errors = [disk_full()] * 9
     bench.intake.take(Nsqd().messages(b"one"))
     assert bench.time.waits[-2:] == [LONGEST_PAUSE, LONGEST_PAUSE]
     assert bench.log.open == [b"one"]
@@ -118,7 +118,7 @@ def test_pauses_grow_to_a_limit() -> None:
 
 def test_a_batch_is_requeued_before_its_timeout_and_one_message_tests_the_log() -> None:
     bench = Bench()
-    bench.log.faults = [disk_full()] * 1000
+    bench.log.errors = [disk_full()] * 1000
     with pytest.raises(Requeue) as raised:
         bench.intake.take(Nsqd(msg_timeout=60.0).messages(b"one", b"two"))
     assert (raised.value.delay, raised.value.backoff) == (0.0, False)
@@ -128,12 +128,12 @@ def test_a_batch_is_requeued_before_its_timeout_and_one_message_tests_the_log() 
     assert "No space left" in bench.intake.trouble
 
     # The test fails as well: shut again, for as long as that one message lasts.
-    bench.log.faults = [disk_full()] * 1000
+    bench.log.errors = [disk_full()] * 1000
     with pytest.raises(Requeue):
         bench.intake.take(Nsqd(now=bench.time.now).messages(b"one"))
     assert bench.windows == [0, 1, 0, 1]
 
-    bench.log.faults = []
+    bench.log.errors = []
     bench.intake.take(Nsqd(now=bench.time.now).messages(b"one"))
     assert bench.windows == [0, 1, 0, 1, FULL]
     assert bench.intake.trouble == ""
@@ -141,7 +141,7 @@ def test_a_batch_is_requeued_before_its_timeout_and_one_message_tests_the_log() 
 
 def test_a_stop_ends_the_waiting() -> None:
     bench = Bench()
-    bench.log.faults = [disk_full()] * 1000
+    bench.log.errors = [disk_full()] * 1000
     bench.time.stopping = True
     with pytest.raises(Requeue):
         bench.intake.take(Nsqd().messages(b"one"))
@@ -165,7 +165,7 @@ def test_an_append_that_hangs_until_the_messages_have_expired_leaves_the_flow_op
 
 def test_an_unexpected_error_of_the_log_is_raised() -> None:
     bench = Bench()
-    bench.log.faults = [ZeroDivisionError()]
+    bench.log.errors = [ZeroDivisionError()]
     with pytest.raises(ZeroDivisionError):
         bench.intake.take(Nsqd().messages(b"one"))
     assert bench.windows == []
@@ -173,7 +173,7 @@ def test_an_unexpected_error_of_the_log_is_raised() -> None:
 
 def test_a_segment_that_cannot_be_sealed_stays_open_and_its_messages_are_finished() -> None:
     bench = Bench(segment_bytes=1)
-    bench.log.roll_faults = [disk_full()]
+    bench.log.roll_errors = [disk_full()]
     bench.intake.take(Nsqd().messages(b"one"))
     assert bench.log.open == [b"one"]
     assert "cannot seal" in bench.intake.trouble
@@ -186,7 +186,7 @@ def test_a_segment_that_cannot_be_sealed_stays_open_and_its_messages_are_finishe
 def test_a_roll_that_fails_says_why() -> None:
     bench = Bench()
     bench.intake.take(Nsqd().messages(b"one"))
-    bench.log.roll_faults = [disk_full()]
+    bench.log.roll_errors = [disk_full()]
     assert "No space left" in bench.intake.roll()
 
 
@@ -200,7 +200,7 @@ def test_a_batch_too_large_for_one_append_is_divided(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(bench.intake, "_store", store)
     monkeypatch.setattr(receiving, "portions", _by_pairs)
-    bench.log.faults = [None, disk_full()]
+    bench.log.errors = [None, disk_full()]
     bench.time.stopping = True
     with pytest.raises(Requeue):
         bench.intake.take(nsqd.messages(b"1", b"2", b"3", b"4"))
@@ -232,6 +232,6 @@ def test_close_seals_and_leaves_the_log() -> None:
 def test_close_says_when_it_cannot_seal() -> None:
     bench = Bench()
     bench.intake.take(Nsqd().messages(b"one"))
-    bench.log.roll_faults = [disk_full()]
+    bench.log.roll_errors = [disk_full()]
     with pytest.raises(WalError):
         bench.intake.close()

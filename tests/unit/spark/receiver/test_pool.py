@@ -1,8 +1,9 @@
-"""A pool of receivers before any process is started."""
+"""A pool of receivers without any process: its status, and when a query does not wait for it."""
 
 from __future__ import annotations
 
 import ssl
+import time
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from nsq.config import Config
 from nsq.errors import Closed, ConfigError
 from nsq.spark.receiver.pool import PoolStatus, ReceiverPool
+from nsq.spark.receiver.protocol import Status
 from nsq.spark.source.options import SourceOptions
 from nsq.spark.wal.directory import DirectoryWal
 
@@ -24,6 +26,14 @@ def options_of(path: Path, config: Config | None = None, nsqds: int = 1) -> Sour
     )
 
 
+def pool_of(path: Path, *statuses: Status, ready: bool = True) -> ReceiverPool:
+    """Each receiver has sent that status."""
+    pool = ReceiverPool(options_of(path), DirectoryWal(path), len(statuses))
+    for slot, status in zip(pool._slots, statuses, strict=True):
+        slot.ready, slot.status = ready, status
+    return pool
+
+
 def test_a_pool_has_no_receivers_before_it_starts(tmp_path: Path) -> None:
     pool = ReceiverPool(options_of(tmp_path), DirectoryWal(tmp_path), 3)
     assert pool.status() == PoolStatus(wanted=3)
@@ -31,7 +41,6 @@ def test_a_pool_has_no_receivers_before_it_starts(tmp_path: Path) -> None:
     assert not pool.status().ready
     assert pool.roll(0.0) is True
     assert pool.fatal_error is None
-    assert ReceiverPool(options_of(tmp_path), DirectoryWal(tmp_path), 0).status().ready
 
 
 def test_a_stopped_pool_cannot_start(tmp_path: Path) -> None:
@@ -43,7 +52,45 @@ def test_a_stopped_pool_cannot_start(tmp_path: Path) -> None:
 
 
 def test_a_pool_refuses_options_that_cannot_be_sent_to_a_process(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="SSLContext"):
+    with pytest.raises(ConfigError, match=r"SSLContext.*give it as text"):
         ReceiverPool(options_of(tmp_path, Config(tls=ssl.create_default_context())), DirectoryWal(tmp_path))
     with pytest.raises(ConfigError, match="more than a receiver can be handed"):
         ReceiverPool(options_of(tmp_path, nsqds=3000), DirectoryWal(tmp_path))
+
+
+def test_the_state_is_that_of_all_receivers(tmp_path: Path) -> None:
+    one = Status(received=4, open_rows=2, open_bytes=20, sealed=1, connections=1, paused="the log is full")
+    other = Status(received=5, open_rows=3, open_bytes=30, sealed=2, paused="no disk")
+    pool = pool_of(tmp_path, one, other)
+    found = pool.state()
+    assert (found.ready, found.connections, found.received, found.sealed) == (True, 1, 9, 3)
+    assert (found.open_rows, found.open_bytes, found.paused) == (5, 50, "the log is full; no disk")
+
+
+def test_a_pool_is_ready_when_all_receivers_are(tmp_path: Path) -> None:
+    pool = pool_of(tmp_path, Status(), Status())
+    assert pool.state().ready
+    pool._slots[0].ready = False
+    assert not pool.state().ready
+
+
+def test_a_fatal_error_is_raised_by_state_and_not_by_status(tmp_path: Path) -> None:
+    pool = pool_of(tmp_path, Status(received=9))
+    pool._slots[0].fatal_error = ConfigError("nsqd refuses: E_UNAUTHORIZED")
+    with pytest.raises(ConfigError, match="E_UNAUTHORIZED"):
+        pool.state()
+    assert pool.status().received == 9
+
+
+def test_news_that_were_there_before_do_not_end_a_wait_at_once(tmp_path: Path) -> None:
+    pool = pool_of(tmp_path, Status(open_rows=1))
+    began = time.monotonic()
+    assert pool.wait(60.0)
+    assert 0.04 < time.monotonic() - began < 30.0
+
+
+def test_waiting_without_receivers_returns_after_the_timeout(tmp_path: Path) -> None:
+    pool = pool_of(tmp_path)
+    pool.start()
+    assert pool.state().ready
+    assert (pool.state(), pool.wait(0.01), pool.roll(0.0), pool.stop()) == (PoolStatus(), False, True, True)

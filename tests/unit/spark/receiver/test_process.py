@@ -52,6 +52,35 @@ def test_the_owner_is_sent_the_names_of_topics_that_are_found_later(pipes: tuple
     os.close(reader)
 
 
+def test_an_event_that_is_longer_than_the_pipe_arrives_in_parts(pipes: tuple[ReceiverLoop, int]) -> None:
+    loop, reader = pipes
+    many: Any = SimpleNamespace(
+        names=",".join(f"20260301T073000-host-1-{number:08x}" for number in range(5000))
+    )
+    loop._send_names(many)
+    read = b""
+    for _ in range(10):
+        read += os.read(reader, 1 << 20)
+        loop._send(Status())
+    os.close(reader)
+    first, *statuses = [protocol.decoded(line) for line in read.splitlines()]
+    assert first == Ready(many.names)
+    assert set(statuses) == {Status()}
+
+
+def test_names_that_the_owner_has_missed_are_sent_again(pipes: tuple[ReceiverLoop, int]) -> None:
+    loop, reader = pipes
+    while loop._send(LONGEST) or loop._send(Stopped()):
+        pass
+    receiving: Any = SimpleNamespace(names="r-1")
+    loop._send_names(receiving)
+    os.read(reader, 1 << 20)
+    loop._send_names(receiving)
+    loop._send(Stopped())  # for the read
+    assert protocol.decoded(os.read(reader, 1 << 20).splitlines()[0]) == Ready("r-1")
+    os.close(reader)
+
+
 def test_an_owner_that_is_gone_is_noticed(pipes: tuple[ReceiverLoop, int]) -> None:
     loop, reader = pipes
     os.close(reader)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import ssl
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from nsq.config import Config
-from nsq.errors import ConfigError
+from nsq.consumer.consumer import Consumer
 from nsq.spark.receiver import receiving
 from nsq.spark.receiver.protocol import packed, unpacked
 from nsq.spark.receiver.receiving import Receiving, consumer_config
 from nsq.spark.source.options import SourceOptions
+from nsq.spark.wal import open_wal
 
 NEEDED = {"topic": "orders", "channel": "spark", "wal": "/wal", "nsqd": "a:4150,b:4150"}
 
@@ -29,13 +29,6 @@ NEEDED = {"topic": "orders", "channel": "spark", "wal": "/wal", "nsqd": "a:4150,
 def test_options_are_unpacked_as_they_were(more: dict[str, str]) -> None:
     options = SourceOptions.of(NEEDED | more)
     assert unpacked(packed(options)) == options
-
-
-def test_an_option_that_cannot_be_pickled_is_named() -> None:
-    config = Config(tls=ssl.create_default_context())
-    options = SourceOptions(topic="t", channel="c", wal="/w", nsqd=("a:4150",), config=config)
-    with pytest.raises(ConfigError, match=r"SSLContext.*give it as text"):
-        packed(options)
 
 
 def test_no_message_is_given_up_without_a_dead_letter_topic() -> None:
@@ -62,16 +55,41 @@ class OneSearch:
         self.waits.append(seconds)
 
 
+def searching(given: dict[str, str], wal: Any = None) -> Receiving:
+    needed = {name: text for name, text in NEEDED.items() if name != "topic"}
+    options = SourceOptions.of({**needed, **given, "topicsPattern": "shop_.*"})
+    search: Any = OneSearch()
+    it = Receiving(options, wal, changed=lambda: None)
+    it._ending = search
+    return it
+
+
 @pytest.mark.parametrize(("given", "pause"), [({}, 5.0), ({"lookupdPollInterval": "100ms"}, 0.1)])
 def test_new_topics_are_searched_for_every_five_seconds_or_as_often_as_nsqlookupd_is_asked(
     monkeypatch: pytest.MonkeyPatch, given: dict[str, str], pause: float
 ) -> None:
     monkeypatch.setattr(receiving, "find_topics", lambda options: [])
-    needed = {name: text for name, text in NEEDED.items() if name != "topic"}
-    options = SourceOptions.of({**needed, **given, "topicsPattern": "shop_.*"})
-    wal: Any = None
-    search: Any = OneSearch()
-    it = Receiving(options, wal, changed=lambda: None)
-    it._ending = search
+    it: Any = searching(given)
     it._search()
-    assert search.waits == [pause]
+    assert it._ending.waits == [pause]
+
+
+def test_a_topic_that_cannot_be_received_now_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(consumer: Consumer) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(receiving, "find_topics", lambda options: ["shop_a"])
+    monkeypatch.setattr(Consumer, "start", refuse)
+    pytest.importorskip("pyarrow", reason="pip install -e '.[spark]'")
+    wal = open_wal(str(tmp_path / "wal"))
+    wal.prepare()
+    it: Any = searching({}, wal)
+    for _ in range(2):
+        it._ending = OneSearch()
+        it._search()
+        assert it.status().error == "can't start new thread"
+        assert it.names == ""
+    assert [folder.alive for folder in wal.receivers()] == [False, False]
+    assert caplog.text.count("can't start new thread") == 1

@@ -29,7 +29,7 @@ class Bench:
 
     def __init__(self, wal: Any = None, most: int = 1000) -> None:
         self.held = 0
-        self.fault: Exception | None = None
+        self.error: Exception | None = None
         options = SourceOptions(
             topic="t", channel="c", wal="/wal", nsqd=("a:4150",), wal_max_bytes=most, retention_bytes=0
         )
@@ -39,8 +39,8 @@ class Bench:
         self.receiving._topics["t"] = self.topic
 
     def measure(self, logs: object, limit: int) -> tuple[int, int]:
-        if self.fault is not None:
-            raise self.fault
+        if self.error is not None:
+            raise self.error
         return self.held, limit
 
     def look(self) -> None:
@@ -88,10 +88,10 @@ def test_a_log_that_cannot_be_listed_changes_nothing() -> None:
     bench = Bench()
     bench.held = 1000
     bench.look()
-    bench.fault = WalError("gone")
+    bench.error = WalError("gone")
     bench.look()
     assert bench.shut
-    bench.fault, bench.held = None, 0
+    bench.error, bench.held = None, 0
     bench.look()
     assert not bench.shut
 

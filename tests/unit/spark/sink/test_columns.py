@@ -54,6 +54,6 @@ def test_a_delay_may_be_spelt_as_columns_are(name: str) -> None:
 def test_columns_that_cannot_be_published_are_an_error_in_one_line(
     fields: list[tuple[str, str]], topic: str, words: str
 ) -> None:
-    with pytest.raises(ConfigError, match=words) as told:
+    with pytest.raises(ConfigError, match=words) as raised:
         Columns.of(fields, topic)
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(raised.value)

@@ -42,9 +42,9 @@ def test_options_of_config_are_accepted() -> None:
     ],
 )
 def test_impossible_values_are_refused_in_one_line(given: dict[str, str], words: str) -> None:
-    with pytest.raises(ConfigError, match=words) as told:
+    with pytest.raises(ConfigError, match=words) as raised:
         SinkOptions.of(given)
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(raised.value)
 
 
 def test_a_topic_that_no_nsqd_takes_is_refused() -> None:

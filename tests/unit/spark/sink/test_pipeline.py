@@ -92,9 +92,9 @@ def test_a_publish_larger_than_the_limit_goes_alone() -> None:
     assert line.messages == 5
 
 
-@pytest.mark.parametrize("fault", [PublishFailed("nobody"), PublishUncertain("no answer")])
-def test_a_publish_that_may_succeed_later_is_repeated(fault: NsqError) -> None:
-    nsqd = Nsqd(fault, fault)
+@pytest.mark.parametrize("error", [PublishFailed("no nsqd"), PublishUncertain("no answer")])
+def test_a_publish_that_may_succeed_later_is_repeated(error: NsqError) -> None:
+    nsqd = Nsqd(error, error)
     line = pipeline(nsqd, retries=2)
 
     line.publish("orders", [b"one"])
@@ -105,11 +105,11 @@ def test_a_publish_that_may_succeed_later_is_repeated(fault: NsqError) -> None:
 
 
 def test_a_publish_is_repeated_a_limited_number_of_times() -> None:
-    nsqd = Nsqd(*[PublishFailed("nobody is there")] * 5)
+    nsqd = Nsqd(*[PublishFailed("no nsqd is there")] * 5)
     line = pipeline(nsqd, retries=1)
 
     line.publish("orders", [b"one"])
-    with pytest.raises(PublishFailed, match="nobody is there"):
+    with pytest.raises(PublishFailed, match="no nsqd is there"):
         line.drain()
 
     assert (len(nsqd.sent), line.messages) == (2, 0)

@@ -24,24 +24,24 @@ def schema() -> StructType:
 
 
 @pytest.fixture
-def told(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+def logged(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
     caplog.set_level(logging.INFO, logger="nsq.spark")
     return caplog
 
 
-def test_a_commit_says_what_was_published(told: pytest.LogCaptureFixture) -> None:
+def test_a_commit_says_what_was_published(logged: pytest.LogCaptureFixture) -> None:
     writer = StreamWriter({"nsqd": "a:4150", "topic": "orders"}, schema(), False)
     writer.commit([TaskReport(100, 2000), TaskReport(0, 0)], 7)
-    assert "batch 7: 100 messages, 2000 bytes published by 2 tasks" in told.text
+    assert "batch 7: 100 messages, 2000 bytes published by 2 tasks" in logged.text
 
 
-def test_an_abort_says_what_stays_published(told: pytest.LogCaptureFixture) -> None:
+def test_an_abort_says_what_stays_published(logged: pytest.LogCaptureFixture) -> None:
     options = {"nsqd": "a:4150", "topic": "orders"}
 
     StreamWriter(options, schema(), False).abort([TaskReport(100, 2000), None, TaskReport(100, 2000)], 7)
     BatchWriter(options, schema(), False).abort([None])
-    assert "batch 7 failed: 2 of its 3 tasks have reported their 200 messages as published" in told.text
-    assert "the write failed: 0 of its 1 tasks" in told.text
+    assert "batch 7 failed: 2 of its 3 tasks have reported their 200 messages as published" in logged.text
+    assert "the write failed: 0 of its 1 tasks" in logged.text
 
 
 @pytest.mark.parametrize(

@@ -39,11 +39,11 @@ def stats(*topics: TopicStats) -> NsqdStats:
 
 
 def test_the_backlog_counts_the_channel_and_what_its_topic_still_holds() -> None:
-    told = stats(
+    counted = stats(
         topic("other", channel("mine", 9)),
         topic("orders", channel("else", 8), channel("mine", 5, 3, 2), depth=1),
     )
-    assert counts(told, "orders".__eq__, "mine") == Backlog(depth=6, in_flight=3, deferred=2, asked=1)
+    assert counts(counted, "orders".__eq__, "mine") == Backlog(depth=6, in_flight=3, deferred=2, asked=1)
 
 
 def test_the_backlog_of_a_channel_that_is_not_created_yet_is_that_of_its_topic() -> None:

@@ -548,6 +548,19 @@ def test_an_older_checkpoint_is_refused() -> None:
     assert Scene(scene, retention=1000.0, reader="other").latest(first)["at"] == {"a": 2}
 
 
+def test_an_older_checkpoint_is_refused_also_when_all_its_receivers_are_gone(scene: Scene) -> None:
+    scene.log.seal("a", 10)
+    first = read_once(scene)
+    scene.log.seal("a", 10)
+    second = following(scene, first)
+    scene.feed.plan(first, second)
+    scene.feed.commit(second)
+    assert scene.log.receivers() == []
+    assert Scene(scene).latest(second) is second
+    with pytest.raises(WalForeign, match="checkpoint is older than what reader 'default'"):
+        Scene(scene).latest(first)
+
+
 def test_every_reader_holds_up_deletion(scene: Scene) -> None:
     other = Scene(scene, reader="other")
     segment = scene.log.seal("a", 10)
@@ -604,6 +617,24 @@ def test_an_availablenow_run_reads_the_backlog(scene: Scene) -> None:
     assert second["at"] == {"own": 1}
     assert scene.latest(second) is second
     assert [segment.rows for segment in scene.log.deleted] == [10, 5]
+
+
+@pytest.mark.parametrize(("option", "rows"), [("earliest", 20), ("committed", 10), ("latest", 0)])
+def test_an_availablenow_run_of_a_new_checkpoint_reads_all_from_the_chosen_beginning(
+    option: str, rows: int
+) -> None:
+    before = Scene(retention=1000.0)
+    before.log.seal("a", 10)
+    end = read_once(before)
+    before.feed.commit(end)
+    before.log.seal("a", 10)
+    scene = Scene(before, retention=1000.0, starting_position=option)
+    scene.backlog.value = Backlog(asked=1)
+    scene.feed.start_available_now()
+    found = scene.latest(NEW)
+    planned = scene.feed.plan(NEW, found)
+    assert sum(piece.rows for task in planned for piece in task) == rows
+    assert scene.latest(found) is found
 
 
 def test_an_availablenow_run_ends_although_new_messages_come(scene: Scene) -> None:
@@ -673,7 +704,7 @@ def test_an_availablenow_run_that_reaches_no_nsqd_fails(scene: Scene) -> None:
     ("errors", "connected", "rows"),
     [
         (("a:4151 is behind a firewall",), True, 0),  # but its other port is not
-        ((), False, 0),  # nobody has published anything yet, anywhere
+        ((), False, 0),  # nothing is published anywhere yet
         (("a:4151 cannot be reached",), False, 5),
     ],
 )
@@ -888,8 +919,8 @@ def test_a_report_counts_receivers_on_other_hosts() -> None:
     status = Status(received=500, paused="the disk is full")
     scene.log.receivers = lambda: [ReceiverFolder("a", True, 0, 0, status)]  # type: ignore[method-assign]
     scene.latest()
-    told = scene.feed.report()
-    assert (told["received"], told["paused"], told["receivers"]) == (500, "the disk is full", 1)
+    report = scene.feed.report()
+    assert (report["received"], report["paused"], report["receivers"]) == (500, "the disk is full", 1)
     assert scene.feed.received() == 500
     scene.feed.close()
 

@@ -57,11 +57,11 @@ def test_making_a_reader_checks_nothing() -> None:
 
 def test_the_first_call_of_a_reader_raises_its_error_in_one_line() -> None:
     reader = source(topick="orders").streamReader(BODY)
-    with pytest.raises(ConfigError, match="no option 'topick'") as told:
+    with pytest.raises(ConfigError, match="no option 'topick'") as raised:
         reader.getDefaultReadLimit()
-    assert told.value.__suppress_context__
+    assert raised.value.__suppress_context__
     frames = 0
-    traceback = told.value.__traceback__
+    traceback = raised.value.__traceback__
     while traceback is not None:
         frames, traceback = frames + 1, traceback.tb_next
     assert frames == 2  # this test, and the method

@@ -16,9 +16,9 @@ LATE = Offset("w", {"a": Position(3)}, {"a": Position(1)})
 
 def test_an_offset_survives_the_checkpoint() -> None:
     offset = Offset("w", {"b": Position(2, 1500), "a": Position(7)}, {"b": Position(2)})
-    told = json.loads(json.dumps(offset.to_json()))
-    assert told == {"wal": "w", "at": {"a": 7, "b": [2, 1500]}, "from": {"b": 3}}
-    assert Offset.of_json(told) == offset
+    given = json.loads(json.dumps(offset.to_json()))
+    assert given == {"wal": "w", "at": {"a": 7, "b": [2, 1500]}, "from": {"b": 3}}
+    assert Offset.of_json(given) == offset
 
 
 def test_the_same_offset_is_the_same_text() -> None:
@@ -32,12 +32,12 @@ def test_the_first_offset_has_no_positions() -> None:
 
 
 @pytest.mark.parametrize(
-    "told",
+    "given",
     [None, 7, {}, {"wal": 1, "at": {}}, {"wal": "w", "at": {"a": "7"}}, {"wal": "w", "at": {"a": [1, 2, 3]}}],
 )
-def test_an_offset_of_another_source_is_refused(told: object) -> None:
+def test_an_offset_of_another_source_is_refused(given: object) -> None:
     with pytest.raises(WalForeign, match="of this source"):
-        Offset.of_json(told)
+        Offset.of_json(given)
 
 
 def test_everything_is_unread_at_the_beginning() -> None:

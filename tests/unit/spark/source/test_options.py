@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from nsq.errors import ConfigError
+from nsq.errors import ConfigError, UsageError
 from nsq.spark.source.options import SourceOptions
 
 GIVEN = {"topic": "orders", "channel": "spark", "wal": "/wal", "nsqd": "a:4150,b:4150"}
@@ -22,6 +22,15 @@ def test_an_address_is_required() -> None:
         SourceOptions.of({name: text for name, text in GIVEN.items() if name != "nsqd"})
 
 
-def test_a_misspelt_option_is_named_with_the_right_one() -> None:
-    with pytest.raises(ConfigError, match="did you mean targetPartitionBytes"):
-        SourceOptions.of({**GIVEN, "targetPartitonBytes": "1"})
+@pytest.mark.parametrize(
+    ("given", "error"),
+    [
+        ({"topic": "orders", "deadLetterTopic": "not a name"}, "not a name"),
+        ({"topic": "orders", "deadLetterTopic": "orders"}, "'orders', which this stream reads"),
+        ({"topicsPattern": "o.*", "deadLetterTopic": "o_dead"}, "'o_dead', which this stream reads"),
+        ({"topic": "orders", "deadLetterTopic": "dead", "maxAttempts": "0"}, "needs maxAttempts above 0"),
+    ],
+)
+def test_dead_letters_that_cannot_work_are_refused(given: dict[str, str], error: str) -> None:
+    with pytest.raises(UsageError, match=error):
+        SourceOptions.of({"channel": "spark", "wal": "/wal", "nsqd": "a:4150"} | given)

@@ -26,7 +26,7 @@ from nsq.errors import WalError
 from nsq.spark.wal import Segment, inspect
 from nsq.spark.wal.directory import DirectoryLog, DirectoryWal
 
-FAULTS = st.sets(st.sampled_from(["create", "write", "sync", "truncate", "rename", "remove", "sync_folder"]))
+FAILING = st.sets(st.sampled_from(["create", "write", "sync", "truncate", "rename", "remove", "sync_folder"]))
 
 
 class Life(RuleBasedStateMachine):
@@ -61,14 +61,14 @@ class Life(RuleBasedStateMachine):
         self.log = self.wal.log(f"r{self.lives:04d}")
 
     @precondition(lambda self: self.log is not None)
-    @rule(count=st.integers(0, 3), faults=FAULTS, torn=st.sampled_from([0, 7, 400]))
-    def append(self, count: int, faults: set[str], torn: int) -> None:
+    @rule(count=st.integers(0, 3), failing=FAILING, torn=st.sampled_from([0, 7, 400]))
+    def append(self, count: int, failing: set[str], torn: int) -> None:
         assert self.log is not None
         numbers = set(range(self.numbered, self.numbered + count))
         batch = type(self).make(count, start=self.numbered, size=0)
         self.numbered += count
         self.tried |= numbers
-        self.disk.failing, self.disk.torn = faults, torn
+        self.disk.failing, self.disk.torn = failing, torn
         before = self._durable()
         try:
             self.log.append(batch)
@@ -79,10 +79,10 @@ class Life(RuleBasedStateMachine):
         self.disk.failing = set()
 
     @precondition(lambda self: self.log is not None)
-    @rule(faults=FAULTS, closing=st.booleans())
-    def roll(self, faults: set[str], closing: bool) -> None:
+    @rule(failing=FAILING, closing=st.booleans())
+    def roll(self, failing: set[str], closing: bool) -> None:
         assert self.log is not None
-        self.disk.failing, self.disk.torn = faults, 3
+        self.disk.failing, self.disk.torn = failing, 3
         try:
             sealed = self.log.close() if closing else self.log.roll()
         except WalError:
@@ -103,9 +103,9 @@ class Life(RuleBasedStateMachine):
         self.log._lock.release()
         self.log = None
 
-    @rule(faults=FAULTS)
-    def recover(self, faults: set[str]) -> None:
-        self.disk.failing = faults
+    @rule(failing=FAILING)
+    def recover(self, failing: set[str]) -> None:
+        self.disk.failing = failing
         try:
             self.wal.recover()
         except WalError:

@@ -61,14 +61,6 @@ def test_a_subject_is_read_back() -> None:
     assert str(orders) == "orders/spark"
 
 
-def test_a_log_of_another_subject_is_refused_naming_both() -> None:
-    orders = Subject("orders", "spark")
-    orders.check(None, "/w")
-    orders.check(Subject("orders", "spark"), "/w")
-    with pytest.raises(WalForeign, match="/w is the log of clicks/spark, and this is to read orders/spark"):
-        orders.check(Subject("clicks", "spark"), "/w")
-
-
 def test_topics_may_be_added_or_removed_but_not_exchanged() -> None:
     Subject("a,b", "spark").check(Subject("a", "spark"), "/w")
     Subject("a", "spark").check(Subject("a,b", "spark"), "/w")

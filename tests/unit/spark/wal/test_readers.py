@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from nsq.errors import ConfigError, WalForeign, WalOwned
+from nsq.errors import ConfigError, WalForeign
 from nsq.spark.wal import readers
 from nsq.spark.wal.directory import DirectoryWal
 from nsq.spark.wal.names import Position, Segment, SegmentFile
@@ -39,6 +39,12 @@ def test_segments_that_all_readers_committed_are_deleted_after_the_retention(
     assert [f"{segment.receiver}{segment.number}" for segment in found] == deleted
 
 
+def test_retention_keeps_a_limited_number_of_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readers, "MOST_SEGMENTS", 2)
+    state = ReaderState(ALL, retention=1000.0, retention_bytes=10**9)
+    assert [segment[:2] for segment in deletable(FILES, [state], now=100.0, most=10**12)] == [("a", 1)]
+
+
 def test_a_receiver_is_deleted_from_its_front_whatever_its_clock_says() -> None:
     newest_first = [FILES[0]._replace(modified=99.0), FILES[1]]
     state = ReaderState(ALL, retention=50.0, retention_bytes=10**9)
@@ -59,14 +65,6 @@ def test_a_state_survives(wal: DirectoryWal) -> None:
     assert wal.readers() == {"orders.hourly": state}
     wal.remove_reader("orders.hourly")
     assert wal.readers() == {}
-
-
-def test_two_readers_read_one_log_and_a_name_has_one_of_them(wal: DirectoryWal) -> None:
-    first, second = wal.own("one", "query one", 0), wal.own("two", "query two", 0)
-    with pytest.raises(WalOwned, match=r"owned by query one .*It reads as 'one'.* option reader"):
-        wal.own("one", "query three", 0)
-    first.release()
-    second.release()
 
 
 @pytest.mark.parametrize("name", ["", "../x", ".hidden", "a b", "x" * 101])

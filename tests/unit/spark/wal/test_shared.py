@@ -172,6 +172,27 @@ def test_the_search_for_orphans_spares_a_receiver_that_starts_meanwhile(make: Ma
     logs[0].close()
 
 
+def test_a_store_that_lists_late_loses_and_repeats_nothing(make: Make, clock: Clock) -> None:
+    class Late(Memory):
+        def list_after(self, prefix: str, after: str = "", most: int | None = None) -> list[Entry]:
+            found = super().list_after(prefix, after, most)
+            return [] if late and prefix == manifest.HEADS else found
+
+    late = False
+    store = Late()
+    wal = opened(store, clock)
+    with log_of(wal) as log:
+        put_all(log, make, 2)
+        segments = wal.segments()
+        late = True
+        assert wal.segments() == segments
+        assert [folder.receiver for folder in wal.receivers()] == ["one"]
+        assert opened(store, clock).delete_orphans() == 0  # it has never seen the head
+        assert len(store.list_after(manifest.SEGMENTS)) == 2
+    store.delete_many([manifest.head_name("one")])
+    assert wal.segments() == []
+
+
 def test_the_search_for_orphans_takes_the_log_in_portions(
     make: Make, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -443,6 +464,19 @@ def test_processes_may_prepare_a_new_log_at_once() -> None:
 
     prepared: list[str] = []
     assert SharedWal(Beside(), "memory://log").prepare() == prepared[0]
+
+
+def test_a_log_that_a_race_keeps_from_being_made_has_no_identity() -> None:
+    class Racing(Memory):
+        """Answers 409, as S3 does when it cannot decide between two requests at once."""
+
+        def put_new(self, name: str, data: bytes) -> str:
+            if name == "identity.json":
+                raise Conflict(f"{name}: 409")
+            return super().put_new(name, data)
+
+    with pytest.raises(WalError, match="because of a race"):
+        SharedWal(Racing(), "memory://log").prepare()
 
 
 def test_a_put_whose_answer_was_lost_is_recognized() -> None:
