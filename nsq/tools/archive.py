@@ -141,11 +141,12 @@ class Archive:
     @property
     def due(self) -> bool:
         """Whether the next record belongs in another file."""
-        now, options = self._clock(), self._options
+        now, interval = self._clock(), self._options.rotate_interval
         return (
             not self.open
             or self._names.at(now) != self._name
-            or 0 < options.rotate_interval < now - self._opened_at
+            # An age below 0: the clock was set back, perhaps by hours.
+            or (interval > 0 and not 0 <= now - self._opened_at <= interval)
             or self.full
             or self._removed
         )
