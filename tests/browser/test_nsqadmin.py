@@ -156,12 +156,14 @@ def test_depth_is_seen_to_grow(visit: Visit, cluster: Cluster) -> None:
 
 
 def test_waiting_messages_are_shown_as_what_they_are_and_stay(visit: Visit, cluster: Cluster) -> None:
-    cluster.publish("orders", b'{"id": 7, "note": "%s", "lines": [{"sku": "A1"}]}' % HOSTILE.encode())
+    cluster.publish("orders", b'{"id": 12345678901234567890, "total": 1.10, "note": "%s", "lines": [{"sku": "A1"}]}' % HOSTILE.encode())
     cluster.publish("orders", b"\xff\x00binary")
     page = visit.open("/topics/orders/billing")
     page.get_by_role("button", name="Look at messages").click()
     visit.see("The first 2 messages that wait")
     visit.see('"note"')
+    for exact in ("12345678901234567890", "1.10"):
+        page.locator(".literal").get_by_text(exact, exact=True).wait_for()
     visit.see(re.compile("ff 00 62 69"))
     page.get_by_label("Search in the messages").fill("sku")
     page.locator("mark", has_text="sku").first.wait_for()

@@ -756,11 +756,16 @@ function messageNode(message, word) {
   return h("li", {}, ...about, h("div", { class: "soft" }, facts.join(" · ")), bodyNode(message, word));
 }
 
+// JSON.parse rounds numbers such as a 64-bit id. Where the browser tells how a number was written, that is shown.
+const isRaw = (value) => Boolean(JSON.isRawJSON && JSON.isRawJSON(value));
+const exact = (key, value, written) => (
+  typeof value === "number" && written && JSON.rawJSON && written.source !== String(value) ? JSON.rawJSON(written.source) : value);
+
 function bodyNode(message, word) {
   const text = textOf(message);
   let value;
   try {
-    value = JSON.parse(text);
+    value = JSON.parse(text, exact);
   } catch {
     return h("pre", { class: "body", tabindex: "0" }, marked(text, word));
   }
@@ -782,7 +787,7 @@ function marked(text, word) {
 }
 
 function jsonNode(value, word, depth) {
-  if (value === null || typeof value !== "object") {
+  if (value === null || typeof value !== "object" || isRaw(value)) {
     const kind = typeof value === "string" ? "string" : "literal";
     return h("span", { class: kind }, marked(JSON.stringify(value), word));
   }
