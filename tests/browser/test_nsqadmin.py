@@ -195,12 +195,14 @@ def test_a_consumer_is_shown_with_what_it_holds_and_its_name_is_text(visit: Visi
         consumer.expect_ok()
         cluster.publish("orders.failed", b"x")
         consumer.expect_message()
+        cluster.publish("orders.failed&defer=300000", b"later")
         page = visit.open("/topics/orders.failed/billing")
         row = page.get_by_role("row").filter(has_text=HOSTILE)
         row.get_by_role("cell", name="1", exact=True).first.wait_for()
         page.get_by_role("button", name="Look at what is in flight").click()
         visit.see("1 message in flight, the longest first.")
         visit.see(f"with {HOSTILE}, 127.0.0.1:")
+        visit.see("within 10\u00a0min")
         page.set_viewport_size({"width": 360, "height": 740})
         assert page.evaluate("document.documentElement.scrollWidth") == 360
         assert Axe().run(page).response["violations"] == []

@@ -328,9 +328,8 @@ function note(text) {
 
 let noted = "";
 
-function messages(number_) {
-  return number_ === 1 ? "1 message" : `${count(number_)} messages`;
-}
+const several = (number_, thing) => (number_ === 1 ? `1 ${thing}` : `${count(number_)} ${thing}s`);
+const messages = (number_) => several(number_, "message");
 
 async function empty(topic, channel, figures) {
   const name = channel ? `channel ${channel} of topic ${topic}` : `topic ${topic}`;
@@ -347,8 +346,8 @@ async function empty(topic, channel, figures) {
 async function remove(topic, channel, figures) {
   const name = channel ? `channel ${channel} of topic ${topic}` : `topic ${topic}`;
   const lost = channel
-    ? [`The channel and ${messages(figures.depth + figures.in_flight + figures.deferred)} in it are lost for good; its ${count(figures.clients)} consumers are disconnected.`]
-    : [`The topic, its ${figures.channels.length} channels and ${messages(waiting(figures))} waiting in them are lost for good, on every nsqd and nsqlookupd.`];
+    ? [`The channel and ${messages(figures.depth + figures.in_flight + figures.deferred)} in it are lost for good; its consumers are disconnected.`]
+    : [`The topic, its ${several(figures.channels.length, "channel")} and ${messages(waiting(figures))} waiting in them are lost for good, on every nsqd and nsqlookupd.`];
   lost.push("A client that publishes or subscribes to it makes it anew.");
   if (await confirmThat(`Delete ${name}?`, lost, `Delete ${channel || topic}`)) {
     await act(`Delete ${name}`, "DELETE", apiOf(topic, channel), undefined, channel ? path("topics", topic) : path("topics"));
