@@ -435,7 +435,7 @@ def test_an_nsqd_that_died_is_marked(visit: Visit, cluster: Cluster) -> None:
 def test_the_page_works_below_a_base_path_for_a_user_without_rights_and_with_graphite(
     browser: Any, cluster: Cluster
 ) -> None:
-    options = {"base_path": "/nsq", "admin_users": ("ann",), "graphite_url": "http://graphite.invalid/g/"}
+    options = {"base_path": "/nsq", "admin_users": ("ann",), "graphite_url": "graphite.invalid/g/"}
     with Nsqadmin(nsqd=[cluster.nsqd], **options) as admin, visiting(browser, admin.http_address) as visit:
         page = visit.open("/nsq")
         page.get_by_role("link", name="clicks", exact=True).click()
