@@ -123,12 +123,12 @@ def run_command(
 
 
 def _ended(end: FlagExit) -> int:
-    def tell() -> int:
+    def write() -> int:
         stream = sys.stdout if end.stream == "stdout" else sys.stderr
         stream.write((f"{_stamp(time.time())} " if end.status == 1 else "") + end.text)
         return end.status
 
-    return exit_status(tell)
+    return exit_status(write)
 
 
 def exit_status(work: Callable[[], int]) -> int:
