@@ -126,13 +126,25 @@ class Handler(BaseHTTPRequestHandler):
     server: PubSubServer
     timeout = _PATIENCE
 
+    def parse_request(self) -> bool:
+        """Refuse what a browser sends for a page of another site: it would publish or consume messages."""
+        if not super().parse_request():
+            return False
+        site, origin = self.headers.get("Sec-Fetch-Site"), self.headers.get("Origin")
+        own = f"http://{self.headers.get('Host')}"
+        if site in ("same-origin", "none") or (site is None and origin in (None, own)):
+            return True
+        self._answer(HTTPStatus.FORBIDDEN, "CROSS_SITE_REQUEST")
+        return False
+
     def do_POST(self) -> None:
         path, args = self._asked()
         if path != "/pub":
             self._answer(HTTPStatus.NOT_FOUND, "NOT_FOUND")
             return
         length = self.headers.get("Content-Length", "")
-        if not (length.isascii() and length.isdigit() and len(length) < 12):
+        plain = "Transfer-Encoding" not in self.headers
+        if not (plain and length.isascii() and length.isdigit() and len(length) < 12):
             self._answer(HTTPStatus.LENGTH_REQUIRED, "a body needs a Content-Length")
             return
         if int(length) > _LARGEST:

@@ -24,7 +24,7 @@ from nsq.errors import ApiRefused, UsageError
 from nsq.http.asking import ask_all
 from nsq.http.cluster import REQUEUED, TIMED_OUT, Topic, Track, merge_topics, summarize
 from nsq.http.nsqd import NsqdApi, NsqdStats, PeekedMessage
-from nsq.tables import table
+from nsq.tables import printable, table
 from nsq.tools.cluster import Cluster, ClusterFlags
 from nsq.tools.program import duration, run_command
 
@@ -401,7 +401,7 @@ class Screen:
         try:
             window.move(height - 1, 0)
             window.clrtoeol()
-            window.addnstr(height - 1, 0, question, width - 1)
+            window.addnstr(height - 1, 0, printable(question), width - 1)
             return (
                 window.getstr(height - 1, min(len(question), width - 1), 80)
                 .decode("utf-8", "replace")
@@ -447,4 +447,4 @@ def _pausing(row: Row) -> Callable[[NsqdApi], None]:
 
 def _put(window: curses.window, line: int, text: str, width: int, style: int) -> None:
     with suppress(curses.error):  # the terminal was made smaller meanwhile
-        window.addnstr(line, 0, text, width - 1, style)
+        window.addnstr(line, 0, printable(text), width - 1, style)
