@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import math
 import sys
 import zlib
 from collections.abc import Callable
@@ -69,6 +70,10 @@ def test_each_nsqd_of_a_channel_keeps_when_its_deferred_messages_are_due() -> No
     (gos,) = aggregate.read_topics(stats(topic("orders", channel())), "n2:1", "n2", 0.0)
     merged = aggregate.merge_channels("orders", "billing", ours["channels"] + gos["channels"])
     assert [part.get("deferred_due") for part in merged["nodes"]] == [due, None]
+    for wrong in ("60", math.nan, []):  # NaN would make a reply that cannot be written as JSON
+        due = [{"within": wrong, "count": 2}]
+        with pytest.raises(Misshapen):
+            aggregate.read_topics(stats(topic("orders", channel(deferred_due=due))), "n:1", "n", 0.0)
 
 
 @pytest.mark.parametrize(
