@@ -156,7 +156,11 @@ def test_depth_is_seen_to_grow(visit: Visit, cluster: Cluster) -> None:
 
 
 def test_waiting_messages_are_shown_as_what_they_are_and_stay(visit: Visit, cluster: Cluster) -> None:
-    cluster.publish("orders", b'{"id": 12345678901234567890, "total": 1.10, "note": "%s", "lines": [{"sku": "A1"}]}' % HOSTILE.encode())
+    cluster.publish(
+        "orders",
+        b'{"id": 12345678901234567890, "total": 1.10, "note": "%s", "lines": [{"sku": "A1"}]}'
+        % HOSTILE.encode(),
+    )
     cluster.publish("orders", b"\xff\x00binary")
     page = visit.open("/topics/orders/billing")
     page.get_by_role("button", name="Look at messages").click()

@@ -319,6 +319,18 @@ def test_a_signal_ends_the_program_in_order(number: signal.Signals) -> None:
         assert re.search("ERROR|FATAL|Traceback|Warning|Unclosed", log) is None
 
 
+def test_a_warning_names_arguments_that_are_ignored() -> None:
+    addresses = "--tcp-address=127.0.0.1:0", "--http-address=127.0.0.1:0"
+    with program(*addresses, "stray", "--log-level=debug") as process:
+        assert process.stderr is not None
+        assert (
+            "WARNING: ignored, as 'stray' is not a flag: stray --log-level=debug" in process.stderr.readline()
+        )
+        listening(process)
+        process.terminate()
+        assert process.wait(60) == 0
+
+
 def test_registrations_sent_at_once_take_turns_with_others() -> None:
     topics = [f"topic-{number:06}" for number in range(200_000)]
     with program("--tcp-address=127.0.0.1:0", "--http-address=127.0.0.1:0") as process:

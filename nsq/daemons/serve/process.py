@@ -63,6 +63,8 @@ def run_program(
     with contextlib.closing(log):
         for warning in parsed.warnings:
             log.warning("%s", warning)
+        if parsed.rest:
+            log.warning("ignored, as %r is not a flag: %s", parsed.rest[0], " ".join(parsed.rest))
         log.info("%s", version)
         return run(lambda: make_daemon(parsed.options, log), log)
 
