@@ -50,7 +50,7 @@ _HEADER = (
     "CLIENTS",
 )
 _BARS_COLUMN = 3
-#: On a narrow screen a long name is shortened to this, and then these columns are left out, the first one first.
+#: On a narrow screen long names are shortened to this, and then these columns are left out, in this order.
 _SHORT_NAME = 24
 _LEFT_OUT = ("T-O/S", "REQ/S", "DEFER", "OLDEST", "INFLT", "CLIENTS", "OUT/S", "IN/S")
 _KEYS = "q quit  s sort  r reverse  / filter  p pause/unpause  space freeze"
@@ -324,8 +324,8 @@ class Screen:
                 self._news.put(News(stats, ages.ask(cluster, stats)))
                 if cluster.problems:
                     self._news.put(cluster.problems[0])
-            except NsqError as error:
-                self._news.put(str(error))
+            except Exception as error:  # otherwise the screen would stay as it is
+                self._news.put(str(error) if isinstance(error, NsqError) else repr(error))
             self._asked.wait(self._options.interval)
             self._asked.clear()
 

@@ -350,7 +350,7 @@ class _Server(web.Server):
 
 
 class _Response(web.StreamResponse):
-    """Sends a short Reply in one write. The base class is not initialised: its handling of headers is slow."""
+    """Sends a short Reply in one write. The base class is not initialised: it is slow with headers."""
 
     def __init__(self, reply: Reply, marked: bool, last: bool) -> None:
         self._reply = reply
