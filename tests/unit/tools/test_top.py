@@ -9,7 +9,6 @@ import pytest
 from nsq.http.nsqd import NsqdStats
 from nsq.tools.top import _HEADER, Model, Row, fitted_table, short_age, spark
 
-
 NAME = "orders.of_the_shops_that_take_long/billing"
 
 
