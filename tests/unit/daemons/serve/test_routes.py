@@ -73,7 +73,7 @@ def test_options_tells_them_too_and_an_unknown_path_gets_404() -> None:
         ("GET", "/a/../ping", 301, "/ping"),
         ("GET", "/../ping/.", 301, "/ping"),
         ("GET", "/Ping", 301, "/ping"),
-        ("GET", "//CONFIG/log_level/", 301, "/config/log_level"),
+        ("PUT", "//CONFIG/Log_Level/", 308, "/config/Log_Level"),
     ],
 )
 def test_a_path_that_is_nearly_right(method: str, target: str, status: int, location: str) -> None:
