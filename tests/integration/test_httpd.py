@@ -22,7 +22,7 @@ from nsq.daemons.serve import httpd
 from nsq.daemons.serve.httpd import HttpServer
 from nsq.daemons.serve.listen import Address, ListenError, TcpAddress, parse_address
 from nsq.daemons.serve.logs import DaemonLog
-from nsq.daemons.serve.routes import EMPTY, OK, HttpError, Reply, Request, Route, read_body
+from nsq.daemons.serve.routes import EMPTY, OK, HttpError, Reply, Request, Route
 
 LIMIT = 300_000
 
@@ -36,7 +36,7 @@ def on_an_event_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable
 
 
 async def echo(request: Request) -> Reply:
-    body = await read_body(request, LIMIT, "MSG_TOO_BIG")
+    body = await request.read(LIMIT, "MSG_TOO_BIG")
     return Reply(body, "text/plain; charset=utf-8")
 
 

@@ -142,11 +142,6 @@ class Request:
         return self._body
 
 
-async def read_body(request: Request, limit: int, too_big: str) -> bytes:
-    """Return the request's body, or raise HttpError 413 ``too_big`` if it exceeds ``limit`` bytes."""
-    return await request.read(limit, too_big)
-
-
 Handler = Callable[[Request], Reply | Awaitable[Reply]]
 
 

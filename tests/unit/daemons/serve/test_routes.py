@@ -13,7 +13,6 @@ from nsq.daemons.serve.routes import (
     Router,
     go_json,
     parse_query,
-    read_body,
 )
 
 
@@ -139,6 +138,6 @@ def test_a_reply_has_body_type_and_status() -> None:
 
 def test_a_body_above_the_limit_is_refused() -> None:
     request = Request("POST", "/pub", body=b"12345")
-    assert asyncio.run(read_body(request, 5, "MSG_TOO_BIG")) == b"12345"
+    assert asyncio.run(request.read(5, "MSG_TOO_BIG")) == b"12345"
     with pytest.raises(HttpError, match="413 MSG_TOO_BIG"):
-        asyncio.run(read_body(request, 4, "MSG_TOO_BIG"))
+        asyncio.run(request.read(4, "MSG_TOO_BIG"))
