@@ -332,7 +332,7 @@ async def test_a_client_that_does_not_read_its_reply_is_cut_off(monkeypatch: pyt
         server = served.server._server
         assert server is not None
         async with asyncio.timeout(60):
-            while not server.requests_count or server.connections:  # noqa: ASYNC110 - nobody tells
+            while not server.requests_count or server.connections:  # noqa: ASYNC110 - there is no event for it
                 await asyncio.sleep(0.01)
         reader._transport.resume_reading()  # type: ignore[attr-defined]
         with contextlib.suppress(ConnectionError):

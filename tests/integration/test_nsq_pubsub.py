@@ -117,7 +117,7 @@ def test_a_stop_ends_the_streams_and_finishes_written_messages(nsqd: Nsqd) -> No
     assert channel_of(nsqd)["depth"] == channel_of(nsqd)["in_flight_count"] == 0
 
 
-def test_requests_that_cannot_be_served(nsqd: Nsqd) -> None:
+def test_nsq_pubsub_refuses_requests_that_it_cannot_serve(nsqd: Nsqd) -> None:
     def use(client: Client) -> None:
         expected = {
             ("POST", "/pub", b"one"): 400,
@@ -184,7 +184,7 @@ def test_half_a_body_or_one_in_chunks_is_not_published(nsqd: Nsqd, request_: byt
     assert with_pubsub(nsqd, use) == 0
 
 
-def test_an_address_that_is_taken(nsqd: Nsqd, capfd: pytest.CaptureFixture[str]) -> None:
+def test_nsq_pubsub_names_an_address_that_is_taken(nsqd: Nsqd, capfd: pytest.CaptureFixture[str]) -> None:
     arguments = [f"--nsqd-tcp-address={nsqd.tcp_address}", f"--http-address={nsqd.http_address}"]
     assert nsq_pubsub.main(arguments) == 1
     assert "--http-address" in capfd.readouterr().err

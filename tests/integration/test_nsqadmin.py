@@ -91,7 +91,7 @@ def test_a_tail_that_no_page_polls_is_closed_even_if_its_start_failed(
 
 
 def test_a_topic_that_is_followed_is_deleted_for_good(cluster: tuple[Nsqadmin, Nsqd]) -> None:
-    # The tail's consumer would connect again, and its SUB make the topic anew.
+    # The tail's consumer would connect again, and its SUB create the topic again.
     admin, nsqd = cluster
     tail = f"/api/tail/orders/{ask(admin, 'POST', '/api/tail/orders', b'{}')['id']}"
     until("subscribed", lambda: '"client_count":1' in nsqd.get("/stats?format=json&topic=orders").text)

@@ -108,7 +108,7 @@ async def get(address: str | None, target: str) -> object:
 async def eventually(address: str | None, target: str, answer: object) -> None:
     """The daemon learns of a closed connection a moment after the client has closed it."""
     async with asyncio.timeout(60):
-        while await get(address, target) != answer:  # noqa: ASYNC110 - nobody tells
+        while await get(address, target) != answer:  # noqa: ASYNC110 - there is no event for it
             await asyncio.sleep(0.01)
 
 
@@ -269,7 +269,7 @@ async def test_a_large_registry_does_not_delay_other_requests() -> None:
                 assert answered.result() > least
 
         async def forgotten() -> None:
-            while not peer.gone or peer.channels_by_topic:  # noqa: ASYNC110 - nobody tells
+            while not peer.gone or peer.channels_by_topic:  # noqa: ASYNC110 - there is no event for it
                 await asyncio.sleep(0)
 
         assert await longest_turn(forgotten()) < 0.1

@@ -130,7 +130,7 @@ def test_a_body_is_escaped_into_the_address() -> None:
 
 
 @pytest.mark.parametrize("address", ["http://[", "ftp://a/", "http://a:x/"])
-def test_an_address_that_is_none(address: str) -> None:
+def test_an_invalid_address_is_refused(address: str) -> None:
     with pytest.raises(UsageError):
         Destination(address, {}, "POST")
     with pytest.raises(ApiError, match="redirects to an invalid address"):

@@ -239,7 +239,7 @@ class Table {
     });
   }
 
-  // What is not on the screen is drawn when there is time, a few rows at once; and anew only when it is scrolled to.
+  // What is not on the screen is drawn when there is time, a few rows at once, and again only when it is scrolled to.
   drawRest() {
     dropIdle(this.resting);
     this.resting = whenIdle(() => {
@@ -250,7 +250,7 @@ class Table {
   }
 }
 
-// Hundreds of rows and curves written anew every two seconds would make the page stutter: what can be seen comes first.
+// Hundreds of rows and curves drawn again every two seconds would make the page stutter: visible rows come first.
 const SCREENFUL = 40;
 const whenIdle = window.requestIdleCallback || ((work) => setTimeout(work, 30)); // Safari has none
 const dropIdle = window.cancelIdleCallback || clearTimeout;
@@ -348,7 +348,7 @@ async function remove(topic, channel, figures) {
   const lost = channel
     ? [`The channel and ${messages(figures.depth + figures.in_flight + figures.deferred)} in it are lost for good; its consumers are disconnected.`]
     : [`The topic, its ${several(figures.channels.length, "channel")} and ${messages(waiting(figures))} waiting in them are lost for good, on every nsqd and nsqlookupd.`];
-  lost.push("A client that publishes or subscribes to it makes it anew.");
+  lost.push("A client that publishes or subscribes to it creates it again.");
   if (await confirmThat(`Delete ${name}?`, lost, `Delete ${channel || topic}`)) {
     await act(`Delete ${name}`, "DELETE", apiOf(topic, channel), undefined, channel ? path("topics", topic) : path("topics"));
   }
@@ -365,7 +365,7 @@ async function pause(topic, channel, paused) {
 async function tombstone(node, topic) {
   const lost = [
     `${node} is hidden from consumers of ${topic} for a while, and the topic is deleted there, with the messages it holds.`,
-    "Stop publishing to it first: a publish makes the topic anew.",
+    "Stop publishing to it first: a publish creates the topic again.",
   ];
   if (await confirmThat(`Tombstone ${topic} on ${node}?`, lost, "Tombstone")) {
     await act(`Tombstone ${topic} on ${node}`, "DELETE", `/api/nodes/${encodeURIComponent(node)}`, { topic });
@@ -665,7 +665,7 @@ function following(topic) {
       setText(status, "Waiting for messages …");
       follow();
     } catch (error) {
-      setText(status, error.message === "NO_CHANNEL" ? "This topic has no channel. A first one would take the messages that wait: make one, then follow." : error.message);
+      setText(status, error.message === "NO_CHANNEL" ? "This topic has no channel yet. Create one first: as the first channel, a live tail would take the waiting messages." : error.message);
     }
   }
 

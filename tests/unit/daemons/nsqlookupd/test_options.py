@@ -9,7 +9,7 @@ from nsq.errors import ConfigError
 from nsq.flags import FlagExit, parse
 
 
-def test_a_level_that_is_none_cannot_be_read() -> None:
+def test_an_unknown_log_level_exits_with_status_2() -> None:
     with pytest.raises(FlagExit) as caught:
         parse(NsqlookupdOptions, ["--log-level=loud"], prog="nsqlookupd")
     assert caught.value.status == 2
@@ -25,6 +25,6 @@ def test_a_level_that_is_none_cannot_be_read() -> None:
         ("inactive_producer_timeout", float("nan"), "--inactive-producer-timeout is nan"),
     ],
 )
-def test_impossible_values_are_refused(name: str, value: Any, said: str) -> None:
+def test_nsqlookupd_refuses_impossible_values(name: str, value: Any, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         NsqlookupdOptions(**{name: value})
