@@ -101,9 +101,9 @@ class Debugging:
     async def _run_alone(self, what: str, work: Callable[[threading.Event], T]) -> T:
         if self._busy:
             raise HttpError(409, "BUSY")
-        self._busy = True
         stop = threading.Event()
         running = in_thread(functools.partial(work, stop), f"debug-{what}")
+        self._busy = True
         running.add_done_callback(self._ended)
         try:
             # Shielded: no other request may start before this thread has ended.
