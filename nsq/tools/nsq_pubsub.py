@@ -35,6 +35,8 @@ _MOST_CONNECTIONS = 1000
 #: Seconds after which a client that sends nothing of its request, or reads nothing of the reply, is cut off.
 _PATIENCE = 60.0
 _STOP_TIMEOUT = 5.0
+#: Seconds between two checks whether every nsqd refuses a subscription.
+_REFUSED_EVERY = 5.0
 #: The half of a connection that we shut down, so that writing can finish.
 _READING = 0
 
@@ -240,8 +242,9 @@ class Subscription:
         self._consumer.start()
         try:
             with suppress(OSError):
-                while poll.poll() and connection.recv(4096):  # nothing: the client has closed, or end() has
-                    pass
+                while self._consumer.refusal is None:
+                    if poll.poll(_REFUSED_EVERY * 1000) and not connection.recv(4096):
+                        break  # the client has closed, or end() has
         finally:
             self._consumer.stop(_STOP_TIMEOUT)
 

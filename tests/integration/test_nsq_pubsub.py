@@ -13,10 +13,12 @@ from typing import Any
 import pytest
 
 from nsq.testing import Nsqd
+from nsq.testing.plugin import Factory
 from nsq.tools import nsq_pubsub
 from tests.integration.consuming import channel_of, clients_of, create, numbered, publish, until
 from tests.integration.running_tools import signalled_when
 from tests.integration.test_work import free_port
+from tests.interop.auth_server import running_auth_server
 
 
 class Client:
@@ -136,6 +138,18 @@ def test_nsq_pubsub_refuses_requests_that_it_cannot_serve(nsqd: Nsqd) -> None:
         assert found == expected
 
     assert with_pubsub(nsqd, use) == 0
+
+
+def test_a_stream_ends_if_every_nsqd_refuses_it(
+    nsqd_factory: Factory[Nsqd], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nsq_pubsub, "_REFUSED_EVERY", 0.1)
+
+    def use(client: Client) -> None:
+        assert client.answer("GET", "/sub?topic=orders&channel=billing") == (200, b"")
+
+    with running_auth_server({}) as address:
+        assert with_pubsub(nsqd_factory(auth_http_addresses=(address,)), use) == 0
 
 
 def test_a_page_of_another_site_publishes_and_consumes_nothing(nsqd: Nsqd) -> None:

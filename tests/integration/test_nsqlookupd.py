@@ -351,17 +351,3 @@ def test_registrations_sent_at_once_take_turns_with_others() -> None:
             assert reading.result() == answers
         client.close()
         assert pings > 20
-
-
-def test_a_vanished_stderr_does_not_stop_it() -> None:
-    with program("--tcp-address=127.0.0.1:0", "--http-address=127.0.0.1:0") as process:
-        _, http_address = listening(process)
-        assert process.stderr is not None
-        process.stderr.close()
-        client = http.client.HTTPConnection(http_address)
-        for _ in range(3):
-            client.request("GET", "/ping")
-            assert client.getresponse().read() == b"OK"
-        client.close()
-        process.terminate()
-        assert process.wait(timeout=60) == 0
