@@ -317,6 +317,16 @@ def test_a_page_of_a_rebound_name_changes_and_reads_nothing(
         context.close()
 
 
+def test_an_error_while_drawing_does_not_end_the_polls(visit: Visit) -> None:
+    page = visit.open("/")
+    visit.see("payments")
+    page.evaluate("void (redraw = () => { throw new Error('broken'); })")
+    asked = page.evaluate("seen.asked")
+    until("two more polls", lambda: page.evaluate("seen.asked") > asked + 3000)
+    assert all("broken" in each for each in visit.complaints)
+    visit.complaints.clear()
+
+
 def test_views_are_walked_by_keyboard(visit: Visit) -> None:
     page = visit.open("/")
     visit.see("payments")

@@ -1037,7 +1037,7 @@ let polls = 0;
 async function poll() {
   if (polling) await polling;
   clearTimeout(timer);
-  polling = pollOnce();
+  polling = pollOnce().catch((error) => console.error(error)); // an error while drawing must not end the polls
   await polling;
   polling = null;
   clearTimeout(timer);
