@@ -43,7 +43,6 @@ from nsq.daemons.serve.routes import (
     Reply,
     Request,
     Route,
-    read_body,
 )
 from nsq.daemons.serve.sites import on_this_machine, own_names, refuse_other_sites, unknown_name
 from nsq.daemons.serve.slices import Slices
@@ -240,7 +239,7 @@ class Publishing:
         )
 
     async def pub(self, request: Request) -> Reply:
-        body = await read_body(request, self._options.max_msg_size, "MSG_TOO_BIG")
+        body = await request.read(self._options.max_msg_size, "MSG_TOO_BIG")
         if not body:
             raise HttpError(400, "MSG_EMPTY")
         name = topic_name(request)
@@ -281,7 +280,7 @@ class Publishing:
         if int(request.headers.get("Content-Length") or 0) > self._options.max_body_size:
             raise HttpError(413, "BODY_TOO_BIG")
         name = topic_name(request)
-        body = await read_body(request, self._options.max_body_size, "BODY_TOO_BIG")
+        body = await request.read(self._options.max_body_size, "BODY_TOO_BIG")
         cut = self._lines if request.args.get("binary", "false") in _NOT_BINARY else self._binary
         # A large body may hold a million messages: splitting it on the loop would delay other clients.
         bodies = cut(body) if len(body) < _LARGE else await in_thread(lambda: cut(body), "nsqd-mpub")
@@ -505,7 +504,7 @@ class Inspection:
 
     async def put_setting(self, request: Request) -> Reply:
         # As in Go's nsqd, an empty body also counts as too large.
-        body = await read_body(request, _MAX_SETTING, "INVALID_VALUE")
+        body = await request.read(_MAX_SETTING, "INVALID_VALUE")
         if not 0 < len(body) <= _MAX_SETTING:
             raise HttpError(413, "INVALID_VALUE")
         name = request.params["opt"]
