@@ -20,7 +20,7 @@ from kombu.transport import base
 
 import nsq
 from nsq.consumer.rdy import Backoff, RdyWindows, exponential
-from nsq.contrib.celery.broker import Exchange, Queue
+from nsq.contrib.celery.broker import Queue
 from nsq.contrib.celery.connection import Connection, purge
 from nsq.contrib.celery.envelope import Envelope
 from nsq.contrib.celery.receiving import Delivery, Held, Subscription, requeue_after_death
@@ -63,13 +63,12 @@ class Channel(base.StdChannel):  # type: ignore[misc]
         self,
         exchange: str = "",
         type: str = "direct",  # noqa: A002
-        durable: bool = True,
         **_: Any,
     ) -> None:
         if type not in Transport.implements.exchange_type:
             raise UsageError(f"exchange {exchange!r} is of type {type!r}; nsq has direct, topic and fanout")
         if exchange:
-            self._broker.exchanges[exchange] = Exchange(type, transient=not durable)
+            self._broker.exchanges[exchange] = type
 
     def exchange_delete(self, exchange: str, **_: Any) -> None:
         self._broker.exchanges.pop(exchange, None)

@@ -15,6 +15,7 @@ import kombu.serialization  # loads the entry point, as importing celery does
 import pytest
 
 import nsq
+from nsq.contrib.celery.broker import close_brokers
 from nsq.testing import Nsqd, Nsqlookupd
 from nsq.testing.plugin import Factory
 from tests.integration.authority import Authority
@@ -290,3 +291,38 @@ def test_consumers_come_and_go_while_the_prefetch_is_shared_out(connect: Connect
         sharing.join()
         sys.setswitchinterval(interval)
     assert errors == []
+
+
+def test_a_transient_task_for_an_exchange_is_refused_while_nsqd_is_down(
+    connect: Connect, nsqd_factory: Factory[Nsqd]
+) -> None:
+    nsqd = nsqd_factory(process=True)
+    producer = kombu.Producer(
+        connect(f"nsq://{nsqd.tcp_address}?publish_timeout=500ms"), kombu.Exchange("news")
+    )
+    producer.publish("x", delivery_mode=1, headers={"task": "t"})
+    nsqd.stop()
+    with pytest.raises(nsq.PublishFailed):
+        producer.publish("x", delivery_mode=1, headers={"task": "t"})
+
+
+def test_a_queue_gets_what_other_processes_publish_without_declaring_anything(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connection = connect()
+    exchange = kombu.Exchange("news", type="fanout", durable=False)
+    reply_queue = kombu.Queue("reply-to-me", durable=False, auto_delete=True)
+    got: list[object] = []
+    with kombu.Consumer(
+        connection,
+        [kombu.Queue("news.1", exchange), reply_queue],
+        callbacks=[lambda body, message: (got.append(body), message.ack())],
+    ):
+        monkeypatch.setattr("nsq.contrib.celery.broker._brokers", {})  # as in another process
+        other = connect()
+        kombu.Producer(other).publish("to all", exchange="news")
+        # A persistent result, as Celery's result_persistent makes it.
+        kombu.Producer(other).publish("reply", routing_key="reply-to-me", correlation_id="1", delivery_mode=2)
+        close_brokers()
+        drain(connection, lambda: len(got) == 2)
+    assert sorted(map(str, got)) == ["reply", "to all"]
