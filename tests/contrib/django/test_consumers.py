@@ -44,7 +44,7 @@ def test_two_processes_handle_messages_and_sigterm_lets_handlers_finish(site: Si
     assert "mails" not in site.said()
 
 
-def test_batches_reach_their_handler_together(site: Site, nsqd: Nsqd) -> None:
+def test_batches_reach_their_handler_together_and_it_may_be_async(site: Site, nsqd: Nsqd) -> None:
     publish(nsqd, "mails", [b"x"] * 10)
     with site.running(MANAGE, "nsq_consume", "mails/sending", "--processes=1"):
         until("sent", site.billed)
