@@ -153,11 +153,15 @@ def test_a_message_that_kombu_did_not_publish_goes_to_the_dead_letters(connect: 
     assert dead == [b"\xff not kombu's"]
 
 
-def test_priorities_and_limits_of_queues_are_refused_by_name(connect: Connect) -> None:
+def test_what_nsq_does_not_have_is_refused_by_name(connect: Connect) -> None:
     connection = connect()
-    for queue in (kombu.Queue("a", max_priority=5), kombu.Queue("a", max_length=5)):
-        with pytest.raises(nsq.UsageError, match=r"x-max-(priority|length)"):
-            queue(connection.default_channel).declare()
+    for options, name in (
+        ({"max_priority": 5}, "x-max-priority"),
+        ({"max_length": 5}, "x-max-length"),
+        ({"queue_arguments": {"x-dead-letter-exchange": "dead"}}, "x-dead-letter-exchange"),
+    ):
+        with pytest.raises(nsq.UsageError, match=f"queue 'a' has {name}"):
+            kombu.Queue("a", **options)(connection.default_channel).declare()
     with pytest.raises(nsq.UsageError, match="priority is 3; nsq has no priorities"):
         kombu.Producer(connection).publish("x", routing_key="a", priority=3)
     with pytest.raises(nsq.UsageError, match="of type 'headers'"):
