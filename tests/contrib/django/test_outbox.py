@@ -60,6 +60,9 @@ def test_a_message_is_stored_with_the_data_and_only_with_it(outbox: Any) -> None
     assert waiting() == ["tea", "outside"]
     with pytest.raises(nsq.InvalidName):
         publish("no topic!", b"x")
+    for key in (17, "k" * 201):
+        with pytest.raises(nsq.InvalidMessage, match="key is"):
+            publish("orders", b"x", key=key)  # type: ignore[arg-type]
     assert outbox == []
 
 
