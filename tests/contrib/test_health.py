@@ -43,9 +43,9 @@ def test_a_consumer_is_live_and_ready_while_messages_can_come(nsqd: Nsqd) -> Non
             until_ready(address, 200)
             status, content = ask(address, "/health")
             assert (status, content["ok"]) == (200, True)
-            (told,) = content["consumers"]
-            assert (told["topic"], told["channel"], told["state"]) == ("orders", "billing", "running")
-            assert told["connections"][0]["nsqd_address"] == nsqd.tcp_address
+            (shown,) = content["consumers"]
+            assert (shown["topic"], shown["channel"], shown["state"]) == ("orders", "billing", "running")
+            assert shown["connections"][0]["nsqd_address"] == nsqd.tcp_address
             consumer.pause()
             assert ask(address, "/ready") == (200, {"ok": True})
         assert ask(address, "/live") == (503, {"ok": False})

@@ -29,7 +29,7 @@ from django.db import InterfaceError, OperationalError
 from django.utils import timezone
 from django.utils.module_loading import import_string
 
-from nsq import GiveUp, Message
+from nsq import GiveUp, Message, NsqError
 from nsq.contrib.django.connections import close_old_connections
 from nsq.contrib.django.publishing import current_settings, publish, publish_on_commit
 from nsq.log import Logger
@@ -107,7 +107,12 @@ class NsqBackend(BaseTaskBackend):
             topic, defer = self.address_of(task)
             publish_on_commit(topic, body, defer=defer, using=self.nsq.database)
         else:
-            self.send(task, body)
+            try:
+                self.send(task, body)
+            except NsqError as error:
+                if not error.maybe_stored:
+                    self.delete_result(result)
+                raise
         task_enqueued.send(type(self), task_result=result)
         return result
 
@@ -136,6 +141,12 @@ class NsqBackend(BaseTaskBackend):
             from nsq.contrib.django.results.models import StoredResult
 
             StoredResult.objects.using(self.nsq.database).create(**StoredResult.columns_of(result))
+
+    def delete_result(self, result: Any) -> None:
+        if self.supports_get_result:
+            from nsq.contrib.django.results.models import StoredResult
+
+            StoredResult.objects.using(self.nsq.database).filter(pk=result.id).delete()
 
     def save_result(self, result: Any) -> None:
         if not self.supports_get_result:

@@ -173,7 +173,7 @@ def test_a_message_above_the_limit_is_refused_at_once(connect: Connect) -> None:
         kombu.Producer(connect()).publish("x" * 2_000_000, routing_key="a")
 
 
-def test_events_from_before_the_reader_and_those_that_nobody_reads_are_dropped(connect: Connect) -> None:
+def test_events_from_before_the_reader_are_dropped(connect: Connect) -> None:
     connection = connect()
     exchange = kombu.Exchange("celeryev", type="topic")
 

@@ -155,6 +155,18 @@ def test_enqueue_on_commit_sends_nothing_after_a_rollback(outbox: Any) -> None:
 
 
 @needs_tasks
+def test_a_task_that_could_not_be_enqueued_leaves_no_result_that_waits(database: None) -> None:
+    from shop import tasks
+
+    from nsq.contrib.django.results.models import StoredResult
+
+    down = {"NSQD": "127.0.0.1:1", "OPTIONS": {"publish_timeout": 0.2}}
+    with override_settings(NSQ=down), pytest.raises(nsq.PublishFailed):
+        tasks.add.enqueue(1, 2)
+    assert StoredResult.objects.count() == 0
+
+
+@needs_tasks
 def test_priorities_and_unknown_queues_are_refused_and_arguments_are_json(outbox: Any) -> None:
     from django.tasks.exceptions import InvalidTask
     from shop import tasks
