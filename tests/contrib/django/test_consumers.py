@@ -141,6 +141,7 @@ def problems(**settings: Any) -> dict[str, str]:
 def test_consumers_that_cannot_be_made_or_share_a_channel_are_found_by_the_check(declaring: None) -> None:
     assert problems() == {}
     consumer("orders", "billing")(lambda message: None)
+    consumer("orders", "adding", threads="3")(lambda message: None)  # type: ignore[arg-type]
     consumer("orders", "counting", thread=3)(lambda message: None)
     found = problems()
     assert set(found) == {"nsq.E004", "nsq.E005"}
