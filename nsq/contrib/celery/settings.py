@@ -139,7 +139,15 @@ def _from_ssl(ssl: Any) -> dict[str, Any]:
     """Translate Celery's ``broker_use_ssl``: True, a dictionary with the usual names, or an SSLContext."""
     if not isinstance(ssl, dict):
         return {"tls": ssl} if ssl else {}
-    names = {"ca_certs": "tls_ca_file", "certfile": "tls_cert_file", "keyfile": "tls_key_file"}
+    names = {
+        "ca_certs": "tls_ca_file",
+        "certfile": "tls_cert_file",
+        "keyfile": "tls_key_file",
+        "cert_reqs": "tls_verify",
+    }
     if unknown := ssl.keys() - names.keys():
         raise ConfigError(f"broker_use_ssl has {sorted(unknown)}; known are {sorted(names)}")
-    return {"tls": True} | {names[name]: value for name, value in ssl.items()}
+    options = {"tls": True} | {names[name]: value for name, value in ssl.items()}
+    if "cert_reqs" in ssl:
+        options["tls_verify"] = ssl["cert_reqs"] != 0  # ssl.CERT_NONE
+    return options

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from typing import Any
 
 import kombu.serialization  # loads the entry point, as importing celery does
@@ -68,7 +69,11 @@ def test_nsqs_is_nsq_over_tls(url: str) -> None:
 
 
 def test_broker_use_ssl_gives_the_files() -> None:
-    config = settings("nsq://a", ssl={"ca_certs": "ca.pem", "certfile": "c.pem", "keyfile": "k.pem"}).config
+    files = {"ca_certs": "ca.pem", "certfile": "c.pem", "keyfile": "k.pem"}
+    # As Celery's documentation has it.
+    config = settings("nsq://a", ssl=files | {"cert_reqs": ssl.CERT_REQUIRED}).config
+    assert config.tls_verify is True
+    assert settings("nsq://a", ssl={"cert_reqs": ssl.CERT_NONE}).config.tls_verify is False
     assert (config.tls, config.tls_ca_file, config.tls_cert_file) == (True, "ca.pem", "c.pem")
 
 
