@@ -84,8 +84,8 @@ def test_pages_have_all_flags_with_their_defaults(page: str, options: type) -> N
     actual = flags(options)
     assert set(documented) == set(actual)
     assert len(rows) == len(actual)
-    told = {name for name, default in actual.items() if default} - MACHINES_OWN
-    assert {name: documented[name] for name in told} == {name: actual[name] for name in told}
+    stated = {name for name, default in actual.items() if default} - MACHINES_OWN
+    assert {name: documented[name] for name in stated} == {name: actual[name] for name in stated}
 
 
 def test_flags_in_examples_of_other_languages_exist() -> None:
