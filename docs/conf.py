@@ -30,6 +30,7 @@ html_copy_source = html_show_sourcelink = html_show_copyright = html_show_sphinx
 html_theme_options = {"navigation_with_keys": True}
 exclude_patterns = ["static"]
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_copybutton"]
+pygments_dark_style = "github-dark"  # furo's own underlines names, as if they were links
 highlight_language = "default"
 
 # The pages. Headings have the anchors that GitHub gives them.

@@ -20,9 +20,9 @@ pytest.importorskip("sphinx", reason="sphinx is not installed (pip install -e '.
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_MS = 60_000
 TELEPHONE = {"width": 360, "height": 740}
-#: What a page has: links, places to link to, broken pictures, what is cut off at the right edge, and names
-#: in a table's first column that are broken into lines. Tables and code may be wider, inside of a box that
-#: scrolls.
+#: What a page has: links, places to link to, broken pictures, what is cut off at the right edge, and short
+#: names in a table's first column that are broken into lines. Tables and code may be wider, inside
+#: of a box that scrolls.
 CONTENT = """() => ({
     links: [...document.querySelectorAll("a[href]")].map(a => a.href),
     places: [...document.querySelectorAll("[id]")].map(e => e.id),
@@ -34,7 +34,7 @@ CONTENT = """() => ({
         return getComputedStyle(each).overflowX === "visible";
     }).map(each => each.outerHTML.slice(0, 120)),
     split: [...document.querySelectorAll("td:first-child code")]
-        .filter(each => /^\\w+$/.test(each.innerText) && each.getClientRects().length > 1)
+        .filter(each => /^\\w{1,15}$/.test(each.innerText) && each.getClientRects().length > 1)
         .map(each => each.innerText),
 })"""
 #: Django 6 has what this one needs.
