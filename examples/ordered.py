@@ -9,6 +9,7 @@ with ``ordered=True`` each partition hands out one message at a time, and partit
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
 import time
@@ -81,6 +82,8 @@ def run(lookups: list[str], cluster: PartitionedCluster | None) -> int:
 
 
 def main(lookups: list[str]) -> int:
+    logging.basicConfig(level=logging.ERROR)
+    logging.getLogger("nsq.partitioned").setLevel(logging.CRITICAL)  # ``decide`` prints failures
     with nullcontext() if lookups else PartitionedCluster() as cluster:
         if cluster is None:
             return run(lookups, None)

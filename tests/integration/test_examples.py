@@ -241,6 +241,7 @@ def test_the_ordered_example_handles_all_in_sequence(example: Start) -> None:
     assert script.lines[-1] == "40 of 40 orders were handled completely and in sequence"
     assert sum("moves to" in line for line in script.lines) == 4
     assert "attempt 1 at b'order-7 paid' failed: the bank does not answer for order-7" in script.lines
+    assert "Traceback" not in "".join(script.lines)
 
 
 def test_the_ordered_example_runs_against_another_cluster(
