@@ -67,8 +67,8 @@ class Example:
 
     def addresses(self) -> list[str]:
         """The addresses of daemons in the output so far."""
-        told = [line for line in list(self.lines) if line.startswith("nsq")]
-        return re.findall(r"(?:tcp|http) (\S+)", "\n".join(told))
+        starts = [line for line in list(self.lines) if line.startswith("nsq")]
+        return re.findall(r"(?:tcp|http) (\S+)", "\n".join(starts))
 
     def interrupt(self, number: signal.Signals = signal.SIGINT) -> int:
         self._process.send_signal(number)

@@ -40,8 +40,8 @@ def consumers(nsqd: Nsqd, topic: str) -> list[dict[str, Any]]:
 
 def producers(nsqd: Nsqd, topic: str) -> list[dict[str, Any]]:
     """Clients that have published to the topic and are still there."""
-    told = nsqd.get(f"/stats?format=json&topic={topic}").json()["producers"] or []
-    return [client for client in told if any(each["topic"] == topic for each in client["pub_counts"])]
+    clients = nsqd.get(f"/stats?format=json&topic={topic}").json()["producers"] or []
+    return [client for client in clients if any(each["topic"] == topic for each in client["pub_counts"])]
 
 
 def expect_drained(nsqd: Nsqd, topic: str, count: int, *, requeues: int = 0, timeouts: int = 0) -> None:
@@ -56,8 +56,8 @@ def expect_drained(nsqd: Nsqd, topic: str, count: int, *, requeues: int = 0, tim
         }
 
     left = dict.fromkeys(("depth", "in_flight_count", "deferred_count"), 0)
-    told = {"published": count, "message_count": count, "requeue_count": requeues, "timeout_count": timeouts}
-    eventually(look, told | left)
+    sums = {"published": count, "message_count": count, "requeue_count": requeues, "timeout_count": timeouts}
+    eventually(look, sums | left)
 
 
 def expect_listed(lookupd: Nsqlookupd, topic: str, count: int = 1) -> None:

@@ -144,5 +144,5 @@ def test_the_extras_that_are_named_exist() -> None:
     setup = configparser.ConfigParser(interpolation=None, delimiters=("=",))
     setup.read(ROOT / "setup.cfg", encoding="utf-8")
     for page in PAGES:
-        for extras in re.findall(r"['`](?:nsq|\.)\[([a-z,]+)\]", page.read_text("utf-8")):
+        for extras in re.findall(r"(?<!\w)(?:nsq|\.)\[([a-z,]+)\]", page.read_text("utf-8")):
             assert set(extras.split(",")) <= set(setup["options.extras_require"]), page.name
