@@ -83,8 +83,12 @@ def table_of(path: str) -> str:
 
 
 def as_restructured_text(_app: Sphinx, *of_object: object) -> None:
-    """Put ``::`` before a docstring's blocks that are indented by four spaces; escape a word's last _."""
+    """Put ``::`` before a docstring's blocks that are indented by four spaces; escape a word's last _. Drop
+    what Python itself says about the fields of a NamedTuple.
+    """
     lines = cast(list[str], of_object[-1])
+    if lines and lines[0].startswith("Alias for field number"):
+        lines.clear()
     marked: list[str] = []
     for line in lines:
         starts = line.startswith("    ") and marked and not marked[-1]
