@@ -406,6 +406,7 @@ class Consumer:
         self._own_engine.flow.pause(True)
 
     def resume(self) -> None:
+        """Take new messages again."""
         self._own_engine.flow.pause(False)
 
     @property
@@ -421,15 +422,19 @@ class Consumer:
         return self._engine.flow.starved
 
     def add_nsqd(self, address: str) -> None:
+        """Connect to another nsqd. The consumer must have been started, here and in the next three."""
         self._discovery().add_nsqd(address)
 
     def remove_nsqd(self, address: str) -> None:
+        """Disconnect from an nsqd that was given or added, unless an nsqlookupd lists it."""
         self._discovery().remove_nsqd(address)
 
     def add_nsqlookupd(self, address: str) -> None:
+        """Ask another nsqlookupd too."""
         self._discovery().add_nsqlookupd(address)
 
     def remove_nsqlookupd(self, address: str) -> None:
+        """Ask this nsqlookupd no more. Connections to the nsqds that it listed stay until they end."""
         self._discovery().remove_nsqlookupd(address)
 
     def _discovery(self) -> Discovery:
@@ -439,6 +444,7 @@ class Consumer:
         return engine.discovery
 
     def stats(self) -> ConsumerStats:
+        """Return the totals so far."""
         return self._engine.stats()
 
     def health(self) -> ConsumerHealth:

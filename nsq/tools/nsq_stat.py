@@ -54,7 +54,8 @@ class StatOptions(HttpFlags):
 
     def __post_init__(self) -> None:
         if not self.topic or not self.channel:
-            raise ConfigError(f"--{'channel' if self.topic else 'topic'} required")
+            missing = "channel" if self.topic else "topic"
+            raise ConfigError(f"--{missing} required (or write: nsq stat TOPIC/CHANNEL)")
         exactly_one_kind(self, "nsqd_http_address", "lookupd_http_address")
         for address in (*self.nsqd_http_address, *self.lookupd_http_address):
             if address.startswith("http"):

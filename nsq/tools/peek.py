@@ -72,8 +72,8 @@ def _peek(options: PeekOptions, words: tuple[str, ...]) -> int:
             cluster.problems.append(f"{address}: {_REMEDIES.get(code, error)}")
     if options.json:
         sys.stdout.write(json.dumps(shown, indent=2) + "\n")
-    if not nsqds and not cluster.problems:
-        cluster.problems.append(f"no nsqd has the topic {topic}")
+    if not answers.found and not cluster.problems:
+        cluster.problems.append(f"no nsqd has the {'channel' if nsqds else 'topic'} {words[0]!r}")
     if not channel and not any(answers.found.values()):
         waiting = {each.name: each.depth for topic in count_topics(stats.values()) for each in topic.channels}
         for name, depth in waiting.items():

@@ -320,6 +320,7 @@ def test_a_peek_takes_nothing(cluster: Cluster, monkeypatch: pytest.MonkeyPatch)
     assert b"one" in bodies
     said = "3 messages wait in a channel: nsq peek orders/billing\n"
     assert cluster("peek", "orders") == (0, "", said)
+    assert cluster("peek", "orders/nope") == (1, "", "WARNING: no nsqd has the channel 'orders/nope'\n")
     told = json.loads(cluster("peek", "orders/billing", "--json")[1])
     assert sorted(each.get("body", each.get("body_base64")) for each in told) == ["/w==", "one", "two"]
     assert [channel_of(nsqd)["depth"] for nsqd in cluster.nsqds] == [2, 1]

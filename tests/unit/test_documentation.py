@@ -87,8 +87,8 @@ def test_pages_have_all_flags_with_their_defaults(page: str, options: type) -> N
     actual = flags(options)
     assert set(documented) == set(actual)
     assert len(rows) == len(actual)
-    told = {name for name, default in actual.items() if default} - MACHINES_OWN
-    assert {name: documented[name] for name in told} == {name: actual[name] for name in told}
+    stated = {name for name, default in actual.items() if default} - MACHINES_OWN
+    assert {name: documented[name] for name in stated} == {name: actual[name] for name in stated}
 
 
 def test_the_page_of_nsqd_marks_repeated_flags_and_names_other_keys() -> None:
@@ -158,5 +158,5 @@ def test_the_extras_that_are_named_exist() -> None:
     setup = configparser.ConfigParser(interpolation=None, delimiters=("=",))
     setup.read(ROOT / "setup.cfg", encoding="utf-8")
     for page in PAGES:
-        for extras in re.findall(r"['`](?:nsq|\.)\[([a-z,]+)\]", page.read_text("utf-8")):
+        for extras in re.findall(r"(?<!\w)(?:nsq|\.)\[([a-z,]+)\]", page.read_text("utf-8")):
             assert set(extras.split(",")) <= set(setup["options.extras_require"]), page.name
