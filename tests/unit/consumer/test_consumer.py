@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from nsq.connection.endpoint import Key
 from nsq.consumer.consumer import Consumer
 from nsq.consumer.engine import Engine
 from nsq.consumer.handlers import Requeue
@@ -227,6 +228,25 @@ def test_a_connection_that_comes_during_a_stop_is_closed_and_no_hook_hears_of_it
     assert not consumer.wait_until_connected(0.0)
     assert consumer.stop().clean
     assert heard == []
+
+
+def test_an_nsqd_that_is_removed_at_the_moment_it_is_connected_is_left(
+    make: Make, transport: MemoryTransport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drop = Engine.dropped
+
+    def late(engine: Engine, key: Key) -> None:
+        drop(engine, key)
+        Nsqd(peer)
+        peer.wait_until(lambda got: peer.closed or b"RDY" in got)
+
+    monkeypatch.setattr(Engine, "dropped", late)
+    consumer = make().add_handler(nothing).start()
+    accept(transport)
+    consumer.add_nsqd(B)
+    peer = transport.accept()
+    consumer.remove_nsqd(B)
+    peer.wait_closed()
 
 
 def test_an_nsqd_for_which_no_thread_can_start_is_dialed_when_one_can(
