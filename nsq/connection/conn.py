@@ -31,6 +31,7 @@ from nsq.errors import (
     NsqError,
     ServerError,
     Unanswered,
+    WireError,
     server_error,
 )
 from nsq.log import Logger
@@ -374,6 +375,8 @@ class Conn:
             self.put(commands.NOP)
             self._delegate.on_heartbeat(self)
         elif frame.data == CLOSE_WAIT:
+            if not self.session.closing:  # as an end of our own it would be dialed again without a pause
+                raise WireError(f"{self.address} sent CLOSE_WAIT, although no CLS was sent")
             self.session.close_wait = True
             self._wake()
         else:

@@ -26,7 +26,7 @@ from nsq import Consumer, ConsumerHooks, NsqError
 from nsq.errors import FrameError, Unanswered, WireError
 from nsq.testing import Nsqd
 from nsq.testing.plugin import Factory
-from nsq.wire.frames import HEARTBEAT, OK, encode_error, encode_message, encode_response
+from nsq.wire.frames import CLOSE_WAIT, HEARTBEAT, OK, encode_error, encode_message, encode_response
 from tests.fakes.bad_server import BadServer, Peer, Script
 from tests.fakes.nsqlookupd import ScriptedLookupd
 
@@ -189,7 +189,7 @@ def test_a_bad_handshake_is_an_error(
         consumer = make_consumer(bad.address, **QUICK, **options).add_handler(seen).start()
         try:
             line = log.wait_for("WARNING", bad.address, *words)
-            assert "fault of ours" not in line
+            assert "bug of ours" not in line
             until("health names it", lambda: all(word in str(consumer.health().discovery) for word in words))
             assert bad.address in str(consumer.health().discovery)
             assert not consumer.health().ok
@@ -197,7 +197,7 @@ def test_a_bad_handshake_is_an_error(
         finally:
             assert consumer.stop(PATIENCE).clean
     assert seen.messages == []
-    assert not [line for line in log.lines if "fault of ours" in line]
+    assert not [line for line in log.lines if "bug of ours" in line]
 
 
 def ready_for_anything(limit: int = MIB) -> dict[str, Any]:
@@ -230,6 +230,12 @@ AFTER: list[tuple[str, Script, type[NsqError], list[str]]] = [
         sends_after_the_handshake(message(1)[:30], then_close=True),
         NsqError,
         ["closed the connection"],
+    ),
+    (
+        "an end that was not asked for",
+        sends_after_the_handshake(encode_response(CLOSE_WAIT)),
+        WireError,
+        ["CLOSE_WAIT", "no CLS"],
     ),
     (
         "more than RDY",
@@ -269,7 +275,7 @@ def test_a_server_that_goes_bad(
             consumer.add_nsqd(bad.address)
             consumer.resume()
             line = log.wait_for("WARNING", "connection lost", bad.address, *words)
-            assert "fault of ours" not in line
+            assert "bug of ours" not in line
             until("the hook", lambda: bad.address in hooks.causes)
             assert isinstance(hooks.causes[bad.address], kind)
             until("health names it", lambda: all(word in str(consumer.health().discovery) for word in words))
@@ -284,7 +290,7 @@ def test_a_server_that_goes_bad(
             until("recovered", lambda: b"recovered" in seen.bodies)
             for nsqd in (good, better):
                 expect_drained(nsqd)
-    assert not [line for line in log.lines if "fault of ours" in line]
+    assert not [line for line in log.lines if "bug of ours" in line]
 
 
 # Resources.
