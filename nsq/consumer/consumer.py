@@ -336,7 +336,6 @@ class Consumer:
         if not engine.pool.at_once:
             raise UsageError(f"{self!r} has no handler: call add_handler before run")
         with SignalWatch() as watch, watch:
-            engine.watch = watch
             signalled = self._run_until_stopped(watch, timeout)
         if engine.refusal is not None and not signalled:
             engine.stop(time.monotonic() + timeout)
@@ -347,6 +346,7 @@ class Consumer:
         """Return whether a signal came. A second signal ends the wait for the stop."""
         engine = self._engine
         signalled = False
+        engine.wake_at_end(watch)
         try:
             if engine.state == "new":
                 self.start()
@@ -359,7 +359,7 @@ class Consumer:
                     engine.ask_to_stop(time.monotonic() + timeout)
                     self._tell_of(number)
         finally:
-            engine.watch = None
+            engine.wake_at_end(None)
         return signalled
 
     def _tell_of(self, number: signal.Signals) -> None:

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from nsq.config import Config
 from nsq.connection.backoff import Pauses
@@ -48,7 +48,6 @@ from nsq.log import Logger
 from nsq.message import Message
 from nsq.threads.forks import abandon_in_children
 from nsq.threads.owner import Owner
-from nsq.threads.signals import SignalWatch
 from nsq.threads.waiters import Callbacks
 from nsq.transport.base import Transport
 from nsq.transport.dialing import SocketTransport
@@ -65,6 +64,14 @@ _LEAST_TO_STOP = 0.1
 _STEP = 0.05
 #: Seconds until a partition's former leader is left without its answer to CLS.
 _CLS_PATIENCE = 5.0
+
+
+class Watch(Protocol):
+    """A wait for the end of a consumer, such as ``SignalWatch``."""
+
+    def wake(self) -> None: ...
+
+    def abandon(self) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -105,7 +112,7 @@ class Engine:
         self.report: StopReport | None = None  # set when the consumer has stopped
         self.refusal: NsqError | None = None
         """The error of an nsqd, if every nsqd refuses the subscription; or why it is impossible."""
-        self.watch: SignalWatch | None = None  # set while ``run`` waits for ``report`` or ``refusal``
+        self._watch: Watch | None = None
         self._own_transport = SocketTransport(config.local_address)
         self.transport = transport or self._own_transport
         self.context = context_of(config)
@@ -181,10 +188,16 @@ class Engine:
         self.owner.ask(partial(self._begin_to_stop, deadline))
         self._stop_requested = True
         self.owner.changed.wake()
-        self._wake_run()
+        self._wake_watch()
 
-    def _wake_run(self) -> None:
-        watch = self.watch
+    def wake_at_end(self, watch: Watch | None) -> None:
+        """Wake ``watch`` when the consumer is asked to stop or has stopped, and when every nsqd refuses it. A
+        forked child abandons it.
+        """
+        self._watch = watch
+
+    def _wake_watch(self) -> None:
+        watch = self._watch
         if watch is not None:
             watch.wake()
 
@@ -217,7 +230,7 @@ class Engine:
         self.endpoints.abandon()
         self.conns_and_totals = {}, self.conns_and_totals[1]
         self._inherited = True
-        watch, self.watch = self.watch, None
+        watch, self._watch = self._watch, None
         if watch is not None:
             watch.abandon()
 
@@ -245,7 +258,7 @@ class Engine:
         if self._closing is not None:
             self._stop_when_done()
         if self.report is not None:
-            self._wake_run()
+            self._wake_watch()
             return None
         due = self.pool.turn(time.monotonic())
         return min(due, self.flow.next_tick(), self._stop_by, self.endpoints.next_due())
@@ -427,7 +440,7 @@ class Engine:
         refusals = [each for each in reasons if isinstance(each, ServerError) and not each.retry]
         if refusals and len(refusals) == len(reasons):
             self.refusal = refusals[0]
-            self._wake_run()
+            self._wake_watch()
 
     def refuse(self, error: NsqError) -> None:
         """Note that the topic cannot be consumed with the user's options. Called by discovery."""
@@ -437,7 +450,7 @@ class Engine:
     def _refuse(self, error: NsqError) -> None:
         if self.refusal is None:
             self.refusal = error
-            self._wake_run()
+            self._wake_watch()
 
     # The handlers' threads.
 

@@ -93,9 +93,10 @@ class TestFile:
                 return super().write(data[:5])
 
         keep = DeadLetterFile(tmp_path / "dead")
-        with monkeypatch.context() as patched, pytest.raises(OSError, match="only a part"):
+        with monkeypatch.context() as patched:
             patched.setattr("builtins.open", lambda path, mode, buffering: Full(path, mode))
-            keep(dead())
+            with pytest.raises(OSError, match="only a part"):
+                keep(dead())
         keep(dead(number=2))
         _, line = (tmp_path / "dead").read_bytes().splitlines()
         assert json.loads(line)["id"] == "0000000000000002"
