@@ -62,7 +62,8 @@ _ENDING_SHARE, _ENDING_SECONDS = 0.1, 0.25
 _LEAST_TO_STOP = 0.1
 #: During a stop, seconds between two checks whether it has become more urgent.
 _STEP = 0.05
-#: Seconds until a partition's former leader is left without its answer to CLS.
+#: Seconds to wait for the answer to CLS: of a partition's former leader, and during a stop of any nsqd whose
+#: messages are answered.
 _CLS_PATIENCE = 5.0
 
 
@@ -140,8 +141,9 @@ class Engine:
         self._inherited = False  # by a forked child, from the parent process
         self._stop_requested = False  # a stop was asked for
         self._closing: list[Conn] | None = None  # during a stop: the connections that got CLS
+        self._unheard: list[str] = []  # nsqds that have not answered CLS
         self._left: StopReport | None = None  # for a ``stop`` whose time is up before the threads have ended
-        self._stop_by = self._handlers_by = self._join_by = math.inf
+        self._stop_by = self._handlers_by = self._join_by = self._cls_by = math.inf
         arguments = {
             "name": self.name,
             "fields": self.fields(),
@@ -276,6 +278,7 @@ class Engine:
         self._join_by = min(self._join_by, hard - keep * 0.2)  # the rest is for ``stop`` to take the report
         if self._closing is not None:
             return
+        self._cls_by = now + _CLS_PATIENCE
         self._closing = conns = list(self.conns.values())
         self.owner.changed.wake()
         self.discovery.stop()
@@ -288,13 +291,19 @@ class Engine:
         self.flow.decide()
 
     def _stop_when_done(self) -> None:
-        if self.conns and time.monotonic() < self._stop_by:
+        now = time.monotonic()
+        if now >= self._cls_by:
+            for conn in self.conns.values():
+                if conn.open and conn.session.answered and not conn.session.close_wait:
+                    self._unheard.append(conn.address)
+                    conn.close(after_writing=True)
+        if self.conns and now < self._stop_by:
             return
         left = list(self.conns.values())
         self._left = StopReport(
             clean=False,
             in_flight=sum(conn.session.in_flight for conn in left),
-            cut_off=sorted(conn.address for conn in left),
+            cut_off=sorted({*self._unheard, *[conn.address for conn in left]}),
         )
         answered = all(conn.session.answered for conn in left)
         for conn in left:

@@ -287,4 +287,5 @@ def test_an_nsqd_that_does_not_answer_when_it_is_removed_gets_the_answers_it_is_
             gate.let_go()
             gate.wait_until_passed(1)
             expect_drained(nsqd)
+            monkeypatch.undo()
             link.heal()

@@ -374,6 +374,25 @@ def test_an_nsqd_that_does_not_answer_cls_is_reported(make: Make, transport: Mem
     assert nsqd.commands[2:] in ([], [CLS])  # the time may be up before it was sent
 
 
+def test_a_stop_waits_for_an_nsqd_that_does_not_answer_cls_only_while_messages_are_in_flight(
+    make: Make, transport: MemoryTransport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nsq.consumer.engine._CLS_PATIENCE", 0.0)
+    keep = Keeper()
+    consumer = make(rdy_redistribute_interval=0.01).add_handler(keep).start()
+    nsqd = accept(transport)
+    nsqd.expect(rdy(2))
+    nsqd.deliver(1)
+    message = keep.wait()
+    stopping = Running(lambda: consumer.stop(timeout=20 * PATIENCE))
+    nsqd.expect(CLS)
+    assert not consumer.wait(0.1)
+    message.finish()
+    nsqd.expect(fin(1))
+    assert stopping.result() == StopReport(clean=False, cut_off=[A])
+    nsqd.peer.wait_closed()
+
+
 def test_an_nsqd_that_hangs_up_at_cls_is_let_go(make: Make, transport: MemoryTransport) -> None:
     consumer = make().add_handler(nothing).start()
     nsqd = accept(transport)
