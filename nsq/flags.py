@@ -4,7 +4,7 @@ A program declares its options once, as fields made by ``flag``, ``duration`` or
 an argument list into an instance of that class. A flag overrides the config file, and the file overrides the
 default. This module checks types; ``check``, which the class calls, checks ranges and choices.
 
-Of the package this module imports only ``errors``, ``literals`` and ``options``. Only ``parse_or_exit``, for
+Of the package this module imports only ``errors`` and ``options``. Only ``parse_or_exit``, for
 ``main`` functions, prints and exits. It reads one file: that of ``--config``.
 """
 
