@@ -346,6 +346,8 @@ class RdyWindows:
         return self.pick([nsqd.key for nsqd in waiting if nsqd.granted_at == longest])
 
     def _turn_is_over(self, nsqd: Nsqd, now: float, in_flight: Mapping[Hashable, int]) -> bool:
+        if not nsqd.rdy:
+            return False  # it has not begun: messages of others are still in flight
         since = now - max(nsqd.last_message_at, nsqd.granted_at)
         if since >= self.low_rdy_idle_timeout and not in_flight.get(nsqd.key, 0):
             return True

@@ -255,6 +255,22 @@ class TestMoreConnectionsThanMessages:
         world.answer("a")
         assert world.rdy == {"a": 0, "b": 1}
 
+    @pytest.mark.parametrize("seconds", [1.0, 60.0])
+    def test_each_connection_is_served_alike_however_slow_handlers_are(self, seconds: float) -> None:
+        world = World(2).connect(*"abcde")
+        world.windows.pick = random.Random(7).choice
+        served, ends = dict.fromkeys("abcde", 0), list[tuple[float, str]]()
+        for _ in range(1000):
+            world.tick(5)
+            while ends and ends[0][0] <= world.now:
+                world.answer(ends.pop(0)[1])
+            for key in served:
+                if world.rdy[key] > world.in_flight[key]:
+                    world.receive(key)
+                    ends.append((world.now + seconds, key))
+                    served[key] += 1
+        assert max(served.values()) <= 1.2 * min(served.values()), served
+
 
 class TestBackingOff:
     def test_a_failure_stops_all_connections_and_one_message_tests_after_the_pause(self) -> None:
