@@ -273,7 +273,7 @@ class RdyWindows:
             _set_all(self._current_holders(), 1, f"{many}: has its turn")
         else:
             self._turns.clear()
-            self._aim_at_shares(nsqds, now, in_flight)
+            self._set_shares(nsqds, now, in_flight)
         for nsqd in nsqds:
             if nsqd.target > nsqd.max_rdy:
                 nsqd.target = nsqd.max_rdy
@@ -310,7 +310,7 @@ class RdyWindows:
     def _current_holders(self) -> list[Nsqd]:
         return [self.nsqds[key] for key in self._turns]
 
-    def _aim_at_shares(self, nsqds: list[Nsqd], now: float, in_flight: Mapping[Hashable, int]) -> None:
+    def _set_shares(self, nsqds: list[Nsqd], now: float, in_flight: Mapping[Hashable, int]) -> None:
         """Give connections with messages equal shares, and idle ones a window of one, so that they can show
         that they have messages.
         """

@@ -191,9 +191,9 @@ GRANTED: dict[str, tuple[Options, Options, dict[str, Any]]] = {
 
 @pytest.mark.parametrize("case", GRANTED)
 def test_what_is_granted(nsqd_factory: Factory[Nsqd], certificates: Certificates, case: str) -> None:
-    daemon, options, told = GRANTED[case]
+    daemon, options, expected = GRANTED[case]
     client = exchange(nsqd_factory(**daemon(certificates)), **(asked := options(certificates)))
-    assert {name: client.get(name, False) for name in told} == told
+    assert {name: client.get(name, False) for name in expected} == expected
     assert client["remote_address"].startswith(f"{asked.get('local_address', '127.0.0.1')}:")
 
 

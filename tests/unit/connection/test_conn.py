@@ -75,7 +75,7 @@ def in_flight(pair: Pair, *numbers: int, **granted: Any) -> tuple[Nsqd, list[Mes
 
 
 class Recording(WrappedStream):
-    """Notes which thread reads, and of each write its thread, size and timeout. Fails when told to."""
+    """Notes which thread reads, and of each write its thread, size and timeout. Fails on demand."""
 
     def __init__(self, stream: Any) -> None:
         super().__init__(stream)

@@ -447,7 +447,7 @@ def test_an_unknown_connection_has_no_window() -> None:
 
 
 class Anything(RuleBasedStateMachine):
-    """nsqds that send as much as RDY allows and no more; the windows are told what is in flight."""
+    """nsqds that send as much as RDY allows and no more; the windows get the numbers in flight."""
 
     @initialize(
         max_in_flight=st.integers(0, 12),
@@ -522,7 +522,7 @@ class Anything(RuleBasedStateMachine):
     def what_can_be_in_flight_is_bounded(self) -> None:
         world = self.world
         if world.possible() > world.windows.max_in_flight:
-            # It was lowered below what is in flight: then nothing new may come from anybody.
+            # It was lowered below what is in flight: then nothing new may come.
             assert all(world.rdy[key] <= world.in_flight[key] for key in self.limits)
 
     @invariant()
@@ -546,7 +546,7 @@ class Anything(RuleBasedStateMachine):
         assert all(self.world.windows.reason(key) for key in self.limits if key not in self.closing)
 
     def teardown(self) -> None:
-        """Everything is answered, time passes, messages are there: everybody's turn comes."""
+        """Everything is answered, time passes, messages are there: each connection's turn comes."""
         if not hasattr(self, "world"):
             return
         world = self.world
@@ -564,7 +564,7 @@ class Anything(RuleBasedStateMachine):
             ready = [key for key in alive if world.rdy[key]]
             served |= set(ready)
             if alive and not world.backoff.waiting:
-                assert ready, "nobody may send"
+                assert ready, "no connection may send"
             for key in ready:
                 if world.rdy[key]:
                     world.receive(str(key))
