@@ -241,7 +241,7 @@ class RdyWindows:
         if free < 0:
             for nsqd in sorted(nsqds, key=lambda nsqd: -nsqd.rdy):
                 free += _give_back(nsqd.key, windows, in_flight.get(nsqd.key, 0), -free)
-        for nsqd in sorted(nsqds, key=lambda nsqd: nsqd.rdy):
+        for nsqd in sorted(nsqds, key=lambda nsqd: (nsqd.rdy, nsqd.granted_at)):
             free -= _grow(nsqd, windows, in_flight.get(nsqd.key, 0), free)
         self.below_target = free < 0 or any(windows[nsqd.key] < nsqd.target for nsqd in nsqds)
         changed = [nsqd for nsqd in nsqds if windows[nsqd.key] != nsqd.rdy]
@@ -333,7 +333,12 @@ class RdyWindows:
 
     def _rotate(self, now: float, in_flight: Mapping[Hashable, int]) -> None:
         """Pass RDY 1 from connections that have had it long enough, or are idle, to waiting ones."""
-        waiting = [each for each in self.nsqds.values() if not each.closing and each.key not in self._turns]
+        # Not one whose messages are still here: with a turn it would keep the room that others wait for.
+        waiting = [
+            each
+            for each in self.nsqds.values()
+            if not (each.closing or each.key in self._turns or in_flight.get(each.key, 0))
+        ]
         for place, key in enumerate(self._turns):
             nsqd = self.nsqds.get(key)
             if waiting and nsqd is not None and self._turn_is_over(nsqd, now, in_flight):
