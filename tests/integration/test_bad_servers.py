@@ -26,7 +26,7 @@ from nsq import Consumer, ConsumerHooks, NsqError
 from nsq.errors import FrameError, Unanswered, WireError
 from nsq.testing import Nsqd
 from nsq.testing.plugin import Factory
-from nsq.wire.frames import CLOSE_WAIT, HEARTBEAT, OK, encode_error, encode_message, encode_response
+from nsq.wire.frames import HEARTBEAT, OK, encode_error, encode_message, encode_response
 from tests.fakes.bad_server import BadServer, Peer, Script
 from tests.fakes.nsqlookupd import ScriptedLookupd
 
@@ -230,12 +230,6 @@ AFTER: list[tuple[str, Script, type[NsqError], list[str]]] = [
         sends_after_the_handshake(message(1)[:30], then_close=True),
         NsqError,
         ["closed the connection"],
-    ),
-    (
-        "an end that was not asked for",
-        sends_after_the_handshake(encode_response(CLOSE_WAIT)),
-        WireError,
-        ["CLOSE_WAIT", "no CLS"],
     ),
     (
         "more than RDY",

@@ -102,26 +102,6 @@ class TestInFlight:
         assert subject.in_flight == 0
 
 
-def test_an_answer_to_an_earlier_delivery_leaves_the_later_one_in_flight() -> None:
-    subject = session(rdy=1)
-    (first,) = deliver(subject, 1)
-    (again,) = deliver(subject, 1, now=1.0)
-    assert not subject.take(first)
-    assert subject.holds(again)
-    assert subject.take(again)
-
-
-def test_it_is_drained_when_every_answer_is_written() -> None:
-    subject = session(rdy=2)
-    one, two = deliver(subject, 1, 2)
-    subject.close_wait = True
-    assert subject.take(one)
-    assert subject.drop(two)
-    assert not subject.drained
-    subject.written([one])
-    assert subject.drained
-
-
 class TestTime:
     def test_expiry_lets_go_of_messages_whose_time_is_up(self) -> None:
         subject = session(rdy=2, msg_timeout=10_000)
