@@ -654,7 +654,7 @@ class TestEnds:
         ],
         ids=["drop", "expire"],
     )
-    def test_letting_the_last_message_go_ends_it_too(
+    def test_a_closing_connection_ends_when_its_last_message_times_out(
         self, pair: Pair, let_go: Callable[[Conn, Message], object]
     ) -> None:
         nsqd, (one,) = in_flight(pair, 1)
@@ -817,7 +817,7 @@ class TestLayers:
 
 
 class TestBeginnings:
-    def test_it_can_be_closed_before_it_starts(self, pair: Pair) -> None:
+    def test_a_connection_can_be_closed_before_its_loops_start(self, pair: Pair) -> None:
         nsqd = pair.shake_hands()
         pair.conn.close()
         pair.conn.close()
@@ -842,7 +842,7 @@ class TestBeginnings:
         assert isinstance(errors[0], ConnectionLost)
         assert peer.closed
 
-    def test_one_that_was_closed_before_does_not_connect(self, pair: Pair) -> None:
+    def test_a_connection_that_was_closed_before_does_not_connect(self, pair: Pair) -> None:
         pair.conn.close()
         with pytest.raises(ConnectionLost):
             pair.conn.connect(time.monotonic() + PATIENCE)

@@ -135,7 +135,7 @@ class TestExcess:
         deliver(subject, *range(6))
         assert (subject.in_flight, subject.rdy) == (6, 1)
 
-    def test_more_is_not(self) -> None:
+    def test_more_than_twice_the_highest_rdy_is_refused(self) -> None:
         with pytest.raises(WireError, match="7 messages in flight, though RDY was never above 3"):
             deliver(session(rdy=3), *range(7))
 
@@ -179,7 +179,7 @@ class TestTheEnd:
         assert subject.drop(one)
         assert subject.drained
 
-    def test_not_before_every_answer_is_written(self) -> None:
+    def test_it_is_not_drained_before_every_answer_is_written(self) -> None:
         subject = session(rdy=2)
         one, two = deliver(subject, 1, 2)
         subject.close_wait = True
