@@ -114,9 +114,11 @@ class HandlingLimit:
         return True
 
     def relax(self, now: float, timeout: float, max_in_flight: int, oldest: float) -> bool:
-        """Raise the limit if ``oldest``, the oldest message's age, stays low; return whether it is higher."""
+        """Raise the limit if ``oldest``, the oldest message's age, stays low; return whether it is higher. It
+        stays while ``max_in_flight`` is no higher.
+        """
         self._oldest = max(self._oldest, oldest)
-        if not self.active or now - self._since < timeout:
+        if not self.limit < max_in_flight or now - self._since < timeout:
             return False
         seen, self._oldest, self._since = self._oldest, 0.0, now
         if seen > timeout / 2:

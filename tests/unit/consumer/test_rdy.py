@@ -604,6 +604,13 @@ class TestHandlingLimit:
             assert limit.relax(now, self.TIMEOUT, 40, 0.0)
         assert not limit.relax(now + self.TIMEOUT, self.TIMEOUT, 40, 0.0)
 
+    @pytest.mark.parametrize("lower", [0, 4, 20])
+    def test_it_is_not_forgotten_while_max_in_flight_is_lower(self, lower: int) -> None:
+        limit = HandlingLimit()
+        assert limit.expired(START, self.TIMEOUT, 40, 1)
+        assert not limit.relax(START + self.TIMEOUT, self.TIMEOUT, lower, 0.0)
+        assert limit.limit == 20
+
     def test_it_limits_the_windows_and_the_reason_says_so(self) -> None:
         world = World(40).connect("a")
         assert world.windows.handling.expired(world.now, self.TIMEOUT, 40, 1)
