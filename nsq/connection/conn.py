@@ -398,11 +398,15 @@ class Conn:
         self._causes.append(cause)
         self.closed = True
         self._wakeup.put(None)
-        if self._layered is not None:
+        if self._layered is None:
+            return
+        try:
             if self._reading:
                 self._layered.wake()
             else:
                 self._layered.close()  # no read loop will do it
+        except Exception:  # from a user's transport
+            log.exception("closing the connection to %s failed", self.address)
 
     def _end(self, cause: NsqError | None) -> NsqError | None:
         """Release everything and tell the delegate, at the end of the read loop."""

@@ -82,6 +82,17 @@ class Recording(WrappedStream):
         self.readers: set[str] = set()
         self.writes: list[tuple[str, int, float]] = []
         self.failure: BaseException | None = None
+        self.close_fails = False
+
+    def wake(self) -> None:
+        super().wake()
+        if self.close_fails:
+            raise RuntimeError("of the transport")
+
+    def close(self) -> None:
+        super().close()
+        if self.close_fails:
+            raise RuntimeError("of the transport")
 
     def read(self, limit: int = CHUNK) -> bytes:
         self.readers.add(threading.current_thread().name)
@@ -109,7 +120,9 @@ class RecordingTransport:
         return self.streams[-1]
 
 
-def recorded(pairs: Callable[..., Pair], **options: Any) -> tuple[Pair, Nsqd, Recording]:
+def recorded(
+    pairs: Callable[..., Pair], *, start: bool = True, **options: Any
+) -> tuple[Pair, Nsqd, Recording]:
     """A running connection; the writes of its handshake are not in the record."""
     transport = RecordingTransport()
     pair = pairs(transport, transport.memory, **options)
@@ -117,7 +130,8 @@ def recorded(pairs: Callable[..., Pair], **options: Any) -> tuple[Pair, Nsqd, Re
     (stream,) = transport.streams
     stream.readers.clear()
     stream.writes.clear()
-    pair.start()
+    if start:
+        pair.start()
     return pair, nsqd, stream
 
 
@@ -513,6 +527,18 @@ class TestWriting:
             pair.conn.put(b"NOP\n")
         assert isinstance(pair.delegate.wait_for_close(), ConnectionLost)
         assert nsqd.peer.closed
+
+    @pytest.mark.parametrize("started", [True, False])
+    def test_a_transport_whose_close_raises_is_closed_all_the_same(
+        self, pairs: Callable[..., Pair], caplog: pytest.LogCaptureFixture, started: bool
+    ) -> None:
+        pair, nsqd, stream = recorded(pairs, start=started)
+        stream.close_fails = True
+        pair.conn.close()
+        nsqd.peer.wait_closed()
+        pair.join()
+        assert pair.delegate.causes == [None] * started
+        assert f"closing the connection to {A} failed" in caplog.text
 
     def test_an_encoder_that_raises_costs_the_connection_and_says_so(
         self, pairs: Callable[..., Pair], caplog: pytest.LogCaptureFixture
