@@ -311,7 +311,7 @@ class Producer:
 
 
 class _Watch:
-    """Told by the engine when the consumer has stopped, or every nsqd refuses the subscription."""
+    """Wakes the event loop when the consumer stops, or when every nsqd refuses the subscription."""
 
     def __init__(self, wake: Callable[[], None]) -> None:
         self._wake = wake

@@ -292,7 +292,7 @@ class Engine:
 
     def _stop_when_done(self) -> None:
         now = time.monotonic()
-        if now >= self._cls_by:
+        if now >= self._cls_by:  # leave those that owe nothing but the answer to CLS
             for conn in self.conns.values():
                 if conn.open and conn.session.answered and not conn.session.close_wait:
                     self._unheard.append(conn.address)
