@@ -266,8 +266,8 @@ class RdyWindows:
         elif self.backoff.testing:
             self._give_turns(nsqds, 1)
             level = f"backing off (level {self.backoff.level})"
-            _set_all(nsqds, 0, f"{level}: another connection tests the waters")
-            _set_all(self._current_holders(), 1, f"{level}: tests the waters with one message")
+            _set_all(nsqds, 0, f"{level}: another connection tries one message")
+            _set_all(self._current_holders(), 1, f"{level}: tries one message")
         elif connections > self.allowed:
             self._give_turns(nsqds, self.allowed)
             many = f"{connections} connections share a max_in_flight of {self.allowed}"

@@ -285,7 +285,7 @@ class TestBackingOff:
         assert world.orders == []
         world.tick(0.1)
         assert world.orders == [Order("a", 1)]
-        assert "tests the waters with one" in world.windows.reason("a")
+        assert "tries one message" in world.windows.reason("a")
         assert "another connection" in world.windows.reason("b")
 
     def test_each_level_is_tested_by_one_message(self) -> None:
