@@ -337,7 +337,6 @@ class Consumer:
         if not engine.pool.at_once:
             raise UsageError(f"{self!r} has no handler: call add_handler before run")
         with SignalWatch() as watch, watch:
-            engine.watch = watch
             signalled = self._run_until_stopped(watch, timeout)
         if engine.refusal is not None and not signalled:
             engine.stop(time.monotonic() + timeout)
@@ -348,6 +347,7 @@ class Consumer:
         """Return whether a signal came. A second signal ends the wait for the stop."""
         engine = self._engine
         signalled = False
+        engine.wake_at_end(watch)
         try:
             if engine.state == "new":
                 self.start()
@@ -360,7 +360,7 @@ class Consumer:
                     engine.ask_to_stop(time.monotonic() + timeout)
                     self._tell_of(number)
         finally:
-            engine.watch = None
+            engine.wake_at_end(None)
         return signalled
 
     def _tell_of(self, number: signal.Signals) -> None:

@@ -364,7 +364,7 @@ def run_consumers(
     error if every nsqd refuses a consumer.
     """
     for consumer in consumers:
-        consumer._engine.watch = watch  # which is woken when every nsqd refuses it
+        consumer._engine.wake_at_end(watch)
         consumer.start()
     refusal = None
     while refusal is None and not ended() and watch.wait() is None:
