@@ -21,7 +21,7 @@ from nsq.daemons.nsqd.disk.layout import (
 )
 from nsq.daemons.nsqd.disk.reading import FileRange, PeekedRecord, Reader, peek_records, record_ids
 from nsq.daemons.nsqd.disk.recovery import recover
-from nsq.daemons.nsqd.disk.syncing import Check, OpenFiles, Replacement, SyncJob, share_of_limit
+from nsq.daemons.nsqd.disk.syncing import OpenFiles, Replacement, SyncJob, share_of_limit
 from nsq.daemons.nsqd.disk.writing import Writer
 from nsq.errors import Closed, UsageError
 
@@ -42,7 +42,7 @@ class QueueSync(SyncJob):
         committed: Position,
         content: str | None = None,
         new_names: bool = False,
-        check: Check,
+        failed: set[Path],
     ) -> None:
         replacement = Replacement(directory / layout.meta, content.encode()) if content is not None else None
         super().__init__(
@@ -50,7 +50,7 @@ class QueueSync(SyncJob):
             [directory / layout.data(number) for number in sorted(numbers)],
             replacement=replacement,
             new_names=new_names,
-            check=check,
+            failed=failed,
         )
         self.numbers = numbers
         self.written = written
@@ -273,12 +273,17 @@ class DiskQueue:
             self._writer.roll()
             self._skip_full_files()
 
-    def join_file(self, path: Path, records: int, size: int, *, synced: bool = False) -> None:
-        """Rename a file of records to be the queue's next file."""
+    def join_file(
+        self, path: Path, records: int, size: int, *, synced: bool = False, failed: bool = False
+    ) -> None:
+        """Rename a file of records, whose last fsync may have ``failed``, to be the queue's next file."""
         self.begin_new_file()
         last = self._segments.last
         self._writer.forget(last.number)
-        os.rename(path, self._directory / self._layout.data(last.number))
+        target = self._directory / self._layout.data(last.number)
+        os.rename(path, target)
+        if failed:
+            self._writer.failed.add(target)
         last.end = size
         self._segments.count += records
         if not synced:
@@ -394,7 +399,7 @@ class DiskQueue:
             committed=self._committed,
             content=content,
             new_names=_last_file(self._segments.written) > self._named,
-            check=self._writer.sync_failure.check(),
+            failed=self._writer.failed,
         )
 
     @property

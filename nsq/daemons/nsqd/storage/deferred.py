@@ -100,6 +100,7 @@ class DeferredOnDisk(DeferredInMemory):
         self._current: dict[Bucket, DeferredFile] = {}
         self._in_memory: set[DeferredFile] = set()  # with --durable
         self._dirty: set[DeferredFile] = set()
+        self._failed_files: set[Path] = set()  # files whose last fsync failed; see ``SyncJob``
         self._rewritten: list[DeferredFile] = []
         self.on_disk = 0
         #: After a kill: records in the queue to skip, with the message's id; see ``choose_records``.
@@ -360,7 +361,7 @@ class DeferredOnDisk(DeferredInMemory):
         leaving = [file for file in self._in_memory if file.leaving or not file.left]
         if not self._dirty and not leaving:
             return None
-        return DeferredSync(self._directory, self._dirty, leaving)
+        return DeferredSync(self._directory, self._dirty, leaving, self._failed_files)
 
     def synced(self, job: DeferredSync) -> None:
         """Note that ``job`` has succeeded, and the queue has synced the messages that had left by then.
@@ -519,7 +520,10 @@ class DeferredOnDisk(DeferredInMemory):
         finally:
             for file in [*self._in_memory, *self._dirty, *files]:
                 file.close()
-        return [SyncJob(self._directory, [file.index for file in files], new_names=True)] if files else []
+        if not files:
+            return []
+        indexes = [file.index for file in files]
+        return [SyncJob(self._directory, indexes, new_names=True, failed=self._failed_files)]
 
     def _write_files(self, entries: list[Entry]) -> list[DeferredFile]:
         """Write messages to new files."""
@@ -548,7 +552,7 @@ class DeferredOnDisk(DeferredInMemory):
         self._disk.begin_new_file()
         file.write_joined(self._disk.written.file)
         file.close()
-        self._disk.join_file(file.data, file.count, file.sizes[1])
+        self._disk.join_file(file.data, file.count, file.sizes[1], failed=file.data in self._failed_files)
 
     def remove_rewritten(self) -> None:
         """Remove files whose messages are elsewhere, after everything is synced."""

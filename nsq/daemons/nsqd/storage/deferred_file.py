@@ -294,7 +294,11 @@ class DeferredSync(SyncJob):
     """Syncs files as they are now; pass it to ``DeferredOnDisk.synced`` afterwards."""
 
     def __init__(
-        self, directory: Path, dirty: Iterable[DeferredFile], leaving: Iterable[DeferredFile]
+        self,
+        directory: Path,
+        dirty: Iterable[DeferredFile],
+        leaving: Iterable[DeferredFile],
+        failed: set[Path],
     ) -> None:
         self.dirty = {file: file.sizes for file in sorted(dirty)}
         self.leaving = {file: list(file.leaving) for file in sorted(leaving)}
@@ -302,4 +306,5 @@ class DeferredSync(SyncJob):
             directory,
             [path for file in self.dirty for path in (file.index, file.data)],
             new_names=not all(file.named for file in self.dirty),
+            failed=failed,
         )

@@ -16,7 +16,6 @@ from nsq.daemons.nsqd.disk.queue import DiskQueue
 from nsq.daemons.nsqd.disk.syncing import (
     OpenFiles,
     Replacement,
-    SyncFailure,
     SyncJob,
     replace_content,
     run_together,
@@ -122,6 +121,33 @@ def test_a_failed_sync_raises_and_can_be_repeated(tmp_path: Path) -> None:
     queue.close()
 
 
+def test_a_file_is_written_again_after_its_fsync_has_failed(tmp_path: Path) -> None:
+    queue = open_queue(tmp_path)
+    queue.append(FIVE)
+    with patch("os.fsync", side_effect=OSError(errno.EIO, "broken")), pytest.raises(OSError, match="broken"):
+        queue.sync()
+    with patch("os.pwrite", wraps=os.pwrite) as write:
+        queue.sync()
+        queue.append([b"next"])
+        queue.sync()
+    assert [call.args[1:] for call in write.call_args_list] == [
+        (b"".join(b"\0\0\0\x10" + record for record in FIVE), 0),
+        (b"\0\0\0\x04next", 0),
+    ]
+    queue.close()
+
+
+def test_a_failed_file_that_is_gone_or_cannot_be_read_is_given_up(tmp_path: Path) -> None:
+    there = tmp_path / "there"
+    there.write_bytes(b"content")
+    job = SyncJob(tmp_path, [there], failed={there, tmp_path / "gone"})
+    job.files.append(tmp_path / "gone")
+    with patch("os.pread", side_effect=OSError(errno.EIO, "broken")):
+        job()
+    assert job.failed == set()
+    assert there.read_bytes() == b"content"
+
+
 @pytest.mark.parametrize(("taken", "left"), [(3, [0, 1, 2]), (12, [2]), (15, [])])
 def test_on_a_full_disk_files_without_wanted_records_are_removed(
     tmp_path: Path, taken: int, left: list[int]
@@ -200,29 +226,6 @@ def test_a_failure_leaves_every_file_as_it_was(tmp_path: Path) -> None:
         run_together(jobs)
     assert [target.read_bytes() for target in targets] == [b"old"] * 3
     assert names(tmp_path) == ["a", "b", "c"]
-
-
-FAULT = OSError(5, "Input/output error")
-
-
-def test_a_failure_stays_until_a_job_has_raised_it() -> None:
-    failure = SyncFailure()
-    failure.record(FAULT)
-    failure.check()
-    with pytest.raises(OSError, match="Input/output"):
-        failure.check()()
-
-
-def test_a_second_failure_is_raised_as_well() -> None:
-    failure = SyncFailure()
-    failure.record(FAULT)
-    check = failure.check()
-    with pytest.raises(OSError, match="Input/output"):
-        check()
-    failure.record(OSError(28, "No space left on device"))
-    with pytest.raises(OSError, match="No space"):
-        failure.check()()
-    failure.check()()
 
 
 class Owner:
@@ -421,32 +424,35 @@ def sync(queue: DiskQueue) -> None:
 
 
 @pytest.mark.parametrize("round_", [flush, sync])
-def test_a_sync_that_failed_before_the_close_fails_the_round(
+def test_a_file_whose_sync_failed_before_the_close_is_written_again(
     queues: Queues, round_: Callable[[DiskQueue], None]
 ) -> None:
     with failing_fsync():
         queues.append(b"a")
     assert len(queues.log.complaints) == 7
-    with pytest.raises(OSError, match="Input/output"):
+    written: list[str] = []
+    pwrite = os.pwrite
+
+    def remember(descriptor: int, content: bytes, offset: int) -> int:
+        written.append(os.readlink(f"/proc/self/fd/{descriptor}").rpartition("/")[2])
+        return pwrite(descriptor, content, offset)
+
+    with patch("os.pwrite", remember):
         round_(queues.all[0])
-    round_(queues.all[0])
-    round_(queues.all[9])  # was not closed
+        round_(queues.all[9])  # was not closed
+    assert written == ["q0.diskqueue.000000.dat"]
 
 
-@pytest.mark.parametrize("called", [False, True], ids=["before its call", "after its call"])
-def test_a_failed_early_sync_fails_a_round_under_way(queues: Queues, called: bool) -> None:
+def test_a_failed_early_sync_fails_a_round_under_way(queues: Queues) -> None:
     first = queues.all[0]
     first.append([b"a"])
     job = first.flush_job()
     assert job is not None
-    if called:
-        job()
+    job()
     with failing_fsync():
         queues.append(b"b")
-    with pytest.raises(OSError, match="Input/output"):
-        first.flushed(job) if called else job()
-    with pytest.raises(OSError, match="Input/output"):
-        flush(first)  # which was the first one to cover the second record
+    with pytest.raises(OSError, match="has failed"):
+        first.flushed(job)
     flush(first)
 
 

@@ -473,19 +473,28 @@ class TestMoreBooksThanFilesThatMayBeOpen:
         for book in books:
             book.delete()
 
-    def test_a_failed_sync_before_an_early_close_fails_the_round(self, tmp_path: Path) -> None:
-        books = self.books(tmp_path)
-        with patch("os.fsync", side_effect=OSError(5, "Input/output error")):
-            for book in books:
-                book.add(deferred(1))
-        job = books[0].sync_job()
+    @pytest.mark.parametrize("called", [False, True], ids=["before its call", "after its call"])
+    def test_due_times_whose_sync_failed_before_an_early_close_are_written_again(
+        self, tmp_path: Path, called: bool
+    ) -> None:
+        first, *others = self.books(tmp_path)
+        first.add(deferred(1))
+        job = first.sync_job()
         assert job is not None
-        with pytest.raises(OSError, match="Input/output"):
+        if called:
             job()
-        job = books[0].sync_job()
-        assert job is not None
-        job()
-        books[0].synced(job)
-        assert books[0].sync_job() is None
-        for book in books:
+        with patch("os.fsync", side_effect=OSError(5, "Input/output error")):
+            for book in others:
+                book.add(deferred(1))
+        if called:
+            with pytest.raises(OSError, match="has failed"):
+                first.synced(job)
+            job = first.sync_job()
+            assert job is not None
+        with patch("os.pwrite", wraps=os.pwrite) as write:
+            job()
+        assert write.call_count == 1
+        first.synced(job)
+        assert first.sync_job() is None
+        for book in (first, *others):
             book.delete()
