@@ -76,6 +76,8 @@ class Portion:
 
 def _give(channel: Channel, messages: list[Message], alone: bool) -> None:
     """Move the messages from the list to a channel, which gets copies unless it is the only one."""
+    if repeated := channel.deferred.repeated:
+        messages[:] = [message for message in messages if message.id not in repeated]
     if immediate := [message if alone else message.copy() for message in messages if not message.due]:
         channel.put(immediate)
         messages[:] = [message for message in messages if message.due]

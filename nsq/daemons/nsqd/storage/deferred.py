@@ -23,7 +23,7 @@ from __future__ import annotations
 import errno
 import heapq
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -54,8 +54,8 @@ _LOOK_EVERY = 60.0
 _RETRY_SECONDS = 1.0
 #: The room that a full disk must have before it counts as working again.
 _SPILL_BYTES = 1 << 20
-#: The most records of a queue that are compared with the indexes after a kill.
-_COMPARED = 50_000
+#: The most records of a queue, and of its topic's, that are compared with the indexes after a kill.
+COMPARED = 50_000
 #: The most files that one peek reads.
 _PEEKED_FILES = 4
 
@@ -77,8 +77,11 @@ class DeferredOnDisk(DeferredInMemory):
         written: Callable[[], None],
         sync_error: Callable[[], Exception | None],
         make_room: Callable[[OSError], bool],
+        waiting_in_topic: Callable[[], Collection[bytes]],
     ) -> None:
-        """``written`` is called after every write of a durable nsqd; see the backlogs for the others."""
+        """``written`` is called after every write of a durable nsqd; ``waiting_in_topic`` returns the ids of
+        the topic's first messages; see the backlogs for the others.
+        """
         super().__init__()
         self._directory = directory
         self._disk = disk
@@ -105,7 +108,7 @@ class DeferredOnDisk(DeferredInMemory):
         self.on_disk = 0
         #: After a kill: records in the queue to skip, with the message's id; see ``choose_records``.
         self.obsolete: dict[Place, bytes] = {}
-        self._recover(sorted(numbers))
+        self._recover(sorted(numbers), waiting_in_topic)
 
     def __len__(self) -> int:
         return len(self._heap) + self.on_disk
@@ -435,7 +438,7 @@ class DeferredOnDisk(DeferredInMemory):
 
     # Starting.
 
-    def _recover(self, numbers: list[int]) -> None:
+    def _recover(self, numbers: list[int], waiting_in_topic: Callable[[], Collection[bytes]]) -> None:
         self._number = numbers[-1] if numbers else 0
         files = [DeferredFile(self._directory, self._disk.name, number) for number in numbers]
         # From the queue's end to its beginning, as the last file can be taken out.
@@ -449,10 +452,12 @@ class DeferredOnDisk(DeferredInMemory):
             self._take_in(file, dues)
         if self._durable and (left or self._disk.unsynced):
             self._dirty.update(file for file in files if not file.removed)
-            queued = self._disk.unread_ids(_COMPARED)
+            queued = self._disk.unread_ids(COMPARED)
             files = [file for _, _, file in self._unread]
             self.obsolete = choose_records(queued, files, self._sizes)
             self.on_disk = sum(file.left for file in files)
+            known = {each for each, _ in queued}.union(*(file.read_index() for file in files))
+            self.repeated = known.intersection(waiting_in_topic())
 
     def _take_back(self, file: DeferredFile) -> bool:
         """Take a file's records back from the queue, if no message of it has been read and it is the same."""

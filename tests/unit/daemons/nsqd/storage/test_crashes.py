@@ -64,7 +64,8 @@ class Disk:
         self.fails: Callable[[], bool] = lambda: False
         self.names: dict[str, int] = before.names if before else {}
         self.contents: dict[int, bytes] = before.contents if before else {}
-        self.dirty: dict[int, list[tuple[int, int]]] = {}  # what the next fsync writes, by inode
+        # What the next fsync writes, by inode; all content of an inode that is not here.
+        self.dirty: dict[int, list[tuple[int, int]]] = before.dirty if before else {}
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -116,7 +117,7 @@ class Disk:
                 os.link(path, self.survivor / path.name)
             return
         survivors = {name: self.contents.get(inode, b"") for name, inode in self.names.items()}
-        self.names, self.contents = {}, {}
+        self.names, self.contents, self.dirty = {}, {}, {}
         for name, content in survivors.items():
             (self.survivor / name).write_bytes(content)
             inode = (self.survivor / name).stat().st_ino
@@ -381,8 +382,9 @@ def test_nothing_confirmed_is_lost_or_early(
         last.drain()
         await last.stop()
         assert ledger.lost() == [], last.log.getvalue()
-        # If both interrupt a stop, its deferred messages can stay in the queue; a topic may repeat messages.
-        if power_cuts in (0.0, 1.0) and not by_portions and not fails:
+        # If both interrupt a stop, its deferred messages can stay in the queue. After a failed fsync, a due
+        # time that was not confirmed may count.
+        if power_cuts in (0.0, 1.0) and not fails:
             assert ledger.early == []
         for name in CHANNELS:
             assert go_reader.bodies(directory, f"t:{name}") == []

@@ -76,6 +76,7 @@ class Node:
             written=lambda: None,
             sync_error=lambda: self.broken,
             make_room=lambda error: False,
+            waiting_in_topic=lambda: (),
         )
         self.released: list[tuple[float, Message]] = []
         self.joined = 0  # how many of them came in files that joined the queue
