@@ -29,6 +29,7 @@ class Portion:
         # By message id: how many channels have it only in memory. The topic's copy is the only one on disk.
         self._memory_only: Counter[bytes] = Counter()
         self._handed_over = False
+        self.begun = False  # whether some channel has got its share
 
     def hand_over(self, channels: Collection[Channel], most: int) -> int:
         """Give ``most`` channels their share; return how many more it could have served, -1 if some have not
@@ -55,6 +56,7 @@ class Portion:
                     raise
                 self._memory_only.update(message.id for message in rest)
                 rest.clear()
+            self.begun = True
         self._handed_over = True
         self._forget([message for message in self.messages if self._memory_only[message.id] <= 0])
         return most
@@ -241,9 +243,12 @@ class Topic:
         return first + await self.backlog.peek(n - len(first), max_bytes)
 
     def empty(self) -> None:
+        """Discard the waiting messages, but not those that some channels have got already."""
+        self._finish_portion()
+        if self._portion is not None and not self._portion.begun:
+            self._portion = None
         self.backlog.clear()
         self._taken.clear()
-        self._portion = None
         self._late.clear()
 
     def close(self) -> list[Message]:
@@ -251,14 +256,18 @@ class Topic:
         not in all channels yet.
         """
         self.started = False
-        if self._portion is not None:
-            with suppress(StorageFailed):  # some channels may have it already
-                self._portion.hand_over(self.channels.values(), len(self.channels))
-                self._portion = None
+        self._finish_portion()
         left = self._on_their_way
         self._taken.clear()
         self._portion = None
         return left
+
+    def _finish_portion(self) -> None:
+        """Give the portion to all channels if some have got it, unless their disk refuses it."""
+        if self._portion is not None and self._portion.begun:
+            with suppress(StorageFailed):
+                self._portion.hand_over(self.channels.values(), len(self.channels))
+                self._portion = None
 
     def release(self) -> None:
         """Hand the waiting messages to the channels in portions: they may not fit into memory."""

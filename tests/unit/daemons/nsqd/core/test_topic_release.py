@@ -320,6 +320,34 @@ def test_emptying_ends_a_release() -> None:
     assert setup.got(late) == [MANY, MANY + 1]
 
 
+def test_emptying_gives_all_channels_what_some_of_more_than_200_have_already() -> None:
+    setup = Setup(many=0)
+    channels = [setup.topic.channel(str(number)) for number in range(450)]
+    setup.put(150)
+    setup.clock.step()
+    assert {channel.depth for channel in channels} == {0, 100}
+    setup.topic.empty()
+    assert {channel.depth for channel in channels} == {100}
+    assert setup.topic.depth == 0
+    setup.put(1)
+    setup.clock.settle()
+    assert setup.got(channels[0]) == setup.got(channels[-1]) == [*range(100), 150]
+
+
+def test_emptying_drops_messages_that_no_channel_has_got() -> None:
+    setup = Setup(many=0)
+    channel = setup.topic.channel("one")
+    assert isinstance(channel.backlog, Refusing)
+    setup.topic.pause(True)
+    setup.put(5)
+    channel.backlog.room = 0
+    setup.topic.pause(False)
+    channel.backlog.room = 10**9
+    setup.topic.empty()
+    setup.later.pop()()
+    assert (channel.depth, setup.topic.depth) == (0, 0)
+
+
 def test_a_release_waits_for_a_disk_that_refuses() -> None:
     setup = Setup()
     channel = setup.topic.channel("one")
