@@ -191,6 +191,27 @@ def _read_if_possible(descriptor: int, offset: int) -> bytes:
         return b""  # given up: reading the queue logs the damage and keeps the file
 
 
+def rename_to_temporary(path: Path) -> Path:
+    """Rename a file that is not needed any more, and return its new path. If nsqd ends before it has removed
+    the file, the next start does so (``DataDirectory.lock``).
+    """
+    target = path.with_name(f"nsqd.{os.getpid()}-{next(_numbers)}{TEMPORARY}")
+    os.rename(path, target)
+    return target
+
+
+def remove_in_thread(paths: Sequence[Path]) -> None:
+    def remove() -> None:
+        for path in paths:
+            with suppress(OSError):
+                path.unlink()
+
+    try:
+        threading.Thread(target=remove, name="nsqd-remove", daemon=True).start()
+    except RuntimeError:  # the process has as many threads as it may have
+        remove()
+
+
 #: The minimum, however low the limit of the process is: an append needs one file, a read another.
 _LEAST = 8
 

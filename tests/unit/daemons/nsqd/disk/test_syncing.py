@@ -190,6 +190,31 @@ def test_an_empty_queue_removes_its_large_file(tmp_path: Path) -> None:
     again.close()
 
 
+def test_a_thread_removes_large_files_while_a_new_queue_uses_their_names(tmp_path: Path) -> None:
+    queue = open_queue(tmp_path)
+    queue.append(FIVE * 2)
+    go_on = threading.Event()
+    unlink = os.unlink
+
+    def wait(path: Path) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            assert go_on.wait(100)
+        unlink(path)
+
+    with patch("nsq.daemons.nsqd.disk.queue._LARGE", 60), patch("os.unlink", wait):
+        queue.delete()
+        [remover] = [thread for thread in threading.enumerate() if thread.name == "nsqd-remove"]
+        again = open_queue(tmp_path)
+        again.append(FIVE)
+        left = [name for name in names(tmp_path) if name.startswith("nsqd.")]
+        assert len(left) == 2
+        assert all(name.endswith(".tmp") for name in left)
+        go_on.set()
+        remover.join()
+    assert names(tmp_path) == ["q.diskqueue.000000.dat"]
+    again.close()
+
+
 @pytest.mark.parametrize("count", [1, 40])
 def test_many_jobs_are_done_as_one(tmp_path: Path, count: int) -> None:
     queues = [open_queue(tmp_path, f"q{number}") for number in range(count)]
