@@ -105,22 +105,6 @@ def test_a_deleted_queue_does_not_come_back_by_its_old_job(tmp_path: Path) -> No
     following.close()
 
 
-def test_a_failed_sync_raises_and_can_be_repeated(tmp_path: Path) -> None:
-    queue = open_queue(tmp_path)
-    queue.append(FIVE)
-    job = queue.sync_job()
-    assert job is not None
-    with patch("os.fsync", side_effect=OSError(errno.EIO, "broken")), pytest.raises(OSError, match="broken"):
-        job()
-    again = queue.sync_job()
-    assert again is not None
-    assert again.numbers == {0}
-    again()
-    queue.synced(again)
-    assert names(tmp_path) == ["q.diskqueue.000000.dat", "q.diskqueue.meta.dat"]
-    queue.close()
-
-
 def test_a_file_is_written_again_after_its_fsync_has_failed(tmp_path: Path) -> None:
     queue = open_queue(tmp_path)
     queue.append(FIVE)

@@ -54,7 +54,7 @@ class Node:
         self.directory = directory
         self.clock = clock or FakeClock()
         self.log = Lines()
-        self.faults: list[Exception] = []
+        self.errors: list[Exception] = []
         self.broken: Exception | None = None
         self.disk = DiskQueue(
             directory,
@@ -72,7 +72,7 @@ class Node:
             durable=durable,
             memory_limit=limit,
             log=self.log,
-            failed=lambda error, size: self.faults.append(error),
+            failed=lambda error, size: self.errors.append(error),
             written=lambda: None,
             sync_error=lambda: self.broken,
             make_room=lambda error: False,
@@ -411,7 +411,7 @@ def test_a_full_disk_refuses_messages_and_keeps_the_others(tmp_path: Path, durab
     with room_for(100), pytest.raises(StorageFailed, match="No space left"):
         node.add(*delays(20))
     refused = len(node.deferred) - before
-    assert node.faults
+    assert node.errors
     node.clock.advance_without_calls(2.0)
     node.add(*delays(10))
     node.sync()
