@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from nsq.daemons.nsqd.disk.layout import BAD, HEAD_SIZE, Bounds, Place, cut, message_id, pack_size
-from nsq.daemons.nsqd.disk.syncing import SyncJob, open_regular, read_regular
+from nsq.daemons.nsqd.disk.syncing import SyncJob, open_regular, read_regular, rename_to_temporary
 
 _ENTRY = struct.Struct(">16sq")
 #: Instead of a due time: the message is not in this file any more.
@@ -234,6 +234,16 @@ class DeferredFile:
                     path.replace(path.with_name(path.name + BAD))
                 else:
                     path.unlink()
+
+    def rename_to_temporary(self) -> list[Path]:
+        """Remove it under its name, and return the paths that ``remove_in_thread`` must remove."""
+        self.removed = True
+        self.close()
+        renamed: list[Path] = []
+        for path in (self.data, self.index):
+            with suppress(OSError):
+                renamed.append(rename_to_temporary(path))
+        return renamed
 
     def close(self) -> None:
         while self._open:

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import random
 import shutil
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -454,12 +455,18 @@ def test_a_damaged_file_is_kept_aside_and_what_is_readable_comes(
         assert any("t:c.deferred.000001.dat" in line for line in after.log.complaints)
 
 
+@pytest.mark.parametrize("few", [20, 0], ids=["at once", "in a thread"])
 @MODES
-def test_emptying_leaves_no_file(tmp_path: Path, durable: bool) -> None:
+def test_emptying_leaves_no_file(tmp_path: Path, durable: bool, few: int) -> None:
     node = Node(tmp_path, durable=durable)
     node.add(*delays(100))
     job = node.deferred.sync_job()
-    node.deferred.clear()
+    with patch.object(deferred, "_REMOVED_AT_ONCE", few):
+        node.deferred.clear()
+    removers = [thread for thread in threading.enumerate() if thread.name == "nsqd-remove"]
+    assert not removers or not few
+    for remover in removers:
+        remover.join()
     if job is not None:
         job()
         node.deferred.synced(job)
