@@ -132,6 +132,17 @@ def test_a_failed_file_that_is_gone_or_cannot_be_read_is_given_up(tmp_path: Path
     assert there.read_bytes() == b"content"
 
 
+def test_a_failed_file_that_cannot_be_written_again_stays_failed(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(b"content")
+    job = SyncJob(tmp_path, [file], failed={file})
+    full = OSError(errno.ENOSPC, "full")
+    for call in ("os.pread", "os.pwrite"):
+        with patch(call, side_effect=full), pytest.raises(OSError, match="full"):
+            job()
+    assert job.failed == {file}
+
+
 @pytest.mark.parametrize(("taken", "left"), [(3, [0, 1, 2]), (12, [2]), (15, [])])
 def test_on_a_full_disk_files_without_wanted_records_are_removed(
     tmp_path: Path, taken: int, left: list[int]
@@ -197,6 +208,18 @@ def test_a_thread_removes_large_files_while_a_new_queue_uses_their_names(tmp_pat
         remover.join()
     assert names(tmp_path) == ["q.diskqueue.000000.dat"]
     again.close()
+
+
+def test_without_a_thread_large_files_are_removed_at_once(tmp_path: Path) -> None:
+    queue = open_queue(tmp_path)
+    queue.append(FIVE * 3)
+    data(tmp_path, 1).unlink()
+    with (
+        patch("nsq.daemons.nsqd.disk.queue._LARGE", 60),
+        patch("threading.Thread.start", side_effect=RuntimeError("can't start new thread")),
+    ):
+        queue.delete()
+    assert names(tmp_path) == []
 
 
 @pytest.mark.parametrize("count", [1, 40])
