@@ -246,22 +246,27 @@ class Publishing:
         delay = self._defer(request)
         try:
             if delay:
-                await self._publish(lambda: self._broker.publish_deferred(name, [(delay, body)]))
+                await self._publish(name, lambda: self._broker.publish_deferred(name, [(delay, body)]))
             else:
-                await self._publish(lambda: self._broker.publish(name, [body]))
+                await self._publish(name, lambda: self._broker.publish(name, [body]))
             await self._wait_until_synced()
         except StorageFailed as error:
             raise HttpError(503, _code(error, "PUB_FAILED")) from None
         return OK
 
-    async def _publish(self, publish: Callable[[], object]) -> None:
-        """Publish; for a new topic, first wait for its channels."""
+    async def _publish(self, name: str, publish: Callable[[], object]) -> None:
+        """Publish; for a new topic, first wait for its channels. Then wait while the topic is crowded."""
         while True:
             try:
                 publish()
                 break
             except TopicStarting as starting:
                 await _started(starting.topic)
+        topic = self._broker.topics.get(name)
+        if topic is not None and topic.crowded:
+            caught_up = asyncio.Event()
+            topic.when_caught_up(caught_up.set)
+            await caught_up.wait()
 
     async def _wait_until_synced(self) -> None:
         """With --durable, wait until the messages are fsynced."""
@@ -290,7 +295,8 @@ class Publishing:
                 while start < len(bodies):
                     end = start + self._broker.at_once(name)
                     began = time.monotonic()
-                    await self._publish(functools.partial(self._broker.publish, name, bodies[start:end]))
+                    part = bodies[start:end]
+                    await self._publish(name, functools.partial(self._broker.publish, name, part))
                     start = end
                     if start < len(bodies):  # let other clients be served
                         await asyncio.sleep(pause_after(time.monotonic() - began))
