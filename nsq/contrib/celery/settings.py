@@ -96,7 +96,7 @@ def settings_of(client: Client) -> BrokerSettings:
         encrypted = encrypted or scheme.startswith("nsqs")
         discovers = scheme.endswith("lookupd")
         port = _LOOKUPD_PORT if discovers else (client.port if not scheme and client.port else _NSQD_PORT)
-        wanted = [_address(host, port) for host in unquote(hosts or "127.0.0.1").split(",") if host]
+        wanted = [_address(unquote(host), port) for host in (hosts or "127.0.0.1").split(",") if host]
         (lookupds if discovers else nsqds).extend(wanted)
     values = {name: value for name, value in client.transport_options.items() if name not in _OF_KOMBU}
     max_deaths = _max_deaths(texts, values)

@@ -27,7 +27,7 @@ def settings(url: str | list[str], **options: Any) -> BrokerSettings:
         ("nsq://a:1,b", ["a:1", "b:4150"], []),
         ("nsq://[::1],[::2]:7", ["[::1]:4150", "[::2]:7"], []),
         ("nsq://a/?msg_timeout=2m", ["a:4150"], []),
-        ("nsq://%2Frun%2Fnsqd.sock,b", ["/run/nsqd.sock", "b:4150"], []),
+        ("nsq://%2Frun%2Fa%2Cb.sock,b", ["/run/a,b.sock", "b:4150"], []),
         ("nsq://a;nsq://b:2", ["a:4150", "b:2"], []),
         ("nsq+lookupd://10.0.0.7,b:1", [], ["10.0.0.7:4161", "b:1"]),
     ],
