@@ -459,6 +459,15 @@ def test_help_of_gos_programs_asks_no_daemon(monkeypatch: pytest.MonkeyPatch, wo
     assert filled_in(COMMANDS["tail"], words) == words
 
 
+def test_arguments_of_gos_programs_may_follow_two_dashes() -> None:
+    address = "--nsqd-tcp-address=127.0.0.1:1"
+    assert filled_in(COMMANDS["tail"], [address, "--", "orders/-b"]) == [
+        "--topic=orders",
+        "--channel=-b",
+        address,
+    ]
+
+
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_knows_every_command(run: Run, shell: str) -> None:
     status, script, _ = run("completion", shell)
