@@ -161,9 +161,15 @@ def test_a_page_of_another_site_publishes_and_consumes_nothing(nsqd: Nsqd) -> No
         for foreign in ({"Sec-Fetch-Site": "cross-site"}, {"Origin": "http://shop.example"}):
             for request in (pub, sub):
                 assert client.answer(*request, **foreign)[0] == 403
-        for own in ({"Sec-Fetch-Site": "none"}, {"Origin": f"http://{client.address}"}):
+        for own in (
+            {"Sec-Fetch-Site": "none"},
+            {"Origin": f"http://{client.address}"},
+            # Through proxies: one for TLS, and one that replaces the Host.
+            {"Origin": f"https://{client.address}"},
+            {"Origin": "http://pub.example", "X-Forwarded-Host": "pub.example"},
+        ):
             assert client.answer(*pub, **own) == (200, b"OK")
-        assert channel_of(nsqd)["depth"] == 3
+        assert channel_of(nsqd)["depth"] == 5
 
     assert with_pubsub(nsqd, use) == 0
 
