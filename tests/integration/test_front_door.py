@@ -446,6 +446,7 @@ def test_programs_of_gos_get_a_topic_and_an_address(
     monkeypatch.setenv("NSQ_ADDRESS", nsqlookupd.http_address)
     for words in (["t/c", "-n", "3"], ["-n", "3", "t/c"]):
         assert filled_in(tail, words) == ["--topic=t", "--channel=c", lookupd, "-n", "3"]
+    assert filled_in(tail, ["--", "t/-c"]) == ["--topic=t", "--channel=-c", lookupd]
     assert filled_in(tail, ["--meta", "t", "u"]) == ["--topic=t", "--topic=u", lookupd, "--meta"]
     assert filled_in(tail, ["--nsqd-tcp-address", "a:2", "t"]) == ["--topic=t", "--nsqd-tcp-address", "a:2"]
     tcp, http = f"--nsqd-tcp-address={nsqd.tcp_address}", f"--nsqd-http-address={nsqd.http_address}"
@@ -457,15 +458,6 @@ def test_programs_of_gos_get_a_topic_and_an_address(
 def test_help_of_gos_programs_asks_no_daemon(monkeypatch: pytest.MonkeyPatch, words: list[str]) -> None:
     monkeypatch.setenv("NSQ_ADDRESS", "127.0.0.1:1")
     assert filled_in(COMMANDS["tail"], words) == words
-
-
-def test_arguments_of_gos_programs_may_follow_two_dashes() -> None:
-    address = "--nsqd-tcp-address=127.0.0.1:1"
-    assert filled_in(COMMANDS["tail"], [address, "--", "orders/-b"]) == [
-        "--topic=orders",
-        "--channel=-b",
-        address,
-    ]
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
