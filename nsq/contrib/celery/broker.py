@@ -20,6 +20,7 @@ from nsq.errors import ConnectionFailed, InvalidMessage, NsqError
 from nsq.http.nsqlookupd import NsqlookupdApi
 from nsq.log import Logger
 from nsq.producer.producer import Producer
+from nsq.wire.names import EPHEMERAL
 from nsq.work.deferring import publish_at
 
 log = Logger("nsq.celery")
@@ -147,8 +148,8 @@ class Broker:
         most = self.settings.config.max_msg_size
         if len(body) > most:
             raise InvalidMessage(f"a message has {len(body)} bytes; max_msg_size, to be nsqd's, is {most}")
-        if envelope.transient and envelope.exchange and not envelope.is_task:
-            # Events and replies to remote control: the worker's loop must not wait for them.
+        if envelope.exchange and topic.endswith(EPHEMERAL):
+            # Events and remote control: the worker's loop must not wait for them.
             with suppress(NsqError):
                 self.producer.publish_async(topic, body, block=False).add_done_callback(_note_loss)
         elif due is not None:

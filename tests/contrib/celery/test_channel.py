@@ -300,17 +300,17 @@ def test_consumers_come_and_go_while_the_prefetch_is_shared_out(connect: Connect
     assert errors == []
 
 
-def test_a_transient_task_for_an_exchange_is_refused_while_nsqd_is_down(
+def test_a_transient_message_for_an_exchange_is_refused_while_nsqd_is_down(
     connect: Connect, nsqd_factory: Factory[Nsqd]
 ) -> None:
     nsqd = nsqd_factory(process=True)
     producer = kombu.Producer(
         connect(f"nsq://{nsqd.tcp_address}?publish_timeout=500ms"), kombu.Exchange("news")
     )
-    producer.publish("x", delivery_mode=1, headers={"task": "t"})
+    producer.publish("x", delivery_mode=1)
     nsqd.stop()
     with pytest.raises(nsq.PublishFailed):
-        producer.publish("x", delivery_mode=1, headers={"task": "t"})
+        producer.publish("x", delivery_mode=1)
 
 
 def test_a_queue_gets_what_other_processes_publish_without_declaring_anything(
