@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections.abc import Sequence
@@ -9,12 +10,15 @@ from collections.abc import Sequence
 #: Becomes the program that follows, which gets the signal at the end of the thread that started it.
 _BOUND = """
 import os, sys
+signal_number, parent = map(int, sys.argv[1:3])
 try:
     import ctypes  # some builds of Python lack it
-    ctypes.CDLL(None).prctl(1, int(sys.argv[1]))  # PR_SET_PDEATHSIG
+    ctypes.CDLL(None).prctl(1, signal_number)  # PR_SET_PDEATHSIG
 except Exception:
     pass
-os.execvp(sys.argv[2], sys.argv[2:])
+if os.getppid() != parent:
+    sys.exit("the parent has ended")
+os.execvp(sys.argv[3], sys.argv[3:])
 """
 
 
@@ -27,4 +31,4 @@ def bound(command: Sequence[str], signal_number: int) -> list[str]:
     in_main_thread = threading.current_thread() is threading.main_thread()
     if sys.platform != "linux" or not sys.executable or not in_main_thread:
         return list(command)
-    return [sys.executable, "-I", "-S", "-c", _BOUND, str(int(signal_number)), *command]
+    return [sys.executable, "-I", "-S", "-c", _BOUND, str(int(signal_number)), str(os.getpid()), *command]
