@@ -144,14 +144,16 @@ def filled_in(command: Command, arguments: Sequence[str]) -> list[str]:
     bare = {"h", "help", "version"}
     bare |= {field.name.replace("_", "-") for field in _fields(command) if field.type == "bool"}
     given: list[str] = []
-    topics: list[str] = []
+    names: list[str] = []
     addresses: list[str] = []
     rest = deque(arguments)
     while rest:
         argument = rest.popleft()
+        if argument == "--":
+            names += rest
+            break
         if not argument.startswith("-"):
-            topic, channel = topic_and_channel(argument)
-            topics += [f"--topic={topic}", *([f"--channel={channel}"] if channel else [])]
+            names.append(argument)
             continue
         if found := _ANY_ADDRESS.match(argument):
             if found["address"] is None and not rest:
@@ -163,6 +165,10 @@ def filled_in(command: Command, arguments: Sequence[str]) -> list[str]:
             given.append(rest.popleft())
     if _asks_for_help(given) or any(each.lstrip("-") == "version" for each in given):
         return given
+    topics: list[str] = []
+    for name in names:
+        topic, channel = topic_and_channel(name)
+        topics += [f"--topic={topic}", *([f"--channel={channel}"] if channel else [])]
     if any(map(_ADDRESS.match, given)):
         if addresses:
             raise UsageError("give --address or another address flag, not both")

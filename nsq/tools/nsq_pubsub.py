@@ -133,8 +133,10 @@ class Handler(BaseHTTPRequestHandler):
         if not super().parse_request():
             return False
         site, origin = self.headers.get("Sec-Fetch-Site"), self.headers.get("Origin")
-        own = f"http://{self.headers.get('Host')}"
-        if site in ("same-origin", "none") or (site is None and origin in (None, own)):
+        # X-Forwarded-Host is the host that a proxy was asked for; no page can set it for another site.
+        own = self.headers.get("Host"), self.headers.get("X-Forwarded-Host")
+        ours = origin is None or origin.partition("://")[2] in own
+        if site in ("same-origin", "none") or (site is None and ours):
             return True
         self._answer(HTTPStatus.FORBIDDEN, "CROSS_SITE_REQUEST")
         return False

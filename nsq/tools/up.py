@@ -1,7 +1,7 @@
 """``nsq up``: an nsqlookupd, an nsqd and an nsqadmin on this machine, until Ctrl-C.
 
 Each is a process in a group of its own, so that Ctrl-C reaches only this program, which then stops them in
-order.
+order. On Linux they stop also when this program is killed.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from nsq.http.nsqd import NsqdApi
 from nsq.tools.program import LEVELS, SignalWatch, check_ranges, flag, log, run_command
 from nsq.transport.addresses import join
 from nsq.transport.dialing import default_transport
+from nsq.work.binding import bound
 
 #: How long a daemon may take to answer after its start; a slow machine needs seconds.
 _START_SECONDS = 60.0
@@ -160,7 +161,9 @@ class Running:
 
     def start(self, daemon: Daemon) -> None:
         command = [sys.executable, "-P", "-m", f"nsq.daemons.{daemon.name}", *daemon.flags]
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=_environment(), process_group=0)
+        process = subprocess.Popen(
+            bound(command, signal.SIGTERM), stdin=subprocess.DEVNULL, env=_environment(), process_group=0
+        )
         self._processes[daemon.name] = process
         threading.Thread(
             target=self._report_end, args=(process,), name=f"nsq-up-{daemon.name}", daemon=True

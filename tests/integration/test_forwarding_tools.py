@@ -261,7 +261,7 @@ class TestToNsq:
             flags = [f"--nsqd-tcp-address={source.tcp_address}", "--require-json-field=keep"]
             destination = f"--destination-nsqd-tcp-address={target.tcp_address}"
             assert nsq_to_nsq.main([*ARGUMENTS, *flags, destination, "--whitelist-json-field=keep"]) == 0
-        told = channel_of(target)
-        assert told["message_count"] == 1
+        counts = channel_of(target)
+        assert counts["message_count"] == 1
         topic = target.get("/stats?format=json&topic=orders").json()["topics"][0]
         assert topic["message_bytes"] == len(b'{"keep":"\\u003c1\\u003e"}')

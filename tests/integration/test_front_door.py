@@ -200,7 +200,7 @@ def test_stat_names_what_is_missing(cluster: Cluster, caplog: pytest.LogCaptureF
 def test_a_channel_is_created_paused_emptied_and_deleted_everywhere(cluster: Cluster) -> None:
     lookupd, nsqds = cluster.lookupd, cluster.nsqds
 
-    def told(key: str) -> list[Any]:
+    def reported(key: str) -> list[Any]:
         return [channel_of(nsqd, channel="audit").get(key) for nsqd in nsqds]
 
     status, out, _ = cluster("create", "orders/audit")
@@ -210,19 +210,19 @@ def test_a_channel_is_created_paused_emptied_and_deleted_everywhere(cluster: Clu
     )
     assert "audit" in lookupd.get("/channels?topic=orders").json()["channels"]
     assert cluster("pause", "orders/audit")[0] == 0
-    assert told("paused") == [True, True]
+    assert reported("paused") == [True, True]
     assert cluster("unpause", "orders/audit")[0] == 0
-    assert told("paused") == [False, False]
+    assert reported("paused") == [False, False]
     for nsqd in nsqds:
         publish(nsqd, [b"one"])
-    until("there", lambda: told("depth") == [1, 1])
+    until("there", lambda: reported("depth") == [1, 1])
     status, _, error = cluster("empty", "orders/audit")
-    assert (status, told("depth")) == (1, [1, 1])
+    assert (status, reported("depth")) == (1, [1, 1])
     assert "--yes" in error
     assert cluster("empty", "--yes", "orders/audit")[0] == 0
-    assert told("depth") == [0, 0]
+    assert reported("depth") == [0, 0]
     assert cluster("delete", "orders/audit", "--yes")[0] == 0
-    assert told("depth") == [None, None]
+    assert reported("depth") == [None, None]
     assert "audit" not in lookupd.get("/channels?topic=orders").json()["channels"]
     assert cluster("delete", "orders", "--yes")[0] == 0
     assert lookupd.get("/topics").json()["topics"] == []
@@ -234,10 +234,10 @@ def test_a_change_that_fails_on_one_nsqd_is_reported_and_made_on_the_others(clus
     gone.stop(keep_data=True)
     words = [f"--nsqd-http-address={each}" for each in (address, alive.http_address)]
     status, out, error = cluster._run("pause", "orders", *words, "--json")
-    told = json.loads(out)
+    report = json.loads(out)
     assert status == 1
-    assert told["steps"] == [{"where": f"nsqd {alive.http_address}", "ok": True, "error": ""}]
-    assert address in told["problems"][0]
+    assert report["steps"] == [{"where": f"nsqd {alive.http_address}", "ok": True, "error": ""}]
+    assert address in report["problems"][0]
     assert address in error
 
 
@@ -266,8 +266,8 @@ def test_a_slow_redrive_keeps_its_rate_and_moves_nothing_twice(nsqd_factory: Fac
     status, out, error = run("redrive", "dead", "orders", "--rate=20", "--json", address)
     took = time.monotonic() - began
     assert (status, error) == (0, "")
-    told = json.loads(out)
-    assert (told["wanted"], told["moved"], told["problems"]) == (40, 40, [])
+    report = json.loads(out)
+    assert (report["wanted"], report["moved"], report["problems"]) == (40, 40, [])
     assert 1.8 < took < 20
     assert nsqd.get("/stats?format=json&topic=orders").json()["topics"][0]["message_count"] == 40
     assert channel_of(nsqd, "dead", "redrive")["timeout_count"] == 0
@@ -291,8 +291,8 @@ def test_an_interrupted_redrive_loses_nothing(nsqd: Nsqd) -> None:
     command.append(f"--nsqd-http-address={nsqd.http_address}")
 
     def left() -> int:
-        told = channel_of(nsqd, "dead", "redrive")
-        count: int = told["depth"] + told["in_flight_count"] + told["deferred_count"]
+        counts = channel_of(nsqd, "dead", "redrive")
+        count: int = counts["depth"] + counts["in_flight_count"] + counts["deferred_count"]
         return count
 
     until("in the channel", lambda: left() == 2000)
@@ -321,8 +321,8 @@ def test_a_peek_takes_nothing(cluster: Cluster, monkeypatch: pytest.MonkeyPatch)
     said = "3 messages wait in a channel: nsq peek orders/billing\n"
     assert cluster("peek", "orders") == (0, "", said)
     assert cluster("peek", "orders/nope") == (1, "", "WARNING: no nsqd has the channel 'orders/nope'\n")
-    told = json.loads(cluster("peek", "orders/billing", "--json")[1])
-    assert sorted(each.get("body", each.get("body_base64")) for each in told) == ["/w==", "one", "two"]
+    messages = json.loads(cluster("peek", "orders/billing", "--json")[1])
+    assert sorted(each.get("body", each.get("body_base64")) for each in messages) == ["/w==", "one", "two"]
     assert [channel_of(nsqd)["depth"] for nsqd in cluster.nsqds] == [2, 1]
 
     def as_gos(*_: object, **__: object) -> object:
@@ -447,6 +447,7 @@ def test_programs_of_gos_get_a_topic_and_an_address(
     monkeypatch.setenv("NSQ_ADDRESS", nsqlookupd.http_address)
     for words in (["t/c", "-n", "3"], ["-n", "3", "t/c"]):
         assert filled_in(tail, words) == ["--topic=t", "--channel=c", lookupd, "-n", "3"]
+    assert filled_in(tail, ["--", "t/-c"]) == ["--topic=t", "--channel=-c", lookupd]
     assert filled_in(tail, ["--meta", "t", "u"]) == ["--topic=t", "--topic=u", lookupd, "--meta"]
     assert filled_in(tail, ["--nsqd-tcp-address", "a:2", "t"]) == ["--topic=t", "--nsqd-tcp-address", "a:2"]
     tcp, http = f"--nsqd-tcp-address={nsqd.tcp_address}", f"--nsqd-http-address={nsqd.http_address}"
@@ -487,8 +488,8 @@ def test_completion_offers_topics_and_channels_with_valid_names(
     stats = NsqdApi.stats
 
     def hostile(api: NsqdApi, *args: Any, **more: Any) -> Any:
-        told = stats(api, *args, **more)
-        return {**told, "topics": [{**told["topics"][0], "topic_name": "$(date)"}]}
+        given = stats(api, *args, **more)
+        return {**given, "topics": [{**given["topics"][0], "topic_name": "$(date)"}]}
 
     monkeypatch.setattr(NsqdApi, "stats", hostile)
     assert run("completion", "names", "") == (0, "", "")

@@ -36,9 +36,9 @@ def lines(directory: Path) -> list[bytes]:
 
 def drained(nsqd: Nsqd, count: int, topic: str = "orders") -> Callable[[], bool]:
     def condition() -> bool:
-        told = channel_of(nsqd, topic)
-        left = told["depth"] + told["in_flight_count"] + told["deferred_count"]
-        return bool(told["message_count"] == count and told["client_count"] and not left)
+        counts = channel_of(nsqd, topic)
+        left = counts["depth"] + counts["in_flight_count"] + counts["deferred_count"]
+        return bool(counts["message_count"] == count and counts["client_count"] and not left)
 
     return condition
 
@@ -56,8 +56,8 @@ def test_a_message_is_finished_once_it_is_on_disk(
 
     def slow_fsync(descriptor: int) -> None:
         if os.fstat(descriptor).st_size and not os.path.isdir(f"/proc/self/fd/{descriptor}"):
-            told = channel_of(nsqd)
-            seen.append((told["depth"], told["in_flight_count"]))
+            counts = channel_of(nsqd)
+            seen.append((counts["depth"], counts["in_flight_count"]))
         fsync(descriptor)
 
     monkeypatch.setattr("os.fsync", slow_fsync)
@@ -146,8 +146,8 @@ def test_a_file_that_cannot_grow_costs_no_message(nsqd: Nsqd, tmp_path: Path, fl
     assert b"Traceback" not in done.stderr
     kept = set(lines(tmp_path)) & set(bodies)
     assert 0 < len(kept) < len(bodies)
-    told = until("answered", lambda: not channel_of(nsqd)["in_flight_count"] and channel_of(nsqd))
-    assert told["depth"] + told["deferred_count"] >= len(bodies) - len(kept)
+    counts = until("answered", lambda: not channel_of(nsqd)["in_flight_count"] and channel_of(nsqd))
+    assert counts["depth"] + counts["deferred_count"] >= len(bodies) - len(kept)
     with signalled_when(drained(nsqd, len(bodies))):
         assert nsq_to_file.main(flags) == 0
     assert set(bodies) <= set(lines(tmp_path))

@@ -31,8 +31,8 @@ def ask(admin: Nsqadmin, method: str, target: str, body: bytes | None = None) ->
 
 
 def channel(nsqd: Nsqd, topic: str, name: str) -> Any:
-    (told,) = nsqd.get(f"/stats?format=json&topic={topic}&channel={name}").json()["topics"]
-    return told["channels"][0]
+    (stats,) = nsqd.get(f"/stats?format=json&topic={topic}&channel={name}").json()["topics"]
+    return stats["channels"][0]
 
 
 def test_dead_letters_are_sent_back_however_often_they_failed(cluster: tuple[Nsqadmin, Nsqd]) -> None:
@@ -40,8 +40,8 @@ def test_dead_letters_are_sent_back_however_often_they_failed(cluster: tuple[Nsq
     for number in range(20):
         nsqd.post("/pub?topic=orders.failed", b"%d" % number)
     body = b'{"action": "redrive", "to": "orders"}'
-    told = ask(admin, "POST", "/api/topics/orders.failed/archive", body)
-    assert told == {"moved": 20, "message": ""}
+    answer = ask(admin, "POST", "/api/topics/orders.failed/archive", body)
+    assert answer == {"moved": 20, "message": ""}
     left = channel(nsqd, "orders.failed", "archive")
     assert (left["depth"], left["in_flight_count"], left["deferred_count"]) == (0, 0, 0)
     assert channel(nsqd, "orders", "billing")["depth"] == 20
@@ -52,10 +52,10 @@ def test_a_redrive_reports_messages_that_were_not_sent(cluster: tuple[Nsqadmin, 
     nsqd.post("/pub?topic=orders.failed", b"stays")
     nsqd.post("/channel/pause?topic=orders.failed&channel=archive")
     body = b'{"action": "redrive", "to": "orders"}'
-    told = ask(admin, "POST", "/api/topics/orders.failed/archive", body)
-    assert told["moved"] == 0
-    assert "1 messages stay on 127.0.0.1" in told["message"]
-    assert "the channel is paused" in told["message"]
+    answer = ask(admin, "POST", "/api/topics/orders.failed/archive", body)
+    assert answer["moved"] == 0
+    assert "1 messages stay on 127.0.0.1" in answer["message"]
+    assert "the channel is paused" in answer["message"]
 
 
 def test_a_topic_is_followed_and_its_channel_goes_away(cluster: tuple[Nsqadmin, Nsqd]) -> None:
@@ -126,8 +126,8 @@ def test_live_tail_and_sending_back_use_tls_and_a_secret(guarded: tuple[Nsqd, Au
         tail = f"/api/tail/orders/{ask(admin, 'POST', '/api/tail/orders', b'{}')['id']}"
         until("subscribed", lambda: '"client_count":1' in nsqd.get("/stats?format=json&topic=orders").text)
         body = b'{"action": "redrive", "to": "orders"}'
-        told = ask(admin, "POST", "/api/topics/orders.failed/archive", body)
-        assert told == {"moved": 1, "message": ""}
+        answer = ask(admin, "POST", "/api/topics/orders.failed/archive", body)
+        assert answer == {"moved": 1, "message": ""}
         followed = until("a message", lambda: ask(admin, "GET", tail)["messages"])
         assert [each["body"] for each in followed] == ["again"]
         assert ask(admin, "GET", tail)["problem"] == ""
@@ -151,10 +151,10 @@ def test_a_tail_reports_why_nsqd_refuses_it(
         tail = f"/api/tail/orders/{ask(admin, 'POST', '/api/tail/orders', b'{}')['id']}"
         assert says in until("a problem", lambda: ask(admin, "GET", tail)["problem"])
         body = b'{"action": "redrive", "to": "orders"}'
-        told = ask(admin, "POST", "/api/topics/orders.failed/archive", body)
-        assert told["moved"] == 0
-        assert told["message"].startswith("WARNING: 1 messages were not sent: no connection: nsqd ")
-        assert says in told["message"]
+        answer = ask(admin, "POST", "/api/topics/orders.failed/archive", body)
+        assert answer["moved"] == 0
+        assert answer["message"].startswith("WARNING: 1 messages were not sent: no connection: nsqd ")
+        assert says in answer["message"]
         nsqd.post("/channel/empty?topic=orders.failed&channel=archive")
 
 

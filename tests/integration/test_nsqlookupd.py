@@ -63,10 +63,10 @@ class Client:
 
     async def ask(self, data: bytes, answers: int = 1) -> list[bytes]:
         self.writer.write(data)
-        told: list[bytes] = []
-        while len(told) < answers and (received := await self.reader.read(65536)):
-            told += self._parser.feed(received)
-        return told
+        replies: list[bytes] = []
+        while len(replies) < answers and (received := await self.reader.read(65536)):
+            replies += self._parser.feed(received)
+        return replies
 
     async def ended(self) -> bool:
         return await self.reader.read() == b""
@@ -295,8 +295,8 @@ def listening(process: subprocess.Popen[str]) -> list[str]:
     assert process.stderr is not None
     addresses: list[str] = []
     for line in process.stderr:
-        told = re.search(r"INFO: (?:TCP|HTTP): listening on (\S+)$", line)
-        addresses += [told[1]] if told else []
+        found = re.search(r"INFO: (?:TCP|HTTP): listening on (\S+)$", line)
+        addresses += [found[1]] if found else []
         if len(addresses) == 2:
             break
     return addresses

@@ -51,8 +51,8 @@ class TestTail:
         assert said.err.startswith(b"Adding consumer for topic: orders\n")
 
         def two_finished() -> bool:
-            told = channel_of(nsqd)
-            return told["depth"] == 1 and not told["in_flight_count"]
+            counts = channel_of(nsqd)
+            return counts["depth"] == 1 and not counts["in_flight_count"]
 
         until("finished", two_finished)
 
@@ -73,9 +73,9 @@ class TestTail:
             return stop_all(*args, **options)
 
         def paused_or_delivered(nsqd: Nsqd) -> bool:
-            told = channel_of(nsqd)
-            ready = sum(client["ready_count"] for client in told["clients"])
-            return not ready or told["requeue_count"] > 10
+            counts = channel_of(nsqd)
+            ready = sum(client["ready_count"] for client in counts["clients"])
+            return not ready or counts["requeue_count"] > 10
 
         monkeypatch.setattr(program, "stop_all", late)
         assert nsq_tail.main([TOPIC, CHANNEL, nsqd_of(nsqd), "-n", "1"]) == 0
@@ -91,9 +91,9 @@ class TestTail:
         publish(nsqd, [b"two"], topic="returns")
 
         def both_shown() -> bool:
-            told = [channel_of(nsqd, topic) for topic in ("orders", "returns")]
+            counts = [channel_of(nsqd, topic) for topic in ("orders", "returns")]
             return all(
-                each["client_count"] and not each["depth"] and not each["in_flight_count"] for each in told
+                each["client_count"] and not each["depth"] and not each["in_flight_count"] for each in counts
             )
 
         with signalled_when(both_shown):

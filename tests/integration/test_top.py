@@ -45,7 +45,7 @@ def test_keys_sort_filter_pause_and_quit(nsqd: Nsqd, tmux: Callable[..., str], t
     tmux("resize-window", "-x", "40", "-y", "10")
     until("fitted", lambda: screen()[1] == ["TOPIC/CHANNEL", "DEPTH", "IN/S"])
     nsqd.stop(keep_data=True)
-    until("told", lambda: nsqd.http_address in tmux("capture-pane", "-p"))
+    until("shown", lambda: nsqd.http_address in tmux("capture-pane", "-p"))
     tmux("send-keys", "q")
     until("ended", lambda: (tmp_path / "ended").exists() and (tmp_path / "ended").read_text() == "ended 0\n")
 

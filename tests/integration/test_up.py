@@ -116,6 +116,20 @@ def test_a_daemon_that_dies_ends_the_others(tmp_path: Path) -> None:
         assert not any(Path(f"/proc/{pid}").exists() for pid in rest)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child of its parent's end")
+def test_a_kill_leaves_no_daemon(tmp_path: Path) -> None:
+    with running(free_port(), tmp_path) as up:
+        up.read_labels()
+        pids = up.daemons()
+        up.process.kill()
+        try:
+            up.process.communicate(timeout=60)  # ends when the daemons end, which have its stderr
+        except subprocess.TimeoutExpired:
+            for pid in pids:
+                os.kill(pid, signal.SIGKILL)
+            raise
+
+
 @pytest.mark.parametrize("count", [2, 3])
 def test_repeated_signals_leave_no_process(tmp_path: Path, count: int) -> None:
     with running(free_port(), tmp_path) as up:

@@ -11,15 +11,16 @@ import threading
 import time
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from nsq.contrib.celery.envelope import Envelope
 from nsq.contrib.celery.names import nsq_name, takes, topic_of_exchange
 from nsq.contrib.celery.settings import BrokerSettings
-from nsq.errors import ConnectionFailed, NsqError
+from nsq.errors import ConnectionFailed, InvalidMessage, NsqError
 from nsq.http.nsqlookupd import NsqlookupdApi
 from nsq.log import Logger
 from nsq.producer.producer import Producer
+from nsq.wire.names import EPHEMERAL
 from nsq.work.deferring import publish_at
 
 log = Logger("nsq.celery")
@@ -28,6 +29,8 @@ log = Logger("nsq.celery")
 _PAUSE = 0.2
 #: Seconds for the last publishes when the program ends.
 _LAST_PUBLISHES = 2.0
+#: The largest ``max_msg_size``.
+_LARGEST = 2**31 - 1
 
 
 @dataclass
@@ -54,7 +57,9 @@ class Broker:
         self.created: set[tuple[str, str]] = set()
         """The channels of durable queues that this process has created."""
         self._last_listed: tuple[str, ...] = ()  # by the nsqlookupds
-        self.producer = Producer(nsqd=settings.nsqds, nsqlookupd=settings.lookupds, config=settings.config)
+        # What nsqd has delivered it also takes back, whatever our own limit is: see ``publish`` for that.
+        config = replace(settings.config, max_msg_size=_LARGEST)
+        self.producer = Producer(nsqd=settings.nsqds, nsqlookupd=settings.lookupds, config=config)
         atexit.register(self.producer.close, _LAST_PUBLISHES)
 
     # Reaching it.
@@ -140,8 +145,11 @@ class Broker:
 
     def publish(self, envelope: Envelope) -> None:
         topic, body, due = self.topic_to_publish(envelope), envelope.encode(), envelope.due
-        if envelope.transient and envelope.exchange and not envelope.is_task:
-            # Events and replies to remote control: the worker's loop must not wait for them.
+        most = self.settings.config.max_msg_size
+        if len(body) > most:
+            raise InvalidMessage(f"a message has {len(body)} bytes; max_msg_size, to be nsqd's, is {most}")
+        if envelope.exchange and topic.endswith(EPHEMERAL):
+            # Events and remote control: the worker's loop must not wait for them.
             with suppress(NsqError):
                 self.producer.publish_async(topic, body, block=False).add_done_callback(_note_loss)
         elif due is not None:

@@ -41,8 +41,10 @@ class Envelope:
 
     @property
     def is_reply(self) -> bool:
-        """Whether it answers a message, as the result of a task does; a task has the property too."""
-        return "correlation_id" in self.properties and not self.is_task
+        """Whether it answers a message, as the result of a task does. A task and another request have the
+        property too, and say where to reply to.
+        """
+        return "correlation_id" in self.properties and "reply_to" not in self.properties
 
     @property
     def due(self) -> float | None:

@@ -87,16 +87,16 @@ def settings_of(client: Client) -> BrokerSettings:
         url, _ = split_secret(text)
         scheme, _, rest = url.rpartition("://")
         hosts, mark, tail = _until_path(rest)
-        if mark == "/" and (path := tail.partition("?")[0]):
+        if mark == "/" and tail.partition("?")[0]:  # perhaps half of a secret
             raise ConfigError(
-                f"the broker's URL has the path {'/' + path!r}; nsq knows none. Write a Unix socket as "
-                "nsq://%2Frun%2Fnsqd.sock"
+                "the broker's URL has a path; nsq knows none. Write a Unix socket as "
+                "nsq://%2Frun%2Fnsqd.sock, and a / in a secret as %2F"
             )
         texts.update(parse_qsl(rest.partition("?")[2], keep_blank_values=True))
         encrypted = encrypted or scheme.startswith("nsqs")
         discovers = scheme.endswith("lookupd")
         port = _LOOKUPD_PORT if discovers else (client.port if not scheme and client.port else _NSQD_PORT)
-        wanted = [_address(host, port) for host in unquote(hosts or "127.0.0.1").split(",") if host]
+        wanted = [_address(unquote(host), port) for host in (hosts or "127.0.0.1").split(",") if host]
         (lookupds if discovers else nsqds).extend(wanted)
     values = {name: value for name, value in client.transport_options.items() if name not in _OF_KOMBU}
     max_deaths = _max_deaths(texts, values)

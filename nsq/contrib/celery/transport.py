@@ -97,7 +97,7 @@ class Channel(base.StdChannel):  # type: ignore[misc]
         """Note the queue. The counts are zeros: nsqd tells them over HTTP only."""
         arguments = arguments or {}
         for name, reason in _REFUSED.items():
-            if arguments.get(name):
+            if arguments.get(name) not in (None, False):  # "" is a name, too: that of the default exchange
                 raise UsageError(f"queue {queue!r} has {name}; {reason}")
         name = queue or f"nsq.gen-{random.getrandbits(96):024x}"
         if not passive:

@@ -6,7 +6,6 @@ has no request, so that a connection that the database has ended would fail for 
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
@@ -14,12 +13,14 @@ from typing import Any
 from asgiref.sync import async_to_sync
 from django.db import connections, reset_queries
 
+from nsq.consumer.handlers import is_async
+
 
 def synchronous(handler: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that runs an ``async def`` in an event loop of its own, and Django's async ORM on the
     caller's thread.
     """
-    return async_to_sync(handler) if inspect.iscoroutinefunction(handler) else handler
+    return async_to_sync(handler) if is_async(handler) else handler
 
 
 def with_connections(handler: Callable[..., Any]) -> Callable[..., Any]:

@@ -25,7 +25,7 @@ from typing import Any
 from asgiref.sync import sync_to_async
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
-from django.db import InterfaceError, OperationalError
+from django.db import InterfaceError, OperationalError, connections
 from django.utils import timezone
 from django.utils.module_loading import import_string
 
@@ -154,6 +154,8 @@ class NsqBackend(BaseTaskBackend):
         try:
             self._write_result(result)
         except (OperationalError, InterfaceError):
+            if connections[self.nsq.database].in_atomic_block:  # where nothing more can be written
+                raise
             # The database may have ended this connection while the task ran.
             close_old_connections()
             self._write_result(result)

@@ -1,8 +1,7 @@
 """A daemon as a child process: our own program or any binary with the same flags.
 
 The child writes its log to a file (a pipe could fill up), has its own process group, and is killed when this
-process exits; on Linux also when this process is killed. Imports only the errors and addresses of this
-package.
+process exits; on Linux also when this process is killed.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import nsq
+from nsq.work.binding import bound
 
 from .addresses import Addresses, is_taken
 from .errors import AddressTaken, DaemonFailed
@@ -25,16 +25,6 @@ from .errors import AddressTaken, DaemonFailed
 KILL_TIMEOUT = 20.0
 #: The text in the logs of our daemons and Go's.
 _IN_USE = "address already in use"
-#: Becomes the program that follows, which gets SIGKILL at the end of the thread that started it.
-_BOUND = """
-import os, sys
-try:
-    import ctypes  # some builds of Python lack it
-    ctypes.CDLL(None).prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL
-except Exception:
-    pass
-os.execvp(sys.argv[1], sys.argv[1:])
-"""
 
 
 class ProcessRun:
@@ -65,7 +55,7 @@ class ProcessRun:
         with self._log_path.open("wb") as log_file:
             try:
                 self._process = subprocess.Popen(
-                    _bound(self._command),
+                    bound(self._command, signal.SIGKILL),
                     stdin=subprocess.DEVNULL,
                     stdout=log_file,
                     stderr=subprocess.STDOUT,
@@ -119,16 +109,6 @@ class ProcessRun:
 
 def our_program(name: str) -> list[str]:
     return [sys.executable, "-m", f"nsq.daemons.{name}"]
-
-
-def _bound(command: list[str]) -> list[str]:
-    """Bind the child to this process: one that is killed runs no exit hook. Linux binds it to the thread that
-    starts it, and only the main one lasts as long as the process.
-    """
-    in_main_thread = threading.current_thread() is threading.main_thread()
-    if sys.platform != "linux" or not sys.executable or not in_main_thread:
-        return command
-    return [sys.executable, "-I", "-S", "-c", _BOUND, *command]
 
 
 def _environment() -> dict[str, str]:

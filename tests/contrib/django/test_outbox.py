@@ -236,10 +236,15 @@ def test_a_purge_deletes_only_messages_that_were_refused_long_ago(
 def test_sqlite_without_immediate_transactions_is_refused(
     outbox: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(connections.settings["default"], "OPTIONS", {})
+    deferred = connections.settings["default"] | {"OPTIONS": {}}
+    monkeypatch.setitem(connections.settings, "other", deferred)
+    with pytest.raises(CommandError, match="database 'other' needs transactions that begin as writers"):
+        call_command("nsq_relay", "--once", "--database=other")
+    with pytest.raises(CommandError, match="invalid choice: 'another'"):
+        call_command("nsq_relay", "--once", "--database=another")
+    call_command("nsq_relay", "--once")
+    monkeypatch.setitem(connections.settings, "default", deferred)
     assert "nsq.E006" in [each.id for each in run_checks()]
-    with pytest.raises(CommandError, match="transactions that begin as writers"):
-        call_command("nsq_relay", "--once")
 
 
 def test_a_transaction_waits_for_another_one_that_writes_the_same_key(site: Site, postgres: Postgres) -> None:

@@ -249,11 +249,14 @@ def test_handle_calls_the_bare_handler_on_this_thread() -> None:
     with pytest.raises(ZeroDivisionError):
         handle(lambda message: 1 / 0, b"17")
 
-    async def coroutine(message: nsq.Message) -> None:
-        await sync_to_async(lambda: seen.append(threading.current_thread()))()
+    class Asynchronous:
+        async def __call__(self, message: nsq.Message) -> None:
+            await sync_to_async(lambda: seen.append(threading.current_thread()))()
 
-    handle(coroutine, b"17")
-    assert seen[-1] is threading.current_thread()
+    for asynchronous in (Asynchronous(), Asynchronous().__call__):
+        seen.clear()
+        handle(asynchronous, b"17")
+        assert seen == [threading.current_thread()]
 
 
 def free_port() -> int:

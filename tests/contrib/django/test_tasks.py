@@ -13,7 +13,7 @@ from typing import Any
 
 import django
 import pytest
-from django.db import transaction
+from django.db import OperationalError, connection, transaction
 from django.test import override_settings
 from django.utils import timezone
 
@@ -164,6 +164,18 @@ def test_a_task_that_could_not_be_enqueued_leaves_no_result_that_waits(database:
     with override_settings(NSQ=down), pytest.raises(nsq.PublishFailed):
         tasks.add.enqueue(1, 2)
     assert StoredResult.objects.count() == 0
+
+
+@needs_tasks
+def test_a_result_that_cannot_be_stored_within_a_transaction_says_why(outbox: Any) -> None:
+    from django.tasks import task_backends
+    from shop import tasks
+
+    result = tasks.add.enqueue(1, 2)
+    with pytest.raises(OperationalError, match="no such table"), transaction.atomic():
+        with connection.cursor() as cursor:
+            cursor.execute("drop table nsq_results_storedresult")
+        task_backends["default"].save_result(result)
 
 
 @needs_tasks

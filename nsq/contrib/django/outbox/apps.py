@@ -13,6 +13,6 @@ class OutboxConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        from nsq.contrib.django.outbox.writing import check_databases
+        from nsq.contrib.django.outbox.writing import check_database
 
-        register(check_databases)
+        register(check_database)

@@ -54,7 +54,12 @@ def _lock(alias: str, number: int) -> None:
         raise UsageError(f"key= needs PostgreSQL or SQLite; the database {alias!r} is {connection.vendor}")
 
 
-def check_databases(**_: Any) -> list[CheckMessage]:
+def check_database(alias: str = "", **_: Any) -> list[CheckMessage]:
+    """Check the database of an outbox, by default that of ``publish``."""
+    alias = alias or router.db_for_write(OutboxMessage)
+    mode = str(connections.settings[alias]["OPTIONS"].get("transaction_mode", "")).upper()
+    if connections[alias].vendor != "sqlite" or mode == "IMMEDIATE":
+        return []
     return [
         Error(
             f"the outbox in the SQLite database {alias!r} needs transactions that begin as writers: others "
@@ -62,7 +67,4 @@ def check_databases(**_: Any) -> list[CheckMessage]:
             hint="Set OPTIONS = {'transaction_mode': 'IMMEDIATE'}.",
             id="nsq.E006",
         )
-        for alias in [router.db_for_write(OutboxMessage)]
-        if connections[alias].vendor == "sqlite"
-        and str(connections.settings[alias]["OPTIONS"].get("transaction_mode", "")).upper() != "IMMEDIATE"
     ]

@@ -78,16 +78,16 @@ def test_tombstoning_an_nsqd_that_is_unknown_or_does_not_answer_fails() -> None:
     upstreams = Upstreams()
     upstreams.answers[f"{NSQD2}/topic/delete"] = DOWN
     for name in (NSQD2, "nsqd9:4151"):
-        status, told = upstreams.ask("DELETE", f"/api/nodes/{name}", {"topic": "orders"})
-        assert (status, told["message"].partition(":")[0]) == (502, "UPSTREAM_ERROR")
+        status, answer = upstreams.ask("DELETE", f"/api/nodes/{name}", {"topic": "orders"})
+        assert (status, answer["message"].partition(":")[0]) == (502, "UPSTREAM_ERROR")
     assert sum("/topic/tombstone" in each for each in upstreams.posted()) == 2
 
 
 def test_tombstoning_an_nsqd_without_the_topic_is_a_warning() -> None:
     upstreams = Upstreams()
     upstreams.answers[f"{NSQD2}/topic/delete"] = 404
-    status, told = upstreams.ask("DELETE", f"/api/nodes/{NSQD2}", {"topic": "orders"})
-    assert (status, told["message"].partition(":")[0]) == (200, "WARNING")
+    status, answer = upstreams.ask("DELETE", f"/api/nodes/{NSQD2}", {"topic": "orders"})
+    assert (status, answer["message"].partition(":")[0]) == (200, "WARNING")
 
 
 def test_an_action_reaches_an_nsqd_that_is_tombstoned() -> None:
@@ -121,26 +121,26 @@ def test_a_part_that_fails_is_named_and_the_others_are_done() -> None:
 def test_an_nsqd_that_fails_is_a_warning_beside_the_others_answers(target: str) -> None:
     upstreams = Upstreams()
     upstreams.answers[f"{NSQD2}/stats"] = DOWN
-    status, told = upstreams.ask("GET", target)
-    assert (status, told["message"]) == (200, f"WARNING: {DOWN}")
-    assert NSQD1 in str(told)
+    status, answer = upstreams.ask("GET", target)
+    assert (status, answer["message"]) == (200, f"WARNING: {DOWN}")
+    assert NSQD1 in str(answer)
 
 
 @pytest.mark.parametrize("answer", [DOWN, {"topics": 5}, {"topics": [{"topic_name": 5}]}, [], "x", 500])
 def test_when_all_nsqds_fail_the_answer_is_502(answer: Any) -> None:
     upstreams = Upstreams()
     upstreams.answers |= {f"{NSQD1}/stats": answer, f"{NSQD2}/stats": answer}
-    status, told = upstreams.ask("GET", "/api/topics/orders")
+    status, body = upstreams.ask("GET", "/api/topics/orders")
     assert status == 502
-    assert told["message"].startswith("UPSTREAM_ERROR: failed to query any nsqd: http://nsqd")
+    assert body["message"].startswith("UPSTREAM_ERROR: failed to query any nsqd: http://nsqd")
 
 
 def test_a_topic_without_a_producer_is_502_as_in_go_and_shown_in_the_overview() -> None:
     upstreams = Upstreams()
     upstreams.answers[f"{LOOKUPD}/lookup"] = {"channels": [], "producers": []}
     upstreams.answers[f"{LOOKUPD}/nodes"] = {"producers": []}
-    told = {"message": "UPSTREAM_ERROR: failed to query any nsqd: "}
-    assert upstreams.ask("GET", "/api/topics/orders") == (502, told)
+    answer = {"message": "UPSTREAM_ERROR: failed to query any nsqd: "}
+    assert upstreams.ask("GET", "/api/topics/orders") == (502, answer)
     _, overview = upstreams.ask("GET", "/api/overview")
     assert overview["topics"][0]["health"] == [1, "no nsqd has it now; nsqlookupd remembers it"]
 
@@ -149,8 +149,8 @@ def test_inactive_topics_are_those_that_no_nsqd_offers() -> None:
     upstreams = Upstreams()
     upstreams.answers[f"{LOOKUPD}/topics"] = {"topics": ["orders", "old"]}
     upstreams.answers[f"{LOOKUPD}/channels"] = {"channels": ["archive"]}
-    told = {"topics": {"old": ["archive"]}, "message": ""}
-    assert upstreams.ask("GET", "/api/topics?inactive=true") == (200, told)
+    answer = {"topics": {"old": ["archive"]}, "message": ""}
+    assert upstreams.ask("GET", "/api/topics?inactive=true") == (200, answer)
 
 
 def test_an_nsqd_that_insists_on_tls_is_asked_again_with_tls() -> None:
@@ -168,9 +168,9 @@ def test_an_nsqd_that_insists_on_tls_is_asked_again_with_tls() -> None:
 
     upstreams.send = send  # type: ignore[method-assign]
     upstreams.answers["nsqd1:4152/stats"] = stats(topic("orders", channel(depth=7)))
-    _, told = upstreams.ask("GET", "/api/topics/orders")
+    _, answer = upstreams.ask("GET", "/api/topics/orders")
     assert refused
-    assert [each["channels"][0]["depth"] for each in told["nodes"]] == [7, 3]
+    assert [each["channels"][0]["depth"] for each in answer["nodes"]] == [7, 3]
 
 
 def test_an_upstream_that_hangs_holds_up_no_other() -> None:
@@ -232,8 +232,8 @@ def test_a_topic_without_a_channel_is_not_followed() -> None:
 def test_dead_letters_go_to_another_topic_that_is_there(to: str) -> None:
     upstreams = Upstreams()
     body = {"action": "redrive", "to": to}
-    told = (400, {"message": "INVALID_TOPIC"})
-    assert upstreams.ask("POST", "/api/topics/orders/billing", body) == told
+    answer = (400, {"message": "INVALID_TOPIC"})
+    assert upstreams.ask("POST", "/api/topics/orders/billing", body) == answer
 
 
 @pytest.mark.parametrize(("method", "target", "body"), CHANGES)
@@ -257,8 +257,8 @@ def test_a_page_of_another_site_changes_nothing(
     method: str, target: str, body: Any, headers: dict[str, str], allowed: bool
 ) -> None:
     upstreams = Upstreams()
-    status, told = upstreams.ask(method, target, body, headers)
-    assert (status, told["message"]) == ((200, "") if allowed else (403, "CROSS_SITE_REQUEST"))
+    status, answer = upstreams.ask(method, target, body, headers)
+    assert (status, answer["message"]) == ((200, "") if allowed else (403, "CROSS_SITE_REQUEST"))
     assert bool(upstreams.posted()) == allowed
 
 
@@ -300,11 +300,11 @@ def test_a_page_whose_name_was_bound_to_this_address_changes_and_reads_nothing(
     method: str, target: str, headers: dict[str, str], status: int
 ) -> None:
     upstreams = Upstreams()
-    found, told = upstreams.ask(method, target, PAUSE if method == "POST" else None, headers)
+    found, answer = upstreams.ask(method, target, PAUSE if method == "POST" else None, headers)
     assert found == status
     if status == 403:
         hint = "UNKNOWN_HOST: start nsqadmin with --allow-host=rebound.example"
-        assert told == {"message": hint}
+        assert answer == {"message": hint}
         assert upstreams.asked == []
 
 
@@ -377,16 +377,16 @@ def test_a_peek_at_a_topic_whose_queue_is_empty_looks_in_its_channels() -> None:
         f"{NSQD1}/channel/peek": shown("3", "1"),
         f"{NSQD2}/channel/peek": shown("2"),
     }
-    _, told = upstreams.ask("GET", "/api/peek/orders")
-    assert [(each["node"], each["id"], each["channels"]) for each in told["messages"]] == [
+    _, answer = upstreams.ask("GET", "/api/peek/orders")
+    assert [(each["node"], each["id"], each["channels"]) for each in answer["messages"]] == [
         (NSQD1, "1", ["billing", "audit"]),
         (NSQD2, "2", ["billing"]),
         (NSQD1, "3", ["billing", "audit"]),
     ]
     assert not any("channel=idle" in each for each in upstreams.asked)
     upstreams.answers[f"{NSQD2}/topic/peek"] = shown("9")
-    _, told = upstreams.ask("GET", "/api/peek/orders")
-    assert [each["id"] for each in told["messages"]] == ["9"]
+    _, answer = upstreams.ask("GET", "/api/peek/orders")
+    assert [each["id"] for each in answer["messages"]] == ["9"]
 
 
 def test_peek_gathers_what_waits_and_says_which_nsqd_cannot_show_it() -> None:
@@ -394,8 +394,8 @@ def test_peek_gathers_what_waits_and_says_which_nsqd_cannot_show_it() -> None:
     message = {"id": "0" * 16, "timestamp": 1, "age_ms": 2, "attempts": 0, "size": 1, "truncated": False}
     shown = {"messages": [{**message, "encoding": "utf-8", "body": "<script>"}]}
     upstreams.answers |= {f"{NSQD1}/channel/peek": shown, f"{NSQD2}/channel/peek": 404}
-    _, told = upstreams.ask("GET", "/api/peek/orders/billing?n=3")
-    assert told["messages"] == [{"node": NSQD1, **shown["messages"][0]}]
+    _, answer = upstreams.ask("GET", "/api/peek/orders/billing?n=3")
+    assert answer["messages"] == [{"node": NSQD1, **shown["messages"][0]}]
     assert f"GET {NSQD1}/channel/peek?topic=orders&n=3&channel=billing" in upstreams.asked
 
 
@@ -407,9 +407,9 @@ def test_messages_in_flight_are_listed_longest_first_with_their_clients() -> Non
         f"{NSQD1}/channel/peek": {"messages": [message | {"in_flight_ms": 5}]},
         f"{NSQD2}/channel/peek": {"messages": [message | {"in_flight_ms": 7}]},
     }
-    _, told = upstreams.ask("GET", "/api/peek/orders/billing?in_flight=true")
-    assert [(each["node"], each["in_flight_ms"]) for each in told["messages"]] == [(NSQD2, 7), (NSQD1, 5)]
-    assert told["messages"][0]["client"] == {"client_id": "ann", "hostname": "", "remote_address": "h:1"}
+    _, answer = upstreams.ask("GET", "/api/peek/orders/billing?in_flight=true")
+    assert [(each["node"], each["in_flight_ms"]) for each in answer["messages"]] == [(NSQD2, 7), (NSQD1, 5)]
+    assert answer["messages"][0]["client"] == {"client_id": "ann", "hostname": "", "remote_address": "h:1"}
     query = "topic=orders&n=10&channel=billing&in_flight=true"
     assert f"GET {NSQD1}/channel/peek?{query}" in upstreams.asked
 
@@ -418,10 +418,10 @@ def test_an_action_is_posted_to_the_notification_endpoint() -> None:
     upstreams = Upstreams(notification_http_endpoint="http://hook:80/nsq")
     headers = {"Host": "admin:4171", "User-Agent": "curl/8", "Authorization": "Basic YW5uOnNlY3JldA=="}
     upstreams.ask("POST", "/api/topics/orders/billing", {"action": "empty"}, headers)
-    (told,) = upstreams.bodies
-    assert told.pop("timestamp") > 0
-    assert told.pop("via")
-    assert told == {
+    (answer,) = upstreams.bodies
+    assert answer.pop("timestamp") > 0
+    assert answer.pop("via")
+    assert answer == {
         "action": "empty_channel",
         "topic": "orders",
         "channel": "billing",
@@ -468,9 +468,9 @@ def test_an_nsqd_that_needs_a_moment_is_waited_for_when_nothing_recent_is_known_
                 await asyncio.sleep(0)
         return await upstreams.send(request, **timeouts)
 
-    def found(told: Any) -> tuple[int, list[Any]]:
-        healths = {node["hostname"]: node["health"] for node in told["nodes"]}
-        return told["topics"][0]["channels"][0]["depth"], healths["nsqd1"]
+    def found(answer: Any) -> tuple[int, list[Any]]:
+        healths = {node["hostname"]: node["health"] for node in answer["nodes"]}
+        return answer["topics"][0]["channels"][0]["depth"], healths["nsqd1"]
 
     async def looks() -> None:
         page = overview.Overview(Cluster(upstreams.options, send=send), lambda: times[0])
@@ -480,8 +480,8 @@ def test_an_nsqd_that_needs_a_moment_is_waited_for_when_nothing_recent_is_known_
         held.set()
         for _ in range(3):
             times[0] += 2
-            told = found(await page.look())
-        assert told == (5, (2, "slow: it does not answer in time"))
+            answer = found(await page.look())
+        assert answer == (5, (2, "slow: it does not answer in time"))
         times[0] += 30  # what it said is too old by now, and it has had its time
         assert found(await page.look()) == (3, (2, "slow: it does not answer in time"))
         await page.close()

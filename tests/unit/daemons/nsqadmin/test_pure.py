@@ -153,8 +153,8 @@ def test_rates_are_what_came_since_some_seconds_before() -> None:
 
 
 def node_poll(name: str) -> NodePoll:
-    told = NsqdNode(broadcast_address=name, tcp_port=1, http_port=2, version="1.3.0")
-    poll = NodePoll(Node(told, Url("http", name, 2, "/")), 0.0)
+    info = NsqdNode(broadcast_address=name, tcp_port=1, http_port=2, version="1.3.0")
+    poll = NodePoll(Node(info, Url("http", name, 2, "/")), 0.0)
     poll.track.memory_size = 100
     return poll
 
@@ -239,9 +239,9 @@ def test_the_history_has_the_figures_of_five_minutes_every_ten_seconds() -> None
     history, poll = History(), node_poll("n")
 
     def see(second: float, *names: str) -> None:
-        told = [channel(name, depth=int(second)) for name in names]
-        told_stats = stats(topic("orders", *told, depth=1), memory={"heap_in_use_bytes": 7})
-        poll.value = poll.track.add(summarize(told_stats, second))
+        channels = [channel(name, depth=int(second)) for name in names]
+        its_stats = stats(topic("orders", *channels, depth=1), memory={"heap_in_use_bytes": 7})
+        poll.value = poll.track.add(summarize(its_stats, second))
         history.add(describe([poll], [], second))
 
     for second in range(0, 402, 2):

@@ -6,13 +6,13 @@ from datetime import timedelta
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
-from django.db import router
+from django.db import connections, router
 from django.utils import timezone
 
 from nsq.contrib.django.management.commands.nsq_consume import log_to_stderr
 from nsq.contrib.django.outbox.models import OutboxMessage
 from nsq.contrib.django.outbox.relay import Relay
-from nsq.contrib.django.outbox.writing import check_databases
+from nsq.contrib.django.outbox.writing import check_database
 from nsq.threads.signals import SignalWatch
 
 
@@ -20,7 +20,9 @@ class Command(BaseCommand):
     help = "Publishes the messages of the outbox. Several relays may run at once. SIGTERM ends it."
 
     def add_arguments(self, parser: Any) -> None:
-        parser.add_argument("--database", help="the database of the outbox (default: as routed)")
+        parser.add_argument(
+            "--database", choices=tuple(connections), help="the database of the outbox (default: as routed)"
+        )
         parser.add_argument("--batch", type=int, default=500, help="messages read at a time (default: 500)")
         parser.add_argument(
             "--poll",
@@ -40,9 +42,9 @@ class Command(BaseCommand):
         log_to_stderr(verbosity)
         if batch < 1 or not poll > 0:
             raise CommandError(f"--batch is {batch} and --poll {poll}; both must be above 0")
-        for problem in check_databases():
-            raise CommandError(f"{problem.msg}. {problem.hint}")
         using = options["database"] or router.db_for_write(OutboxMessage)
+        for problem in check_database(using):
+            raise CommandError(f"{problem.msg}. {problem.hint}")
         if options["purge"] is not None:
             self._purge(using, options["purge"])
             return
