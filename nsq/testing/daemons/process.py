@@ -25,15 +25,20 @@ from .errors import AddressTaken, DaemonFailed
 KILL_TIMEOUT = 20.0
 #: The text in the logs of our daemons and Go's.
 _IN_USE = "address already in use"
-#: Becomes the program that follows, which gets SIGKILL at the end of the thread that started it.
+#: Becomes the program that follows, which gets SIGKILL at the end of the thread that started it. Its first
+#: argument is the process of that thread.
 _BOUND = """
-import os, sys
+import os, signal, sys
 try:
     import ctypes  # some builds of Python lack it
     ctypes.CDLL(None).prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL
 except Exception:
     pass
-os.execvp(sys.argv[1], sys.argv[1:])
+if os.getppid() != int(sys.argv[1]):
+    sys.exit("the process that started this has ended")
+for number in signal.SIGPIPE, signal.SIGXFSZ:  # which Python ignores
+    signal.signal(number, signal.SIG_DFL)
+os.execvp(sys.argv[2], sys.argv[2:])
 """
 
 
@@ -61,7 +66,7 @@ class ProcessRun:
     def start(self, timeout: float) -> None:
         """Start the child. It may not be ready when this returns."""
         if shutil.which(self._command[0]) is None:
-            raise DaemonFailed(f"cannot run {self._command[0]}: there is no such program")
+            raise DaemonFailed(f"cannot run {self._command[0]}: it does not exist, or is not executable")
         with self._log_path.open("wb") as log_file:
             try:
                 self._process = subprocess.Popen(
@@ -128,7 +133,7 @@ def _bound(command: list[str]) -> list[str]:
     in_main_thread = threading.current_thread() is threading.main_thread()
     if sys.platform != "linux" or not sys.executable or not in_main_thread:
         return command
-    return [sys.executable, "-I", "-S", "-c", _BOUND, *command]
+    return [sys.executable, "-I", "-S", "-c", _BOUND, str(os.getpid()), *command]
 
 
 def _environment() -> dict[str, str]:
