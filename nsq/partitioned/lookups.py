@@ -280,15 +280,17 @@ class Lookups(Asker):
                     rounds.remove_nsqlookupd(text)
         self.cluster.keep_only(self._configured | self._added.keys())
 
-    def refuse(self, topic: str, partition: int, address: str, now: float) -> None:
-        """Note that a node does not lead a partition, and ask the nsqlookupds soon."""
+    def refuse(self, topic: str, partition: int, address: str, now: float) -> float:
+        """Note that a node does not lead a partition, and ask the nsqlookupds soon. Return until when it is
+        left out, whatever they answer.
+        """
         key = topic, partition, address
         if now - self._refused.get(key, -math.inf) > _NEWS:
             self._refresh.hurry()
         self._refused[key] = now
         if len(self._refused) > _MOST_REFUSED:
             self._refused.clear()
-        self.cluster.refuse(topic, partition, address, now)
+        return self.cluster.refuse(topic, partition, address, now)
 
     def refresh(self, now: float, *, urgent: bool, incomplete: bool) -> float:
         """Ask ahead of the regular rounds if that is due; return when it is due next."""

@@ -175,9 +175,9 @@ class Cluster:
             if self._said:  # else keep the tables until another one answers
                 self._merge(gone.answer.topics)
 
-    def refuse(self, topic: str, partition: int, address: str, now: float) -> None:
+    def refuse(self, topic: str, partition: int, address: str, now: float) -> float:
         """Note that a node does not lead a partition: leave it out until a question that begins later names
-        it again. If it refuses again then, a growing pause comes first.
+        it again. If it refuses again then, a growing pause comes first. Return its end.
         """
         refused = self._refused.setdefault(topic, {})
         leads = self.table(topic).leaders.get(partition) == address
@@ -186,9 +186,11 @@ class Cluster:
             until, times = now, 1
         elif leads:
             until, times = now + retry_ceiling(times), times + 1
-        refused[partition, address] = _Refusal(now, max(now, until), times)
+        until = max(now, until)
+        refused[partition, address] = _Refusal(now, until, times)
         if leads:
             self._merge((topic,), only=partition)
+        return until
 
     def nsqds(self) -> frozenset[str]:
         """The nsqds of a cluster of the original kind."""
