@@ -144,9 +144,9 @@ def test_a_body_that_is_not_bytes_is_refused_and_leaves_no_span(recorded: Record
 
 def test_a_publish_to_a_topic_without_a_name_ends_its_span(recorded: Recorded) -> None:
     telemetry = recorded.telemetry(source="/shop")
-    with nsq.Producer("127.0.0.1:1", **telemetry.of_producer()) as producer:
-        with pytest.raises(nsq.InvalidName, match="empty"):
-            producer.publish("", b"text")
+    producer = nsq.Producer("127.0.0.1:1", **telemetry.of_producer())
+    with producer, pytest.raises(nsq.InvalidName, match="empty"):
+        producer.publish("", b"text")
     (span,) = recorded.spans(SpanKind.PRODUCER)
     assert (span.attributes or {})["error.type"] == "InvalidName"
 

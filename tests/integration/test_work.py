@@ -187,7 +187,8 @@ def test_a_worker_is_replaced_after_max_messages_and_the_health_page_shows_it(wo
         assert health(address)["processes"][0]["consumers"][0]["topic"] == "orders"
         publish(work.nsqd, numbered(5))
         until("replaced", lambda: len(work.started()) == 2)
-        until("well again", lambda: health(address)["ok"] and health(address)["processes"][0]["pid"] == work.started()[1])
+        _, new = work.started()
+        until("well again", lambda: (page := health(address))["ok"] and page["processes"][0]["pid"] == new)
         work.terminate()
     assert len(work.handled()) == 5
     assert "ended, as it has answered" in work.log.read_text()
