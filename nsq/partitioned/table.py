@@ -236,9 +236,7 @@ class Cluster:
             if table != self.tables.get(topic):  # else keep the same object
                 self.tables[topic] = table
 
-    def _merged(
-        self, topic: str, heeded: list[_Said], leading: _Said | None, only: int | None
-    ) -> TopicTable:
+    def _merged(self, topic: str, heeded: list[_Said], leading: _Said | None, only: int | None) -> TopicTable:
         before = self.table(topic)
         said = [each for each in heeded if topic in each.answer.topics]
         if leading is not None:  # first, so that it wins
