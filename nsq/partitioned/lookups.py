@@ -104,11 +104,6 @@ def _warn(partition: str, problem: str) -> None:
     log.warning("nsqlookupd has a bad registration: the leader of partition %s: %s", partition, problem)
 
 
-@lru_cache(maxsize=1000)
-def _warn_of_topic(lookupd: str, topic: str, problem: str) -> None:
-    log.warning("nsqlookupd %s says nothing of use about the topic %r: %s", lookupd, topic, problem)
-
-
 class Rounds(Protocol):
     """Asks each nsqlookupd in regular rounds, and ahead of time: ``Discovery``."""
 
@@ -147,6 +142,7 @@ class Lookups(Asker):
         self._configured: frozenset[str] = frozenset()
         self._added: dict[str, str] = {}  # nsqlookupds that the cluster lists: how they are asked
         self._refused: dict[tuple[str, int, str], float] = {}  # when nodes last refused to be leaders
+        self._warned: dict[str, set[str]] = {}  # by nsqlookupd: the topics that it has no answer about
         self._rounds: Rounds | None = None
         self._tell: Callable[[Callable[[], object]], object] = lambda request: request()
         self._changed: Callable[[], object] = lambda: None
@@ -250,10 +246,25 @@ class Lookups(Asker):
 
     def _heard(self, key: str, lookupd: str, answer: ClusterAnswer, asked_at: float) -> None:
         self.cluster.heard(key, answer, asked_at)
-        for topic, problem in answer.problems.items():
-            _warn_of_topic(key, topic, problem)
+        self._warn_of_problems(key, answer.problems)
         self._follow_list(nsqlookupd_address(lookupd))
         self._changed()
+
+    def _warn_of_problems(self, key: str, problems: Mapping[str, str]) -> None:
+        """Warn of each topic once, until the nsqlookupd has answered about all; in one line, as there may be
+        thousands.
+        """
+        if not problems:
+            self._warned.pop(key, None)
+            return
+        warned = self._warned.setdefault(key, set())
+        new = problems.keys() - warned
+        if new:
+            warned |= new
+            topic = min(new)
+            more = f" and {len(new) - 1} more" * (len(new) > 1)
+            text = "nsqlookupd %s has no answer about the topic %r%s: %s"
+            log.warning(text, key, topic, more, problems[topic])
 
     def _failed(self, key: str) -> None:
         self.cluster.failed(key)

@@ -420,7 +420,7 @@ class Producer:
         return self._current().stats()
 
     def health(self) -> ProducerHealth:
-        """Return the health: good with an open connection, or if none has been needed yet."""
+        """Return the health: until ``close`` good with an open connection, or if none has been needed yet."""
         pool, connections = self._current(), self.stats().connections
         problems = {
             each.address: each.reason or each.state
