@@ -176,7 +176,9 @@ class Lookups(Asker):
         return tuple(self._topics.copy())
 
     def ask(self, lookupd: str) -> frozenset[str]:
-        """Ask one nsqlookupd everything; return the addresses of the nsqds that it names."""
+        """Ask one nsqlookupd everything; return the addresses of the nsqds that it names, and of the known
+        leaders of topics that it has no answer about: they are not gone.
+        """
         key, asked_at = key_of(lookupd), self._clock()
         try:
             answer = self._answer(lookupd, asked_at + self._config.lookupd_poll_timeout)
@@ -185,7 +187,8 @@ class Lookups(Asker):
             raise
         self._tell(partial(self._heard, key, lookupd, answer, asked_at))
         leaders = {node for topic in answer.topics.values() for node in topic.leaders.values()}
-        return answer.nsqds | leaders
+        kept = {node for name in answer.problems for node in self.cluster.table(name).leaders.values()}
+        return answer.nsqds | leaders | kept
 
     def _answer(self, lookupd: str, deadline: float) -> ClusterAnswer:
         kind, leader, listed = self._kind(self._api(lookupd, deadline))

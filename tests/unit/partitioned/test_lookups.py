@@ -137,6 +137,26 @@ def test_a_topic_that_an_nsqlookupd_fails_on_does_not_hide_the_others(
     assert caplog.text.count("has no answer about the topic 'bad': it is broken") == 1
 
 
+def test_the_leaders_of_a_topic_that_an_nsqlookupd_fails_on_are_not_taken_for_nodes_that_are_gone() -> None:
+    leaders: dict[str, str] = {"orders": "10.0.0.1:4150", "clicks": "10.0.0.2:4150"}
+
+    class Api:
+        def list_lookupds(self) -> None: ...
+
+        def partitions(self, topic: str, access: str) -> TopicAnswer:
+            if topic not in leaders:
+                raise ApiRefused("it is broken", 500, "INTERNAL_ERROR")
+            return TopicAnswer({0: leaders[topic]}, Meta(1))
+
+    lookups: Any = Lookups(Config(), "w")
+    lookups._api = lambda lookupd, deadline: Api()
+    for topic in leaders:
+        lookups.learn(topic)
+    named = lookups.ask("10.0.0.7:4161")
+    del leaders["orders"]
+    assert lookups.ask("10.0.0.7:4161") == named == {"10.0.0.1:4150", "10.0.0.2:4150"}
+
+
 def test_the_topics_that_an_nsqlookupd_has_no_answer_about_are_warned_about_once_in_one_line(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
