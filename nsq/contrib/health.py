@@ -58,13 +58,14 @@ def _page_of(consumers: tuple[Consumer, ...]) -> type[BaseHTTPRequestHandler]:
 
         def do_GET(self) -> None:
             reports = [consumer.health() for consumer in consumers]
-            good = {"/live": _is_live, "/ready": _is_ready, "/health": _is_ready}.get(self.path)
+            path = self.path.partition("?")[0]
+            good = {"/live": _is_live, "/ready": _is_ready, "/health": _is_ready}.get(path)
             if good is None:
-                self._answer(404, {"error": f"there is no {self.path}: ask /live, /ready or /health"})
+                self._answer(404, {"error": f"there is no {path}: ask /live, /ready or /health"})
                 return
             status = 200 if all(map(good, reports)) else 503
             content: dict[str, object] = {"ok": status == 200}
-            if self.path == "/health":
+            if path == "/health":
                 content["consumers"] = [
                     {"topic": consumer.topic, "channel": consumer.channel, **asdict(report)}
                     for consumer, report in zip(consumers, reports, strict=True)

@@ -34,9 +34,10 @@ except ImportError as error:
 from nsq import GiveUp, Message, Requeue, __version__
 from nsq.consumer.handlers import is_async
 from nsq.contrib.codecs import headers_of
-from nsq.errors import ConfigError
+from nsq.errors import ConfigError, InvalidName
 from nsq.transport.addresses import is_unix, split, unix_path
 from nsq.wire.envelope import wrap
+from nsq.wire.names import check_topic
 
 #: The parts of a trace's context that may stand in an envelope.
 _CONTEXT = ("traceparent", "tracestate")
@@ -93,9 +94,6 @@ class Telemetry:
         if self._source or self._headers:
             propagate.inject(carrier, trace.set_span_in_context(span))
             carrier = {name: carrier[name] for name in _CONTEXT if name in carrier}
-        if self._source:
-            head = {"source": self._source, "type": topic, **carrier}
-            bodies = [wrap(body, {"id": str(uuid.uuid4()), **head}) for body in bodies]
         count = len(bodies)
 
         def ended(error: BaseException | None) -> None:
@@ -106,6 +104,13 @@ class Telemetry:
             self._operation_seconds.record(time.perf_counter() - began, common)
             self._sent.add(count, common)
 
+        if self._source:
+            try:
+                head = {"source": self._source, "type": check_topic(topic), **carrier}
+            except InvalidName as error:
+                ended(error)
+                raise
+            bodies = [wrap(body, {"id": str(uuid.uuid4()), **head}) for body in bodies]
         return (bodies, ended, carrier) if self._headers else (bodies, ended)
 
     # Consuming.

@@ -119,7 +119,7 @@ class PartitionDiscovery(Discovery):
         self._reading, self._tracing = reading, tracing
         self._questions = lookups
         self._channel = subscription.channel
-        self._urgent_since = -math.inf  # a connection was lost, or refused
+        self._urgent_since = -math.inf  # a connection was lost, or refused: ask after that
         self._stopped: set[int] = set()  # partitions that the user's decision has ended
         self._started: set[int] = set()  # partitions that have begun at the chosen position
         self._problem = ""
@@ -161,7 +161,7 @@ class PartitionDiscovery(Discovery):
         if isinstance(error, (NotLeader, TopicNotExist)) or (
             unreachable and self._questions.cluster.is_disputed(topic, partition)
         ):
-            self._questions.refuse(topic, partition, leader, now)
+            self._urgent_since = self._questions.refuse(topic, partition, leader, now)
 
     def stop_partition(self, partition: int) -> None:
         """Leave a partition for good."""

@@ -104,11 +104,6 @@ def _warn(partition: str, problem: str) -> None:
     log.warning("nsqlookupd has a bad registration: the leader of partition %s: %s", partition, problem)
 
 
-@lru_cache(maxsize=1000)
-def _warn_of_topic(lookupd: str, topic: str, problem: str) -> None:
-    log.warning("nsqlookupd %s says nothing of use about the topic %r: %s", lookupd, topic, problem)
-
-
 class Rounds(Protocol):
     """Asks each nsqlookupd in regular rounds, and ahead of time: ``Discovery``."""
 
@@ -147,6 +142,7 @@ class Lookups(Asker):
         self._configured: frozenset[str] = frozenset()
         self._added: dict[str, str] = {}  # nsqlookupds that the cluster lists: how they are asked
         self._refused: dict[tuple[str, int, str], float] = {}  # when nodes last refused to be leaders
+        self._warned: dict[str, set[str]] = {}  # by nsqlookupd: the topics that it has no answer about
         self._rounds: Rounds | None = None
         self._tell: Callable[[Callable[[], object]], object] = lambda request: request()
         self._changed: Callable[[], object] = lambda: None
@@ -180,7 +176,9 @@ class Lookups(Asker):
         return tuple(self._topics.copy())
 
     def ask(self, lookupd: str) -> frozenset[str]:
-        """Ask one nsqlookupd everything; return the addresses of the nsqds that it names."""
+        """Ask one nsqlookupd everything; return the addresses of the nsqds that it names, and of the known
+        leaders of topics that it has no answer about: they are not gone.
+        """
         key, asked_at = key_of(lookupd), self._clock()
         try:
             answer = self._answer(lookupd, asked_at + self._config.lookupd_poll_timeout)
@@ -189,7 +187,8 @@ class Lookups(Asker):
             raise
         self._tell(partial(self._heard, key, lookupd, answer, asked_at))
         leaders = {node for topic in answer.topics.values() for node in topic.leaders.values()}
-        return answer.nsqds | leaders
+        kept = {node for name in answer.problems for node in self.cluster.table(name).leaders.values()}
+        return answer.nsqds | leaders | kept
 
     def _answer(self, lookupd: str, deadline: float) -> ClusterAnswer:
         kind, leader, listed = self._kind(self._api(lookupd, deadline))
@@ -250,10 +249,25 @@ class Lookups(Asker):
 
     def _heard(self, key: str, lookupd: str, answer: ClusterAnswer, asked_at: float) -> None:
         self.cluster.heard(key, answer, asked_at)
-        for topic, problem in answer.problems.items():
-            _warn_of_topic(key, topic, problem)
+        self._warn_of_problems(key, answer.problems)
         self._follow_list(nsqlookupd_address(lookupd))
         self._changed()
+
+    def _warn_of_problems(self, key: str, problems: Mapping[str, str]) -> None:
+        """Warn of each topic once, until the nsqlookupd has answered about all; in one line, as there may be
+        thousands.
+        """
+        if not problems:
+            self._warned.pop(key, None)
+            return
+        warned = self._warned.setdefault(key, set())
+        new = problems.keys() - warned
+        if new:
+            warned |= new
+            topic = min(new)
+            more = f" and {len(new) - 1} more" * (len(new) > 1)
+            text = "nsqlookupd %s has no answer about the topic %r%s: %s"
+            log.warning(text, key, topic, more, problems[topic])
 
     def _failed(self, key: str) -> None:
         self.cluster.failed(key)
@@ -280,15 +294,17 @@ class Lookups(Asker):
                     rounds.remove_nsqlookupd(text)
         self.cluster.keep_only(self._configured | self._added.keys())
 
-    def refuse(self, topic: str, partition: int, address: str, now: float) -> None:
-        """Note that a node does not lead a partition, and ask the nsqlookupds soon."""
+    def refuse(self, topic: str, partition: int, address: str, now: float) -> float:
+        """Note that a node does not lead a partition, and ask the nsqlookupds soon. Return until when it is
+        left out, whatever they answer.
+        """
         key = topic, partition, address
         if now - self._refused.get(key, -math.inf) > _NEWS:
             self._refresh.hurry()
         self._refused[key] = now
         if len(self._refused) > _MOST_REFUSED:
             self._refused.clear()
-        self.cluster.refuse(topic, partition, address, now)
+        return self.cluster.refuse(topic, partition, address, now)
 
     def refresh(self, now: float, *, urgent: bool, incomplete: bool) -> float:
         """Ask ahead of the regular rounds if that is due; return when it is due next."""

@@ -234,7 +234,8 @@ class Router(AddressBook):
         if publish.topic in self.tracing and endpoint is not None:
             partition = int(publish.lane.rpartition(" ")[2])
             where = publish.topic, partition, endpoint.address, publish.published
-            local_ip = None if endpoint.conn is None else endpoint.conn.local_ip
+            conn = endpoint.conn  # once: it may end meanwhile
+            local_ip = None if conn is None else conn.local_ip
             tag, headers = given.get("tag"), given.get("headers")
             request = partial(log_publish, *where, local_ip=local_ip, tag=tag, headers=headers)
             self._pool.owner.ask(request)

@@ -175,9 +175,9 @@ class Cluster:
             if self._said:  # else keep the tables until another one answers
                 self._merge(gone.answer.topics)
 
-    def refuse(self, topic: str, partition: int, address: str, now: float) -> None:
+    def refuse(self, topic: str, partition: int, address: str, now: float) -> float:
         """Note that a node does not lead a partition: leave it out until a question that begins later names
-        it again. If it refuses again then, a growing pause comes first.
+        it again. If it refuses again then, a growing pause comes first. Return its end.
         """
         refused = self._refused.setdefault(topic, {})
         leads = self.table(topic).leaders.get(partition) == address
@@ -186,9 +186,11 @@ class Cluster:
             until, times = now, 1
         elif leads:
             until, times = now + retry_ceiling(times), times + 1
-        refused[partition, address] = _Refusal(now, max(now, until), times)
+        until = max(now, until)
+        refused[partition, address] = _Refusal(now, until, times)
         if leads:
-            self._merge((topic,))
+            self._merge((topic,), only=partition)
+        return until
 
     def nsqds(self) -> frozenset[str]:
         """The nsqds of a cluster of the original kind."""
@@ -218,7 +220,10 @@ class Cluster:
             self._said.values()
         )
 
-    def _merge(self, topics: Iterable[str]) -> None:
+    def _merge(self, topics: Iterable[str], only: int | None = None) -> None:
+        """Make the tables of these topics again; with ``only``, elect no more than the leader of that
+        partition, as a node that leaves is refused for each of its partitions.
+        """
         self.version += 1
         heeded = self._heeded()
         kinds = {said.answer.kind for said in heeded}
@@ -227,11 +232,11 @@ class Cluster:
         named = Counter(said.answer.leader for said in heeded if said.answer.leader)
         leading = self._said.get(max(named, key=lambda each: (named[each], each))) if named else None
         for topic in topics:
-            table = self._merged(topic, heeded, leading)
+            table = self._merged(topic, heeded, leading, only)
             if table != self.tables.get(topic):  # else keep the same object
                 self.tables[topic] = table
 
-    def _merged(self, topic: str, heeded: list[_Said], leading: _Said | None) -> TopicTable:
+    def _merged(self, topic: str, heeded: list[_Said], leading: _Said | None, only: int | None) -> TopicTable:
         before = self.table(topic)
         said = [each for each in heeded if topic in each.answer.topics]
         if leading is not None:  # first, so that it wins
@@ -250,7 +255,10 @@ class Cluster:
             return TopicTable(topic, known=False, reason=answers[0].reason)
         meta = next((each.meta for each in known if each.meta and each.meta.partition_num > 0), None)
         refused = self._still_refused(topic, said)
-        if not refused and all(answer.leaders == known[0].leaders for answer in known):
+        if only is not None:
+            leaders = {key: node for key, node in before.leaders.items() if key != only}
+            leaders |= _elect(topic, said, leading, refused, before, (only,))
+        elif not refused and all(answer.leaders == known[0].leaders for answer in known):
             leaders = dict(known[0].leaders)
         else:
             leaders = _elect(topic, said, leading, refused, before)
@@ -275,12 +283,15 @@ def _elect(
     leading: _Said | None,
     refused: Mapping[tuple[int, str], _Refusal],
     before: TopicTable,
+    only: Collection[int] | None = None,
 ) -> dict[int, str]:
-    """Return the leader of each partition that any answer has."""
+    """Return the leader of each partition that any answer has, or of these only."""
     votes: dict[int, list[str]] = {}
     right: dict[int, str] = {}
     for each in said:
-        for partition, node in each.answer.topics[topic].leaders.items():
+        answered = each.answer.topics[topic].leaders
+        for partition in answered if only is None else answered.keys() & only:
+            node = answered[partition]
             if each.asked_at > refused.get((partition, node), _NEVER).until:
                 votes.setdefault(partition, []).append(node)
                 if each is leading:

@@ -420,7 +420,7 @@ class Producer:
         return self._current().stats()
 
     def health(self) -> ProducerHealth:
-        """Return the health: good with an open connection, or if none has been needed yet."""
+        """Return the health: until ``close`` good with an open connection, or if none has been needed yet."""
         pool, connections = self._current(), self.stats().connections
         problems = {
             each.address: each.reason or each.state
@@ -431,7 +431,8 @@ class Producer:
         if pool.owner.begun and not connections:
             problems.setdefault("nsqlookupd", f"no nsqd is known: {pool.discovery.absence}")
         is_open = any(each.state == "open" for each in connections)
-        return ProducerHealth(healthy=is_open or not problems, problems=problems)
+        healthy = not pool.closed and (is_open or not problems)
+        return ProducerHealth(healthy=healthy, problems=problems)
 
 
 # The hook around a publish.

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import resource
 import time
 from collections import Counter
 from collections.abc import Iterable
@@ -24,6 +23,7 @@ from nsq.spark.wal.manifest import Head, Row
 from nsq.spark.wal.objects import Entry, Found, Memory
 from nsq.spark.wal.readers import ReaderState
 from nsq.spark.wal.shared import BEAT, THREADS, SharedWal
+from nsq.work.workers import peak_memory
 
 #: US dollars for a million requests: S3's list prices. Deletes are free.
 PRICES = {"put": 5.0, "list": 5.0, "get": 0.4}
@@ -199,7 +199,7 @@ def _simulate(scene: Scene, store: _Counting, wal: SharedWal, read: Offset) -> F
         planning=planning,
         computing=computing,
         largest_head=max(receiver.size for receiver in made),
-        memory=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        memory=peak_memory(),
         dollars_a_day=sum(requests[kind] * price for kind, price in PRICES.items()) * _DAY / 1e6,
         in_flight=math.ceil(1.5 * scene.rate * (scene.interval + 0.2)),
     )

@@ -82,7 +82,8 @@ class SafeEvent(Waiters):
         self._set: list[None] = []
 
     def set(self) -> None:
-        self._set.append(None)
+        if not self._set:
+            self._set.append(None)
         self.wake()
 
     def clear(self) -> None:

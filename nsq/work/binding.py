@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 #: Becomes the program that follows, which gets the signal at the end of the thread that started it.
 _BOUND = """
-import os, sys
+import os, signal, sys
 signal_number, parent = map(int, sys.argv[1:3])
 try:
     import ctypes  # some builds of Python lack it
@@ -18,6 +18,8 @@ except Exception:
     pass
 if os.getppid() != parent:
     sys.exit("the parent has ended")
+for number in signal.SIGPIPE, signal.SIGXFSZ:  # which Python ignores
+    signal.signal(number, signal.SIG_DFL)
 os.execvp(sys.argv[3], sys.argv[3:])
 """
 

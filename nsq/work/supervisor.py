@@ -168,8 +168,11 @@ class Supervisor:
 
     def _serve_page(self) -> NoReturn:
         assert self._page is not None
-        self._page.serve_forever(STEP)
-        os._exit(0)
+        try:
+            self._page.serve_forever(STEP)
+        except BaseException:  # it must not get into the supervisor's code
+            log.exception("the health page failed")
+        os._exit(1)
 
     def _start(self) -> Worker:
         slot = min(set(range(self._slots.count)) - {each.slot for each in self._workers.values()})

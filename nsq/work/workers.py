@@ -189,10 +189,14 @@ def memory_used() -> int:
     try:
         pages = int(Path("/proc/self/statm").read_text("ascii").split()[1])
     except (OSError, ValueError, IndexError):
-        # The most that it has used; macOS counts bytes.
-        unit = 1 if sys.platform == "darwin" else 1024
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+        return peak_memory()
     return pages * resource.getpagesize()
+
+
+def peak_memory() -> int:
+    """Return the most resident memory that this process has used, in bytes."""
+    unit = 1 if sys.platform == "darwin" else 1024  # macOS counts bytes
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def _limit_reached(options: WorkFlags, report: dict[str, Any]) -> str:

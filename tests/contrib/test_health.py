@@ -41,7 +41,7 @@ def test_a_consumer_is_live_and_ready_while_messages_can_come(nsqd: Nsqd) -> Non
         assert ask(address, "/ready") == (503, {"ok": False})
         with consumer:
             until_ready(address, 200)
-            status, content = ask(address, "/health")
+            status, content = ask(address, "/health?verbose=1")
             assert (status, content["ok"]) == (200, True)
             (report,) = content["consumers"]
             assert (report["topic"], report["channel"], report["state"]) == ("orders", "billing", "running")

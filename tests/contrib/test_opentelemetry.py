@@ -142,6 +142,15 @@ def test_a_body_that_is_not_bytes_is_refused_and_leaves_no_span(recorded: Record
     assert recorded.spans(SpanKind.PRODUCER) == []
 
 
+def test_a_publish_to_a_topic_without_a_name_ends_its_span(recorded: Recorded) -> None:
+    telemetry = recorded.telemetry(source="/shop")
+    producer = nsq.Producer("127.0.0.1:1", **telemetry.of_producer())
+    with producer, pytest.raises(nsq.InvalidName, match="empty"):
+        producer.publish("", b"text")
+    (span,) = recorded.spans(SpanKind.PRODUCER)
+    assert (span.attributes or {})["error.type"] == "InvalidName"
+
+
 def consumer_of(nsqd: Nsqd, telemetry: Telemetry) -> nsq.Consumer:
     quick: dict[str, Any] = {"default_requeue_delay": 0.0, "max_backoff_duration": 0.0}
     traced = telemetry.of_consumer("orders", "billing")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -172,8 +173,21 @@ class TestFailures:
             Nsqlookupd(binary=silent, start_timeout=3.0).start()
 
     def test_a_program_that_is_not_there(self, tmp_path: Path) -> None:
-        with pytest.raises(DaemonFailed, match=r"cannot run .*nowhere"):
+        with pytest.raises(DaemonFailed, match=r"cannot run .*nowhere: it does not exist"):
             Nsqlookupd(binary=tmp_path / "nowhere").start()
+
+    def test_a_program_that_is_not_executable(self, tmp_path: Path) -> None:
+        program = _script(tmp_path, "exit")
+        program.chmod(0o644)
+        with pytest.raises(DaemonFailed, match=r"cannot run .*program: .* is not executable"):
+            Nsqlookupd(binary=program).start()
+
+    @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+    def test_a_program_does_not_ignore_the_signals_that_python_ignores(self, tmp_path: Path) -> None:
+        with pytest.raises(DaemonFailed) as failure:
+            Nsqlookupd(binary=_script(tmp_path, "grep SigIgn /proc/self/status; exit 3")).start()
+        ignored = int(str(failure.value).split("SigIgn:")[1].split()[0], 16)
+        assert not ignored >> (signal.SIGPIPE - 1) & 1
 
     @MODES
     def test_a_port_of_the_callers_that_is_taken(self, process: bool, taken: str) -> None:

@@ -206,17 +206,22 @@ def test_a_topic_that_cannot_be_is_an_error(
         cluster.create_topic("orders", **options)
 
 
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("verb", ["send", "poll", "recv"])
 def test_an_interrupted_request_leaves_the_answers_of_later_ones_alone(
-    orders: PartitionedCluster, monkeypatch: pytest.MonkeyPatch
+    verb: str, late: bool, orders: PartitionedCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As when pytest-timeout ends a test that shares its cluster with others."""
     assert orders._run is not None
+    call = getattr(orders._run._control, verb)
 
-    def interrupt(seconds: float) -> bool:
+    def interrupt(*arguments: Any) -> Any:
+        if late:
+            call(*arguments)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(orders._run._control, "poll", interrupt)
+        patch.setattr(orders._run._control, verb, interrupt)
         for _ in range(2):
             with pytest.raises(KeyboardInterrupt):
                 orders.messages("orders", 0)

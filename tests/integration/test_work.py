@@ -169,24 +169,26 @@ def test_an_old_process_works_until_the_new_one_is_connected(work: Work) -> None
     assert 0 not in connected
 
 
+def health(address: str) -> dict[str, Any]:
+    try:
+        with urllib.request.urlopen(f"http://{address}/", timeout=10) as reply:
+            page: dict[str, Any] = json.load(reply)
+            return page
+    except (urllib.error.URLError, ConnectionError):
+        return {"ok": False}
+
+
 def test_a_worker_is_replaced_after_max_messages_and_the_health_page_shows_it(work: Work) -> None:
     work.write()
     address = "127.0.0.1:" + str(free_port())
 
-    def health() -> dict[str, Any]:
-        try:
-            with urllib.request.urlopen(f"http://{address}/", timeout=10) as reply:
-                page: dict[str, Any] = json.load(reply)
-                return page
-        except (urllib.error.URLError, ConnectionError):
-            return {"ok": False}
-
     with work.running("app", "--processes=1", "--max-messages=3", f"--health-address={address}"):
-        until("well", lambda: health()["ok"])
-        assert health()["processes"][0]["consumers"][0]["topic"] == "orders"
+        until("well", lambda: health(address)["ok"])
+        assert health(address)["processes"][0]["consumers"][0]["topic"] == "orders"
         publish(work.nsqd, numbered(5))
         until("replaced", lambda: len(work.started()) == 2)
-        until("well again", lambda: health()["ok"] and health()["processes"][0]["pid"] == work.started()[1])
+        _, new = work.started()
+        until("well again", lambda: (page := health(address))["ok"] and page["processes"][0]["pid"] == new)
         work.terminate()
     assert len(work.handled()) == 5
     assert "ended, as it has answered" in work.log.read_text()
@@ -214,6 +216,33 @@ def test_a_fork_that_fails_is_tried_again(work: Work) -> None:
         work.connected(1)
         work.terminate()
     assert work.log.read_text().count("no process can be started: [Errno 11]") == 2
+
+
+FAILING_PAGE = """
+from pathlib import Path
+from nsq.work.listening import HttpServer
+
+serve = HttpServer.serve_forever
+
+def fail_at_first(server, interval):
+    if not Path("failed").exists():
+        Path("failed").touch()
+        raise OSError("too many open files")
+    serve(server, interval)
+
+HttpServer.serve_forever = fail_at_first
+"""
+
+
+def test_a_health_page_that_fails_is_started_again(work: Work) -> None:
+    """Its error must not get into the supervisor's code, which runs below it."""
+    work.write(text=FAILING_PAGE + PROGRAM)
+    address = f"127.0.0.1:{free_port()}"
+    with work.running("app:consumer", "--processes=1", f"--health-address={address}"):
+        until("well", lambda: health(address)["ok"])
+        work.terminate()
+    assert work.log.read_text().count("the health page failed") == 1
+    assert "no process can be started" not in work.log.read_text()
 
 
 def test_a_process_that_grows_is_replaced(work: Work) -> None:

@@ -198,6 +198,9 @@ class ReceiverPool:
         Kills those that do not end in time: the messages that they had finished are in the log.
         """
         deadline = time.monotonic() + timeout
+        with suppress(RuntimeError):  # this thread does not hold the lock
+            while True:  # it does if SIGTERM's handler has raised while a ``with`` began
+                self._changed.release()
         with self._changed:
             started = [slot for slot in self._slots if slot.thread.ident is not None]
             self._over = True

@@ -18,11 +18,14 @@ from nsq.http.nsqd import NsqdStats, TopicStats
 from nsq.log import Logger
 from nsq.spark import lookups
 from nsq.spark.source.options import SourceOptions
+from nsq.threads.waiters import SafeEvent
 
 log = Logger("nsq.spark.source")
 
 T = TypeVar("T")
 
+#: With more topics, or topicsPattern, nsqlookupd is asked for all nsqds, not for those of each topic.
+_MOST_LOOKUPS = 10
 _TIMEOUT = 3.0
 _JOIN = 5.0
 
@@ -61,8 +64,8 @@ def measure(options: SourceOptions, received: int) -> Backlog:
     messages which arrive meanwhile do not count twice.
     """
     began = time.monotonic()
-    # No names with topicsPattern: asks for all nsqds.
-    places, errors = lookups.places(options.lookupd, options.config, options.named_topics)
+    topics = options.named_topics if len(options.named_topics) <= _MOST_LOOKUPS else ()
+    places, errors = lookups.places(options.lookupd, options.config, topics)
     addresses = dict.fromkeys([*_own_http_addresses(options), *(place.http for place in places)])
     stats = _ask_nsqds(addresses, options, options.topic, errors)  # topic is empty unless one is given
     counted = [counts(each, options.wants, options.channel) for each in stats]
@@ -203,9 +206,10 @@ class Poller(Generic[T]):
     pause: float
 
     def __post_init__(self) -> None:
-        self._wanted = threading.Event()
-        self._answered = threading.Event()
-        self._ended = threading.Event()
+        # SIGTERM's handler raises: that would leave the lock of threading.Event with us.
+        self._wanted = SafeEvent()
+        self._answered = SafeEvent()
+        self._ended = SafeEvent()
         self._thread: threading.Thread | None = None
         self._last: T | None = None
 

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from nsq.errors import Closed, ConnectionFailed, NsqError, SegmentLost
+from nsq.errors import Closed, ConnectionFailed, NsqError, SegmentLost, WalError
 from nsq.log import Logger
 from nsq.spark.receiver.pool import PoolStatus, ReceiverPool
 from nsq.spark.source.backlog import AvailableNowTarget, Backlog, Poller
@@ -217,10 +217,15 @@ class Feed:
         return next(filter(None, reasons), "")
 
     def _oldest_age(self) -> float | None:
-        """The age in seconds of the oldest sealed, unread row; None when there is none."""
+        """The age in seconds of the oldest sealed, unread row; None when there is none, or while the store is
+        away.
+        """
         # Reversed, so that the dict keeps the first slice of each receiver.
         firsts = {piece.segment.receiver: piece for piece in reversed(self._view.unread(self._read))}
-        times = [since for piece in firsts.values() if (since := self.oldest(piece)) is not None]
+        try:
+            times = [since for piece in firsts.values() if (since := self.oldest(piece)) is not None]
+        except WalError:
+            return None
         return round(max(0.0, time.time() - min(times)), 3) if times else None
 
     def _full_elsewhere(self) -> bool:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from nsq.errors import SegmentLost, WalError
+from nsq.errors import SegmentLost
 from nsq.log import Logger
 from nsq.spark.rows import Field
 from nsq.spark.source.offsets import Slice
@@ -64,9 +64,9 @@ def newest(wal: Wal, segment: Segment) -> int | None:
 
 
 def published(wal: Wal, piece: Slice) -> float | None:
-    """The time of a slice's first message, in seconds since 1970; None if it cannot be read."""
+    """The time of a slice's first message, in seconds since 1970; None if it is lost."""
     try:
         first = next(_cut(wal, piece), None)
-    except WalError:
+    except SegmentLost:
         return None
     return None if first is None else int(first.column("timestamp_ns")[0].as_py()) / 1e9

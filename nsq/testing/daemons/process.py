@@ -51,7 +51,7 @@ class ProcessRun:
     def start(self, timeout: float) -> None:
         """Start the child. It may not be ready when this returns."""
         if shutil.which(self._command[0]) is None:
-            raise DaemonFailed(f"cannot run {self._command[0]}: there is no such program")
+            raise DaemonFailed(f"cannot run {self._command[0]}: it does not exist, or is not executable")
         with self._log_path.open("wb") as log_file:
             try:
                 self._process = subprocess.Popen(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import subprocess
 import sys
@@ -216,7 +217,7 @@ class PartitionedCluster:
         with self._lock:
             if self._run is None:
                 raise UsageError("this cluster is not running")
-            succeeded, answer = self._run.call((name, args, options))
+            succeeded, answer = self._run.call(name, *args, **options)
         if not succeeded:
             raise answer
         return answer
@@ -331,24 +332,23 @@ class _Run:
 
     def __init__(self, control: Connection) -> None:
         self._control = control
-        self._owed = 0  # answers: more than one after a call that was interrupted
+        self._numbers = itertools.count()
 
-    def call(self, request: tuple[str, tuple[object, ...], dict[str, object]]) -> tuple[bool, Any]:
+    def call(self, name: str, *args: object, **options: object) -> tuple[bool, Any]:
+        number, answered = next(self._numbers), -1
         try:
-            self._control.send(request)
-            self._owed += 1
-            while self._owed:
+            self._control.send((number, name, args, options))
+            while answered != number:  # a call that was interrupted has left its answer
                 if not self._control.poll(_TIMEOUT):
-                    raise DaemonFailed(f"the cluster did not answer {request[0]} within {_TIMEOUT:g} s")
-                answer: tuple[bool, Any] = self._control.recv()
-                self._owed -= 1
+                    raise DaemonFailed(f"the cluster did not answer {name} within {_TIMEOUT:g} s")
+                answered, succeeded, answer = self._control.recv()
         except (EOFError, OSError) as error:
             raise DaemonFailed(f"the cluster has ended: {error!r}") from error
-        return answer
+        return succeeded, answer
 
     def stop(self) -> None:
         with contextlib.suppress(DaemonFailed):
-            self.call(("end", (), {}))  # a forked child may hold the pipe open
+            self.call("end")  # a forked child may hold the pipe open
         self._control.close()
         self._join()
 

@@ -318,14 +318,14 @@ class Server:
     def _obey(self, _: int) -> None:
         self.changed = True
         try:
-            name, args, options = self._control.recv()
+            number, name, args, options = self._control.recv()
         except (EOFError, OSError):  # the test is gone
             self._ended = True
             return
         try:
-            answer = (True, getattr(self, name)(*args, **options))
+            answer = (number, True, getattr(self, name)(*args, **options))
         except Exception as error:
-            answer = (False, error)
+            answer = (number, False, error)
         with contextlib.suppress(OSError):
             self._control.send(answer)
 

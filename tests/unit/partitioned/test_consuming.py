@@ -230,6 +230,33 @@ def test_a_refusal_has_the_nsqlookupds_asked_at_once(error: NsqError, passing: b
     assert (world.keys == {(B, 1)}) is dropped
 
 
+def test_a_node_that_refused_again_after_a_quiet_time_is_asked_for_at_the_end_of_its_pause() -> None:
+    """Although another partition, which has no leader for long, lets the pauses between questions grow."""
+    world = World()
+    world.answer(A, "")
+    refresh = world.discovery._questions._refresh
+    asked_after = []
+    for _ in range(2):
+        world.now += 10.0
+        world.discovery._turn()
+        world.answer(A, "")
+        assert world.keys == {(A, 0)}
+        world.discovery.refused((A, 0), NotLeader("x"))
+        world.turn()
+        refused_at = world.now
+        while not world.keys:
+            world.now += 0.04
+            world.discovery._owner.run_requests()
+            world.discovery._turn()
+            if refresh._asked_at == world.now:
+                topic = TopicAnswer({0: A}, Meta(2))
+                answer = ClusterAnswer("partitioned", topics={TOPIC: topic})
+                world.discovery._questions.cluster.heard(LOOKUPD, answer, world.now)
+            world.turn()
+        asked_after.append(round(world.now - refused_at, 2))
+    assert asked_after == [0.04, 0.24]
+
+
 def test_a_node_that_does_not_lead_is_left_out_under_its_rewritten_address_too() -> None:
     world = World(rewrite=lambda address: address.replace("10.0.0", "127.0.0"))
     world.answer(A, B)

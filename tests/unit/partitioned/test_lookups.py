@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,7 @@ from nsq.http.calls import Call
 from nsq.http.message import HttpReply, HttpRequest, parse_url
 from nsq.http.nsqlookupd import parse_list
 from nsq.partitioned.lookups import Lookups, key_of, parse_partitions
-from nsq.partitioned.table import TopicAnswer
+from nsq.partitioned.table import ClusterAnswer, TopicAnswer
 from nsq.partitioned.wire import Meta
 from tests.fakes.clock import Clock
 
@@ -133,7 +134,43 @@ def test_a_topic_that_an_nsqlookupd_fails_on_does_not_hide_the_others(
         assert lookups.ask("10.0.0.7:4161") == {"10.0.0.1:4150"}
     assert lookups.cluster.table("good").known
     assert lookups.cluster.table("bad").known is None
-    assert caplog.text.count("nothing of use about the topic 'bad': it is broken") == 1
+    assert caplog.text.count("has no answer about the topic 'bad': it is broken") == 1
+
+
+def test_the_leaders_of_a_topic_that_an_nsqlookupd_fails_on_are_not_taken_for_nodes_that_are_gone() -> None:
+    leaders: dict[str, str] = {"orders": "10.0.0.1:4150", "clicks": "10.0.0.2:4150"}
+
+    class Api:
+        def list_lookupds(self) -> None: ...
+
+        def partitions(self, topic: str, access: str) -> TopicAnswer:
+            if topic not in leaders:
+                raise ApiRefused("it is broken", 500, "INTERNAL_ERROR")
+            return TopicAnswer({0: leaders[topic]}, Meta(1))
+
+    lookups: Any = Lookups(Config(), "w")
+    lookups._api = lambda lookupd, deadline: Api()
+    for topic in leaders:
+        lookups.learn(topic)
+    named = lookups.ask("10.0.0.7:4161")
+    del leaders["orders"]
+    assert lookups.ask("10.0.0.7:4161") == named == {"10.0.0.1:4150", "10.0.0.2:4150"}
+
+
+def test_the_topics_that_an_nsqlookupd_has_no_answer_about_are_warned_about_once_in_one_line(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    lookups: Any = Lookups(Config(), "w")
+    seconds = itertools.count()
+
+    def hear(*problems: str) -> int:
+        caplog.clear()
+        texts = {topic: f"no answer within {next(seconds)} s" for topic in problems}  # each is another
+        lookups._heard("l1", "l1", ClusterAnswer("partitioned", problems=texts), 1.0)
+        return len(caplog.records)
+
+    many = [f"topic-{number}" for number in range(2000)]
+    assert [hear(*many), hear(*many[1:]), hear(*many, "one more"), hear(), hear("topic-0")] == [1, 0, 1, 0, 1]
 
 
 def test_topics_for_which_the_time_did_not_suffice_are_asked_for_first_the_next_time() -> None:

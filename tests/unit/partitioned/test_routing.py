@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -520,3 +521,18 @@ def test_futures_that_waited_for_the_table_are_under_way_one_batch_of_a_partitio
     assert scene.queued(A) == []
     scene.answer(A)
     assert scene.queued(A) == [b"zero 2"]
+
+
+def test_the_connection_of_a_traced_publish_may_end_while_its_line_is_made() -> None:
+    scene = Scene({0: A, 1: A})
+    scene.router.trace("orders", True)
+    publish = scene.router.new_publish(PublishFuture, "orders", b"x", None, scene.pool._config)
+    conns: list[Any] = [SimpleNamespace(local_ip="10.0.0.9"), None]
+
+    class Ending:
+        address = A
+        conn = property(lambda self: conns.pop(0))
+
+    publish.endpoint = Ending()  # type: ignore[assignment]
+    scene.router.log_publish(publish, {})
+    assert conns == [None]

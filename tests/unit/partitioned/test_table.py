@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -28,6 +29,7 @@ from nsq.partitioned.table import (
     ClusterAnswer,
     Refresh,
     TopicAnswer,
+    _elect,
     retry_pause,
     rule_of,
 )
@@ -135,6 +137,24 @@ def test_a_node_that_refuses_is_left_out_until_it_is_named_again() -> None:
     assert dict(cluster.table("orders").leaders) == {1: B}
     cluster.heard("l1", answer({0: A, 1: B}), 2.1)
     assert dict(cluster.table("orders").leaders) == {0: A, 1: B}
+
+
+def test_a_refusal_elects_the_leader_of_its_partition_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node that leaves is refused for each of its partitions, of which it may have a thousand."""
+    elected: list[dict[int, str]] = []
+
+    def elect(*arguments: Any) -> dict[int, str]:
+        elected.append(_elect(*arguments))
+        return elected[-1]
+
+    cluster = Cluster()
+    for lookupd, other in (("l1", A), ("l2", B)):
+        cluster.heard(lookupd, answer({0: A, 1: other, 2: C}, 3, leader="l1"), 1.0)
+    monkeypatch.setattr("nsq.partitioned.table._elect", elect)
+    cluster.refuse("orders", 1, A, 2.0)
+    cluster.refuse("orders", 0, A, 2.0)
+    assert elected == [{1: B}, {}]
+    assert cluster.table("orders").leaders == {1: B, 2: C}
 
 
 def test_a_node_that_refuses_again_and_again_is_left_out_longer_each_time() -> None:

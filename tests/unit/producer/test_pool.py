@@ -504,6 +504,7 @@ def test_a_producer_is_healthy_while_no_connection_was_needed_yet(where: dict[st
     p = Producer(**where)
     assert p.health() == ProducerHealth(healthy=True, problems={})
     p.close()
+    assert p.health() == ProducerHealth(healthy=False, problems={})
 
 
 def test_a_producer_that_did_nothing_closes_cleanly_and_looks_closed(p: Producer) -> None:

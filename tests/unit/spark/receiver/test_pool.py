@@ -51,6 +51,15 @@ def test_a_stopped_pool_cannot_start(tmp_path: Path) -> None:
     assert pool.wait(3600.0) is False  # at once
 
 
+def test_a_pool_stops_although_a_signal_left_its_lock_with_the_thread(tmp_path: Path) -> None:
+    """A handler that raises while ``with`` begins leaves the lock held: the slots' threads wait for it."""
+    pool = ReceiverPool(options_of(tmp_path), DirectoryWal(tmp_path), 1, command=["/nowhere"])
+    pool._changed.acquire()
+    pool.start()
+    pool.stop(1.0)
+    assert not pool._slots[0].thread.is_alive()
+
+
 def test_a_pool_refuses_options_that_cannot_be_sent_to_a_process(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"SSLContext.*give it as text"):
         ReceiverPool(options_of(tmp_path, Config(tls=ssl.create_default_context())), DirectoryWal(tmp_path))

@@ -1,9 +1,13 @@
 from __future__ import annotations
 
+from collections.abc import Collection
+from typing import Any
+
 import pytest
 
 from nsq.http.nsqd import ChannelStats, NsqdStats, TopicStats
-from nsq.spark.source.backlog import Backlog, added, counts, next_port
+from nsq.spark.source.backlog import Backlog, added, counts, measure, next_port
+from nsq.spark.source.options import SourceOptions
 
 
 def channel(
@@ -81,3 +85,19 @@ def test_a_run_waits_for_depth_and_on_request_for_messages_in_flight() -> None:
 )
 def test_http_is_a_port_further(tcp: str, http: str) -> None:
     assert next_port(tcp) == http
+
+
+@pytest.mark.parametrize(("topics", "lookups"), [(10, 10), (11, 0)])
+def test_many_topics_are_not_looked_up_one_by_one(
+    topics: int, lookups: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run with trigger(availableNow=True) measures the backlog twice a second."""
+
+    def places(lookupds: object, config: object, asked_for: Collection[str]) -> tuple[list[Any], list[Any]]:
+        assert len(asked_for) == lookups  # none: all nsqds
+        return [], []
+
+    monkeypatch.setattr("nsq.spark.lookups.places", places)
+    names = tuple(f"orders-{number}" for number in range(topics))
+    options = SourceOptions(topics=names, channel="spark", wal="/wal", lookupd=("lookup:4161",))
+    assert measure(options, 7).received == 7

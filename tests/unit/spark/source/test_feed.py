@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping
@@ -14,7 +15,7 @@ from nsq.spark.receiver.protocol import Status
 from nsq.spark.source import feed, reader, view
 from nsq.spark.source.backlog import Backlog
 from nsq.spark.source.feed import Feed
-from nsq.spark.source.offsets import Amount, Limits
+from nsq.spark.source.offsets import Amount, Limits, Slice
 from nsq.spark.source.options import SourceOptions
 from nsq.spark.source.reader import Reader
 from nsq.spark.wal.names import Listing, Position, ReceiverFolder, Segment, SegmentFile
@@ -794,6 +795,21 @@ def test_a_report_counts_waiting_messages(scene: Scene) -> None:
         "paused": "the disk is full",
         "receivers": 1,
     }
+
+
+def test_the_age_of_the_oldest_row_is_unknown_only_while_the_store_is_away(scene: Scene) -> None:
+    answers: list[WalError | float] = [WalError("the store is away"), scene.clock.time() - 9.0]
+
+    @functools.lru_cache
+    def published(piece: Slice) -> float:
+        if isinstance(answer := answers.pop(0), WalError):
+            raise answer
+        return answer
+
+    scene.log.seal("a", 10, 100)
+    scene.latest(limits=Limits(rows=4))
+    scene.feed.oldest = published
+    assert [scene.feed._oldest_age() for _ in range(2)] == [None, 9.0]
 
 
 def test_a_report_leaves_out_unknown_figures(scene: Scene) -> None:

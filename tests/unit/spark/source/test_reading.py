@@ -15,8 +15,6 @@ pytest.importorskip("pyarrow")
 from nsq.spark.source.reading import Portion, published, read
 from nsq.spark.wal.directory import DirectoryWal
 from nsq.spark.wal.records import stored
-from nsq.spark.wal.shared import SharedWal
-from tests.fakes.objects import FaultyStore
 
 EVERYTHING = [Field(name, kind) for name, kind in TYPES.items()]
 BODY = [Field("body", "binary")]
@@ -115,11 +113,6 @@ def test_the_time_of_a_slices_first_message_can_be_read(wal: DirectoryWal) -> No
     assert published(wal, Slice(segment, 4, 6)) == pytest.approx(10**9 + 4e-9)
     wal.delete([segment])
     assert published(wal, Slice(segment, 4, 6)) is None
-
-
-def test_the_time_of_a_slice_is_unknown_while_the_store_is_away() -> None:
-    wal = SharedWal(FaultyStore(errors=1.0), "memory://log")
-    assert published(wal, Slice(Segment("receiver", 1, 1, 1), 0, 1)) is None
 
 
 def test_a_portion_is_all_that_a_task_needs(wal: DirectoryWal) -> None:
