@@ -168,8 +168,9 @@ class Attack:
 
     def _run(self) -> None:
         try:
+            first = self._chance.sample(self._kinds, len(self._kinds))  # each kind once, then at random
             while not self._wait(_PAUSE):
-                fault = self._chance.choice(self._kinds)
+                fault = first.pop() if first else self._chance.choice(self._kinds)
                 fault()
                 self.faults[fault.__name__.removeprefix("_")] += 1
         except BaseException as error:
