@@ -82,19 +82,6 @@ def test_coroutines_publish_and_iterate(nsqd: Nsqd, run: Run) -> None:
     expect_drained(nsqd)
 
 
-def test_many_publishes_at_once_wait_for_room_and_all_arrive(nsqd: Nsqd, run: Run) -> None:
-    create(nsqd)
-
-    async def main() -> int:
-        async with aio.Producer(nsqd.tcp_address, max_pending=3, publish_timeout=PATIENCE) as producer:
-            await asyncio.gather(*[producer.publish(TOPIC, body) for body in numbered(2000)])
-            await asyncio.gather(*[producer.multi_publish(TOPIC, [body] * 2) for body in numbered(20)])
-            return producer.producer.stats().published
-
-    assert run(main()) == 2040
-    assert channel_of(nsqd)["depth"] == 2040
-
-
 def test_the_loop_runs_on_while_a_publish_waits_for_an_nsqd_or_for_room(run: Run) -> None:
     async def main() -> tuple[list[nsq.Published | BaseException], int]:
         turns = 0
@@ -242,22 +229,6 @@ def test_what_a_handler_returns_or_raises_is_the_answer(nsqd: Nsqd, run: Run) ->
     assert seen == {b"raise": 2, b"false": 2, b"requeue": 2, b"answered": 1, b"fine": 1}
     assert sum("handler failed" in line for line in log.lines) == 2
     expect_drained(nsqd, requeues=3)
-
-
-def test_messages_too_often_failed_become_dead_letters(nsqd: Nsqd, run: Run) -> None:
-    create(nsqd)
-    create(nsqd, f"{TOPIC}.dead")
-    publish(nsqd, [b"bad"])
-
-    async def handle(message: nsq.Message) -> None:
-        raise ValueError("never")
-
-    async def main() -> None:
-        async with make(nsqd, max_attempts=2, dead_letters=f"{TOPIC}.dead").add_handler(handle) as consumer:
-            await until(lambda: consumer.consumer.stats().given_up)
-
-    run(main())
-    assert channel_of(nsqd, f"{TOPIC}.dead")["depth"] == 1
 
 
 def test_a_message_that_a_handler_gives_up_is_not_finished_before_that_is_done(
@@ -432,22 +403,6 @@ def test_a_stop_does_not_wait_for_a_handler_that_ignores_its_cancellation(nsqd: 
         return report
 
     assert not run(main()).clean
-
-
-def test_a_handler_may_stop_its_consumer(nsqd: Nsqd, run: Run) -> None:
-    create(nsqd)
-    publish(nsqd, [b"last"])
-
-    async def main() -> nsq.StopReport:
-        consumer = make(nsqd)
-
-        async def handle(message: nsq.Message) -> None:
-            await consumer.stop(PATIENCE)
-
-        return await consumer.add_handler(handle).run(PATIENCE)
-
-    assert run(main()).clean
-    expect_drained(nsqd)
 
 
 def test_run_stops_at_a_signal_and_restores_the_handlers(nsqd: Nsqd, run: Run) -> None:

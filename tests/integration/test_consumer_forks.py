@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from nsq import AlreadyResponded, Consumer, ConsumerHooks, Forked, Message, Producer
+from nsq import AlreadyResponded, Consumer, ConsumerHooks, Forked, Message
 from nsq.testing import Nsqd
 from tests.fakes.forks import in_child
 from tests.fakes.programs import run_python
@@ -26,7 +26,6 @@ from .consuming import (
     numbered,
     publish,
     running,
-    until,
 )
 
 # From 3.12 on Python warns of any fork in a program with threads, which is what these tests are about.
@@ -107,28 +106,6 @@ def test_forks_under_load_neither_hang_nor_lose_messages(nsqd: Nsqd) -> None:
         assert [in_child(ask) for _ in range(20)] == [0] * 20
         expect_drained(nsqd)
     assert (len(seen.bodies), len(set(seen.bodies))) == (20_000, 20_000)
-
-
-def test_a_child_has_a_consumer_of_its_own(nsqd: Nsqd) -> None:
-    create(nsqd)
-    publish(nsqd, numbered(10))
-    seen = Recorder()
-
-    def consume() -> None:
-        own = Recorder()
-        with Producer(nsqd.tcp_address) as producer, make_consumer(nsqd).add_handler(own):
-            producer.publish("orders", b"from the child")
-            own.wait_for(1)
-            expect_drained(nsqd)
-        assert own.bodies == [b"from the child"]
-
-    with running(make_consumer(nsqd).add_handler(seen)) as consumer:
-        seen.wait_for(10)
-        consumer.pause()
-        until("paused", lambda: [client["ready_count"] for client in clients_of(nsqd)] == [0])
-        assert in_child(consume) == 0
-        consumer.resume()
-    assert len(seen.bodies) == 10
 
 
 def end_by_a_signal() -> None:

@@ -19,22 +19,16 @@ from nsq.errors import (
     ConnectionFailed,
     NsqError,
     PublishUncertain,
-    QueueFull,
-    Unauthorized,
 )
 from nsq.producer.producer import Producer
-from nsq.producer.reports import Acknowledged
 from nsq.testing import Network, Nsqd, Nsqlookupd
 from nsq.testing.plugin import Factory, factory
-from nsq.wire.frames import PUBLISHED
 from tests.fakes.forks import forked
-from tests.fakes.network import silent_resolver, unreachable
+from tests.fakes.network import unreachable
 from tests.fakes.nsqlookupd import ScriptedLookupd
-from tests.fakes.programs import run_python
 
-from ..interop.auth_server import running_auth_server
 from ..interop.certificates import Certificate, issue
-from .clients import depth, frozen, take_all
+from .clients import depth, take_all
 from .patience import eventually
 
 PATIENCE = 60.0
@@ -118,34 +112,6 @@ class Publishers:
 # One nsqd
 
 
-def test_every_verb_is_stored(shared: Nsqd, topic: str) -> None:
-    acknowledged: list[Acknowledged] = []
-    with Producer(shared.tcp_address, on_acknowledged=acknowledged.append) as producer:
-        producer.publish(topic, b"one")
-        producer.multi_publish(topic, [b"two", b"three"])
-        producer.publish_async(topic, b"four").result(PATIENCE)
-        producer.publish(topic, b"later", defer=0.2)
-        producer.ping()
-        assert producer.stats().published == 5
-        assert producer.health().healthy
-
-    assert sum(each.messages for each in acknowledged) == 5
-    assert {each.nsqd_address for each in acknowledged} == {shared.tcp_address}
-    assert sorted(take_all(shared, topic)) == [b"four", b"later", b"one", b"three", b"two"]
-
-
-def test_a_flood_of_futures_stays_within_max_pending_and_in_order(shared: Nsqd, topic: str) -> None:
-    bodies = [b"%d" % number for number in range(3000)]
-    with Producer(shared.tcp_address, max_pending=100) as producer:
-        futures = []
-        for body in bodies:
-            futures.append(producer.publish_async(topic, body))
-            assert producer.stats().pending <= 100
-    for future in futures:
-        assert future.result(0) is PUBLISHED
-    assert take_all(shared, topic) == bodies
-
-
 def test_a_refused_message_does_not_disturb_other_publishes(nsqd_factory: Factory[Nsqd], topic: str) -> None:
     nsqd = nsqd_factory(max_msg_size=1000)
     with Producer(nsqd.tcp_address, **QUICK) as producer, Publishers(producer, topic, 4) as publishers:
@@ -176,38 +142,6 @@ def test_a_restart_loses_nothing_that_was_acknowledged(nsqd_factory: Factory[Nsq
     stored = take_all(nsqd, topic)
     assert len(stored) == len(set(stored))
     assert set(acknowledged) <= set(stored) <= {*publishers.acknowledged, *publishers.uncertain}
-
-
-def test_an_nsqd_that_starts_late_is_waited_for(nsqd_factory: Factory[Nsqd], topic: str) -> None:
-    nsqd = nsqd_factory()
-    nsqd.stop(keep_data=True)
-    with Producer(nsqd.tcp_address, **QUICK) as producer:
-        with pytest.raises(NsqError, match=nsqd.tcp_address):
-            producer.publish(topic, b"not running", timeout=0.1)
-        with pytest.raises(ConnectionFailed, match=nsqd.tcp_address):
-            producer.ping()
-        future = producer.publish_async(topic, b"waits", timeout=60.0)
-        nsqd.start()
-        future.result(60.0)
-    assert take_all(nsqd, topic) == [b"waits"]
-
-
-def test_a_frozen_nsqd_leaves_publishes_uncertain_or_waiting(nsqd_factory: Factory[Nsqd], topic: str) -> None:
-    nsqd = nsqd_factory(process=True)
-    with Producer(nsqd.tcp_address, max_pending=3) as producer:
-        producer.publish(topic, b"before")
-        with frozen(nsqd):
-            with pytest.raises(PublishUncertain, match=nsqd.tcp_address):
-                producer.publish(topic, b"uncertain", timeout=1.0)
-            futures = [producer.publish_async(topic, b"patient", timeout=60.0) for _ in range(2)]
-            with pytest.raises(QueueFull):
-                producer.publish(topic, b"full", timeout=0.1)
-            assert producer.flush(0.1).unanswered == 2
-            assert not any(future.done() for future in futures)
-        for future in futures:
-            future.result(PATIENCE)
-        producer.publish(topic, b"after")
-    assert take_all(nsqd, topic) == [b"before", b"uncertain", b"patient", b"patient", b"after"]
 
 
 # Several nsqds
@@ -307,18 +241,6 @@ def test_the_first_nsqd_of_a_cluster_is_found_long_before_the_next_regular_quest
         assert take_all(nsqd, topic) == [b"early"]
 
 
-def test_an_nsqd_in_place_of_a_lost_one_is_found_as_soon_as_a_publish_waits(
-    nsqd_factory: Factory[Nsqd], nsqlookupd: Nsqlookupd, topic: str
-) -> None:
-    first = nsqd_factory(lookupd=[nsqlookupd])
-    with Producer(nsqlookupd=[nsqlookupd.http_address], lookupd_poll_interval=300.0) as producer:
-        producer.publish(topic, b"one", timeout=PATIENCE)
-        first.stop()
-        second = nsqd_factory(lookupd=[nsqlookupd])
-        producer.publish(topic, b"two", timeout=PATIENCE)
-        assert take_all(second, topic) == [b"two"]
-
-
 def test_an_nsqlookupd_is_trusted_as_an_nsqd_is(
     nsqd_factory: Factory[Nsqd], certificate: Certificate, topic: str
 ) -> None:
@@ -347,15 +269,6 @@ def test_a_close_ends_the_threads_that_dial_an_unreachable_address(kind: str) ->
             future.result(PATIENCE)
 
 
-def test_pings_of_a_name_share_its_lookup_while_no_answer_comes() -> None:
-    with silent_resolver(), Producer("nsq.invalid:4150") as producer:
-        for _ in range(3):
-            with pytest.raises(NsqError):
-                producer.ping(timeout=0.05)
-        lookups = [thread for thread in threading.enumerate() if thread.name.startswith("nsq-resolve")]
-        assert len(lookups) == 1
-
-
 # TLS, compression, AUTH
 
 
@@ -381,42 +294,7 @@ def test_publishes_pass_through_tls_and_compression(
     publishers.expect_nothing_lost(stored)
 
 
-def test_only_the_forbidden_topic_raises_unauthorized(nsqd_factory: Factory[Nsqd]) -> None:
-    rules = [{"topic": "^allowed$", "channels": [".*"], "permissions": ["subscribe", "publish"]}]
-    with running_auth_server({"sesame": rules}) as server:
-        nsqd = nsqd_factory(auth_http_addresses=(server,))
-        with Producer(nsqd.tcp_address, auth_secret="sesame") as producer:
-            producer.publish("allowed", b"body")
-            with pytest.raises(Unauthorized):
-                producer.publish("forbidden", b"body")
-            producer.publish("allowed", b"body")
-        assert depth(nsqd, "allowed") == 2
-
-
 # Forks
-
-
-@forks
-def test_children_that_are_forked_in_the_middle_of_publishing(shared: Nsqd, topic: str) -> None:
-    producer = Producer(shared.tcp_address)
-
-    def child(number: int) -> None:
-        assert producer.stats().pending == 0
-        for count in range(20):
-            producer.publish(topic, f"child-{number}-{count}".encode())
-        producer.publish_async(topic, f"child-{number}-async".encode()).result(PATIENCE)
-        assert producer.close()
-
-    with producer, Publishers(producer, topic, 4) as publishers:
-        for number in range(6):
-            publishers.wait_for(20)
-            with forked(lambda number=number: child(number)):  # type: ignore[misc]
-                publishers.wait_for(20)
-    stored = take_all(shared, topic)
-    childrens = [body for body in stored if body.startswith(b"child")]
-    assert len(childrens) == len(set(childrens)) == 6 * 21
-    assert publishers.uncertain == []
-    publishers.expect_nothing_lost([body for body in stored if not body.startswith(b"child")])
 
 
 @forks
@@ -453,13 +331,3 @@ def test_a_worker_that_ends_without_closing_has_published_all(shared: Nsqd, topi
     assert worker.exitcode == 0
     worker.close()
     assert Counter(take_all(shared, topic)) == Counter(b"%d" % number for number in range(100))
-
-
-def test_a_program_that_ends_without_an_nsqd_does_not_hang() -> None:
-    program = """
-from nsq.producer.producer import Producer
-Producer("127.0.0.1:1", publish_timeout=0.5).publish_async("orders", b"body")
-"""
-    done = run_python("-c", program)
-    assert done.returncode == 0
-    assert "127.0.0.1:1" in done.stderr

@@ -106,31 +106,6 @@ def test_a_signal_handler_may_make_the_first_publish(nsqd: Nsqd) -> None:
             assert theirs.stats().published == len(ticking.results)
 
 
-def test_a_callback_may_publish_but_not_wait_for_another_future(producer: nsq.Producer) -> None:
-    outcome: concurrent.futures.Future[list[Any]] = concurrent.futures.Future()
-
-    def callback(_: object) -> None:
-        outcomes: list[Any] = []
-        try:
-            producer.publish("reentrance", BODY)
-            producer.publish_async("reentrance", BODY)
-            outcomes.append("published")
-            other = producer.publish_async("reentrance", BODY)
-            # Not answered yet, for all that the callback can do about it.
-            for wait in (other.result, other.exception, lambda: concurrent.futures.wait([other])):
-                try:
-                    wait()
-                except nsq.UsageError as error:
-                    outcomes.append("callback" in str(error))
-                else:
-                    outcomes.append(other.done())  # it was quicker
-        finally:
-            outcome.set_result(outcomes)
-
-    producer.publish_async("reentrance", BODY).add_done_callback(callback)
-    assert outcome.result(PATIENCE) == ["published", True, True, True]
-
-
 def test_a_call_that_would_wait_for_its_own_thread_is_refused(nsqd: Nsqd) -> None:
     """A user's transport that publishes, or a logging handler: refused at once."""
     from nsq.transport import default_transport
@@ -173,34 +148,6 @@ def test_a_signal_handler_may_close_the_producer(nsqd: Nsqd) -> None:
                 pass
         assert ticking.results[0]
         assert producer.close()
-
-
-@pytest.mark.parametrize("warm", [True, False])
-def test_every_future_ends_when_the_producer_is_closed(nsqd: Nsqd, warm: bool) -> None:
-    """Also the futures that are made while ``close(0)`` runs."""
-    for _ in range(10):
-        futures: list[concurrent.futures.Future[None]] = []
-        producer = nsq.Producer(nsqd.tcp_address)
-        if warm:
-            producer.publish("reentrance", BODY)
-
-        def issue(producer: nsq.Producer = producer, futures: list[Any] = futures) -> None:
-            try:
-                while True:
-                    futures.append(producer.publish_async("reentrance", BODY))
-            except (nsq.Closed, nsq.PublishFailed):
-                pass
-
-        threads = [threading.Thread(target=issue) for _ in range(3)]
-        for thread in threads:
-            thread.start()
-        time.sleep(0.005)
-        producer.close(0)
-        for thread in threads:
-            thread.join(PATIENCE)
-        for future in futures:
-            error = future.exception(PATIENCE)
-            assert error is None or isinstance(error, (nsq.PublishFailed, nsq.PublishUncertain))
 
 
 def test_a_close_with_its_threads_ends_in_time_whatever_nsqd_does(nsqd: Nsqd) -> None:
