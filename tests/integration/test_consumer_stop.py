@@ -1,4 +1,4 @@
-"""Ends that only the system shows: during dials into nowhere and lookups of names, and of a program.
+"""Ends that only the system shows: during dials into nowhere, and of a program.
 
 tests/behaviour has what a stop does to messages, test_pairs_of_signals.py what signals do to programs.
 """
@@ -10,48 +10,42 @@ import time
 
 import pytest
 
-from nsq import Consumer
+from nsq import Consumer, Producer
 from nsq.testing import Nsqd
 from nsq.testing.plugin import Factory
-from tests.fakes.network import silent_resolver, unreachable
+from tests.fakes.network import unreachable
 from tests.fakes.programs import run_python
 
-from .consuming import (
-    CHANNEL,
-    PATIENCE,
-    TOPIC,
-    channel_of,
-    create,
-    publish,
-    until,
-)
+from .consuming import CHANNEL, TOPIC, channel_of, create, publish, until
 
 #: Seconds that a stop may take which has nothing to wait for; half of it proves that it did not wait.
 LONG = 120.0
+PATIENT = {"dial_timeout": 300.0, "handshake_timeout": 300.0, "lookupd_poll_timeout": 300.0}
+
+
+def is_dialing() -> bool:
+    return any("-read-" in each.name or "-ask-" in each.name for each in threading.enumerate())
 
 
 @pytest.mark.parametrize("kind", ["nsqd", "nsqlookupd"])
-def test_stopping_does_not_wait_for_a_dial_into_nowhere(kind: str) -> None:
-    def is_at_it(name: str) -> bool:
-        return "-read-" in name or "-ask-" in name
-
+def test_a_stop_does_not_wait_for_a_dial_into_nowhere(kind: str) -> None:
     with unreachable() as hole:
-        patient = {"dial_timeout": 300.0, "handshake_timeout": 300.0, "lookupd_poll_timeout": 300.0}
-        consumer = Consumer(TOPIC, CHANNEL, **{kind: hole}, **patient).start()
-        until("it dials", lambda: any(is_at_it(thread.name) for thread in threading.enumerate()))
+        consumer = Consumer(TOPIC, CHANNEL, **{kind: hole}, **PATIENT).start()
+        until("it dials", is_dialing)
         began = time.monotonic()
         assert consumer.stop(LONG).clean
         assert time.monotonic() - began < LONG / 2
 
 
 @pytest.mark.parametrize("kind", ["nsqd", "nsqlookupd"])
-def test_stopping_does_not_wait_for_a_name(kind: str) -> None:
-    with silent_resolver() as asked:
-        consumer = Consumer(TOPIC, CHANNEL, **{kind: "nsq.invalid:4150"}, lookupd_poll_timeout=300.0).start()
-        assert asked.wait(PATIENCE)
-        began = time.monotonic()
-        assert consumer.stop(LONG).clean
-        assert time.monotonic() - began < LONG / 2
+def test_a_close_does_not_wait_for_a_dial_into_nowhere(kind: str) -> None:
+    with unreachable() as hole:
+        producer = Producer(**{kind: hole}, **PATIENT)
+        future = producer.publish_async(TOPIC, b"body")
+        until("it dials", is_dialing)
+        report = producer.close(0.0)
+        assert (report.unanswered, report.unfinished_threads) == (1, [])
+        assert "closed" in str(future.exception(LONG))
 
 
 def test_a_program_may_end_without_stopping_its_consumer(nsqd_factory: Factory[Nsqd]) -> None:

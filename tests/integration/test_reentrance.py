@@ -259,19 +259,33 @@ def published(nsqd: Nsqd, topic: str) -> int:
     return int(topic_stats(nsqd, topic)["message_count"])
 
 
-def test_a_first_publish_at_the_end_is_sent_or_refused_at_once(nsqd: Nsqd) -> None:
+#: What calls ``late`` when the interpreter ends, and the words of a refusal.
+LATE = {
+    "atexit": ("atexit.register(late)", "interpreter"),
+    "a thread that outlives main": (
+        "threading.Thread(target=lambda: (threading.main_thread().join(), late())).start()",
+        "before the main thread ends",
+    ),
+}
+
+
+@pytest.mark.parametrize("caller", LATE)
+def test_a_first_publish_at_the_end_is_sent_or_refused_at_once_with_the_remedy(
+    nsqd: Nsqd, caller: str
+) -> None:
+    call, remedy = LATE[caller]
     program = f"""
-import atexit, nsq, time
+import atexit, nsq, threading, time
 producer = nsq.Producer({nsqd.tcp_address!r})
-def at_the_end():
+def late():
     started = time.monotonic()
     try:
         producer.publish("late", b"body")
     except nsq.PublishFailed as error:
-        assert "interpreter" in str(error), error
+        assert {remedy!r} in str(error), error
     assert time.monotonic() - started < 5
     print("ended")
-atexit.register(at_the_end)
+{call}
 """
     for python in pythons():
         done = run_python("-c", program, python=python)
@@ -330,26 +344,6 @@ else:
             assert published(nsqd, topic) == 500
         else:
             assert done.stdout == "not built with this module\n"
-
-
-def test_a_first_publish_of_a_thread_that_outlives_main_is_sent_or_refused_with_the_remedy(
-    nsqd: Nsqd,
-) -> None:
-    program = f"""
-import nsq, threading
-producer = nsq.Producer({nsqd.tcp_address!r})
-def late():
-    threading.main_thread().join()
-    try:
-        producer.publish("late", b"body")
-    except nsq.PublishFailed as error:
-        assert "before the main thread ends" in str(error), error
-    print("ended")
-threading.Thread(target=late).start()
-"""
-    for python in pythons():
-        done = run_python("-c", program, python=python)
-        assert (done.returncode, done.stdout, done.stderr) == (0, "ended\n", "")
 
 
 #: Where a program can keep a producer until Python has cleared modules: ours, and those that we use.
