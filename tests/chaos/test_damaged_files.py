@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from nsq.testing import DaemonFailed, Nsqd
+from nsq.testing import Nsqd
 from nsq.testing.plugin import Factory
 from nsq.wire import commands
 from tests.integration.clients import connected, consumer, publish, topic_stats
@@ -93,12 +93,3 @@ def test_an_nsqd_survives_damaged_files(
     nsqd_factory: Factory[Nsqd], tmp_path: Path, durable: bool, seeds: range
 ) -> None:
     run(nsqd_factory, tmp_path, durable, seeds)
-
-
-@pytest.mark.parametrize("content", [b"", b"{", b"\0" * 100, b"[]", b"\xff\xfe"])
-def test_a_list_of_topics_that_cannot_be_read_is_named(
-    nsqd_factory: Factory[Nsqd], tmp_path: Path, content: bytes
-) -> None:
-    (tmp_path / "nsqd.dat").write_bytes(content)
-    with pytest.raises(DaemonFailed, match=r"nsqd\.dat.*repair it, or move it away"):
-        nsqd_factory.make(data_path=str(tmp_path)).start()

@@ -178,12 +178,6 @@ def accept(transport: MemoryTransport, **granted: Any) -> Nsqd:
     return Nsqd(transport.accept(), **granted)
 
 
-def accept_all(transport: MemoryTransport, count: int, **granted: Any) -> dict[str, Nsqd]:
-    """Accept this number of connections; return them by address."""
-    nsqds = [accept(transport, **granted) for _ in range(count)]
-    return {nsqd.address: nsqd for nsqd in nsqds}
-
-
 def accept_publisher(transport: MemoryTransport, **granted: Any) -> PublishedTo:
     """Accept the next connection of a producer."""
     return PublishedTo(transport.accept(), **granted)

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-import trustme
 
 from nsq import Consumer
 from nsq.testing import Nsqd
 from nsq.testing.plugin import Factory
 from tests.interop.auth_server import running_auth_server
 
+from .authority import Authority
 from .consuming import (
     CHANNEL,
     TOPIC,
@@ -81,25 +81,14 @@ class Certificates(NamedTuple):
 
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
-    directory = tmp_path_factory.mktemp("tls")
-    authority, stranger = trustme.CA(), trustme.CA()
-
-    def issue(name: str, issuer: trustme.CA, *identities: str) -> tuple[Path, Path]:
-        made = issuer.issue_cert(*identities)
-        chain, key = directory / f"{name}.pem", directory / f"{name}.key"
-        chain.write_bytes(b"".join(blob.bytes() for blob in made.cert_chain_pems))
-        made.private_key_pem.write_to_path(str(key))
-        return chain, key
-
-    files = directory / "authority.pem", directory / "stranger.pem"
-    for issuer, path in zip((authority, stranger), files, strict=True):
-        issuer.cert_pem.write_to_path(str(path))
+    authority, stranger = (Authority(tmp_path_factory.mktemp(name)) for name in ("authority", "stranger"))
     return Certificates(
-        *files,
-        server=issue("server", authority, "127.0.0.1", "::1"),
-        elsewhere=issue("elsewhere", authority, "nsqd.example.org"),
-        client=issue("client", authority, "worker@example.org"),
-        strange_client=issue("strange", stranger, "stranger@example.org"),
+        authority.certificate,
+        stranger.certificate,
+        server=authority.issue("server", "127.0.0.1", "::1"),
+        elsewhere=authority.issue("elsewhere", "nsqd.example.org"),
+        client=authority.issue("client", "worker@example.org"),
+        strange_client=stranger.issue("client", "stranger@example.org"),
     )
 
 

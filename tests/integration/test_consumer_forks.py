@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
 import signal
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
-from nsq import AlreadyResponded, Consumer, ConsumerHooks, Forked, Message
+from nsq import AlreadyResponded, Consumer, ConsumerHooks, Forked, Message, Producer
 from nsq.testing import Nsqd
 from tests.fakes.forks import in_child
-from tests.fakes.programs import run_python
 
 from .consuming import (
     Recorder,
@@ -26,6 +23,7 @@ from .consuming import (
     numbered,
     publish,
     running,
+    until,
 )
 
 # From 3.12 on Python warns of any fork in a program with threads, which is what these tests are about.
@@ -108,6 +106,28 @@ def test_forks_under_load_neither_hang_nor_lose_messages(nsqd: Nsqd) -> None:
     assert (len(seen.bodies), len(set(seen.bodies))) == (20_000, 20_000)
 
 
+def test_a_child_has_a_consumer_of_its_own(nsqd: Nsqd) -> None:
+    create(nsqd)
+    publish(nsqd, numbered(10))
+    seen = Recorder()
+
+    def consume() -> None:
+        own = Recorder()
+        with Producer(nsqd.tcp_address) as producer, make_consumer(nsqd).add_handler(own):
+            producer.publish("orders", b"from the child")
+            own.wait_for(1)
+            expect_drained(nsqd)
+        assert own.bodies == [b"from the child"]
+
+    with running(make_consumer(nsqd).add_handler(seen)) as consumer:
+        seen.wait_for(10)
+        consumer.pause()
+        until("paused", lambda: [client["ready_count"] for client in clients_of(nsqd)] == [0])
+        assert in_child(consume) == 0
+        consumer.resume()
+    assert len(seen.bodies) == 10
+
+
 def end_by_a_signal() -> None:
     signal.raise_signal(signal.SIGTERM)
 
@@ -145,55 +165,4 @@ def test_a_child_forked_by_a_handler_ends_with_the_handler(
     consumer.add_batch_handler(fork, size=1) if batch else consumer.add_handler(fork)
     assert consumer.run().clean
     assert statuses == [status] * 2
-    expect_drained(nsqd)
-
-
-WORKERS = """
-import json, multiprocessing, os, sys, threading, nsq
-
-def work(address, results, both_are_there):
-    consumer = nsq.Consumer("orders", "billing", nsqd=address, threads=2, max_in_flight=2)
-    go = threading.Event()
-
-    def handle(message):
-        assert go.wait(60)
-        results.put([os.getpid(), message.body.decode()])
-
-    consumer.add_handler(handle).start()
-    assert consumer.wait_until_connected()
-    both_are_there.wait(60)
-    go.set()
-    report = consumer.run()
-    assert report.clean
-    assert consumer.health().state == "stopped"
-
-if __name__ == "__main__":
-    context = multiprocessing.get_context(sys.argv[2])
-    results = context.Queue()
-    arguments = sys.argv[1], results, context.Barrier(2)
-    workers = [context.Process(target=work, args=arguments) for _ in range(2)]
-    for worker in workers:
-        worker.start()
-    got = [results.get(timeout=60) for _ in range(200)]
-    for worker in workers:
-        worker.terminate()  # SIGTERM: run() drains
-    for worker in workers:
-        worker.join(60)
-    bodies, pids = sorted(body for _, body in got), {pid for pid, _ in got}
-    print(json.dumps([bodies, len(pids), [worker.exitcode for worker in workers]]))
-"""
-
-
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_multiprocessing_workers_share_a_channel(nsqd: Nsqd, tmp_path: Path, method: str) -> None:
-    create(nsqd)
-    publish(nsqd, numbered(200))
-    program = tmp_path / "workers.py"
-    program.write_text(WORKERS)
-    done = run_python(str(program), nsqd.tcp_address, method)
-    assert (done.returncode, done.stderr) == (0, "")
-    bodies, processes, statuses = json.loads(done.stdout)
-    assert bodies == sorted(body.decode() for body in numbered(200))
-    assert processes == 2
-    assert statuses == [0, 0]
     expect_drained(nsqd)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import ssl
 import threading
@@ -24,7 +23,7 @@ from tests.fakes.forks import forked
 from tests.fakes.nsqlookupd import ScriptedLookupd
 from tests.fakes.programs import run_python
 
-from ..interop.certificates import Certificate, issue
+from .authority import Authority
 from .clients import depth, take_all
 from .patience import eventually
 
@@ -48,8 +47,8 @@ def topic(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="session")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
-    return issue(tmp_path_factory.mktemp("certificate"))
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("certificate"))
 
 
 class Publishers:
@@ -239,15 +238,15 @@ def test_the_first_nsqd_of_a_cluster_is_found_long_before_the_next_regular_quest
 
 
 def test_an_nsqlookupd_is_trusted_as_an_nsqd_is(
-    nsqd_factory: Factory[Nsqd], certificate: Certificate, topic: str
+    nsqd_factory: Factory[Nsqd], authority: Authority, topic: str
 ) -> None:
     """Over https the authority given for nsqds holds; public ones would refuse."""
-    nsqd = nsqd_factory(tls_cert=certificate.chain, tls_key=certificate.key)
+    nsqd = nsqd_factory(**authority.server_options)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificate.chain, certificate.key)
+    context.load_cert_chain(*authority.server_options.values())
     with (
         ScriptedLookupd(nsqd.tcp_address, tls=context) as lookupd,
-        Producer(nsqlookupd=[lookupd.address], tls=True, tls_ca_file=str(certificate.authority)) as producer,
+        Producer(nsqlookupd=[lookupd.address], tls=True, tls_ca_file=str(authority.certificate)) as producer,
     ):
         producer.publish(topic, b"body", timeout=PATIENCE)
     assert depth(nsqd, topic) == 1
@@ -261,10 +260,10 @@ def test_an_nsqlookupd_is_trusted_as_an_nsqd_is(
 )
 @pytest.mark.parametrize("tls", [True, False], ids=["tls", "tcp"])
 def test_publishes_pass_through_tls_and_compression(
-    tls: bool, options: dict[str, bool], nsqd_factory: Factory[Nsqd], certificate: Certificate, topic: str
+    tls: bool, options: dict[str, bool], nsqd_factory: Factory[Nsqd], authority: Authority, topic: str
 ) -> None:
-    nsqd = nsqd_factory(tls_cert=certificate.chain, tls_key=certificate.key)
-    security = {"tls": True, "tls_ca_file": str(certificate.authority)} if tls else {}
+    nsqd = nsqd_factory(**authority.server_options)
+    security = {"tls": True, "tls_ca_file": str(authority.certificate)} if tls else {}
     large = os.urandom(400_000)
     with Producer(nsqd.tcp_address, **security, **options) as producer:
         with Publishers(producer, topic, 4) as publishers:
@@ -296,25 +295,6 @@ def test_a_child_that_leaves_the_with_block_ends_nothing_of_the_parents(shared: 
         assert producer.stats().published == 2  # over the same connection: it was not lost
         assert producer.stats().failed == 0
     assert take_all(shared, topic) == [b"before", b"after"]
-
-
-def _publish_without_waiting(address: str, topic: str) -> None:
-    producer = Producer(address)
-    for number in range(100):
-        producer.publish_async(topic, b"%d" % number)
-
-
-@forks
-def test_a_worker_that_ends_without_closing_has_published_all(shared: Nsqd, topic: str) -> None:
-    """One that is forked by multiprocessing ends without atexit."""
-    worker = multiprocessing.get_context("fork").Process(
-        target=_publish_without_waiting, args=(shared.tcp_address, topic)
-    )
-    worker.start()
-    worker.join(PATIENCE)
-    assert worker.exitcode == 0
-    worker.close()
-    assert Counter(take_all(shared, topic)) == Counter(b"%d" % number for number in range(100))
 
 
 def test_a_program_that_ends_without_an_nsqd_does_not_hang() -> None:

@@ -292,7 +292,7 @@ def late():
         assert (done.returncode, done.stdout, done.stderr) == (0, "ended\n", "")
 
 
-@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
 def test_a_worker_whose_main_module_publishes_at_import_has_sent_all(
     nsqd: Nsqd, method: str, tmp_path: Path
 ) -> None:
@@ -315,9 +315,11 @@ if __name__ == "__main__":
     script.write_text(program)
     for number, python in enumerate(pythons()):
         topic = f"{method}-{number}"
-        done = run_python(str(script), topic, python=python)
+        # From 3.12 on Python warns of a fork in a program with threads.
+        done = run_python("-Wignore::DeprecationWarning", str(script), topic, python=python)
         assert (done.returncode, done.stderr) == (0, "")
-        assert published(nsqd, topic) == 502  # each of both processes imports the main module
+        # Both processes import the main module, unless the worker is a fork; that ends without atexit.
+        assert published(nsqd, topic) == 501 + (method != "fork")
 
 
 def test_an_interpreter_beside_the_main_one_ends_with_its_producer_unclosed(nsqd: Nsqd) -> None:
