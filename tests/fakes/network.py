@@ -1,4 +1,4 @@
-"""Fakes that lose packets, name lookups and dials."""
+"""Fakes that lose packets and dials."""
 
 from __future__ import annotations
 

@@ -128,24 +128,6 @@ def server_tls(tls_options: dict[str, Path]) -> ssl.SSLContext:
 
 
 class TestNsqd:
-    def test_topics_and_channels_are_created_paused_and_deleted(self, nsqd: Nsqd) -> None:
-        api = NsqdApi(nsqd.http_address)
-        api.create_topic("orders")
-        api.create_channel("orders", "billing")
-        api.pause_topic("orders")
-        api.pause_channel("orders", "billing")
-        (topic,) = api.stats()["topics"]
-        assert (topic["topic_name"], topic["paused"]) == ("orders", True)
-        assert [(c["channel_name"], c["paused"]) for c in topic["channels"]] == [("billing", True)]
-        api.unpause_topic("orders")
-        api.unpause_channel("orders", "billing")
-        (topic,) = api.stats("orders", "billing")["topics"]
-        assert (topic["paused"], topic["channels"][0]["paused"]) == (False, False)
-        api.delete_channel("orders", "billing")
-        assert api.stats("orders")["topics"][0]["channels"] == []
-        api.delete_topic("orders")
-        assert api.stats()["topics"] == api.stats("orders")["topics"] == []
-
     def test_messages_are_published_and_emptied(self, nsqd: Nsqd) -> None:
         api = NsqdApi(nsqd.http_address)
         api.create_topic("t")
@@ -208,17 +190,6 @@ class TestNsqd:
 
 
 class TestNsqlookupd:
-    def test_topics_and_channels_are_created_and_deleted(self, nsqlookupd: Nsqlookupd) -> None:
-        api = NsqlookupdApi(f"http://{nsqlookupd.http_address}/lookup")
-        api.create_topic("b")
-        api.create_channel("a", "c")
-        assert (api.topics(), api.channels("a"), api.channels("nope")) == (["a", "b"], ["c"], [])
-        assert api.lookup("a") == (found := api.lookup("a"))
-        assert (found.channels, found.producers) == (("c",), ())
-        api.delete_channel("a", "c")
-        api.delete_topic("b")
-        assert (api.topics(), api.channels("a")) == (["a"], [])
-
     def test_an_nsqd_that_registers_and_is_tombstoned(
         self, nsqlookupd: Nsqlookupd, nsqd_factory: Factory[Nsqd]
     ) -> None:

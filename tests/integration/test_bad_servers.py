@@ -10,7 +10,6 @@ import gc
 import resource
 import socket
 import struct
-import threading
 import time
 import tracemalloc
 import zlib
@@ -20,13 +19,12 @@ from typing import Any
 import pytest
 import snappy
 
-from nsq import Consumer, ConsumerHooks, NsqError
-from nsq.errors import FrameError, Unanswered, WireError
+from nsq import ConsumerHooks, NsqError
+from nsq.errors import FrameError, Unanswered
 from nsq.testing import Nsqd
 from nsq.testing.plugin import Factory
 from nsq.wire.frames import HEARTBEAT, OK, encode_error, encode_message, encode_response
 from tests.fakes.bad_server import BadServer, Peer, Script
-from tests.fakes.nsqlookupd import ScriptedLookupd
 
 from .consuming import (
     PATIENCE,
@@ -64,10 +62,6 @@ def hangs_up(peer: Peer) -> None:
 def resets(peer: Peer) -> None:
     peer.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     peer.close()
-
-
-def is_silent(peer: Peer) -> None:
-    """Never answers."""
 
 
 def answers_identify_with(data: bytes) -> Script:
@@ -175,12 +169,6 @@ AFTER: list[tuple[str, Script, type[NsqError], list[str]]] = [
         sends_after_the_handshake(message(1)[:30], then_close=True),
         NsqError,
         ["closed the connection"],
-    ),
-    (
-        "one message without end",
-        sends_after_the_handshake(message(1) * 100_000),
-        WireError,
-        ["messages in flight, though RDY was never above"],
     ),
 ]
 
@@ -310,29 +298,6 @@ def test_a_server_that_falls_silent_is_left() -> None:
             until("the hook", lambda: hooks.causes)
             assert isinstance(hooks.causes[bad.address], Unanswered)
             until("it is tried again", lambda: bad.connections >= 2)
-
-
-def test_a_slow_handshake_does_not_delay_other_nsqds(nsqd: Nsqd) -> None:
-    create(nsqd)
-    publish(nsqd, [b"m"])
-    seen = Recorder()
-    with BadServer(is_silent) as bad:
-        addresses = [bad.address, nsqd.tcp_address]
-        consumer = Consumer("orders", "billing", nsqd=addresses, dial_timeout=60.0).add_handler(seen)
-        with running(consumer):
-            seen.wait_for(1)
-
-
-@pytest.mark.parametrize("kind", ["nsqd", "nsqlookupd"])
-def test_an_nsqd_that_hangs_up_at_once_is_dialed_less_and_less_often(kind: str) -> None:
-    with BadServer(hangs_up) as bad, ScriptedLookupd(bad.address) as lookupd:
-        where = {"nsqd": bad.address, "nsqlookupd": lookupd.address}[kind]
-        options = {"reconnect_initial": 0.1, "reconnect_max": 30.0, "lookupd_poll_interval": 0.05}
-        consumer = Consumer("orders", "billing", **{kind: where}, **options).add_handler(Recorder()).start()
-        until("dialed", lambda: bad.connections)
-        threading.Event().wait(1.5)
-        assert consumer.stop().clean
-        assert bad.connections <= 12
 
 
 @pytest.fixture(autouse=True)

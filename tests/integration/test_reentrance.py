@@ -314,7 +314,7 @@ if __name__ == "__main__":
     script = tmp_path / "program.py"
     script.write_text(program)
     for number, python in enumerate(pythons()):
-        topic = f"{method}-{number}"
+        topic = f"worker-{method}-{number}"
         # From 3.12 on Python warns of a fork in a program with threads.
         done = run_python("-Wignore::DeprecationWarning", str(script), topic, python=python)
         assert (done.returncode, done.stderr) == (0, "")

@@ -21,8 +21,6 @@ from nsq.tools import nsq_stat, nsq_tail, program, to_nsq
 from tests.integration.consuming import (
     channel_of,
     create,
-    drained,
-    expect_drained,
     numbered,
     publish,
     until,
@@ -263,25 +261,3 @@ class TestToNsq:
     ) -> None:
         assert run(b"one\n", *arguments) == status
         assert said in capfd.readouterr().err
-
-
-def test_an_unreachable_nsqd_is_tried_until_it_is_there(
-    nsqd_factory: Factory[Nsqd], capfdbinary: pytest.CaptureFixture[bytes]
-) -> None:
-    nsqd = nsqd_factory()
-    create(nsqd)
-    publish(nsqd, [b"one"])
-    nsqd.stop(keep_data=True)
-    said: list[bytes] = []
-
-    def refused_then_started() -> bool:
-        said.append(capfdbinary.readouterr().err)
-        if b"refused" not in b"".join(said):
-            return False
-        if not nsqd.running:
-            nsqd.start()
-        return drained(nsqd)()
-
-    with signalled_when(refused_then_started):
-        assert nsq_tail.main([TOPIC, CHANNEL, nsqd_of(nsqd)]) == 0
-    expect_drained(nsqd)

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from nsq.errors import ConfigError, ConnectionLost, DialFailed, Unanswered
-from nsq.transport import SocketStream, SocketTransport, Stream, default_transport
+from nsq.transport import SocketStream, SocketTransport, default_transport
 from nsq.transport.dialing import Target, race
 from tests.fakes.forks import in_child
 from tests.fakes.threads import Running
@@ -301,36 +301,6 @@ def test_the_last_thread_out_closes_the_descriptor_and_an_error_then_is_an_end(k
         gate.pass_on.set()
         assert reading.result() == b""
         assert gate.fileno() == -1
-
-
-def test_closing_under_fire_never_touches_another_connection(listening: Callable[..., Listener]) -> None:
-    """Descriptors are reused at once: a late read, write or close would hit the next connection."""
-    tcp = listening()
-    for _ in range(100):
-        doomed, bystander = tcp.connect(), tcp.connect()
-        reading = Running(lambda doomed=doomed: drain(doomed.stream))  # type: ignore[misc]
-        writing = Running(lambda doomed=doomed: flood(doomed.stream))  # type: ignore[misc]
-        closing = [Running(doomed.stream.close) for _ in range(2)]
-        successor = tcp.connect()
-        for thread in [reading, writing, *closing]:
-            thread.result()
-        for ends in (bystander, successor):
-            ends.stream.write(b"mine", LONG)
-            assert ends.received(4) == b"mine"
-            ends.stream.close()
-            assert ends.received(1) == b""
-        doomed.peer.close()
-
-
-def drain(stream: Stream) -> None:
-    while stream.read():
-        pass
-
-
-def flood(stream: Stream) -> None:
-    with contextlib.suppress(ConnectionLost, Unanswered):
-        while True:
-            stream.write(b"theirs" * 1000, SHORT)
 
 
 def test_descriptors_above_1024_are_no_matter(listening: Callable[..., Listener]) -> None:
