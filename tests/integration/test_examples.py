@@ -277,30 +277,6 @@ def test_the_demo_interrupted_leaves_nothing(
     assert [address for address in addresses if is_listening(address)] == []
 
 
-def test_the_demo_interrupted_before_anything_runs_ends_quietly(tmp_path: Path) -> None:
-    """While it is still being imported: here the first of its imports is a Ctrl-C."""
-    code = (
-        "import runpy, signal, sys\n"
-        "class Interrupting:\n"
-        "    def find_spec(self, name, path=None, target=None):\n"
-        "        if name == 'examples.demo.program':\n"
-        "            signal.raise_signal(signal.SIGINT)\n"
-        "sys.meta_path.insert(0, Interrupting())\n"
-        "runpy.run_module('examples.demo', run_name='__main__')\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        timeout=PATIENCE,
-        check=False,
-    )
-    assert (done.returncode, done.stdout) == (-signal.SIGINT, b"")
-    assert list(tmp_path.iterdir()) == []
-
-
 def is_listening(address: str) -> bool:
     host, _, port = address.rpartition(":")
     with socket.socket() as connection:

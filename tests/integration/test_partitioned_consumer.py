@@ -479,26 +479,6 @@ class TestRefusals:
                 consumer.run()
 
     @pytest.mark.parametrize(
-        "options",
-        [
-            {"ordered": True},
-            {"partitions": [0]},
-            {"start": "end"},
-            {"trace": True},
-            {"desired_tag": "green"},
-            {"header_filter": {"k": "v"}},
-        ],
-    )
-    @pytest.mark.parametrize(
-        "cluster", [{"nsqd": "127.0.0.1:1"}, {"nsqlookupd": "127.0.0.1:1", "cluster": "original"}]
-    )
-    def test_addresses_of_nsqds_alone_are_refused_and_the_option_is_named(
-        self, options: dict[str, Any], cluster: dict[str, Any]
-    ) -> None:
-        with pytest.raises(nsq.ConfigError, match=f"{next(iter(options))} needs a partitioned NSQ"):
-            nsq.Consumer(TOPIC, CHANNEL, **cluster, **options)
-
-    @pytest.mark.parametrize(
         ("options", "reason"),
         [
             ({"on_stuck": print}, "on_stuck has no effect without ordered=True"),
@@ -509,6 +489,9 @@ class TestRefusals:
             ({"ordered": True, "out_of_order": "skip"}, "out_of_order is 'skip'"),
             ({"ordered": True, "max_attempts": 3}, "max_attempts"),
             ({"ordered": True, "start": "end"}, "start is given with ordered=True"),
+            ({"cluster": "original", "ordered": True}, "ordered needs a partitioned NSQ"),
+            ({"cluster": "original", "desired_tag": "green"}, "desired_tag needs a partitioned NSQ"),
+            ({"cluster": "original", "header_filter": {"k": "v"}}, "header_filter needs a partitioned NSQ"),
         ],
     )
     def test_options_that_do_not_go_together_are_refused(self, options: dict[str, Any], reason: str) -> None:

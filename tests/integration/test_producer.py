@@ -193,30 +193,6 @@ def test_when_connections_are_cut_nothing_acknowledged_is_lost(
         publishers.expect_nothing_lost(stored)
 
 
-def test_nsqds_are_found_through_nsqlookupd(
-    nsqd_factory: Factory[Nsqd], nsqlookupd_factory: Factory[Nsqlookupd], topic: str
-) -> None:
-    nsqlookupd = nsqlookupd_factory(process=True)
-    first = nsqd_factory(lookupd=[nsqlookupd])
-    with Producer(nsqlookupd=[nsqlookupd.http_address], lookupd_poll_interval=0.05, **QUICK) as producer:
-        producer.publish(topic, b"one", timeout=PATIENCE)
-        assert depth(first, topic) == 1
-
-        second = nsqd_factory(lookupd=[nsqlookupd])
-
-        def reached() -> int:
-            producer.publish(topic, b"more")
-            return depth(second, topic)
-
-        eventually(reached)
-        assert len(producer.stats().connections) == 2
-
-        nsqlookupd.stop()  # which forgets nothing
-        producer.publish(topic, b"without")
-        assert len(producer.stats().connections) == 2
-        producer.ping()
-
-
 def why_none(producer: Producer) -> str:
     """Why it knows no nsqd."""
     with pytest.raises(ConnectionFailed, match="no nsqd is known") as caught:
