@@ -49,34 +49,6 @@ def damage(directory: Path, chance: random.Random) -> str:
     return ", ".join(done)
 
 
-def run(nsqd_factory: Factory[Nsqd], directory: Path, durable: bool, seeds: range) -> None:
-    whole = directory / "whole"
-    whole.mkdir()
-    with nsqd_factory.make(**options(durable, whole)) as nsqd:
-        with consumer(nsqd, "t", rdy=0):
-            pass
-        for body in BODIES:
-            publish(nsqd, "t", [body])
-        with connected(nsqd) as client:
-            for _ in range(3):
-                client.send(commands.dpub("t", 3_600_000, b"deferred"))
-                client.expect_ok()
-    for seed in seeds:
-        chance = random.Random(seed)
-        data = Path(shutil.copytree(whole, directory / str(seed)))
-        done = damage(data, chance)
-        with nsqd_factory.make(**options(durable, data)) as nsqd:
-            assert nsqd.get("/ping").status == 200, (seed, done)
-            publish(nsqd, "t", [b"new"])
-            with consumer(nsqd, "t", rdy=200) as client:
-                while client.expect_message().body != b"new":
-                    pass
-            assert nsqd.get("/ping").status == 200, (seed, done)
-        with nsqd_factory.make(**options(durable, data)) as nsqd:
-            assert topic_stats(nsqd, "t")["topic_name"] == "t", (seed, done)
-        shutil.rmtree(data)
-
-
 @pytest.mark.parametrize("durable", [False, True], ids=["normal", "durable"])
 @pytest.mark.parametrize(
     "seeds",
@@ -92,4 +64,28 @@ def run(nsqd_factory: Factory[Nsqd], directory: Path, durable: bool, seeds: rang
 def test_an_nsqd_survives_damaged_files(
     nsqd_factory: Factory[Nsqd], tmp_path: Path, durable: bool, seeds: range
 ) -> None:
-    run(nsqd_factory, tmp_path, durable, seeds)
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    with nsqd_factory.make(**options(durable, whole)) as nsqd:
+        with consumer(nsqd, "t", rdy=0):
+            pass
+        for body in BODIES:
+            publish(nsqd, "t", [body])
+        with connected(nsqd) as client:
+            for _ in range(3):
+                client.send(commands.dpub("t", 3_600_000, b"deferred"))
+                client.expect_ok()
+    for seed in seeds:
+        chance = random.Random(seed)
+        data = Path(shutil.copytree(whole, tmp_path / str(seed)))
+        done = damage(data, chance)
+        with nsqd_factory.make(**options(durable, data)) as nsqd:
+            assert nsqd.get("/ping").status == 200, (seed, done)
+            publish(nsqd, "t", [b"new"])
+            with consumer(nsqd, "t", rdy=200) as client:
+                while client.expect_message().body != b"new":
+                    pass
+            assert nsqd.get("/ping").status == 200, (seed, done)
+        with nsqd_factory.make(**options(durable, data)) as nsqd:
+            assert topic_stats(nsqd, "t")["topic_name"] == "t", (seed, done)
+        shutil.rmtree(data)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 import threading
 import time
 from collections import defaultdict
@@ -19,8 +18,7 @@ from nsq import aio
 from nsq.consumer.reports import ConsumerHealth
 from nsq.errors import ServerError
 from nsq.partitioned import wire
-from nsq.testing import Nsqd, Nsqlookupd, PartitionedCluster
-from nsq.testing.partitioned import Node
+from nsq.testing import Nsqd, Nsqlookupd, PartitionedCluster, V2Client
 from nsq.wire import commands
 
 from .consuming import PATIENCE, until
@@ -39,33 +37,16 @@ def create(cluster: PartitionedCluster, partitions: int = 4, **options: Any) -> 
     cluster.create_topic(TOPIC, partitions=partitions, channels=[CHANNEL], **options)
 
 
-class Publisher:
-    """A connection to the leader of a partition, on which each publish is answered before the next."""
-
-    def __init__(self, leader: Node) -> None:
-        host, port = leader.tcp_address.split(":")
-        self._socket = socket.create_connection((host, int(port)), timeout=PATIENCE)
-        self._socket.sendall(b"  V2")
-        self._replies = self._socket.makefile("rb")
-
-    def send(self, command: bytes) -> bytes:
-        self._socket.sendall(command)
-        return self._replies.read(int.from_bytes(self._replies.read(4), "big"))[4:]
-
-    def close(self) -> None:
-        self._replies.close()
-        self._socket.close()
-
-
 def send(cluster: PartitionedCluster, partition: int, *data: bytes) -> list[bytes]:
+    """Send commands to the leader of a partition, each when the last one is answered; return the answers."""
     leader = until("a leader", lambda: cluster.leader(TOPIC, partition))
-    publisher = Publisher(leader)
-    try:
-        answers = [publisher.send(command) for command in data]
-        assert all(answer.startswith(b"OK") for answer in answers), answers
-        return answers
-    finally:
-        publisher.close()
+    answers = []
+    with V2Client(leader.tcp_address) as client:
+        for command in data:
+            client.send(command)
+            answers.append(client.frame().data)
+    assert all(answer.startswith(b"OK") for answer in answers), answers
+    return answers
 
 
 def publish(cluster: PartitionedCluster, partition: int, numbers: Iterable[int]) -> None:

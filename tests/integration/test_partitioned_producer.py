@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import threading
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -345,38 +344,6 @@ def test_nsq_pub_publishes_by_key_and_to_a_partition(
 # Tracing and health.
 
 
-def test_tracing_is_switched_on_and_off_while_publishing(
-    orders: PartitionedCluster, producer: nsq.Producer, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO, "nsq.trace")
-    orders.create_topic("events", extended=True)
-    assert producer.publish("orders", b"x").trace_id is None
-    producer.trace("orders")
-    producer.trace("events")
-    done = producer.publish("orders", b"x", key="k")
-    assert done.trace_id is not None
-    assert 0 <= done.trace_id < 2**63
-    batch = producer.multi_publish("orders", [b"one", b"two"], partition=1)
-    event = producer.publish_async("events", b"x", tag="green").result(PATIENCE)
-    tagged = producer.multi_publish("events", [b"one", b"two"], tag="blue")
-    producer.trace("orders", False)
-    assert producer.publish("orders", b"x").trace_id is None
-    lines = eventually(lambda: traced(caplog), lambda lines: len(lines) == 4)
-    expected = done, batch, event, tagged
-    assert [line["trace_id"] for line in lines] == [each.trace_id for each in expected]
-    assert [line.get("offset") for line in lines] == [each.offset for each in expected]
-    assert (lines[1]["partition"], lines[1]["topic"]) == (1, "orders")
-    assert {line.get("local_ip") for line in lines} == {"127.0.0.1"}
-    assert [line.get("tag") for line in lines] == [None, None, "green", "blue"]
-    assert tagged.offset is None
-    stored = orders.messages("events", 0)[0]
-    assert stored.headers == {"##trace_id": str(event.trace_id), "##client_dispatch_tag": "green"}
-
-
-def traced(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
-    return [json.loads(record.message) for record in caplog.records if record.name == "nsq.trace"]
-
-
 def test_health_lists_the_partitions_without_a_leader() -> None:
     with PartitionedCluster(nodes=2) as cluster:
         cluster.create_topic("orders", placement=[[0], [1], [1]])
@@ -406,5 +373,6 @@ def test_a_forked_child_publishes_and_traces_on_its_own(
         assert producer.publish("orders", b"child", partition=0).trace_id is not None
 
     assert in_child(child) == 0
-    producer.publish("orders", b"parent again", partition=0)
+    producer.trace("orders", False)
+    assert producer.publish("orders", b"parent again", partition=0).trace_id is None
     assert bodies(orders, 0) == [b"parent", b"child", b"parent again"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import ssl
 import threading
 import time
 from collections import Counter
@@ -20,7 +19,6 @@ from nsq.producer.producer import Producer
 from nsq.testing import Network, Nsqd, Nsqlookupd
 from nsq.testing.plugin import Factory, factory
 from tests.fakes.forks import forked
-from tests.fakes.nsqlookupd import ScriptedLookupd
 from tests.fakes.programs import run_python
 
 from .authority import Authority
@@ -211,21 +209,6 @@ def test_the_first_nsqd_of_a_cluster_is_found_long_before_the_next_regular_quest
         nsqd = nsqd_factory(lookupd=[nsqlookupd])
         future.result(60.0)
         assert take_all(nsqd, topic) == [b"early"]
-
-
-def test_an_nsqlookupd_is_trusted_as_an_nsqd_is(
-    nsqd_factory: Factory[Nsqd], authority: Authority, topic: str
-) -> None:
-    """Over https the authority given for nsqds holds; public ones would refuse."""
-    nsqd = nsqd_factory(**authority.server_options)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(*authority.server_options.values())
-    with (
-        ScriptedLookupd(nsqd.tcp_address, tls=context) as lookupd,
-        Producer(nsqlookupd=[lookupd.address], tls=True, tls_ca_file=str(authority.certificate)) as producer,
-    ):
-        producer.publish(topic, b"body", timeout=PATIENCE)
-    assert depth(nsqd, topic) == 1
 
 
 # TLS, compression
