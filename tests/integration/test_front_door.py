@@ -337,7 +337,7 @@ def test_a_benchmark_reports_and_leaves_nothing(cluster: Cluster) -> None:
     assert cluster("topics", "--names")[1] == "orders\n"
 
 
-def test_the_doctor_says_what_is_wrong_and_what_to_do(cluster: Cluster, nsqd_factory: Factory[Nsqd]) -> None:
+def test_the_doctor_says_what_is_wrong_and_what_to_do(cluster: Cluster) -> None:
     status, out, _ = cluster("doctor")
     assert (status, {line.split()[0] for line in out.splitlines()}) == (0, {"ok"})
     nsqd = cluster.nsqds[0]

@@ -287,7 +287,7 @@ def test_a_schedule_ends_with_its_network(network: Network, ends: Ends) -> None:
         eventually(lambda: "nsq-network-schedule" not in [each.name for each in threading.enumerate()])
 
 
-def test_a_forked_child_holds_no_connection_open(network: Network, ends: Ends) -> None:
+def test_a_forked_child_holds_no_connection_open(ends: Ends) -> None:
     client, server = ends.pair()
     reading, writing = os.pipe()
     child = os.fork()

@@ -102,9 +102,7 @@ class TestTail:
             b"returns | two",
         ]
 
-    def test_nsq_tail_uses_an_ephemeral_channel(
-        self, nsqd: Nsqd, capfdbinary: pytest.CaptureFixture[bytes]
-    ) -> None:
+    def test_nsq_tail_uses_an_ephemeral_channel(self, nsqd: Nsqd) -> None:
         def channels() -> list[str]:
             topics = nsqd.get("/stats?format=json").json()["topics"] or []
             return [channel["channel_name"] for topic in topics for channel in topic["channels"]]
