@@ -23,7 +23,7 @@ pytest := $(python) -m pytest
 # Tests of daemons and of Spark often wait: two processes more than cores keep the cores busy.
 jobs := $(or $(JOBS),$(if $(ARGS),0,$(shell expr $$(getconf _NPROCESSORS_ONLN) + $(if $(SMOKE),0,2))))
 inputs := setup.cfg setup.py Makefile .ci/environment.py .ci/python
-# What is linted and typed: of examples and benchmarks, what there is.
+# Linted and typed: of examples and benchmarks, the folders that exist.
 typed := nsq $(patsubst %/,%,$(sort $(dir $(wildcard examples/*.py benchmarks/*.py))))
 sources := $(typed) tests docs .ci .ci/packaging setup.py nsq_command.py $(wildcard pyspark_*.py)
 
@@ -76,11 +76,11 @@ docs: .venv/installed-docs ## the pages of docs/ and the reference, as HTML in b
 bench: .venv/installed-dev .venv/installed-spark .venv/installed-interop ## the benchmarks (OLD=DIRECTORY: only beside the package in that older checkout)
 	@$(python) -m benchmarks $(if $(OLD),--old='$(OLD)') $(ARGS)
 
-chaos: .venv/installed-dev .venv/installed-spark ## races; then cut networks, killed daemons, spoiled frames (ARGS='-k name': those alone)
+chaos: .venv/installed-dev .venv/installed-spark ## make races; then cut networks, killed daemons, damaged frames (ARGS='-k name': only these tests)
 	@$(if $(ARGS),,$(MAKE) races)
 	@$(pytest) -m chaos $(ARGS)
 
-races: .venv/installed-dev .venv/installed-spark ## threads that take turns every microsecond, late lines (LATE=7: others), many random examples
+races: .venv/installed-dev .venv/installed-spark ## tests with a thread switch every microsecond, delays at random lines (LATE=7: others), many random examples
 	@NSQ_TEST_SWITCH_INTERVAL=1e-6 $(pytest) -m 'not chaos and not daemons' tests/unit tests/behaviour tests/chaos $(ARGS)
 	@NSQ_TEST_LATE=$(or $(LATE),1) $(pytest) -m 'not daemons' tests/unit/producer tests/unit/consumer tests/unit/connection tests/behaviour $(ARGS)
 	@NSQ_TEST_EXAMPLES=500 $(pytest) tests/unit -k 'runTest or lives or flipped or garbage' $(ARGS)
@@ -92,7 +92,7 @@ clean: ## remove .venv, caches and build products
 	@rm -rf .venv build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage .coverage.* htmlcov
 	@find . -path ./.git -prune -o -type d -name __pycache__ -exec rm -rf {} +
 
-# Of .venv itself installed-dev takes care, and of two pips at once.
+# installed-dev comes first: it makes .venv, and two pips must not run at once.
 .venv/installed-interop: .venv/installed-dev $(wildcard tests/interop/requirements/*.txt)
 .venv/installed-spark .venv/installed-browser .venv/installed-docs .venv/installed-django6: .venv/installed-dev
 

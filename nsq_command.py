@@ -10,13 +10,16 @@ from collections.abc import Sequence
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    problem = problem_with_package()
-    if problem:
-        sys.stderr.write(f"nsq: {problem}\n")
-        return 1
-    from nsq.tools.front_door import main as run
+    try:
+        problem = problem_with_package()
+        if problem:
+            sys.stderr.write(f"nsq: {problem}\n")
+            return 1
+        from nsq.tools.front_door import main as run
 
-    return run(argv)
+        return run(argv)
+    except KeyboardInterrupt:  # Ctrl-C during the imports
+        return 130
 
 
 def problem_with_package() -> str:

@@ -30,8 +30,7 @@ html_copy_source = html_show_sourcelink = html_show_copyright = html_show_sphinx
 html_theme_options = {"navigation_with_keys": True}
 exclude_patterns = ["static"]
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_copybutton"]
-pygments_style = "friendly"
-pygments_dark_style = "github-dark"
+pygments_dark_style = "github-dark"  # furo's own underlines names, as if they were links
 highlight_language = "default"
 
 # The pages. Headings have the anchors that GitHub gives them.
@@ -84,8 +83,12 @@ def table_of(path: str) -> str:
 
 
 def as_restructured_text(_app: Sphinx, *of_object: object) -> None:
-    """Put ``::`` before a docstring's blocks that are indented by four spaces; escape a word's last _."""
+    """Put ``::`` before a docstring's blocks that are indented by four spaces; escape a word's last _. Drop
+    what Python itself says about the fields of a NamedTuple.
+    """
     lines = cast(list[str], of_object[-1])
+    if lines and lines[0].startswith("Alias for field number"):
+        lines.clear()
     marked: list[str] = []
     for line in lines:
         starts = line.startswith("    ") and marked and not marked[-1]

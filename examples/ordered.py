@@ -9,6 +9,7 @@ with ``ordered=True`` each partition hands out one message at a time, and partit
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
 import time
@@ -81,6 +82,9 @@ def run(lookups: list[str], cluster: PartitionedCluster | None) -> int:
 
 
 def main(lookups: list[str]) -> int:
+    logging.basicConfig(
+        level=logging.ERROR if lookups else logging.CRITICAL
+    )  # here failures are part of the show
     with nullcontext() if lookups else PartitionedCluster() as cluster:
         if cluster is None:
             return run(lookups, None)

@@ -41,7 +41,6 @@ from nsq.producer.futures import PublishFuture
 from nsq.producer.producer import around
 from nsq.producer.publishes import Defer, PublishOptions, checked_timeout, with_options_shown
 from nsq.producer.reports import CloseReport, FlushReport
-from nsq.threads.signals import SignalWatch
 from nsq.threads.stop_signals import StopSignals
 from nsq.threads.waiters import Waiters, start_thread
 from nsq.wire.frames import Published
@@ -319,7 +318,7 @@ class Producer:
 
 
 class _Watch:
-    """Told by the engine when the consumer has stopped, or every nsqd refuses the subscription."""
+    """Wakes the event loop when the consumer stops, or when every nsqd refuses the subscription."""
 
     def __init__(self, wake: Callable[[], None]) -> None:
         self._wake = wake
@@ -564,7 +563,7 @@ class Consumer:
         if self._messages is not None:
             raise Closed(f"{self!r} cannot be started again: make a new one")
         self._messages = _FromThreads(loop, self._wake_takers)
-        self._engine.watch = cast(SignalWatch, _Watch(self._messages.wake))
+        self._engine.wake_at_end(_Watch(self._messages.wake))
         self._taken_over.tasks = sum(concurrency for _, concurrency, _ in self._handlers) or 1
         try:
             await self._on_thread("start", self.consumer.start)

@@ -172,7 +172,7 @@ class Config:
         0.3, "Random share of lookupd_poll_interval, so that clients spread out."
     )
     lookupd_poll_timeout: float = options.seconds(
-        5.0, 0.1, 300.0, "Time for one round of asking all nsqlookupds. go-nsq: 60 s for each."
+        5.0, 0.1, 300.0, "Time for the answer of an nsqlookupd; all are asked at the same time. go-nsq: 60 s."
     )
     cluster: str = options.choice(
         "detect",

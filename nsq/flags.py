@@ -4,7 +4,7 @@ A program declares its options once, as fields made by ``flag``, ``duration`` or
 an argument list into an instance of that class. A flag overrides the config file, and the file overrides the
 default. This module checks types; ``check``, which the class calls, checks ranges and choices.
 
-Of the package this module imports only ``errors``, ``literals`` and ``options``. Only ``parse_or_exit``, for
+Of the package this module imports only ``errors`` and ``options``. Only ``parse_or_exit``, for
 ``main`` functions, prints and exits. It reads one file: that of ``--config``.
 """
 
@@ -26,12 +26,15 @@ OptionsT = TypeVar("OptionsT")
 
 
 class FlagExit(NsqError):
-    """Raised when the program should print ``text`` and exit with ``status``: help, version, a mistake."""
+    """Raised when the program should print ``text`` and exit with ``status``: help, version, a mistake.
+    ``rest`` has the arguments after the flags.
+    """
 
-    def __init__(self, status: int, text: str) -> None:
+    def __init__(self, status: int, text: str, rest: tuple[str, ...] = ()) -> None:
         super().__init__(text)
         self.status = status
         self.text = text
+        self.rest = rest
         self.stream = "stderr" if status else "stdout"
 
 
@@ -283,7 +286,7 @@ def parse(
         values = from_file | values
         options = options_class(**{each.field: values[each.name] for each in declared if each.name in values})
     except UsageError as error:
-        raise FlagExit(1, f"{prog}: {error}\n") from error
+        raise FlagExit(1, f"{prog}: {error}\n", rest) from error
     used = [named[name] for name in given if named[name].deprecated is not None]
     warnings += [f"--{each.name} is deprecated: {each.deprecated}" for each in used]
     return Parsed(options, rest, tuple(warnings))

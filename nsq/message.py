@@ -193,6 +193,7 @@ class Message:
         self.auto_response = False
 
     def enable_auto_response(self) -> None:
+        """Answer at the handler's end again."""
         self.auto_response = True
 
     def __enter__(self) -> Message:

@@ -1,13 +1,13 @@
-"""``NSQ_TEST_LATE=7 pytest tests/unit/producer`` delays one line in forty, in whichever thread runs it;
-the number chooses the lines.
+"""``NSQ_TEST_LATE=7 pytest tests/unit/producer`` delays one line in forty, in the thread that runs it; the
+number selects the lines.
 
-A test that asks what another thread is about to do passes a thousand times, and fails on a machine that has
-something else to do just then. So may a program. Between any two lines a thread can stand still for as long
-as the system likes: here it does, by choice, and always at the same lines, so that a failure can be had
-again. Whoever waits for what has happened, and not for as long as it usually takes, notices nothing.
+The system can suspend a thread between any two lines. A test that expects another thread to be quick passes
+on an idle machine and fails on a busy one. With these delays it fails on an idle machine too, as races in the
+code do. A number always delays the same lines, so a failure can be repeated. Tests that wait for an event are
+unaffected.
 
-``NSQ_TEST_LATE_PAUSE`` is how many seconds late (0.01), a few times in each test. With a test that fails it
-is told what was late.
+``NSQ_TEST_LATE_PAUSE`` is the length of a delay in seconds (0.01); each test has a few. A failed test lists
+the delayed lines.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ Hook = Generator[None, Any, Any]
 
 
 class LateLines:
-    """A pytest plugin: of the product and of its tests, as long as a test is called."""
+    """A pytest plugin that delays lines of the package and of its tests while a test runs."""
 
     def __init__(self, seed: str, pause: float, root: Path) -> None:
         self._seed = seed
         self._pause = pause
         self._root = f"{root}/"
         self._below = tuple(f"{root}/{place}/" for place in PLACES)
-        self._places: dict[tuple[str, int], str] = {}  # what is said of it; nothing of one that is never late
+        self._places: dict[tuple[str, int], str] = {}  # what a report says; empty if it is not delayed
         self._times: Counter[tuple[str, int]] = Counter()
-        self._told: list[str] = []
+        self._delays: list[str] = []
 
     def pytest_report_header(self) -> str:
         return f"late lines: NSQ_TEST_LATE={self._seed}, {self._pause:g} s each"
@@ -49,7 +49,7 @@ class LateLines:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self) -> Hook:
         self._times.clear()
-        self._told.clear()
+        self._delays.clear()
         threading.settrace(self._enter)
         sys.settrace(self._enter)
         try:
@@ -62,7 +62,7 @@ class LateLines:
     def pytest_runtest_makereport(self) -> Hook:
         report = yield
         if report.failed:
-            report.sections.append(("late lines", "\n".join(self._told)))
+            report.sections.append(("late lines", "\n".join(self._delays)))
         return report
 
     def _enter(self, frame: FrameType, event: str, argument: object) -> Any:
@@ -75,7 +75,7 @@ class LateLines:
             words = self._places[place] = self._choose(*place)
         if words and event == "line" and self._times[place] < TIMES:
             self._times[place] += 1
-            self._told.append(f"{words} in {threading.current_thread().name}")
+            self._delays.append(f"{words} in {threading.current_thread().name}")
             time.sleep(self._pause)
         return self._pass
 

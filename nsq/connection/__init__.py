@@ -1,3 +1,3 @@
-"""One connection to one nsqd: ``Conn`` has the two loops, ``session`` the messages in flight, ``handshake``
-opens the connection, ``forks`` drops it in a forked child.
+"""One nsqd: ``endpoint`` dials it, loses it and dials again; ``conn`` is one connection with its two loops,
+``session`` its messages in flight, and ``handshake`` opens it.
 """

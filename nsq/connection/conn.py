@@ -31,6 +31,7 @@ from nsq.errors import (
     NsqError,
     ServerError,
     Unanswered,
+    WireError,
     server_error,
 )
 from nsq.log import Logger
@@ -374,6 +375,8 @@ class Conn:
             self.put(commands.NOP)
             self._delegate.on_heartbeat(self)
         elif frame.data == CLOSE_WAIT:
+            if not self.session.closing:  # as an end of our own it would be dialed again without a pause
+                raise WireError(f"{self.address} sent CLOSE_WAIT, although no CLS was sent")
             self.session.close_wait = True
             self._wake()
         else:
@@ -395,11 +398,15 @@ class Conn:
         self._causes.append(cause)
         self.closed = True
         self._wakeup.put(None)
-        if self._layered is not None:
+        if self._layered is None:
+            return
+        try:
             if self._reading:
                 self._layered.wake()
             else:
                 self._layered.close()  # no read loop will do it
+        except Exception:  # from a user's transport
+            log.exception("closing the connection to %s failed", self.address)
 
     def _end(self, cause: NsqError | None) -> NsqError | None:
         """Release everything and tell the delegate, at the end of the read loop."""

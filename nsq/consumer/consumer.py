@@ -337,7 +337,6 @@ class Consumer:
         if not engine.pool.at_once:
             raise UsageError(f"{self!r} has no handler: call add_handler before run")
         with SignalWatch() as watch, watch:
-            engine.watch = watch
             signalled = self._run_until_stopped(watch, timeout)
         if engine.refusal is not None and not signalled:
             engine.stop(time.monotonic() + timeout)
@@ -348,6 +347,7 @@ class Consumer:
         """Return whether a signal came. A second signal ends the wait for the stop."""
         engine = self._engine
         signalled = False
+        engine.wake_at_end(watch)
         try:
             if engine.state == "new":
                 self.start()
@@ -360,7 +360,7 @@ class Consumer:
                     engine.ask_to_stop(time.monotonic() + timeout)
                     self._tell_of(number)
         finally:
-            engine.watch = None
+            engine.wake_at_end(None)
         return signalled
 
     def _tell_of(self, number: signal.Signals) -> None:
@@ -406,6 +406,7 @@ class Consumer:
         self._own_engine.flow.pause(True)
 
     def resume(self) -> None:
+        """Take new messages again."""
         self._own_engine.flow.pause(False)
 
     @property
@@ -421,15 +422,19 @@ class Consumer:
         return self._engine.flow.starved
 
     def add_nsqd(self, address: str) -> None:
+        """Connect to another nsqd. The consumer must have been started, here and in the next three."""
         self._discovery().add_nsqd(address)
 
     def remove_nsqd(self, address: str) -> None:
+        """Disconnect from an nsqd that was given or added, unless an nsqlookupd lists it."""
         self._discovery().remove_nsqd(address)
 
     def add_nsqlookupd(self, address: str) -> None:
+        """Ask another nsqlookupd too."""
         self._discovery().add_nsqlookupd(address)
 
     def remove_nsqlookupd(self, address: str) -> None:
+        """Ask this nsqlookupd no more. Connections to the nsqds that it listed stay until they end."""
         self._discovery().remove_nsqlookupd(address)
 
     def _discovery(self) -> Discovery:
@@ -439,6 +444,7 @@ class Consumer:
         return engine.discovery
 
     def stats(self) -> ConsumerStats:
+        """Return the totals so far."""
         return self._engine.stats()
 
     def health(self) -> ConsumerHealth:

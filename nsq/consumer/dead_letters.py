@@ -7,6 +7,7 @@ raises: the consumer finishes the message only after it is stored.
 from __future__ import annotations
 
 import base64
+import io
 import json
 import os
 import threading
@@ -249,10 +250,17 @@ class DeadLetterFile:
         line = json.dumps(_record(message), ensure_ascii=False).encode() + b"\n"
         # Open the file every time: it may be rotated away, and dead letters are rare. One write, so that
         # lines of several processes do not mix; fsync before the consumer finishes the message.
-        with self._lock, open(self._path, "ab", buffering=0) as file:
+        with self._lock, open(self._path, "ab+", buffering=0) as file:
+            if file.seek(0, os.SEEK_END) and not _ends_a_line(file):
+                line = b"\n" + line  # a write was cut short, by a full disk or a crash
             if file.write(line) != len(line):
                 raise OSError(f"{self._path} took only a part of the dead letter: is its disk full?")
             os.fsync(file.fileno())
+
+
+def _ends_a_line(file: io.FileIO) -> bool:
+    file.seek(-1, os.SEEK_END)
+    return file.read(1) == b"\n"
 
 
 def _record(message: Message) -> dict[str, str | int]:

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from nsq.config import Config
 from nsq.connection.backoff import Pauses
@@ -48,7 +48,6 @@ from nsq.log import Logger
 from nsq.message import Message
 from nsq.threads.forks import abandon_in_children
 from nsq.threads.owner import Owner
-from nsq.threads.signals import SignalWatch
 from nsq.threads.waiters import Callbacks
 from nsq.transport.base import Transport
 from nsq.transport.dialing import SocketTransport
@@ -63,8 +62,17 @@ _ENDING_SHARE, _ENDING_SECONDS = 0.1, 0.25
 _LEAST_TO_STOP = 0.1
 #: During a stop, seconds between two checks whether it has become more urgent.
 _STEP = 0.05
-#: Seconds until a partition's former leader is left without its answer to CLS.
+#: Seconds to wait for the answer to CLS: of a partition's former leader, and during a stop of any nsqd whose
+#: messages are answered.
 _CLS_PATIENCE = 5.0
+
+
+class Watch(Protocol):
+    """A wait for the end of a consumer, such as ``SignalWatch``."""
+
+    def wake(self) -> None: ...
+
+    def abandon(self) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -105,7 +113,7 @@ class Engine:
         self.report: StopReport | None = None  # set when the consumer has stopped
         self.refusal: NsqError | None = None
         """The error of an nsqd, if every nsqd refuses the subscription; or why it is impossible."""
-        self.watch: SignalWatch | None = None  # set while ``run`` waits for ``report`` or ``refusal``
+        self._watch: Watch | None = None
         self._own_transport = SocketTransport(config.local_address)
         self.transport = transport or self._own_transport
         self.context = context_of(config)
@@ -133,8 +141,9 @@ class Engine:
         self._inherited = False  # by a forked child, from the parent process
         self._stop_requested = False  # a stop was asked for
         self._closing: list[Conn] | None = None  # during a stop: the connections that got CLS
+        self._unheard: list[str] = []  # nsqds that have not answered CLS
         self._left: StopReport | None = None  # for a ``stop`` whose time is up before the threads have ended
-        self._stop_by = self._handlers_by = self._join_by = math.inf
+        self._stop_by = self._handlers_by = self._join_by = self._cls_by = math.inf
         arguments = {
             "name": self.name,
             "fields": self.fields(),
@@ -181,10 +190,16 @@ class Engine:
         self.owner.ask(partial(self._begin_to_stop, deadline))
         self._stop_requested = True
         self.owner.changed.wake()
-        self._wake_run()
+        self._wake_watch()
 
-    def _wake_run(self) -> None:
-        watch = self.watch
+    def wake_at_end(self, watch: Watch | None) -> None:
+        """Wake ``watch`` when the consumer is asked to stop or has stopped, and when every nsqd refuses it. A
+        forked child abandons it.
+        """
+        self._watch = watch
+
+    def _wake_watch(self) -> None:
+        watch = self._watch
         if watch is not None:
             watch.wake()
 
@@ -217,7 +232,7 @@ class Engine:
         self.endpoints.abandon()
         self.conns_and_totals = {}, self.conns_and_totals[1]
         self._inherited = True
-        watch, self.watch = self.watch, None
+        watch, self._watch = self._watch, None
         if watch is not None:
             watch.abandon()
 
@@ -245,7 +260,7 @@ class Engine:
         if self._closing is not None:
             self._stop_when_done()
         if self.report is not None:
-            self._wake_run()
+            self._wake_watch()
             return None
         due = self.pool.turn(time.monotonic())
         return min(due, self.flow.next_tick(), self._stop_by, self.endpoints.next_due())
@@ -263,6 +278,7 @@ class Engine:
         self._join_by = min(self._join_by, hard - keep * 0.2)  # the rest is for ``stop`` to take the report
         if self._closing is not None:
             return
+        self._cls_by = now + _CLS_PATIENCE
         self._closing = conns = list(self.conns.values())
         self.owner.changed.wake()
         self.discovery.stop()
@@ -275,13 +291,19 @@ class Engine:
         self.flow.decide()
 
     def _stop_when_done(self) -> None:
-        if self.conns and time.monotonic() < self._stop_by:
+        now = time.monotonic()
+        if now >= self._cls_by:  # leave those that owe nothing but the answer to CLS
+            for conn in self.conns.values():
+                if conn.open and conn.session.answered and not conn.session.close_wait:
+                    self._unheard.append(conn.address)
+                    conn.close(after_writing=True)
+        if self.conns and now < self._stop_by:
             return
         left = list(self.conns.values())
         self._left = StopReport(
             clean=False,
             in_flight=sum(conn.session.in_flight for conn in left),
-            cut_off=sorted(conn.address for conn in left),
+            cut_off=sorted({*self._unheard, *[conn.address for conn in left]}),
         )
         answered = all(conn.session.answered for conn in left)
         for conn in left:
@@ -427,7 +449,7 @@ class Engine:
         refusals = [each for each in reasons if isinstance(each, ServerError) and not each.retry]
         if refusals and len(refusals) == len(reasons):
             self.refusal = refusals[0]
-            self._wake_run()
+            self._wake_watch()
 
     def refuse(self, error: NsqError) -> None:
         """Note that the topic cannot be consumed with the user's options. Called by discovery."""
@@ -437,7 +459,7 @@ class Engine:
     def _refuse(self, error: NsqError) -> None:
         if self.refusal is None:
             self.refusal = error
-            self._wake_run()
+            self._wake_watch()
 
     # The handlers' threads.
 

@@ -114,9 +114,11 @@ class HandlingLimit:
         return True
 
     def relax(self, now: float, timeout: float, max_in_flight: int, oldest: float) -> bool:
-        """Raise the limit if ``oldest``, the oldest message's age, stays low; return whether it is higher."""
+        """Raise the limit if ``oldest``, the oldest message's age, stays low; return whether it is higher. It
+        stays while ``max_in_flight`` is no higher.
+        """
         self._oldest = max(self._oldest, oldest)
-        if not self.active or now - self._since < timeout:
+        if not self.limit < max_in_flight or now - self._since < timeout:
             return False
         seen, self._oldest, self._since = self._oldest, 0.0, now
         if seen > timeout / 2:
@@ -241,7 +243,7 @@ class RdyWindows:
         if free < 0:
             for nsqd in sorted(nsqds, key=lambda nsqd: -nsqd.rdy):
                 free += _give_back(nsqd.key, windows, in_flight.get(nsqd.key, 0), -free)
-        for nsqd in sorted(nsqds, key=lambda nsqd: nsqd.rdy):
+        for nsqd in sorted(nsqds, key=lambda nsqd: (nsqd.rdy, nsqd.granted_at)):
             free -= _grow(nsqd, windows, in_flight.get(nsqd.key, 0), free)
         self.below_target = free < 0 or any(windows[nsqd.key] < nsqd.target for nsqd in nsqds)
         changed = [nsqd for nsqd in nsqds if windows[nsqd.key] != nsqd.rdy]
@@ -264,8 +266,8 @@ class RdyWindows:
         elif self.backoff.testing:
             self._give_turns(nsqds, 1)
             level = f"backing off (level {self.backoff.level})"
-            _set_all(nsqds, 0, f"{level}: another connection tests the waters")
-            _set_all(self._current_holders(), 1, f"{level}: tests the waters with one message")
+            _set_all(nsqds, 0, f"{level}: another connection tries one message")
+            _set_all(self._current_holders(), 1, f"{level}: tries one message")
         elif connections > self.allowed:
             self._give_turns(nsqds, self.allowed)
             many = f"{connections} connections share a max_in_flight of {self.allowed}"
@@ -273,7 +275,7 @@ class RdyWindows:
             _set_all(self._current_holders(), 1, f"{many}: has its turn")
         else:
             self._turns.clear()
-            self._aim_at_shares(nsqds, now, in_flight)
+            self._set_shares(nsqds, now, in_flight)
         for nsqd in nsqds:
             if nsqd.target > nsqd.max_rdy:
                 nsqd.target = nsqd.max_rdy
@@ -310,7 +312,7 @@ class RdyWindows:
     def _current_holders(self) -> list[Nsqd]:
         return [self.nsqds[key] for key in self._turns]
 
-    def _aim_at_shares(self, nsqds: list[Nsqd], now: float, in_flight: Mapping[Hashable, int]) -> None:
+    def _set_shares(self, nsqds: list[Nsqd], now: float, in_flight: Mapping[Hashable, int]) -> None:
         """Give connections with messages equal shares, and idle ones a window of one, so that they can show
         that they have messages.
         """
@@ -333,7 +335,12 @@ class RdyWindows:
 
     def _rotate(self, now: float, in_flight: Mapping[Hashable, int]) -> None:
         """Pass RDY 1 from connections that have had it long enough, or are idle, to waiting ones."""
-        waiting = [each for each in self.nsqds.values() if not each.closing and each.key not in self._turns]
+        # Not one whose messages are still here: with a turn it would keep the room that others wait for.
+        waiting = [
+            each
+            for each in self.nsqds.values()
+            if not (each.closing or each.key in self._turns or in_flight.get(each.key, 0))
+        ]
         for place, key in enumerate(self._turns):
             nsqd = self.nsqds.get(key)
             if waiting and nsqd is not None and self._turn_is_over(nsqd, now, in_flight):
@@ -346,6 +353,8 @@ class RdyWindows:
         return self.pick([nsqd.key for nsqd in waiting if nsqd.granted_at == longest])
 
     def _turn_is_over(self, nsqd: Nsqd, now: float, in_flight: Mapping[Hashable, int]) -> bool:
+        if not nsqd.rdy:
+            return False  # it has not begun: messages of others are still in flight
         since = now - max(nsqd.last_message_at, nsqd.granted_at)
         if since >= self.low_rdy_idle_timeout and not in_flight.get(nsqd.key, 0):
             return True

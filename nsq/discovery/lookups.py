@@ -304,13 +304,14 @@ class Discovery:
 
     def _report(self) -> None:
         """Tell the client what has changed."""
-        for address in self._directory.to_drop():
-            self._dropped(self._wanted(address, Nsqd()).key)
         nsqds = self._directory.nsqds.items()
         wanted = {(each := self._wanted(address, nsqd)).key: each for address, nsqd in sorted(nsqds)}
         if wanted != self.wanted:
             self.wanted = wanted
             self._found(wanted)
+        # After ``found``: a connection that is ready between the two is refused, or dropped like any other.
+        for address in self._directory.to_drop():
+            self._dropped(self._wanted(address, Nsqd()).key)
 
     def _wanted(self, address: str, nsqd: Nsqd) -> Wanted:
         dial = self._directory.may_be_there(nsqd)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Generic, NamedTuple, TypeVar
 
 from nsq.errors import NsqError
@@ -51,12 +52,12 @@ def ask_all(asked: Iterable[K], question: Callable[[K], T]) -> Answers[K, T]:
         except BaseException as error:
             unexpected.append(error)
 
-    threads = [
-        threading.Thread(target=ask_in_thread, name="nsq-ask", daemon=True)
-        for _ in range(min(len(keys), _AT_ONCE) - 1)
-    ]
-    for thread in threads:
-        thread.start()
+    threads: list[threading.Thread] = []
+    with suppress(RuntimeError):  # no more threads: fewer are asked at the same time
+        for _ in range(min(len(keys), _AT_ONCE) - 1):
+            thread = threading.Thread(target=ask_in_thread, name="nsq-ask", daemon=True)
+            thread.start()
+            threads.append(thread)
     ask()  # the caller asks too: a single daemon needs no thread
     for thread in threads:
         thread.join()

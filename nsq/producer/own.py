@@ -90,14 +90,14 @@ class OwnConn:
         for start in range(0, len(command), _PIECE):
             left = max(publish.deadline - clock(), _CLOSE_ENOUGH)
             self._stream.write(command[start : start + _PIECE], min(left, self._config.write_timeout))
-        self._set_wait(publish, clock)
+        wait = min(publish.deadline - clock(), self._config.read_timeout, publish.rules.patience)
+        if abs(wait - self._wait) > _CLOSE_ENOUGH:
+            self._set_wait(wait)
         data = self._stream.read()
         return None if data == OK_FRAME else self._answer(data, publish, clock)
 
-    def _set_wait(self, publish: Publish, clock: Callable[[], float]) -> None:
-        wait = min(publish.deadline - clock(), self._config.read_timeout, publish.rules.patience)
-        if abs(wait - self._wait) > _CLOSE_ENOUGH:
-            self._stream.read_timeout = self._wait = max(wait, _CLOSE_ENOUGH)
+    def _set_wait(self, wait: float) -> None:
+        self._stream.read_timeout = self._wait = max(wait, _CLOSE_ENOUGH)
 
     def _answer(self, data: bytes, publish: Publish, clock: Callable[[], float]) -> ServerError | None:
         """Read until the answer is complete; answer heartbeats before and behind it."""
@@ -106,9 +106,10 @@ class OwnConn:
         while data or not replies:
             found = split_reply(data)
             if found is None:
-                if clock() >= publish.deadline:
+                left = publish.deadline - clock()
+                if left <= 0:
                     raise Unanswered(f"{self.address} has not answered in time")
-                self._set_wait(publish, clock)
+                self._set_wait(min(left, self._config.read_timeout, publish.rules.patience))
                 more = self._stream.read()
                 if not more:
                     raise ConnectionLost(f"{self.address} closed the connection")

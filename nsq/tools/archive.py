@@ -46,9 +46,9 @@ class ArchiveFlags:
     gzip_compression: int = flag(0, "", deprecated="use --gzip-level")
     skip_empty_files: bool = flag(False, "skip writing empty files")
     rotate_size: int = flag(
-        0, "rotate the file when it grows bigger than this many bytes", low=0, high=2**63 - 1
+        0, "rotate the file when it grows bigger than this many bytes (0 for no limit)", low=0, high=2**63 - 1
     )
-    rotate_interval: float = duration(0.0, "rotate the file every duration", low=0.0)
+    rotate_interval: float = duration(0.0, "rotate the file every duration (0 for never)", low=0.0)
 
     def check_files(self) -> None:
         if self.gzip_compression and self.gzip_compression not in _GZIP_COMPRESSION:
@@ -141,11 +141,12 @@ class Archive:
     @property
     def due(self) -> bool:
         """Whether the next record belongs in another file."""
-        now, options = self._clock(), self._options
+        now, interval = self._clock(), self._options.rotate_interval
         return (
             not self.open
             or self._names.at(now) != self._name
-            or 0 < options.rotate_interval < now - self._opened_at
+            # An age below 0: the clock was set back, perhaps by hours.
+            or (interval > 0 and not 0 <= now - self._opened_at <= interval)
             or self.full
             or self._removed
         )

@@ -56,10 +56,10 @@ def _bench(options: BenchOptions, _: tuple[str, ...]) -> int:
     cluster = Cluster(options)
     addresses = cluster.tcp_addresses
     topic = f"nsq_bench_{random.randrange(10**9):09d}"
-    for nsqd in cluster.nsqds.values():
-        nsqd.create_topic(topic)
-        nsqd.create_channel(topic, _CHANNEL)
     try:
+        for nsqd in cluster.nsqds.values():
+            nsqd.create_topic(topic)
+            nsqd.create_channel(topic, _CHANNEL)
         with SignalWatch() as watch, options.producer("nsq-bench", *addresses) as producer:
             delivered = Times()
             consumers = [_consumer(options, topic, addresses, delivered) for _ in range(options.subscribers)]

@@ -57,8 +57,7 @@ class ClusterFlags(HttpFlags):
 
     def __post_init__(self) -> None:
         check_ranges(self)
-        if self.http_client_tls_root_ca_file:
-            context_of(self._tls)  # refuses an invalid file
+        _ = self.tls  # refuses an invalid file
         if len(given := [flag_name for flag_name, addresses in self._flags() if addresses]) > 1:
             raise ConfigError(f"give {' or '.join(given)}, not both")
 
@@ -70,12 +69,13 @@ class ClusterFlags(HttpFlags):
         )
 
     def _http_options(self) -> dict[str, Any]:
-        authorities = self.http_client_tls_root_ca_file
-        return {**super()._http_options(), "tls": context_of(self._tls) if authorities else None}
+        return {**super()._http_options(), "tls": self.tls}
 
     @property
-    def _tls(self) -> Config:
-        return Config(tls=True, tls_ca_file=self.http_client_tls_root_ca_file)
+    def tls(self) -> Any:
+        """The context for HTTPS servers; None for that of the public CAs."""
+        authorities = self.http_client_tls_root_ca_file
+        return context_of(Config(tls=True, tls_ca_file=authorities)) if authorities else None
 
 
 class Named(NamedTuple):

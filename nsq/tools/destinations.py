@@ -173,10 +173,10 @@ def check_mode(mode: str, known: Sequence[str]) -> None:
 class Durations:
     """Durations of the last requests; reports a line after every ``every`` of them."""
 
-    def __init__(self, every: int, prefix: str, tell: Callable[[str], None]) -> None:
+    def __init__(self, every: int, prefix: str, report: Callable[[str], None]) -> None:
         self._every = every
         self._prefix = prefix
-        self._tell = tell
+        self._report = report
         self._count = 0
         self._latest: list[float] = []
         self._lock = threading.Lock()
@@ -194,7 +194,7 @@ class Durations:
                     lines.append(self._line(self._count, sorted(self._latest)))
                     self._latest.clear()
         for line in lines:
-            self._tell(line)
+            self._report(line)
 
     def _line(self, count: int, latest: list[float]) -> str:
         return (
@@ -211,10 +211,10 @@ def percentile(percent: int, ordered: Sequence[float]) -> float:
 class StatusLines:
     """Lines about each of several addresses, and about all of them."""
 
-    def __init__(self, addresses: Sequence[str], every: int, tell: Callable[[str], None]) -> None:
+    def __init__(self, addresses: Sequence[str], every: int, report: Callable[[str], None]) -> None:
         several = len(addresses) > 1
-        self._all = Durations(every, "[aggregate]: " if several else "", tell)
-        self._each = {address: Durations(every, f"[{address}]: ", tell) for address in addresses if several}
+        self._all = Durations(every, "[aggregate]: " if several else "", report)
+        self._each = {address: Durations(every, f"[{address}]: ", report) for address in addresses if several}
 
     def add(self, address: str, seconds: float, count: int = 1) -> None:
         if address in self._each:

@@ -246,7 +246,7 @@ def _clock(options: DoctorOptions, where: str, address: str) -> Iterator[Finding
     before = time.time()
     try:
         url = parse_url(f"http://{address}/ping" if "://" not in address else f"{address.rstrip('/')}/ping")
-        reply = send(HttpRequest(url), timeout=options.http_client_request_timeout)
+        reply = send(HttpRequest(url), timeout=options.http_client_request_timeout, tls=options.tls)
         their_time = email.utils.parsedate_to_datetime(reply.headers.get("date", "")).timestamp()
     except (NsqError, ValueError, TypeError):
         return

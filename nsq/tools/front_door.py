@@ -87,6 +87,12 @@ by commas); without either an nsqlookupd at 127.0.0.1:4161, or else an nsqd at 1
   nsq doctor                                  find out what is wrong
   eval "$(nsq completion bash)"               complete commands, flags, topics and channels
 """
+_CLASSIC_HELP = """\
+Usage: nsq {name} TOPIC[/CHANNEL] [--address=HOST:PORT] [flags of {module}]
+
+TOPIC and CHANNEL stand for --topic and --channel, --address for the flag of an nsqlookupd or an nsqd.
+
+"""
 _ADDRESS = re.compile(r"--?(nsqd-tcp-address|nsqd-http-address|lookupd-http-address)(=|$)")
 _ANY_ADDRESS = re.compile(r"--?address(=(?P<address>.*)|$)")
 
@@ -115,7 +121,10 @@ def _run(words: list[str]) -> int:
         sys.stderr.write(f"nsq has no command {name}{hint}\nnsq --help lists them\n")
         return 2
     try:
-        arguments = filled_in(command, arguments) if command.classic else arguments
+        if command.classic:
+            arguments = filled_in(command, arguments)
+            if _asks_for_help(arguments):
+                sys.stdout.write(_CLASSIC_HELP.format(name=name, module=command.module))
     except NsqError as error:
         sys.stderr.write(f"nsq {name}: {error}\n")
         return 1
@@ -152,7 +161,7 @@ def filled_in(command: Command, arguments: Sequence[str]) -> list[str]:
         given.append(argument)
         if rest and "=" not in argument and argument.lstrip("-") not in bare:
             given.append(rest.popleft())
-    if any(each.lstrip("-") in ("h", "help", "version") for each in given):
+    if _asks_for_help(given) or any(each.lstrip("-") == "version" for each in given):
         return given
     if any(map(_ADDRESS.match, given)):
         if addresses:
@@ -160,6 +169,10 @@ def filled_in(command: Command, arguments: Sequence[str]) -> list[str]:
         return topics + given
     over_http = any(field.name == "nsqd_http_address" for field in _fields(command))
     return topics + _address_flags(ClusterFlags(address=tuple(addresses)), over_http) + given
+
+
+def _asks_for_help(arguments: Sequence[str]) -> bool:
+    return any(each in ("-h", "--h", "-help", "--help") for each in arguments)
 
 
 def _address_flags(options: ClusterFlags, over_http: bool) -> list[str]:

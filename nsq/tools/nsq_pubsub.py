@@ -35,6 +35,8 @@ _MOST_CONNECTIONS = 1000
 #: Seconds after which a client that sends nothing of its request, or reads nothing of the reply, is cut off.
 _PATIENCE = 60.0
 _STOP_TIMEOUT = 5.0
+#: Seconds between two checks whether every nsqd refuses a subscription.
+_REFUSED_EVERY = 5.0
 #: The half of a connection that we shut down, so that writing can finish.
 _READING = 0
 
@@ -126,13 +128,25 @@ class Handler(BaseHTTPRequestHandler):
     server: PubSubServer
     timeout = _PATIENCE
 
+    def parse_request(self) -> bool:
+        """Refuse what a browser sends for a page of another site: it would publish or consume messages."""
+        if not super().parse_request():
+            return False
+        site, origin = self.headers.get("Sec-Fetch-Site"), self.headers.get("Origin")
+        own = f"http://{self.headers.get('Host')}"
+        if site in ("same-origin", "none") or (site is None and origin in (None, own)):
+            return True
+        self._answer(HTTPStatus.FORBIDDEN, "CROSS_SITE_REQUEST")
+        return False
+
     def do_POST(self) -> None:
         path, args = self._asked()
         if path != "/pub":
             self._answer(HTTPStatus.NOT_FOUND, "NOT_FOUND")
             return
         length = self.headers.get("Content-Length", "")
-        if not (length.isascii() and length.isdigit() and len(length) < 12):
+        plain = "Transfer-Encoding" not in self.headers
+        if not (plain and length.isascii() and length.isdigit() and len(length) < 12):
             self._answer(HTTPStatus.LENGTH_REQUIRED, "a body needs a Content-Length")
             return
         if int(length) > _LARGEST:
@@ -228,8 +242,9 @@ class Subscription:
         self._consumer.start()
         try:
             with suppress(OSError):
-                while poll.poll() and connection.recv(4096):  # nothing: the client has closed, or end() has
-                    pass
+                while self._consumer.refusal is None:
+                    if poll.poll(_REFUSED_EVERY * 1000) and not connection.recv(4096):
+                        break  # the client has closed, or end() has
         finally:
             self._consumer.stop(_STOP_TIMEOUT)
 

@@ -6,6 +6,7 @@ format of Go's nsq_stat.
 
 from __future__ import annotations
 
+import shutil
 import signal
 import sys
 import time
@@ -53,7 +54,8 @@ class StatOptions(HttpFlags):
 
     def __post_init__(self) -> None:
         if not self.topic or not self.channel:
-            raise ConfigError(f"--{'channel' if self.topic else 'topic'} required")
+            missing = "channel" if self.topic else "topic"
+            raise ConfigError(f"--{missing} required (or write: nsq stat TOPIC/CHANNEL)")
         exactly_one_kind(self, "nsqd_http_address", "lookupd_http_address")
         for address in (*self.nsqd_http_address, *self.lookupd_http_address):
             if address.startswith("http"):
@@ -95,7 +97,14 @@ class Poll:
 
     @property
     def total(self) -> Channel:
-        return reduce(Channel.merged_with, self.nsqds.values())
+        return self.total_of(self)
+
+    def total_of(self, other: Poll) -> Channel:
+        """Return the sum over the nsqds of another poll. One that is not in this poll counts as unchanged:
+        an nsqd that appears has not received all its messages just now.
+        """
+        known = (self.nsqds.get(address, channel) for address, channel in other.nsqds.items())
+        return reduce(Channel.merged_with, known)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -110,7 +119,8 @@ def stat(options: StatOptions) -> int:
     with SignalWatch(signal.SIGHUP) as watch:
         while options.count is None or polls <= options.count:
             poll = ask(options, warned)
-            text = screen(options, poll, before) if live else lines(options, poll, before, polls)
+            width = shutil.get_terminal_size().columns
+            text = screen(options, poll, before, width) if live else lines(options, poll, before, polls)
             sys.stdout.write(text)
             sys.stdout.flush()
             before = poll
@@ -156,21 +166,27 @@ def _what_is_missing(options: StatOptions, addresses: Sequence[str]) -> str:
 def lines(options: StatOptions, poll: Poll, before: Poll | None, number: int) -> str:
     """Return lines in Go's format. The first poll gives no row, because a rate needs two polls."""
     header = f"{_HEADER}\n" if number % _PAGE == 0 else ""
-    return header + ("" if before is None else f"{row(poll.total, before.total, options.pause)}\n")
+    return header + ("" if before is None else f"{row(poll.total, before.total_of(poll), options.pause)}\n")
 
 
-def screen(options: StatOptions, poll: Poll, before: Poll | None) -> str:
-    """Return the screen of a terminal: the same columns, the sum first, then each nsqd."""
+def screen(options: StatOptions, poll: Poll, before: Poll | None, width: int) -> str:
+    """Return the screen of a terminal: the same columns, the sum first, then each nsqd. A narrow one is
+    without the metadata.
+    """
     earlier = poll if before is None else before
-    rows = [("", row(poll.total, earlier.total, options.pause))]
+    rows = [(row(poll.total, earlier.total_of(poll), options.pause), "")]
     if len(poll.nsqds) > 1:
         rows += [
-            (address, row(channel, earlier.nsqds.get(address, channel), options.pause))
+            (row(channel, earlier.nsqds.get(address, channel), options.pause), f"  {address}")
             for address, channel in sorted(poll.nsqds.items())
         ]
-    text = "\n".join(f"{line}  {address}".rstrip() for address, line in rows)
+    shown = [(line, "") for line in _HEADER.splitlines()] + rows
+    if max(len(line + address) for line, address in shown) > width:
+        end = _TITLE.rindex("+")
+        shown = [(line[:end].rstrip(), address) for line, address in shown]
     head = f"{options.topic}/{options.channel}  {time.strftime('%H:%M:%S')}  every {options.pause:g} s"
-    return f"{_CLEAR}{head}\n{_HEADER}\n{text}\n"
+    text = "\n".join((line + address)[:width] for line, address in [(head, ""), *shown])
+    return f"{_CLEAR}{text}\n"
 
 
 if __name__ == "__main__":

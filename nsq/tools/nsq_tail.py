@@ -38,7 +38,7 @@ class TailOptions(ConsumerFlags):
 
     def __post_init__(self) -> None:
         if not self.topic:
-            raise ConfigError("--topic required")
+            raise ConfigError("--topic required (or write: nsq tail TOPIC)")
         super().__post_init__()
 
 

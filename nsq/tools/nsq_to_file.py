@@ -79,7 +79,7 @@ class Writer:
 
     def __init__(self, options: ToFileOptions, topic: str, changed: Callable[[], None]) -> None:
         """``changed`` is called when the writer has failed, and when it has ended."""
-        self.failure: OSError | None = None
+        self.failure: Exception | None = None
         self.ended = False
         self.consumer = options.consumer(PROG, topic, options.channel)
         if self.consumer.config.max_attempts:
@@ -120,7 +120,7 @@ class Writer:
         try:
             self._archive.adopt()
             self._archive_all()
-        except OSError as error:
+        except Exception as error:
             self._refuse_all(error)
         self.ended = True
         self._changed()
@@ -192,11 +192,12 @@ class Writer:
         self._unfinished.clear()
         self._sync_by = math.inf
 
-    def _refuse_all(self, error: OSError) -> None:
+    def _refuse_all(self, error: Exception) -> None:
         """After an error such as a full disk: requeue every unsynced message, and those that still arrive."""
         topic = self.consumer.topic
         where = self._archive.path or self._options.output_dir
-        log.critical("cannot archive topic %s to %s: %s; its messages are requeued", topic, where, error)
+        reason = error if isinstance(error, OSError) else repr(error)
+        log.critical("cannot archive topic %s to %s: %s; its messages are requeued", topic, where, reason)
         self.failure = error
         self._changed()
         self._archive.give_up()
@@ -268,7 +269,7 @@ def _archive_until_signal(options: ToFileOptions, writers: list[Writer], watch: 
             made = _make_writers(fresh, options, watch)
             writers += made
             for writer in made:
-                writer.consumer._engine.watch = watch  # which is woken when every nsqd refuses it
+                writer.consumer._engine.wake_at_end(watch)
                 writer.start()
         number = watch.wait(None if math.isinf(refresh_at) else max(0.0, refresh_at - now))
         if number is signal.SIGHUP:

@@ -42,7 +42,7 @@ from nsq.tools.program import (
 PROG = "nsq_to_http"
 _DEFAULT_TYPE = "application/octet-stream"
 _MOST_REDIRECTS = 10
-#: Not sent to another host after a redirect.
+#: Not sent to another host, nor from https to http, after a redirect.
 _CONFIDENTIAL = ("authorization", "www-authenticate", "cookie", "cookie2")
 #: In the address of a GET, as printf has it: %s is the message's body, %% a percent sign.
 _PLACES = re.compile("%[%s]")
@@ -234,6 +234,8 @@ def redirected(request: HttpRequest, reply: HttpReply) -> HttpRequest:
 
 
 def _same_site(url: Url, before: Url) -> bool:
+    if before.scheme == "https" != url.scheme:
+        return False
     return url.host == before.host or url.host.endswith(f".{before.host}")
 
 

@@ -67,6 +67,8 @@ class NsqToNsqOptions(ConsumerFlags, ProducerFlags):
         str, "forward only this field of JSON objects (may be given multiple times)"
     )
 
+    ordered: bool = flag(False, "not possible here: an ordered topic delivers no batches")
+
     def __post_init__(self) -> None:
         if not self.topic:
             raise ConfigError("--topic required")

@@ -72,8 +72,8 @@ def _peek(options: PeekOptions, words: tuple[str, ...]) -> int:
             cluster.problems.append(f"{address}: {_REMEDIES.get(code, error)}")
     if options.json:
         sys.stdout.write(json.dumps(shown, indent=2) + "\n")
-    if not nsqds and not cluster.problems:
-        cluster.problems.append(f"no nsqd has the topic {topic}")
+    if not answers.found and not cluster.problems:
+        cluster.problems.append(f"no nsqd has the {'channel' if nsqds else 'topic'} {words[0]!r}")
     if not channel and not any(answers.found.values()):
         waiting = {each.name: each.depth for topic in count_topics(stats.values()) for each in topic.channels}
         for name, depth in waiting.items():
@@ -85,7 +85,8 @@ def _peek(options: PeekOptions, words: tuple[str, ...]) -> int:
 def _show(address: str, message: PeekedMessage, options: PeekOptions) -> None:
     size = f" of {message.size} bytes, of which the first {len(message.body)}" if message.truncated else ""
     due = "" if message.due_in is None else f" due={message.due_in:.3f}s"
-    head = f"{address} {message.id} attempts={message.attempts} age={message.age:.3f}s{due}{size}\n"
+    facts = f"{address} {message.id} attempts={message.attempts} age={message.age:.3f}s{due}{size}"
+    head = f"{printable(facts)}\n"
     body, letter = message.body, dead_letter_in(message.body)
     if letter is not None:
         body, about = letter.body, letter.attributes

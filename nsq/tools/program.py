@@ -85,10 +85,13 @@ def run(
     try:
         arguments = sys.argv[1:] if argv is None else argv
         parsed = flags.parse(options_class, arguments, prog=prog, version=version, config_flag=False)
-        if parsed.rest:
-            raise FlagExit(1, f"{prog}: unknown arguments: {' '.join(parsed.rest)}\n")
+        rest = parsed.rest
     except FlagExit as end:
-        return _ended(end)
+        if not end.rest:
+            return _ended(end)
+        rest = end.rest  # perhaps the flags that are missing are among these
+    if rest:
+        return _ended(FlagExit(1, f"{prog}: unknown arguments: {' '.join(rest)}\n"))
     if argv is None:
         tune_gc()
     options = parsed.options
@@ -123,12 +126,12 @@ def run_command(
 
 
 def _ended(end: FlagExit) -> int:
-    def tell() -> int:
+    def write() -> int:
         stream = sys.stdout if end.stream == "stdout" else sys.stderr
         stream.write((f"{_stamp(time.time())} " if end.status == 1 else "") + end.text)
         return end.status
 
-    return exit_status(tell)
+    return exit_status(write)
 
 
 def exit_status(work: Callable[[], int]) -> int:
@@ -361,7 +364,7 @@ def run_consumers(
     error if every nsqd refuses a consumer.
     """
     for consumer in consumers:
-        consumer._engine.watch = watch  # which is woken when every nsqd refuses it
+        consumer._engine.wake_at_end(watch)
         consumer.start()
     refusal = None
     while refusal is None and not ended() and watch.wait() is None:

@@ -107,9 +107,11 @@ def _move(options: RedriveOptions, cluster: Cluster, source: str, target: str, w
             daemon=True,
         )
         watcher.start()
-        run_consumers([consumer], watch, mover.over.is_set, [producer])
-        mover.over.set()
-        watcher.join()
+        try:
+            run_consumers([consumer], watch, mover.over.is_set, [producer])
+        finally:
+            mover.over.set()
+            watcher.join()
     return mover.moved
 
 

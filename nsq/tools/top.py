@@ -24,7 +24,7 @@ from nsq.errors import ApiRefused, UsageError
 from nsq.http.asking import ask_all
 from nsq.http.cluster import REQUEUED, TIMED_OUT, Topic, Track, merge_topics, summarize
 from nsq.http.nsqd import NsqdApi, NsqdStats, PeekedMessage
-from nsq.tables import table
+from nsq.tables import printable, table
 from nsq.tools.cluster import Cluster, ClusterFlags
 from nsq.tools.program import duration, run_command
 
@@ -49,6 +49,10 @@ _HEADER = (
     "T-O/S",
     "CLIENTS",
 )
+_BARS_COLUMN = 3
+#: On a narrow screen long names are shortened to this, and then these columns are left out, in this order.
+_SHORT_NAME = 24
+_LEFT_OUT = ("T-O/S", "REQ/S", "DEFER", "OLDEST", "INFLT", "CLIENTS", "OUT/S", "IN/S")
 _KEYS = "q quit  s sort  r reverse  / filter  p pause/unpause  space freeze"
 
 
@@ -137,13 +141,40 @@ def spark(values: Sequence[int], bars: int = _HISTORY) -> str:
 
 
 def fitted_table(rows: Sequence[Row], width: int = 1000) -> str:
-    """Draw a table, with fewer bars if it is too wide."""
-    text = table(_HEADER, (row.cells() for row in rows))
-    excess = max(map(len, text.splitlines())) - width
+    """Draw a table. If it is too wide, it gets fewer bars, then shorter names, then fewer columns."""
+    names = max(len(row.name) for row in rows) if rows else 0
+    columns = list(range(len(_HEADER)))
+    bars = _HISTORY
+
+    def drawn() -> tuple[str, int]:
+        cells = ([shortened(row.name, names), *row.cells(bars)[1:]] for row in rows)
+        text = table(
+            [_HEADER[place] for place in columns], ([each[place] for place in columns] for each in cells)
+        )
+        return text, max(map(len, text.splitlines())) - width
+
+    text, excess = drawn()
     if excess > 0:
-        bars = max(0, _HISTORY - excess)
-        text = table(_HEADER, (row.cells(bars) for row in rows))
+        bars = max(0, bars - excess)
+        text, excess = drawn()
+    if excess > 0:
+        columns.remove(_BARS_COLUMN)
+        text, excess = drawn()
+    if excess > 0:
+        names = max(_SHORT_NAME, names - excess)
+        text, excess = drawn()
+    for column in _LEFT_OUT:
+        if excess > 0:
+            columns.remove(_HEADER.index(column))
+            text, excess = drawn()
     return text
+
+
+def shortened(name: str, length: int) -> str:
+    """Leave out the middle of a name that is too long."""
+    if len(name) <= length:
+        return name
+    return f"{name[: length // 2]}…{name[len(name) - (length - 1) // 2 :]}"
 
 
 class Model:
@@ -293,8 +324,8 @@ class Screen:
                 self._news.put(News(stats, ages.ask(cluster, stats)))
                 if cluster.problems:
                     self._news.put(cluster.problems[0])
-            except NsqError as error:
-                self._news.put(str(error))
+            except Exception as error:  # otherwise the screen would stay as it is
+                self._news.put(str(error) if isinstance(error, NsqError) else repr(error))
             self._asked.wait(self._options.interval)
             self._asked.clear()
 
@@ -350,7 +381,7 @@ class Screen:
         if not rows:
             return
         row = rows[min(self._selected, len(rows) - 1)]
-        action = "let go on" if row.paused else "pause"
+        action = "unpause" if row.paused else "pause"
         if self._ask(window, f"{action} {row.name} on every nsqd? [y/N] ").lower() not in ("y", "yes"):
             return
         try:
@@ -370,7 +401,7 @@ class Screen:
         try:
             window.move(height - 1, 0)
             window.clrtoeol()
-            window.addnstr(height - 1, 0, question, width - 1)
+            window.addnstr(height - 1, 0, printable(question), width - 1)
             return (
                 window.getstr(height - 1, min(len(question), width - 1), 80)
                 .decode("utf-8", "replace")
@@ -416,4 +447,4 @@ def _pausing(row: Row) -> Callable[[NsqdApi], None]:
 
 def _put(window: curses.window, line: int, text: str, width: int, style: int) -> None:
     with suppress(curses.error):  # the terminal was made smaller meanwhile
-        window.addnstr(line, 0, text, width - 1, style)
+        window.addnstr(line, 0, printable(text), width - 1, style)

@@ -140,7 +140,8 @@ class Resolver:
 
 # The race
 
-MOMENT = 0.25
+#: Seconds of silence after which the next address is tried as well.
+_ATTEMPT_DELAY = 0.25
 Opened = Callable[[Target], socket.socket]
 """Makes an unconnected socket for a target, with its options set, and bound if need be."""
 
@@ -150,14 +151,14 @@ def race(targets: Sequence[Target], opened: Opened, timeout: float) -> socket.so
     has the reason for each address, its ``__cause__`` is the last refusal.
     """
     deadline = time.monotonic() + timeout
-    moment = min(MOMENT, timeout / len(targets))
+    delay = min(_ATTEMPT_DELAY, timeout / len(targets))
     runners = _Runners(opened)
     waiting = list(targets)
     try:
         while waiting or (runners.running and time.monotonic() < deadline):
             if waiting:
                 runners.start(waiting.pop(0))
-            winner = runners.first(min(time.monotonic() + moment, deadline) if waiting else deadline)
+            winner = runners.first(min(time.monotonic() + delay, deadline) if waiting else deadline)
             if winner is not None:
                 return winner
         words = f"no answer within {max(timeout, 0.0):.2g} s"

@@ -36,16 +36,16 @@ def _made_for(config: Config) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = _VERSIONS[config.tls_min_version]
     if config.tls_ca_file is not None or config.tls_verify:
-        _trust(context, config.tls_ca_file)
+        _load_authorities(context, config.tls_ca_file)
     if config.tls_cert_file is not None:
-        _introduce(context, config.tls_cert_file, config.tls_key_file)
+        _load_certificate(context, config.tls_cert_file, config.tls_key_file)
     if not config.tls_verify:
         context.check_hostname = False  # first: a context that checks names refuses CERT_NONE
         context.verify_mode = ssl.CERT_NONE
     return context
 
 
-def _trust(context: ssl.SSLContext, ca_file: str | None) -> None:
+def _load_authorities(context: ssl.SSLContext, ca_file: str | None) -> None:
     if ca_file is None:
         import certifi
 
@@ -57,7 +57,7 @@ def _trust(context: ssl.SSLContext, ca_file: str | None) -> None:
         raise ConfigError(f"tls_ca_file {ca_file!r} holds no usable certificates: {reason(error)}") from error
 
 
-def _introduce(context: ssl.SSLContext, cert_file: str, key_file: str | None) -> None:
+def _load_certificate(context: ssl.SSLContext, cert_file: str, key_file: str | None) -> None:
     _check_readable("cert_file", cert_file)
     named = f"tls_cert_file {cert_file!r}"
     if key_file is not None:

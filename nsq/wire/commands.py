@@ -133,7 +133,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class BadCommand:
-    """The fault of a command: the code and text of the error frame in answer to it."""
+    """The error of a command: code and text of the error frame that answers it."""
 
     code: bytes
     text: bytes

@@ -57,7 +57,7 @@ def _escaped(char: str) -> str:
 
 
 def check_topic(name: str | bytes) -> str:
-    """Return the name as an exact ``str``, or raise InvalidName, which tells the fault."""
+    """Return the name as an exact ``str``, or raise InvalidName, which says what is wrong."""
     return _check_topic(name) if type(name) is str else _check("topic", name)
 
 
@@ -68,7 +68,7 @@ def _check_topic(name: str) -> str:
 
 
 def check_channel(name: str | bytes) -> str:
-    """Return the name as an exact ``str``, or raise InvalidName, which tells the fault."""
+    """Return the name as an exact ``str``, or raise InvalidName, which says what is wrong."""
     return _check("channel", name)
 
 

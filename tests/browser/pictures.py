@@ -33,8 +33,8 @@ SLOW = {("orders", "shipping"): 36, ("emails", "sender"): 21, ("clicks", "analyt
 
 def order(number: int) -> bytes:
     lines = [{"sku": f"A-{number % 7:02}", "count": 1 + number % 3}, {"sku": "B-11", "count": 2}]
-    told = {"id": 7000 + number, "customer": "ann@example.com", "total": 19.9 + number % 9, "lines": lines}
-    return json.dumps(told).encode()
+    body = {"id": 7000 + number, "customer": "ann@example.com", "total": 19.9 + number % 9, "lines": lines}
+    return json.dumps(body).encode()
 
 
 class Shop:

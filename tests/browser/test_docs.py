@@ -13,13 +13,16 @@ from urllib.parse import unquote, urldefrag
 
 import pytest
 
+import nsq
+
 pytest.importorskip("sphinx", reason="sphinx is not installed (pip install -e '.[docs]')")
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_MS = 60_000
 TELEPHONE = {"width": 360, "height": 740}
-#: What a page has: links, places to link to, broken pictures, and what is cut off at the right edge. Tables
-#: and code may be wider, inside of a box that scrolls.
+#: What a page has: links, places to link to, broken pictures, what is cut off at the right edge, and short
+#: names in a table's first column that are broken into lines. Tables and code may be wider, inside
+#: of a box that scrolls.
 CONTENT = """() => ({
     links: [...document.querySelectorAll("a[href]")].map(a => a.href),
     places: [...document.querySelectorAll("[id]")].map(e => e.id),
@@ -30,9 +33,14 @@ CONTENT = """() => ({
             if (getComputedStyle(box).overflowX !== "visible") return false;
         return getComputedStyle(each).overflowX === "visible";
     }).map(each => each.outerHTML.slice(0, 120)),
+    split: [...document.querySelectorAll("td:first-child code")]
+        .filter(each => /^\\w{1,15}$/.test(each.innerText) && each.getClientRects().length > 1)
+        .map(each => each.innerText),
 })"""
 #: Django 6 has what this one needs.
 UNLIKE_OTHERS = {"nsq.contrib.django.NsqBackend"}
+#: What only the package itself calls.
+INTERNAL = {"abandon", "begin", "end", "forget", "move", "of", "suffer"}
 PUBLIC = ["nsq", "nsq.testing", "nsq.transport", "nsq.spark", "nsq.contrib.django"]
 
 
@@ -84,6 +92,7 @@ def test_every_page_fits_a_telephone_and_every_link_leads_somewhere(site: Site) 
         page.close()
     assert len(seen) > 30
     assert {page: has["cut_off"] for page, has in seen.items() if has["cut_off"]} == {}
+    assert {page: has["split"] for page, has in seen.items() if has["split"]} == {}
     assert {page: has["broken"] for page, has in seen.items() if has["broken"]} == {}
     dead = [
         f"{page} leads to {link}"
@@ -119,6 +128,16 @@ def test_a_reader_can_choose_dark_pages_and_copy_code(site: Site) -> None:
     assert page.locator("div.highlight button.copybtn").count() > 5
 
 
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_and_code_stand_out_from_the_page(site: Site, scheme: str) -> None:
+    from axe_playwright_python.sync_playwright import Axe
+
+    page = site.open("client.html")
+    page.emulate_media(color_scheme=scheme)
+    found = Axe().run(page, options={"runOnly": ["color-contrast"]})
+    assert found.violations_count == 0, found.generate_report()
+
+
 def test_the_reference_has_every_public_name(built: Path) -> None:
     from sphinx.util.inventory import InventoryFile
 
@@ -126,6 +145,8 @@ def test_the_reference_has_every_public_name(built: Path) -> None:
         inventory = InventoryFile.load(stream, "", lambda uri, name: name)
     documented = {name for kind, names in inventory.items() if kind.startswith("py:") for name in names}
     lacking = [f"{module}.{name}" for module in PUBLIC for name in names_of(module, documented)]
+    documented |= {f"nsq.Config.{option.name}" for option in nsq.Config.describe()}  # in a table
+    lacking += [f"{module}.{name}" for module in PUBLIC for name in attributes_of(module, documented)]
     assert lacking == []
     described = {"nsq.Message.body", "nsq.Consumer.topic", "nsq.StopReport.cut_off", "nsq.Producer.publish"}
     assert described <= documented
@@ -143,3 +164,18 @@ def names_of(module: str, documented: set[str]) -> list[str]:
         if home not in documented:
             found.append(name)
     return found
+
+
+def attributes_of(module: str, documented: set[str]) -> Iterator[str]:
+    """Yield attributes of the module's public classes that are documented at none of their own classes."""
+    package = importlib.import_module(module)
+    for name in package.__all__:
+        if f"{module}.{name}" in UNLIKE_OTHERS:
+            continue
+        value = getattr(package, name)
+        own = [each for each in getattr(value, "__mro__", ()) if each.__module__.startswith("nsq")]
+        places = [f"{place}.{each.__name__}" for each in own for place in (module, each.__module__)]
+        attributes = {key for each in own for key in vars(each) | vars(each).get("__annotations__", {})}
+        for attribute in attributes - INTERNAL:
+            if not attribute.startswith("_") and documented.isdisjoint(f"{p}.{attribute}" for p in places):
+                yield f"{name}.{attribute}"

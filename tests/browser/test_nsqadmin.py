@@ -156,12 +156,18 @@ def test_depth_is_seen_to_grow(visit: Visit, cluster: Cluster) -> None:
 
 
 def test_waiting_messages_are_shown_as_what_they_are_and_stay(visit: Visit, cluster: Cluster) -> None:
-    cluster.publish("orders", b'{"id": 7, "note": "%s", "lines": [{"sku": "A1"}]}' % HOSTILE.encode())
+    cluster.publish(
+        "orders",
+        b'{"id": 12345678901234567890, "total": 1.10, "note": "%s", "lines": [{"sku": "A1"}]}'
+        % HOSTILE.encode(),
+    )
     cluster.publish("orders", b"\xff\x00binary")
     page = visit.open("/topics/orders/billing")
     page.get_by_role("button", name="Look at messages").click()
     visit.see("The first 2 messages that wait")
     visit.see('"note"')
+    for exact in ("12345678901234567890", "1.10"):
+        page.locator(".literal").get_by_text(exact, exact=True).wait_for()
     visit.see(re.compile("ff 00 62 69"))
     page.get_by_label("Search in the messages").fill("sku")
     page.locator("mark", has_text="sku").first.wait_for()
@@ -193,12 +199,14 @@ def test_a_consumer_is_shown_with_what_it_holds_and_its_name_is_text(visit: Visi
         consumer.expect_ok()
         cluster.publish("orders.failed", b"x")
         consumer.expect_message()
+        cluster.publish("orders.failed&defer=300000", b"later")
         page = visit.open("/topics/orders.failed/billing")
         row = page.get_by_role("row").filter(has_text=HOSTILE)
         row.get_by_role("cell", name="1", exact=True).first.wait_for()
         page.get_by_role("button", name="Look at what is in flight").click()
         visit.see("1 message in flight, the longest first.")
         visit.see(f"with {HOSTILE}, 127.0.0.1:")
+        visit.see("within 10\u00a0min")
         page.set_viewport_size({"width": 360, "height": 740})
         assert page.evaluate("document.documentElement.scrollWidth") == 360
         assert Axe().run(page).response["violations"] == []
@@ -307,6 +315,16 @@ def test_a_page_of_a_rebound_name_changes_and_reads_nothing(
             )
             assert told == (200 if allowed else 403)
         context.close()
+
+
+def test_an_error_while_drawing_does_not_end_the_polls(visit: Visit) -> None:
+    page = visit.open("/")
+    visit.see("payments")
+    page.evaluate("void (redraw = () => { throw new Error('broken'); })")
+    asked = page.evaluate("seen.asked")
+    until("two more polls", lambda: page.evaluate("seen.asked") > asked + 3000)
+    assert all("broken" in each for each in visit.complaints)
+    visit.complaints.clear()
 
 
 def test_views_are_walked_by_keyboard(visit: Visit) -> None:
@@ -431,7 +449,7 @@ def test_an_nsqd_that_died_is_marked(visit: Visit, cluster: Cluster) -> None:
 def test_the_page_works_below_a_base_path_for_a_user_without_rights_and_with_graphite(
     browser: Any, cluster: Cluster
 ) -> None:
-    options = {"base_path": "/nsq", "admin_users": ("ann",), "graphite_url": "http://graphite.invalid/g/"}
+    options = {"base_path": "/nsq", "admin_users": ("ann",), "graphite_url": "graphite.invalid/g/"}
     with Nsqadmin(nsqd=[cluster.nsqd], **options) as admin, visiting(browser, admin.http_address) as visit:
         page = visit.open("/nsq")
         page.get_by_role("link", name="clicks", exact=True).click()

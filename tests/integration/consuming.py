@@ -55,8 +55,8 @@ def numbered(count: int, prefix: str = "message") -> list[bytes]:
 
 def channel_of(nsqd: AnyNsqd, topic: str = TOPIC, channel: str = CHANNEL) -> dict[str, Any]:
     """Return nsqd's statistics of the channel; empty if it does not exist."""
-    for told in nsqd.get(f"/stats?format=json&topic={topic}&channel={channel}").json()["topics"] or []:
-        for found in told["channels"]:
+    for stats in nsqd.get(f"/stats?format=json&topic={topic}&channel={channel}").json()["topics"] or []:
+        for found in stats["channels"]:
             if found["channel_name"] == channel:
                 result: dict[str, Any] = found
                 return result
@@ -97,9 +97,9 @@ def drained(nsqd: AnyNsqd) -> Callable[[], bool]:
     """Return a condition: the channel has a consumer and no messages."""
 
     def condition() -> bool:
-        told = channel_of(nsqd)
-        left = told["depth"] + told["in_flight_count"] + told["deferred_count"]
-        return bool(told["client_count"]) and not left
+        stats = channel_of(nsqd)
+        left = stats["depth"] + stats["in_flight_count"] + stats["deferred_count"]
+        return bool(stats["client_count"]) and not left
 
     return condition
 

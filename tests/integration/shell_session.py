@@ -78,10 +78,6 @@ class ShellSession:
             return False
 
         until(f"{pattern!r} after {command!r}: {self.output[start:]}", is_shown, timeout=PATIENCE)
-        if command.startswith("kill "):
-            # One by one: bash's `jobs` fails if any of several jobs has ended.
-            for job in re.findall(r"%\d+", command):
-                self._type(f"while jobs {job} >/dev/null 2>&1; do sleep 0.1; done; true")
 
     def _type(self, command: str) -> None:
         before = len(self._lines)

@@ -165,10 +165,12 @@ GRANTED: dict[str, tuple[Options, Options, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("case", GRANTED)
-def test_what_is_granted(nsqd_factory: Factory[Nsqd], certificates: Certificates, case: str) -> None:
-    daemon, options, told = GRANTED[case]
+def test_nsqd_grants_what_the_options_ask_for(
+    nsqd_factory: Factory[Nsqd], certificates: Certificates, case: str
+) -> None:
+    daemon, options, expected = GRANTED[case]
     client = exchange(nsqd_factory(**daemon(certificates)), **(asked := options(certificates)))
-    assert {name: client.get(name, False) for name in told} == told
+    assert {name: client.get(name, False) for name in expected} == expected
     assert client["remote_address"].startswith(f"{asked.get('local_address', '127.0.0.1')}:")
 
 
@@ -205,7 +207,9 @@ REFUSED: dict[str, tuple[Options, Options, list[str]]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_is_refused(nsqd_factory: Factory[Nsqd], certificates: Certificates, case: str) -> None:
+def test_a_connection_that_is_refused_says_why(
+    nsqd_factory: Factory[Nsqd], certificates: Certificates, case: str
+) -> None:
     daemon, options, parts = REFUSED[case]
     nsqd = nsqd_factory(**daemon(certificates))
     create(nsqd)

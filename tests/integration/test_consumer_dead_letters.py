@@ -57,13 +57,13 @@ def test_a_dead_letter_says_why_and_goes_back_as_the_message_that_it_was(
         peek = ["peek", "orders.dead", "--json", f"--nsqd-http-address={nsqd.http_address}"]
         assert front_door.main(peek) == 0
         letters = json.loads(capsysbinary.readouterr().out)
-        told = {each.get("body"): each["dead_letter"] for each in letters}
-        assert told[None]["reason"] == "its handler gave it up"
-        assert told[None]["error"] == "it is no text"
-        assert told["no order"]["reason"] == "it failed at its last attempt (max_attempts is 2)"
-        assert told["no order"]["error"].startswith("JSONDecodeError: Expecting value")
-        assert "decoder.py" in told["no order"]["place"]
-        assert told["no order"]["attempts"] == "2"
+        reasons = {each.get("body"): each["dead_letter"] for each in letters}
+        assert reasons[None]["reason"] == "its handler gave it up"
+        assert reasons[None]["error"] == "it is no text"
+        assert reasons["no order"]["reason"] == "it failed at its last attempt (max_attempts is 2)"
+        assert reasons["no order"]["error"].startswith("JSONDecodeError: Expecting value")
+        assert "decoder.py" in reasons["no order"]["place"]
+        assert reasons["no order"]["attempts"] == "2"
         assert front_door.main([*peek[:2], *peek[3:]]) == 0
         assert (
             "orders/billing gave it up: its handler gave it up · it is no text"

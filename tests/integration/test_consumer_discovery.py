@@ -36,7 +36,7 @@ QUICK = {
 
 
 def listed(lookupd: Nsqlookupd) -> list[str]:
-    """The nsqds that have told it of the topic."""
+    """The nsqds that have registered the topic."""
     reply = lookupd.get(f"/lookup?topic={TOPIC}")
     if reply.status != 200:
         return []
@@ -79,11 +79,11 @@ def test_nsqds_are_found_through_nsqlookupd_also_late_ones(
             publish(nsqd, [nsqd.tcp_address.encode()])
         seen.wait_for(2)
 
-        def told() -> bool:
+        def listed() -> bool:
             first, *others = consumer.health().discovery
             return "listing 2" in first and all("(listed): connected" in line for line in others)
 
-        until("all of them are told", told)
+        until("health lists both", listed)
         assert nsqlookupd.http_address in consumer.health().discovery[0]
         assert connected_to(consumer) == {first.tcp_address, late.tcp_address}
 
@@ -103,8 +103,8 @@ def test_a_topic_that_is_created_later_is_found_long_before_the_next_regular_rou
 
 
 def channels(lookupd: Nsqlookupd) -> list[str]:
-    told: list[str] = lookupd.get(f"/channels?topic={TOPIC}").json()["channels"]
-    return told
+    channels: list[str] = lookupd.get(f"/channels?topic={TOPIC}").json()["channels"]
+    return channels
 
 
 @pytest.mark.parametrize("outage", [False, True])
@@ -177,7 +177,7 @@ def test_advertised_addresses_can_be_rewritten_and_chosen(
 def test_an_nsqd_that_is_no_longer_listed_is_left_when_asked_to(
     nsqlookupd: Nsqlookupd, registered: Callable[..., Nsqd]
 ) -> None:
-    """nsqlookupd is told to forget it; the nsqd itself is well, and goes on sending to who has not asked."""
+    """nsqlookupd forgets the nsqd, which works on: a consumer without ``prune`` still gets its messages."""
     stays, goes = registered(nsqlookupd), registered(nsqlookupd)
     node = f"127.0.0.1:{goes.http_address.rpartition(':')[2]}"
     with (
@@ -209,4 +209,5 @@ def test_an_nsqd_that_does_not_answer_when_it_is_removed_gets_the_answers_it_is_
             gate.let_go()
             gate.wait_until_passed(1)
             expect_drained(nsqd)
+            monkeypatch.undo()
             link.heal()

@@ -65,8 +65,8 @@ class Example:
 
     def addresses(self) -> list[str]:
         """The addresses of daemons in the output so far."""
-        told = [line for line in list(self.lines) if line.startswith("nsq")]
-        return re.findall(r"(?:tcp|http) (\S+)", "\n".join(told))
+        starts = [line for line in list(self.lines) if line.startswith("nsq")]
+        return re.findall(r"(?:tcp|http) (\S+)", "\n".join(starts))
 
     def interrupt(self, number: signal.Signals = signal.SIGINT) -> int:
         self._process.send_signal(number)
@@ -220,6 +220,7 @@ def test_the_ordered_example_handles_all_in_sequence(example: Start) -> None:
     assert script.lines[-1] == "40 of 40 orders were handled completely and in sequence"
     assert sum("moves to" in line for line in script.lines) == 4
     assert "attempt 1 at b'order-7 paid' failed: the bank does not answer for order-7" in script.lines
+    assert "Traceback" not in "".join(script.lines)
 
 
 def test_the_ordered_example_runs_against_another_cluster(

@@ -314,6 +314,7 @@ def test_a_peek_takes_nothing(cluster: Cluster, monkeypatch: pytest.MonkeyPatch)
     assert b"one" in bodies
     said = "3 messages wait in a channel: nsq peek orders/billing\n"
     assert cluster("peek", "orders") == (0, "", said)
+    assert cluster("peek", "orders/nope") == (1, "", "WARNING: no nsqd has the channel 'orders/nope'\n")
     told = json.loads(cluster("peek", "orders/billing", "--json")[1])
     assert sorted(each.get("body", each.get("body_base64")) for each in told) == ["/w==", "one", "two"]
     assert [channel_of(nsqd)["depth"] for nsqd in cluster.nsqds] == [2, 1]
@@ -328,12 +329,19 @@ def test_a_peek_takes_nothing(cluster: Cluster, monkeypatch: pytest.MonkeyPatch)
     assert "nsq tail" in error
 
 
-def test_a_benchmark_reports_and_leaves_nothing(cluster: Cluster) -> None:
+def test_a_benchmark_reports_and_leaves_nothing(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     status, out, error = cluster("bench", "--seconds=200ms", "--json", "--batch=10")
     published, delivered = json.loads(out)
     assert (status, error) == (0, "")
     assert published["messages"] == delivered["messages"] > 0
     assert json.loads(cluster("topics", "--json")[1])[0]["topic"] == "orders"
+    assert cluster("topics", "--names")[1] == "orders\n"
+
+    def refused(*_: object) -> None:
+        raise ApiRefused("500 INTERNAL_ERROR", 500, "INTERNAL_ERROR")
+
+    monkeypatch.setattr(NsqdApi, "create_channel", refused)
+    assert cluster("bench")[0] == 1
     assert cluster("topics", "--names")[1] == "orders\n"
 
 
@@ -371,7 +379,7 @@ def test_an_nsqd_may_be_named_by_a_url(nsqd: Nsqd, run: Run) -> None:
 
 
 def test_the_doctor_finds_a_wrong_port_and_missing_tls(
-    nsqd_factory: Factory[Nsqd], run: Run, tmp_path: Path
+    nsqd_factory: Factory[Nsqd], run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     authority = Authority(tmp_path)
     nsqd = nsqd_factory(**authority.server_options, tls_required=True)
@@ -388,6 +396,9 @@ def test_the_doctor_finds_a_wrong_port_and_missing_tls(
         ended, out, error = run("doctor", *flags)
         assert (ended, error) == (status, "")
         assert said in out
+    monkeypatch.setattr("nsq.tools.doctor._CLOCK_TOLERANCE", -1.0)
+    https = f"--nsqd-http-address=https://{nsqd.https_address}"
+    assert "its clock is" in run("doctor", https, *trusting[1:], *tls)[1]
 
 
 @pytest.mark.parametrize(
@@ -397,7 +408,8 @@ def test_the_doctor_finds_a_wrong_port_and_missing_tls(
         (["--help"], 0, "doctor"),
         (["help", "create"], 0, "Usage: nsq create TOPIC[/CHANNEL]\n\nCreates a topic"),
         (["create", "--help"], 0, "-lookupd-http-address"),
-        (["tail", "--help"], 0, "Usage of nsq_tail"),
+        (["tail", "--help"], 0, "Usage: nsq tail TOPIC[/CHANNEL] [--address=HOST:PORT] [flags of nsq_tail]"),
+        (["help", "tail"], 0, "Usage of nsq_tail"),
         (["--version"], 0, "nsq v1.3.0"),
         (["crate"], 2, "no command crate (did you mean create?)"),
         (["create"], 2, "TOPIC[/CHANNEL] is missing"),

@@ -22,7 +22,7 @@ from nsq.daemons.serve import httpd
 from nsq.daemons.serve.httpd import HttpServer
 from nsq.daemons.serve.listen import Address, ListenError, TcpAddress, parse_address
 from nsq.daemons.serve.logs import DaemonLog
-from nsq.daemons.serve.routes import EMPTY, OK, HttpError, Reply, Request, Route, read_body
+from nsq.daemons.serve.routes import EMPTY, OK, HttpError, Reply, Request, Route
 
 LIMIT = 300_000
 
@@ -36,7 +36,7 @@ def on_an_event_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable
 
 
 async def echo(request: Request) -> Reply:
-    body = await read_body(request, LIMIT, "MSG_TOO_BIG")
+    body = await request.read(LIMIT, "MSG_TOO_BIG")
     return Reply(body, "text/plain; charset=utf-8")
 
 
@@ -332,7 +332,7 @@ async def test_a_client_that_does_not_read_its_reply_is_cut_off(monkeypatch: pyt
         server = served.server._server
         assert server is not None
         async with asyncio.timeout(60):
-            while not server.requests_count or server.connections:  # noqa: ASYNC110 - nobody tells
+            while not server.requests_count or server.connections:  # noqa: ASYNC110 - there is no event for it
                 await asyncio.sleep(0.01)
         reader._transport.resume_reading()  # type: ignore[attr-defined]
         with contextlib.suppress(ConnectionError):

@@ -13,10 +13,12 @@ from typing import Any
 import pytest
 
 from nsq.testing import Nsqd
+from nsq.testing.plugin import Factory
 from nsq.tools import nsq_pubsub
 from tests.integration.consuming import channel_of, clients_of, create, numbered, publish, until
 from tests.integration.running_tools import signalled_when
 from tests.integration.test_work import free_port
+from tests.interop.auth_server import running_auth_server
 
 
 class Client:
@@ -24,17 +26,21 @@ class Client:
         self.address = address
 
     @contextmanager
-    def ask(self, method: str, target: str, body: bytes | None = None) -> Iterator[http.client.HTTPResponse]:
+    def ask(
+        self, method: str, target: str, body: bytes | None = None, **headers: str
+    ) -> Iterator[http.client.HTTPResponse]:
         connection = http.client.HTTPConnection(self.address, timeout=60)
         try:
-            connection.request(method, target, body)
+            connection.request(method, target, body, headers)
             with connection.getresponse() as reply:
                 yield reply
         finally:
             connection.close()
 
-    def answer(self, method: str, target: str, body: bytes | None = None) -> tuple[int, bytes]:
-        with self.ask(method, target, body) as reply:
+    def answer(
+        self, method: str, target: str, body: bytes | None = None, **headers: str
+    ) -> tuple[int, bytes]:
+        with self.ask(method, target, body, **headers) as reply:
             return reply.status, reply.read()
 
     def is_there(self) -> bool:
@@ -113,7 +119,7 @@ def test_a_stop_ends_the_streams_and_finishes_written_messages(nsqd: Nsqd) -> No
     assert channel_of(nsqd)["depth"] == channel_of(nsqd)["in_flight_count"] == 0
 
 
-def test_requests_that_cannot_be_served(nsqd: Nsqd) -> None:
+def test_nsq_pubsub_refuses_requests_that_it_cannot_serve(nsqd: Nsqd) -> None:
     def use(client: Client) -> None:
         expected = {
             ("POST", "/pub", b"one"): 400,
@@ -134,6 +140,34 @@ def test_requests_that_cannot_be_served(nsqd: Nsqd) -> None:
     assert with_pubsub(nsqd, use) == 0
 
 
+def test_a_stream_ends_if_every_nsqd_refuses_it(
+    nsqd_factory: Factory[Nsqd], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nsq_pubsub, "_REFUSED_EVERY", 0.1)
+
+    def use(client: Client) -> None:
+        assert client.answer("GET", "/sub?topic=orders&channel=billing") == (200, b"")
+
+    with running_auth_server({}) as address:
+        assert with_pubsub(nsqd_factory(auth_http_addresses=(address,)), use) == 0
+
+
+def test_a_page_of_another_site_publishes_and_consumes_nothing(nsqd: Nsqd) -> None:
+    create(nsqd)
+    publish(nsqd, [b"one"])
+    pub, sub = ("POST", "/pub?topic=orders", b"two"), ("GET", "/sub?topic=orders&channel=billing", None)
+
+    def use(client: Client) -> None:
+        for foreign in ({"Sec-Fetch-Site": "cross-site"}, {"Origin": "http://shop.example"}):
+            for request in (pub, sub):
+                assert client.answer(*request, **foreign)[0] == 403
+        for own in ({"Sec-Fetch-Site": "none"}, {"Origin": f"http://{client.address}"}):
+            assert client.answer(*pub, **own) == (200, b"OK")
+        assert channel_of(nsqd)["depth"] == 3
+
+    assert with_pubsub(nsqd, use) == 0
+
+
 @pytest.mark.parametrize(("listens", "reached"), [("[::1]:{}", "[::1]:{}"), (":{}", "127.0.0.1:{}")])
 def test_nsq_pubsub_listens_on_ipv6_and_on_every_interface(nsqd: Nsqd, listens: str, reached: str) -> None:
     port = free_port()
@@ -143,21 +177,28 @@ def test_nsq_pubsub_listens_on_ipv6_and_on_every_interface(nsqd: Nsqd, listens: 
         assert nsq_pubsub.main(arguments) == 0
 
 
-def test_half_a_body_is_not_published(nsqd: Nsqd) -> None:
+@pytest.mark.parametrize(
+    ("request_", "answered"),
+    [
+        (b"Content-Length: 10\r\n\r\nhalf", b""),
+        (b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", b"HTTP/1.0 411 "),
+    ],
+)
+def test_half_a_body_or_one_in_chunks_is_not_published(nsqd: Nsqd, request_: bytes, answered: bytes) -> None:
     create(nsqd)
 
     def use(client: Client) -> None:
         host, _, port = client.address.partition(":")
         with socket.create_connection((host, int(port)), timeout=60) as connection:
-            connection.sendall(b"POST /pub?topic=orders HTTP/1.1\r\nContent-Length: 10\r\n\r\nhalf")
+            connection.sendall(b"POST /pub?topic=orders HTTP/1.1\r\n" + request_)
             connection.shutdown(socket.SHUT_WR)
-            assert connection.recv(1) == b""
+            assert connection.recv(13) == answered
         assert channel_of(nsqd)["message_count"] == 0
 
     assert with_pubsub(nsqd, use) == 0
 
 
-def test_an_address_that_is_taken(nsqd: Nsqd, capfd: pytest.CaptureFixture[str]) -> None:
+def test_nsq_pubsub_names_an_address_that_is_taken(nsqd: Nsqd, capfd: pytest.CaptureFixture[str]) -> None:
     arguments = [f"--nsqd-tcp-address={nsqd.tcp_address}", f"--http-address={nsqd.http_address}"]
     assert nsq_pubsub.main(arguments) == 1
     assert "--http-address" in capfd.readouterr().err

@@ -153,6 +153,20 @@ def test_a_file_that_cannot_grow_costs_no_message(nsqd: Nsqd, tmp_path: Path, fl
     assert set(bodies) <= set(lines(tmp_path))
 
 
+def test_an_error_that_is_not_the_disks_ends_it_too(
+    nsqd: Nsqd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create(nsqd)
+    publish(nsqd, numbered(3))
+
+    def exhausted(*_: object) -> bytes:
+        raise MemoryError("no memory for a gzip member")
+
+    monkeypatch.setattr("gzip.compress", exhausted)
+    assert nsq_to_file.main([*arguments(nsqd, tmp_path), "--gzip", "--sync-interval=100ms"]) == 1
+    until("requeued", lambda: channel_of(nsqd)["depth"] == 3)
+
+
 def test_a_second_signal_ends_it_though_the_disk_hangs(
     nsqd: Nsqd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

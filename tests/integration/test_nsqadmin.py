@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from nsq.daemons.nsqadmin import live
 from nsq.testing import DaemonFailed, Nsqadmin, Nsqd, Nsqlookupd
 from tests.integration.authority import Authority
 from tests.integration.consuming import create, until
@@ -72,8 +73,25 @@ def test_a_topic_is_followed_and_its_channel_goes_away(cluster: tuple[Nsqadmin, 
     assert channel(nsqd, "orders", "billing")["depth"] == 1
 
 
+def test_a_tail_that_no_page_polls_is_closed_even_if_its_start_failed(
+    cluster: tuple[Nsqadmin, Nsqd], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    admin, nsqd = cluster
+    monkeypatch.setattr(live, "_IDLE_SECONDS", 0.3)
+    monkeypatch.setattr(live, "_MAX_TAILS", 1)
+
+    def no_thread(_: live.Tail) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as context:
+        context.setattr(live.Tail, "start", no_thread)
+        assert admin.request("POST", "/api/tail/orders", b"{}").status == 500
+    until("room for another", lambda: admin.request("POST", "/api/tail/orders", b"{}").status == 200)
+    until("closed", lambda: "nsqadmin_" not in nsqd.get("/stats?format=json&topic=orders").text)
+
+
 def test_a_topic_that_is_followed_is_deleted_for_good(cluster: tuple[Nsqadmin, Nsqd]) -> None:
-    # The tail's consumer would connect again, and its SUB make the topic anew.
+    # The tail's consumer would connect again, and its SUB create the topic again.
     admin, nsqd = cluster
     tail = f"/api/tail/orders/{ask(admin, 'POST', '/api/tail/orders', b'{}')['id']}"
     until("subscribed", lambda: '"client_count":1' in nsqd.get("/stats?format=json&topic=orders").text)

@@ -173,7 +173,7 @@ def test_a_drain_that_does_not_end_or_fails_is_followed_by_a_stop_in_good_order(
     assert ("KeyError: 'lost'" in log) == ("KeyError" in drain)
 
 
-def test_sighup_reloads_and_opens_the_log_anew(tmp_path: Path) -> None:
+def test_sighup_reloads_and_reopens_the_log(tmp_path: Path) -> None:
     log = tmp_path / "log"
     with started(path=str(log), reload="raise KeyError('lost')") as process:
         assert said(process) == "started\n"

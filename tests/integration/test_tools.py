@@ -154,7 +154,7 @@ class TestStat:
             ([CHANNEL, "--nsqd-http-address=http://a:1"], "without a scheme"),
             ([CHANNEL, "--interval=0s"], "--interval"),
             ([CHANNEL, "--count=0"], "--count"),
-            ([], "--channel required"),
+            ([], "--channel required (or write: nsq stat TOPIC/CHANNEL)"),
         ],
     )  # fmt: skip
     def test_any_mistake_or_missing_answer_is_status_1_and_a_line(

@@ -6,23 +6,19 @@ Nothing here asks a client: the point is that both sides agree.
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable
 from typing import Any
 
 from nsq.testing import Nsqd, Nsqlookupd
+from tests.integration import patience
 
-_NAP = 0.02
 # A command about a message that is not in flight, or a bug in nsqd.
 _TROUBLE = re.compile(r"E_\w+_FAILED|Traceback| dropped")
 
 
 def eventually(look: Callable[[], Any], wanted: Any, timeout: float = 60.0) -> None:
     """Wait until ``look()`` returns the wanted value: nsqd does not answer a FIN."""
-    deadline = time.monotonic() + timeout
-    while (seen := look()) != wanted:
-        assert time.monotonic() < deadline, f"{seen} instead of {wanted}, even after {timeout:g} s"
-        time.sleep(_NAP)
+    patience.eventually(look, lambda seen: seen == wanted, timeout)
 
 
 def trouble(log: str) -> list[str]:
@@ -40,8 +36,8 @@ def consumers(nsqd: Nsqd, topic: str) -> list[dict[str, Any]]:
 
 def producers(nsqd: Nsqd, topic: str) -> list[dict[str, Any]]:
     """Clients that have published to the topic and are still there."""
-    told = nsqd.get(f"/stats?format=json&topic={topic}").json()["producers"] or []
-    return [client for client in told if any(each["topic"] == topic for each in client["pub_counts"])]
+    clients = nsqd.get(f"/stats?format=json&topic={topic}").json()["producers"] or []
+    return [client for client in clients if any(each["topic"] == topic for each in client["pub_counts"])]
 
 
 def expect_drained(nsqd: Nsqd, topic: str, count: int, *, requeues: int = 0, timeouts: int = 0) -> None:
@@ -56,8 +52,8 @@ def expect_drained(nsqd: Nsqd, topic: str, count: int, *, requeues: int = 0, tim
         }
 
     left = dict.fromkeys(("depth", "in_flight_count", "deferred_count"), 0)
-    told = {"published": count, "message_count": count, "requeue_count": requeues, "timeout_count": timeouts}
-    eventually(look, told | left)
+    sums = {"published": count, "message_count": count, "requeue_count": requeues, "timeout_count": timeouts}
+    eventually(look, sums | left)
 
 
 def expect_listed(lookupd: Nsqlookupd, topic: str, count: int = 1) -> None:

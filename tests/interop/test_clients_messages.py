@@ -5,7 +5,6 @@ What a client cannot do is listed where it would be tested, with the reason; not
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -24,11 +23,11 @@ from .driver import Consumer, Driver, DriverFailed, Drivers
 BODIES = sorted([b"text", bytes(range(256)), b"\n", b"FIN 0123456789abcdef\n", b"\0\0\0\0", "ö".encode()])
 
 MEGABYTE = 1 << 20  # what nsqd takes at most
+LARGE = [bytes([number]) * MEGABYTE for number in range(3)]
 
 DELAY = 0.4
 MSG_TIMEOUT = 3.0
-# MPUB of a single message is what ansq cannot do: it writes neither the number of messages nor the inner
-# size.
+# ansq cannot send an MPUB of a single message: it writes neither the number of messages nor the inner size.
 
 
 class TestAboutTheClient:
@@ -39,19 +38,16 @@ class TestAboutTheClient:
 
 
 class TestPublishing:
-    def test_a_client_publishes_one_message(self, driver: Driver, shared_nsqd: Nsqd, topic: str) -> None:
+    @pytest.mark.parametrize("bodies", [BODIES, LARGE], ids=["any-bytes", "a-megabyte"])
+    def test_a_client_receives_what_it_publishes_alone_and_together(
+        self, driver: Driver, shared_nsqd: Nsqd, topic: str, bodies: list[bytes]
+    ) -> None:
         address = shared_nsqd.tcp_address
         with driver.producer(address) as producer, driver.consumer(topic, nsqd=address) as consumer:
-            producer.publish(topic, BODIES)
-            assert consumer.bodies(len(BODIES)) == BODIES
-            nsqds.expect_drained(shared_nsqd, topic, len(BODIES))
-
-    def test_a_client_publishes_several_messages(self, driver: Driver, shared_nsqd: Nsqd, topic: str) -> None:
-        address = shared_nsqd.tcp_address
-        with driver.producer(address) as producer, driver.consumer(topic, nsqd=address) as consumer:
-            producer.multi_publish(topic, BODIES)
-            assert consumer.bodies(len(BODIES)) == BODIES
-            nsqds.expect_drained(shared_nsqd, topic, len(BODIES))
+            producer.publish(topic, bodies)
+            producer.multi_publish(topic, bodies)
+            assert consumer.bodies(2 * len(bodies)) == sorted(2 * bodies)
+            nsqds.expect_drained(shared_nsqd, topic, 2 * len(bodies))
 
     def test_a_deferred_message_comes_after_its_delay(
         self, driver: Driver, shared_nsqd: Nsqd, topic: str
@@ -64,17 +60,6 @@ class TestPublishing:
             assert {each.body for each in received} == {b"later", b"too"}
             assert all(each.at - sent >= DELAY for each in received)
             nsqds.expect_drained(shared_nsqd, topic, 2)
-
-    def test_a_client_receives_a_message_of_a_megabyte(
-        self, driver: Driver, shared_nsqd: Nsqd, topic: str
-    ) -> None:
-        address = shared_nsqd.tcp_address
-        large = [bytes([number]) + os.urandom(MEGABYTE - 1) for number in range(6)]
-        with driver.producer(address) as producer, driver.consumer(topic, nsqd=address) as consumer:
-            producer.publish(topic, large[:3])
-            producer.multi_publish(topic, large[3:])
-            assert consumer.bodies(len(large)) == large
-            nsqds.expect_drained(shared_nsqd, topic, len(large))
 
     def test_a_message_a_byte_over_the_limit_is_refused_and_the_client_gets_the_reason(
         self, driver: Driver, shared_nsqd: Nsqd, topic: str
@@ -116,7 +101,7 @@ class TestAnswering:
         assert nsqds.trouble(impatient_nsqd.log) == []
 
 
-#: ansq always asks for one, a minute unless told.
+#: ansq always asks for one: a minute, unless it is given.
 MSG_TIMEOUT_OPTION: dict[str, dict[str, Any]] = {
     "pynsq": {"msg_timeout": MSG_TIMEOUT},
     "gnsq": {},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import dataclasses
 import re
 import runpy
 import tomllib
@@ -13,14 +14,15 @@ import pytest
 from nsq.daemons.nsqadmin.options import NsqadminOptions
 from nsq.daemons.nsqd.options import NsqdOptions
 from nsq.daemons.nsqlookupd.options import NsqlookupdOptions
-from nsq.flags import FlagExit, parse
+from nsq.flags import FlagExit, config_key, parse
+from nsq.options import METADATA
 from nsq.spark.commands import Receive
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted(DOCS.rglob("*.md"))]
-#: Its default is this machine's.
-MACHINES_OWN = {"broadcast-address"}
+#: Their defaults are this machine's.
+MACHINES_OWN = {"broadcast-address", "node-id"}
 
 
 def text_of(name: str) -> str:
@@ -76,16 +78,28 @@ def test_every_page_is_in_one_group_of_the_navigation() -> None:
 
 
 @pytest.mark.parametrize(
-    ("page", "options"), [("nsqlookupd.md", NsqlookupdOptions), ("nsqadmin.md", NsqadminOptions)]
+    ("page", "options"),
+    [("nsqd.md", NsqdOptions), ("nsqlookupd.md", NsqlookupdOptions), ("nsqadmin.md", NsqadminOptions)],
 )
 def test_pages_have_all_flags_with_their_defaults(page: str, options: type) -> None:
-    rows = re.findall(r"^\| `--([a-z0-9-]+)` \|([^|]*)\|", text_of(page), re.MULTILINE)
+    rows = re.findall(r"^\| `--([a-z0-9-]+)`(?: \*)? \|([^|]*)\|", text_of(page), re.MULTILINE)
     documented = {name: default.strip().strip("`") for name, default in rows}
     actual = flags(options)
     assert set(documented) == set(actual)
     assert len(rows) == len(actual)
-    told = {name for name, default in actual.items() if default} - MACHINES_OWN
-    assert {name: documented[name] for name in told} == {name: actual[name] for name in told}
+    stated = {name for name, default in actual.items() if default} - MACHINES_OWN
+    assert {name: documented[name] for name in stated} == {name: actual[name] for name in stated}
+
+
+def test_the_page_of_nsqd_marks_repeated_flags_and_names_other_keys() -> None:
+    fields = dataclasses.fields(NsqdOptions)
+    marked = set(re.findall(r"^\| `--([a-z0-9-]+)` \* \|", text_of("nsqd.md"), re.MULTILINE))
+    repeated = {field.metadata[METADATA].name for field in fields if field.metadata[METADATA].repeated}
+    assert marked == repeated
+    differing = {config_key(field) for field in fields} - {
+        name.replace("-", "_") for name in flags(NsqdOptions)
+    }
+    assert {key for key in differing if f"`{key}`" not in text_of("nsqd.md")} == set()
 
 
 def test_flags_in_examples_of_other_languages_exist() -> None:
@@ -144,5 +158,5 @@ def test_the_extras_that_are_named_exist() -> None:
     setup = configparser.ConfigParser(interpolation=None, delimiters=("=",))
     setup.read(ROOT / "setup.cfg", encoding="utf-8")
     for page in PAGES:
-        for extras in re.findall(r"['`](?:nsq|\.)\[([a-z,]+)\]", page.read_text("utf-8")):
+        for extras in re.findall(r"(?<!\w)(?:nsq|\.)\[([a-z,]+)\]", page.read_text("utf-8")):
             assert set(extras.split(",")) <= set(setup["options.extras_require"]), page.name

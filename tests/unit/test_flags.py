@@ -305,7 +305,7 @@ class TestValues:
         )
         assert misuse(f"--{name}={text}") == start + said
 
-    def test_a_mistake_is_told_in_one_line_of_any_length(self) -> None:
+    def test_a_mistake_is_one_line_of_any_length(self) -> None:
         assert misuse("-n=a\nb") == 'invalid value "a\\nb" for flag -n: parse error (want an integer)'
         assert misuse("-n=" + "9" * 5000).startswith('invalid value "9999')
 
@@ -689,7 +689,7 @@ class TestRanges:
 
 
 class TestParseOrExit:
-    def test_reads_the_arguments_of_the_program(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_parse_or_exit_reads_the_arguments_of_the_program(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(sys, "argv", ["/usr/bin/nsqd", "-n", "2"])
         assert parse_or_exit(Options, prog="nsqd").options.n == 2
 

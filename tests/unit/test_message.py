@@ -31,7 +31,7 @@ def test_the_repr_of_a_message_shows_topic_state_and_beginning_of_the_body(body:
     assert "of orders, no longer in flight, attempt 3" in repr(message)
 
 
-def test_a_plain_message_stores_nothing_of_what_a_partitioned_nsq_tells() -> None:
+def test_a_plain_message_has_no_slots_for_partitions() -> None:
     assert len(Message.__slots__) == 8
 
 
@@ -66,28 +66,28 @@ class TestAsAContext:
             assert delegate.notes == []
         assert delegate.notes == [("finish", message)]
 
-    def test_requeues_what_raises(self) -> None:
+    def test_an_error_in_a_with_block_requeues_the_message(self) -> None:
         delegate = Delegate()
         message = made(delegate)
         with pytest.raises(KeyError), message:
             raise KeyError("x")
         assert delegate.notes == [("requeue", message, None, True)]
 
-    def test_says_nothing_when_it_was_answered_inside(self) -> None:
+    def test_a_with_block_does_not_answer_twice(self) -> None:
         delegate = Delegate()
         with made(delegate) as message:
             message.requeue(1.0)
             delegate.held = False
         assert delegate.notes == [("requeue", message, 1.0, True)]
 
-    def test_may_come_too_late(self) -> None:
+    def test_the_end_of_a_with_block_may_come_too_late(self) -> None:
         delegate = Delegate()
         delegate.too_late = True
         with made(delegate) as message:
             pass
         assert delegate.notes == [("finish", message)]
 
-    def test_an_error_inside_is_not_hidden_by_coming_too_late(self) -> None:
+    def test_an_error_in_a_with_block_that_ends_too_late_is_raised(self) -> None:
         delegate = Delegate()
         delegate.too_late = True
         with pytest.raises(KeyError), made(delegate):

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -156,6 +157,15 @@ def test_the_nsq_command_tells_how_to_restore_files_that_an_uninstall_removed(si
     assert output.startswith(
         "nsq: files of this package are missing, as after pynsq or nsq-py was uninstalled"
     )
+
+
+def test_ctrl_c_while_the_nsq_command_imports_prints_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Interrupted:
+        def __getattr__(self, name: str) -> NoReturn:
+            raise KeyboardInterrupt
+
+    monkeypatch.setitem(sys.modules, "nsq.tools.front_door", Interrupted())
+    assert nsq_command.main(["topics"]) == 130
 
 
 def test_the_nsq_command_runs_where_no_other_client_is(capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from nsq.contrib.celery.envelope import Envelope
-from nsq.contrib.celery.names import is_for_live_workers, nsq_name, takes
+from nsq.contrib.celery.names import nsq_name, takes, topic_of_exchange
 from nsq.contrib.celery.settings import BrokerSettings
 from nsq.errors import ConnectionFailed, NsqError
 from nsq.http.nsqlookupd import NsqlookupdApi
@@ -28,12 +28,6 @@ log = Logger("nsq.celery")
 _PAUSE = 0.2
 #: Seconds for the last publishes when the program ends.
 _LAST_PUBLISHES = 2.0
-
-
-@dataclass
-class Exchange:
-    kind: str = "direct"
-    transient: bool = False
 
 
 @dataclass
@@ -54,7 +48,8 @@ class Queue:
 class Broker:
     def __init__(self, settings: BrokerSettings) -> None:
         self.settings = settings
-        self.exchanges: dict[str, Exchange] = {}
+        self.exchanges: dict[str, str] = {}
+        """The types of the exchanges by name."""
         self.queues: dict[str, Queue] = {}
         self.created: set[tuple[str, str]] = set()
         """The channels of durable queues that this process has created."""
@@ -110,26 +105,19 @@ class Broker:
 
     # Topics.
 
-    def exchange(self, name: str) -> Exchange:
-        return self.exchanges.get(name) or Exchange(transient=is_for_live_workers(name))
-
     def queue(self, name: str) -> Queue:
         return self.queues.get(name) or Queue(name)
 
     def topic_to_publish(self, envelope: Envelope) -> str:
         if envelope.exchange:
-            transient = self.exchange(envelope.exchange).transient or is_for_live_workers(envelope.exchange)
-            return nsq_name(envelope.exchange, transient=transient)
-        # The queue of a result or a reply is unknown here. Such messages are not persistent.
+            return topic_of_exchange(envelope.exchange)
+        # The queue of a result or a reply is unknown here; it is transient.
         known = self.queues.get(envelope.routing_key)
-        transient = envelope.transient if known is None else known.transient
+        transient = envelope.transient or envelope.is_reply if known is None else known.transient
         return nsq_name(envelope.routing_key, transient=transient)
 
     def topics_to_consume(self, queue: Queue) -> list[str]:
-        topics = [
-            nsq_name(name, transient=self.exchange(name).transient or is_for_live_workers(name))
-            for name in queue.bindings
-        ]
+        topics = [topic_of_exchange(name) for name in queue.bindings]
         # A queue that exists for its bindings and ends with its consumer gets no messages of its own.
         if not topics or not queue.transient:
             topics.append(nsq_name(queue.name, transient=queue.transient))
@@ -140,7 +128,9 @@ class Broker:
         if not envelope.exchange:
             return envelope.routing_key == queue.name
         keys = queue.bindings.get(envelope.exchange)
-        return keys is not None and takes(self.exchange(envelope.exchange).kind, keys, envelope.routing_key)
+        return keys is not None and takes(
+            self.exchanges.get(envelope.exchange, "direct"), keys, envelope.routing_key
+        )
 
     # Publishing.
 
@@ -150,7 +140,7 @@ class Broker:
 
     def publish(self, envelope: Envelope) -> None:
         topic, body, due = self.topic_to_publish(envelope), envelope.encode(), envelope.due
-        if envelope.transient and envelope.exchange:
+        if envelope.transient and envelope.exchange and not envelope.is_task:
             # Events and replies to remote control: the worker's loop must not wait for them.
             with suppress(NsqError):
                 self.producer.publish_async(topic, body, block=False).add_done_callback(_note_loss)

@@ -61,11 +61,9 @@ class Connection:
         self._idle: dict[tuple[str, str], Subscription] = {}  # by queue and topic: without a consumer
         self._all: set[Subscription] = set()
         self._arrivals: queue.SimpleQueue[tuple[Channel, Delivery]] = queue.SimpleQueue()
-        reader, writer = os.pipe()
-        os.set_blocking(reader, False)
-        os.set_blocking(writer, False)
-        # Files, not numbers: a closed one raises, where its number may be another file's by then.
-        self._reader, self._writer = io.FileIO(reader, "rb"), io.FileIO(writer, "wb")
+        # The two ends of a pipe, once an event loop waits for messages. Files, not numbers: a closed one
+        # raises, where its number may be another file's by then.
+        self._pipe: tuple[io.FileIO, io.FileIO] | None = None
         self._woken = False
         self._loop: Any = None
         self._requests: queue.SimpleQueue[bool] = queue.SimpleQueue()  # False ends the keeper
@@ -172,22 +170,27 @@ class Connection:
 
     def wake(self) -> None:
         """Wake the event loop. Any thread may call this."""
-        if not self._woken:
+        if self._pipe is not None and not self._woken:
             self._woken = True
             with suppress(ValueError):  # closed
-                self._writer.write(b"\0")
+                self._pipe[1].write(b"\0")
 
     def register(self, loop: Any) -> None:
         """Have the event loop call us when messages arrive."""
         self._loop = loop
-        loop.add_reader(self._reader.fileno(), self._on_readable)
+        if self._pipe is None:
+            reader, writer = os.pipe()
+            os.set_blocking(reader, False)
+            os.set_blocking(writer, False)
+            self._pipe = io.FileIO(reader, "rb"), io.FileIO(writer, "wb")
+        loop.add_reader(self._pipe[0].fileno(), self._on_readable, self._pipe[0])
         if not hasattr(loop, "_waker"):
             _wake_for_other_threads(loop, self.wake)
         self._woken = False
         self.wake()
 
-    def _on_readable(self) -> None:
-        self._reader.read(64)
+    def _on_readable(self, reader: io.FileIO) -> None:
+        reader.read(64)
         # First this, then the queue: a message that arrives from now on wakes the loop again.
         self._woken = False
         for _ in range(_AT_ONCE):
@@ -231,10 +234,12 @@ class Connection:
                 thread.start()
             for thread in stopping:
                 thread.join(_TO_STOP)
-            if self._loop is not None and self._reader.fileno() in self._loop.readers:
-                self._loop.remove_reader(self._reader.fileno())
-        self._reader.close()
-        self._writer.close()
+        if self._pipe is not None:
+            number = self._pipe[0].fileno()
+            if not self.inherited and number in self._loop.readers:
+                self._loop.remove_reader(number)
+            for end in self._pipe:
+                end.close()
 
 
 def _wake_for_other_threads(loop: Any, wake: Callable[[], None]) -> None:

@@ -40,6 +40,11 @@ class Envelope:
         return self.properties.get("delivery_mode") == 1
 
     @property
+    def is_reply(self) -> bool:
+        """Whether it answers a message, as the result of a task does; a task has the property too."""
+        return "correlation_id" in self.properties and not self.is_task
+
+    @property
     def due(self) -> float | None:
         """When the task should run, in seconds since the epoch. None: at once, or Celery decides.
 

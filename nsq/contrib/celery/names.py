@@ -32,12 +32,11 @@ def nsq_name(name: str, *, transient: bool) -> str:
     return safe + EPHEMERAL if transient else safe
 
 
-def is_for_live_workers(exchange: str) -> bool:
-    """Whether an exchange carries remote control or events, which are of no use once their readers are gone.
-
-    The name decides, because a publisher often does not know how the exchange was declared.
+def topic_of_exchange(name: str) -> str:
+    """Return the topic of an exchange. That of remote control or events is ephemeral: they are of no use once
+    their readers are gone. The name alone decides: a publisher may not know how the exchange was declared.
     """
-    return exchange.endswith(".pidbox") or exchange.startswith("celeryev")
+    return nsq_name(name, transient=name.endswith(".pidbox") or name.startswith("celeryev"))
 
 
 def takes(kind: str, keys: Iterable[str], routing_key: str) -> bool:

@@ -86,12 +86,17 @@ def settings_of(client: Client) -> BrokerSettings:
     for text in urls:
         url, _ = split_secret(text)
         scheme, _, rest = url.rpartition("://")
-        hosts = _until_path(rest)[0]
+        hosts, mark, tail = _until_path(rest)
+        if mark == "/" and (path := tail.partition("?")[0]):
+            raise ConfigError(
+                f"the broker's URL has the path {'/' + path!r}; nsq knows none. Write a Unix socket as "
+                "nsq://%2Frun%2Fnsqd.sock"
+            )
         texts.update(parse_qsl(rest.partition("?")[2], keep_blank_values=True))
         encrypted = encrypted or scheme.startswith("nsqs")
         discovers = scheme.endswith("lookupd")
         port = _LOOKUPD_PORT if discovers else (client.port if not scheme and client.port else _NSQD_PORT)
-        wanted = [_address(host, port) for host in (hosts or "127.0.0.1").split(",") if host]
+        wanted = [_address(host, port) for host in unquote(hosts or "127.0.0.1").split(",") if host]
         (lookupds if discovers else nsqds).extend(wanted)
     values = {name: value for name, value in client.transport_options.items() if name not in _OF_KOMBU}
     max_deaths = _max_deaths(texts, values)
@@ -134,7 +139,15 @@ def _from_ssl(ssl: Any) -> dict[str, Any]:
     """Translate Celery's ``broker_use_ssl``: True, a dictionary with the usual names, or an SSLContext."""
     if not isinstance(ssl, dict):
         return {"tls": ssl} if ssl else {}
-    names = {"ca_certs": "tls_ca_file", "certfile": "tls_cert_file", "keyfile": "tls_key_file"}
+    names = {
+        "ca_certs": "tls_ca_file",
+        "certfile": "tls_cert_file",
+        "keyfile": "tls_key_file",
+        "cert_reqs": "tls_verify",
+    }
     if unknown := ssl.keys() - names.keys():
         raise ConfigError(f"broker_use_ssl has {sorted(unknown)}; known are {sorted(names)}")
-    return {"tls": True} | {names[name]: value for name, value in ssl.items()}
+    options = {"tls": True} | {names[name]: value for name, value in ssl.items()}
+    if "cert_reqs" in ssl:
+        options["tls_verify"] = ssl["cert_reqs"] != 0  # ssl.CERT_NONE
+    return options

@@ -20,7 +20,7 @@ from kombu.transport import base
 
 import nsq
 from nsq.consumer.rdy import Backoff, RdyWindows, exponential
-from nsq.contrib.celery.broker import Exchange, Queue
+from nsq.contrib.celery.broker import Queue
 from nsq.contrib.celery.connection import Connection, purge
 from nsq.contrib.celery.envelope import Envelope
 from nsq.contrib.celery.receiving import Delivery, Held, Subscription, requeue_after_death
@@ -37,6 +37,14 @@ _GET_PATIENCE = 1.0
 #: After so many seconds without a message a subscription keeps only one place of the prefetch, and while
 #: there are more subscriptions than places, one has a place for so long.
 _IDLE, _TURN = 2.0, 10.0
+#: Arguments of queues that cannot be kept, with the reasons.
+_REFUSED = {
+    "x-max-priority": "nsq has no priorities: use one queue for each, and more workers for the urgent one",
+    "x-max-length": "nsq cannot limit a queue",
+    "x-max-length-bytes": "nsq cannot limit a queue",
+    "x-dead-letter-exchange": "nsq drops rejected tasks: have the task publish to another queue instead",
+    "x-single-active-consumer": "nsq gives messages to all workers of a queue",
+}
 
 
 class Channel(base.StdChannel):  # type: ignore[misc]
@@ -63,13 +71,12 @@ class Channel(base.StdChannel):  # type: ignore[misc]
         self,
         exchange: str = "",
         type: str = "direct",  # noqa: A002
-        durable: bool = True,
         **_: Any,
     ) -> None:
         if type not in Transport.implements.exchange_type:
             raise UsageError(f"exchange {exchange!r} is of type {type!r}; nsq has direct, topic and fanout")
         if exchange:
-            self._broker.exchanges[exchange] = Exchange(type, transient=not durable)
+            self._broker.exchanges[exchange] = type
 
     def exchange_delete(self, exchange: str, **_: Any) -> None:
         self._broker.exchanges.pop(exchange, None)
@@ -89,14 +96,9 @@ class Channel(base.StdChannel):  # type: ignore[misc]
     ) -> tuple[str, int, int]:
         """Note the queue. The counts are zeros: nsqd tells them over HTTP only."""
         arguments = arguments or {}
-        if arguments.get("x-max-priority"):
-            raise UsageError(
-                f"queue {queue!r} has x-max-priority; nsq has no priorities: use one queue for each, and "
-                "more workers for the urgent one"
-            )
-        for name in ("x-max-length", "x-max-length-bytes"):
-            if arguments.get(name) is not None:
-                raise UsageError(f"queue {queue!r} has {name}; nsq cannot limit a queue")
+        for name, reason in _REFUSED.items():
+            if arguments.get(name):
+                raise UsageError(f"queue {queue!r} has {name}; {reason}")
         name = queue or f"nsq.gen-{random.getrandbits(96):024x}"
         if not passive:
             known = self._broker.queues.setdefault(name, Queue(name))

@@ -62,7 +62,7 @@ def check_consumers(**_: Any) -> list[CheckMessage]:
                     id="nsq.E005",
                 )
             )
-    return messages + (_check_databases(found) if found else [])
+    return messages or (_check_databases(found) if found else [])
 
 
 def _check_databases(found: list[Declared]) -> list[CheckMessage]:

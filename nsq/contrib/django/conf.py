@@ -84,7 +84,10 @@ def _seconds(given: Mapping[str, Any]) -> float:
 
 
 def _config(given: Mapping[str, Any]) -> Config:
+    options = given.get("OPTIONS", {})
+    if not isinstance(options, Mapping):
+        raise ImproperlyConfigured(f"NSQ['OPTIONS'] is {options!r}; it must be a dictionary")
     try:
-        return Config(**given.get("OPTIONS", {}))
+        return Config(**options)
     except (NsqError, TypeError) as error:
         raise ImproperlyConfigured(f"NSQ['OPTIONS']: {error}") from None

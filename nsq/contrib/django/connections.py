@@ -6,24 +6,34 @@ has no request, so that a connection that the database has ended would fail for 
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
+from asgiref.sync import async_to_sync
 from django.db import connections, reset_queries
+
+
+def synchronous(handler: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that runs an ``async def`` in an event loop of its own, and Django's async ORM on the
+    caller's thread.
+    """
+    return async_to_sync(handler) if inspect.iscoroutinefunction(handler) else handler
 
 
 def with_connections(handler: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a handler: connections that are too old or broken are closed before and after it. For handler
     threads.
     """
+    run = synchronous(handler)
 
     @wraps(handler)
     def handle(messages: Any) -> Any:
         reset_queries()  # with DEBUG Django keeps them
         close_old_connections()
         try:
-            return handler(messages)
+            return run(messages)
         finally:
             close_old_connections()
 

@@ -25,10 +25,12 @@ from typing import Any
 from asgiref.sync import sync_to_async
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
+from django.db import InterfaceError, OperationalError
 from django.utils import timezone
 from django.utils.module_loading import import_string
 
-from nsq import GiveUp, Message
+from nsq import GiveUp, Message, NsqError
+from nsq.contrib.django.connections import close_old_connections
 from nsq.contrib.django.publishing import current_settings, publish, publish_on_commit
 from nsq.log import Logger
 from nsq.wire.names import check_channel, check_topic
@@ -105,7 +107,12 @@ class NsqBackend(BaseTaskBackend):
             topic, defer = self.address_of(task)
             publish_on_commit(topic, body, defer=defer, using=self.nsq.database)
         else:
-            self.send(task, body)
+            try:
+                self.send(task, body)
+            except NsqError as error:
+                if not error.maybe_stored:
+                    self.delete_result(result)
+                raise
         task_enqueued.send(type(self), task_result=result)
         return result
 
@@ -135,14 +142,29 @@ class NsqBackend(BaseTaskBackend):
 
             StoredResult.objects.using(self.nsq.database).create(**StoredResult.columns_of(result))
 
-    def save_result(self, result: Any) -> None:
+    def delete_result(self, result: Any) -> None:
         if self.supports_get_result:
             from nsq.contrib.django.results.models import StoredResult
 
-            rows, columns = StoredResult.objects.using(self.nsq.database), StoredResult.columns_of(result)
-            if not rows.filter(pk=result.id).update(**columns):
-                # The row was rolled back, or its transaction has not ended: then this waits for its end.
-                rows.update_or_create(pk=result.id, defaults=columns)
+            StoredResult.objects.using(self.nsq.database).filter(pk=result.id).delete()
+
+    def save_result(self, result: Any) -> None:
+        if not self.supports_get_result:
+            return
+        try:
+            self._write_result(result)
+        except (OperationalError, InterfaceError):
+            # The database may have ended this connection while the task ran.
+            close_old_connections()
+            self._write_result(result)
+
+    def _write_result(self, result: Any) -> None:
+        from nsq.contrib.django.results.models import StoredResult
+
+        rows, columns = StoredResult.objects.using(self.nsq.database), StoredResult.columns_of(result)
+        if not rows.filter(pk=result.id).update(**columns):
+            # The row was rolled back, or its transaction has not ended: then this waits for its end.
+            rows.update_or_create(pk=result.id, defaults=columns)
 
     def get_result(self, result_id: str) -> Any:
         if not self.supports_get_result:

@@ -11,11 +11,12 @@ from django.test import override_settings
 
 from nsq import Message
 from nsq.contrib.django import locmem
+from nsq.contrib.django.connections import synchronous
 from nsq.errors import AlreadyResponded
 
 
 class NsqTestMixin:
-    """For a test case of Django: messages stay in ``self.outbox``.
+    """For a test case of Django: messages stay in ``self.outbox``, which each test begins with empty.
 
         class OrderTests(NsqTestMixin, TestCase):
             def test_an_order_is_published(self):
@@ -29,10 +30,13 @@ class NsqTestMixin:
 
     outbox = locmem.outbox
 
+    @classmethod
+    def setUpClass(cls) -> None:
+        # Before setUpTestData, which may publish too.
+        cls.enterClassContext(override_settings(NSQ={"BACKEND": "nsq.contrib.django.locmem"}))  # type: ignore[attr-defined]
+        super().setUpClass()  # type: ignore[misc]
+
     def setUp(self) -> None:
-        replaced = override_settings(NSQ={"BACKEND": "nsq.contrib.django.locmem"})
-        replaced.enable()
-        self.addCleanup(replaced.disable)  # type: ignore[attr-defined]
         locmem.outbox.clear()
         super().setUp()  # type: ignore[misc]
 
@@ -68,7 +72,7 @@ def handle(
     """
     now = time.monotonic()
     message = Message(_Delegate(topic), now, math.inf, time.time_ns(), attempts, b"0123456789abcdef", body)
-    handler(message)
+    synchronous(handler)(message)
     return message
 
 

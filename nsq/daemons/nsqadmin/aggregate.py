@@ -112,10 +112,11 @@ def _due(given: Json) -> Json:
     """Return how many deferred messages are due within which time, if the nsqd says so: Go's does not."""
     if "deferred_due" not in given:
         return {}
-    due = [an_object(each) for each in rows(given, "deferred_due")]
-    return {
-        "deferred_due": [{"within": each.get("within"), "count": value(each, "count", int)} for each in due]
-    }
+    due = []
+    for each in map(an_object, rows(given, "deferred_due")):
+        within = None if each.get("within") is None else _number(each, "within")  # None: later
+        due.append({"within": within, "count": value(each, "count", int)})
+    return {"deferred_due": due}
 
 
 def _client(given: Any, node: str, now: float) -> Json:

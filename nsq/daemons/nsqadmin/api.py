@@ -26,7 +26,7 @@ from nsq.daemons.nsqadmin.overview import Overview
 from nsq.daemons.nsqadmin.page import Page
 from nsq.daemons.nsqadmin.peek import peek
 from nsq.daemons.serve.logs import DaemonLog
-from nsq.daemons.serve.routes import OK, Handler, HttpError, Reply, Request, Route, read_body
+from nsq.daemons.serve.routes import OK, Handler, HttpError, Reply, Request, Route
 from nsq.flags import config_key, is_duration
 from nsq.http.cluster import Node, newest_version
 from nsq.http.nsqlookupd import nsqlookupd_address
@@ -203,7 +203,7 @@ class Api:
 
     async def put_setting(self, request: Request) -> Reply:
         # As in Go's nsqadmin, an empty body also counts as too large.
-        body = await read_body(request, MAX_BODY, "INVALID_VALUE")
+        body = await request.read(MAX_BODY, "INVALID_VALUE")
         if not 0 < len(body) <= MAX_BODY:
             raise HttpError(413, "INVALID_VALUE")
         name = request.params["opt"]

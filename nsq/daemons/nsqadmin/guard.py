@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from nsq.daemons.nsqadmin.cluster import UpstreamError
 from nsq.daemons.nsqadmin.options import NsqadminOptions, config_network
-from nsq.daemons.serve.routes import Handler, HttpError, Reply, Request, read_body
+from nsq.daemons.serve.routes import Handler, HttpError, Reply, Request
 from nsq.daemons.serve.sites import own_names, refuse_other_sites, unknown_name
 from nsq.wire.identify import values_of
 
@@ -96,7 +96,7 @@ def _lies_in(remote: str, network: ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 async def json_body(request: Request) -> Json:
-    body = await read_body(request, MAX_BODY, "BODY_TOO_BIG")
+    body = await request.read(MAX_BODY, "BODY_TOO_BIG")
     try:
         parsed = json.loads(body)
     except (ValueError, RecursionError) as error:

@@ -65,12 +65,12 @@ class Live:
         name = secrets.token_urlsafe(16)
         try:
             tail = self._open[name] = Tail(topic, addresses, self._config)
+            if self._reaper is None or self._reaper.done():
+                self._reaper = asyncio.get_running_loop().create_task(self._reap(), name="tail-reaper")
             await in_thread(tail.start, "nsqadmin-tail-start")
         except nsq.NsqError as error:
             self._open.pop(name, None)
             raise HttpError(502, f"UPSTREAM_ERROR: {error}") from None
-        if self._reaper is None or self._reaper.done():
-            self._reaper = asyncio.get_running_loop().create_task(self._reap(), name="tail-reaper")
         return reply_with({"id": name}, nodes.failures + found.failures)
 
     def tail(self, request: Request) -> Reply:

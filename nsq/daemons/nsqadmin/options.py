@@ -127,6 +127,8 @@ class NsqadminOptions:
         for name in ("graphite_url", "notification_http_endpoint"):
             if getattr(self, name):
                 _url(name, getattr(self, name))
+        if self.graphite_url and "://" not in self.graphite_url:  # browsers ask it too
+            object.__setattr__(self, "graphite_url", f"http://{self.graphite_url}")
         if self.proxy_graphite and not self.graphite_url:
             raise ConfigError("--proxy-graphite needs --graphite-url")
         if not (self.use_statsd_prefixes and self.use_statsd_prefix):

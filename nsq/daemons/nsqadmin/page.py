@@ -73,9 +73,7 @@ def _policy(options: NsqadminOptions) -> str:
     """Make the Content-Security-Policy: the page uses only this server, and Graphite for pictures."""
     pictures = "'self'"
     if options.graphite_url and not options.proxy_graphite:
-        parts = urlsplit(
-            options.graphite_url if "://" in options.graphite_url else f"http://{options.graphite_url}"
-        )
+        parts = urlsplit(options.graphite_url)
         pictures += f" {parts.scheme}://{parts.netloc}"
     return (
         "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "

@@ -78,7 +78,7 @@ class Connection(asyncio.Protocol):
         if not self._finishing:
             self.resume_reading()
 
-    def connection_lost(self, fault: Exception | None) -> None:
+    def connection_lost(self, error: Exception | None) -> None:
         if self._cut_off is not None:
             self._cut_off.cancel()
         if self.session is not None:

@@ -43,7 +43,6 @@ from nsq.daemons.serve.routes import (
     Reply,
     Request,
     Route,
-    read_body,
 )
 from nsq.daemons.serve.sites import on_this_machine, own_names, refuse_other_sites, unknown_name
 from nsq.daemons.serve.slices import Slices
@@ -240,29 +239,34 @@ class Publishing:
         )
 
     async def pub(self, request: Request) -> Reply:
-        body = await read_body(request, self._options.max_msg_size, "MSG_TOO_BIG")
+        body = await request.read(self._options.max_msg_size, "MSG_TOO_BIG")
         if not body:
             raise HttpError(400, "MSG_EMPTY")
         name = topic_name(request)
         delay = self._defer(request)
         try:
             if delay:
-                await self._publish(lambda: self._broker.publish_deferred(name, [(delay, body)]))
+                await self._publish(name, lambda: self._broker.publish_deferred(name, [(delay, body)]))
             else:
-                await self._publish(lambda: self._broker.publish(name, [body]))
+                await self._publish(name, lambda: self._broker.publish(name, [body]))
             await self._wait_until_synced()
         except StorageFailed as error:
             raise HttpError(503, _code(error, "PUB_FAILED")) from None
         return OK
 
-    async def _publish(self, publish: Callable[[], object]) -> None:
-        """Publish; for a new topic, first wait for its channels."""
+    async def _publish(self, name: str, publish: Callable[[], object]) -> None:
+        """Publish; for a new topic, first wait for its channels. Then wait while the topic is crowded."""
         while True:
             try:
                 publish()
                 break
             except TopicStarting as starting:
                 await _started(starting.topic)
+        topic = self._broker.topics.get(name)
+        if topic is not None and topic.crowded:
+            caught_up = asyncio.Event()
+            topic.when_caught_up(caught_up.set)
+            await caught_up.wait()
 
     async def _wait_until_synced(self) -> None:
         """With --durable, wait until the messages are fsynced."""
@@ -281,7 +285,7 @@ class Publishing:
         if int(request.headers.get("Content-Length") or 0) > self._options.max_body_size:
             raise HttpError(413, "BODY_TOO_BIG")
         name = topic_name(request)
-        body = await read_body(request, self._options.max_body_size, "BODY_TOO_BIG")
+        body = await request.read(self._options.max_body_size, "BODY_TOO_BIG")
         cut = self._lines if request.args.get("binary", "false") in _NOT_BINARY else self._binary
         # A large body may hold a million messages: splitting it on the loop would delay other clients.
         bodies = cut(body) if len(body) < _LARGE else await in_thread(lambda: cut(body), "nsqd-mpub")
@@ -291,7 +295,8 @@ class Publishing:
                 while start < len(bodies):
                     end = start + self._broker.at_once(name)
                     began = time.monotonic()
-                    await self._publish(functools.partial(self._broker.publish, name, bodies[start:end]))
+                    part = bodies[start:end]
+                    await self._publish(name, functools.partial(self._broker.publish, name, part))
                     start = end
                     if start < len(bodies):  # let other clients be served
                         await asyncio.sleep(pause_after(time.monotonic() - began))
@@ -505,7 +510,7 @@ class Inspection:
 
     async def put_setting(self, request: Request) -> Reply:
         # As in Go's nsqd, an empty body also counts as too large.
-        body = await read_body(request, _MAX_SETTING, "INVALID_VALUE")
+        body = await request.read(_MAX_SETTING, "INVALID_VALUE")
         if not 0 < len(body) <= _MAX_SETTING:
             raise HttpError(413, "INVALID_VALUE")
         name = request.params["opt"]

@@ -98,12 +98,12 @@ class Debugging:
             return Reply.text(f"invalid block rate {rate!r}: it must be a whole number", 400)
         return Reply.text("there is no block profile; /debug/threads shows waiting threads and tasks", 404)
 
-    async def _run_alone(self, what: str, look: Callable[[threading.Event], T]) -> T:
+    async def _run_alone(self, what: str, work: Callable[[threading.Event], T]) -> T:
         if self._busy:
             raise HttpError(409, "BUSY")
-        self._busy = True
         stop = threading.Event()
-        running = in_thread(functools.partial(look, stop), f"debug-{what}")
+        running = in_thread(functools.partial(work, stop), f"debug-{what}")
+        self._busy = True
         running.add_done_callback(self._ended)
         try:
             # Shielded: no other request may start before this thread has ended.

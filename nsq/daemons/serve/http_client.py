@@ -35,8 +35,9 @@ async def send(
         raise ApiError(f"{url}: {error}") from None
     except TimeoutError:
         raise ApiError(f"{url} did not answer within {request_timeout:g} s") from None
-    except (OSError, UnicodeError, OverflowError) as error:
-        # The last two: a host that is no name, a port that is none. TLS errors are OSErrors.
+    except (OSError, ValueError, OverflowError) as error:
+        # An nsqd may have registered a host or a port that is none: ValueError, OverflowError. TLS errors are
+        # OSErrors.
         raise ApiError(f"{url} cannot be reached: {error}") from None
 
 

@@ -53,6 +53,8 @@ READ_BUFFER = 1024
 BODY_BUFFER = 256 * 1024
 # With more unsent bytes than this, the connection's next request waits.
 UNSENT_BYTES = 64 * 1024
+# As much of a reply is written at once; a slow reader has STALL_SECONDS for each piece.
+PIECE = 256 * 1024
 # A connection beyond --max-connections gets a 503 if its request arrives within this time.
 REFUSED_SECONDS = 5.0
 TOO_MANY = "TOO_MANY_CONNECTIONS"
@@ -348,7 +350,7 @@ class _Server(web.Server):
 
 
 class _Response(web.StreamResponse):
-    """Sends a Reply in one write. The base class is not initialised: its handling of headers is slow."""
+    """Sends a short Reply in one write. The base class is not initialised: it is slow with headers."""
 
     def __init__(self, reply: Reply, marked: bool, last: bool) -> None:
         self._reply = reply
@@ -365,14 +367,14 @@ class _Response(web.StreamResponse):
         if transport is None or transport.is_closing():
             raise ConnectionResetError("the client is gone")
         self._kept = request.keep_alive and not self._last
-        await self._send(self._encoded(request), request, transport)
-        for piece in self._reply.rest if request.method != "HEAD" else ():
-            await self._send(piece, request, transport)
+        for data in (self._encoded(request), *(self._reply.rest if request.method != "HEAD" else ())):
+            for start in range(0, len(data), PIECE):
+                await self._send(data[start : start + PIECE], request, transport)
         if not request.content.is_eof() and (self._kept or not self._last):
             await _discard(request)
 
     async def _send(self, data: bytes, request: web.BaseRequest, transport: asyncio.Transport) -> None:
-        """Send the data; return when most of it has been sent."""
+        """Send a piece; return when most of it has been sent."""
         if transport.is_closing():
             raise ConnectionResetError("the client is gone")
         transport.write(data)

@@ -145,7 +145,7 @@ class DaemonLog:
             return
         if self._file is not None:
             # Replace only the descriptor: a thread that is writing to the file then loses no line.
-            os.dup2(renewed.fileno(), self._file.fileno())
+            os.dup2(renewed.fileno(), self._file.fileno(), inheritable=False)
             renewed.close()
 
     def close(self) -> None:

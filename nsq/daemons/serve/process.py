@@ -63,6 +63,8 @@ def run_program(
     with contextlib.closing(log):
         for warning in parsed.warnings:
             log.warning("%s", warning)
+        if parsed.rest:
+            log.warning("ignored, as %r is not a flag: %s", parsed.rest[0], " ".join(parsed.rest))
         log.info("%s", version)
         return run(lambda: make_daemon(parsed.options, log), log)
 
@@ -112,9 +114,9 @@ async def _serve(make_daemon: Callable[[], Daemon], log: DaemonLog) -> int:
         log.error("cannot start", exc=error)
         return 1
     watchdog = asyncio.get_running_loop().create_task(systemd.feed_watchdog(), name="systemd-watchdog")
-    systemd.tell("READY=1")
+    systemd.notify("READY=1")
     await signals.obey(daemon)
-    systemd.tell("STOPPING=1")
+    systemd.notify("STOPPING=1")
     try:
         return 0 if await daemon.stop() else 1
     finally:
@@ -145,7 +147,7 @@ class _Signals:
     async def obey(self, daemon: Daemon) -> None:
         """Drain and reload on their signals; return when the daemon must stop."""
         loop = asyncio.get_running_loop()
-        jobs = [self._stop.wait(), self._drain_when_told(daemon), self._reload_when_told(daemon)]
+        jobs = [self._stop.wait(), self._drain_on_signal(daemon), self._reload_on_signal(daemon)]
         tasks: list[asyncio.Task[Any]] = [loop.create_task(job) for job in jobs]
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in tasks:
@@ -164,24 +166,24 @@ class _Signals:
             self._log.warning("received %s again: not waiting for clients and requests", number.name)
             self.hurry()
 
-    async def _drain_when_told(self, daemon: Daemon) -> None:
+    async def _drain_on_signal(self, daemon: Daemon) -> None:
         await self._drain.wait()
         self._log.info("received SIGUSR1, draining; SIGTERM stops at once")
-        self._systemd.tell("STATUS=draining")
+        self._systemd.notify("STATUS=draining")
         await daemon.drain()
 
-    async def _reload_when_told(self, daemon: Daemon) -> None:
+    async def _reload_on_signal(self, daemon: Daemon) -> None:
         while True:
             await self._reload.wait()
             self._reload.clear()
-            self._systemd.tell(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
+            self._systemd.notify(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
             self._log.reopen()
             self._log.info("received SIGHUP, reloading")
             try:
                 await daemon.reload()
             except Exception as error:
                 self._log.error("reloading failed", exc=error)
-            self._systemd.tell("READY=1")
+            self._systemd.notify("READY=1")
 
 
 class Systemd:
@@ -195,7 +197,7 @@ class Systemd:
         microseconds = environment.get("WATCHDOG_USEC", "")
         self._watchdog = int(microseconds) / 1_000_000 if mine and microseconds.isdigit() else 0.0
 
-    def tell(self, state: str) -> None:
+    def notify(self, state: str) -> None:
         if not self._address:
             return
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
@@ -205,5 +207,5 @@ class Systemd:
     async def feed_watchdog(self) -> None:
         """Report that the event loop is running, twice as often as systemd expects it."""
         while self._watchdog:
-            self.tell("WATCHDOG=1")
+            self.notify("WATCHDOG=1")
             await asyncio.sleep(self._watchdog / 2)

@@ -142,11 +142,6 @@ class Request:
         return self._body
 
 
-async def read_body(request: Request, limit: int, too_big: str) -> bytes:
-    """Return the request's body, or raise HttpError 413 ``too_big`` if it exceeds ``limit`` bytes."""
-    return await request.read(limit, too_big)
-
-
 Handler = Callable[[Request], Reply | Awaitable[Reply]]
 
 
@@ -209,9 +204,16 @@ class Router:
     def _meant(self, method: str, path: str) -> str | None:
         """Return an existing path: one slash less or more, or without doubled slashes, dots and capitals."""
         clean = posixpath.normpath("/" + path.lstrip("/"))
-        for other in (path[:-1] if path.endswith("/") else path + "/", clean, clean.lower()):
+        for other in (path[:-1] if path.endswith("/") else path + "/", clean):
             if self.find(method, other)[0] is not None:
                 return other
+        segments = clean.split("/")
+        patterns = {tuple(known.split("/")): methods for known, methods in self._static.items()}
+        for pattern, methods in (patterns | self._patterns).items():
+            if method in methods and _match(pattern, [each.lower() for each in segments]) is not None:
+                # What a :name stands for keeps its case: ORDERS is another topic than orders.
+                both = zip(pattern, segments, strict=True)
+                return "/".join(have if want.startswith(":") else want for want, have in both)
         return None
 
     def _allowed(self, path: str) -> str:

@@ -21,7 +21,7 @@ def in_thread(work: Callable[[], T], name: str) -> asyncio.Future[T]:
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[T] = loop.create_future()
 
-    def settle(give: Callable[[], None]) -> None:
+    def complete(give: Callable[[], None]) -> None:
         if not answer.done():
             give()
 
@@ -33,7 +33,7 @@ def in_thread(work: Callable[[], T], name: str) -> asyncio.Future[T]:
             give = functools.partial(answer.set_exception, error)
         # If the loop has ended meanwhile, the result is no longer needed.
         with suppress(RuntimeError):
-            loop.call_soon_threadsafe(settle, give)
+            loop.call_soon_threadsafe(complete, give)
 
     threading.Thread(target=run, name=name, daemon=True).start()
     return answer

@@ -37,7 +37,9 @@ class Connection(Verbs):
         chance: random.Random,
         on_end: Callable[[Connection], None],
     ) -> None:
+        #: 1 for the first connection through the link.
         self.number = number
+        #: Whether it has not ended.
         self.open = True
         self._sockets: dict[str, socket.socket | None] = {CLIENT: client, SERVER: server}
         self._loop = loop

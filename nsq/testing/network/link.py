@@ -36,7 +36,9 @@ class Link(ListenerVerbs):
     """A proxy: clients dial ``address``, and their connections are forwarded to ``target``."""
 
     def __init__(self, target: str, loop: Loop, chance: random.Random, record: Recorder) -> None:
+        #: The daemon's address.
         self.target = target
+        #: How many connections clients have made.
         self.accepted = 0
         self._loop = loop
         self._chance = chance
@@ -45,6 +47,7 @@ class Link(ListenerVerbs):
         # A bound socket that never listens: it reserves the port while there is no listener.
         self._keeper = _bound(_ANYWHERE)
         self._place = self._keeper.getsockname()
+        #: The address for clients.
         self.address = f"{self._place[0]}:{self._place[1]}"
         self._listener: socket.socket | None = None
         self._fillers: list[socket.socket] = []

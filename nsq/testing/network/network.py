@@ -44,7 +44,9 @@ class Network(ListenerVerbs):
     """
 
     def __init__(self, seed: object = 0) -> None:
+        #: As it was given.
         self.seed = seed
+        #: All faults, in order.
         self.history: list[Hit] = []
         self._chance = random.Random(f"{seed}")
         self._links: list[Link] = []

@@ -57,6 +57,7 @@ class Schedule:
         pause: tuple[float, float] = (0.05, 0.5),
         seconds: tuple[float, float] = (0.05, 1.0),
     ) -> None:
+        #: As it was given.
         self.seed = seed
         self._kinds = dict(kinds) if isinstance(kinds, Mapping) else dict.fromkeys(kinds, 1.0)
         self._pause = _bounds("pause", pause)

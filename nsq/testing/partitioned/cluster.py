@@ -85,7 +85,9 @@ class PartitionedCluster:
         self._move_time = move_time
         self._run: _Run | None = None
         self._lock = threading.Lock()  # one request at a time is under way
+        #: The nsqds, after the start.
         self.nodes: list[Node] = []
+        #: The nsqlookupds, after the start.
         self.lookups: list[Lookup] = []
 
     # Lifetime
@@ -224,8 +226,11 @@ class Node:
     """One nsqd of the cluster. Its addresses stay after ``kill`` and ``restart``."""
 
     def __init__(self, cluster: PartitionedCluster, index: int, tcp_address: str, http_address: str) -> None:
+        #: Its place in ``cluster.nodes``.
         self.index = index
+        #: ``host:port`` for clients.
         self.tcp_address = tcp_address
+        #: ``host:port`` for HTTP.
         self.http_address = http_address
         self._call = cluster._call
 
@@ -279,7 +284,9 @@ class Lookup:
     """One nsqlookupd of the cluster."""
 
     def __init__(self, cluster: PartitionedCluster, index: int, http_address: str) -> None:
+        #: Its place in ``cluster.lookups``.
         self.index = index
+        #: ``host:port``, for ``nsqlookupd=``.
         self.http_address = http_address
         self._call = cluster._call
 

@@ -358,7 +358,7 @@ def test_one_message_from_one_nsqd_tests_whether_a_backoff_is_over(two: list[Any
             publish(nsqd, numbered(8))
         gate.wait_until_held(1)
         (busy,) = [each for each in consumer.health().connections if each.in_flight]
-        assert (busy.rdy, busy.reason) == (1, "backing off (level 1): tests the waters with one message")
+        assert (busy.rdy, busy.reason) == (1, "backing off (level 1): tries one message")
         assert sorted(rdys(two)) == [0, 1]
         gate.let_go()
         until("equal shares again", lambda: rdys(two) == [3, 3])

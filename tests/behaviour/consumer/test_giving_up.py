@@ -70,7 +70,7 @@ def test_without_max_attempts_nothing_is_given_up(nsqd: AnyNsqd) -> None:
         expect_drained(nsqd, requeues=10)
 
 
-def test_what_cannot_be_kept_is_not_given_up(nsqd: AnyNsqd) -> None:
+def test_a_message_that_cannot_be_kept_is_not_given_up(nsqd: AnyNsqd) -> None:
     publish(nsqd, [b"precious"])
 
     def keep(message: Message) -> None:

@@ -57,7 +57,7 @@ def test_an_nsqd_that_is_away_is_dialed_until_it_is_back(nsqd: AnyNsqd) -> None:
     nsqd.stop(keep_data=True)
     seen = Recorder()
     consumer = make_consumer(nsqd, **QUICK).add_handler(seen).start()
-    until("says why", lambda: "Connection refused" in consumer.health().discovery[0])
+    until("says why", lambda: "Connection refused" in str(consumer.health().discovery))
     health = consumer.health()
     assert not health.ok
     assert health.summary.startswith(f"no connection to any nsqd; cannot connect to {nsqd.tcp_address}")

@@ -255,7 +255,7 @@ def test_several_threads_that_stop_it_wait_for_the_same_end(loaded: AnyNsqd) -> 
     assert consumer.stop() == CLEAN
 
 
-def test_a_consumer_without_a_handler_takes_no_message_unless_it_is_told_to(loaded: AnyNsqd) -> None:
+def test_a_consumer_without_a_handler_takes_no_message_unless_max_in_flight_is_given(loaded: AnyNsqd) -> None:
     with log_of() as log, running(make_consumer(loaded)) as consumer:
         assert consumer.stats().in_flight == 0
     log.wait_for("WARNING", "has no handler")

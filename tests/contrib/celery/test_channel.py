@@ -15,6 +15,7 @@ import kombu.serialization  # loads the entry point, as importing celery does
 import pytest
 
 import nsq
+from nsq.contrib.celery.broker import close_brokers
 from nsq.testing import Nsqd, Nsqlookupd
 from nsq.testing.plugin import Factory
 from tests.integration.authority import Authority
@@ -152,11 +153,15 @@ def test_a_message_that_kombu_did_not_publish_goes_to_the_dead_letters(connect: 
     assert dead == [b"\xff not kombu's"]
 
 
-def test_priorities_and_limits_of_queues_are_refused_by_name(connect: Connect) -> None:
+def test_what_nsq_does_not_have_is_refused_by_name(connect: Connect) -> None:
     connection = connect()
-    for queue in (kombu.Queue("a", max_priority=5), kombu.Queue("a", max_length=5)):
-        with pytest.raises(nsq.UsageError, match=r"x-max-(priority|length)"):
-            queue(connection.default_channel).declare()
+    for options, name in (
+        ({"max_priority": 5}, "x-max-priority"),
+        ({"max_length": 5}, "x-max-length"),
+        ({"queue_arguments": {"x-dead-letter-exchange": "dead"}}, "x-dead-letter-exchange"),
+    ):
+        with pytest.raises(nsq.UsageError, match=f"queue 'a' has {name}"):
+            kombu.Queue("a", **options)(connection.default_channel).declare()
     with pytest.raises(nsq.UsageError, match="priority is 3; nsq has no priorities"):
         kombu.Producer(connection).publish("x", routing_key="a", priority=3)
     with pytest.raises(nsq.UsageError, match="of type 'headers'"):
@@ -168,7 +173,7 @@ def test_a_message_above_the_limit_is_refused_at_once(connect: Connect) -> None:
         kombu.Producer(connect()).publish("x" * 2_000_000, routing_key="a")
 
 
-def test_events_from_before_the_reader_and_those_that_nobody_reads_are_dropped(connect: Connect) -> None:
+def test_events_from_before_the_reader_are_dropped(connect: Connect) -> None:
     connection = connect()
     exchange = kombu.Exchange("celeryev", type="topic")
 
@@ -290,3 +295,38 @@ def test_consumers_come_and_go_while_the_prefetch_is_shared_out(connect: Connect
         sharing.join()
         sys.setswitchinterval(interval)
     assert errors == []
+
+
+def test_a_transient_task_for_an_exchange_is_refused_while_nsqd_is_down(
+    connect: Connect, nsqd_factory: Factory[Nsqd]
+) -> None:
+    nsqd = nsqd_factory(process=True)
+    producer = kombu.Producer(
+        connect(f"nsq://{nsqd.tcp_address}?publish_timeout=500ms"), kombu.Exchange("news")
+    )
+    producer.publish("x", delivery_mode=1, headers={"task": "t"})
+    nsqd.stop()
+    with pytest.raises(nsq.PublishFailed):
+        producer.publish("x", delivery_mode=1, headers={"task": "t"})
+
+
+def test_a_queue_gets_what_other_processes_publish_without_declaring_anything(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connection = connect()
+    exchange = kombu.Exchange("news", type="fanout", durable=False)
+    reply_queue = kombu.Queue("reply-to-me", durable=False, auto_delete=True)
+    got: list[object] = []
+    with kombu.Consumer(
+        connection,
+        [kombu.Queue("news.1", exchange), reply_queue],
+        callbacks=[lambda body, message: (got.append(body), message.ack())],
+    ):
+        monkeypatch.setattr("nsq.contrib.celery.broker._brokers", {})  # as in another process
+        other = connect()
+        kombu.Producer(other).publish("to all", exchange="news")
+        # A persistent result, as Celery's result_persistent makes it.
+        kombu.Producer(other).publish("reply", routing_key="reply-to-me", correlation_id="1", delivery_mode=2)
+        close_brokers()
+        drain(connection, lambda: len(got) == 2)
+    assert sorted(map(str, got)) == ["reply", "to all"]

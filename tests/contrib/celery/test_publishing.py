@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 
@@ -14,6 +16,16 @@ from nsq.testing import Nsqd
 from nsq.testing.plugin import Factory
 
 from .conftest import PATIENCE, Site, wait_for
+
+
+def test_a_program_that_has_published_ends_without_noise(nsqd: Nsqd) -> None:
+    program = f"""
+from celery import Celery
+Celery(broker="nsq://{nsqd.tcp_address}", set_as_current=True).send_task("t")
+"""
+    command = [sys.executable, "-W", "default::ResourceWarning", "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=True)
+    assert done.stderr == ""
 
 
 def received(nsqd: Nsqd, topic: str, wanted: set[str]) -> set[str]:

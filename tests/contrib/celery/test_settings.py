@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from typing import Any
 
 import kombu.serialization  # loads the entry point, as importing celery does
@@ -25,7 +26,8 @@ def settings(url: str | list[str], **options: Any) -> BrokerSettings:
         ("nsq://10.0.0.2:5150/", ["10.0.0.2:5150"], []),
         ("nsq://a:1,b", ["a:1", "b:4150"], []),
         ("nsq://[::1],[::2]:7", ["[::1]:4150", "[::2]:7"], []),
-        ("nsq://a?msg_timeout=2m", ["a:4150"], []),
+        ("nsq://a/?msg_timeout=2m", ["a:4150"], []),
+        ("nsq://%2Frun%2Fnsqd.sock,b", ["/run/nsqd.sock", "b:4150"], []),
         ("nsq://a;nsq://b:2", ["a:4150", "b:2"], []),
         ("nsq+lookupd://10.0.0.7,b:1", [], ["10.0.0.7:4161", "b:1"]),
     ],
@@ -49,6 +51,8 @@ def test_options_come_from_the_query_and_from_transport_options() -> None:
         ("nsq://a?max_deaths=often", {}, "max_deaths is 'often'; it must be a whole number from 0 up"),
         ("nsq://a", {"transport_options": {"max_deaths": -1}}, "max_deaths is -1"),
         ("nsq://a:port", {}, "port 'port'"),
+        ("nsq:///run/nsqd.sock", {}, "the path '/run/nsqd.sock'"),
+        ("nsq://s3cret@a/vhost?msg_timeout=2m", {}, "the path '/vhost'; nsq knows none"),
         ("nsq://a", {"ssl": {"keyfle": "x"}}, "broker_use_ssl has ['keyfle']"),
     ],
 )
@@ -65,7 +69,11 @@ def test_nsqs_is_nsq_over_tls(url: str) -> None:
 
 
 def test_broker_use_ssl_gives_the_files() -> None:
-    config = settings("nsq://a", ssl={"ca_certs": "ca.pem", "certfile": "c.pem", "keyfile": "k.pem"}).config
+    files = {"ca_certs": "ca.pem", "certfile": "c.pem", "keyfile": "k.pem"}
+    # As Celery's documentation has it.
+    config = settings("nsq://a", ssl=files | {"cert_reqs": ssl.CERT_REQUIRED}).config
+    assert config.tls_verify is True
+    assert settings("nsq://a", ssl={"cert_reqs": ssl.CERT_NONE}).config.tls_verify is False
     assert (config.tls, config.tls_ca_file, config.tls_cert_file) == (True, "ca.pem", "c.pem")
 
 

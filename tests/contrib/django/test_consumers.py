@@ -44,7 +44,7 @@ def test_two_processes_handle_messages_and_sigterm_lets_handlers_finish(site: Si
     assert "mails" not in site.said()
 
 
-def test_batches_reach_their_handler_together(site: Site, nsqd: Nsqd) -> None:
+def test_batches_reach_their_handler_together_and_it_may_be_async(site: Site, nsqd: Nsqd) -> None:
     publish(nsqd, "mails", [b"x"] * 10)
     with site.running(MANAGE, "nsq_consume", "mails/sending", "--processes=1"):
         until("sent", site.billed)
@@ -141,6 +141,7 @@ def problems(**settings: Any) -> dict[str, str]:
 def test_consumers_that_cannot_be_made_or_share_a_channel_are_found_by_the_check(declaring: None) -> None:
     assert problems() == {}
     consumer("orders", "billing")(lambda message: None)
+    consumer("orders", "adding", threads="3")(lambda message: None)  # type: ignore[arg-type]
     consumer("orders", "counting", thread=3)(lambda message: None)
     found = problems()
     assert set(found) == {"nsq.E004", "nsq.E005"}

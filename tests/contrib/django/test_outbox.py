@@ -26,6 +26,7 @@ from nsq.contrib.django.outbox.relay import Relay
 from nsq.testing import Nsqd
 from nsq.testing.plugin import Factory
 from tests.integration.consuming import until
+from tests.interop.auth_server import running_auth_server
 
 from .conftest import PROJECT, Site, bodies
 from .postgres import Postgres
@@ -60,6 +61,9 @@ def test_a_message_is_stored_with_the_data_and_only_with_it(outbox: Any) -> None
     assert waiting() == ["tea", "outside"]
     with pytest.raises(nsq.InvalidName):
         publish("no topic!", b"x")
+    for key in (17, "k" * 201):
+        with pytest.raises(nsq.InvalidMessage, match="key is"):
+            publish("orders", b"x", key=key)  # type: ignore[arg-type]
     assert outbox == []
 
 
@@ -177,6 +181,25 @@ def test_a_message_that_nsqd_refuses_is_set_aside_and_the_others_go_on(
     assert bytes(left.body) == b"far too long"
     assert left.refused_at is not None
     assert "E_BAD_MESSAGE" in left.error
+
+
+def test_a_topic_that_may_not_be_published_to_does_not_hold_up_others(
+    database: None, nsqd_factory: Factory[Nsqd]
+) -> None:
+    grant = {"topic": "orders", "channels": [".*"], "permissions": ["subscribe", "publish"]}
+    options = {"NSQD": "", "OPTIONS": {"auth_secret": "s"}}
+    with running_auth_server({"s": [grant]}) as address:
+        options["NSQD"] = nsqd_factory(auth_http_addresses=[address]).tcp_address
+        with override_settings(NSQ=options):
+            publish("secret", b"waits", key="ada")
+            publish("orders", b"same key", key="ada")
+            for number in range(40):
+                publish("orders", b"other", key=str(number))
+            with pytest.raises(CommandError, match="the log says why"):
+                call_command("nsq_relay", "--once", "--batch=1", verbosity=0)
+    left = OutboxMessage.objects.get()
+    assert (bytes(left.body), left.refused_at) == (b"waits", None)
+    assert "E_UNAUTHORIZED" in left.error
 
 
 def test_the_admin_lists_waiting_messages_with_the_reason_and_sends_refused_ones_again(outbox: Any) -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import threading
 import urllib.error
 import urllib.request
 from typing import Any
 
 import pytest
+from asgiref.sync import sync_to_async
 from django.core.checks import run_checks
 from django.core.exceptions import ImproperlyConfigured
 from django.db import transaction
@@ -125,6 +127,7 @@ def test_batches_are_cut_by_number_and_size() -> None:
         ({"NSQLOOKUPD": [5]}, "NSQ['NSQLOOKUPD'] is [5]"),
         ({"NSQD": "127.0.0.1:4150", "ON_COMMIT_TIMEOUT": 0}, "NSQ['ON_COMMIT_TIMEOUT'] is 0"),
         ({"NSQD": "127.0.0.1:4150", "OPTIONS": {"publish_timeout": -1}}, "NSQ['OPTIONS']: publish_timeout"),
+        ({"NSQD": "127.0.0.1:4150", "OPTIONS": None}, "NSQ['OPTIONS'] is None; it must be a dictionary"),
         ({"BACKEND": 5}, "NSQ['BACKEND'] is 5"),
         ({"BACKEND": "shop.nowhere"}, "which cannot be imported"),
         ({"BACKEND": "shop.models"}, "which has no publish and no multi_publish"),
@@ -227,12 +230,13 @@ def test_runserver_loads_a_changed_program_again_without_noise(site: Site, nsqd:
 # For users' tests
 
 
-def test_the_tests_of_the_project_pass(site: Site) -> None:
+def test_the_tests_of_the_project_pass_and_send_nothing(site: Site, nsqd: Nsqd) -> None:
     assert "Ran 5 tests" in site.manage("test", "--verbosity=1")
+    assert nsqd.get("/stats?format=json").json()["topics"] == []
 
 
 def test_handle_calls_the_bare_handler_on_this_thread() -> None:
-    seen = []
+    seen: list[Any] = []
 
     def handler(message: nsq.Message) -> None:
         seen.append((message.topic, message.body, message.attempts))
@@ -244,6 +248,12 @@ def test_handle_calls_the_bare_handler_on_this_thread() -> None:
         handle(lambda message: (message.finish(), message.requeue()), b"17")
     with pytest.raises(ZeroDivisionError):
         handle(lambda message: 1 / 0, b"17")
+
+    async def coroutine(message: nsq.Message) -> None:
+        await sync_to_async(lambda: seen.append(threading.current_thread()))()
+
+    handle(coroutine, b"17")
+    assert seen[-1] is threading.current_thread()
 
 
 def free_port() -> int:

@@ -24,6 +24,7 @@ from nsq.testing import Nsqd
 from tests.integration.consuming import channel_of, until
 
 from .conftest import PROJECT, Site, bodies
+from .postgres import Postgres
 
 needs_tasks = pytest.mark.skipif(django.VERSION < (6,), reason="not run: django.tasks needs Django 6")
 #: Django's own tests of tasks, which `make django` puts there.
@@ -154,6 +155,18 @@ def test_enqueue_on_commit_sends_nothing_after_a_rollback(outbox: Any) -> None:
 
 
 @needs_tasks
+def test_a_task_that_could_not_be_enqueued_leaves_no_result_that_waits(database: None) -> None:
+    from shop import tasks
+
+    from nsq.contrib.django.results.models import StoredResult
+
+    down = {"NSQD": "127.0.0.1:1", "OPTIONS": {"publish_timeout": 0.2}}
+    with override_settings(NSQ=down), pytest.raises(nsq.PublishFailed):
+        tasks.add.enqueue(1, 2)
+    assert StoredResult.objects.count() == 0
+
+
+@needs_tasks
 def test_priorities_and_unknown_queues_are_refused_and_arguments_are_json(outbox: Any) -> None:
     from django.tasks.exceptions import InvalidTask
     from shop import tasks
@@ -276,6 +289,20 @@ with transaction.atomic():
         until("the result is final", lambda: ask(final))
     rows = ask("select status, return_value from nsq_results_storedresult")
     assert [(status, str(value)) for status, value in rows] == [("SUCCESSFUL", "12")]
+
+
+@needs_tasks
+def test_a_task_whose_database_connection_was_lost_while_it_ran_is_not_run_again(
+    site: Site, nsqd: Nsqd, postgres: Postgres
+) -> None:
+    site.environment["SHOP_POSTGRES"] = str(postgres.directory)
+    site.manage("migrate", "--verbosity=0")
+    site.manage("shell", "--no-imports", "-c", "from shop import tasks; tasks.lose_the_connection.enqueue()")
+    with site.running(MANAGE, "nsq_consume", "django.tasks.default", "--processes=1"):
+        final = "select status from nsq_results_storedresult where status not in ('READY', 'RUNNING')"
+        until("the result is final", lambda: postgres.query(final))
+    assert postgres.query(final) == [("SUCCESSFUL",)]
+    assert "handler failed" not in site.said()
 
 
 #: Three test what ImmediateBackend does not support, and this backend does. The fourth wants a

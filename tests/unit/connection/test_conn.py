@@ -75,13 +75,24 @@ def in_flight(pair: Pair, *numbers: int, **granted: Any) -> tuple[Nsqd, list[Mes
 
 
 class Recording(WrappedStream):
-    """Notes which thread reads, and of each write its thread, size and timeout. Fails when told to."""
+    """Notes which thread reads, and of each write its thread, size and timeout. Fails on demand."""
 
     def __init__(self, stream: Any) -> None:
         super().__init__(stream)
         self.readers: set[str] = set()
         self.writes: list[tuple[str, int, float]] = []
         self.failure: BaseException | None = None
+        self.close_fails = False
+
+    def wake(self) -> None:
+        super().wake()
+        if self.close_fails:
+            raise RuntimeError("of the transport")
+
+    def close(self) -> None:
+        super().close()
+        if self.close_fails:
+            raise RuntimeError("of the transport")
 
     def read(self, limit: int = CHUNK) -> bytes:
         self.readers.add(threading.current_thread().name)
@@ -109,7 +120,9 @@ class RecordingTransport:
         return self.streams[-1]
 
 
-def recorded(pairs: Callable[..., Pair], **options: Any) -> tuple[Pair, Nsqd, Recording]:
+def recorded(
+    pairs: Callable[..., Pair], *, start: bool = True, **options: Any
+) -> tuple[Pair, Nsqd, Recording]:
     """A running connection; the writes of its handshake are not in the record."""
     transport = RecordingTransport()
     pair = pairs(transport, transport.memory, **options)
@@ -117,7 +130,8 @@ def recorded(pairs: Callable[..., Pair], **options: Any) -> tuple[Pair, Nsqd, Re
     (stream,) = transport.streams
     stream.readers.clear()
     stream.writes.clear()
-    pair.start()
+    if start:
+        pair.start()
     return pair, nsqd, stream
 
 
@@ -142,13 +156,6 @@ class TestReading:
         assert pair.delegate.notes == []
         pair.start()
         pair.delegate.wait_for_note("response", b"early")
-
-    def test_heartbeats_are_answered(self, pair: Pair) -> None:
-        nsqd = pair.connect()
-        for _ in range(3):
-            nsqd.heartbeat()
-            nsqd.expect(NOP)
-        pair.delegate.wait_for_note("heartbeat")
 
     def test_oks_are_counted_however_the_stream_is_cut(self, pair: Pair) -> None:
         nsqd = pair.connect()
@@ -348,15 +355,6 @@ class TestAnswering:
         assert pair.conn.session.in_flight == 0
         assert pair.conn.session.timed_out == 2
 
-    def test_answers_after_the_end_are_refused(self, pair: Pair) -> None:
-        nsqd, (one,) = in_flight(pair, 1)
-        nsqd.peer.end()
-        pair.delegate.wait_for_close()
-        assert one.expired
-        for answer in (one.finish, one.requeue, one.touch):
-            with pytest.raises(AlreadyResponded):
-                answer()
-
     def test_an_answer_that_was_interrupted_blocks_the_end_until_its_time_is_up(self, pair: Pair) -> None:
         """Its thread has claimed the message and may be about to put the FIN."""
         nsqd, (one,) = in_flight(pair, 1)
@@ -530,6 +528,18 @@ class TestWriting:
         assert isinstance(pair.delegate.wait_for_close(), ConnectionLost)
         assert nsqd.peer.closed
 
+    @pytest.mark.parametrize("started", [True, False])
+    def test_a_transport_whose_close_raises_is_closed_all_the_same(
+        self, pairs: Callable[..., Pair], caplog: pytest.LogCaptureFixture, started: bool
+    ) -> None:
+        pair, nsqd, stream = recorded(pairs, start=started)
+        stream.close_fails = True
+        pair.conn.close()
+        nsqd.peer.wait_closed()
+        pair.join()
+        assert pair.delegate.causes == [None] * started
+        assert f"closing the connection to {A} failed" in caplog.text
+
     def test_an_encoder_that_raises_costs_the_connection_and_says_so(
         self, pairs: Callable[..., Pair], caplog: pytest.LogCaptureFixture
     ) -> None:
@@ -670,7 +680,7 @@ class TestEnds:
         ],
         ids=["drop", "expire"],
     )
-    def test_letting_the_last_message_go_ends_it_too(
+    def test_a_closing_connection_ends_when_its_last_message_times_out(
         self, pair: Pair, let_go: Callable[[Conn, Message], object]
     ) -> None:
         nsqd, (one,) = in_flight(pair, 1)
@@ -682,14 +692,6 @@ class TestEnds:
         let_go(pair.conn, one)
         nsqd.peer.wait_closed()
         assert pair.delegate.wait_for_close() is None
-
-    def test_a_connection_that_breaks_ends_with_that_cause(self, pair: Pair) -> None:
-        nsqd = pair.connect()
-        error = ConnectionLost("reset by peer")
-        nsqd.peer.fail(error)
-        assert pair.delegate.wait_for_close() is error
-        assert nsqd.peer.closed
-        assert not pair.conn.open
 
     def test_silence_ends_the_connection(self, pairs: Callable[..., Pair]) -> None:
         pair, nsqd, stream = recorded(pairs)
@@ -708,8 +710,9 @@ class TestEnds:
             (b"\xff\xff\xff\xff\x00\x00\x00\x00", FrameError),
             (encode_response(b"x" * 2000), FrameError),
             (message(1) + message(2) + message(3), WireError),
+            (encode_response(CLOSE_WAIT), WireError),
         ],
-        ids=["an end", "another protocol", "garbage", "more than max_frame_size", "more than RDY"],
+        ids=["an end", "another protocol", "garbage", "above max_frame_size", "above RDY", "no CLS was sent"],
     )
     def test_what_breaks_the_protocol_ends_the_connection(
         self, pairs: Callable[..., Pair], sent: bytes, error: type[NsqError]
@@ -840,7 +843,7 @@ class TestLayers:
 
 
 class TestBeginnings:
-    def test_it_can_be_closed_before_it_starts(self, pair: Pair) -> None:
+    def test_a_connection_can_be_closed_before_its_loops_start(self, pair: Pair) -> None:
         nsqd = pair.shake_hands()
         pair.conn.close()
         pair.conn.close()
@@ -865,7 +868,7 @@ class TestBeginnings:
         assert isinstance(errors[0], ConnectionLost)
         assert peer.closed
 
-    def test_one_that_was_closed_before_does_not_connect(self, pair: Pair) -> None:
+    def test_a_connection_that_was_closed_before_does_not_connect(self, pair: Pair) -> None:
         pair.conn.close()
         with pytest.raises(ConnectionLost):
             pair.conn.connect(time.monotonic() + PATIENCE)

@@ -155,6 +155,8 @@ class TestRefusal:
             ([b"not json"], HandshakeFailed, "the answer to IDENTIFY cannot be read"),
             ([b'{"max_rdy_count": "many"}'], HandshakeFailed, "max_rdy_count"),
             ([b"[]"], HandshakeFailed, "not an object"),
+            ([b'{"msg_timeout": -1}'], HandshakeFailed, "msg_timeout of -1"),
+            ([b'{"max_rdy_count": -5}'], HandshakeFailed, "max_rdy_count of -5"),
             ([granting(), b"E_SUB_FAILED max consumers"], SubFailed, "max consumers"),
             ([granting(), b"E_BAD_TOPIC SUB topic name"], BadTopic, "topic"),
             ([granting(), b"E_AUTH_FIRST SUB requires auth"], AuthFirst, "requires"),
@@ -162,7 +164,9 @@ class TestRefusal:
             ([granting(), b"maybe"], HandshakeFailed, "SUB was answered with b'maybe' instead of OK"),
         ],
     )
-    def test_without_layers(self, answers: list[bytes], error: type[NsqError], words: str) -> None:
+    def test_an_nsqd_that_refuses_or_answers_nonsense_ends_the_handshake(
+        self, answers: list[bytes], error: type[NsqError], words: str
+    ) -> None:
         _, raised = refused(Config(), *answers)
         assert type(raised) is error
         assert words in str(raised)
@@ -179,13 +183,15 @@ class TestRefusal:
         ("option", "grant", "name"),
         [("tls", "tls_v1", "TLS"), ("snappy", "snappy", "snappy"), ("deflate", "deflate", "deflate")],
     )
-    def test_a_layer_that_is_not_confirmed(self, option: str, grant: str, name: str) -> None:
+    def test_a_layer_that_is_not_confirmed_ends_the_handshake(
+        self, option: str, grant: str, name: str
+    ) -> None:
         agreed = granting(auth_required=True, **{grant: True})
         steps, raised = refused(Config(auth_secret=SECRET, **{option: True}), agreed, b"no")
         assert AUTH not in steps
         assert f"{name} was answered" in str(raised)
 
-    def test_auth_without_a_secret(self) -> None:
+    def test_an_nsqd_that_requires_auth_is_not_used_without_a_secret(self) -> None:
         steps, raised = refused(Config(), granting(auth_required=True))
         assert isinstance(raised, AuthFirst)
         assert len(steps) == 1
@@ -198,7 +204,9 @@ class TestRefusal:
             (b"E_UNAUTHORIZED AUTH no authorizations found", Unauthorized),
         ],
     )
-    def test_auth_that_fails(self, answer: bytes, error: type[NsqError]) -> None:
+    def test_a_secret_that_nsqd_refuses_ends_the_handshake(
+        self, answer: bytes, error: type[NsqError]
+    ) -> None:
         steps, raised = refused(Config(auth_secret=SECRET), granting(auth_required=True), answer)
         assert type(raised) is error
         assert SUB not in steps

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from nsq.connection.endpoint import Key
 from nsq.consumer.consumer import Consumer
 from nsq.consumer.engine import Engine
 from nsq.consumer.handlers import Requeue
@@ -231,6 +232,25 @@ def test_a_connection_that_comes_during_a_stop_is_closed_and_no_hook_hears_of_it
     assert heard == []
 
 
+def test_an_nsqd_that_is_removed_at_the_moment_it_is_connected_is_left(
+    make: Make, transport: MemoryTransport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drop = Engine.dropped
+
+    def late(engine: Engine, key: Key) -> None:
+        drop(engine, key)
+        Nsqd(peer)
+        peer.wait_until(lambda got: peer.closed or b"RDY" in got)
+
+    monkeypatch.setattr(Engine, "dropped", late)
+    consumer = make().add_handler(nothing).start()
+    accept(transport)
+    consumer.add_nsqd(B)
+    peer = transport.accept()
+    consumer.remove_nsqd(B)
+    peer.wait_closed()
+
+
 def test_an_nsqd_for_which_no_thread_can_start_is_dialed_when_one_can(
     make: Make, transport: MemoryTransport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -354,6 +374,25 @@ def test_an_nsqd_that_does_not_answer_cls_is_reported(make: Make, transport: Mem
     assert consumer.stop(timeout=0.0) == StopReport(clean=False, cut_off=[A])
     nsqd.peer.wait_closed()
     assert nsqd.commands[2:] in ([], [CLS])  # the time may be up before it was sent
+
+
+def test_a_stop_waits_for_an_nsqd_that_does_not_answer_cls_only_while_messages_are_in_flight(
+    make: Make, transport: MemoryTransport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nsq.consumer.engine._CLS_PATIENCE", 0.0)
+    keep = Keeper()
+    consumer = make(rdy_redistribute_interval=0.01).add_handler(keep).start()
+    nsqd = accept(transport)
+    nsqd.expect(rdy(2))
+    nsqd.deliver(1)
+    message = keep.wait()
+    stopping = Running(lambda: consumer.stop(timeout=20 * PATIENCE))
+    nsqd.expect(CLS)
+    assert not consumer.wait(0.1)
+    message.finish()
+    nsqd.expect(fin(1))
+    assert stopping.result() == StopReport(clean=False, cut_off=[A])
+    nsqd.peer.wait_closed()
 
 
 def test_an_nsqd_that_hangs_up_at_cls_is_let_go(make: Make, transport: MemoryTransport) -> None:

@@ -85,11 +85,18 @@ class TestFile:
         with pytest.raises(OSError, match="No such file"):
             DeadLetterFile(tmp_path / "nowhere" / "dead")(dead())
 
-    def test_a_write_that_is_cut_short_raises(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_write_that_is_cut_short_raises_and_spoils_no_later_line(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         class Full(io.FileIO):
             def write(self, data: Any) -> int:
                 return super().write(data[:5])
 
-        monkeypatch.setattr("builtins.open", lambda path, mode, buffering: Full(path, mode))
-        with pytest.raises(OSError, match="only a part"):
-            DeadLetterFile(tmp_path / "dead")(dead())
+        keep = DeadLetterFile(tmp_path / "dead")
+        with monkeypatch.context() as patched:
+            patched.setattr("builtins.open", lambda path, mode, buffering: Full(path, mode))
+            with pytest.raises(OSError, match="only a part"):
+                keep(dead())
+        keep(dead(number=2))
+        _, line = (tmp_path / "dead").read_bytes().splitlines()
+        assert json.loads(line)["id"] == "0000000000000002"

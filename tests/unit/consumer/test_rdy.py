@@ -255,6 +255,24 @@ class TestMoreConnectionsThanMessages:
         world.answer("a")
         assert world.rdy == {"a": 0, "b": 1}
 
+    @pytest.mark.parametrize(("max_in_flight", "every"), [(2, 1), (2, 12), (3, 2), (3, 6), (4, 4)])
+    def test_each_connection_is_served_alike_however_slow_handlers_are(
+        self, max_in_flight: int, every: int
+    ) -> None:
+        world = World(max_in_flight).connect(*"abcde")
+        world.windows.pick = random.Random(7).choice
+        served, here = dict.fromkeys("abcde", 0), list[str]()
+        for tick in range(400 * every):
+            world.tick(5)
+            if here and tick % every == 0:
+                world.answer(here.pop(0))
+            for key in served:
+                if world.rdy[key] > world.in_flight[key]:
+                    world.receive(key)
+                    here.append(key)
+                    served[key] += 1
+        assert max(served.values()) <= 1.5 * min(served.values()), served
+
 
 class TestBackingOff:
     def test_a_failure_stops_all_connections_and_one_message_tests_after_the_pause(self) -> None:
@@ -267,7 +285,7 @@ class TestBackingOff:
         assert world.orders == []
         world.tick(0.1)
         assert world.orders == [Order("a", 1)]
-        assert "tests the waters with one" in world.windows.reason("a")
+        assert "tries one message" in world.windows.reason("a")
         assert "another connection" in world.windows.reason("b")
 
     def test_each_level_is_tested_by_one_message(self) -> None:
@@ -431,7 +449,7 @@ def test_an_unknown_connection_has_no_window() -> None:
 
 
 class Anything(RuleBasedStateMachine):
-    """nsqds that send as much as RDY allows and no more; the windows are told what is in flight."""
+    """nsqds that send as much as RDY allows and no more; the windows get the numbers in flight."""
 
     @initialize(
         max_in_flight=st.integers(0, 12),
@@ -506,7 +524,7 @@ class Anything(RuleBasedStateMachine):
     def what_can_be_in_flight_is_bounded(self) -> None:
         world = self.world
         if world.possible() > world.windows.max_in_flight:
-            # It was lowered below what is in flight: then nothing new may come from anybody.
+            # It was lowered below what is in flight: then nothing new may come.
             assert all(world.rdy[key] <= world.in_flight[key] for key in self.limits)
 
     @invariant()
@@ -530,7 +548,7 @@ class Anything(RuleBasedStateMachine):
         assert all(self.world.windows.reason(key) for key in self.limits if key not in self.closing)
 
     def teardown(self) -> None:
-        """Everything is answered, time passes, messages are there: everybody's turn comes."""
+        """Everything is answered, time passes, messages are there: each connection's turn comes."""
         if not hasattr(self, "world"):
             return
         world = self.world
@@ -548,7 +566,7 @@ class Anything(RuleBasedStateMachine):
             ready = [key for key in alive if world.rdy[key]]
             served |= set(ready)
             if alive and not world.backoff.waiting:
-                assert ready, "nobody may send"
+                assert ready, "no connection may send"
             for key in ready:
                 if world.rdy[key]:
                     world.receive(str(key))
@@ -585,6 +603,13 @@ class TestHandlingLimit:
             now += self.TIMEOUT
             assert limit.relax(now, self.TIMEOUT, 40, 0.0)
         assert not limit.relax(now + self.TIMEOUT, self.TIMEOUT, 40, 0.0)
+
+    @pytest.mark.parametrize("lower", [0, 4, 20])
+    def test_it_is_not_forgotten_while_max_in_flight_is_lower(self, lower: int) -> None:
+        limit = HandlingLimit()
+        assert limit.expired(START, self.TIMEOUT, 40, 1)
+        assert not limit.relax(START + self.TIMEOUT, self.TIMEOUT, lower, 0.0)
+        assert limit.limit == 20
 
     def test_it_limits_the_windows_and_the_reason_says_so(self) -> None:
         world = World(40).connect("a")

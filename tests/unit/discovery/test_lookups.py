@@ -297,8 +297,8 @@ class TestChanges:
         discovery.add_nsqd(B)
         world.await_("found", A, B)
         discovery.remove_nsqd(A)
-        world.await_("found", B)
-        assert world.notes[-2:] == [("drop", A), ("found", B)]
+        world.await_("drop", A)
+        assert world.notes[-2:] == [("found", B), ("drop", A)]
 
     def test_nsqlookupds_come_and_go(self, world: World) -> None:
         world.answers = {L1: [A], L2: [B]}

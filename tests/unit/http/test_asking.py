@@ -39,3 +39,11 @@ def test_an_unexpected_error_reaches_the_caller() -> None:
     asked_elsewhere = threading.Event()
     with pytest.raises(ZeroDivisionError):
         ask_all(range(2), question)
+
+
+def test_without_threads_the_caller_asks_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    assert ask_all("abc", str.upper).found == {"a": "A", "b": "B", "c": "C"}

@@ -19,8 +19,8 @@ def registered(host: str, **more: Any) -> RegisteredNode:
 def stats(depth: int = 0, messages: int = 0, *, started: int = 1, channels: str = "ab") -> dict[str, Any]:
     counts = {"backend_depth": 0, "in_flight_count": 1, "deferred_count": 2, "requeue_count": messages // 10}
     counts |= {"timeout_count": 0, "message_count": messages, "client_count": 3, "depth": depth}
-    told = [{"channel_name": name, **counts, "paused": name == "b"} for name in channels]
-    topic = {"topic_name": "orders", "depth": 1, "message_count": messages, "channels": told}
+    given = [{"channel_name": name, **counts, "paused": name == "b"} for name in channels]
+    topic = {"topic_name": "orders", "depth": 1, "message_count": messages, "channels": given}
     return {"health": "OK", "start_time": started, "topics": [topic]}
 
 
@@ -66,8 +66,8 @@ def test_usable_addresses_are_no_problem() -> None:
 
 
 def test_statistics_of_several_nsqds_are_added_up() -> None:
-    told = [stats(depth=2, messages=10), stats(depth=3, messages=10, channels="bc")]
-    (known, orders) = count_topics([cast("NsqdStats", each) for each in told], known=["old"])
+    given = [stats(depth=2, messages=10), stats(depth=3, messages=10, channels="bc")]
+    (known, orders) = count_topics([cast("NsqdStats", each) for each in given], known=["old"])
     assert (known.name, known.nodes, known.channels) == ("old", 0, ())
     assert (orders.nodes, orders.depth, orders.messages, orders.paused) == (2, 2, 20, False)
     assert [

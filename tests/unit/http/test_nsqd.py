@@ -125,8 +125,11 @@ class TestInfo:
     }
 
     def test_times_are_seconds(self) -> None:
-        told = self.TOLD | {"max_heartbeat_interval": 60_000_000_000, "max_output_buffer_timeout": 25_000_000}
-        info = answer(calls.info(), told)
+        given = self.TOLD | {
+            "max_heartbeat_interval": 60_000_000_000,
+            "max_output_buffer_timeout": 25_000_000,
+        }
+        info = answer(calls.info(), given)
         assert (info.max_heartbeat_interval, info.max_output_buffer_timeout) == (60.0, 0.025)
         assert (info.version, info.broadcast_address, info.tcp_port) == ("1.3.0", "b", 4150)
 
@@ -162,13 +165,13 @@ PEEKED = {
 
 
 def test_messages_that_wait_are_decoded() -> None:
-    told = {"messages": [PEEKED, {**PEEKED, "encoding": "base64", "body": "/wA=", "truncated": True}]}
-    text, binary = answer(calls.peek("t"), told)
+    given = {"messages": [PEEKED, {**PEEKED, "encoding": "base64", "body": "/wA=", "truncated": True}]}
+    text, binary = answer(calls.peek("t"), given)
     assert (text.body, text.age, text.id, text.truncated) == ("zwölf".encode(), 1.5, PEEKED["id"], False)
     assert (binary.body, binary.size, binary.attempts, binary.truncated) == (b"\xff\x00", 6, 1, True)
     (half,) = answer(calls.peek("t"), {"messages": [{**PEEKED, "body": "\ud800"}]})
     assert half.body == b"?"
     wrong = [{"messages": [{**PEEKED, **odd}]} for odd in ({"encoding": "base64"}, {"size": "6"})]
-    for told in ({}, *wrong):
+    for given in ({}, *wrong):
         with pytest.raises(ApiError):
-            answer(calls.peek("t"), told)
+            answer(calls.peek("t"), given)

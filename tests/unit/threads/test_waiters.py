@@ -85,7 +85,7 @@ class TestWaiters:
         assert condition.count == looks
         assert waiters.locks == []
 
-    def test_nothing_is_waited_for_when_the_condition_comes_true_behind_the_first_look(self) -> None:
+    def test_nothing_is_waited_for_when_the_condition_comes_true_after_the_first_look(self) -> None:
         assert Waiters().wait_for(Looks(2))
 
     def test_a_wake_between_the_second_look_and_the_sleep_is_not_lost(self) -> None:
@@ -181,7 +181,7 @@ class TestSignal:
 
 
 class TestStartThread:
-    def test_it_is_a_daemon_of_that_name(self) -> None:
+    def test_a_started_thread_is_a_daemon_of_that_name(self) -> None:
         seen: list[tuple[str, bool]] = []
         done = threading.Event()
 
@@ -194,7 +194,7 @@ class TestStartThread:
         assert done.wait(PATIENCE)
         assert seen == [("nsq-test", True)]
 
-    def test_its_caller_takes_no_lock_of_the_threading_module(self) -> None:
+    def test_starting_a_thread_takes_no_lock_of_the_threading_module(self) -> None:
         """A signal handler may call it that has interrupted Thread.start."""
         ran = threading.Event()
         with threading._active_limbo_lock:  # type: ignore[attr-defined]
@@ -221,7 +221,9 @@ class TestStartThread:
         assert text == "can't start new thread"
         assert ident != threading.get_ident()
 
-    def test_when_there_is_not_even_a_bare_thread(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_without_even_a_bare_thread_the_failure_is_reported(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         def refuse(*_: object) -> int:
             raise RuntimeError("can't start new thread")
 
@@ -238,7 +240,7 @@ class TestCallbacks:
         yield made
         assert made.stop(time.monotonic() + PATIENCE) == []
 
-    def test_they_run_in_order_on_a_thread_of_their_own(self, callbacks: Callbacks) -> None:
+    def test_callbacks_run_in_order_on_a_thread_of_their_own(self, callbacks: Callbacks) -> None:
         ran: list[object] = []
         callbacks.start()
         callbacks.start()
@@ -249,7 +251,7 @@ class TestCallbacks:
         assert ran == [0, 1, 2, "nsq-test-hooks", True]
         assert not callbacks.owns_current_thread()
 
-    def test_one_that_fails_is_logged_and_the_others_go_on(
+    def test_a_callback_that_fails_is_logged_and_the_others_go_on(
         self, callbacks: Callbacks, caplog: pytest.LogCaptureFixture
     ) -> None:
         def fail(error: BaseException) -> None:
@@ -264,7 +266,7 @@ class TestCallbacks:
         assert ran == ["behind"]
         assert caplog.text.count("fail failed") == 2
 
-    def test_one_that_hangs_is_not_waited_for_beyond_the_deadline(self, callbacks: Callbacks) -> None:
+    def test_a_callback_that_hangs_is_waited_for_until_the_deadline(self, callbacks: Callbacks) -> None:
         gate = threading.Event()
         callbacks.tell(gate.wait, PATIENCE)
         callbacks.start()
@@ -284,7 +286,7 @@ class TestCallbacks:
         assert ran == [0, 1, 2]
         assert [record.args for record in caplog.records] == [(1,), (2,), (4,)]
 
-    def test_what_comes_behind_the_end_still_runs(self, callbacks: Callbacks) -> None:
+    def test_a_callback_that_comes_after_the_end_still_runs(self, callbacks: Callbacks) -> None:
         ran: list[str] = []
         callbacks.put(lambda: ran.append("before"))
         callbacks.stop(PAST)

@@ -130,7 +130,7 @@ def test_a_body_is_escaped_into_the_address() -> None:
 
 
 @pytest.mark.parametrize("address", ["http://[", "ftp://a/", "http://a:x/"])
-def test_an_address_that_is_none(address: str) -> None:
+def test_an_invalid_address_is_refused(address: str) -> None:
     with pytest.raises(UsageError):
         Destination(address, {}, "POST")
     with pytest.raises(ApiError, match="redirects to an invalid address"):
@@ -150,17 +150,18 @@ def test_headers_are_parsed_from_flags() -> None:
 @pytest.mark.parametrize(
     ("status", "location", "method", "url", "headers"),
     [
-        (302, "/other?x=1#y", "GET", "http://a:1/other", {"Authorization": "s"}),
-        (307, "b", "POST", "http://a:1/p/b", {"Authorization": "s", "Content-Type": "t"}),
-        (308, "http://x.a/", "POST", "http://x.a/", {"Authorization": "s", "Content-Type": "t"}),
-        (307, "//b/", "POST", "http://b/", {"Content-Type": "t"}),
+        (302, "/other?x=1#y", "GET", "https://a:1/other", {"Authorization": "s"}),
+        (307, "b", "POST", "https://a:1/p/b", {"Authorization": "s", "Content-Type": "t"}),
+        (308, "https://x.a/", "POST", "https://x.a/", {"Authorization": "s", "Content-Type": "t"}),
+        (307, "//b/", "POST", "https://b/", {"Content-Type": "t"}),
+        (307, "http://a:1/", "POST", "http://a:1/", {"Content-Type": "t"}),
     ],
 )
 def test_a_redirect_is_followed_with_method_and_safe_headers(
     status: int, location: str, method: str, url: str, headers: dict[str, str]
 ) -> None:
     request = HttpRequest(
-        parse_url("http://a:1/p/q"), "POST", {"Authorization": "s", "Content-Type": "t"}, b"body"
+        parse_url("https://a:1/p/q"), "POST", {"Authorization": "s", "Content-Type": "t"}, b"body"
     )
     followed = redirected(request, HttpReply(status, {"location": location}, b""))
     assert (followed.method, str(followed.url), followed.headers) == (method, url, headers)

@@ -127,6 +127,18 @@ def test_a_file_is_rotated_by_size_and_interval(
     assert b"".join(found.values()) == b"one\ntwo\n"
 
 
+@pytest.mark.parametrize(("step", "rotated"), [(0.0, False), (-1.0, True), (-86400.0, True)])
+def test_a_clock_that_is_set_back_does_not_delay_the_rotation(
+    tmp_path: Path, step: float, rotated: bool
+) -> None:
+    clock = Clock(NOON)
+    given = options(tmp_path, rotate_interval=60.0, datetime_format="always")
+    archive = written(Archive(given, "t", clock), b"one")
+    clock.now += step
+    assert archive.due is rotated
+    archive.close()
+
+
 @pytest.mark.parametrize("given", [{"gzip": True}, {"rotate_interval": 60.0}, {"hand_over": True}])
 def test_no_file_is_overwritten(tmp_path: Path, given: dict[str, Any]) -> None:
     first, second = (Archive(options(tmp_path, **given), "t", Clock(NOON)) for _ in range(2))

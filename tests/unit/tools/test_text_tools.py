@@ -77,10 +77,18 @@ def test_a_rate_is_cut_not_rounded_and_may_be_negative() -> None:
     assert text.split()[:2] == ["-1", "-3"]
 
 
-def test_stat_on_a_terminal_shows_each_nsqd_below_the_sum() -> None:
+def test_an_nsqd_that_appears_or_goes_changes_no_rate() -> None:
+    both = Poll({**NOW.nsqds, "b:1": counted(message_count=1000, depth=1000)})
+    for now, before in ((both, NOW), (NOW, both)):
+        assert lines(OPTIONS, now, before, 1).split()[:2] == ["0", "0"]
+
+
+@pytest.mark.parametrize(("width", "last"), [(97, "9"), (96, "5"), (59, "5")])
+def test_stat_on_a_terminal_shows_each_nsqd_below_the_sum(width: int, last: str) -> None:
     poll = Poll({**NOW.nsqds, "b:1": counted(message_count=1, depth=1, client_count=1)})
-    *_, total, first, second = screen(OPTIONS, poll, None).splitlines()
-    assert [line.split()[-1] for line in (total, first, second)] == ["9", "a:1", "b:1"]
+    shown = screen(OPTIONS, poll, None, width).splitlines()
+    assert [line.split()[-1] for line in shown[-3:]] == [last, "a:1", "b:1"]
+    assert max(map(len, shown[1:])) <= width
 
 
 @pytest.mark.parametrize(

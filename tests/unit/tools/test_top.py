@@ -7,7 +7,9 @@ from typing import Any, cast
 import pytest
 
 from nsq.http.nsqd import NsqdStats
-from nsq.tools.top import Model, Row, fitted_table, short_age, spark
+from nsq.tools.top import _HEADER, Model, Row, fitted_table, short_age, spark
+
+NAME = "orders.of_the_shops_that_take_long/billing"
 
 
 def topic(name: str, messages: int, depth: int = 0, **channels: tuple[int, int]) -> dict[str, Any]:
@@ -87,10 +89,24 @@ def test_a_spark_line_ends_with_the_last_value() -> None:
     assert len(spark([])) == len(spark([0] * 30)) == 30
 
 
-@pytest.mark.parametrize(("missing", "bars"), [(0, 30), (20, 10), (30, 0), (60, 0)])
-def test_bars_are_shortened_if_the_table_is_too_wide(missing: int, bars: int) -> None:
-    row = Row("orders", "billing", history=[1] * 40)
-    widest = max(map(len, fitted_table([row]).splitlines()))
-    header, line = fitted_table([row], widest - missing).splitlines()
-    assert line.count("█") == bars
-    assert max(len(header), len(line)) == widest - min(missing, 30)
+@pytest.mark.parametrize(
+    ("width", "bars", "name", "left_out"),
+    [
+        (200, 30, NAME, []),
+        (130, 11, NAME, []),
+        (118, 0, NAME, []),
+        (100, 0, "orders.of_th…long/billing", []),
+        (90, 0, "orders.of_th…ong/billing", ["T-O/S", "REQ/S"]),
+        (80, 0, "orders.of_th…ong/billing", ["T-O/S", "REQ/S", "DEFER"]),
+        (60, 0, "orders.of_th…ong/billing", ["T-O/S", "REQ/S", "DEFER", "OLDEST", "INFLT", "CLIENTS"]),
+    ],
+)
+def test_a_table_that_is_too_wide_loses_bars_then_names_then_columns(
+    width: int, bars: int, name: str, left_out: list[str]
+) -> None:
+    topic, _, channel = NAME.partition("/")
+    row = Row(topic, channel, paused=True, depth=1234567, history=[1] * 40)
+    header, line = fitted_table([row], width).splitlines()
+    assert (line.count("█"), line.split()[0]) == (bars, name)
+    assert {each for each in _HEADER if each not in header} == set(left_out)
+    assert max(len(header), len(line)) <= width

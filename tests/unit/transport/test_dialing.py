@@ -137,13 +137,13 @@ def test_a_forked_child_does_not_wait_for_a_thread_of_its_parent(
 
 def test_an_interrupt_ends_what_waits_and_what_would(slow: SlowLookup) -> None:
     resolver = Resolver(slow)
-    faults: list[BaseException] = []
+    errors: list[BaseException] = []
 
     def resolve() -> None:
         try:
             resolver.resolve("nsqd.example", 4150, LONG)
         except OSError as error:
-            faults.append(error)
+            errors.append(error)
 
     waiting = threading.Thread(target=resolve)
     waiting.start()
@@ -151,7 +151,7 @@ def test_an_interrupt_ends_what_waits_and_what_would(slow: SlowLookup) -> None:
     resolver.interrupt()
     waiting.join(LONG)
     resolve()
-    assert [str(fault) for fault in faults] == ["interrupted, as this client is closed"] * 2
+    assert [str(error) for error in errors] == ["interrupted, as this client is closed"] * 2
     slow.reached.release()  # both lookups are slow's to end
 
 

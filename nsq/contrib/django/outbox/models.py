@@ -6,6 +6,7 @@ from django.db import models
 
 #: Each message belongs to a shard, by its key. A relay works on a whole shard at a time.
 SHARDS = 16
+LONGEST_KEY = 200
 
 
 class OutboxMessage(models.Model):
@@ -13,7 +14,7 @@ class OutboxMessage(models.Model):
 
     topic = models.CharField(max_length=64)
     body = models.BinaryField()
-    key = models.CharField(max_length=200, blank=True)
+    key = models.CharField(max_length=LONGEST_KEY, blank=True)
     shard = models.PositiveSmallIntegerField()
     created_at = models.DateTimeField(auto_now_add=True)
     #: When consumers get it; None: at once.

@@ -56,6 +56,8 @@ class Relay:
         self._lease_ends = 0.0  # of the current shard, on the monotonic clock
         self._failures = 0
         self._prepared = False
+        self.refused: dict[str, float] = {}
+        """Topics that nsqd has refused, as to an unauthorized client, and when to try them again."""
 
     def run_once(self) -> float | None:
         """Publish a batch of each shard; return the seconds to pause before the next call. None means that
@@ -83,8 +85,9 @@ class Relay:
 
     def _publish_shards(self) -> int:
         """Publish one batch of every shard that can be leased; return the number of messages."""
-        waiting = self._messages.filter(refused_at=None).order_by().values_list("shard", flat=True)
-        shards = list(waiting.distinct())
+        now = time.monotonic()
+        self.refused = {topic: at for topic, at in self.refused.items() if at > now}
+        shards = list(self._waiting().order_by().values_list("shard", flat=True).distinct())
         random.shuffle(shards)
         done = 0
         for number in shards:
@@ -98,6 +101,9 @@ class Relay:
                 finally:
                     self._mine(number).update(leased_until=0.0)
         return done
+
+    def _waiting(self) -> Any:
+        return self._messages.filter(refused_at=None).exclude(topic__in=list(self.refused))
 
     # Leases
 
@@ -127,18 +133,29 @@ class Relay:
     # Publishing
 
     def _publish_batch(self, number: int) -> int:
-        rows = list(self._messages.filter(shard=number, refused_at=None).order_by("id")[: self._batch])
+        rows = list(self._waiting().filter(shard=number).order_by("id")[: self._batch])
         by_topic: dict[str, list[OutboxMessage]] = {}
         for row in rows:
             by_topic.setdefault(row.topic, []).append(row)
         for topic, several in by_topic.items():
-            # A deferred message goes alone, between those before and behind it.
-            for deferred, neighbours in groupby(several, lambda row: row.due_at is not None):
-                if deferred:
-                    self._publish_each(number, neighbours)
-                else:
-                    self._publish_together(number, topic, list(neighbours))
+            try:
+                self._publish_topic(number, topic, several)
+            except NsqError as error:
+                if error.retry:
+                    raise  # other topics would fail too
+                self.refused[topic] = time.monotonic() + _LONGEST_PAUSE
+                log.error(
+                    "cannot publish to %s: %s; the next attempt is in %g s", topic, error, _LONGEST_PAUSE
+                )
         return len(rows)
+
+    def _publish_topic(self, number: int, topic: str, rows: list[OutboxMessage]) -> None:
+        # A deferred message goes alone, between those before and behind it.
+        for deferred, neighbours in groupby(rows, lambda row: row.due_at is not None):
+            if deferred:
+                self._publish_each(number, neighbours)
+            else:
+                self._publish_together(number, topic, list(neighbours))
 
     def _publish_together(self, number: int, topic: str, rows: list[OutboxMessage]) -> None:
         for bodies in cut(bytes(row.body) for row in rows):

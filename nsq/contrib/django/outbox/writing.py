@@ -12,8 +12,9 @@ from django.db import connections, router, transaction
 from django.utils import timezone
 
 from nsq import UsageError
-from nsq.contrib.django.outbox.models import SHARDS, OutboxMessage
+from nsq.contrib.django.outbox.models import LONGEST_KEY, SHARDS, OutboxMessage
 from nsq.contrib.django.publishing import checked_body, checked_defer
+from nsq.errors import InvalidMessage
 from nsq.wire.names import check_topic
 
 
@@ -26,6 +27,8 @@ def publish(
     Messages with the same ``key`` are published in the order of their calls. For that, the first call with a
     key makes other transactions wait that publish with this key, until this one ends.
     """
+    if not isinstance(key, str) or len(key) > LONGEST_KEY:
+        raise InvalidMessage(f"key is {key!r}; it must be a text of at most {LONGEST_KEY} characters")
     alias = using or router.db_for_write(OutboxMessage)
     message = OutboxMessage(topic=check_topic(topic), body=checked_body(body), key=key)
     if checked_defer(defer):

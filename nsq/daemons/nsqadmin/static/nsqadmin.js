@@ -138,14 +138,14 @@ async function ask(method, target, body) {
     options.headers["Content-Type"] = "application/json";
   }
   const reply = await fetch(base + target, options);
-  let told;
+  let data;
   try {
-    told = await reply.json();
+    data = await reply.json();
   } catch {
     throw new Refused(reply.status, `${reply.status} ${reply.statusText}: not an answer of nsqadmin's`);
   }
-  if (!reply.ok) throw new Refused(reply.status, told.message || `${reply.status}`);
-  return told;
+  if (!reply.ok) throw new Refused(reply.status, data.message || `${reply.status}`);
+  return data;
 }
 
 // Tables: one row for each name, whose cells change in place
@@ -218,7 +218,7 @@ class Table {
       observer.observe(row);
       this.rows.set(name, row);
     }
-    row.told = each;
+    row.data = each;
     return row;
   }
 
@@ -226,20 +226,20 @@ class Table {
     row.blank = false;
     this.columns.forEach((column, place) => {
       const cell = row.cells[place];
-      if (column.text) setText(cell, column.text(row.told));
+      if (column.text) setText(cell, column.text(row.data));
       else if (column.spark) {
-        if (row.visible) drawSpark(cell, past.get(column.spark(row.told)));
+        if (row.visible) drawSpark(cell, past.get(column.spark(row.data)));
       } else {
-        const key = column.key(row.told);
+        const key = column.key(row.data);
         if (row.shown[place] !== key) {
           row.shown[place] = key;
-          cell.replaceChildren(column.node(row.told));
+          cell.replaceChildren(column.node(row.data));
         }
       }
     });
   }
 
-  // What is not on the screen is drawn when there is time, a few rows at once; and anew only when it is scrolled to.
+  // What is not on the screen is drawn when there is time, a few rows at once, and again only when it is scrolled to.
   drawRest() {
     dropIdle(this.resting);
     this.resting = whenIdle(() => {
@@ -250,7 +250,7 @@ class Table {
   }
 }
 
-// Hundreds of rows and curves written anew every two seconds would make the page stutter: what can be seen comes first.
+// Hundreds of rows and curves drawn again every two seconds would make the page stutter: visible rows come first.
 const SCREENFUL = 40;
 const whenIdle = window.requestIdleCallback || ((work) => setTimeout(work, 30)); // Safari has none
 const dropIdle = window.cancelIdleCallback || clearTimeout;
@@ -312,8 +312,8 @@ function confirmThat(title, lost, button) {
 
 async function act(what, method, target, body, after) {
   try {
-    const told = await ask(method, target, body);
-    note(told.message ? `${what}: done in part. ${told.message}` : "");
+    const reply = await ask(method, target, body);
+    note(reply.message ? `${what}: done in part. ${reply.message}` : "");
     if (after) go(after);
   } catch (error) {
     note(`${what}: ${error.message}`);
@@ -328,9 +328,8 @@ function note(text) {
 
 let noted = "";
 
-function messages(number_) {
-  return number_ === 1 ? "1 message" : `${count(number_)} messages`;
-}
+const several = (number_, thing) => (number_ === 1 ? `1 ${thing}` : `${count(number_)} ${thing}s`);
+const messages = (number_) => several(number_, "message");
 
 async function empty(topic, channel, figures) {
   const name = channel ? `channel ${channel} of topic ${topic}` : `topic ${topic}`;
@@ -347,9 +346,9 @@ async function empty(topic, channel, figures) {
 async function remove(topic, channel, figures) {
   const name = channel ? `channel ${channel} of topic ${topic}` : `topic ${topic}`;
   const lost = channel
-    ? [`The channel and ${messages(figures.depth + figures.in_flight + figures.deferred)} in it are lost for good; its ${count(figures.clients)} consumers are disconnected.`]
-    : [`The topic, its ${figures.channels.length} channels and ${messages(waiting(figures))} waiting in them are lost for good, on every nsqd and nsqlookupd.`];
-  lost.push("A client that publishes or subscribes to it makes it anew.");
+    ? [`The channel and ${messages(figures.depth + figures.in_flight + figures.deferred)} in it are lost for good; its consumers are disconnected.`]
+    : [`The topic, its ${several(figures.channels.length, "channel")} and ${messages(waiting(figures))} waiting in them are lost for good, on every nsqd and nsqlookupd.`];
+  lost.push("A client that publishes or subscribes to it creates it again.");
   if (await confirmThat(`Delete ${name}?`, lost, `Delete ${channel || topic}`)) {
     await act(`Delete ${name}`, "DELETE", apiOf(topic, channel), undefined, channel ? path("topics", topic) : path("topics"));
   }
@@ -366,7 +365,7 @@ async function pause(topic, channel, paused) {
 async function tombstone(node, topic) {
   const lost = [
     `${node} is hidden from consumers of ${topic} for a while, and the topic is deleted there, with the messages it holds.`,
-    "Stop publishing to it first: a publish makes the topic anew.",
+    "Stop publishing to it first: a publish creates the topic again.",
   ];
   if (await confirmThat(`Tombstone ${topic} on ${node}?`, lost, "Tombstone")) {
     await act(`Tombstone ${topic} on ${node}`, "DELETE", `/api/nodes/${encodeURIComponent(node)}`, { topic });
@@ -482,8 +481,8 @@ function topicView(topic) {
       channels.show(figures().channels);
     },
     async poll() {
-      const told = await ask("GET", apiOf(topic));
-      nodes.show(told.nodes || []);
+      const reply = await ask("GET", apiOf(topic));
+      nodes.show(reply.nodes || []);
     },
   };
 }
@@ -568,10 +567,10 @@ function channelView(topic, channel) {
       if (buttons.show) buttons.show();
     },
     async poll() {
-      const told = await ask("GET", apiOf(topic, channel));
-      nodes.show(told.nodes || []);
-      clients.show(told.clients || []);
-      due.show(told.nodes || []);
+      const reply = await ask("GET", apiOf(topic, channel));
+      nodes.show(reply.nodes || []);
+      clients.show(reply.clients || []);
+      due.show(reply.nodes || []);
     },
   };
 }
@@ -625,9 +624,9 @@ function peeking(topic, channel) {
     setText(status, "Looking …");
     try {
       const where = [topic, channel].filter(Boolean).map(encodeURIComponent).join("/");
-      const told = await ask("GET", `/api/peek/${where}?n=10${kind.args}`);
-      shown = told.messages;
-      const refused = Object.entries(told.refused);
+      const reply = await ask("GET", `/api/peek/${where}?n=10${kind.args}`);
+      shown = reply.messages;
+      const refused = Object.entries(reply.refused);
       const cannot = refused.filter(([, code]) => code === "NOT_FOUND").map(([node]) => node);
       const must = refused.filter(([, code]) => code !== "NOT_FOUND").map(([node]) => node);
       setText(status, [
@@ -635,7 +634,7 @@ function peeking(topic, channel) {
           : shown.length ? kind.some(shown.length) : refused.length ? "" : kind.none,
         cannot.length ? `${cannot.join(", ")} ${kind.cannot}.` : "",
         must.length ? `${must.join(", ")} shows messages only to its own machine: start it with --peek=all.` : "",
-        told.message,
+        reply.message,
       ].filter(Boolean).join(" "));
       show();
     } catch (error) {
@@ -666,7 +665,7 @@ function following(topic) {
       setText(status, "Waiting for messages …");
       follow();
     } catch (error) {
-      setText(status, error.message === "NO_CHANNEL" ? "This topic has no channel. A first one would take the messages that wait: make one, then follow." : error.message);
+      setText(status, error.message === "NO_CHANNEL" ? "This topic has no channel yet. Create one first: as the first channel, a live tail would take the waiting messages." : error.message);
     }
   }
 
@@ -683,10 +682,10 @@ function following(topic) {
     while (id && id === mine) {
       if (!button.isConnected) return stop();
       try {
-        const told = await ask("GET", `/api/tail/${encodeURIComponent(topic)}/${id}?after=${next}`);
-        next = told.next;
-        setText(status, told.problem || (list.firstChild ? "Following." : "Waiting for messages …"));
-        list.prepend(...told.messages.reverse().map((each) => messageNode(each, "")));
+        const reply = await ask("GET", `/api/tail/${encodeURIComponent(topic)}/${id}?after=${next}`);
+        next = reply.next;
+        setText(status, reply.problem || (list.firstChild ? "Following." : "Waiting for messages …"));
+        list.prepend(...reply.messages.reverse().map((each) => messageNode(each, "")));
         while (list.children.length > 50) list.lastChild.remove();
       } catch (error) {
         id = "";
@@ -709,8 +708,8 @@ async function redrive(topic, channel, figures) {
   const text = `${messages(figures.depth)} waiting in channel ${channel} of topic ${topic} are published to the topic below and taken out of the channel. None is lost; an interruption can publish one twice.`;
   if (!(await confirmThat(`Send back what waits in ${channel}?`, [text, input], "Send back")) || !input.value) return;
   try {
-    const told = await ask("POST", apiOf(topic, channel), { action: "redrive", to: input.value });
-    note(`${messages(told.moved)} sent to ${input.value}. ${told.message}`);
+    const reply = await ask("POST", apiOf(topic, channel), { action: "redrive", to: input.value });
+    note(`${messages(reply.moved)} sent to ${input.value}. ${reply.message}`);
   } catch (error) {
     note(`Send back: ${error.message === "INVALID_TOPIC" ? `there is no other topic ${input.value}` : error.message}`);
   }
@@ -756,11 +755,16 @@ function messageNode(message, word) {
   return h("li", {}, ...about, h("div", { class: "soft" }, facts.join(" · ")), bodyNode(message, word));
 }
 
+// JSON.parse rounds numbers such as a 64-bit id. Where the browser tells how a number was written, that is shown.
+const isRaw = (value) => Boolean(JSON.isRawJSON && JSON.isRawJSON(value));
+const exact = (key, value, written) => (
+  typeof value === "number" && written && JSON.rawJSON && written.source !== String(value) ? JSON.rawJSON(written.source) : value);
+
 function bodyNode(message, word) {
   const text = textOf(message);
   let value;
   try {
-    value = JSON.parse(text);
+    value = JSON.parse(text, exact);
   } catch {
     return h("pre", { class: "body", tabindex: "0" }, marked(text, word));
   }
@@ -782,7 +786,7 @@ function marked(text, word) {
 }
 
 function jsonNode(value, word, depth) {
-  if (value === null || typeof value !== "object") {
+  if (value === null || typeof value !== "object" || isRaw(value)) {
     const kind = typeof value === "string" ? "string" : "literal";
     return h("span", { class: kind }, marked(JSON.stringify(value), word));
   }
@@ -858,8 +862,8 @@ function nodeView(name) {
     node: h("div", {}, heading(name, link("Nodes", "nodes")), facts, h("h2", {}, "Topics"), topics.node, charts),
     show: () => facts.show(),
     async poll() {
-      const told = await ask("GET", `/api/nodes/${encodeURIComponent(name)}`);
-      topics.show(told.topics);
+      const reply = await ask("GET", `/api/nodes/${encodeURIComponent(name)}`);
+      topics.show(reply.topics);
     },
   };
 }
@@ -893,8 +897,8 @@ function lookupView() {
     node: h("div", {}, heading("Lookup"), upstreams.node, creation(), h("h2", {}, "Topics that no nsqd offers now"), inactive.node),
     show: (overview) => upstreams.show(overview.upstreams),
     async poll() {
-      const told = await ask("GET", "/api/topics?inactive=true");
-      inactive.show(Object.entries(told.topics).map(([name, channels]) => ({ name, channels: channels || [] })));
+      const reply = await ask("GET", "/api/topics?inactive=true");
+      inactive.show(Object.entries(reply.topics).map(([name, channels]) => ({ name, channels: channels || [] })));
     },
   };
 }
@@ -902,8 +906,8 @@ function lookupView() {
 function graphite(query) {
   const node = h("section");
   if (!settings.graphite_enabled) return node;
-  ask("GET", `/api/charts?${query}`).then((told) => {
-    node.append(h("h2", {}, "Graphite"), h("div", { class: "charts" }, told.charts.map((chart) => {
+  ask("GET", `/api/charts?${query}`).then((reply) => {
+    node.append(h("h2", {}, "Graphite"), h("div", { class: "charts" }, reply.charts.map((chart) => {
       const args = new URLSearchParams({ target: chart.target, from: "-2hours", width: "480", height: "200", title: chart.title });
       return h("img", { src: `${settings.graphite}/render?${args}`, alt: `${chart.title} over two hours`, loading: "lazy" });
     })));
@@ -1033,7 +1037,7 @@ let polls = 0;
 async function poll() {
   if (polling) await polling;
   clearTimeout(timer);
-  polling = pollOnce();
+  polling = pollOnce().catch((error) => console.error(error)); // an error while drawing must not end the polls
   await polling;
   polling = null;
   clearTimeout(timer);

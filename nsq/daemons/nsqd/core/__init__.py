@@ -25,8 +25,10 @@ room. A FIN calls ``Backlog.finished``; a REQ or a timeout calls ``put_back``, w
 **When the topic does not flow,** messages wait in the topic's own backlog. When it flows again, it *releases*
 them: it takes some thousand from its backlog, makes a ``Portion`` of them, and gives each channel its share;
 then other clients have their turn, and the next portion follows. Messages that are published meanwhile wait
-behind, in the same backlog, so the order is kept. A channel that is created during a release gets only what
-comes after its creation (``Topic._late``, ``Portion._late``).
+behind, in the same backlog, so the order is kept. If too many do (``Topic.crowded``), the sessions and HTTP
+requests that publish wait. A channel that is created during a release gets only what comes after its creation
+(``Topic._late``, ``Portion._late``). After a kill, a durable topic releases again what it had not committed;
+a channel ignores messages that it has deferred (``Deferred.repeated``).
 
 **When a channel's disk is full,** its ``put`` raises StorageFailed, and a publisher gets the error. (Channels
 before it may have stored the messages: a publish that failed may be delivered.) But the messages of a portion

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import NamedTuple, Protocol
 
 from nsq.daemons.nsqd.core.backlog import Message, StorageFailed, Waiting, show
@@ -23,6 +23,9 @@ class DueRange(NamedTuple):
 
 class Deferred(Protocol):
     """Deferred messages: each has ``due``, a monotonic time."""
+
+    #: After a kill: the ids of messages here that the topic still has too, and will hand over again.
+    repeated: Collection[bytes]
 
     def __len__(self) -> int: ...
 
@@ -66,6 +69,7 @@ class DeferredInMemory:
     """A heap of messages. ``source`` is the place on disk of each, if it has one."""
 
     on_disk = 0
+    repeated: Collection[bytes] = ()
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, Message, object]] = []

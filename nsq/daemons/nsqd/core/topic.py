@@ -29,6 +29,7 @@ class Portion:
         # By message id: how many channels have it only in memory. The topic's copy is the only one on disk.
         self._memory_only: Counter[bytes] = Counter()
         self._handed_over = False
+        self.begun = False  # whether some channel has got its share
 
     def hand_over(self, channels: Collection[Channel], most: int) -> int:
         """Give ``most`` channels their share; return how many more it could have served, -1 if some have not
@@ -55,6 +56,7 @@ class Portion:
                     raise
                 self._memory_only.update(message.id for message in rest)
                 rest.clear()
+            self.begun = True
         self._handed_over = True
         self._forget([message for message in self.messages if self._memory_only[message.id] <= 0])
         return most
@@ -76,6 +78,8 @@ class Portion:
 
 def _give(channel: Channel, messages: list[Message], alone: bool) -> None:
     """Move the messages from the list to a channel, which gets copies unless it is the only one."""
+    if repeated := channel.deferred.repeated:
+        messages[:] = [message for message in messages if message.id not in repeated]
     if immediate := [message if alone else message.copy() for message in messages if not message.due]:
         channel.put(immediate)
         messages[:] = [message for message in messages if message.due]
@@ -87,7 +91,7 @@ def _give(channel: Channel, messages: list[Message], alone: bool) -> None:
 #: The weight of one portion: messages handed from a topic to its channels at a time.
 _PORTION = 1000
 #: The most copies of messages, for all channels together, that are made at a time.
-COPIES_AT_ONCE = 10_000
+COPIES_AT_ONCE = 5_000
 #: With more channels than this, of which each may write a file, published messages wait in the topic, which
 #: gives portions of this weight to some channels after the other.
 _CHANNELS_AT_ONCE, _SMALL_PORTION = 200, 100
@@ -130,7 +134,10 @@ class Topic:
         self._portion: Portion | None = None  # refused by a channel's disk; later messages wait behind it
         self._on_another_turn = on_another_turn
         self._asked = False  # whether ``_go_on`` is scheduled
-        self._arrived = 0  # the weight of messages that came since the last round
+        self._arrived = (
+            0  # the weight of messages that came during a release, less half of what it handed over
+        )
+        self._when_caught_up: list[Callable[[], None]] = []
         # Channels created during a release, and how many messages have come since.
         self._late: dict[Channel, int] = {}
 
@@ -160,6 +167,19 @@ class Topic:
     def at_once(self, most: int) -> int:
         """Return how many of ``most`` messages to hand over at a time: fewer to very many channels."""
         return max(1, min(most, COPIES_AT_ONCE // (len(self.channels) or 1)))
+
+    @property
+    def crowded(self) -> bool:
+        """Whether messages come faster than the channels get them, so that publishers should wait."""
+        return self._asked and self._arrived >= self._portion_weight
+
+    @property
+    def _portion_weight(self) -> int:
+        return self.at_once(_PORTION) if len(self.channels) <= _CHANNELS_AT_ONCE else _SMALL_PORTION
+
+    def when_caught_up(self, call: Callable[[], None]) -> None:
+        """Call ``call``, in a turn of its own, when the topic is not crowded any more."""
+        self._when_caught_up.append(call)
 
     def put(self, messages: Batch) -> None:
         # ``_passes_on``, inlined: the calls would be a noticeable part of a PUB's cost.
@@ -239,9 +259,12 @@ class Topic:
         return first + await self.backlog.peek(n - len(first), max_bytes)
 
     def empty(self) -> None:
+        """Discard the waiting messages, but not those that some channels have got already."""
+        self._finish_portion()
+        if self._portion is not None and not self._portion.begun:
+            self._portion = None
         self.backlog.clear()
         self._taken.clear()
-        self._portion = None
         self._late.clear()
 
     def close(self) -> list[Message]:
@@ -249,14 +272,18 @@ class Topic:
         not in all channels yet.
         """
         self.started = False
-        if self._portion is not None:
-            with suppress(StorageFailed):  # some channels may have it already
-                self._portion.hand_over(self.channels.values(), len(self.channels))
-                self._portion = None
+        self._finish_portion()
         left = self._on_their_way
         self._taken.clear()
         self._portion = None
         return left
+
+    def _finish_portion(self) -> None:
+        """Give the portion to all channels if some have got it, unless their disk refuses it."""
+        if self._portion is not None and self._portion.begun:
+            with suppress(StorageFailed):
+                self._portion.hand_over(self.channels.values(), len(self.channels))
+                self._portion = None
 
     def release(self) -> None:
         """Hand the waiting messages to the channels in portions: they may not fit into memory."""
@@ -264,21 +291,25 @@ class Topic:
             self._late.clear()  # when messages flow again, all channels of that time get what waits
         elif not self._asked:
             self._hand_over()
+        if not self._asked:
+            self._arrived = 0
+        if not self.crowded:
+            calls, self._when_caught_up = self._when_caught_up, []
+            for call in calls:
+                self._on_another_turn(call)
 
     def _hand_over(self) -> None:
-        """Hand over one portion and as much as has arrived since the last round, to catch up in any case.
+        """Hand over one portion, or two if messages arrive meanwhile, to catch up in any case.
 
         With very many channels a portion is smaller, and only some of them get it at a time.
         """
-        arrived, self._arrived = self._arrived, 0
+        largest = room = self._portion_weight
         channels = len(self.channels)
         if channels <= _CHANNELS_AT_ONCE:
-            largest, room = _PORTION, self.at_once(_PORTION) + arrived
+            room *= 2 if self._arrived else 1
             most = room * channels  # enough for all
         else:
-            turns = 1 + arrived * channels // COPIES_AT_ONCE
-            largest, room = _SMALL_PORTION, turns * _SMALL_PORTION
-            most = turns * COPIES_AT_ONCE // _SMALL_PORTION
+            most = COPIES_AT_ONCE // _SMALL_PORTION
         while room > 0 and (portion := self._next_portion(min(room, largest))) is not None:
             try:
                 most = portion.hand_over(self.channels.values(), most)
@@ -289,7 +320,9 @@ class Topic:
                 self._ask_for_a_turn()
                 return
             self._portion = None
-            room -= weight(portion.messages)
+            handed_over = weight(portion.messages)
+            room -= handed_over
+            self._arrived = max(0, self._arrived - handed_over // 2)
         if room > 0 or not self.depth:
             self._late.clear()
         else:

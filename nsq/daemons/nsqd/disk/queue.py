@@ -21,12 +21,22 @@ from nsq.daemons.nsqd.disk.layout import (
 )
 from nsq.daemons.nsqd.disk.reading import FileRange, PeekedRecord, Reader, peek_records, record_ids
 from nsq.daemons.nsqd.disk.recovery import recover
-from nsq.daemons.nsqd.disk.syncing import Check, OpenFiles, Replacement, SyncJob, share_of_limit
+from nsq.daemons.nsqd.disk.syncing import (
+    OpenFiles,
+    Replacement,
+    SyncJob,
+    remove_in_thread,
+    rename_to_temporary,
+    share_of_limit,
+)
 from nsq.daemons.nsqd.disk.writing import Writer
 from nsq.errors import Closed, UsageError
 
 #: An empty queue begins a new file, so that the old one can be removed, when the old one is this large.
 _WORTH_REMOVING = 1024 * 1024
+
+#: A file this large is removed in a thread: the file system can take 40 ms to free 100 MB.
+_LARGE = 4 * 1024 * 1024
 
 
 class QueueSync(SyncJob):
@@ -42,7 +52,7 @@ class QueueSync(SyncJob):
         committed: Position,
         content: str | None = None,
         new_names: bool = False,
-        check: Check,
+        failed: set[Path],
     ) -> None:
         replacement = Replacement(directory / layout.meta, content.encode()) if content is not None else None
         super().__init__(
@@ -50,7 +60,7 @@ class QueueSync(SyncJob):
             [directory / layout.data(number) for number in sorted(numbers)],
             replacement=replacement,
             new_names=new_names,
-            check=check,
+            failed=failed,
         )
         self.numbers = numbers
         self.written = written
@@ -273,12 +283,17 @@ class DiskQueue:
             self._writer.roll()
             self._skip_full_files()
 
-    def join_file(self, path: Path, records: int, size: int, *, synced: bool = False) -> None:
-        """Rename a file of records to be the queue's next file."""
+    def join_file(
+        self, path: Path, records: int, size: int, *, synced: bool = False, failed: bool = False
+    ) -> None:
+        """Rename a file of records, whose last fsync may have ``failed``, to be the queue's next file."""
         self.begin_new_file()
         last = self._segments.last
         self._writer.forget(last.number)
-        os.rename(path, self._directory / self._layout.data(last.number))
+        target = self._directory / self._layout.data(last.number)
+        os.rename(path, target)
+        if failed:
+            self._writer.failed.add(target)
         last.end = size
         self._segments.count += records
         if not synced:
@@ -316,7 +331,7 @@ class DiskQueue:
         self._check_open()
         self._roll_if_consumed()
         before = self._segments.before(self._committed.file)
-        self._forget_files(self._committed.file)
+        self._forget_files(self._committed.file, at_once=True)
         return bool(before)
 
     def _roll_if_consumed(self) -> None:
@@ -394,7 +409,7 @@ class DiskQueue:
             committed=self._committed,
             content=content,
             new_names=_last_file(self._segments.written) > self._named,
-            check=self._writer.sync_failure.check(),
+            failed=self._writer.failed,
         )
 
     @property
@@ -422,18 +437,27 @@ class DiskQueue:
             self._committed = Position(following.number, 0, first)
             self.skip(self._committed)
 
-    def _forget_files(self, number: int) -> None:
-        """Remove the files with a lower number."""
+    def _forget_files(self, number: int, *, at_once: bool = False) -> None:
+        """Remove the files with a lower number, large ones in a thread unless all must go ``at_once``."""
+        renamed: list[Path] = []
         for segment in self._segments.before(number):
             self._segments.remove(segment.number)
             self._writer.forget(segment.number)
-            self._forget(segment)
+            file = self._layout.data(segment.number)
+            if segment.flaw is not None and segment.flaw.keep:
+                self._keep_as_bad(file)
+            elif at_once or segment.end < _LARGE:
+                self._unlink(file)
+            else:
+                # Under another name, so that a new queue of this name can use the old one at once.
+                try:
+                    renamed.append(rename_to_temporary(self._directory / file))
+                except OSError:
+                    self._unlink(file)
+        if renamed:
+            remove_in_thread(renamed)
 
-    def _forget(self, segment: Segment) -> None:
-        file = self._layout.data(segment.number)
-        if segment.flaw is None or not segment.flaw.keep:
-            self._unlink(file)
-            return
+    def _keep_as_bad(self, file: str) -> None:
         self._log.warning("DISKQUEUE(%s): keeping %s as %s%s", self.name, file, file, BAD)
         try:
             (self._directory / file).replace(self._directory / f"{file}{BAD}")

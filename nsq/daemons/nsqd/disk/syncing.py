@@ -22,6 +22,9 @@ from nsq.daemons.nsqd.disk.layout import TEMPORARY
 #: Files that are synced concurrently. A higher number gains nothing.
 _AT_ONCE = 16
 
+#: Bytes of a file that are written again at a time.
+_COPIED_AT_ONCE = 1 << 20
+
 _numbers = itertools.count()
 
 
@@ -55,10 +58,11 @@ class Replacement:
 
 
 class SyncJob:
-    """Syncs ``files`` and the replaced file when called; call it once at most.
+    """Syncs ``files`` and the replaced file when called; with a replacement, call it once at most.
 
-    With ``new_names`` the directory is synced even if no file is replaced. ``check`` raises an earlier error
-    of these files.
+    With ``new_names`` the directory is synced even if no file is replaced. ``failed`` are files whose last
+    fsync failed: the job writes them again before it syncs them, and adds those that fail. The owner of the
+    files passes the same set to each of its jobs, and adds files that it could not sync itself.
     """
 
     def __init__(
@@ -68,19 +72,24 @@ class SyncJob:
         *,
         replacement: Replacement | None = None,
         new_names: bool = False,
-        check: Check = lambda: None,
+        failed: set[Path] | None = None,
     ) -> None:
         self.directory = directory
         self.files = list(files)
         self.replacement = replacement
         self.new_names = new_names
-        self.check = check
+        self.failed = set() if failed is None else failed
         #: After the run: those ``files`` that did not exist.
         self.missing: set[Path] = set()
 
     def __call__(self) -> None:
         """Sync. Raises OSError if the disk fails, but not for files that are ``missing`` meanwhile."""
         run_together([self])
+
+    def check(self) -> None:
+        """Raise OSError if an fsync of one of the files has failed since the job has run."""
+        for path in self.failed.intersection(self.files):
+            raise OSError(errno.EIO, "an fsync before it was closed has failed", str(path))
 
     def cancel(self) -> None:
         """Stop the job from replacing its file."""
@@ -95,13 +104,24 @@ def run_together(jobs: Sequence[SyncJob]) -> None:
     """
     replacements = [job.replacement for job in jobs if job.replacement is not None]
     try:
+        for job in jobs:
+            for path in job.failed.intersection(job.files):
+                job.failed.discard(path)  # first: meanwhile the owner can add it again
+                try:
+                    _write_again(path)
+                except OSError:
+                    job.failed.add(path)
+                    raise
         for replacement in replacements:
             replacement.write()
         temporary = [replacement.temporary for replacement in replacements]
-        missing = sync_files([*(path for job in jobs for path in job.files), *temporary])
+        errors = sync_files([*(path for job in jobs for path in job.files), *temporary])
         for job in jobs:
-            job.missing = missing.intersection(job.files)
-            job.check()
+            job.missing = {path for path in job.files if isinstance(errors.get(path), FileNotFoundError)}
+            job.failed.update(path for path in job.files if path in errors and path not in job.missing)
+        for error in errors.values():
+            if not isinstance(error, FileNotFoundError):
+                raise error
         for replacement in replacements:
             replacement.rename()
     except OSError:
@@ -117,16 +137,16 @@ def replace_content(target: Path, content: bytes) -> None:
     run_together([SyncJob(target.parent, (), replacement=Replacement(target, content))])
 
 
-def sync_files(paths: Sequence[Path]) -> set[Path]:
-    """Sync those files that exist, and return the others. Raises the first error."""
+def sync_files(paths: Sequence[Path]) -> dict[Path, OSError]:
+    """Sync all files; return the errors."""
     at_once = min(_AT_ONCE, share_of_limit() // 16, len(paths))  # each sync opens its file
     if len(paths) <= 2 or at_once <= 1:
-        return {path for path in paths if not _sync_if_there(path)}
-    name = f"{threading.current_thread().name}-fsync"
-    with ThreadPoolExecutor(at_once, thread_name_prefix=name) as threads:
-        return {
-            path for path, there in zip(paths, threads.map(_sync_if_there, paths), strict=True) if not there
-        }
+        results = list(map(_try_to_sync, paths))
+    else:
+        name = f"{threading.current_thread().name}-fsync"
+        with ThreadPoolExecutor(at_once, thread_name_prefix=name) as threads:
+            results = list(threads.map(_try_to_sync, paths))
+    return {path: error for path, error in zip(paths, results, strict=True) if error is not None}
 
 
 def sync_file(path: Path) -> None:
@@ -138,12 +158,58 @@ def sync_file(path: Path) -> None:
         os.close(descriptor)
 
 
-def _sync_if_there(path: Path) -> bool:
+def _try_to_sync(path: Path) -> OSError | None:
     try:
         sync_file(path)
+    except OSError as error:
+        return error
+    return None
+
+
+def _write_again(path: Path) -> None:
+    """Write the content of a file again: Linux does not write pages again that an fsync could not write, and
+    the next fsync succeeds all the same. The content is still in the system's cache.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
-        return False
-    return True
+        return
+    try:
+        offset = 0
+        while content := _read_if_possible(descriptor, offset):
+            offset += os.pwrite(descriptor, content, offset)
+    finally:
+        os.close(descriptor)
+
+
+def _read_if_possible(descriptor: int, offset: int) -> bytes:
+    try:
+        return os.pread(descriptor, _COPIED_AT_ONCE, offset)
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        return b""  # given up: reading the queue logs the damage and keeps the file
+
+
+def rename_to_temporary(path: Path) -> Path:
+    """Rename a file that is not needed any more, and return its new path. If nsqd ends before it has removed
+    the file, the next start does so (``DataDirectory.lock``).
+    """
+    target = path.with_name(f"nsqd.{os.getpid()}-{next(_numbers)}{TEMPORARY}")
+    os.rename(path, target)
+    return target
+
+
+def remove_in_thread(paths: Sequence[Path]) -> None:
+    def remove() -> None:
+        for path in paths:
+            with suppress(OSError):
+                path.unlink()
+
+    try:
+        threading.Thread(target=remove, name="nsqd-remove", daemon=True).start()
+    except RuntimeError:  # the process has as many threads as it may have
+        remove()
 
 
 #: The minimum, however low the limit of the process is: an append needs one file, a read another.
@@ -229,38 +295,3 @@ class OpenFiles:
     def _close_one(self) -> None:
         files = self._idle or self._dirty
         next(iter(files.values()))()
-
-
-Check = Callable[[], None]
-
-
-class SyncFailure:
-    """Keeps the error of a failed sync outside a round, so that no publish before it is confirmed.
-
-    A file is synced before it is closed early. If that fails, the system reports the error only once: the
-    next sync of the file succeeds, even if data was lost. So the error is kept until a round that began
-    afterwards has failed with it, and all publishers before it have got an error.
-    """
-
-    def __init__(self) -> None:
-        self._error: OSError | None = None
-        self._raised = False
-
-    def record(self, error: OSError) -> None:
-        self._error, self._raised = error, False
-
-    def check(self) -> Check:
-        """Return a check for a job that is made now; it raises the error. Any thread may call it."""
-        if self._raised:
-            self._error, self._raised = None, False
-        known = self._error
-
-        def raise_error() -> None:
-            error = self._error
-            if error is None:
-                return
-            if error is known:
-                self._raised = True
-            raise OSError(error.errno, error.strerror) from error
-
-        return raise_error

@@ -18,7 +18,7 @@ from nsq.daemons.nsqd.disk.layout import (
     Segments,
     pack_size,
 )
-from nsq.daemons.nsqd.disk.syncing import OpenFiles, SyncFailure
+from nsq.daemons.nsqd.disk.syncing import OpenFiles
 from nsq.errors import InvalidMessage
 
 
@@ -60,8 +60,8 @@ class Writer:
         # descriptors that were open at that time.
         self._open: dict[int, int] = {}
         self.unsynced: set[int] = set()
-        #: A failure of the sync before an early close.
-        self.sync_failure = SyncFailure()
+        #: Files whose last fsync failed; see ``SyncJob``.
+        self.failed: set[Path] = set()
 
     def append(self, records: Iterable[bytes]) -> list[Position]:
         """Write the batch; if this raises, no part of it is in the files."""
@@ -93,6 +93,7 @@ class Writer:
     def forget(self, number: int) -> None:
         """Close the file, which is going to be removed."""
         self.unsynced.discard(number)
+        self.failed.discard(self._directory / self._layout.data(number))
         if number in self._open:
             self._files.close(self._open.pop(number))
 
@@ -119,7 +120,7 @@ class Writer:
             self._log.error(
                 "DISKQUEUE(%s): cannot sync %s: %s", self._layout.name, self._layout.data(number), error
             )
-            self.sync_failure.record(error)
+            self.failed.add(self._directory / self._layout.data(number))
         finally:
             self._files.close(descriptor)
 

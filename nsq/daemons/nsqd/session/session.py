@@ -535,23 +535,27 @@ class Session:
         self.pub_counts[topic] = self.pub_counts.get(topic, 0) + len(part)
         if end < len(bodies):
             rest = functools.partial(self._publish, verb, publish, topic, bodies, commands, end)
-            self._end_turn(rest)
+            self._end_turn(topic, rest)
             return
         if self._durable:
             self._stream.hold()
         self._stream.write(_OK_FRAME * commands)
         if self._copies >= COPIES_AT_ONCE:
-            self._end_turn()
+            self._end_turn(topic)
 
-    def _end_turn(self, go_on: Callable[[], None] = lambda: None) -> None:
-        """Let other clients be served, then go on."""
+    def _end_turn(self, topic_name: str, go_on: Callable[[], None] = lambda: None) -> None:
+        """Let other clients be served, and the topic's channels get what came, then go on."""
         self._copies = 0
+        topic = self._broker.topics.get(topic_name)
+        if topic is not None and topic.crowded:
+            self._wait_for(topic.when_caught_up, go_on)
+            return
         took = self._clock.now() - self._liveness.heard_at  # which was set when the turn began
         self._wait_for(functools.partial(call_after, took, self._clock), go_on)
 
     def _wait_for(self, when: Callable[[Callable[[], None]], object], publish: Callable[[], None]) -> None:
-        """Execute no further commands until ``when`` calls back (a topic has its channels, or other clients
-        have been served); then publish.
+        """Execute no further commands until ``when`` calls back (a topic has its channels, is not crowded any
+        more, or other clients have been served); then publish.
         """
         self._suspended = True
         self._stream.pause()

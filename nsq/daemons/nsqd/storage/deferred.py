@@ -23,7 +23,7 @@ from __future__ import annotations
 import errno
 import heapq
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -33,7 +33,7 @@ from nsq.daemons.nsqd.core.deferred import DeferredInMemory, DueRange
 from nsq.daemons.nsqd.disk.layout import BAD, HEAD_SIZE, SIZE_BYTES, Log, Place, message_id
 from nsq.daemons.nsqd.disk.queue import DiskQueue
 from nsq.daemons.nsqd.disk.reading import survey
-from nsq.daemons.nsqd.disk.syncing import SyncJob
+from nsq.daemons.nsqd.disk.syncing import SyncJob, remove_in_thread
 from nsq.daemons.nsqd.storage.deferred_file import (
     FILE_BYTES,
     FILE_RECORDS,
@@ -54,8 +54,10 @@ _LOOK_EVERY = 60.0
 _RETRY_SECONDS = 1.0
 #: The room that a full disk must have before it counts as working again.
 _SPILL_BYTES = 1 << 20
-#: The most records of a queue that are compared with the indexes after a kill.
-_COMPARED = 50_000
+#: The most records of a queue, and of its topic's, that are compared with the indexes after a kill.
+COMPARED = 50_000
+#: With more files than this, a thread removes them: each takes a millisecond or two.
+_REMOVED_AT_ONCE = 20
 #: The most files that one peek reads.
 _PEEKED_FILES = 4
 
@@ -77,8 +79,11 @@ class DeferredOnDisk(DeferredInMemory):
         written: Callable[[], None],
         sync_error: Callable[[], Exception | None],
         make_room: Callable[[OSError], bool],
+        waiting_in_topic: Callable[[], Collection[bytes]],
     ) -> None:
-        """``written`` is called after every write of a durable nsqd; see the backlogs for the others."""
+        """``written`` is called after every write of a durable nsqd; ``waiting_in_topic`` returns the ids of
+        the topic's first messages; see the backlogs for the others.
+        """
         super().__init__()
         self._directory = directory
         self._disk = disk
@@ -100,11 +105,12 @@ class DeferredOnDisk(DeferredInMemory):
         self._current: dict[Bucket, DeferredFile] = {}
         self._in_memory: set[DeferredFile] = set()  # with --durable
         self._dirty: set[DeferredFile] = set()
+        self._failed_files: set[Path] = set()  # files whose last fsync failed; see ``SyncJob``
         self._rewritten: list[DeferredFile] = []
         self.on_disk = 0
         #: After a kill: records in the queue to skip, with the message's id; see ``choose_records``.
         self.obsolete: dict[Place, bytes] = {}
-        self._recover(sorted(numbers))
+        self._recover(sorted(numbers), waiting_in_topic)
 
     def __len__(self) -> int:
         return len(self._heap) + self.on_disk
@@ -360,7 +366,7 @@ class DeferredOnDisk(DeferredInMemory):
         leaving = [file for file in self._in_memory if file.leaving or not file.left]
         if not self._dirty and not leaving:
             return None
-        return DeferredSync(self._directory, self._dirty, leaving)
+        return DeferredSync(self._directory, self._dirty, leaving, self._failed_files)
 
     def synced(self, job: DeferredSync) -> None:
         """Note that ``job`` has succeeded, and the queue has synced the messages that had left by then.
@@ -434,7 +440,7 @@ class DeferredOnDisk(DeferredInMemory):
 
     # Starting.
 
-    def _recover(self, numbers: list[int]) -> None:
+    def _recover(self, numbers: list[int], waiting_in_topic: Callable[[], Collection[bytes]]) -> None:
         self._number = numbers[-1] if numbers else 0
         files = [DeferredFile(self._directory, self._disk.name, number) for number in numbers]
         # From the queue's end to its beginning, as the last file can be taken out.
@@ -448,10 +454,12 @@ class DeferredOnDisk(DeferredInMemory):
             self._take_in(file, dues)
         if self._durable and (left or self._disk.unsynced):
             self._dirty.update(file for file in files if not file.removed)
-            queued = self._disk.unread_ids(_COMPARED)
+            queued = self._disk.unread_ids(COMPARED)
             files = [file for _, _, file in self._unread]
             self.obsolete = choose_records(queued, files, self._sizes)
             self.on_disk = sum(file.left for file in files)
+            known = {each for each, _ in queued}.union(*(file.read_index() for file in files))
+            self.repeated = known.intersection(waiting_in_topic())
 
     def _take_back(self, file: DeferredFile) -> bool:
         """Take a file's records back from the queue, if no message of it has been read and it is the same."""
@@ -519,7 +527,10 @@ class DeferredOnDisk(DeferredInMemory):
         finally:
             for file in [*self._in_memory, *self._dirty, *files]:
                 file.close()
-        return [SyncJob(self._directory, [file.index for file in files], new_names=True)] if files else []
+        if not files:
+            return []
+        indexes = [file.index for file in files]
+        return [SyncJob(self._directory, indexes, new_names=True, failed=self._failed_files)]
 
     def _write_files(self, entries: list[Entry]) -> list[DeferredFile]:
         """Write messages to new files."""
@@ -548,7 +559,7 @@ class DeferredOnDisk(DeferredInMemory):
         self._disk.begin_new_file()
         file.write_joined(self._disk.written.file)
         file.close()
-        self._disk.join_file(file.data, file.count, file.sizes[1])
+        self._disk.join_file(file.data, file.count, file.sizes[1], failed=file.data in self._failed_files)
 
     def remove_rewritten(self) -> None:
         """Remove files whose messages are elsewhere, after everything is synced."""
@@ -595,5 +606,8 @@ class DeferredOnDisk(DeferredInMemory):
         self._current.clear()
         self._in_memory.clear()
         self._dirty.clear()
-        for file in files:
-            file.remove()
+        if len(files) > _REMOVED_AT_ONCE:
+            remove_in_thread([path for file in files for path in file.rename_to_temporary()])
+        else:
+            for file in files:
+                file.remove()

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from nsq.daemons.nsqd.disk.layout import BAD, HEAD_SIZE, Bounds, Place, cut, message_id, pack_size
-from nsq.daemons.nsqd.disk.syncing import SyncJob, open_regular, read_regular
+from nsq.daemons.nsqd.disk.syncing import SyncJob, open_regular, read_regular, rename_to_temporary
 
 _ENTRY = struct.Struct(">16sq")
 #: Instead of a due time: the message is not in this file any more.
@@ -137,8 +137,12 @@ class DeferredFile:
         self._truncate()
 
     def note_taken_back(self, size: int) -> None:
-        """Note that the records are back from the queue, and intact."""
-        self.sizes = (_ENTRY.size * self.count, size)
+        """Note that the records are back from the queue, and intact.
+
+        The index still says that they were joined: a power cut can undo the renaming, even after more was
+        written to the index.
+        """
+        self.sizes = (self.index.stat().st_size // _ENTRY.size * _ENTRY.size, size)
         self.intact = True
 
     def measure(self) -> None:
@@ -169,9 +173,7 @@ class DeferredFile:
 
     def write_joined(self, number: int) -> None:
         """Note in the index that the records are going to be the queue's file of this number."""
-        index, _ = self.sizes
         self._write(_ENTRY.pack(_JOINED, number) + _ENTRY.pack(_BYTES, self.sizes[1]), b"")
-        self.sizes = (index, self.sizes[1])  # overwritten if the records are taken back
 
     def read(self, sizes: Bounds) -> tuple[list[Entry], str]:
         """Return the messages that have not left, and what is wrong with the file. Raises OSError."""
@@ -201,10 +203,9 @@ class DeferredFile:
     def read_index(self) -> dict[bytes, int]:
         """Return the due times; those that cannot be read are missing."""
         try:
-            content = read_regular(self.index)
+            dues = dict(self._index_entries())
         except OSError:
             return {}
-        dues = dict(_ENTRY.iter_unpack(content[: len(content) // _ENTRY.size * _ENTRY.size]))
         self.was_read |= _READ in dues
         for special in (_JOINED, _BYTES, _READ):
             dues.pop(special, None)
@@ -212,17 +213,21 @@ class DeferredFile:
 
     def count_joined(self) -> int:
         """Return the number of records that were joined; a message can have two of them."""
-        return self.index.stat().st_size // _ENTRY.size - 2
+        entries = self._index_entries()
+        last = max(place for place, (mark, _) in enumerate(entries) if mark == _JOINED)
+        return sum(each not in (_JOINED, _BYTES, _READ) for each, _ in entries[:last])
 
     def read_joined(self) -> tuple[int, int]:
         """Return the number and size of the queue's file that the records were joined to; else (-1, 0)."""
         try:
-            with open(self.index, "rb") as index:
-                index.seek(-2 * _ENTRY.size, os.SEEK_END)
-                (mark, number), (_, size) = _ENTRY.iter_unpack(index.read(2 * _ENTRY.size))
-        except (OSError, ValueError, struct.error):
+            special = {mark: value for mark, value in self._index_entries() if mark in (_JOINED, _BYTES)}
+        except OSError:
             return -1, 0
-        return (number, size) if mark == _JOINED else (-1, 0)
+        return (special[_JOINED], special[_BYTES]) if len(special) == 2 else (-1, 0)
+
+    def _index_entries(self) -> list[tuple[bytes, int]]:
+        content = read_regular(self.index)
+        return list(_ENTRY.iter_unpack(content[: len(content) // _ENTRY.size * _ENTRY.size]))
 
     def remove(self) -> None:
         """Remove it; a damaged one is renamed."""
@@ -234,6 +239,16 @@ class DeferredFile:
                     path.replace(path.with_name(path.name + BAD))
                 else:
                     path.unlink()
+
+    def rename_to_temporary(self) -> list[Path]:
+        """Remove it under its name, and return the paths that ``remove_in_thread`` must remove."""
+        self.removed = True
+        self.close()
+        renamed: list[Path] = []
+        for path in (self.data, self.index):
+            with suppress(OSError):
+                renamed.append(rename_to_temporary(path))
+        return renamed
 
     def close(self) -> None:
         while self._open:
@@ -294,7 +309,11 @@ class DeferredSync(SyncJob):
     """Syncs files as they are now; pass it to ``DeferredOnDisk.synced`` afterwards."""
 
     def __init__(
-        self, directory: Path, dirty: Iterable[DeferredFile], leaving: Iterable[DeferredFile]
+        self,
+        directory: Path,
+        dirty: Iterable[DeferredFile],
+        leaving: Iterable[DeferredFile],
+        failed: set[Path],
     ) -> None:
         self.dirty = {file: file.sizes for file in sorted(dirty)}
         self.leaving = {file: list(file.leaving) for file in sorted(leaving)}
@@ -302,4 +321,5 @@ class DeferredSync(SyncJob):
             directory,
             [path for file in self.dirty for path in (file.index, file.data)],
             new_names=not all(file.named for file in self.dirty),
+            failed=failed,
         )

@@ -16,10 +16,8 @@ from nsq.daemons.nsqd.core.backlog import Message
 from nsq.daemons.nsqd.core.clock import Clock
 from nsq.daemons.nsqd.disk.layout import Place
 from nsq.daemons.nsqd.disk.syncing import (
-    Check,
     OpenFiles,
     Replacement,
-    SyncFailure,
     SyncJob,
     read_regular,
     replace_content,
@@ -37,8 +35,8 @@ _SPARE = 4096
 class DueSync(SyncJob):
     """Syncs the first ``written`` entries; pass it to ``DueTimes.synced`` afterwards."""
 
-    def __init__(self, path: Path, written: int, *, named: bool, check: Check) -> None:
-        super().__init__(path.parent, [path], new_names=not named, check=check)
+    def __init__(self, path: Path, written: int, *, named: bool, failed: set[Path]) -> None:
+        super().__init__(path.parent, [path], new_names=not named, failed=failed)
         self.written = written
 
 
@@ -52,7 +50,7 @@ class DueTimes:
         self, directory: Path, queue_name: str, clock: Clock, open_files: OpenFiles | None = None
     ) -> None:
         self._files = OpenFiles(1) if open_files is None else open_files
-        self._sync_failure = SyncFailure()
+        self._failed: set[Path] = set()  # this file, if its last fsync failed
         self._path = directory / f"{queue_name}.dues.dat"
         self._clock = clock
         self._dues, self._finished, self._size = _load(self._path, clock.time_ns())
@@ -127,7 +125,7 @@ class DueTimes:
     def sync_job(self) -> DueSync | None:
         if self._synced == self._written:
             return None
-        return DueSync(self._path, self._written, named=self._named, check=self._sync_failure.check())
+        return DueSync(self._path, self._written, named=self._named, failed=self._failed)
 
     def synced(self, job: DueSync) -> None:
         """Note that ``job`` has succeeded. Raises OSError if entries were lost all the same."""
@@ -172,8 +170,8 @@ class DueTimes:
         try:
             if self._files.is_dirty(self._file):
                 os.fsync(self._file)
-        except OSError as error:
-            self._sync_failure.record(error)
+        except OSError:
+            self._failed.add(self._path)
         finally:
             self._close_file()
 

@@ -30,7 +30,7 @@ from nsq.daemons.nsqd.disk.syncing import (
 )
 from nsq.daemons.nsqd.options import NsqdOptions
 from nsq.daemons.nsqd.storage.committer import Committer, Round
-from nsq.daemons.nsqd.storage.deferred import DeferredOnDisk
+from nsq.daemons.nsqd.storage.deferred import COMPARED, DeferredOnDisk
 from nsq.daemons.nsqd.storage.directory import LAST_TICK, DataDirectory
 from nsq.daemons.nsqd.storage.dues import DueTimes
 from nsq.daemons.nsqd.storage.durable import DurableBacklog
@@ -88,6 +88,7 @@ class Storage:
         self._deferred: dict[str, DeferredOnDisk] = {}
         self._found: dict[str, list[str]] = {}  # files of earlier runs, by queue, until it is opened
         self._found_deferred: dict[str, set[int]] = {}
+        self._first_ids: dict[str, frozenset[bytes]] = {}  # during the start: of messages in topics
         self._broker: Broker | None = None
         self._roster_changed = False
         self._reserved = -1  # the last tick whose ids may be used, according to the disk
@@ -116,6 +117,7 @@ class Storage:
         self._start_ids(broker)
         for topic in self._directory.read_roster():
             self._restore(broker, topic)
+        self._first_ids.clear()
         self._broker = broker
         self._ticking = asyncio.get_running_loop().create_task(self._tick(), name="nsqd-sync-timer")
 
@@ -258,10 +260,19 @@ class Storage:
             written=functools.partial(self._wrote_durably, name),
             sync_error=self._sync_error,
             make_room=self._make_room,
+            waiting_in_topic=functools.partial(self._waiting_in_topic, topic),
         )
         if isinstance(backlog, DurableBacklog):
             backlog.skip_records(made.obsolete)
         return made
+
+    def _waiting_in_topic(self, topic: str) -> frozenset[bytes]:
+        """Return the ids of messages that the topic had not handed to all channels when nsqd was killed."""
+        if topic not in self._first_ids:
+            backlog = self._backlogs.get(topic)
+            found = backlog.disk.unread_ids(COMPARED) if backlog is not None else ()
+            self._first_ids[topic] = frozenset(each for each, _ in found)
+        return self._first_ids[topic]
 
     def _wrote_durably(self, name: str) -> None:
         self._written.add(name)

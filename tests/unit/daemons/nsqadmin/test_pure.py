@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import math
 import sys
 import zlib
 from collections.abc import Callable
@@ -69,6 +70,10 @@ def test_each_nsqd_of_a_channel_keeps_when_its_deferred_messages_are_due() -> No
     (gos,) = aggregate.read_topics(stats(topic("orders", channel())), "n2:1", "n2", 0.0)
     merged = aggregate.merge_channels("orders", "billing", ours["channels"] + gos["channels"])
     assert [part.get("deferred_due") for part in merged["nodes"]] == [due, None]
+    for wrong in ("60", math.nan, []):  # NaN would make a reply that cannot be written as JSON
+        due = [{"within": wrong, "count": 2}]
+        with pytest.raises(Misshapen):
+            aggregate.read_topics(stats(topic("orders", channel(deferred_due=due))), "n:1", "n", 0.0)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +91,7 @@ def test_each_nsqd_of_a_channel_keeps_when_its_deferred_messages_are_due() -> No
         stats(topic("orders", "billing")),  # type: ignore[arg-type]
     ],
 )
-def test_statistics_that_are_none_are_refused_by_both_readers(wrong: Any) -> None:
+def test_misshapen_statistics_are_refused_by_both_readers(wrong: Any) -> None:
     with pytest.raises(Misshapen):
         aggregate.read_topics(wrong, "n:1", "n", 0.0)
     with pytest.raises(Misshapen):
@@ -339,7 +344,7 @@ def test_long_answers_are_compressed_as_the_client_wants(accepted: str, encoding
         ({**ADDRESSES, "notification_http_endpoint": "ftp://x"}, "--notification-http-endpoint"),
     ],
 )
-def test_options_that_make_no_sense_are_refused(given: dict[str, Any], says: str) -> None:
+def test_nsqadmins_contradictory_options_are_refused(given: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError) as caught:
         NsqadminOptions(**given)
     assert says in str(caught.value)

@@ -94,7 +94,7 @@ def test_debug_shows_everything_under_sorted_keys(api: Api) -> None:
     assert api.get("/debug") == {}
 
 
-def test_long_answers_come_in_pieces(api: Api) -> None:
+def test_nsqlookupds_long_replies_are_made_of_pieces(api: Api) -> None:
     topics = [f"topic-{number:05}" for number in range(5000)]
     for topic in topics:
         api.registry.register_topic(api.nsqd, topic)
@@ -142,6 +142,6 @@ def test_former_names_do_the_same_and_by_get_if_that_was_asked_for(method: str) 
         ("POST /channel/delete?topic=t", "400 MISSING_ARG_CHANNEL"),
     ],
 )
-def test_more_invalid_requests_are_refused(api: Api, request_line: str, refusal: str) -> None:
+def test_nsqlookupd_refuses_invalid_requests(api: Api, request_line: str, refusal: str) -> None:
     method, target = request_line.split(" ")
     assert api.refused(method, target) == refusal

@@ -27,7 +27,7 @@ def forget(registry: Registry, gone: Peer) -> None:
         pass
 
 
-def test_unknown_and_empty_are_different() -> None:
+def test_an_unknown_topic_differs_from_one_without_producers() -> None:
     made = registry()
     made.create_channel("made", "c")
     assert made.producers("made", 0.0) == []
@@ -122,7 +122,7 @@ class AgainstAPlainTable(RuleBasedStateMachine):
         self.rows -= {(number, key) for key in held}
         for key in held:
             if key[-1].endswith("#ephemeral") and not any(other == key for _, other in self.rows):
-                # A topic that goes takes the channels along that nobody produces.
+                # A topic that without producers is removed with its channels.
                 self.keys -= {other for other in self.keys if other[: len(key)] == key}
 
     def below(self, topic: str) -> set[Key]:

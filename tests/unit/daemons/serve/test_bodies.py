@@ -96,7 +96,7 @@ def test_a_stalled_body_is_cut_off_while_others_wait(size: int, cut_off: bool) -
     scene.now += STALL_SECONDS - 1
     scene.count("idle", size)
     scene.bodies.cut_off_the_idle()
-    assert scene.happened() == [], "nobody waits"
+    assert scene.happened() == [], "no sender waits"
     scene.count("waiting", 1)
     scene.happened()
     scene.now += 1

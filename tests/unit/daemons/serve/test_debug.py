@@ -80,17 +80,17 @@ def test_a_web_page_whose_name_leads_to_this_machine_is_refused() -> None:
         ("limit=many", "INVALID_ARG_LIMIT"),
     ],
 )
-def test_arguments_that_make_no_sense_are_refused(query: str, code: str) -> None:
+def test_debug_arguments_out_of_range_are_refused(query: str, code: str) -> None:
     with pytest.raises(HttpError, match=f"400 {code}"):
         ask(Request("GET", f"/debug/{'profile' if code.endswith('FORMAT') else 'tracemalloc'}?{query}"))
 
 
 @pytest.mark.parametrize(("rate", "status"), [("5", 404), ("-1", 404), ("", 400), ("x", 400), ("1.5", 400)])
-def test_there_is_no_block_profile_to_be_switched_on(rate: str, status: int) -> None:
+def test_a_block_profile_cannot_be_switched_on(rate: str, status: int) -> None:
     assert ask(Request("PUT", f"/debug/setblockrate?rate={rate}")).status == status
 
 
-def test_gos_names_lead_to_the_nearest() -> None:
+def test_gos_paths_below_debug_pprof_exist() -> None:
     handlers = {route.path: route for route in ROUTES}
     for name in ("goroutine", "threadcreate", "heap", "allocs", "profile", "cmdline", ""):
         assert f"/debug/pprof/{name}" in handlers
@@ -101,7 +101,7 @@ def test_the_command_line_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ask(Request("GET", "/debug/pprof/cmdline")).body == b"nsqd\0--verbose"
 
 
-def test_everything_is_plain_text() -> None:
+def test_every_debug_route_answers_in_plain_text() -> None:
     assert all(route.plain for route in ROUTES)
 
 
@@ -146,11 +146,11 @@ def test_an_empty_profile_can_be_written() -> None:
     assert Profile().table() == "0 samples in 0.0s\n\n   own%  total%  function\n"
 
 
-def test_a_thread_is_looked_at_until_there_is_enough() -> None:
+def test_a_thread_is_sampled_until_the_stop_is_set() -> None:
     profile = sample(threading.get_ident(), 1000.0, Looks(7))
     (names,) = profile.stacks
     assert profile.stacks[names] == 7
-    here = "test_a_thread_is_looked_at_until_there_is_enough"
+    here = "test_a_thread_is_sampled_until_the_stop_is_set"
     assert f"{__name__}:{here}" in names
     assert names[-1] == "nsq.daemons.serve.debug:_sample"
 

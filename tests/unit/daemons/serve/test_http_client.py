@@ -76,6 +76,7 @@ def test_a_bad_reply_is_an_api_error_and_closes_the_connection(
         ConnectionRefusedError("refused"),
         ssl.SSLCertVerificationError("self-signed"),
         UnicodeError("label empty or too long"),
+        ValueError("embedded null character"),
         OverflowError("port must be 0-65535"),
         TimeoutError(),
     ],

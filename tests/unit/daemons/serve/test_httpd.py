@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import ast
+import asyncio
 import inspect
+from typing import Any
+from unittest.mock import AsyncMock, Mock
 
+import pytest
 from aiohttp import streams, web, web_protocol
 
-from nsq.daemons.serve.httpd import _Connection, _Response, _Server
+from nsq.daemons.serve.httpd import PIECE, _Connection, _Response, _Server
+from nsq.daemons.serve.routes import Reply
 
 HANDLER, SERVER = web.RequestHandler, web.Server
 
@@ -52,3 +57,14 @@ def test_a_body_can_be_read_without_waiting_and_its_buffer_be_changed() -> None:
     assert isinstance(streams.EMPTY_PAYLOAD, streams.StreamReader)
     names = {"read_nowait", "readany", "is_eof", "set_read_chunk_size"}
     assert all(hasattr(streams.EMPTY_PAYLOAD, name) for name in names)
+
+
+@pytest.mark.parametrize(("size", "waits"), [(100, 1), (3 * PIECE, 4)])
+def test_a_reader_that_is_slow_has_its_time_for_each_piece_of_a_long_reply(size: int, waits: int) -> None:
+    body = bytes(range(256)) * (size // 256) + b"x" * (size % 256)
+    transport, drain = Mock(is_closing=lambda: False, get_write_buffer_size=lambda: 2**20), AsyncMock()
+    request: Any = Mock(method="GET", keep_alive=True, transport=transport, writer=Mock(drain=drain))
+    asyncio.run(_Response(Reply(body), marked=False, last=False).prepare(request))
+    written = b"".join(call.args[0] for call in transport.write.call_args_list)
+    assert written.endswith(b"\r\n\r\n" + body)
+    assert (drain.await_count, transport.write.call_count) == (waits, waits)

@@ -122,7 +122,7 @@ def test_a_log_without_a_stream_writes_to_the_current_stderr(monkeypatch: pytest
     assert later.getvalue().count("\n") == 1
 
 
-def test_several_logs_do_not_meet_nor_touch_the_registry() -> None:
+def test_several_logs_are_independent_of_each_other_and_of_logging() -> None:
     known = set(logging.root.manager.loggerDict)
     first, second = io.StringIO(), io.StringIO()
     a, b = DaemonLog("[same] ", "error", first), DaemonLog("[same] ", "debug", second)
@@ -153,7 +153,7 @@ def test_a_json_log_has_an_object_per_line() -> None:
     assert (third["level"], third["message"]) == ("warning", "of a library: 1")
 
 
-def test_a_file_that_is_renamed_and_opened_anew(tmp_path: Path) -> None:
+def test_a_log_file_that_was_renamed_is_opened_again(tmp_path: Path) -> None:
     path = tmp_path / "log"
     log = DaemonLog(path=str(path))
     log.info("one")

@@ -17,5 +17,5 @@ def bill(message: Message) -> None:
 
 
 @consumer("mails", "sending", batch=10, wait=0.1)
-def send(messages: list[Message]) -> None:
-    Billed.objects.create(body=f"{len(messages)} mails", process=os.getpid())
+async def send(messages: list[Message]) -> None:
+    await Billed.objects.acreate(body=f"{len(messages)} mails", process=os.getpid())

@@ -43,3 +43,15 @@ def bad_result() -> Any:
 @task(backend="committed", queue_name="mails")
 def mail(to: str) -> None:
     Billed.objects.create(body=f"mail to {to}", process=0)
+
+
+@task
+def lose_the_connection() -> None:
+    """End this thread's session from outside, as a database or a firewall does with one that is idle."""
+    from django.db import connection
+
+    assert connection.connection is not None
+    other = connection.copy()
+    with other.cursor() as cursor:
+        cursor.execute("select pg_terminate_backend(%s)", [connection.connection.info.backend_pid])
+    other.close()

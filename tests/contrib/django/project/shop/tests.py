@@ -11,6 +11,10 @@ from shop.models import Order
 
 
 class OrderTests(NsqTestMixin, TestCase):
+    @classmethod
+    def setUpTestData(cls) -> None:
+        publish("orders", b"stays in memory too")
+
     def test_an_order_is_published_when_its_request_commits(self) -> None:
         with self.captureOnCommitCallbacks(execute=True):
             self.client.get("/orders", {"item": "tea"})

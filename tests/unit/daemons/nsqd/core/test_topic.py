@@ -147,11 +147,11 @@ class Full(MemoryBacklog):
         super().__init__()
         self.room = 1_000_000
         self.lends = False
-        self.told: Callable[[list[Message]], None] = lambda messages: None
+        self.finished_call: Callable[[list[Message]], None] = lambda messages: None
 
     def hold_in_memory(self, messages: list[Message], finished: Callable[[list[Message]], None]) -> bool:
         if self.lends:
-            self.told = finished
+            self.finished_call = finished
             super().put([each for each in messages if not each.due])
         return self.lends
 
@@ -260,8 +260,8 @@ class TestWhereAChannelsDiskRefuses:
         assert setup.depths() == (0, [3, 3])
         assert kept == []
         first, second = setup.waiting("full")
-        setup.disk.told([second])
-        setup.disk.told([first])
+        setup.disk.finished_call([second])
+        setup.disk.finished_call([first])
         assert kept == [b"b", b"a"]
 
     def test_a_stop_returns_the_refused_portion(self) -> None:

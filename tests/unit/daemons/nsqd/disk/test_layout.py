@@ -223,7 +223,7 @@ def test_a_document_without_topics_is_an_empty_list(content: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "fault"),
+    ("content", "error"),
     [
         (b"", "Expecting value"),
         (b'{"topics":[', "Expecting value"),
@@ -232,6 +232,6 @@ def test_a_document_without_topics_is_an_empty_list(content: bytes) -> None:
         (b"null", "no JSON object"),
     ],
 )
-def test_an_invalid_list_of_topics_is_an_error(content: bytes, fault: str) -> None:
-    with pytest.raises(ValueError, match=fault):
+def test_an_invalid_list_of_topics_is_an_error(content: bytes, error: str) -> None:
+    with pytest.raises(ValueError, match=error):
         decode_roster(content)

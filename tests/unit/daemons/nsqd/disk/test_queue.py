@@ -50,7 +50,7 @@ def test_the_recorded_files_are_written_byte_for_byte(tmp_path: Path) -> None:
         assert drain(topic) == [record]
     channel.close()
     topic.close()
-    # Go takes the end of a file it reads while it is written for a fault, and keeps it as bad.
+    # Go takes the end of a file it reads while it is written for damage, and keeps it as bad.
     recorded = [name for name in names(GOLDEN) if not name.endswith(".bad") and name != "nsqd.dat"]
     assert names(ours) == recorded
     for name in recorded:

@@ -39,7 +39,7 @@ class Survival(RuleBasedStateMachine):
         self.written = waiting
         self.read = 0
         self.committed = 0
-        self.places = {0: self.queue.committed}  # as far as they were told
+        self.places = {0: self.queue.committed}  # as far as they are known
         self.job: SyncJob | None = None
         self.late: list[SyncJob] = []
         self.last(0, len(waiting), self.sizes())

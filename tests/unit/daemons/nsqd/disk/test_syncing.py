@@ -16,7 +16,6 @@ from nsq.daemons.nsqd.disk.queue import DiskQueue
 from nsq.daemons.nsqd.disk.syncing import (
     OpenFiles,
     Replacement,
-    SyncFailure,
     SyncJob,
     replace_content,
     run_together,
@@ -106,20 +105,42 @@ def test_a_deleted_queue_does_not_come_back_by_its_old_job(tmp_path: Path) -> No
     following.close()
 
 
-def test_a_failed_sync_raises_and_can_be_repeated(tmp_path: Path) -> None:
+def test_a_file_is_written_again_after_its_fsync_has_failed(tmp_path: Path) -> None:
     queue = open_queue(tmp_path)
     queue.append(FIVE)
-    job = queue.sync_job()
-    assert job is not None
     with patch("os.fsync", side_effect=OSError(errno.EIO, "broken")), pytest.raises(OSError, match="broken"):
-        job()
-    again = queue.sync_job()
-    assert again is not None
-    assert again.numbers == {0}
-    again()
-    queue.synced(again)
-    assert names(tmp_path) == ["q.diskqueue.000000.dat", "q.diskqueue.meta.dat"]
+        queue.sync()
+    with patch("os.pwrite", wraps=os.pwrite) as write:
+        queue.sync()
+        queue.append([b"next"])
+        queue.sync()
+    assert [call.args[1:] for call in write.call_args_list] == [
+        (b"".join(b"\0\0\0\x10" + record for record in FIVE), 0),
+        (b"\0\0\0\x04next", 0),
+    ]
     queue.close()
+
+
+def test_a_failed_file_that_is_gone_or_cannot_be_read_is_given_up(tmp_path: Path) -> None:
+    there = tmp_path / "there"
+    there.write_bytes(b"content")
+    job = SyncJob(tmp_path, [there], failed={there, tmp_path / "gone"})
+    job.files.append(tmp_path / "gone")
+    with patch("os.pread", side_effect=OSError(errno.EIO, "broken")):
+        job()
+    assert job.failed == set()
+    assert there.read_bytes() == b"content"
+
+
+def test_a_failed_file_that_cannot_be_written_again_stays_failed(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(b"content")
+    job = SyncJob(tmp_path, [file], failed={file})
+    full = OSError(errno.ENOSPC, "full")
+    for call in ("os.pread", "os.pwrite"):
+        with patch(call, side_effect=full), pytest.raises(OSError, match="full"):
+            job()
+    assert job.failed == {file}
 
 
 @pytest.mark.parametrize(("taken", "left"), [(3, [0, 1, 2]), (12, [2]), (15, [])])
@@ -164,6 +185,43 @@ def test_an_empty_queue_removes_its_large_file(tmp_path: Path) -> None:
     again.close()
 
 
+def test_a_thread_removes_large_files_while_a_new_queue_uses_their_names(tmp_path: Path) -> None:
+    queue = open_queue(tmp_path)
+    queue.append(FIVE * 2)
+    go_on = threading.Event()
+    unlink = os.unlink
+
+    def wait(path: Path) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            assert go_on.wait(100)
+        unlink(path)
+
+    with patch("nsq.daemons.nsqd.disk.queue._LARGE", 60), patch("os.unlink", wait):
+        queue.delete()
+        [remover] = [thread for thread in threading.enumerate() if thread.name == "nsqd-remove"]
+        again = open_queue(tmp_path)
+        again.append(FIVE)
+        left = [name for name in names(tmp_path) if name.startswith("nsqd.")]
+        assert len(left) == 2
+        assert all(name.endswith(".tmp") for name in left)
+        go_on.set()
+        remover.join()
+    assert names(tmp_path) == ["q.diskqueue.000000.dat"]
+    again.close()
+
+
+def test_without_a_thread_large_files_are_removed_at_once(tmp_path: Path) -> None:
+    queue = open_queue(tmp_path)
+    queue.append(FIVE * 3)
+    data(tmp_path, 1).unlink()
+    with (
+        patch("nsq.daemons.nsqd.disk.queue._LARGE", 60),
+        patch("threading.Thread.start", side_effect=RuntimeError("can't start new thread")),
+    ):
+        queue.delete()
+    assert names(tmp_path) == []
+
+
 @pytest.mark.parametrize("count", [1, 40])
 def test_many_jobs_are_done_as_one(tmp_path: Path, count: int) -> None:
     queues = [open_queue(tmp_path, f"q{number}") for number in range(count)]
@@ -200,29 +258,6 @@ def test_a_failure_leaves_every_file_as_it_was(tmp_path: Path) -> None:
         run_together(jobs)
     assert [target.read_bytes() for target in targets] == [b"old"] * 3
     assert names(tmp_path) == ["a", "b", "c"]
-
-
-FAULT = OSError(5, "Input/output error")
-
-
-def test_a_failure_stays_until_a_job_has_raised_it() -> None:
-    failure = SyncFailure()
-    failure.record(FAULT)
-    failure.check()
-    with pytest.raises(OSError, match="Input/output"):
-        failure.check()()
-
-
-def test_a_second_failure_is_raised_as_well() -> None:
-    failure = SyncFailure()
-    failure.record(FAULT)
-    check = failure.check()
-    with pytest.raises(OSError, match="Input/output"):
-        check()
-    failure.record(OSError(28, "No space left on device"))
-    with pytest.raises(OSError, match="No space"):
-        failure.check()()
-    failure.check()()
 
 
 class Owner:
@@ -421,32 +456,35 @@ def sync(queue: DiskQueue) -> None:
 
 
 @pytest.mark.parametrize("round_", [flush, sync])
-def test_a_sync_that_failed_before_the_close_fails_the_round(
+def test_a_file_whose_sync_failed_before_the_close_is_written_again(
     queues: Queues, round_: Callable[[DiskQueue], None]
 ) -> None:
     with failing_fsync():
         queues.append(b"a")
     assert len(queues.log.complaints) == 7
-    with pytest.raises(OSError, match="Input/output"):
+    written: list[str] = []
+    pwrite = os.pwrite
+
+    def remember(descriptor: int, content: bytes, offset: int) -> int:
+        written.append(os.readlink(f"/proc/self/fd/{descriptor}").rpartition("/")[2])
+        return pwrite(descriptor, content, offset)
+
+    with patch("os.pwrite", remember):
         round_(queues.all[0])
-    round_(queues.all[0])
-    round_(queues.all[9])  # was not closed
+        round_(queues.all[9])  # was not closed
+    assert written == ["q0.diskqueue.000000.dat"]
 
 
-@pytest.mark.parametrize("called", [False, True], ids=["before its call", "after its call"])
-def test_a_failed_early_sync_fails_a_round_under_way(queues: Queues, called: bool) -> None:
+def test_a_failed_early_sync_fails_a_round_under_way(queues: Queues) -> None:
     first = queues.all[0]
     first.append([b"a"])
     job = first.flush_job()
     assert job is not None
-    if called:
-        job()
+    job()
     with failing_fsync():
         queues.append(b"b")
-    with pytest.raises(OSError, match="Input/output"):
-        first.flushed(job) if called else job()
-    with pytest.raises(OSError, match="Input/output"):
-        flush(first)  # which was the first one to cover the second record
+    with pytest.raises(OSError, match="has failed"):
+        first.flushed(job)
     flush(first)
 
 

@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Coroutine
+from typing import cast
+
 import pytest
 
-from nsq.daemons.serve.routes import OK
+from nsq.daemons.serve.routes import OK, Reply, Request
 from nsq.wire.commands import pack_bodies
 from tests.unit.daemons.nsqd.http.api import Api
 
@@ -78,6 +82,28 @@ def test_an_mpub_may_be_empty() -> None:
     assert api.ask("POST", "/mpub?topic=t", b"\n\n") == OK
     assert api.ask("POST", "/mpub?topic=t", b"", headers={"Host": "h"}) == OK
     assert api.world.broker.topics == {} or waiting(api) == []
+
+
+def test_an_mpub_waits_until_hundreds_of_channels_have_got_its_messages() -> None:
+    api = Api()
+    topic = api.world.broker.topic("t")
+    channels = [topic.channel(str(number)) for number in range(250)]
+    body = b"x\n" * 500
+    request = Request("POST", "/mpub?topic=t", body=body, headers={"Content-Length": str(len(body))})
+
+    async def main() -> int:
+        publishing = cast(Coroutine[None, None, Reply], api.router.find("POST", "/mpub")[0].handler(request))
+        task = asyncio.create_task(publishing)
+        deepest = 0
+        while not task.done():
+            await asyncio.sleep(0)
+            deepest = max(deepest, topic.depth)
+            api.world.clock.step()
+        return deepest
+
+    assert asyncio.run(main()) < 300
+    api.world.clock.settle()
+    assert {channel.depth for channel in channels} == {500}
 
 
 def test_names_may_be_escaped() -> None:

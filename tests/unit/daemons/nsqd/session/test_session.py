@@ -105,6 +105,24 @@ def test_messages_to_many_channels_are_published_in_smaller_parts() -> None:
         assert set(client.frames()) == {OK}
 
 
+@pytest.mark.parametrize(
+    "wire", [commands.mpub("t", [b"x"] * 2000), commands.pub("t", b"x") * 2000], ids=["one MPUB", "PUBs"]
+)
+def test_a_publisher_waits_until_hundreds_of_channels_have_got_its_messages(wire: bytes) -> None:
+    world = World()
+    topic = world.broker.topic("t")
+    channels = [topic.channel(str(number)) for number in range(250)]
+    client = world.client()
+    client.send(wire)
+    deepest = 0
+    while world.clock.busy:
+        world.clock.step()
+        deepest = max(deepest, topic.depth)
+    assert deepest < 300
+    assert {channel.depth for channel in channels} == {2000}
+    assert set(client.frames()) == {OK}
+
+
 def test_a_drain_in_the_middle_of_many_messages_refuses_them() -> None:
     world = World()
     client = world.client()

@@ -44,21 +44,21 @@ def open_disk(directory: Path, *, log: Lines | None = None) -> DiskQueue:
 
 def close(backlog: OnDisk, taken: list[Message]) -> None:
     """As a stop does it."""
-    for fault in persist([(backlog, taken)], {}):
-        raise fault
+    for error in persist([(backlog, taken)], {}):
+        raise error
 
 
 class Spilling(MemoryFirstBacklog):
-    """Knows what it told the storage."""
+    """Records its calls of the storage."""
 
     def __init__(self, directory: Path, limit: int = 3) -> None:
-        self.faults: list[Exception] = []
+        self.errors: list[Exception] = []
         self.wrote: list[int] = []
         super().__init__(
             open_disk(directory),
             DueTimes(directory, "t:c", FakeClock()),
             limit,
-            failed=lambda error, size: self.faults.append(error),
+            failed=lambda error, size: self.errors.append(error),
             wrote=self.wrote.append,
             make_room=lambda error: error.errno == errno.ENOSPC and self.disk.make_room(),
         )
@@ -68,18 +68,18 @@ class Spilling(MemoryFirstBacklog):
 
 
 class Durable(DurableBacklog):
-    """Knows what it told the storage; ``broken`` is the fault of the last sync."""
+    """Records its calls of the storage; ``broken`` is the error of the last sync."""
 
     def __init__(self, directory: Path, limit: int = 3, clock: FakeClock | None = None) -> None:
         self.clock = clock or FakeClock()
-        self.faults: list[Exception] = []
+        self.errors: list[Exception] = []
         self.writes = 0
         self.broken: Exception | None = None
         super().__init__(
             open_disk(directory),
             DueTimes(directory, "t:c", self.clock),
             limit,
-            failed=lambda error, size: self.faults.append(error),
+            failed=lambda error, size: self.errors.append(error),
             written=self._count,
             finished_many=lambda: None,
             sync_error=lambda: self.broken,

@@ -15,23 +15,28 @@ from tests.unit.daemons.nsqd.storage.waiting import until
 
 
 class Disk:
-    """Counts what was written and what a sync has covered; fails and waits when told."""
+    """Counts what was written and what a sync has covered; fails and waits on request."""
 
     def __init__(self) -> None:
-        self.written = self.lasting = self.rounds = 0
+        self.written = self.synced_to = self.rounds = 0
         self.at_work = False  # the thread, with the job of a round that is gathered a moment before
-        self.faults: list[Exception] = []
-        self.told: list[Exception] = []
-        self.recovered = self.distrusted = 0
+        self.errors: list[Exception] = []
+        self.failures: list[Exception] = []
+        self.recovered = self.new_files_begun = 0
         self.gate: threading.Event | None = None
         self.committer = Committer(
-            self.prepare, self.told.append, self.worked, begin_new_files=self.distrust, retry_after=0.001
+            self.prepare,
+            self.failures.append,
+            self.worked,
+            begin_new_files=self.begin_new_files,
+            retry_after=0.001,
         )
 
     def prepare(self) -> Round:
         self.rounds += 1
         this, until = Round(), self.written
-        this.jobs.append(SyncJob(Path(), (), check=self.sync))
+        this.jobs.append(SyncJob(Path(), ()))
+        this.run = self.sync
         this.after.append(lambda: self.synced(until))
         return this
 
@@ -39,24 +44,24 @@ class Disk:
         self.at_work = True
         if self.gate is not None:
             assert self.gate.wait(100)
-        if self.faults:
-            raise self.faults.pop(0)
+        if self.errors:
+            raise self.errors.pop(0)
 
     def synced(self, until: int) -> None:
-        self.lasting = until
+        self.synced_to = until
 
-    def distrust(self) -> None:
-        self.distrusted += 1
+    def begin_new_files(self) -> None:
+        self.new_files_begun += 1
 
     def worked(self) -> None:
         self.recovered += 1
 
     async def write(self) -> None:
-        """Return when it lasts."""
+        """Return when the write is synced."""
         self.written += 1
         mine = self.written
         await self.committer.wait_until_synced()
-        assert self.lasting >= mine, "confirmed before it was on disk"
+        assert self.synced_to >= mine, "confirmed before it was on disk"
 
 
 def run(scenario: Callable[[Disk], Coroutine[Any, Any, None]]) -> Disk:
@@ -113,10 +118,10 @@ def test_a_round_that_is_under_way_confirms_nothing_that_came_later() -> None:
     run(scenario)
 
 
-@pytest.mark.parametrize("fault", [OSError(5, "Input/output error"), ValueError("a fault of ours")])
-def test_after_a_fault_the_round_is_repeated_until_it_works(fault: Exception) -> None:
+@pytest.mark.parametrize("error", [OSError(5, "Input/output error"), ValueError("an error of ours")])
+def test_after_an_error_the_round_is_repeated_until_it_works(error: Exception) -> None:
     async def scenario(disk: Disk) -> None:
-        disk.faults = [fault, fault]
+        disk.errors = [error, error]
         answers: list[int] = []
         disk.committer.on_synced(answers.append)
         with pytest.raises(StorageFailed, match="syncing to disk failed"):
@@ -125,15 +130,15 @@ def test_after_a_fault_the_round_is_repeated_until_it_works(fault: Exception) ->
         assert answers == [LOST]
 
     disk = run(scenario)
-    assert (disk.told, disk.distrusted, disk.rounds, disk.recovered) == ([fault, fault], 2, 3, 1)
+    assert (disk.failures, disk.new_files_begun, disk.rounds, disk.recovered) == ([error, error], 2, 3, 1)
 
 
 def test_a_fault_is_known_until_a_round_works() -> None:
     async def scenario(disk: Disk) -> None:
-        disk.faults = [OSError(5, "Input/output error")]
+        disk.errors = [OSError(5, "Input/output error")]
         disk.committer.ask()
-        await until(lambda: disk.told)
-        assert disk.committer.error is disk.told[0]
+        await until(lambda: disk.failures)
+        assert disk.committer.error is disk.failures[0]
         await disk.write()
         assert disk.committer.error is None
 

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import random
 import shutil
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -54,7 +55,7 @@ class Node:
         self.directory = directory
         self.clock = clock or FakeClock()
         self.log = Lines()
-        self.faults: list[Exception] = []
+        self.errors: list[Exception] = []
         self.broken: Exception | None = None
         self.disk = DiskQueue(
             directory,
@@ -72,10 +73,11 @@ class Node:
             durable=durable,
             memory_limit=limit,
             log=self.log,
-            failed=lambda error, size: self.faults.append(error),
+            failed=lambda error, size: self.errors.append(error),
             written=lambda: None,
             sync_error=lambda: self.broken,
             make_room=lambda error: False,
+            waiting_in_topic=lambda: (),
         )
         self.released: list[tuple[float, Message]] = []
         self.joined = 0  # how many of them came in files that joined the queue
@@ -257,6 +259,23 @@ def test_a_restart_keeps_due_times_and_attempts(tmp_path: Path, durable: bool) -
     assert {each.attempts for _, each in node.released} == {3}
 
 
+def test_a_power_cut_that_undoes_the_renaming_at_the_start_costs_no_due_time(tmp_path: Path) -> None:
+    directory = tmp_path / "here"
+    directory.mkdir()
+    node = Node(directory, durable=True)
+    node.add(100.0, 200.0, 300.0)
+    node.stop()
+    cut = node.copy(tmp_path / "after the power cut")
+    node = later(node, directory)
+    assert node.run(99.0) == []  # reads the file, and notes that in the index
+    for index in directory.glob("*.dues.dat"):
+        shutil.copy(index, cut)
+    again = later(node, cut)
+    again.run(300.0)
+    assert len(again.released) == 3
+    assert min(again.lateness()) > -0.001
+
+
 @MODES
 def test_after_a_stop_gos_nsqd_finds_every_message_in_the_queue(tmp_path: Path, durable: bool) -> None:
     node = Node(tmp_path, durable=durable)
@@ -410,7 +429,7 @@ def test_a_full_disk_refuses_messages_and_keeps_the_others(tmp_path: Path, durab
     with room_for(100), pytest.raises(StorageFailed, match="No space left"):
         node.add(*delays(20))
     refused = len(node.deferred) - before
-    assert node.faults
+    assert node.errors
     node.clock.advance_without_calls(2.0)
     node.add(*delays(10))
     node.sync()
@@ -453,12 +472,18 @@ def test_a_damaged_file_is_kept_aside_and_what_is_readable_comes(
         assert any("t:c.deferred.000001.dat" in line for line in after.log.complaints)
 
 
+@pytest.mark.parametrize("few", [20, 0], ids=["at once", "in a thread"])
 @MODES
-def test_emptying_leaves_no_file(tmp_path: Path, durable: bool) -> None:
+def test_emptying_leaves_no_file(tmp_path: Path, durable: bool, few: int) -> None:
     node = Node(tmp_path, durable=durable)
     node.add(*delays(100))
     job = node.deferred.sync_job()
-    node.deferred.clear()
+    with patch.object(deferred, "_REMOVED_AT_ONCE", few):
+        node.deferred.clear()
+    removers = [thread for thread in threading.enumerate() if thread.name == "nsqd-remove"]
+    assert not removers or not few
+    for remover in removers:
+        remover.join()
     if job is not None:
         job()
         node.deferred.synced(job)

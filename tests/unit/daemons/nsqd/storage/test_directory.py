@@ -110,7 +110,7 @@ def make(path: Path, kind: str) -> None:
 )
 def test_a_special_file_with_the_name_of_a_data_file_is_refused(tmp_path: Path, name: str, kind: str) -> None:
     make(tmp_path / name, kind)
-    make(tmp_path / "somebody elses", kind)
+    make(tmp_path / "another program's", kind)
     directory = DataDirectory(tmp_path, Lines())
     with pytest.raises(ConfigError, match=f"{name}.*remove it"):
         directory.lock()

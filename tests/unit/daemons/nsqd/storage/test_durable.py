@@ -179,7 +179,7 @@ class TestStragglers:
         backlog.finished(taken[5:])
         with small_lag(6), room_for(0):
             backlog.advance()
-        assert len(backlog.faults) == 1
+        assert len(backlog.errors) == 1
         assert backlog.disk.depth == 8
 
 
@@ -191,7 +191,7 @@ class TestFaults:
             backlog.put(many(3))
         with room_for(10), pytest.raises(StorageFailed):
             backlog.put([message(b"a", due=1060.0)])
-        assert (len(backlog), len(backlog.faults), backlog.writes) == (0, 2, 0)
+        assert (len(backlog), len(backlog.errors), backlog.writes) == (0, 2, 0)
         backlog.put(messages(b"later"))
         reborn = killed(backlog, tmp_path / "after")
         assert bodies(reborn.take(10)) == [b"later"]
@@ -205,7 +205,7 @@ class TestFaults:
             backlog.put([message(b"a", due=1060.0)])
         backlog.broken = None
         backlog.put(many(1))
-        assert (len(backlog), backlog.faults) == (1, [])
+        assert (len(backlog), backlog.errors) == (1, [])
 
     def test_a_damaged_record_that_was_moved_does_not_upset_the_count(
         self, backlog: Durable, tmp_path: Path
@@ -226,7 +226,7 @@ class TestFaults:
         # The first is to be written anew behind it, and there is no room for that.
         with room_for(0):
             backlog.close([])
-        assert len(backlog.faults) == 1
+        assert len(backlog.errors) == 1
         reborn = Durable(tmp_path)
         assert ids(reborn.take(10)) == ids(taken)
         reborn.delete()
@@ -238,7 +238,7 @@ class TestFaults:
         taken = backlog.take(3)
         (tmp_path / "t:c.diskqueue.000000.dat").unlink()
         backlog.close(taken)
-        assert len(backlog.faults) == 1
+        assert len(backlog.errors) == 1
         reborn = Durable(tmp_path)
         assert ids(reborn.take(10)) == ids(taken)
         reborn.delete()
@@ -248,18 +248,18 @@ class TestBorrowed:
     """Messages that a topic's disk keeps, as this one took no more."""
 
     def test_messages_held_in_memory_are_delivered_and_reported_as_finished(self, backlog: Durable) -> None:
-        told: list[list[bytes]] = []
+        finished: list[list[bytes]] = []
         later = message(b"c", due=150.0)
         three = [*messages(b"a", b"b"), later]
-        assert backlog.hold_in_memory(three, lambda messages: told.append(bodies(messages)))
+        assert backlog.hold_in_memory(three, lambda messages: finished.append(bodies(messages)))
         first, second = backlog.take(10)
         backlog.put_back([first])
         backlog.finished([second])
         backlog.finished([later])
         assert bodies(backlog.take(10)) == [b"a"]
-        assert (told, backlog.writes, len(backlog)) == ([[b"b"], [b"c"]], 0, 0)
+        assert (finished, backlog.writes, len(backlog)) == ([[b"b"], [b"c"]], 0, 0)
         backlog.clear()
-        assert told[2:] == [[b"a"]]
+        assert finished[2:] == [[b"a"]]
 
     def test_only_so_many_messages_are_held_in_memory(self, backlog: Durable) -> None:
         large = [message(bytes(1 << 20)) for _ in range(16)]
@@ -303,7 +303,7 @@ ENTRY = 24
 
 
 @pytest.fixture
-def book(tmp_path: Path) -> Iterator[DueTimes]:
+def due_times(tmp_path: Path) -> Iterator[DueTimes]:
     made = DueTimes(tmp_path, "t:c", FakeClock())
     yield made
     made.delete()
@@ -316,55 +316,55 @@ def reopened(directory: Path, now: float = 1000.0) -> DueTimes:
     return DueTimes(directory, "t:c", clock)
 
 
-def close(book: DueTimes, finished: dict[Place, bytes]) -> None:
+def close(due_times: DueTimes, finished: dict[Place, bytes]) -> None:
     """As a stop does it."""
-    job = book.last_job(finished)
+    job = due_times.last_job(finished)
     if job is not None:
         job()
-    book.release()
+    due_times.release()
 
 
 def deferred(count: int, due: float = 1060.0) -> list[Message]:
     return [message(b"a", due) for _ in range(count)]
 
 
-def test_a_due_time_survives_with_all_its_digits(book: DueTimes, tmp_path: Path) -> None:
+def test_a_due_time_survives_with_all_its_digits(due_times: DueTimes, tmp_path: Path) -> None:
     (one,) = deferred(1, 1060.25)
-    book.add([one, message(b"at once")])
-    assert book.get(one.id) == pytest.approx(1060.25, abs=1e-6)
+    due_times.add([one, message(b"at once")])
+    assert due_times.get(one.id) == pytest.approx(1060.25, abs=1e-6)
     assert reopened(tmp_path, 1010.0).get(one.id) == pytest.approx(1060.25, abs=1e-6)
-    assert book.get(b"f" * 16) == 0.0
+    assert due_times.get(b"f" * 16) == 0.0
     assert (tmp_path / FILE).stat().st_size == ENTRY
 
 
-def test_a_due_time_that_has_passed_is_forgotten(book: DueTimes, tmp_path: Path) -> None:
+def test_a_due_time_that_has_passed_is_forgotten(due_times: DueTimes, tmp_path: Path) -> None:
     early, late = *deferred(1, 1005.0), *deferred(1, 1060.0)
-    book.add([early, late])
+    due_times.add([early, late])
     later = reopened(tmp_path, 1010.0)
     assert (later.get(early.id), later.get(late.id) > 0) == (0.0, True)
 
 
-def test_an_impossible_due_time_is_ignored(book: DueTimes, tmp_path: Path) -> None:
+def test_an_impossible_due_time_is_ignored(due_times: DueTimes, tmp_path: Path) -> None:
     (one,) = deferred(1)
-    book.add([one])
+    due_times.add([one])
     content = bytearray((tmp_path / FILE).read_bytes())
     content[16] ^= 0x40  # the highest bits of the moment: the year 2169
     (tmp_path / FILE).write_bytes(content)
     assert reopened(tmp_path).get(one.id) == 0.0
 
 
-def test_the_last_entry_of_a_message_counts(book: DueTimes, tmp_path: Path) -> None:
+def test_the_last_entry_of_a_message_counts(due_times: DueTimes, tmp_path: Path) -> None:
     (one,) = deferred(1)
-    book.add([one])
+    due_times.add([one])
     one.due = 1090.0
-    book.add([one])
+    due_times.add([one])
     assert reopened(tmp_path).get(one.id) == pytest.approx(1090.0)
 
 
 @pytest.mark.parametrize("torn", [1, ENTRY - 1])
-def test_a_torn_entry_at_the_end_is_written_over(book: DueTimes, tmp_path: Path, torn: int) -> None:
+def test_a_torn_entry_at_the_end_is_written_over(due_times: DueTimes, tmp_path: Path, torn: int) -> None:
     first, second = deferred(2)
-    book.add([first])
+    due_times.add([first])
     with (tmp_path / FILE).open("ab") as file:
         file.write(b"\x7f" * torn)
     again = reopened(tmp_path)
@@ -374,33 +374,35 @@ def test_a_torn_entry_at_the_end_is_written_over(book: DueTimes, tmp_path: Path,
     close(again, {})
 
 
-def test_a_due_time_that_the_disk_refuses_changes_nothing(book: DueTimes, tmp_path: Path) -> None:
+def test_a_due_time_that_the_disk_refuses_changes_nothing(due_times: DueTimes, tmp_path: Path) -> None:
     first, second, third = deferred(3)
-    book.add([first])
+    due_times.add([first])
     with room_for(10), pytest.raises(OSError, match="No space"):
-        book.add([second])
-    assert book.get(second.id) == 0.0
-    book.add([third])
+        due_times.add([second])
+    assert due_times.get(second.id) == 0.0
+    due_times.add([third])
     again = reopened(tmp_path)
     assert [again.get(each.id) > 0 for each in (first, second, third)] == [True, False, True]
 
 
-def test_the_file_of_due_times_does_not_grow_with_obsolete_entries(book: DueTimes, tmp_path: Path) -> None:
+def test_the_file_of_due_times_does_not_grow_with_obsolete_entries(
+    due_times: DueTimes, tmp_path: Path
+) -> None:
     (stays,) = deferred(1)
-    book.add([stays])
+    due_times.add([stays])
     with patch.object(dues, "_SPARE", 10):
         for each in deferred(200):
-            book.add([each])
-            book.remove(each.id)
+            due_times.add([each])
+            due_times.remove(each.id)
     assert (tmp_path / FILE).stat().st_size <= 14 * ENTRY
     assert reopened(tmp_path).get(stays.id) > 0
 
 
-def test_a_clean_stop_leaves_a_file_only_if_it_is_needed(book: DueTimes, tmp_path: Path) -> None:
+def test_a_clean_stop_leaves_a_file_only_if_it_is_needed(due_times: DueTimes, tmp_path: Path) -> None:
     one, two = deferred(2)
-    book.add([one, two])
-    book.remove(one.id)
-    close(book, {})
+    due_times.add([one, two])
+    due_times.remove(one.id)
+    close(due_times, {})
     assert (tmp_path / FILE).stat().st_size == ENTRY
     again = reopened(tmp_path)
     again.remove(two.id)
@@ -408,9 +410,9 @@ def test_a_clean_stop_leaves_a_file_only_if_it_is_needed(book: DueTimes, tmp_pat
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_note_about_a_record_is_for_that_record_alone(book: DueTimes, tmp_path: Path) -> None:
+def test_a_note_about_a_record_is_for_that_record_alone(due_times: DueTimes, tmp_path: Path) -> None:
     ids, places = [b"a" * 16, b"a" * 16, b"b" * 16], [(0, 30), (7, 30), (7, 60)]
-    close(book, dict(zip(places, ids, strict=True)))
+    close(due_times, dict(zip(places, ids, strict=True)))
     again = reopened(tmp_path)
     assert not again.was_finished(b"a" * 16, (7, 60))
     assert not again.was_finished(b"c" * 16, (0, 30))
@@ -425,67 +427,76 @@ def test_a_note_about_a_record_is_for_that_record_alone(book: DueTimes, tmp_path
 
 
 class TestSync:
-    def test_a_due_time_added_during_a_sync_needs_another_sync(self, book: DueTimes) -> None:
-        book.add(deferred(1))
-        job = book.sync_job()
+    def test_a_due_time_added_during_a_sync_needs_another_sync(self, due_times: DueTimes) -> None:
+        due_times.add(deferred(1))
+        job = due_times.sync_job()
         assert job is not None
         job()
-        book.add(deferred(1))
-        book.synced(job)
-        assert book.sync_job() is not None
+        due_times.add(deferred(1))
+        due_times.synced(job)
+        assert due_times.sync_job() is not None
 
-    def test_the_name_of_a_new_file_is_synced_too(self, book: DueTimes, tmp_path: Path) -> None:
+    def test_the_name_of_a_new_file_is_synced_too(self, due_times: DueTimes, tmp_path: Path) -> None:
         synced: list[Path] = []
         with patch.multiple(syncing, sync_file=synced.append):
             for _ in range(2):
-                book.add(deferred(1))
-                job = book.sync_job()
+                due_times.add(deferred(1))
+                job = due_times.sync_job()
                 assert job is not None
                 job()
-                book.synced(job)
+                due_times.synced(job)
         assert synced == [tmp_path / FILE, tmp_path, tmp_path / FILE]
 
-    def test_a_queue_may_be_deleted_during_a_sync(self, book: DueTimes) -> None:
-        book.add(deferred(1))
-        job = book.sync_job()
+    def test_a_queue_may_be_deleted_during_a_sync(self, due_times: DueTimes) -> None:
+        due_times.add(deferred(1))
+        job = due_times.sync_job()
         assert job is not None
-        book.delete()
+        due_times.delete()
         job()
-        book.synced(job)
+        due_times.synced(job)
 
 
-class TestMoreBooksThanFilesThatMayBeOpen:
-    def books(self, directory: Path) -> list[DueTimes]:
+class TestMoreFilesThanMayBeOpen:
+    def all_due_times(self, directory: Path) -> list[DueTimes]:
         files = OpenFiles(2)
         return [DueTimes(directory, f"t:c{number}", FakeClock(), files) for number in range(4)]
 
     def test_due_times_lose_nothing_when_files_are_closed_early(self, tmp_path: Path) -> None:
-        books = self.books(tmp_path)
-        messages = [deferred(2) for _ in books]
+        all_due_times = self.all_due_times(tmp_path)
+        messages = [deferred(2) for _ in all_due_times]
         with patch("os.fsync", side_effect=os.fsync) as fsync:
             for each in range(2):
-                for book, its in zip(books, messages, strict=True):
-                    book.add([its[each]])
+                for due_times, its in zip(all_due_times, messages, strict=True):
+                    due_times.add([its[each]])
         assert fsync.call_count == 6  # a close, each
         for number, its in enumerate(messages):
             again = DueTimes(tmp_path, f"t:c{number}", FakeClock())
             assert [again.get(each.id) for each in its] == pytest.approx([1060.0] * 2)
-        for book in books:
-            book.delete()
+        for due_times in all_due_times:
+            due_times.delete()
 
-    def test_a_failed_sync_before_an_early_close_fails_the_round(self, tmp_path: Path) -> None:
-        books = self.books(tmp_path)
-        with patch("os.fsync", side_effect=OSError(5, "Input/output error")):
-            for book in books:
-                book.add(deferred(1))
-        job = books[0].sync_job()
+    @pytest.mark.parametrize("called", [False, True], ids=["before its call", "after its call"])
+    def test_due_times_whose_sync_failed_before_an_early_close_are_written_again(
+        self, tmp_path: Path, called: bool
+    ) -> None:
+        first, *others = self.all_due_times(tmp_path)
+        first.add(deferred(1))
+        job = first.sync_job()
         assert job is not None
-        with pytest.raises(OSError, match="Input/output"):
+        if called:
             job()
-        job = books[0].sync_job()
-        assert job is not None
-        job()
-        books[0].synced(job)
-        assert books[0].sync_job() is None
-        for book in books:
-            book.delete()
+        with patch("os.fsync", side_effect=OSError(5, "Input/output error")):
+            for due_times in others:
+                due_times.add(deferred(1))
+        if called:
+            with pytest.raises(OSError, match="has failed"):
+                first.synced(job)
+            job = first.sync_job()
+            assert job is not None
+        with patch("os.pwrite", wraps=os.pwrite) as write:
+            job()
+        assert write.call_count == 1
+        first.synced(job)
+        assert first.sync_job() is None
+        for due_times in (first, *others):
+            due_times.delete()

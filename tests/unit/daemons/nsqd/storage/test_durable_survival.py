@@ -25,13 +25,13 @@ CLOSE = 1e-5  # seconds; moments on disk are nanoseconds
 
 @pytest.fixture(autouse=True)
 def quick() -> Iterator[None]:
-    """A handful of records is "thousands", and nobody cuts the power."""
+    """A handful of records is "thousands", and there is no power cut."""
     with patch.object(durable, "_MAX_LAG", 6), patch("os.fsync", lambda descriptor: None):
         yield
 
 
 class Survival(RuleBasedStateMachine):
-    """The model: which messages wait, which are in somebody's hands, which are finished.
+    """The model: which messages wait, which are in flight or deferred, which are finished.
 
     A kill leaves a copy of the directory as it is at that moment, as the system keeps what was written.
     """
@@ -47,7 +47,7 @@ class Survival(RuleBasedStateMachine):
         self.held: dict[bytes, Message] = {}
         self.dues: dict[bytes, float] = {}  # what the files know
         self.finished: set[bytes] = set()  # since the last stop; a kill may bring them back
-        self.ghosts: set[bytes] = set()  # those it has brought back, as far as anybody knows
+        self.ghosts: set[bytes] = set()  # those it has brought back, as far as the test knows
         self.exact = True  # whether every record that is still to be read is of a message that waits
         self.backlog = Durable(self.directory, 3, self.clock)
 
@@ -82,7 +82,7 @@ class Survival(RuleBasedStateMachine):
             with room_for(room):
                 self.backlog.put(made)
         except StorageFailed:
-            assert self.backlog.faults
+            assert self.backlog.errors
             return
         raise AssertionError("written where there is no room")
 
@@ -117,7 +117,7 @@ class Survival(RuleBasedStateMachine):
             if each.id in self.waiting:
                 self.waiting.remove(each.id)
             else:
-                assert each.id in self.ghosts, "nobody put that, or it was finished for good"
+                assert each.id in self.ghosts, "it was never put, or finished for good"
             due = self.dues.get(each.id, 0.0)
             assert each.due <= self.clock.now() if due <= self.clock.now() else abs(each.due - due) < CLOSE
             self.held[each.id] = each

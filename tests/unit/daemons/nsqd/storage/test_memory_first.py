@@ -98,13 +98,13 @@ class TestFaults:
         backlog.put(messages(b"a"))
         with room_for(RECORD), pytest.raises(StorageFailed, match="No space left"):
             backlog.put(messages(*letters(4)))
-        assert (len(backlog), len(backlog.faults)) == (1, 1)
+        assert (len(backlog), len(backlog.errors)) == (1, 1)
         assert bodies(backlog.take(9)) == [b"a"]
 
     def test_messages_that_fit_into_memory_need_no_disk(self, backlog: Spilling) -> None:
         with room_for(0):
             backlog.put(messages(*letters(3)))
-        assert backlog.faults == []
+        assert backlog.errors == []
 
     def test_messages_that_are_put_back_wait_in_memory_until_the_disk_works(self, backlog: Spilling) -> None:
         backlog.put(messages(*letters(3)))

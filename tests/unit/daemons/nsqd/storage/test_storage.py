@@ -318,15 +318,15 @@ def watched(synced: list[str]) -> ExitStack:
 @pytest.fixture
 def broken_syncs() -> Iterator[Callable[[], list[str]]]:
     """Lets syncs fail while the list it gives is not empty."""
-    sync, faults = syncing.sync_file, ["broken"]
+    sync, errors = syncing.sync_file, ["broken"]
 
     def sync_file(path: Path) -> None:
-        if faults:
+        if errors:
             raise OSError(errno.EIO, "Input/output error")
         sync(path)
 
     with patch.object(syncing, "sync_file", sync_file):
-        yield lambda: faults
+        yield lambda: errors
 
 
 class TestFaults:
@@ -353,7 +353,7 @@ class TestFaults:
         self, tmp_path: Path, broken_syncs: Callable[[], list[str]]
     ) -> None:
         async def scenario() -> None:
-            faults = broken_syncs()
+            errors = broken_syncs()
             async with node(tmp_path, durable=True) as one:
                 assert one.storage.committer is not None
                 one.storage.committer._retry_after = 0.001
@@ -363,7 +363,7 @@ class TestFaults:
                 with pytest.raises(StorageFailed, match="Input/output"):
                     one.broker.publish("t", [b"refused"])
                 assert not waiting.done()
-                faults.clear()
+                errors.clear()
                 await waiting
                 one.broker.publish("t", [b"taken"])
                 assert one.broker.topics["t"].depth == 2
@@ -375,13 +375,13 @@ class TestFaults:
         self, tmp_path: Path, broken_syncs: Callable[[], list[str]]
     ) -> None:
         async def scenario() -> None:
-            faults = broken_syncs()
+            errors = broken_syncs()
             async with node(tmp_path) as one:
                 assert one.storage.committer is not None
                 one.storage.committer._retry_after = 0.001
                 one.broker.topic("t")
                 await until(lambda: one.storage.health != HEALTHY)
-                faults.clear()
+                errors.clear()
                 await one.wait_until_synced()
                 assert roster(tmp_path) == [{"name": "t", "paused": False, "channels": None}]
 
@@ -413,12 +413,12 @@ class TestFaults:
                 one.broker.topic(name).channel("c")
                 one.broker.publish(name, [b"a"])
             with full_disk():
-                faults = await one.stop()
-            said = [str(fault) for fault in faults]
-            lost = [fault for fault in said if "1 messages of " in fault and "are lost" in fault]
+                errors = await one.stop()
+            said = [str(error) for error in errors]
+            lost = [error for error in said if "1 messages of " in error and "are lost" in error]
             assert (len(said), len(lost)) == (3, 0 if durable else 2)
             assert "cannot write the list of topics" in said.pop()
-            assert all("may repeat" in fault for fault in said if fault not in lost)
+            assert all("may repeat" in error for error in said if error not in lost)
 
         asyncio.run(scenario())
 
@@ -445,9 +445,9 @@ class TestFaults:
     def test_a_queue_that_cannot_be_opened_is_a_refusal(self, tmp_path: Path) -> None:
         async def scenario() -> None:
             async with node(tmp_path) as one:
-                fault = OSError(errno.EMFILE, "Too many open files")
+                error = OSError(errno.EMFILE, "Too many open files")
                 with (
-                    patch("os.open", side_effect=fault),
+                    patch("os.open", side_effect=error),
                     pytest.raises(StorageFailed, match="Too many"),
                 ):
                     one.broker.publish("t", [b"a"])
@@ -460,8 +460,8 @@ class TestFaults:
 @contextmanager
 def full_disk() -> Iterator[None]:
     """No room for a byte, of whatever file."""
-    fault = OSError(errno.ENOSPC, "No space left on device")
-    with room_for(0), patch.object(Replacement, "write", side_effect=fault):
+    error = OSError(errno.ENOSPC, "No space left on device")
+    with room_for(0), patch.object(Replacement, "write", side_effect=error):
         yield
 
 

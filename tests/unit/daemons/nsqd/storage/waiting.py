@@ -11,4 +11,4 @@ async def until(condition: Callable[[], object]) -> None:
         if condition():
             return
         await asyncio.sleep(0.0005)
-    raise AssertionError("it never came")
+    raise AssertionError("the condition never became true")

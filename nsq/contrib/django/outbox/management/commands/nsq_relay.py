@@ -57,7 +57,7 @@ class Command(BaseCommand):
             relay = Relay(using, batch, stop_requested)
             while not stop_requested():
                 pause = relay.run_once()
-                if once and pause:
+                if once and (pause or (pause is None and relay.refused)):
                     raise CommandError("the outbox could not be published; the log says why")
                 if once and pause is None:
                     return
