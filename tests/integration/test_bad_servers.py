@@ -10,6 +10,7 @@ import gc
 import resource
 import socket
 import struct
+import threading
 import time
 import tracemalloc
 import zlib
@@ -19,12 +20,13 @@ from typing import Any
 import pytest
 import snappy
 
-from nsq import ConsumerHooks, NsqError
+from nsq import Consumer, ConsumerHooks, NsqError
 from nsq.errors import FrameError, Unanswered
 from nsq.testing import Nsqd
 from nsq.testing.plugin import Factory
 from nsq.wire.frames import HEARTBEAT, OK, encode_error, encode_message, encode_response
 from tests.fakes.bad_server import BadServer, Peer, Script
+from tests.fakes.nsqlookupd import ScriptedLookupd
 
 from .consuming import (
     PATIENCE,
@@ -294,6 +296,18 @@ def test_a_server_that_falls_silent_is_left() -> None:
             until("the hook", lambda: hooks.causes)
             assert isinstance(hooks.causes[bad.address], Unanswered)
             until("it is tried again", lambda: bad.connections >= 2)
+
+
+@pytest.mark.parametrize("kind", ["nsqd", "nsqlookupd"])
+def test_an_nsqd_that_hangs_up_at_once_is_dialed_less_and_less_often(kind: str) -> None:
+    with BadServer(hangs_up) as bad, ScriptedLookupd(bad.address) as lookupd:
+        where = {"nsqd": bad.address, "nsqlookupd": lookupd.address}[kind]
+        options = {"reconnect_initial": 0.1, "reconnect_max": 30.0, "lookupd_poll_interval": 0.05}
+        consumer = Consumer("orders", "billing", **{kind: where}, **options).add_handler(Recorder()).start()
+        until("dialed", lambda: bad.connections)
+        threading.Event().wait(1.5)
+        assert consumer.stop().clean
+        assert bad.connections <= 12
 
 
 @pytest.fixture(autouse=True)

@@ -154,6 +154,13 @@ GRANTED: dict[str, tuple[Options, Options, dict[str, Any]]] = {
     "a client's certificate": (demanding, lambda c: showing(c, c.client), {"tls": True}),
     "snappy": (lambda c: {}, lambda c: {"snappy": True}, {"snappy": True, "deflate": False}),
     "deflate": (lambda c: {}, lambda c: {"deflate": True}, {"snappy": False, "deflate": True}),
+    "no snappy on offer": (lambda c: {"snappy": False}, lambda c: {"snappy": True}, {"snappy": False}),
+    "no deflate on offer": (lambda c: {"deflate": False}, lambda c: {"deflate": True}, {"deflate": False}),
+    "a secret that nsqd does not ask for": (
+        lambda c: {},
+        lambda c: {"auth_secret": SECRET},
+        {"authed": False},
+    ),
     "a shortest buffer timeout above our default": (
         lambda c: {"min_output_buffer_timeout": 0.1},
         lambda c: {},
@@ -197,6 +204,11 @@ REFUSED: dict[str, tuple[Options, Options, list[str]]] = {
         lambda c: own(c.server, tls_required="tcp-https"),
         lambda c: {},
         ["E_INVALID"],
+    ),
+    "a TLS version too old": (
+        lambda c: own(c.server, tls_min_version="tls1.3"),
+        lambda c: {"tls": at_most_tls_1_2(c)},
+        ["rotocol version"],
     ),
     "a message timeout too long": (
         lambda c: {"max_msg_timeout": 60.0},

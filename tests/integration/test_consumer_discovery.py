@@ -10,6 +10,7 @@ from nsq import Consumer
 from nsq.errors import UsageError
 from nsq.testing import Network, Nsqd, Nsqlookupd
 from nsq.testing.plugin import Factory
+from tests.fakes.nsqlookupd import black_hole
 
 from .consuming import (
     CHANNEL,
@@ -105,6 +106,19 @@ def test_a_topic_that_is_created_later_is_found_long_before_the_next_regular_rou
 def channels(lookupd: Nsqlookupd) -> list[str]:
     channels: list[str] = lookupd.get(f"/channels?topic={TOPIC}").json()["channels"]
     return channels
+
+
+def test_bad_nsqlookupds_do_not_delay_what_a_good_one_lists(
+    nsqlookupd: Nsqlookupd, registered: Callable[..., Nsqd]
+) -> None:
+    nsqd = registered(nsqlookupd)
+    with log_of() as log, black_hole() as hole:
+        consumer = looking("127.0.0.1:1", hole, nsqlookupd, lookupd_poll_timeout=2.0)
+        with running(consumer.add_handler(Recorder())):
+            assert len(clients_of(nsqd)) == 1
+            log.wait_for("WARNING", "nsqlookupd", "127.0.0.1:1")
+            for words in ("cannot be reached", "within 2 s"):
+                until(words, lambda words=words: words in str(consumer.health().discovery))
 
 
 @pytest.mark.parametrize("outage", [False, True])

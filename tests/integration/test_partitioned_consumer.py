@@ -88,12 +88,16 @@ class Hooks(nsq.ConsumerHooks):
     def __init__(self) -> None:
         self.errors: list[ServerError] = []
         self.stuck_messages: list[tuple[int, int]] = []
+        self.disorder: list[int] = []
 
     def server_error(self, nsqd_address: str, error: ServerError) -> None:
         self.errors.append(error)
 
     def stuck(self, message: nsq.Message) -> None:
         self.stuck_messages.append((int(message.body), message.attempts))
+
+    def out_of_order(self, message: nsq.Message) -> None:
+        self.disorder.append(int(message.body))
 
 
 @contextmanager
@@ -344,6 +348,20 @@ class TestOrder:
         assert "no use" in caplog.text
         assert "topic dead has it" in caplog.text
         assert "max_attempts" not in caplog.text
+
+    def test_a_channel_that_was_rewound_is_reported_and_consumed(
+        self, cluster: PartitionedCluster, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        create(cluster, 1, ordered=True)
+        handler, hooks = Handler(), Hooks()
+        with consuming(cluster, handler, 1, ordered=True, hooks=hooks) as consumer:
+            publish(cluster, 0, range(5))
+            handler.wait_for_count(5)
+            cluster.seek(TOPIC, 0, CHANNEL, 1)
+            handler.wait_for(lambda: handler.got[0] == [*range(5), *range(1, 5)])
+            until("a report", lambda: hooks.disorder == [1])
+            assert consumer.stats().order_errors == 1
+        assert "out of order" in caplog.text
 
     def test_a_first_message_that_comes_twice_is_handled_once(self) -> None:
         with PartitionedCluster(nodes=1, first_twice=True) as cluster:

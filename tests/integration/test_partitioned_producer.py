@@ -56,6 +56,17 @@ def leading(cluster: PartitionedCluster, partition: int = 0) -> Node:
 # Where messages go.
 
 
+def test_a_key_always_leads_to_the_same_partition_and_others_go_to_all(
+    orders: PartitionedCluster, producer: nsq.Producer
+) -> None:
+    for number in range(8):
+        producer.publish("orders", b"keyed", key="customer-42")
+        producer.publish("orders", b"%d" % number)
+    found = [bodies(orders, number) for number in range(4)]
+    assert sorted(each.count(b"keyed") for each in found) == [0, 0, 0, 8]
+    assert all(len(each) > each.count(b"keyed") for each in found)
+
+
 def test_a_result_says_where_the_message_is_stored(
     orders: PartitionedCluster, producer: nsq.Producer
 ) -> None:
