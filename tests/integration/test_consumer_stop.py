@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import pytest
 
@@ -14,6 +16,7 @@ from nsq import Consumer, Producer
 from nsq.testing import Nsqd
 from nsq.testing.plugin import Factory
 from tests.fakes.network import unreachable
+from tests.fakes.nsqlookupd import black_hole
 from tests.fakes.programs import run_python
 
 from .consuming import CHANNEL, TOPIC, channel_of, create, publish, until
@@ -27,9 +30,18 @@ def is_dialing() -> bool:
     return any("-read-" in each.name or "-ask-" in each.name for each in threading.enumerate())
 
 
-@pytest.mark.parametrize("kind", ["nsqd", "nsqlookupd"])
-def test_a_stop_does_not_wait_for_a_dial_into_nowhere(kind: str) -> None:
-    with unreachable() as hole:
+#: Whose address takes no connection, or takes one and does not answer.
+NOWHERE = pytest.mark.parametrize(
+    ("kind", "nowhere"),
+    [("nsqd", unreachable), ("nsqd", black_hole), ("nsqlookupd", unreachable), ("nsqlookupd", black_hole)],
+)
+
+
+@NOWHERE
+def test_a_stop_does_not_wait_for_a_dial_into_nowhere(
+    kind: str, nowhere: Callable[[], AbstractContextManager[str]]
+) -> None:
+    with nowhere() as hole:
         consumer = Consumer(TOPIC, CHANNEL, **{kind: hole}, **PATIENT).start()
         until("it dials", is_dialing)
         began = time.monotonic()
@@ -37,9 +49,11 @@ def test_a_stop_does_not_wait_for_a_dial_into_nowhere(kind: str) -> None:
         assert time.monotonic() - began < LONG / 2
 
 
-@pytest.mark.parametrize("kind", ["nsqd", "nsqlookupd"])
-def test_a_close_does_not_wait_for_a_dial_into_nowhere(kind: str) -> None:
-    with unreachable() as hole:
+@NOWHERE
+def test_a_close_does_not_wait_for_a_dial_into_nowhere(
+    kind: str, nowhere: Callable[[], AbstractContextManager[str]]
+) -> None:
+    with nowhere() as hole:
         producer = Producer(**{kind: hole}, **PATIENT)
         future = producer.publish_async(TOPIC, b"body")
         until("it dials", is_dialing)

@@ -164,6 +164,30 @@ def test_a_node_that_stalls_is_given_up_long_before_the_deadline(
 # Which NSQ it is.
 
 
+def set_list(cluster: PartitionedCluster, status: int, data: object) -> None:
+    for lookup in cluster.lookups:
+        lookup.answer("/listlookup", status, data)
+
+
+def test_a_cluster_that_becomes_a_partitioned_one_is_followed(orders: PartitionedCluster) -> None:
+    set_list(orders, 404, "NOT_FOUND")
+    with nsq.Producer(
+        nsqlookupd=orders.lookup_addresses, lookupd_poll_interval=0.2, publish_timeout=PATIENCE
+    ) as producer:
+        producer.publish("orders", b"to any nsqd")
+        with pytest.raises(nsq.UsageError, match="key= needs a partitioned NSQ"):
+            producer.publish("orders", b"x", key="k")
+        for lookup in orders.lookups:
+            lookup.tell_the_truth()
+        eventually(lambda: producer._pool.book.kind == "partitioned")
+        producer.publish("orders", b"x", key="k")
+        set_list(orders, 404, "NOT_FOUND")
+        eventually(lambda: producer._pool.book.kind == "original")
+        with pytest.raises(nsq.UsageError, match="key= needs a partitioned NSQ"):
+            producer.publish("orders", b"x", key="k")
+        producer.publish("orders", b"to any nsqd")
+
+
 def test_an_option_of_a_partitioned_cluster_waits_until_the_kind_is_known(
     orders: PartitionedCluster, nsqd: Nsqd
 ) -> None:
