@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from nsq.testing.plugin import nsqd, nsqd_factory, nsqlookupd, nsqlookupd_factory
-from tests.chaos.telling import pytest_terminal_summary, tell, verdicts
+from tests.chaos.telling import tell
 
 __all__ = [
     "nsqd",
     "nsqd_factory",
     "nsqlookupd",
     "nsqlookupd_factory",
-    "pytest_terminal_summary",
     "tell",
-    "verdicts",
 ]

@@ -9,21 +9,10 @@ import resource
 import shutil
 import subprocess
 from pathlib import Path
-from typing import Protocol
 
 from nsq.testing import Nsqd
 
 _PIECE = bytes(64 * 1024)
-
-
-class Disk(Protocol):
-    place: Path
-
-    def fill(self, nsqd: Nsqd) -> None: ...
-
-    def free(self, nsqd: Nsqd) -> None: ...
-
-    def remove(self) -> None: ...
 
 
 class SmallDisk:
@@ -64,6 +53,9 @@ class LimitedProcess:
 
     def remove(self) -> None:
         pass
+
+
+Disk = SmallDisk | LimitedProcess
 
 
 def make_disk(place: Path) -> Disk:

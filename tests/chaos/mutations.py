@@ -14,23 +14,7 @@ from tests.golden.recordings import load
 
 RECORDINGS = ("tcp.json", "tcp_upgrade.json", "tcp_auth.json")
 _LARGEST = 64 * 1024
-_NUMBERS = [
-    0,
-    1,
-    -1,
-    2,
-    64,
-    255,
-    2500,
-    2501,
-    65535,
-    1 << 20,
-    (1 << 20) + 1,
-    5 << 20,
-    1 << 31,
-    1 << 63,
-    10**30,
-]
+_NUMBERS = [0, 1, -1, 64, 255, 2500, 2501, 65535, 1 << 20, (1 << 20) + 1, 5 << 20, 1 << 31, 1 << 63, 10**30]
 _INTERESTING = [
     b"\n",
     b" ",

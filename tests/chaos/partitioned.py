@@ -31,6 +31,7 @@ _PAUSE = (0.01, 0.2)
 #: Between two batches of a publisher, so that the attack has time.
 _BREATH = 0.002
 _KEYS = 10  # of each publisher, in each topic
+_PUBLISHERS, _BATCH = 6, 4
 
 
 class Publisher:
@@ -168,8 +169,9 @@ class Attack:
 
     def _run(self) -> None:
         try:
+            first = self._chance.sample(self._kinds, len(self._kinds))  # each kind once, then at random
             while not self._wait(_PAUSE):
-                fault = self._chance.choice(self._kinds)
+                fault = first.pop() if first else self._chance.choice(self._kinds)
                 fault()
                 self.faults[fault.__name__.removeprefix("_")] += 1
         except BaseException as error:
@@ -241,7 +243,7 @@ class Attack:
         liar.tell_the_truth()
 
 
-def play(seed: int, messages: int, faults: int, *, batch: int = 4, publishers: int = 6) -> str:
+def play(seed: int, messages: int, faults: int) -> str:
     """Publish at least that many messages under attack, half of them in order, and check all promises.
 
     Returns a line that says what happened.
@@ -262,11 +264,11 @@ def play(seed: int, messages: int, faults: int, *, batch: int = 4, publishers: i
             Publisher(
                 producer,
                 number,
-                messages // publishers + 1,
-                (1, -batch, batch)[number % 3],
+                messages // _PUBLISHERS + 1,
+                (1, -_BATCH, _BATCH)[number % 3],
                 lambda: attack.faults.total() >= faults or attack.error is not None,
             )
-            for number in range(publishers)
+            for number in range(_PUBLISHERS)
         ]
         began = time.monotonic()
         with attack.running():

@@ -16,7 +16,7 @@ import threading
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import nsq
@@ -139,10 +139,10 @@ class Publisher:
         self.recorder.write(Record(kind, message, 0, 0, now, now) for message in messages)
 
 
-def commands() -> Iterator[float]:
-    """Yield the timeout of the close that a line of the input asks for; 1 s at its end."""
+def time_to_stop() -> float:
+    """Wait for the timeout of the stop that a line of the input asks for; it is 1 s at the input's end."""
     line = sys.stdin.readline()
-    yield float(line) if line.strip() else 1.0
+    return float(line) if line.strip() else 1.0
 
 
 def take_turns_as_asked() -> None:
@@ -156,7 +156,7 @@ def main() -> None:
     before = leaks.snapshot()
     publisher = Publisher(plan)
     publisher.start()
-    (timeout,) = commands()
+    timeout = time_to_stop()
     report = publisher.close(timeout)
     left = leaks.leftovers(before, grace=30.0)
     report |= {"timeout": timeout, "leaks": leaks.describe(left), "faults": publisher.faults}

@@ -54,7 +54,3 @@ def read(path: Path, offset: int = 0) -> Iterator[Record]:
         data = file.read()
     data = data[: len(data) // _RECORD.size * _RECORD.size]
     yield from map(Record._make, _RECORD.iter_unpack(data))
-
-
-def count(path: Path) -> int:
-    return path.stat().st_size // _RECORD.size if path.exists() else 0

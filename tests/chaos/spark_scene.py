@@ -171,11 +171,6 @@ class Scene:
         """Kill all these processes at once."""
         self._kill(self.processes(*roles))
 
-    def kill_one(self, role: str) -> int:
-        victim = self.processes(role)[0]
-        self._kill([victim])
-        return victim
-
     def kill_executor_at_work(self) -> int:
         victim = spark_processes.ancestor(self.waiting()[0], self.processes(EXECUTOR))
         self._kill([victim])

@@ -17,7 +17,7 @@ from typing import Any
 import nsq
 from nsq.consumer.reports import ConsumerHooks
 from nsq.testing import leaks
-from tests.chaos.publisher import commands, take_turns_as_asked
+from tests.chaos.publisher import take_turns_as_asked, time_to_stop
 from tests.chaos.records import CONNECTED, HANDLED, LOST, REFUSED, Record, Recorder
 
 
@@ -100,7 +100,7 @@ def main() -> None:
     before = leaks.snapshot()
     subscriber = Subscriber(plan)
     subscriber.consumer.start()
-    (timeout,) = commands()
+    timeout = time_to_stop()
     report = subscriber.stop(timeout)
     # A handler that is still at work, or a dial, is let end.
     left = leaks.leftovers(before, lambda: _without_recorder(subscriber), grace=30.0)

@@ -1,6 +1,4 @@
-"""Prints the results of long tests at once, although pytest captures output, and the sum of all seeds at
-the end.
-"""
+"""Prints the results of long tests at once, although pytest captures output."""
 
 from __future__ import annotations
 
@@ -8,8 +6,6 @@ import os
 from collections.abc import Callable
 
 import pytest
-
-from tests.chaos.verdict import Verdict
 
 Tell = Callable[[str], None]
 
@@ -21,9 +17,6 @@ def short_and_long(short: int, long: int, seeds: str = "1 2 3") -> pytest.MarkDe
     few = pytest.param("a few", short, id="a few", marks=pytest.mark.timeout(400))
     many = [pytest.param(seed, kills, id=f"seed-{seed}", marks=marks) for seed in chosen]
     return pytest.mark.parametrize(("seed", "kills"), [few, *many])
-
-
-VERDICTS = pytest.StashKey[list[Verdict]]()
 
 
 @pytest.fixture
@@ -43,16 +36,3 @@ def tell(request: pytest.FixtureRequest) -> Tell:
             reporter.flush()
 
     return tell
-
-
-@pytest.fixture
-def verdicts(request: pytest.FixtureRequest) -> list[Verdict]:
-    """The verdicts that are summed up at the end."""
-    return request.config.stash.setdefault(VERDICTS, [])
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    verdicts = config.stash.get(VERDICTS, [])
-    if verdicts:
-        terminalreporter.section("what chaos did to the client")
-        terminalreporter.write_line(str(Verdict.of_all(verdicts)))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from nsq.testing import DaemonFailed, Nsqd
+from nsq.testing import Nsqd
 from nsq.testing.plugin import Factory
 from nsq.wire import commands
 from tests.integration.clients import connected, consumer, publish, topic_stats
@@ -49,34 +49,6 @@ def damage(directory: Path, chance: random.Random) -> str:
     return ", ".join(done)
 
 
-def run(nsqd_factory: Factory[Nsqd], directory: Path, durable: bool, seeds: range) -> None:
-    whole = directory / "whole"
-    whole.mkdir()
-    with nsqd_factory.make(**options(durable, whole)) as nsqd:
-        with consumer(nsqd, "t", rdy=0):
-            pass
-        for body in BODIES:
-            publish(nsqd, "t", [body])
-        with connected(nsqd) as client:
-            for _ in range(3):
-                client.send(commands.dpub("t", 3_600_000, b"deferred"))
-                client.expect_ok()
-    for seed in seeds:
-        chance = random.Random(seed)
-        data = Path(shutil.copytree(whole, directory / str(seed)))
-        done = damage(data, chance)
-        with nsqd_factory.make(**options(durable, data)) as nsqd:
-            assert nsqd.get("/ping").status == 200, (seed, done)
-            publish(nsqd, "t", [b"new"])
-            with consumer(nsqd, "t", rdy=200) as client:
-                while client.expect_message().body != b"new":
-                    pass
-            assert nsqd.get("/ping").status == 200, (seed, done)
-        with nsqd_factory.make(**options(durable, data)) as nsqd:
-            assert topic_stats(nsqd, "t")["topic_name"] == "t", (seed, done)
-        shutil.rmtree(data)
-
-
 @pytest.mark.parametrize("durable", [False, True], ids=["normal", "durable"])
 @pytest.mark.parametrize(
     "seeds",
@@ -92,13 +64,28 @@ def run(nsqd_factory: Factory[Nsqd], directory: Path, durable: bool, seeds: rang
 def test_an_nsqd_survives_damaged_files(
     nsqd_factory: Factory[Nsqd], tmp_path: Path, durable: bool, seeds: range
 ) -> None:
-    run(nsqd_factory, tmp_path, durable, seeds)
-
-
-@pytest.mark.parametrize("content", [b"", b"{", b"\0" * 100, b"[]", b"\xff\xfe"])
-def test_a_list_of_topics_that_cannot_be_read_is_named(
-    nsqd_factory: Factory[Nsqd], tmp_path: Path, content: bytes
-) -> None:
-    (tmp_path / "nsqd.dat").write_bytes(content)
-    with pytest.raises(DaemonFailed, match=r"nsqd\.dat.*repair it, or move it away"):
-        nsqd_factory.make(data_path=str(tmp_path)).start()
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    with nsqd_factory.make(**options(durable, whole)) as nsqd:
+        with consumer(nsqd, "t", rdy=0):
+            pass
+        for body in BODIES:
+            publish(nsqd, "t", [body])
+        with connected(nsqd) as client:
+            for _ in range(3):
+                client.send(commands.dpub("t", 3_600_000, b"deferred"))
+                client.expect_ok()
+    for seed in seeds:
+        chance = random.Random(seed)
+        data = Path(shutil.copytree(whole, tmp_path / str(seed)))
+        done = damage(data, chance)
+        with nsqd_factory.make(**options(durable, data)) as nsqd:
+            assert nsqd.get("/ping").status == 200, (seed, done)
+            publish(nsqd, "t", [b"new"])
+            with consumer(nsqd, "t", rdy=200) as client:
+                while client.expect_message().body != b"new":
+                    pass
+            assert nsqd.get("/ping").status == 200, (seed, done)
+        with nsqd_factory.make(**options(durable, data)) as nsqd:
+            assert topic_stats(nsqd, "t")["topic_name"] == "t", (seed, done)
+        shutil.rmtree(data)

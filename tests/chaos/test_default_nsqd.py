@@ -56,7 +56,32 @@ class Life:
         return seen["backend_depth"], in_memory + seen["in_flight_count"] + self.deferred
 
 
-def run(nsqd: Nsqd, seed: str, kills: int, tell: Tell) -> None:
+def waiting_or_in_flight(nsqd: Nsqd) -> int:
+    seen = channel_stats(nsqd, "t")
+    return int(seen["depth"] + seen["in_flight_count"])
+
+
+def drain(nsqd: Nsqd) -> list[bytes]:
+    """Consume and finish all messages."""
+    with consumer(nsqd, "t", rdy=100) as client:
+        found = []
+        for _ in range(waiting_or_in_flight(nsqd)):
+            message = client.expect_message()
+            finish_all(client, [message])
+            found.append(message.body)
+        client.expect_silence(0.02)
+        client.send(b"CLS\n")
+        client.expect(0, b"CLOSE_WAIT")
+    return found
+
+
+@short_and_long(3, 40)
+def test_kills_lose_only_messages_in_memory(
+    nsqd_factory: Factory[Nsqd], seed: str, kills: int, tell: Tell
+) -> None:
+    nsqd = nsqd_factory(
+        process=True, mem_queue_size=MEMORY, max_bytes_per_file=2_000, sync_timeout=0.05, sync_every=50
+    )
     chance, number, lost, repeated = random.Random(seed), 0, 0, 0
     with consumer(nsqd, "t", rdy=0):
         pass
@@ -88,35 +113,3 @@ def run(nsqd: Nsqd, seed: str, kills: int, tell: Tell) -> None:
         repeated += (found - unfinished).total()
         drained = found
     tell(f"seed {seed}: {kills} kills, {number} messages, {lost} lost, {repeated} finished ones repeated")
-
-
-def waiting_or_in_flight(nsqd: Nsqd) -> int:
-    seen = channel_stats(nsqd, "t")
-    return int(seen["depth"] + seen["in_flight_count"])
-
-
-def drain(nsqd: Nsqd) -> list[bytes]:
-    """Consume and finish all messages."""
-    with consumer(nsqd, "t", rdy=100) as client:
-        found = []
-        for _ in range(waiting_or_in_flight(nsqd)):
-            message = client.expect_message()
-            finish_all(client, [message])
-            found.append(message.body)
-        client.expect_silence(0.02)
-        client.send(b"CLS\n")
-        client.expect(0, b"CLOSE_WAIT")
-    return found
-
-
-def start(nsqd_factory: Factory[Nsqd]) -> Nsqd:
-    return nsqd_factory(
-        process=True, mem_queue_size=MEMORY, max_bytes_per_file=2_000, sync_timeout=0.05, sync_every=50
-    )
-
-
-@short_and_long(3, 40)
-def test_kills_lose_only_messages_in_memory(
-    nsqd_factory: Factory[Nsqd], seed: str, kills: int, tell: Tell
-) -> None:
-    run(start(nsqd_factory), seed, kills, tell)

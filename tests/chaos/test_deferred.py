@@ -90,25 +90,32 @@ class Story:
         return [body for body in self.due if not self.finished[body]]
 
 
-def run(nsqd: Nsqd, data: Path, seed: str, count: int, lives: int, *, kill: bool, tell: Tell) -> None:
+@pytest.mark.parametrize("kill", [False, True], ids=["restarts", "kills"])
+@short_and_long(3, 20, "1")
+def test_deferred_messages_live_through_many_lives_of_nsqd(
+    nsqd_factory: Factory[Nsqd], tmp_path: Path, seed: str, kills: int, tell: Tell, kill: bool
+) -> None:
+    count = 2000 if seed == "a few" else 200_000
+    options = {"mem_queue_size": 100, "sync_timeout": 0.2, "log_level": "warning", "durable": kill}
+    nsqd = nsqd_factory(process=True, data_path=str(tmp_path), **options)
     story = Story(nsqd, seed)
     with V2Client(nsqd.tcp_address) as client:
         subscribe(client, "t", rdy=0)
     began = time.monotonic()
-    for life in range(lives):
-        story.defer(count // lives, 3.0 * (lives - life))
+    for life in range(kills):
+        story.defer(count // kills, 3.0 * (kills - life))
         story.consume(story.chance.uniform(0.2, 1.5), 0.1)
         if kill:
             nsqd.kill()
             nsqd.start()
         else:
             nsqd.restart()
-    deadline = time.monotonic() + 6.0 * lives + 120.0
+    deadline = time.monotonic() + 6.0 * kills + 120.0
     while story.missing and time.monotonic() < deadline:
         story.consume(1.0, 0.0)
     repeated = story.finished.total() - len(story.finished)
     tell(
-        f"seed {seed}: {lives} {'kills' if kill else 'restarts'}, {len(story.due)} deferred messages, "
+        f"seed {seed}: {kills} {'kills' if kill else 'restarts'}, {len(story.due)} deferred messages, "
         f"{len(story.requeued)} requeued, {len(story.missing)} lost, "
         f"{len(story.early)} early, {repeated} repeated, {time.monotonic() - began:.0f} s"
     )
@@ -118,25 +125,4 @@ def run(nsqd: Nsqd, data: Path, seed: str, count: int, lives: int, *, kill: bool
     assert kill or not repeated
     assert channel_stats(nsqd, "t")["deferred_count"] == 0
     nsqd.stop(keep_data=True)
-    assert go_reader.bodies(data, "t:channel") == []
-
-
-def start(nsqd_factory: Factory[Nsqd], data: Path, *, durable: bool) -> Nsqd:
-    options = {"durable": True} if durable else {}
-    return nsqd_factory(
-        process=True,
-        mem_queue_size=100,
-        sync_timeout=0.2,
-        log_level="warning",
-        data_path=str(data),
-        **options,
-    )
-
-
-@pytest.mark.parametrize("kill", [False, True], ids=["restarts", "kills"])
-@short_and_long(3, 20, "1")
-def test_deferred_messages_live_through_many_lives_of_nsqd(
-    nsqd_factory: Factory[Nsqd], tmp_path: Path, seed: str, kills: int, tell: Tell, kill: bool
-) -> None:
-    count = 2000 if seed == "a few" else 200_000
-    run(start(nsqd_factory, tmp_path, durable=kill), tmp_path, seed, count, kills, kill=kill, tell=tell)
+    assert go_reader.bodies(tmp_path, "t:channel") == []

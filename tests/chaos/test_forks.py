@@ -71,17 +71,3 @@ def test_a_storm_of_forks_harms_neither_parent_nor_siblings(
     assert [number for number, times in found.items() if times > 1] == []
     # Of a killed child at most its last publish, of up to two messages, had no answer yet.
     assert len(set(found) - confirmed) <= 2 * kills
-
-
-def test_a_fork_finds_no_codec_half_loaded(nsqd_factory: Factory[Nsqd]) -> None:
-    """Found by the storm: children that were forked while their parent dialled for the first time could not
-    resolve any address, ever."""
-    nsqd = nsqd_factory()
-    program = """
-import sys, nsq
-with nsq.Producer(sys.argv[1]) as producer:
-    producer.publish("orders", b"hello")
-print("encodings.idna" in sys.modules)
-"""
-    done = run_python("-c", program, nsqd.tcp_address)
-    assert (done.stdout.strip(), done.stderr) == ("False", "")

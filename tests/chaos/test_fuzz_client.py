@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import os
 import random
-import ssl
 import struct
 import threading
 import time
@@ -19,7 +18,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import trustme
 
 from nsq.config import Config
 from nsq.connection.conn import Conn, ConnDelegate
@@ -27,11 +25,13 @@ from nsq.connection.subscription import Subscription
 from nsq.errors import NsqError, ServerError
 from nsq.message import Message
 from nsq.threads.waiters import join_threads
+from nsq.wire.frames import encode_message
 from nsq.wire.layers import MAX_OUTPUT
 from tests.chaos.mutations import Mutator, resident
 from tests.chaos.telling import Tell
 from tests.fakes.connection import run_loops
 from tests.fakes.hostile_nsqd import LAYERS, HostileNsqd
+from tests.fakes.session import HOST, tls_contexts
 
 _MAX_FRAME = 1024 * 1024
 _PATIENCE = 60.0
@@ -43,7 +43,7 @@ def frame(kind: int, data: bytes) -> bytes:
 
 
 def message(number: int, body: bytes) -> bytes:
-    return frame(2, struct.pack(">qH16s", 1_700_000_000_000_000_000 + number, 1, b"%016x" % number) + body)
+    return encode_message(1_700_000_000_000_000_000 + number, 1, b"%016x" % number, body)
 
 
 HEARTBEAT = frame(0, b"_heartbeat_")
@@ -140,22 +140,10 @@ class Witness(ConnDelegate):
         return False
 
 
-class Tangle:
-    """Contexts for both sides, made once: keys cost time."""
-
-    def __init__(self) -> None:
-        authority = trustme.CA()
-        self.server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        authority.issue_cert("hostile").configure_cert(self.server)
-        self.client = ssl.create_default_context()
-        authority.configure_trust(self.client)
-
-
 class Fuzz:
-    def __init__(self, seed: str, layers: str, tangle: Tangle) -> None:
+    def __init__(self, seed: str, layers: str) -> None:
         self.seed, self.name = seed, layers
         self.layers = LAYERS[layers]
-        self.tangle = tangle
         self.mutator = Mutator(f"{seed} {layers}", originals(seed), opening=b"", interesting=INTERESTING)
         self.random = random.Random(f"{seed} {layers} conduct")
         self.config = Config(
@@ -187,16 +175,16 @@ class Fuzz:
         self.mutator.spoil(spoiled)
         nsqd = HostileNsqd(
             self.layers,
-            self.tangle.server,
+            tls_contexts()[0],
             spoil_grant=bytes(spoiled) if self.random.random() < 0.05 else None,
         )
         witness = Witness(self.random)
         conn = Conn(
-            "hostile:4150",
+            f"{HOST}:4150",
             self.config,
             witness,
             transport=nsqd,
-            context=self.tangle.client,
+            context=tls_contexts()[1],
             subscription=Subscription("orders", "billing"),
         )
         try:
@@ -224,11 +212,6 @@ class Fuzz:
         nsqd.say(chunk for chunk in self.mutator.chunks(bytes(wire)) if chunk)
 
 
-@pytest.fixture(scope="module")
-def tangle() -> Tangle:
-    return Tangle()
-
-
 @pytest.fixture(autouse=True)
 def no_fault_of_ours(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     """The read loop survives its own mistakes, and logs them."""
@@ -238,8 +221,8 @@ def no_fault_of_ours(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("layers", LAYERS)
-def test_the_client_survives_thousands_of_spoiled_frames(layers: str, tangle: Tangle) -> None:
-    fuzz = Fuzz("thousands", layers, tangle)
+def test_the_client_survives_thousands_of_spoiled_frames(layers: str) -> None:
+    fuzz = Fuzz("thousands", layers)
     fuzz.run(5000)
     assert fuzz.seen["messages"] > 200
     assert fuzz.seen["FrameError"] > 0
@@ -248,9 +231,9 @@ def test_the_client_survives_thousands_of_spoiled_frames(layers: str, tangle: Ta
 @pytest.mark.chaos
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("layers", LAYERS)
-def test_the_client_survives_a_million_spoiled_frames(layers: str, tangle: Tangle, tell: Tell) -> None:
+def test_the_client_survives_a_million_spoiled_frames(layers: str, tell: Tell) -> None:
     frames = int(os.environ.get("NSQ_FUZZ_FRAMES", "1000000")) // len(LAYERS) + 1
-    fuzz = Fuzz(os.environ.get("NSQ_FUZZ_SEED", "a million"), layers, tangle)
+    fuzz = Fuzz(os.environ.get("NSQ_FUZZ_SEED", "a million"), layers)
     fuzz.run(min(frames, 8000))
     memory, began = resident(), time.monotonic()
     fuzz.run(frames)
@@ -285,15 +268,15 @@ def bomb(unit: bytes, count: int) -> bytes:
 @pytest.mark.parametrize(
     "count", [pytest.param(200), pytest.param(1500, marks=[pytest.mark.chaos, pytest.mark.timeout(300)])]
 )
-def test_a_decompression_bomb_is_taken_in_spoonfuls(count: int, tangle: Tangle) -> None:
+def test_a_decompression_bomb_is_taken_in_spoonfuls(count: int) -> None:
     """Megabytes of frames from kilobytes on the wire: at no moment more than a few of them are there."""
     unit = frame(0, b"x" * (_MAX_FRAME - 4))
     wire = bomb(unit, count)
     assert len(wire) * 200 < len(unit) * count
-    nsqd = HostileNsqd(LAYERS["deflate"], tangle.server)
+    nsqd = HostileNsqd(LAYERS["deflate"], tls_contexts()[0])
     meter = Meter(random.Random(1))
     conn = Conn(
-        "hostile:4150",
+        f"{HOST}:4150",
         Config(max_frame_size=_MAX_FRAME, deflate=True),
         meter,
         transport=nsqd,

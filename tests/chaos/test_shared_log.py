@@ -33,9 +33,7 @@ from tests.integration.patience import eventually
 pytest.importorskip("obstore", reason="pip install -e '.[s3]'")
 
 from nsq.spark.wal import manifest, open_wal, shared
-from nsq.spark.wal.manifest import Head, Row
 from nsq.spark.wal.names import Position
-from nsq.spark.wal.objects import Bucket
 from nsq.spark.wal.readers import ReaderState
 from nsq.spark.wal.shared import SharedWal
 
@@ -260,25 +258,3 @@ def test_a_rate_is_sustained_and_deletes_keep_up(
     )
     assert reader.rows == published[0] == len(reader.deliveries)
     assert kept <= 60
-
-
-def test_planning_with_twenty_receivers_asks_them_at_once(s3: S3, tell: Tell) -> None:
-    """All twenty manifests change between two plans; one after the other they would take over a second."""
-    wal = open_wal(s3.uri("twenty"))
-    assert isinstance(wal, SharedWal)
-    wal.prepare()
-    store = Bucket(s3.uri("twenty"))
-    heads = [Head(f"receiver-{number:02}", "a test") for number in range(20)]
-    tags = [store.put_new(manifest.head_name(head.receiver), manifest.encode_head(head)) for head in heads]
-    s3.control(delay=0.05)
-    took = []
-    for number in range(1, 8):
-        for place, head in enumerate(heads):
-            heads[place] = head.named([Row(1000, 200_000, 100_000, float(number))] * 10)
-            data = manifest.encode_head(heads[place])
-            tags[place] = store.put_match(manifest.head_name(head.receiver), data, tags[place])
-        began = time.monotonic()
-        assert len(wal.listing().files) == 200 * number
-        took.append(time.monotonic() - began)
-    tell(f"a log in S3: planning with 20 receivers takes {sorted(took)[3]:.2f} s at 50 ms a request")
-    assert min(took) < 1.0

@@ -7,7 +7,6 @@ make soak SOAK=600       # seconds; half an hour without it
 from __future__ import annotations
 
 import gc
-import itertools
 import os
 import random
 import threading
@@ -27,8 +26,6 @@ from nsq.testing.plugin import Factory
 from tests.chaos.telling import Tell
 from tests.integration.patience import eventually
 
-_BARS = "▁▂▃▄▅▆▇█"
-_WIDTH = 60
 _RATE = 500  # messages a second, about
 _WARM_UP = 0.25  # of the time, or a minute
 _OPTIONS: dict[str, Any] = {
@@ -39,30 +36,15 @@ _OPTIONS: dict[str, Any] = {
 }
 
 
-def sparkline(values: Sequence[float], width: int = _WIDTH) -> str:
-    """The values as a row of bars, from 0 to the highest; each bar shows the highest of its share."""
-    if not values:
-        return ""
-    per_bar = max(1.0, len(values) / width)
-    bars = [
-        max(values[int(place * per_bar) : max(int((place + 1) * per_bar), int(place * per_bar) + 1)])
-        for place in range(min(width, len(values)))
-    ]
-    top = max(bars) or 1
-    return "".join(_BARS[min(len(_BARS) - 1, int(value / top * (len(_BARS) - 1) + 0.5))] for value in bars)
-
-
 def flat(values: Sequence[float], slack: float) -> bool:
     """Whether the average of the last quarter is at most that of the first plus ``slack``."""
     quarter = max(1, len(values) // 4)
     return sum(values[-quarter:]) / quarter <= sum(values[:quarter]) / quarter + slack
 
 
-def test_flat_and_sparkline_tell_a_leak_from_none() -> None:
+def test_flat_tells_a_leak_from_none() -> None:
     assert flat([5, 6, 5, 6, 5, 6, 5, 6], 0.6)
     assert not flat([1, 2, 3, 4, 5, 6, 7, 8], 3)
-    assert sparkline([0, 4, 8]) == "▁▅█"
-    assert len(sparkline(range(1000))) == _WIDTH
 
 
 @dataclass
@@ -90,14 +72,6 @@ class Samples:
         return (
             f"{self.memory[-1]:.0f} MB, {self.threads[-1]:.0f} threads, {self.descriptors[-1]:.0f} fds, "
             f"{self.handled[-1]:,.0f} messages"
-        )
-
-    def __str__(self) -> str:
-        rates = [after - before for before, after in itertools.pairwise(self.handled)]
-        rows = {"MB": self.memory, "threads": self.threads, "fds": self.descriptors, "msg/s": rates}
-        return "\n".join(
-            f"{name:>8} {sparkline(values)} {min(values):.0f} to {max(values):.0f}"
-            for name, values in rows.items()
         )
 
 
@@ -184,7 +158,6 @@ def test_memory_descriptors_and_threads_do_not_grow(nsqd_factory: Factory[Nsqd],
                 samples.take(load.handled)
                 if second % 300 == 299:
                     tell(f"{(second + 1) // 60} minutes: {samples.last}")
-    tell(str(samples))
     tell(f"{seconds} s, {cuts} cuts, {load.confirmed} messages, {load.repeated} of them twice")
     settled = samples.settled()
     assert flat(settled.memory, 5), settled.memory

@@ -60,16 +60,13 @@ def test_a_confirmed_message_that_was_not_handled_is_missing(written: Written) -
     assert progress.missing == set()
 
 
-def test_a_duplicate_without_a_reason_is_unexplained(written: Written) -> None:
-    written.life("consumer", 1, handled(1, 5.0), handled(1, 5.5, attempts=2))
-    verdict = written.judge(Injury("kill nsqd", 9.0, 9.5, frozenset({("consumer", 0)})))
-    assert len(verdict.unexplained) == 1
-    assert not verdict.duplicates
+NSQD_0 = frozenset({("consumer", 0)})
 
 
 @pytest.mark.parametrize(
     ("reason", "first", "records", "injuries"),
     [
+        ("", {}, [], [("kill nsqd", 9.0)]),
         ("nsqd killed before the answer lasted", {}, [], [("kill nsqd", 5.2)]),
         ("nsqd stopped before the answer arrived", {}, [], [("restart nsqd", 5.2)]),
         ("consumer killed before its answer arrived", {"killed": 5.2}, [], []),
@@ -78,20 +75,20 @@ def test_a_duplicate_without_a_reason_is_unexplained(written: Written) -> None:
         ("connection lost before the answer arrived", {}, [Record(LOST, 0, 0, 0, 5.3, 5.3)], []),
     ],
 )
-def test_every_reason_is_in_the_report(
+@pytest.mark.parametrize("copy", [7, 8], ids=["redelivered", "another copy"])
+def test_a_duplicate_has_its_reason_or_is_unexplained(
     written: Written,
     reason: str,
     first: dict[str, Any],
     records: list[Record],
     injuries: list[tuple[str, float]],
+    copy: int,
 ) -> None:
     written.life("consumer", 1, handled(1, 5.0), *records, **first)
-    written.life("consumer", 2, handled(1, 5.5))
-    verdict = written.judge(
-        *(Injury(kind, at, at + 0.1, frozenset({("consumer", 0)})) for kind, at in injuries)
-    )
-    assert verdict.duplicates == {reason: 1}
-    assert verdict.unexplained == []
+    written.life("consumer", 2, handled(1, 5.5, copy=copy))
+    verdict = written.judge(*(Injury(kind, at, at + 0.1, NSQD_0) for kind, at in injuries))
+    assert verdict.duplicates == ({reason: 1} if reason else {})
+    assert len(verdict.unexplained) == (not reason)
 
 
 def test_a_message_published_again_after_an_uncertain_publish_has_two_copies(written: Written) -> None:
@@ -105,31 +102,28 @@ def test_a_message_published_again_after_an_uncertain_publish_has_two_copies(wri
     assert len(written.judge().unexplained) == 1
 
 
-def test_two_copies_without_a_doubt_are_unexplained(written: Written) -> None:
-    written.life("consumer", 1, handled(1, 5.0), handled(1, 5.5, copy=8))
-    assert len(written.judge().unexplained) == 1
-
-
 def test_a_message_redelivered_after_its_timeout_was_answered_too_late(written: Written) -> None:
     written.life("consumer", 1, handled(1, 5.0), handled(1, 5.0 + MSG_TIMEOUT, attempts=2))
     assert written.judge().duplicates == {"answered too late": 1}
 
 
-def test_recovery_lasts_from_the_end_of_the_fault_to_the_next_message(written: Written) -> None:
-    written.life("consumer", 1, handled(1, 5.0), handled(2, 7.5, nsqd=1), handled(3, 8.0))
-    stall = Injury("stall", 5.5, 7.0, frozenset({("consumer", 0)}))
-    assert written.judge(stall).recoveries == [(1.0, "stall consumer")]
-
-
-def test_the_last_of_overlapping_faults_counts(written: Written) -> None:
-    written.life("consumer", 1, handled(1, 9.0))
-    pair = frozenset({("consumer", 0)})
-    verdict = written.judge(Injury("cut", 5.0, 5.0, pair), Injury("reset", 6.0, 6.0, pair))
-    assert (verdict.recoveries, verdict.overlapping) == ([(3.0, "reset consumer")], 1)
-
-
-def test_a_consumer_that_gets_no_more_messages_has_not_recovered(written: Written) -> None:
-    written.life("consumer", 1, handled(1, 5.0))
-    verdict = written.judge(Injury("cut", 6.0, 6.0, frozenset({("consumer", 0)})))
-    assert verdict.unrecovered == ["cut: nothing came to consumer from nsqd 0"]
-    assert verdict.recovery(0.5) == 0.0
+@pytest.mark.parametrize(
+    ("messages", "faults", "recoveries", "overlapping"),
+    [
+        ([(1, 5.0, 0), (2, 7.5, 1), (3, 8.0, 0)], [("stall", 5.5, 7.0)], [(1.0, "stall consumer")], 0),
+        ([(1, 9.0, 0)], [("cut", 5.0, 5.0), ("reset", 6.0, 6.0)], [(3.0, "reset consumer")], 1),
+        ([(1, 5.0, 0)], [("cut", 6.0, 6.0)], [], 0),
+    ],
+    ids=["from the end of a fault to the next message", "the last of several faults counts", "never"],
+)
+def test_a_recovery_is_measured(
+    written: Written,
+    messages: list[tuple[int, float, int]],
+    faults: list[tuple[str, float, float]],
+    recoveries: list[tuple[float, str]],
+    overlapping: int,
+) -> None:
+    written.life("consumer", 1, *[handled(number, since, nsqd=nsqd) for number, since, nsqd in messages])
+    verdict = written.judge(*(Injury(*fault, NSQD_0) for fault in faults))
+    assert (verdict.recoveries, verdict.overlapping) == (recoveries, overlapping)
+    assert verdict.unrecovered == ([] if recoveries else ["cut: nothing came to consumer from nsqd 0"])

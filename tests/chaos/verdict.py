@@ -79,20 +79,6 @@ class Verdict:
             ]
         )
 
-    @classmethod
-    def of_all(cls, verdicts: Iterable[Verdict]) -> Verdict:
-        total = cls()
-        for each in verdicts:
-            total.faults += each.faults
-            total.confirmed += each.confirmed
-            total.lost += each.lost
-            total.duplicates += each.duplicates
-            total.unexplained += each.unexplained
-            total.recoveries += each.recoveries
-            total.overlapping += each.overlapping
-            total.unrecovered += each.unrecovered
-        return total
-
 
 def _listed(counted: Counter[str]) -> str:
     each = ", ".join(f"{name} {count:,}" for name, count in counted.most_common())

@@ -42,17 +42,16 @@ def interrupt() -> None:
 
 
 class AtLine:
-    """Calls ``act`` at the n-th line (or bytecode) of ours that the thread comes to; clean-up lines do not
-    count: no Python code is safe in there.
+    """Calls ``act`` at the n-th line of ours that the thread comes to; clean-up lines do not count: no Python
+    code is safe in there.
     """
 
-    def __init__(self, number: int, below: str, bytecodes: bool) -> None:
+    def __init__(self, number: int, below: str) -> None:
         self.number = number
         self.act: Callable[[], object] = interrupt
         self.reached = False
         self._left = number
         self._below = below
-        self._bytecodes = bytecodes
 
     def __enter__(self) -> AtLine:
         self._before = sys.gettrace()
@@ -68,12 +67,10 @@ class AtLine:
         ours = path.startswith(self._below) and not path.startswith(DAEMONS)
         if not ours or frame.f_code.co_name in ("__exit__", "__del__"):
             return None
-        frame.f_trace_opcodes = self._bytecodes
         return self._line
 
     def _line(self, frame: FrameType, event: str, argument: object) -> Any:
-        wanted = "opcode" if self._bytecodes else "line"
-        if event == wanted and frame.f_lineno not in clean_up_lines(frame.f_code.co_filename):
+        if event == "line" and frame.f_lineno not in clean_up_lines(frame.f_code.co_filename):
             self._left -= 1
             if self._left == 0:
                 self.reached = True
@@ -101,12 +98,12 @@ def clean_up_lines(path: str) -> frozenset[int]:
     return frozenset(lines)
 
 
-def each_line(below: str = PACKAGE, *, bytecodes: bool = False) -> Iterator[AtLine]:
-    """Yield a block for each line (or bytecode) of the files below a path, until what runs in the block has
+def each_line(below: str = PACKAGE) -> Iterator[AtLine]:
+    """Yield a block for each line of the files below a path, until what runs in the block has
     no such line.
     """
     for number in count(1):
-        line = AtLine(number, below, bytecodes)
+        line = AtLine(number, below)
         yield line
         if not line.reached:
             return

@@ -1,4 +1,4 @@
-"""Fakes that lose packets, name lookups and dials."""
+"""Fakes that lose packets and dials."""
 
 from __future__ import annotations
 
@@ -6,14 +6,10 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
-from unittest import mock
 
 from nsq.errors import DialFailed
 from nsq.transport import MemoryStream, MemoryTransport
 from tests.fakes.threads import PATIENCE
-
-_AT_MOST = 60.0
 
 
 @contextmanager
@@ -28,22 +24,6 @@ def unreachable() -> Iterator[str]:
             filler.setblocking(False)
             filler.connect_ex(listener.getsockname())
         yield f"127.0.0.1:{listener.getsockname()[1]}"
-
-
-@contextmanager
-def silent_resolver() -> Iterator[threading.Event]:
-    """Answer no name lookup in the block; set the event at the first lookup."""
-    asked, over = threading.Event(), threading.Event()
-
-    def hang(*_: Any, flags: int = 0, **__: Any) -> Any:
-        if not flags & socket.AI_NUMERICHOST:
-            asked.set()
-            over.wait(_AT_MOST)
-        raise socket.gaierror("no such name")
-
-    with mock.patch.object(socket, "getaddrinfo", hang):
-        yield asked
-        over.set()
 
 
 class HeldTransport(MemoryTransport):

@@ -13,12 +13,18 @@ class Authority:
 
     def __init__(self, directory: Path) -> None:
         self._ca = trustme.CA()
+        self._directory = directory
         self.certificate = directory / "authority.pem"
-        self._server = directory / "server.pem", directory / "server.key"
         self._ca.cert_pem.write_to_path(str(self.certificate))
-        leaf = self._ca.issue_cert("127.0.0.1")
-        self._server[0].write_bytes(b"".join(blob.bytes() for blob in leaf.cert_chain_pems))
-        leaf.private_key_pem.write_to_path(str(self._server[1]))
+        self._server = self.issue("server", "127.0.0.1", "::1")
+
+    def issue(self, name: str, *identities: str) -> tuple[Path, Path]:
+        """Return the files of a new certificate and its key, NAME.pem and NAME.key."""
+        made = self._ca.issue_cert(*identities)
+        chain, key = self._directory / f"{name}.pem", self._directory / f"{name}.key"
+        chain.write_bytes(b"".join(blob.bytes() for blob in made.cert_chain_pems))
+        made.private_key_pem.write_to_path(str(key))
+        return chain, key
 
     @property
     def server_options(self) -> dict[str, Path]:

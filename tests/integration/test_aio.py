@@ -19,7 +19,6 @@ import uvloop
 import nsq
 from nsq import aio
 from nsq.testing import Nsqd
-from nsq.testing.plugin import Factory
 
 from .consuming import CHANNEL, PATIENCE, TOPIC, channel_of, create, expect_drained, log_of, numbered, publish
 
@@ -30,6 +29,13 @@ Run = Callable[[Coroutine[Any, Any, Any]], Any]
 def first_uvloop() -> None:
     """Make a loop before a test looks at descriptors: the first one keeps a pipe for the whole process."""
     uvloop.new_event_loop().close()
+
+
+@pytest.fixture
+def nsqd(nsqd: Nsqd) -> Nsqd:
+    """One whose channel exists."""
+    create(nsqd)
+    return nsqd
 
 
 @pytest.fixture(params=["asyncio", "uvloop"])
@@ -68,8 +74,6 @@ async def take(consumer: aio.Consumer, count: int) -> list[bytes]:
 
 
 def test_coroutines_publish_and_iterate(nsqd: Nsqd, run: Run) -> None:
-    create(nsqd)
-
     async def main() -> None:
         async with aio.Producer(nsqd.tcp_address) as producer:
             await producer.publish(TOPIC, b"one")
@@ -80,19 +84,6 @@ def test_coroutines_publish_and_iterate(nsqd: Nsqd, run: Run) -> None:
 
     run(main())
     expect_drained(nsqd)
-
-
-def test_many_publishes_at_once_wait_for_room_and_all_arrive(nsqd: Nsqd, run: Run) -> None:
-    create(nsqd)
-
-    async def main() -> int:
-        async with aio.Producer(nsqd.tcp_address, max_pending=3, publish_timeout=PATIENCE) as producer:
-            await asyncio.gather(*[producer.publish(TOPIC, body) for body in numbered(2000)])
-            await asyncio.gather(*[producer.multi_publish(TOPIC, [body] * 2) for body in numbered(20)])
-            return producer.producer.stats().published
-
-    assert run(main()) == 2040
-    assert channel_of(nsqd)["depth"] == 2040
 
 
 def test_the_loop_runs_on_while_a_publish_waits_for_an_nsqd_or_for_room(run: Run) -> None:
@@ -155,8 +146,6 @@ def test_a_publish_of_what_cannot_be_sent_raises_the_usual_errors(nsqd: Nsqd, ru
 
 
 def test_cancelled_publishes_leave_nothing_behind(nsqd: Nsqd, run: Run) -> None:
-    create(nsqd)
-
     async def main() -> None:
         complaints: list[dict[str, Any]] = []
         asyncio.get_running_loop().set_exception_handler(lambda loop, context: complaints.append(context))
@@ -192,7 +181,6 @@ def test_a_producer_belongs_to_one_loop(nsqd: Nsqd) -> None:
 
 
 def test_handlers_work_on_many_messages_at_a_time(nsqd: Nsqd, run: Run) -> None:
-    create(nsqd)
     publish(nsqd, numbered(60))
     at_work = most = 0
     bodies = []
@@ -216,7 +204,6 @@ def test_handlers_work_on_many_messages_at_a_time(nsqd: Nsqd, run: Run) -> None:
 
 
 def test_what_a_handler_returns_or_raises_is_the_answer(nsqd: Nsqd, run: Run) -> None:
-    create(nsqd)
     publish(nsqd, [b"raise", b"false", b"requeue", b"answered", b"fine"])
     seen: dict[bytes, int] = {}
 
@@ -244,26 +231,9 @@ def test_what_a_handler_returns_or_raises_is_the_answer(nsqd: Nsqd, run: Run) ->
     expect_drained(nsqd, requeues=3)
 
 
-def test_messages_too_often_failed_become_dead_letters(nsqd: Nsqd, run: Run) -> None:
-    create(nsqd)
-    create(nsqd, f"{TOPIC}.dead")
-    publish(nsqd, [b"bad"])
-
-    async def handle(message: nsq.Message) -> None:
-        raise ValueError("never")
-
-    async def main() -> None:
-        async with make(nsqd, max_attempts=2, dead_letters=f"{TOPIC}.dead").add_handler(handle) as consumer:
-            await until(lambda: consumer.consumer.stats().given_up)
-
-    run(main())
-    assert channel_of(nsqd, f"{TOPIC}.dead")["depth"] == 1
-
-
 def test_a_message_that_a_handler_gives_up_is_not_finished_before_that_is_done(
     nsqd: Nsqd, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    create(nsqd)
     publish(nsqd, [b"bad"])
     given_up, giving_up, put = list[bool](), threading.Event(), aio._FromThreads.put
 
@@ -291,7 +261,6 @@ def test_a_message_that_a_handler_gives_up_is_not_finished_before_that_is_done(
 
 
 def test_a_failed_block_requeues_and_a_cancelled_one_requeues_at_once(nsqd: Nsqd, run: Run) -> None:
-    create(nsqd)
     publish(nsqd, [b"message"])
 
     async def worker(consumer: aio.Consumer, begun: asyncio.Event) -> None:
@@ -325,7 +294,6 @@ def test_a_failed_block_requeues_and_a_cancelled_one_requeues_at_once(nsqd: Nsqd
 def test_nothing_waits_for_the_threads_of_asyncio_which_the_program_may_keep_busy(
     nsqd: Nsqd, run: Run
 ) -> None:
-    create(nsqd)
     gate = threading.Event()
     given_up: list[nsq.Message] = []
 
@@ -351,8 +319,6 @@ def test_nothing_waits_for_the_threads_of_asyncio_which_the_program_may_keep_bus
 
 
 def test_a_consumer_whose_start_is_cancelled_stops(nsqd: Nsqd, run: Run) -> None:
-    create(nsqd)
-
     async def main() -> bool:
         consumer = make(nsqd)
         start = asyncio.create_task(consumer.start())
@@ -366,7 +332,6 @@ def test_a_consumer_whose_start_is_cancelled_stops(nsqd: Nsqd, run: Run) -> None
 
 
 def test_a_stop_gives_waiting_messages_back_at_once(nsqd: Nsqd, run: Run) -> None:
-    create(nsqd)
     publish(nsqd, numbered(200))
 
     async def main() -> nsq.StopReport:
@@ -392,7 +357,6 @@ def test_a_stop_gives_waiting_messages_back_at_once(nsqd: Nsqd, run: Run) -> Non
 
 
 def test_a_stop_waits_for_handlers_and_cancels_them_when_its_time_is_up(nsqd: Nsqd, run: Run) -> None:
-    create(nsqd)
     publish(nsqd, [b"quick", b"endless"])
     begun: set[bytes] = set()
 
@@ -411,7 +375,6 @@ def test_a_stop_waits_for_handlers_and_cancels_them_when_its_time_is_up(nsqd: Ns
 
 
 def test_a_stop_does_not_wait_for_a_handler_that_ignores_its_cancellation(nsqd: Nsqd, run: Run) -> None:
-    create(nsqd)
     publish(nsqd, [b"endless"])
 
     async def main() -> nsq.StopReport:
@@ -434,24 +397,7 @@ def test_a_stop_does_not_wait_for_a_handler_that_ignores_its_cancellation(nsqd: 
     assert not run(main()).clean
 
 
-def test_a_handler_may_stop_its_consumer(nsqd: Nsqd, run: Run) -> None:
-    create(nsqd)
-    publish(nsqd, [b"last"])
-
-    async def main() -> nsq.StopReport:
-        consumer = make(nsqd)
-
-        async def handle(message: nsq.Message) -> None:
-            await consumer.stop(PATIENCE)
-
-        return await consumer.add_handler(handle).run(PATIENCE)
-
-    assert run(main()).clean
-    expect_drained(nsqd)
-
-
 def test_run_stops_at_a_signal_and_restores_the_handlers(nsqd: Nsqd, run: Run) -> None:
-    create(nsqd)
     publish(nsqd, [b"message"])
     before = signal.getsignal(signal.SIGTERM)
 
@@ -465,11 +411,7 @@ def test_run_stops_at_a_signal_and_restores_the_handlers(nsqd: Nsqd, run: Run) -
     expect_drained(nsqd)
 
 
-def test_messages_in_work_and_waiting_are_touched_where_asked_for(
-    nsqd_factory: Factory[Nsqd], run: Run
-) -> None:
-    nsqd = nsqd_factory()
-    create(nsqd)
+def test_messages_in_work_and_waiting_are_touched_where_asked_for(nsqd: Nsqd, run: Run) -> None:
     publish(nsqd, numbered(2))
 
     async def main() -> None:
@@ -489,7 +431,6 @@ def test_messages_in_work_and_waiting_are_touched_where_asked_for(
 def test_a_message_that_times_out_before_it_is_taken_comes_again_and_is_not_given_up(
     nsqd: Nsqd, run: Run
 ) -> None:
-    create(nsqd)
     publish(nsqd, [b"message"])
 
     async def main() -> int:
@@ -521,8 +462,6 @@ def test_a_refused_subscription_ends_the_iteration_and_run(nsqd: Nsqd, run: Run)
 
 
 def test_a_loop_that_is_closed_too_early_stops_the_consumer(nsqd: Nsqd) -> None:
-    create(nsqd)
-
     async def main() -> aio.Consumer:
         return await make(nsqd).start()
 

@@ -9,20 +9,19 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from nsq.errors import ApiError, ApiRefused, DialFailed
-from nsq.http.message import HttpRequest, ReplyParser, parse_url
+from nsq.http.message import HttpRequest, parse_url
 from nsq.http.nsqd import NsqdApi
 from nsq.http.nsqlookupd import NsqlookupdApi
 from nsq.http.sending import send
 from nsq.testing import Nsqd, Nsqlookupd
 from nsq.testing.plugin import Factory
-from nsq.transport import SocketTransport, Stream
+from nsq.transport import SocketTransport
 from tests.fakes.forks import in_child
 
 from .authority import Authority
@@ -34,8 +33,6 @@ PATIENCE = 30.0
 """A call with TIMEOUT has failed when it takes this long, however busy the machine is."""
 ENOUGH = 60.0
 """For what is not meant to time out."""
-
-REPLY = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nOK"
 
 Behaviour = Callable[[socket.socket], None]
 
@@ -131,31 +128,6 @@ def server_tls(tls_options: dict[str, Path]) -> ssl.SSLContext:
 
 
 class TestNsqd:
-    def test_ping_and_info_answer(self, nsqd: Nsqd) -> None:
-        api = NsqdApi(nsqd.http_address)
-        api.ping()
-        info = api.info()
-        assert f"127.0.0.1:{info.tcp_port}" == nsqd.tcp_address
-        assert (info.broadcast_address, info.max_heartbeat_interval) == ("127.0.0.1", 60.0)
-
-    def test_topics_and_channels_are_created_paused_and_deleted(self, nsqd: Nsqd) -> None:
-        api = NsqdApi(nsqd.http_address)
-        api.create_topic("orders")
-        api.create_channel("orders", "billing")
-        api.pause_topic("orders")
-        api.pause_channel("orders", "billing")
-        (topic,) = api.stats()["topics"]
-        assert (topic["topic_name"], topic["paused"]) == ("orders", True)
-        assert [(c["channel_name"], c["paused"]) for c in topic["channels"]] == [("billing", True)]
-        api.unpause_topic("orders")
-        api.unpause_channel("orders", "billing")
-        (topic,) = api.stats("orders", "billing")["topics"]
-        assert (topic["paused"], topic["channels"][0]["paused"]) == (False, False)
-        api.delete_channel("orders", "billing")
-        assert api.stats("orders")["topics"][0]["channels"] == []
-        api.delete_topic("orders")
-        assert api.stats()["topics"] == api.stats("orders")["topics"] == []
-
     def test_messages_are_published_and_emptied(self, nsqd: Nsqd) -> None:
         api = NsqdApi(nsqd.http_address)
         api.create_topic("t")
@@ -179,23 +151,6 @@ class TestNsqd:
         assert api.get_config("nsqlookupd_tcp_addresses") == []
         with pytest.raises(ApiRefused, match="INVALID_OPTION"):
             api.get_config("no_such_option")
-
-    @pytest.mark.parametrize(
-        ("act", "status", "code"),
-        [
-            (lambda api: api.delete_topic("nope"), 404, "TOPIC_NOT_FOUND"),
-            (lambda api: api.create_channel("nope", "c"), 404, "TOPIC_NOT_FOUND"),
-            (lambda api: api.publish("t", b"x", defer=10_000_000.0), 400, "INVALID_DEFER"),
-            (lambda api: api.set_config("log_level", "loud"), 400, "INVALID_VALUE"),
-            (lambda api: api.delete_topic(""), 400, "MISSING_ARG_TOPIC"),
-        ],
-    )
-    def test_a_refusal_has_a_status_and_a_code(
-        self, nsqd: Nsqd, act: Callable[[NsqdApi], None], status: int, code: str
-    ) -> None:
-        with pytest.raises(ApiRefused) as caught:
-            act(NsqdApi(nsqd.http_address))
-        assert (caught.value.status, caught.value.code) == (status, code)
 
     def test_a_message_that_is_too_big_is_refused_although_nsqd_reads_only_part_of_it(
         self, nsqd: Nsqd
@@ -235,27 +190,6 @@ class TestNsqd:
 
 
 class TestNsqlookupd:
-    def test_ping_and_info_answer(self, nsqlookupd: Nsqlookupd) -> None:
-        api = NsqlookupdApi(nsqlookupd.http_address)
-        api.ping()
-        assert api.info()[0].isdigit()
-
-    def test_topics_and_channels_are_created_and_deleted(self, nsqlookupd: Nsqlookupd) -> None:
-        api = NsqlookupdApi(f"http://{nsqlookupd.http_address}/lookup")
-        api.create_topic("b")
-        api.create_channel("a", "c")
-        assert (api.topics(), api.channels("a"), api.channels("nope")) == (["a", "b"], ["c"], [])
-        assert api.lookup("a") == (found := api.lookup("a"))
-        assert (found.channels, found.producers) == (("c",), ())
-        api.delete_channel("a", "c")
-        api.delete_topic("b")
-        assert (api.topics(), api.channels("a")) == (["a"], [])
-
-    def test_an_unknown_topic_is_a_refusal(self, nsqlookupd: Nsqlookupd) -> None:
-        with pytest.raises(ApiRefused) as caught:
-            NsqlookupdApi(nsqlookupd.http_address).lookup("nope")
-        assert (caught.value.status, caught.value.code) == (404, "TOPIC_NOT_FOUND")
-
     def test_an_nsqd_that_registers_and_is_tombstoned(
         self, nsqlookupd: Nsqlookupd, nsqd_factory: Factory[Nsqd]
     ) -> None:
@@ -315,44 +249,8 @@ class TestDeadlines:
             assert time.monotonic() - started < PATIENCE
             stop.set()
 
-    def test_a_timeout_of_zero_fails_at_once(self) -> None:
-        assert "within 0 s" in failure("127.0.0.1:1", 0.0)
-
 
 class TestBadServers:
-    @pytest.mark.parametrize(
-        ("behave", "said"),
-        [
-            (
-                repeating(b"X-More: " + b"x" * 4096 + b"\r\n", 0.0, b"HTTP/1.1 200 OK\r\n"),
-                "head is larger than",
-            ),
-            (answering(b"HTTP/1.1 200 OK\r\nContent-Length: 100000000000\r\n\r\n"), "body is larger than"),
-            (answering(b"SSH-2.0-OpenSSH_9.0\r\n"), "does not answer in HTTP but with b'SSH-2.0"),
-            (lambda _: None, ""),
-            (answering(REPLY[:-1]), "closed in the middle"),
-        ],
-        ids=["an endless head", "a huge body", "another protocol", "a close at once", "half a reply"],
-    )
-    def test_a_bad_reply_is_an_error(self, behave: Behaviour, said: str) -> None:
-        with serving(behave) as address:
-            assert said in failure(address, ENOUGH)
-
-    @pytest.mark.parametrize(
-        ("head", "piece"),
-        [
-            (b"HTTP/1.1 200 OK\r\n\r\n", b"x" * 4096),
-            (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", b"1000\r\n" + b"x" * 4096 + b"\r\n"),
-        ],
-        ids=["plain", "chunked"],
-    )
-    def test_a_body_that_does_not_end(
-        self, head: bytes, piece: bytes, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr("nsq.http.sending.ReplyParser", partial(ReplyParser, max_body=100_000))
-        with serving(repeating(piece, 0.0, head)) as address:
-            assert "body is larger than 100000 bytes" in failure(address, ENOUGH)
-
     def test_the_tcp_port_of_nsqd_is_recognized(self, nsqd: Nsqd) -> None:
         with pytest.raises(ApiError, match="a TCP port of NSQ"):
             NsqdApi(nsqd.tcp_address).ping()
@@ -371,25 +269,6 @@ class TestBadServers:
         # Without a length the end of the connection ends the body, and anybody can end a connection.
         with serving(answering(b"HTTP/1.1 200 OK\r\n\r\ncut sho"), server_tls) as address:
             assert "EOF" in failure(f"https://{address}", ENOUGH, tls=client_tls)
-
-
-class TestConnecting:
-    def test_an_own_transport_makes_the_connection(self, nsqd: Nsqd) -> None:
-        class Elsewhere(SocketTransport):
-            def connect(self, address: str, *, timeout: float) -> Stream:
-                assert address == "elsewhere.example:4151"
-                return super().connect(nsqd.http_address, timeout=timeout)
-
-        NsqdApi("elsewhere.example", transport=Elsewhere()).ping()
-
-    def test_many_threads_may_share_one_api(self, nsqd: Nsqd) -> None:
-        api = NsqdApi(nsqd.http_address)
-        threads = [threading.Thread(target=api.publish, args=("t", b"x")) for _ in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(ENOUGH)
-        assert api.stats()["topics"][0]["message_count"] == 8
 
 
 def test_a_forked_child_lets_go_of_requests_under_way() -> None:

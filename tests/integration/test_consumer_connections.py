@@ -12,16 +12,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-import trustme
 
 from nsq import Consumer
 from nsq.testing import Nsqd
 from nsq.testing.plugin import Factory
 from tests.interop.auth_server import running_auth_server
 
+from .authority import Authority
 from .consuming import (
     CHANNEL,
-    PATIENCE,
     TOPIC,
     Recorder,
     clients_of,
@@ -82,25 +81,14 @@ class Certificates(NamedTuple):
 
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
-    directory = tmp_path_factory.mktemp("tls")
-    authority, stranger = trustme.CA(), trustme.CA()
-
-    def issue(name: str, issuer: trustme.CA, *identities: str) -> tuple[Path, Path]:
-        made = issuer.issue_cert(*identities)
-        chain, key = directory / f"{name}.pem", directory / f"{name}.key"
-        chain.write_bytes(b"".join(blob.bytes() for blob in made.cert_chain_pems))
-        made.private_key_pem.write_to_path(str(key))
-        return chain, key
-
-    files = directory / "authority.pem", directory / "stranger.pem"
-    for issuer, path in zip((authority, stranger), files, strict=True):
-        issuer.cert_pem.write_to_path(str(path))
+    authority, stranger = (Authority(tmp_path_factory.mktemp(name)) for name in ("authority", "stranger"))
     return Certificates(
-        *files,
-        server=issue("server", authority, "127.0.0.1", "::1"),
-        elsewhere=issue("elsewhere", authority, "nsqd.example.org"),
-        client=issue("client", authority, "worker@example.org"),
-        strange_client=issue("strange", stranger, "stranger@example.org"),
+        authority.certificate,
+        stranger.certificate,
+        server=authority.issue("server", "127.0.0.1", "::1"),
+        elsewhere=authority.issue("elsewhere", "nsqd.example.org"),
+        client=authority.issue("client", "worker@example.org"),
+        strange_client=stranger.issue("client", "stranger@example.org"),
     )
 
 
@@ -153,11 +141,6 @@ GRANTED: dict[str, tuple[Options, Options, dict[str, Any]]] = {
         lambda c: trusting(c.authority, snappy=True),
         {"tls": True, "snappy": True},
     ),
-    "TLS and deflate": (
-        lambda c: own(c.server),
-        lambda c: trusting(c.authority, deflate=True),
-        {"tls": True, "deflate": True},
-    ),
     "the name in the certificate": (
         lambda c: own(c.elsewhere),
         lambda c: trusting(c.authority, tls_server_name="nsqd.example.org"),
@@ -171,14 +154,13 @@ GRANTED: dict[str, tuple[Options, Options, dict[str, Any]]] = {
     "a client's certificate": (demanding, lambda c: showing(c, c.client), {"tls": True}),
     "snappy": (lambda c: {}, lambda c: {"snappy": True}, {"snappy": True, "deflate": False}),
     "deflate": (lambda c: {}, lambda c: {"deflate": True}, {"snappy": False, "deflate": True}),
-    "deflate, quickly": (
-        lambda c: {},
-        lambda c: {"deflate": True, "deflate_level": 1},
-        {"snappy": False, "deflate": True},
-    ),
     "no snappy on offer": (lambda c: {"snappy": False}, lambda c: {"snappy": True}, {"snappy": False}),
     "no deflate on offer": (lambda c: {"deflate": False}, lambda c: {"deflate": True}, {"deflate": False}),
-    "a secret nobody asks for": (lambda c: {}, lambda c: {"auth_secret": SECRET}, {"authed": False}),
+    "a secret that nsqd does not ask for": (
+        lambda c: {},
+        lambda c: {"auth_secret": SECRET},
+        {"authed": False},
+    ),
     "a shortest buffer timeout above our default": (
         lambda c: {"min_output_buffer_timeout": 0.1},
         lambda c: {},
@@ -204,11 +186,6 @@ REFUSED: dict[str, tuple[Options, Options, list[str]]] = {
     "an unknown authority": (
         lambda c: own(c.server),
         lambda c: trusting(c.stranger),
-        ["certificate verify failed"],
-    ),
-    "the public authorities, by default": (
-        lambda c: own(c.server),
-        lambda c: {"tls": True},
         ["certificate verify failed"],
     ),
     "another host's certificate": (
@@ -285,48 +262,7 @@ def test_a_subscription_without_the_right_secret_is_refused(
     expect_refusal(consumer, guarded.tcp_address, said)
 
 
-def test_an_auth_server_that_is_down_is_tried_again(nsqd_factory: Factory[Nsqd]) -> None:
-    with socket.socket() as reserved:
-        reserved.bind(("127.0.0.1", 0))
-        nsqd = nsqd_factory(auth_http_addresses=[f"127.0.0.1:{reserved.getsockname()[1]}"])
-        create(nsqd)
-        expect_refusal(make_consumer(nsqd, auth_secret=SECRET), nsqd.tcp_address, "E_AUTH_FAILED")
-
-
-def test_a_secret_travels_inside_tls(certificates: Certificates, nsqd_factory: Factory[Nsqd]) -> None:
-    grant = {"topic": ".*", "channels": [".*"], "permissions": ["subscribe"]}
-    with running_auth_server({SECRET: [grant]}) as address:
-        nsqd = nsqd_factory(**own(certificates.server, auth_http_addresses=[address]))
-        client = exchange(nsqd, **trusting(certificates.authority, auth_secret=SECRET, snappy=True))
-        assert (client["authed"], client["tls"], client["snappy"]) == (True, True, True)
-
-
 # What nsqd refuses for other reasons.
-
-
-def test_a_channel_that_is_full(nsqd_factory: Factory[Nsqd]) -> None:
-    nsqd = nsqd_factory(max_channel_consumers=1)
-    create(nsqd)
-    seen = Recorder()
-    with running(make_consumer(nsqd).add_handler(Recorder())) as first:
-        second = make_consumer(nsqd, reconnect_initial=0.05).add_handler(seen)
-        with log_of() as log:
-            second.start()
-            log.wait_for("WARNING", nsqd.tcp_address, "E_SUB_FAILED")
-        assert first.stop().clean
-        assert second.wait_until_connected(PATIENCE)
-        publish(nsqd, [b"m"])
-        seen.wait_for(1)
-        assert second.stop().clean
-
-
-def test_a_message_timeout_of_our_own(nsqd: Nsqd) -> None:
-    create(nsqd)
-    publish(nsqd, [b"m"])
-    seen = Recorder(lambda message: message.time_left)
-    with running(make_consumer(nsqd, msg_timeout=90.0).add_handler(seen)):
-        (message,) = seen.wait_for(1)
-        assert 80 < message.expires_at - message.received_at <= 90
 
 
 # Other ways to an nsqd.

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from nsq import Consumer, DeadLetterFile, DeadLetterTopic, GiveUp, Message, Producer, aio
-from nsq.errors import ConfigError, InvalidName
+from nsq import Consumer, GiveUp, Message, aio
+from nsq.errors import ConfigError
 from nsq.testing import Nsqadmin, Nsqd
 from nsq.testing.plugin import Factory
 from nsq.tools import front_door
@@ -29,28 +27,6 @@ from .consuming import (
     publish,
     running,
 )
-
-
-def test_dead_letters_go_to_a_file(nsqd: Nsqd, tmp_path: Path) -> None:
-    create(nsqd)
-    publish(nsqd, ["zu spät".encode(), b"\xff\x00"])
-    path = tmp_path / "dead.jsonl"
-    consumer = make_consumer(nsqd, max_attempts=1, threads=4, give_up=DeadLetterFile(path))
-    with running(consumer.add_handler(lambda message: False)):
-        expect_drained(nsqd, requeues=2)
-    first, second = sorted(
-        map(json.loads, path.read_text().splitlines()), key=lambda letter: "body" in letter
-    )
-    assert base64.b64decode(first["body_base64"]) == b"\xff\x00"
-    assert second["body"] == "zu spät"
-    assert second["attempts"] == 2
-    assert second["nsqd_address"] == nsqd.tcp_address
-    assert len(second["id"]) == 16
-
-
-def test_a_dead_letter_topic_needs_a_name_nsqd_accepts() -> None:
-    with pytest.raises(InvalidName, match="no spaces"):
-        DeadLetterTopic(Producer("127.0.0.1:4150"), "no spaces")
 
 
 @pytest.mark.parametrize("way", ["threads", "batch", "loop"])

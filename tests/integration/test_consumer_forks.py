@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
 import signal
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
 from nsq import AlreadyResponded, Consumer, ConsumerHooks, Forked, Message, Producer
 from nsq.testing import Nsqd
 from tests.fakes.forks import in_child
-from tests.fakes.programs import run_python
 
 from .consuming import (
     Recorder,
@@ -168,55 +165,4 @@ def test_a_child_forked_by_a_handler_ends_with_the_handler(
     consumer.add_batch_handler(fork, size=1) if batch else consumer.add_handler(fork)
     assert consumer.run().clean
     assert statuses == [status] * 2
-    expect_drained(nsqd)
-
-
-WORKERS = """
-import json, multiprocessing, os, sys, threading, nsq
-
-def work(address, results, both_are_there):
-    consumer = nsq.Consumer("orders", "billing", nsqd=address, threads=2, max_in_flight=2)
-    go = threading.Event()
-
-    def handle(message):
-        assert go.wait(60)
-        results.put([os.getpid(), message.body.decode()])
-
-    consumer.add_handler(handle).start()
-    assert consumer.wait_until_connected()
-    both_are_there.wait(60)
-    go.set()
-    report = consumer.run()
-    assert report.clean
-    assert consumer.health().state == "stopped"
-
-if __name__ == "__main__":
-    context = multiprocessing.get_context(sys.argv[2])
-    results = context.Queue()
-    arguments = sys.argv[1], results, context.Barrier(2)
-    workers = [context.Process(target=work, args=arguments) for _ in range(2)]
-    for worker in workers:
-        worker.start()
-    got = [results.get(timeout=60) for _ in range(200)]
-    for worker in workers:
-        worker.terminate()  # SIGTERM: run() drains
-    for worker in workers:
-        worker.join(60)
-    bodies, pids = sorted(body for _, body in got), {pid for pid, _ in got}
-    print(json.dumps([bodies, len(pids), [worker.exitcode for worker in workers]]))
-"""
-
-
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_multiprocessing_workers_share_a_channel(nsqd: Nsqd, tmp_path: Path, method: str) -> None:
-    create(nsqd)
-    publish(nsqd, numbered(200))
-    program = tmp_path / "workers.py"
-    program.write_text(WORKERS)
-    done = run_python(str(program), nsqd.tcp_address, method)
-    assert (done.returncode, done.stderr) == (0, "")
-    bodies, processes, statuses = json.loads(done.stdout)
-    assert bodies == sorted(body.decode() for body in numbered(200))
-    assert processes == 2
-    assert statuses == [0, 0]
     expect_drained(nsqd)

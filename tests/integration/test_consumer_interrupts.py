@@ -181,19 +181,6 @@ def test_by_real_signals(clean: Nsqd, name: str) -> None:
 
 
 @ignored_by_python
-@pytest.mark.parametrize("name", LIVES)
-def test_beginnings_and_ends_by_real_signals(clean: Nsqd, name: str) -> None:
-    make, call = LIVES[name]
-    before = signals()
-    with Signals(0.004) as hits:
-        while hits.hits < 60:
-            consumer = make(clean)
-            hits.during(lambda consumer=consumer: call(consumer))  # type: ignore[misc]
-            assert consumer.stop(PATIENCE) == StopReport(clean=True)
-            nothing_left(before)
-
-
-@ignored_by_python
 def test_a_wait_for_signals_gives_all_back_whatever_interrupts_it() -> None:
     """Descriptors too, which are looked at after every test."""
     before = signals()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import threading
 import time
 
@@ -16,7 +15,6 @@ from .consuming import (
     PATIENCE,
     Recorder,
     channel_of,
-    clients_of,
     create,
     expect_drained,
     log_of,
@@ -48,22 +46,6 @@ def test_touch_keeps_a_message_beyond_its_timeout(nsqd_factory: Factory[Nsqd], a
         seen.wait_for(3)
         expect_drained(nsqd)
     assert seen.attempts == [1, 1, 1]
-
-
-def test_auto_touch_ends_where_nsqd_ends_it(nsqd_factory: Factory[Nsqd]) -> None:
-    nsqd = nsqd_factory(msg_timeout=1.5, max_msg_timeout=2.5)
-    create(nsqd)
-    publish(nsqd, [b"too slow"])
-    release = threading.Event()
-    seen = Recorder(lambda message: message.attempts > 1 or release.wait(PATIENCE))
-    with running(
-        make_consumer(nsqd, auto_touch=True, threads=2, rdy_redistribute_interval=0.1).add_handler(seen)
-    ):
-        seen.wait_for(2)
-        assert seen.messages[0].responded  # it is nsqd's again
-        release.set()
-        expect_drained(nsqd, timeouts=None)
-    assert seen.attempts[:2] == [1, 2]
 
 
 def test_a_message_that_expires_in_the_inbox_is_dropped_there(nsqd_factory: Factory[Nsqd]) -> None:
@@ -155,24 +137,3 @@ def test_nothing_is_given_up_that_no_handler_has_seen(nsqd_factory: Factory[Nsqd
         warnings = [line for line in log.lines if "time out before their handlers are done" in line]
     assert given_up.bodies == []
     assert [line.startswith("WARNING") for line in warnings] == [True] + [False] * (len(warnings) - 1)
-
-
-@pytest.mark.parametrize(
-    ("options", "bound"), [({}, 0.25), ({"low_latency": True}, 0.1)], ids=["default", "low_latency"]
-)
-def test_a_message_does_not_wait_in_nsqds_buffer(nsqd: Nsqd, options: dict[str, bool], bound: float) -> None:
-    create(nsqd)
-    delays: list[float] = []
-    answers: list[float] = []
-    seen = Recorder(lambda message: delays.append(time.time() - message.timestamp / 1e9))
-    with running(make_consumer(nsqd, max_in_flight=100, **options).add_handler(seen)):
-        for count in range(1, 12):
-            began = time.time()
-            assert nsqd.get("/ping").status == 200
-            answers.append(time.time() - began)
-            publish(nsqd, [b"now"])
-            seen.wait_for(count)
-        (client,) = clients_of(nsqd)
-    # The median, as the machine may be busy at any moment, and for all that nobody holds: go-nsq's is 135 ms.
-    assert statistics.median(delays) < bound + 5 * statistics.median(answers)
-    assert client["user_agent"].startswith("nsq-python/")

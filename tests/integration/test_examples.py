@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import re
@@ -18,14 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import trustme
 
-from examples.demo.screen import Screen
 from nsq import Consumer, Producer
 from nsq.errors import Unauthorized
 from nsq.testing import Nsqd, Nsqlookupd, PartitionedCluster
 from nsq.testing.plugin import Factory
 
+from .authority import Authority
 from .consuming import PATIENCE, Recorder, channel_of, create, numbered, publish, running, until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -157,37 +155,18 @@ def test_the_dead_letters_example_runs(example: Start, nsqd: Nsqd) -> None:
     script.wait_for("^ERROR gave up on .* topic numbers.dead has it")
 
 
-@pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with authority.pem, server.pem, server.key, client.pem and client.key."""
-    directory = tmp_path_factory.mktemp("certificates")
-    authority = trustme.CA()
-    authority.cert_pem.write_to_path(str(directory / "authority.pem"))
-    for name, identity in (("server", "127.0.0.1"), ("client", "worker@example.org")):
-        made = authority.issue_cert(identity)
-        (directory / f"{name}.pem").write_bytes(b"".join(blob.bytes() for blob in made.cert_chain_pems))
-        made.private_key_pem.write_to_path(str(directory / f"{name}.key"))
-    return directory
-
-
-@pytest.fixture
-def strict_nsqd(nsqd_factory: Factory[Nsqd], files: Path) -> Nsqd:
-    """Wants to see a certificate."""
-    return nsqd_factory(
-        tls_cert=files / "server.pem",
-        tls_key=files / "server.key",
+def test_the_tls_consumer_example_runs(example: Start, nsqd_factory: Factory[Nsqd], tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    nsqd = nsqd_factory(
+        **authority.server_options,
         tls_required="tcp-https",
         tls_client_auth_policy="require-verify",
-        tls_root_ca_file=files / "authority.pem",
+        tls_root_ca_file=authority.certificate,
     )
-
-
-def test_the_tls_consumer_example_runs(example: Start, strict_nsqd: Nsqd, files: Path) -> None:
-    address = strict_nsqd.tcp_address
-    certificates = [files / name for name in ("authority.pem", "client.pem", "client.key")]
-    script = example("tls_consumer.py", address, *certificates)
+    certificates = authority.certificate, *authority.issue("client", "worker@example.org")
+    script = example("tls_consumer.py", nsqd.tcp_address, *certificates)
     assert script.end() == 0, script.lines
-    assert script.lines == [f"received the combination is 4711 from {address}"]
+    assert script.lines == [f"received the combination is 4711 from {nsqd.tcp_address}"]
 
 
 def test_the_auth_server_example_runs(example: Start, nsqd_factory: Factory[Nsqd]) -> None:
@@ -252,13 +231,6 @@ def test_the_ordered_example_runs_against_another_cluster(
     assert script.end() == 0, script.lines
 
 
-def test_the_demo_runs(example: Start, tmp_path: Path) -> None:
-    """The demo starts its own daemons, survives the kill of one, and leaves a file."""
-    script = example("demo", "--orders", "500", TMPDIR=str(tmp_path))
-    assert script.end() == 0, script.lines
-    assert_nothing_is_lost(script, tmp_path)
-
-
 def test_the_demo_kept_goes_on_with_a_light_load_and_leaves_nothing(example: Start, tmp_path: Path) -> None:
     script = example("demo", "--orders", "500", "--keep", TMPDIR=str(tmp_path))
     page = script.wait_for("^nsqadmin    (http://.*/)$")[1]
@@ -293,17 +265,7 @@ def assert_nothing_is_lost(script: Example, directory: Path) -> None:
     assert {json.loads(line)["event"] for line in archive.read_text().splitlines()} == set(range(2000))
 
 
-INTERRUPTIONS = [
-    ("^nsqd ", signal.SIGTERM),
-    ("^half-way", signal.SIGINT),
-    pytest.param("^nsqd ", signal.SIGINT, marks=pytest.mark.chaos),
-    pytest.param("^half-way", signal.SIGTERM, marks=pytest.mark.chaos),
-    pytest.param("%  ", signal.SIGINT, marks=pytest.mark.chaos),
-    pytest.param("%  ", signal.SIGTERM, marks=pytest.mark.chaos),
-]
-
-
-@pytest.mark.parametrize(("line", "number"), INTERRUPTIONS)
+@pytest.mark.parametrize(("line", "number"), [("^nsqd ", signal.SIGTERM), ("^half-way", signal.SIGINT)])
 def test_the_demo_interrupted_leaves_nothing(
     example: Start, tmp_path: Path, line: str, number: signal.Signals
 ) -> None:
@@ -314,46 +276,6 @@ def test_the_demo_interrupted_leaves_nothing(
     assert script.lines[-1] == "stopped; nothing is left behind"
     assert list(tmp_path.iterdir()) == []
     assert [address for address in addresses if is_listening(address)] == []
-
-
-def test_the_demo_interrupted_before_anything_runs_ends_quietly(tmp_path: Path) -> None:
-    """While it is still being imported: here the first of its imports is a Ctrl-C."""
-    code = (
-        "import runpy, signal, sys\n"
-        "class Interrupting:\n"
-        "    def find_spec(self, name, path=None, target=None):\n"
-        "        if name == 'examples.demo.program':\n"
-        "            signal.raise_signal(signal.SIGINT)\n"
-        "sys.meta_path.insert(0, Interrupting())\n"
-        "runpy.run_module('examples.demo', run_name='__main__')\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        timeout=PATIENCE,
-        check=False,
-    )
-    assert (done.returncode, done.stdout) == (-signal.SIGINT, b"")
-    assert list(tmp_path.iterdir()) == []
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-@pytest.mark.parametrize("columns", [80, 200])
-def test_the_demos_bar_fits_into_a_terminal(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", str(columns))
-    terminal = Terminal()
-    text = "240,000 published, 240,000 billed, 240,000 archived"
-    Screen(terminal).show(1.0, text)
-    shown = terminal.getvalue().removeprefix("\r\x1b[K")
-    assert re.fullmatch(rf"\[#{{10,}}\] 100%  {text}", shown)
-    assert len(shown) < columns
 
 
 def is_listening(address: str) -> bool:

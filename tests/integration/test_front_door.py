@@ -149,12 +149,6 @@ def test_address_and_its_variable_accept_nsqlookupds_or_nsqds(
         assert said in error
 
 
-def test_a_new_topic_and_channel_reach_every_nsqd(cluster: Cluster) -> None:
-    status, out, _ = cluster("create", "returns/audit")
-    assert (status, len(out.splitlines())) == (0, 3)
-    assert [channel_of(nsqd, "returns", "audit")["depth"] for nsqd in cluster.nsqds] == [0, 0]
-
-
 def test_an_empty_list_says_so(nsqd: Nsqd, run: Run) -> None:
     address = f"--address={nsqd.http_address}"
     assert run("topics", address) == (
@@ -351,7 +345,7 @@ def test_a_benchmark_reports_and_leaves_nothing(cluster: Cluster, monkeypatch: p
     assert cluster("topics", "--names")[1] == "orders\n"
 
 
-def test_the_doctor_says_what_is_wrong_and_what_to_do(cluster: Cluster, nsqd_factory: Factory[Nsqd]) -> None:
+def test_the_doctor_says_what_is_wrong_and_what_to_do(cluster: Cluster) -> None:
     status, out, _ = cluster("doctor")
     assert (status, {line.split()[0] for line in out.splitlines()}) == (0, {"ok"})
     nsqd = cluster.nsqds[0]

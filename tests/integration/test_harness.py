@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from nsq.errors import UsageError
-from nsq.testing import DaemonFailed, Nsqd, Nsqlookupd, V1Client, V2Client
+from nsq.testing import DaemonFailed, Nsqd, Nsqlookupd, V1Client
 from nsq.testing.daemons import AddressTaken, addresses
 from nsq.testing.daemons.thread import ThreadRun
 from nsq.testing.v2 import PeerClosed
@@ -103,24 +103,10 @@ class TestLifetime:
 
 
 class TestProcess:
-    def test_sigkill_and_a_new_start_on_the_same_ports(self) -> None:
-        with Nsqlookupd(process=True) as lookupd:
-            address, pid = lookupd.tcp_address, lookupd.pid
-            lookupd.kill()
-            assert not lookupd.running
-            with pytest.raises(ProcessLookupError):
-                os.kill(pid, 0)
-            lookupd.start()
-            assert (lookupd.tcp_address, lookupd.running) == (address, True)
-
     @pytest.mark.parametrize("verb", ["kill", "terminate"])
     def test_a_thread_has_no_process_to_signal(self, verb: str) -> None:
         with Nsqlookupd() as lookupd, pytest.raises(UsageError, match="process=True"):
             getattr(lookupd, verb)()
-
-    def test_any_binary_with_the_same_flags_can_be_started(self, program: Path) -> None:
-        with Nsqlookupd(binary=program) as lookupd:
-            assert lookupd.get("/ping").status == 200
 
     def test_a_daemon_that_ignores_sigterm_is_killed_with_its_children(self, tmp_path: Path) -> None:
         stubborn = _script(tmp_path, f'trap "" TERM; "{sys.executable}" -m nsq.daemons.nsqlookupd "$@"')
@@ -217,30 +203,8 @@ class TestFailures:
         with pytest.raises(UsageError, match=r"'msg_timout' .*did you mean 'msg_timeout'"):
             Nsqd(msg_timout=1.0)
 
-    def test_a_value_of_the_wrong_type_is_refused(self) -> None:
-        with pytest.raises(UsageError, match="inactive-producer-timeout"):
-            Nsqlookupd(inactive_producer_timeout="soon").start()
-
 
 class TestNsqd:
-    @MODES
-    def test_options_in_seconds_reach_it(self, process: bool) -> None:
-        with (
-            Nsqd(process=process, msg_timeout=1.5, max_rdy_count=7) as nsqd,
-            V2Client(nsqd.tcp_address) as client,
-        ):
-            granted = client.identify()
-        assert (granted["msg_timeout"], granted["max_rdy_count"]) == (1500, 7)
-
-    @MODES
-    def test_a_restart_keeps_the_data_directory(self, process: bool) -> None:
-        with Nsqd(process=process) as nsqd:
-            before = nsqd.data_path
-            (before / "mark").touch()
-            nsqd.restart()
-            assert nsqd.data_path == before
-            assert (before / "mark").exists()
-
     def test_the_private_data_is_removed_at_the_stop(self) -> None:
         with Nsqd() as nsqd:
             private = nsqd.data_path
@@ -252,14 +216,6 @@ class TestNsqd:
         with Nsqd(data_path=tmp_path) as nsqd:
             assert nsqd.data_path == tmp_path
         assert (tmp_path / "mark").exists()
-
-    @MODES
-    def test_a_daemon_registers_with_the_given_nsqlookupds(self, process: bool) -> None:
-        with Nsqlookupd() as lookupd, Nsqd(process=process, lookupd=[lookupd]) as nsqd:
-            nsqd.post("/topic/create?topic=orders")
-            eventually(lambda: lookupd.get("/lookup?topic=orders").status, lambda status: status == 200)
-            (each,) = eventually(lambda: lookupd.get("/lookup?topic=orders").json()["producers"])
-        assert f"{each['broadcast_address']}:{each['tcp_port']}" == nsqd.tcp_address
 
 
 def is_refused(address: str) -> bool:
@@ -278,11 +234,6 @@ class TestPlugin:
             nsqd = nsqd_factory(lookupd=[nsqlookupd])
             assert nsqd.get("/ping").status == nsqlookupd.get("/ping").status == 200
         """
-
-    def test_fixtures_start_and_stop_the_daemons(self, pytester: pytest.Pytester) -> None:
-        pytester.makeconftest('pytest_plugins = ["nsq.testing.plugin"]')
-        pytester.makepyfile(self.TESTS)
-        pytester.runpytest().assert_outcomes(passed=1)
 
     def test_a_missing_binary_skips_the_test_and_says_why(
         self, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch

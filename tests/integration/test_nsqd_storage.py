@@ -272,10 +272,12 @@ class TestAKill:
             assert [frame.data for frame in frames if frame.type == FRAME_RESPONSE] == [b"OK", b"OK"]
             assert nsqd.post("/topic/create?topic=v").status == 200
             assert nsqd.post("/channel/create?topic=v&channel=c").status == 200
+            assert nsqd.post("/channel/pause?topic=v&channel=c").status == 200
             nsqd.kill()
         nsqd.start()
         assert {topic["topic_name"] for topic in stats(nsqd)["topics"]} == {"t", "u", "v"}
-        assert topic_stats(nsqd, "v")["channels"][0]["channel_name"] == "c"
+        (kept,) = topic_stats(nsqd, "v")["channels"]
+        assert (kept["channel_name"], kept["paused"]) == ("c", True)
         missing = set(numbered(20)) - {held[0].body}
         with consumer(nsqd, "t", rdy=30) as client:
             while missing:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
-import socket
 import threading
 import time
 from collections import defaultdict
@@ -20,8 +18,7 @@ from nsq import aio
 from nsq.consumer.reports import ConsumerHealth
 from nsq.errors import ServerError
 from nsq.partitioned import wire
-from nsq.testing import Nsqd, Nsqlookupd, PartitionedCluster
-from nsq.testing.partitioned import Node
+from nsq.testing import Nsqd, Nsqlookupd, PartitionedCluster, V2Client
 from nsq.wire import commands
 
 from .consuming import PATIENCE, until
@@ -40,33 +37,16 @@ def create(cluster: PartitionedCluster, partitions: int = 4, **options: Any) -> 
     cluster.create_topic(TOPIC, partitions=partitions, channels=[CHANNEL], **options)
 
 
-class Publisher:
-    """A connection to the leader of a partition, on which each publish is answered before the next."""
-
-    def __init__(self, leader: Node) -> None:
-        host, port = leader.tcp_address.split(":")
-        self._socket = socket.create_connection((host, int(port)), timeout=PATIENCE)
-        self._socket.sendall(b"  V2")
-        self._replies = self._socket.makefile("rb")
-
-    def send(self, command: bytes) -> bytes:
-        self._socket.sendall(command)
-        return self._replies.read(int.from_bytes(self._replies.read(4), "big"))[4:]
-
-    def close(self) -> None:
-        self._replies.close()
-        self._socket.close()
-
-
 def send(cluster: PartitionedCluster, partition: int, *data: bytes) -> list[bytes]:
+    """Send commands to the leader of a partition, each when the last one is answered; return the answers."""
     leader = until("a leader", lambda: cluster.leader(TOPIC, partition))
-    publisher = Publisher(leader)
-    try:
-        answers = [publisher.send(command) for command in data]
-        assert all(answer.startswith(b"OK") for answer in answers), answers
-        return answers
-    finally:
-        publisher.close()
+    answers = []
+    with V2Client(leader.tcp_address) as client:
+        for command in data:
+            client.send(command)
+            answers.append(client.frame().data)
+    assert all(answer.startswith(b"OK") for answer in answers), answers
+    return answers
 
 
 def publish(cluster: PartitionedCluster, partition: int, numbers: Iterable[int]) -> None:
@@ -79,27 +59,20 @@ def pub_ext(header: bytes, body: bytes) -> bytes:
 
 
 class Handler:
-    """Records what it gets, by partition, and whether two messages of one were at work at the same time."""
+    """Records what it gets, by partition."""
 
     def __init__(self, work: Callable[[nsq.Message], Any] = lambda message: None) -> None:
         self._changed = threading.Condition()
-        self._working: dict[int | None, int] = defaultdict(int)
         self._work = work
         self.got: dict[int | None, list[int]] = defaultdict(list)
         self.messages: list[nsq.Message] = []
-        self.overlaps = 0
 
     def __call__(self, message: nsq.Message) -> Any:
-        partition = message.partition
-        with self._changed:
-            self.overlaps += self._working[partition] > 0
-            self._working[partition] += 1
         try:
             return self._work(message)
         finally:
             with self._changed:
-                self._working[partition] -= 1
-                self.got[partition].append(int(message.body))
+                self.got[message.partition].append(int(message.body))
                 self.messages.append(message)
                 self._changed.notify_all()
 
@@ -116,10 +89,6 @@ class Hooks(nsq.ConsumerHooks):
         self.errors: list[ServerError] = []
         self.stuck_messages: list[tuple[int, int]] = []
         self.disorder: list[int] = []
-        self.connects = 0
-
-    def connected(self, nsqd_address: str) -> None:
-        self.connects += 1
 
     def server_error(self, nsqd_address: str, error: ServerError) -> None:
         self.errors.append(error)
@@ -143,20 +112,6 @@ def consuming(
 
 
 class TestPartitions:
-    def test_a_consumer_has_a_connection_for_each(self, cluster: PartitionedCluster) -> None:
-        create(cluster, 8)
-        handler = Handler()
-        with consuming(cluster, handler, 8) as consumer:
-            for partition in range(8):
-                publish(cluster, partition, range(5))
-            handler.wait_for_count(40)
-            health = consumer.health()
-            assert sorted(each.partition or 0 for each in health.connections) == list(range(8))
-            assert all(each.rdy for each in health.connections), "max_in_flight follows the partitions"
-        assert {partition: sorted(got) for partition, got in handler.got.items()} == {
-            partition: list(range(5)) for partition in range(8)
-        }
-
     def test_new_partitions_are_found_and_reported_once(
         self, cluster: PartitionedCluster, caplog: pytest.LogCaptureFixture
     ) -> None:
@@ -181,14 +136,6 @@ class TestPartitions:
             create(cluster, 2)
             publish(cluster, 1, [7])
             handler.wait_for(lambda: handler.got[1] == [7])
-
-    def test_a_smaller_max_in_flight_has_them_take_turns_and_says_so(
-        self, cluster: PartitionedCluster, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        create(cluster)
-        with consuming(cluster, Handler(), max_in_flight=2) as consumer:
-            until("a warning", lambda: "take turns" in caplog.text)
-            until("turns", lambda: sum(each.rdy for each in consumer.health().connections) == 2)
 
     def test_messages_carry_what_was_published(self, cluster: PartitionedCluster) -> None:
         create(cluster, 1, extended=True)
@@ -246,21 +193,6 @@ class TestPartitions:
 
 
 class TestMoves:
-    @pytest.mark.parametrize("ordered", [False, True])
-    def test_a_partition_is_followed_to_its_new_leader(
-        self, cluster: PartitionedCluster, ordered: bool
-    ) -> None:
-        create(cluster, ordered=ordered)
-        handler, hooks = Handler(), Hooks()
-        with consuming(cluster, handler, ordered=ordered, hooks=hooks) as consumer:
-            for number in range(5):
-                cluster.move_leader(TOPIC, 0)
-                publish(cluster, 0, [number])
-                handler.wait_for_count(number + 1)
-            until("one connection", lambda: len(consumer.health().connections) == 4)
-        assert hooks.errors == []
-        assert not ordered or handler.got[0] == list(range(5))
-
     @pytest.mark.parametrize(
         "answer",
         [
@@ -351,25 +283,6 @@ class TestMoves:
 
 
 class TestOrder:
-    def test_holds_under_many_handlers_while_leaders_move_and_connections_break(
-        self, cluster: PartitionedCluster
-    ) -> None:
-        create(cluster, 4, ordered=True)
-        handler = Handler(lambda message: time.sleep(0.0005))
-        with consuming(cluster, handler, ordered=True, threads=8) as consumer:
-            for number in range(0, 200, 10):
-                for partition in range(4):
-                    publish(cluster, partition, range(number, number + 10))
-                if number % 40 == 20:
-                    cluster.move_leader(TOPIC, number // 40 % 4)
-                if number % 60 == 0:
-                    cluster.nodes[number // 60 % 3].drop_connections()
-            handler.wait_for(lambda: all(199 in handler.got[partition] for partition in range(4)))
-            assert consumer.stats().order_errors == 0
-        assert handler.overlaps == 0
-        for partition in range(4):
-            assert handler.got[partition] == list(range(200)), f"of partition {partition}"
-
     def test_lanes_run_side_by_side(self, cluster: PartitionedCluster) -> None:
         create(cluster, 16, ordered=True)
         together = threading.Barrier(16)
@@ -417,37 +330,6 @@ class TestOrder:
             assert not consumer.health().partitions[0].stuck
             assert consumer.stats().requeued == handler.got[0].count(13) - 1
 
-    @pytest.mark.parametrize(
-        ("decision", "rest"), [(nsq.Decision.SKIP, [14]), (nsq.Decision.STOP, []), (0, [13, 14])]
-    )
-    def test_the_user_decides_about_a_message_that_fails(
-        self, cluster: PartitionedCluster, decision: nsq.Decision | float, rest: list[int]
-    ) -> None:
-        create(cluster, 2, ordered=True)
-        given_up: list[bytes] = []
-
-        def work(message: nsq.Message) -> None:
-            if message.body == b"13" and message.attempts == 1:
-                raise ValueError("x")
-
-        handler = Handler(work)
-        with consuming(
-            cluster,
-            handler,
-            2,
-            ordered=True,
-            on_stuck=lambda stuck: decision,
-            give_up=lambda message: given_up.append(message.body),
-        ) as consumer:
-            publish(cluster, 0, [13, 14])
-            handler.wait_for(lambda: handler.got[0][:1] == [13])
-            if decision is nsq.Decision.STOP:
-                until("it is left", lambda: [each.partition for each in consumer.health().connections] == [1])
-                assert consumer.health().partitions[0].stopped
-            publish(cluster, 1, [23])
-            handler.wait_for(lambda: handler.got[1] == [23] and handler.got[0] == [13, *rest])
-        assert given_up == [b"13"] * (decision is nsq.Decision.SKIP)
-
     def test_a_skipped_message_goes_to_the_dead_letters_and_the_log_says_why(
         self, cluster: PartitionedCluster, caplog: pytest.LogCaptureFixture
     ) -> None:
@@ -466,18 +348,6 @@ class TestOrder:
         assert "no use" in caplog.text
         assert "topic dead has it" in caplog.text
         assert "max_attempts" not in caplog.text
-
-    def test_a_message_in_its_pause_is_given_back_at_a_stop(self, cluster: PartitionedCluster) -> None:
-        create(cluster, 1, ordered=True)
-        failing = Handler(lambda message: False)
-        with consuming(cluster, failing, 1, ordered=True, on_stuck=lambda stuck: 1000) as consumer:
-            publish(cluster, 0, [13, 14])
-            failing.wait_for_count(1)
-            until("the pause", lambda: consumer.health().partitions[0].stuck)
-            assert consumer.stop(PATIENCE).clean
-        handler = Handler()
-        with consuming(cluster, handler, 1, ordered=True):
-            handler.wait_for(lambda: handler.got[0] == [13, 14])
 
     def test_a_channel_that_was_rewound_is_reported_and_consumed(
         self, cluster: PartitionedCluster, caplog: pytest.LogCaptureFixture
@@ -561,30 +431,6 @@ def test_a_coroutine_has_a_message_of_each_partition_unless_the_user_sets_a_smal
     assert "take turns" in caplog.text
 
 
-def trace_lines(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
-    lines = [json.loads(record.getMessage()) for record in caplog.records if record.name == "nsq.trace"]
-    return [line for line in lines if line["event"] == "delivery"]
-
-
-def test_tracing_is_switched_while_the_consumer_runs(
-    cluster: PartitionedCluster, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO, "nsq.trace")
-    create(cluster, 1, ordered=True)
-    handler, hooks = Handler(), Hooks()
-    with consuming(cluster, handler, 1, ordered=True, hooks=hooks) as consumer:
-        for number, on in enumerate([None, True, False]):
-            if on is not None:
-                consumer.trace(on)
-            send(cluster, 0, wire.sized("PUB_TRACE", TOPIC, 0, wire.traced(40 + number, b"%d" % number)))
-            handler.wait_for_count(number + 1)
-        assert hooks.connects == 1
-    [line] = trace_lines(caplog)
-    assert (line["trace_id"], line["attempts"], line["channel"]) == (41, 1, CHANNEL)
-    assert {"internal_id", "offset", "size", "message_id", "nsqd", "timestamp"} <= line.keys()
-    assert line["local_ip"] == "127.0.0.1"
-
-
 def test_an_nsqd_of_a_partitioned_nsq_without_its_nsqlookupds_is_warned_about(
     cluster: PartitionedCluster, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -632,26 +478,6 @@ class TestRefusals:
                 consumer.run()
 
     @pytest.mark.parametrize(
-        "options",
-        [
-            {"ordered": True},
-            {"partitions": [0]},
-            {"start": "end"},
-            {"trace": True},
-            {"desired_tag": "green"},
-            {"header_filter": {"k": "v"}},
-        ],
-    )
-    @pytest.mark.parametrize(
-        "cluster", [{"nsqd": "127.0.0.1:1"}, {"nsqlookupd": "127.0.0.1:1", "cluster": "original"}]
-    )
-    def test_addresses_of_nsqds_alone_are_refused_and_the_option_is_named(
-        self, options: dict[str, Any], cluster: dict[str, Any]
-    ) -> None:
-        with pytest.raises(nsq.ConfigError, match=f"{next(iter(options))} needs a partitioned NSQ"):
-            nsq.Consumer(TOPIC, CHANNEL, **cluster, **options)
-
-    @pytest.mark.parametrize(
         ("options", "reason"),
         [
             ({"on_stuck": print}, "on_stuck has no effect without ordered=True"),
@@ -662,6 +488,9 @@ class TestRefusals:
             ({"ordered": True, "out_of_order": "skip"}, "out_of_order is 'skip'"),
             ({"ordered": True, "max_attempts": 3}, "max_attempts"),
             ({"ordered": True, "start": "end"}, "start is given with ordered=True"),
+            ({"cluster": "original", "ordered": True}, "ordered needs a partitioned NSQ"),
+            ({"cluster": "original", "desired_tag": "green"}, "desired_tag needs a partitioned NSQ"),
+            ({"cluster": "original", "header_filter": {"k": "v"}}, "header_filter needs a partitioned NSQ"),
         ],
     )
     def test_options_that_do_not_go_together_are_refused(self, options: dict[str, Any], reason: str) -> None:

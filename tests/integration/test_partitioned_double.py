@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -14,7 +14,6 @@ from nsq.testing import PartitionedCluster, V2Client
 from nsq.testing.daemons.http import ask
 from nsq.testing.partitioned import Lookup, Node
 from nsq.testing.plugin import partitioned_cluster as cluster
-from nsq.testing.v2 import PeerClosed
 from nsq.wire import commands
 
 NOT_LEADER = "E_FAILED_ON_NOT_LEADER"
@@ -75,60 +74,6 @@ def test_a_cluster_runs_in_a_thread_or_in_a_process_of_its_own(process: bool) ->
             cluster.messages("refunds", 0)
 
 
-def test_partitions_are_led_by_the_nodes_in_turn_and_nsqlookupds_show_it(orders: PartitionedCluster) -> None:
-    expected = {str(number): port(orders.leader("orders", number)) for number in range(3)}
-    assert len(set(expected.values())) == 3
-    for each in orders.lookups:
-        assert lookup(each, "orders", "r") == lookup(each, "orders", "w") == expected
-
-
-def test_a_moved_leader_refuses_publishes_and_ends_subscriptions(orders: PartitionedCluster) -> None:
-    old = leading(orders)
-    with talking(old) as producer, talking(old) as consumer:
-        consume(consumer)
-        new = orders.move_leader("orders", 0)
-        assert new is leading(orders)
-        assert new is not old
-        consumer.expect_closed()
-        publish(producer, b"late")
-        producer.expect_error(NOT_LEADER)
-        assert lookup(orders.lookups[1], "orders")["0"] == port(new)
-    with talking(new) as producer:
-        publish(producer, b"in time")
-        producer.expect_ok()
-    assert [message.body for message in orders.messages("orders", 0)] == [b"in time"]
-
-
-def test_another_node_leads_after_a_kill_and_has_all_messages(orders: PartitionedCluster) -> None:
-    killed = leading(orders)
-    with talking(killed) as client:
-        publish(client, b"acknowledged")
-        client.expect_ok()
-        killed.kill()
-        client.expect_closed()
-    assert "0" not in lookup(orders.lookups[0], "orders", "r")
-    with pytest.raises(ConnectionRefusedError):
-        V2Client(killed.tcp_address)
-    orders.wait_until_writable("orders")
-    with talking(leading(orders)) as client:
-        consume(client)
-        assert client.expect_message().body == b"acknowledged"
-    killed.restart()
-    with talking(killed) as client:
-        publish(client, b"not here")
-        client.expect_error(NOT_LEADER)
-
-
-def test_a_publish_waits_for_a_stalled_replica_until_it_is_given_up(orders: PartitionedCluster) -> None:
-    leader = leading(orders)
-    stalled = next(node for node in orders.nodes if node is not leader)
-    with talking(leader) as client:
-        stalled.stall()
-        publish(client, b"waits")
-        client.expect_silence(0.1)
-        client.expect_ok()
-
-
 def test_without_a_quorum_a_publish_waits_and_the_next_ones_are_refused_at_once() -> None:
     with PartitionedCluster(quorum_timeout=0.5) as cluster:
         cluster.create_topic("orders", placement=[[0, 1]])
@@ -177,17 +122,6 @@ def test_a_deleted_topic_takes_nothing_more(orders: PartitionedCluster) -> None:
         producer.expect_error("E_TOPIC_NOT_EXIST")
         producer.expect_closed()
         consumer.expect_closed()
-
-
-@pytest.mark.parametrize("garbage", [b"IDENTIFY\n\0\0\0\2[]", b"\0" * 20_000, b"RDY\n", b"SUB\n"])
-def test_garbage_costs_its_connection_and_nothing_else(orders: PartitionedCluster, garbage: bytes) -> None:
-    with V2Client(leading(orders).tcp_address) as client, talking(leading(orders)) as other:
-        client.send(garbage)
-        with suppress(PeerClosed):
-            client.expect_error("E_INVALID")
-        client.expect_closed()
-        publish(other, b"stored")
-        other.expect_ok()
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -87,22 +86,6 @@ def terminate(process: subprocess.Popen[str]) -> None:
     assert process.returncode == 0
 
 
-def test_a_signal_a_second_after_the_first_hurries_the_stop_but_does_not_end_it() -> None:
-    with started(stop="await self.hurried.wait()") as process:
-        assert said(process) == "started\n"
-        process.send_signal(signal.SIGTERM)
-        assert said(process) == "stopping\n"
-        process.send_signal(signal.SIGINT)  # counts as the same
-        time.sleep(1.1)
-        process.send_signal(signal.SIGINT)
-        assert said(process) == "hurrying\n"
-        _, log = process.communicate(timeout=60)
-    assert process.returncode == 0
-    lines = log.splitlines()
-    assert lines[0].endswith("INFO: received SIGTERM, stopping")
-    assert lines[1].endswith("WARNING: received SIGINT again: not waiting for clients and requests")
-
-
 #: nsqd, whose first import of asyncio waits for stdin.
 SLOW_IMPORT = """
 import sys
@@ -174,15 +157,6 @@ def test_a_failed_start_exits_with_status_1(start: str, last: str) -> None:
     assert process.returncode == 1
     assert log.splitlines()[-1].endswith(last)
     assert ("Traceback" in log) == ("KeyError" in log)
-
-
-def test_a_drain_ends_in_a_stop_that_a_first_signal_does_not_cut_short() -> None:
-    slow = "import asyncio as a; await a.sleep(0.3)"
-    with started(stop=slow) as process:
-        assert said(process) == "started\n"
-        process.send_signal(signal.SIGUSR1)
-        assert [said(process), said(process)] == ["draining\n", "stopping\n"]
-        terminate(process)
 
 
 @pytest.mark.parametrize("drain", [FOR_EVER, "raise KeyError('lost')"])

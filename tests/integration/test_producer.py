@@ -1,12 +1,8 @@
-"""The producer and real nsqds: killed, restarted, frozen, behind TLS and AUTH, and shared with forked
-children.
-"""
+"""The producer and real nsqds: killed, restarted, behind TLS, and shared with forked children."""
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-import ssl
 import threading
 import time
 from collections import Counter
@@ -17,24 +13,16 @@ import pytest
 from nsq.errors import (
     BadMessage,
     ConnectionFailed,
-    NsqError,
     PublishUncertain,
-    QueueFull,
-    Unauthorized,
 )
 from nsq.producer.producer import Producer
-from nsq.producer.reports import Acknowledged
 from nsq.testing import Network, Nsqd, Nsqlookupd
 from nsq.testing.plugin import Factory, factory
-from nsq.wire.frames import PUBLISHED
 from tests.fakes.forks import forked
-from tests.fakes.network import silent_resolver, unreachable
-from tests.fakes.nsqlookupd import ScriptedLookupd
 from tests.fakes.programs import run_python
 
-from ..interop.auth_server import running_auth_server
 from .authority import Authority
-from .clients import depth, frozen, take_all
+from .clients import depth, take_all
 from .patience import eventually
 
 PATIENCE = 60.0
@@ -58,13 +46,13 @@ def topic(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="session")
 def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("authority"))
+    return Authority(tmp_path_factory.mktemp("certificate"))
 
 
 class Publishers:
     """Threads that publish numbered bodies, one after the other, until the block ends."""
 
-    def __init__(self, producer: Producer, topic: str, count: int, name: str = "parent") -> None:
+    def __init__(self, producer: Producer, topic: str, count: int) -> None:
         self._producer = producer
         self._topic = topic
         self._stop = threading.Event()
@@ -72,7 +60,7 @@ class Publishers:
         self.uncertain: list[bytes] = []
         self.faults: list[BaseException] = []
         self._threads = [
-            threading.Thread(target=self._run, args=(f"{name}-{number}",), name=f"publisher-{number}")
+            threading.Thread(target=self._run, args=(f"parent-{number}",), name=f"publisher-{number}")
             for number in range(count)
         ]
 
@@ -118,34 +106,6 @@ class Publishers:
 # One nsqd
 
 
-def test_every_verb_is_stored(shared: Nsqd, topic: str) -> None:
-    acknowledged: list[Acknowledged] = []
-    with Producer(shared.tcp_address, on_acknowledged=acknowledged.append) as producer:
-        producer.publish(topic, b"one")
-        producer.multi_publish(topic, [b"two", b"three"])
-        producer.publish_async(topic, b"four").result(PATIENCE)
-        producer.publish(topic, b"later", defer=0.2)
-        producer.ping()
-        assert producer.stats().published == 5
-        assert producer.health().healthy
-
-    assert sum(each.messages for each in acknowledged) == 5
-    assert {each.nsqd_address for each in acknowledged} == {shared.tcp_address}
-    assert sorted(take_all(shared, topic)) == [b"four", b"later", b"one", b"three", b"two"]
-
-
-def test_a_flood_of_futures_stays_within_max_pending_and_in_order(shared: Nsqd, topic: str) -> None:
-    bodies = [b"%d" % number for number in range(3000)]
-    with Producer(shared.tcp_address, max_pending=100) as producer:
-        futures = []
-        for body in bodies:
-            futures.append(producer.publish_async(topic, body))
-            assert producer.stats().pending <= 100
-    for future in futures:
-        assert future.result(0) is PUBLISHED
-    assert take_all(shared, topic) == bodies
-
-
 def test_a_refused_message_does_not_disturb_other_publishes(nsqd_factory: Factory[Nsqd], topic: str) -> None:
     nsqd = nsqd_factory(max_msg_size=1000)
     with Producer(nsqd.tcp_address, **QUICK) as producer, Publishers(producer, topic, 4) as publishers:
@@ -176,38 +136,6 @@ def test_a_restart_loses_nothing_that_was_acknowledged(nsqd_factory: Factory[Nsq
     stored = take_all(nsqd, topic)
     assert len(stored) == len(set(stored))
     assert set(acknowledged) <= set(stored) <= {*publishers.acknowledged, *publishers.uncertain}
-
-
-def test_an_nsqd_that_starts_late_is_waited_for(nsqd_factory: Factory[Nsqd], topic: str) -> None:
-    nsqd = nsqd_factory()
-    nsqd.stop(keep_data=True)
-    with Producer(nsqd.tcp_address, **QUICK) as producer:
-        with pytest.raises(NsqError, match=nsqd.tcp_address):
-            producer.publish(topic, b"not running", timeout=0.1)
-        with pytest.raises(ConnectionFailed, match=nsqd.tcp_address):
-            producer.ping()
-        future = producer.publish_async(topic, b"waits", timeout=60.0)
-        nsqd.start()
-        future.result(60.0)
-    assert take_all(nsqd, topic) == [b"waits"]
-
-
-def test_a_frozen_nsqd_leaves_publishes_uncertain_or_waiting(nsqd_factory: Factory[Nsqd], topic: str) -> None:
-    nsqd = nsqd_factory(process=True)
-    with Producer(nsqd.tcp_address, max_pending=3) as producer:
-        producer.publish(topic, b"before")
-        with frozen(nsqd):
-            with pytest.raises(PublishUncertain, match=nsqd.tcp_address):
-                producer.publish(topic, b"uncertain", timeout=1.0)
-            futures = [producer.publish_async(topic, b"patient", timeout=60.0) for _ in range(2)]
-            with pytest.raises(QueueFull):
-                producer.publish(topic, b"full", timeout=0.1)
-            assert producer.flush(0.1).unanswered == 2
-            assert not any(future.done() for future in futures)
-        for future in futures:
-            future.result(PATIENCE)
-        producer.publish(topic, b"after")
-    assert take_all(nsqd, topic) == [b"before", b"uncertain", b"patient", b"patient", b"after"]
 
 
 # Several nsqds
@@ -263,30 +191,6 @@ def test_when_connections_are_cut_nothing_acknowledged_is_lost(
         publishers.expect_nothing_lost(stored)
 
 
-def test_nsqds_are_found_through_nsqlookupd(
-    nsqd_factory: Factory[Nsqd], nsqlookupd_factory: Factory[Nsqlookupd], topic: str
-) -> None:
-    nsqlookupd = nsqlookupd_factory(process=True)
-    first = nsqd_factory(lookupd=[nsqlookupd])
-    with Producer(nsqlookupd=[nsqlookupd.http_address], lookupd_poll_interval=0.05, **QUICK) as producer:
-        producer.publish(topic, b"one", timeout=PATIENCE)
-        assert depth(first, topic) == 1
-
-        second = nsqd_factory(lookupd=[nsqlookupd])
-
-        def reached() -> int:
-            producer.publish(topic, b"more")
-            return depth(second, topic)
-
-        eventually(reached)
-        assert len(producer.stats().connections) == 2
-
-        nsqlookupd.stop()  # which forgets nothing
-        producer.publish(topic, b"without")
-        assert len(producer.stats().connections) == 2
-        producer.ping()
-
-
 def why_none(producer: Producer) -> str:
     """Why it knows no nsqd."""
     with pytest.raises(ConnectionFailed, match="no nsqd is known") as caught:
@@ -307,56 +211,7 @@ def test_the_first_nsqd_of_a_cluster_is_found_long_before_the_next_regular_quest
         assert take_all(nsqd, topic) == [b"early"]
 
 
-def test_an_nsqd_in_place_of_a_lost_one_is_found_as_soon_as_a_publish_waits(
-    nsqd_factory: Factory[Nsqd], nsqlookupd: Nsqlookupd, topic: str
-) -> None:
-    first = nsqd_factory(lookupd=[nsqlookupd])
-    with Producer(nsqlookupd=[nsqlookupd.http_address], lookupd_poll_interval=300.0) as producer:
-        producer.publish(topic, b"one", timeout=PATIENCE)
-        first.stop()
-        second = nsqd_factory(lookupd=[nsqlookupd])
-        producer.publish(topic, b"two", timeout=PATIENCE)
-        assert take_all(second, topic) == [b"two"]
-
-
-def test_an_nsqlookupd_is_trusted_as_an_nsqd_is(
-    nsqd_factory: Factory[Nsqd], authority: Authority, topic: str
-) -> None:
-    """Over https the authority given for nsqds holds; public ones would refuse."""
-    nsqd = nsqd_factory(**authority.server_options)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(*authority.server_options.values())
-    with (
-        ScriptedLookupd(nsqd.tcp_address, tls=context) as lookupd,
-        Producer(nsqlookupd=[lookupd.address], tls=True, tls_ca_file=str(authority.certificate)) as producer,
-    ):
-        producer.publish(topic, b"body", timeout=PATIENCE)
-    assert depth(nsqd, topic) == 1
-
-
-@pytest.mark.parametrize("kind", ["nsqd", "nsqlookupd"])
-def test_a_close_ends_the_threads_that_dial_an_unreachable_address(kind: str) -> None:
-    patient = {"dial_timeout": 300.0, "lookupd_poll_timeout": 300.0}
-    with unreachable() as hole:
-        producer = Producer(hole, **patient) if kind == "nsqd" else Producer(nsqlookupd=[hole], **patient)
-        future = producer.publish_async("orders", b"body")
-        report = producer.close(0.0)
-        assert (report.unanswered, report.unfinished_threads) == (1, [])
-        assert [thread.name for thread in threading.enumerate() if thread.name.startswith("nsq-")] == []
-        with pytest.raises(NsqError, match="closed"):
-            future.result(PATIENCE)
-
-
-def test_pings_of_a_name_share_its_lookup_while_no_answer_comes() -> None:
-    with silent_resolver(), Producer("nsq.invalid:4150") as producer:
-        for _ in range(3):
-            with pytest.raises(NsqError):
-                producer.ping(timeout=0.05)
-        lookups = [thread for thread in threading.enumerate() if thread.name.startswith("nsq-resolve")]
-        assert len(lookups) == 1
-
-
-# TLS, compression, AUTH
+# TLS, compression
 
 
 @pytest.mark.parametrize(
@@ -381,42 +236,7 @@ def test_publishes_pass_through_tls_and_compression(
     publishers.expect_nothing_lost(stored)
 
 
-def test_only_the_forbidden_topic_raises_unauthorized(nsqd_factory: Factory[Nsqd]) -> None:
-    rules = [{"topic": "^allowed$", "channels": [".*"], "permissions": ["subscribe", "publish"]}]
-    with running_auth_server({"sesame": rules}) as server:
-        nsqd = nsqd_factory(auth_http_addresses=(server,))
-        with Producer(nsqd.tcp_address, auth_secret="sesame") as producer:
-            producer.publish("allowed", b"body")
-            with pytest.raises(Unauthorized):
-                producer.publish("forbidden", b"body")
-            producer.publish("allowed", b"body")
-        assert depth(nsqd, "allowed") == 2
-
-
 # Forks
-
-
-@forks
-def test_children_that_are_forked_in_the_middle_of_publishing(shared: Nsqd, topic: str) -> None:
-    producer = Producer(shared.tcp_address)
-
-    def child(number: int) -> None:
-        assert producer.stats().pending == 0
-        for count in range(20):
-            producer.publish(topic, f"child-{number}-{count}".encode())
-        producer.publish_async(topic, f"child-{number}-async".encode()).result(PATIENCE)
-        assert producer.close()
-
-    with producer, Publishers(producer, topic, 4) as publishers:
-        for number in range(6):
-            publishers.wait_for(20)
-            with forked(lambda number=number: child(number)):  # type: ignore[misc]
-                publishers.wait_for(20)
-    stored = take_all(shared, topic)
-    childrens = [body for body in stored if body.startswith(b"child")]
-    assert len(childrens) == len(set(childrens)) == 6 * 21
-    assert publishers.uncertain == []
-    publishers.expect_nothing_lost([body for body in stored if not body.startswith(b"child")])
 
 
 @forks
@@ -434,25 +254,6 @@ def test_a_child_that_leaves_the_with_block_ends_nothing_of_the_parents(shared: 
         assert producer.stats().published == 2  # over the same connection: it was not lost
         assert producer.stats().failed == 0
     assert take_all(shared, topic) == [b"before", b"after"]
-
-
-def _publish_without_waiting(address: str, topic: str) -> None:
-    producer = Producer(address)
-    for number in range(100):
-        producer.publish_async(topic, b"%d" % number)
-
-
-@forks
-def test_a_worker_that_ends_without_closing_has_published_all(shared: Nsqd, topic: str) -> None:
-    """One that is forked by multiprocessing ends without atexit."""
-    worker = multiprocessing.get_context("fork").Process(
-        target=_publish_without_waiting, args=(shared.tcp_address, topic)
-    )
-    worker.start()
-    worker.join(PATIENCE)
-    assert worker.exitcode == 0
-    worker.close()
-    assert Counter(take_all(shared, topic)) == Counter(b"%d" % number for number in range(100))
 
 
 def test_a_program_that_ends_without_an_nsqd_does_not_hang() -> None:

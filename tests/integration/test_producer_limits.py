@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 import nsq
 from nsq.testing import Network, Nsqd
 
-from .authority import Authority
 from .clients import frozen
 
 BODY = b"x" * 200
@@ -91,31 +87,3 @@ def test_pending_bytes_are_bounded_and_each_caller_exceeds_the_bound_by_one_publ
         assert producer.flush(PATIENCE)
         producer.publish_async("bytes", BODY, block=False).result(PATIENCE)
         assert producer.close()
-
-
-def at_once(call: Callable[[], object], error: type[nsq.NsqError], match: str) -> None:
-    started = time.monotonic()
-    with pytest.raises(error, match=match):
-        call()
-    assert time.monotonic() - started < PATIENCE / 3, "it was tried again, though that cannot help"
-
-
-@pytest.mark.parametrize("wrong", ["TLS refused", "certificate", "AUTH"])
-def test_a_lasting_error_is_raised_at_once(wrong: str, tmp_path: Path) -> None:
-    """The next publish too, and the one after that."""
-    for name in ("ours", "theirs"):
-        (tmp_path / name).mkdir()
-    ours, theirs = (Authority(tmp_path / name) for name in ("ours", "theirs"))
-    daemon: dict[str, Any] = {
-        "TLS refused": {},
-        "certificate": theirs.server_options,
-        "AUTH": {"auth_http_addresses": ("127.0.0.1:1",)},
-    }[wrong]
-    client: dict[str, Any] = {} if wrong == "AUTH" else {"tls": True, "tls_ca_file": str(ours.certificate)}
-    errors = {"TLS refused": nsq.HandshakeFailed, "certificate": nsq.HandshakeFailed, "AUTH": nsq.AuthFirst}
-    with (
-        Nsqd(**daemon) as nsqd,
-        nsq.Producer(nsqd.tcp_address, publish_timeout=PATIENCE, **client) as producer,
-    ):
-        for _ in range(3):
-            at_once(lambda: producer.publish("final", BODY), errors[wrong], "TLS|certificate|AUTH")

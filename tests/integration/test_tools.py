@@ -8,7 +8,6 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,8 +21,6 @@ from nsq.tools import nsq_stat, nsq_tail, program, to_nsq
 from tests.integration.consuming import (
     channel_of,
     create,
-    drained,
-    expect_drained,
     numbered,
     publish,
     until,
@@ -105,9 +102,7 @@ class TestTail:
             b"returns | two",
         ]
 
-    def test_nsq_tail_uses_an_ephemeral_channel(
-        self, nsqd: Nsqd, capfdbinary: pytest.CaptureFixture[bytes]
-    ) -> None:
+    def test_nsq_tail_uses_an_ephemeral_channel(self, nsqd: Nsqd) -> None:
         def channels() -> list[str]:
             topics = nsqd.get("/stats?format=json").json()["topics"] or []
             return [channel["channel_name"] for topic in topics for channel in topic["channels"]]
@@ -169,18 +164,6 @@ class TestStat:
         printed = capfd.readouterr()
         assert (printed.out, printed.err.count("\n")) == ("", 1)
         assert said in printed.err
-
-    def test_a_hangup_ends_it(self, nsqd: Nsqd, capfd: pytest.CaptureFixture[str]) -> None:
-        create(nsqd)
-        shown: list[str] = []
-
-        def a_row() -> bool:
-            shown.append(capfd.readouterr().out)
-            return "".join(shown).count("\n") > 2
-
-        with signalled_when(a_row, signal.SIGHUP):
-            address = f"--nsqd-http-address={nsqd.http_address}"
-            assert nsq_stat.main([TOPIC, CHANNEL, address, "--status-every=10ms"]) == 0
 
 
 class TestToNsq:
@@ -255,17 +238,6 @@ class TestToNsq:
                     assert time.monotonic() - began < 15
                     assert b"a second signal" in process.stderr.read()
 
-    def test_a_log_on_a_full_disk_does_not_change_the_exit_status(self, nsqd: Nsqd) -> None:
-        with open("/dev/full", "wb") as full:
-            done = subprocess.run(
-                [sys.executable, "-m", "nsq.tools.to_nsq", TOPIC, nsqd_of(nsqd)],
-                input=b"one\n",
-                stderr=full,
-                env={**os.environ, "PYTHONUNBUFFERED": ""},  # Python's default buffers what it cannot write
-                check=False,
-            )
-        assert done.returncode == 0
-
     @pytest.mark.parametrize(
         ("arguments", "status", "said"),
         [
@@ -287,25 +259,3 @@ class TestToNsq:
     ) -> None:
         assert run(b"one\n", *arguments) == status
         assert said in capfd.readouterr().err
-
-
-def test_an_unreachable_nsqd_is_tried_until_it_is_there(
-    nsqd_factory: Factory[Nsqd], capfdbinary: pytest.CaptureFixture[bytes]
-) -> None:
-    nsqd = nsqd_factory()
-    create(nsqd)
-    publish(nsqd, [b"one"])
-    nsqd.stop(keep_data=True)
-    said: list[bytes] = []
-
-    def refused_then_started() -> bool:
-        said.append(capfdbinary.readouterr().err)
-        if b"refused" not in b"".join(said):
-            return False
-        if not nsqd.running:
-            nsqd.start()
-        return drained(nsqd)()
-
-    with signalled_when(refused_then_started):
-        assert nsq_tail.main([TOPIC, CHANNEL, nsqd_of(nsqd)]) == 0
-    expect_drained(nsqd)

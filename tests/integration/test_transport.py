@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from nsq.errors import ConfigError, ConnectionLost, DialFailed, Unanswered
-from nsq.transport import SocketStream, SocketTransport, Stream, default_transport
+from nsq.transport import SocketStream, SocketTransport, default_transport
 from nsq.transport.dialing import Target, race
 from tests.fakes.forks import in_child
 from tests.fakes.threads import Running
@@ -137,16 +137,6 @@ def test_a_read_has_a_timeout_and_reading_goes_on_after_it(ends: Ends) -> None:
     assert ends.stream.read() == b"late"
 
 
-def test_a_read_timeout_can_be_taken_back(ends: Ends) -> None:
-    ends.stream.read_timeout = SHORT
-    ends.stream.read_timeout = None
-    reading = Running(ends.stream.read).blocked()
-    reading.thread.join(2 * SHORT)
-    assert reading.thread.is_alive()
-    ends.peer.sendall(b"late")
-    assert reading.result() == b"late"
-
-
 @pytest.mark.parametrize("seconds", [0, -1.0, float("nan")])
 def test_a_read_timeout_that_is_none_is_refused(ends: Ends, seconds: float) -> None:
     with pytest.raises(ConfigError, match=f"read_timeout is {seconds}"):
@@ -213,13 +203,6 @@ def test_a_reset_is_a_lost_connection(listening: Callable[..., Listener]) -> Non
 
 
 # Writing
-
-
-def test_a_large_write_arrives_whole(ends: Ends) -> None:
-    data = os.urandom(8 << 20)
-    reading = Running(lambda: ends.received(len(data)))
-    ends.stream.write(data, LONG)
-    assert reading.result() == data
 
 
 def test_a_peer_that_never_reads_meets_the_deadline(ends: Ends) -> None:
@@ -320,36 +303,6 @@ def test_the_last_thread_out_closes_the_descriptor_and_an_error_then_is_an_end(k
         assert gate.fileno() == -1
 
 
-def test_closing_under_fire_never_touches_another_connection(listening: Callable[..., Listener]) -> None:
-    """Descriptors are reused at once: a late read, write or close would hit the next connection."""
-    tcp = listening()
-    for _ in range(100):
-        doomed, bystander = tcp.connect(), tcp.connect()
-        reading = Running(lambda doomed=doomed: drain(doomed.stream))  # type: ignore[misc]
-        writing = Running(lambda doomed=doomed: flood(doomed.stream))  # type: ignore[misc]
-        closing = [Running(doomed.stream.close) for _ in range(2)]
-        successor = tcp.connect()
-        for thread in [reading, writing, *closing]:
-            thread.result()
-        for ends in (bystander, successor):
-            ends.stream.write(b"mine", LONG)
-            assert ends.received(4) == b"mine"
-            ends.stream.close()
-            assert ends.received(1) == b""
-        doomed.peer.close()
-
-
-def drain(stream: Stream) -> None:
-    while stream.read():
-        pass
-
-
-def flood(stream: Stream) -> None:
-    with contextlib.suppress(ConnectionLost, Unanswered):
-        while True:
-            stream.write(b"theirs" * 1000, SHORT)
-
-
 def test_descriptors_above_1024_are_no_matter(listening: Callable[..., Listener]) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < 1200:
@@ -408,17 +361,6 @@ def test_a_connection_is_set_up_for_small_messages_and_dead_peers(listening: Cal
     assert not sock.get_inheritable()
 
 
-def test_ipv6_works_where_the_system_has_it(listening: Callable[..., Listener]) -> None:
-    try:
-        ipv6 = listening(socket.AF_INET6, ("::1", 0))
-    except OSError as error:
-        pytest.skip(f"no IPv6 here: {error}")
-    assert ipv6.address.startswith("[::1]:")
-    ends = ipv6.connect()
-    ends.stream.write(b"x", LONG)
-    assert ends.received(1) == b"x"
-
-
 def test_a_name_is_looked_up(listening: Callable[..., Listener]) -> None:
     tcp = listening()
     address = f"localhost:{tcp.target.address[1]}"
@@ -426,13 +368,6 @@ def test_a_name_is_looked_up(listening: Callable[..., Listener]) -> None:
     assert isinstance(stream, SocketStream)
     ends = tcp.accept(stream)
     assert ends.stream.peer == address
-
-
-def test_the_local_address_is_where_connections_come_from(listening: Callable[..., Listener]) -> None:
-    tcp = listening()
-    stream = SocketTransport(local_address="127.0.0.2").connect(tcp.address, timeout=LONG)
-    assert isinstance(stream, SocketStream)
-    assert tcp.accept(stream).peer.getpeername()[0] == "127.0.0.2"
 
 
 @pytest.mark.parametrize(

@@ -131,6 +131,33 @@ def test_a_body_arrives_as_it_was_sent(nsqd: AnyNsqd, body: bytes) -> None:
         assert seen.wait_for(1)[0].body == body
 
 
+def test_what_runs_around_a_handler_and_at_the_end_of_its_thread_runs_on_that_thread(loaded: AnyNsqd) -> None:
+    ran: list[tuple[str, str]] = []
+
+    def note(what: str) -> None:
+        ran.append((what, threading.current_thread().name.rpartition("-handler-")[2]))
+
+    def around(handler: Callable[[Message], object]) -> Callable[[Message], object]:
+        def handle(message: Message) -> object:
+            note("before")
+            result = handler(message)
+            note("after")
+            return result
+
+        return handle
+
+    consumer = make_consumer(loaded, around_handler=around, at_thread_end=lambda: note("end"))
+    with running(consumer.add_handler(lambda message: note("handler"))):
+        expect_drained(loaded)
+    assert ran == [(what, "0") for what in ("before", "handler", "after", "end")]
+
+
+def test_a_failing_at_thread_end_is_logged(nsqd: AnyNsqd) -> None:
+    with log_of() as log, running(make_consumer(nsqd, at_thread_end=lambda: 1 / 0).add_handler(Recorder())):
+        pass
+    assert "ERROR at_thread_end failed" in log.lines
+
+
 # Several handlers and threads.
 
 

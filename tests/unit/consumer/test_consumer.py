@@ -124,6 +124,8 @@ MISTAKES: dict[str, tuple[Callable[[Make], object], type[Exception], str]] = {
     "give_up": (given(give_up="dead"), ConfigError, "give_up is 'dead'"),
     "rewrite_address": (given(rewrite_address="dead"), ConfigError, "rewrite_address is 'dead'"),
     "accept_addresses": (given(accept_addresses="dead"), ConfigError, "accept_addresses is 'dead'"),
+    "around_handler": (given(around_handler=1), ConfigError, "around_handler is 1"),
+    "at_thread_end": (given(at_thread_end=1), ConfigError, "at_thread_end is 1"),
     "threads": (given(threads=0), ConfigError, "threads is 0"),
     "threads of a handler": (
         lambda make: make().add_handler(nothing, threads=True),
