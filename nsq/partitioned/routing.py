@@ -59,6 +59,8 @@ from nsq.wire.names import check_topic
 
 log = Logger("nsq.producer")
 
+#: Seconds after a cluster turned out to be an original one in which publishes made before may be queued.
+_LATE = 5.0
 #: Stands for a partition while publishes go to nsqds that the user named.
 _NAMED = -1
 #: Seconds without an answer after which a former leader, that owes one, is given up.
@@ -116,6 +118,7 @@ class Router(AddressBook):
         self._growing: Place | None = None  # the burst that is being made
         self._held: dict[tuple[str, int], float] = {}  # while a former leader owes an answer: since when
         self._owing = False  # an nsqd owes an answer
+        self._late_until = -math.inf
         self._wanted: frozenset[str] = frozenset()  # leaders that are not connected, and publishes wait for
         self._shown: object = None  # the places that callers do not see
 
@@ -246,6 +249,9 @@ class Router(AddressBook):
         if self.lookups.cluster.kind != self.kind:
             self._switch(self.lookups.cluster.kind)
         if self.kind == "original":
+            if not takers and self.now() < self._late_until:
+                for publish in self._pool.waiting.copy():
+                    self.prepare(publish)
             return False
         pool, waiting = self._pool, self._pool.waiting
         pool.usable = ()
@@ -285,7 +291,9 @@ class Router(AddressBook):
         self.due_at, self.urgent, self._snapshots.seen = math.inf, False, None
         parked, self._parked, self._blocked, self.bursts = self._parked, {}, {}, {}
         self._held, self._last = {}, {}
-        # Publishes that were made before this line, and are queued after it, wait for ``prepare``.
+        # Publishes that were made before this line, and are queued after it, wait for ``prepare``. Without a
+        # connection none is handed out: ``assign`` prepares those that are queued soon.
+        self._late_until = self.now() + _LATE
         pool.lanes, self.topics = dict.fromkeys([UNPLACED, *self._snapshots.possible_lanes()], ()), {}
         waiting = list(itertools.chain(*parked.values()))
         while pool.waiting:

@@ -374,6 +374,18 @@ def test_a_publish_that_was_made_before_the_cluster_turned_out_to_be_an_original
     assert b"".join(map(write, scene.endpoints.values())) == b"PUB orders\n\0\0\0\x01x"
 
 
+def test_a_publish_that_was_made_before_then_is_refused_by_name_also_while_no_nsqd_is_connected() -> None:
+    scene = Scene({0: A}, known=False)
+    made = scene.router.new_publish(PublishFuture, "orders", b"x", None, scene.pool._config, {"key": "k"})
+    for endpoint in scene.endpoints.values():
+        lose(endpoint)
+    scene.become_original()
+    made.callbacks = scene.pool.callbacks
+    scene.pool.publish(made, 1000.0)
+    scene.turn()
+    assert isinstance(made.error, UsageError)
+
+
 def test_a_round_trip_that_failed_before_the_cluster_became_an_original_one_is_sent_as_such() -> None:
     scene = Scene({0: A}, count=1)
     router, pool = scene.router, scene.pool
