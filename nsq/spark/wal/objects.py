@@ -75,6 +75,10 @@ class Objects(Protocol):
         """Delete objects; missing ones are no error."""
 
 
+class Raced(WalError):
+    """The store refused to decide between two requests at once; one of them may be an earlier attempt."""
+
+
 def create(store: Objects, name: str, data: bytes) -> str:
     """Put a new object of which no other process writes the same bytes; return its tag. Raises Conflict when
     another process has put one."""
@@ -96,12 +100,12 @@ def _ours(store: Objects, name: str, data: bytes, tag: str | None) -> str:
     """The tag of the object if it has our bytes: an earlier attempt succeeded, and its answer was lost.
 
     If the object is as before, S3 only refused to decide between two requests at once (409, which may be two
-    attempts of our own): then this raises a plain WalError, and the caller tries again."""
+    attempts of our own): then this raises Raced, and the caller tries again."""
     found = store.get(name)
     if found is not None and found.data == data:
         return found.tag
     if (found.tag if found else None) == tag:
-        raise WalError(f"{store.path(name)} cannot be written: the store refused it because of a race")
+        raise Raced(f"{store.path(name)} cannot be written: the store refused it because of a race")
     raise Conflict(f"{store.path(name)} was written by another process")
 
 

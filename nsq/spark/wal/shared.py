@@ -33,7 +33,16 @@ from nsq.log import Logger
 from nsq.spark.wal import manifest, names, ownership, readers, records
 from nsq.spark.wal.manifest import Head, Row
 from nsq.spark.wal.names import Listing, Position, ReceiverFolder, Segment, SegmentFile
-from nsq.spark.wal.objects import Bucket, Conflict, Entry, Objects, create, refuse_unconditional, replace
+from nsq.spark.wal.objects import (
+    Bucket,
+    Conflict,
+    Entry,
+    Objects,
+    Raced,
+    create,
+    refuse_unconditional,
+    replace,
+)
 from nsq.spark.wal.ownership import LEAVING_PATIENCE, Owner
 from nsq.spark.wal.readers import ReaderState, check_reader, deletable
 from nsq.spark.wal.shared_log import SharedLog
@@ -52,6 +61,8 @@ ORPHANS_AT_ONCE, ORPHANS_EVERY = 1000, 60.0
 #: Requests under way at once.
 THREADS = 32
 _NAP = 0.5
+#: How often the log is prepared at most, when the store refuses to decide between two requests.
+_PREPARATIONS = 5
 _JOIN = 30.0
 
 
@@ -95,6 +106,14 @@ class SharedWal(BaseWal):
         return cls(Bucket(uri), uri)
 
     def prepare(self, subject: names.Subject | None = None) -> str:
+        for _ in range(_PREPARATIONS - 1):
+            try:
+                return self._prepare(subject)
+            except Raced:
+                self._nap(_NAP)
+        return self._prepare(subject)
+
+    def _prepare(self, subject: names.Subject | None) -> str:
         if self.identity() is None:
             refuse_unconditional(self._store)
         return super().prepare(subject)

@@ -466,17 +466,22 @@ def test_processes_may_prepare_a_new_log_at_once() -> None:
     assert SharedWal(Beside(), "memory://log").prepare() == prepared[0]
 
 
-def test_a_log_that_a_race_keeps_from_being_made_has_no_identity() -> None:
+def test_a_log_that_a_race_keeps_from_being_made_is_tried_again_and_has_no_identity(clock: Clock) -> None:
     class Racing(Memory):
         """Answers 409, as S3 does when it cannot decide between two requests at once."""
 
         def put_new(self, name: str, data: bytes) -> str:
-            if name == "identity.json":
+            if refused and name.startswith(refused[0]):
+                del refused[0]
                 raise Conflict(f"{name}: 409")
             return super().put_new(name, data)
 
+    refused = ["identity.json"] * 5
+    wal = SharedWal(Racing(), "memory://log", nap=clock.nap)
     with pytest.raises(WalError, match="because of a race"):
-        SharedWal(Racing(), "memory://log").prepare()
+        wal.prepare()
+    refused = [".probe-", "identity.json"]
+    assert wal.prepare() == wal.identity()
 
 
 def test_a_put_whose_answer_was_lost_is_recognized() -> None:
