@@ -23,7 +23,7 @@ from __future__ import annotations
 import errno
 import heapq
 import os
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -79,7 +79,7 @@ class DeferredOnDisk(DeferredInMemory):
         written: Callable[[], None],
         sync_error: Callable[[], Exception | None],
         make_room: Callable[[OSError], bool],
-        waiting_in_topic: Callable[[], Collection[bytes]],
+        waiting_in_topic: Callable[[], frozenset[bytes]],
     ) -> None:
         """``written`` is called after every write of a durable nsqd; ``waiting_in_topic`` returns the ids of
         the topic's first messages; see the backlogs for the others.
@@ -440,7 +440,7 @@ class DeferredOnDisk(DeferredInMemory):
 
     # Starting.
 
-    def _recover(self, numbers: list[int], waiting_in_topic: Callable[[], Collection[bytes]]) -> None:
+    def _recover(self, numbers: list[int], waiting_in_topic: Callable[[], frozenset[bytes]]) -> None:
         self._number = numbers[-1] if numbers else 0
         files = [DeferredFile(self._directory, self._disk.name, number) for number in numbers]
         # From the queue's end to its beginning, as the last file can be taken out.
@@ -458,8 +458,12 @@ class DeferredOnDisk(DeferredInMemory):
             files = [file for _, _, file in self._unread]
             self.obsolete = choose_records(queued, files, self._sizes)
             self.on_disk = sum(file.left for file in files)
-            known = {each for each, _ in queued}.union(*(file.read_index() for file in files))
-            self.repeated = known.intersection(waiting_in_topic())
+            in_topic = waiting_in_topic()
+            known = {each for each, _ in queued}
+            for file in files:
+                if not in_topic.isdisjoint(file.read_index()):
+                    known |= file.known_ids(self._sizes)
+            self.repeated = known & in_topic
 
     def _take_back(self, file: DeferredFile) -> bool:
         """Take a file's records back from the queue, if no message of it has been read and it is the same."""
