@@ -533,7 +533,7 @@ class DeferredOnDisk(DeferredInMemory):
                 file.close()
         if not files:
             return []
-        indexes = [file.index for file in files]
+        indexes = {file.index: file.sizes[0] for file in files}
         return [SyncJob(self._directory, indexes, new_names=True, failed=self._failed_files)]
 
     def _write_files(self, entries: list[Entry]) -> list[DeferredFile]:

@@ -331,7 +331,11 @@ class DeferredSync(SyncJob):
         self.leaving = {file: list(file.leaving) for file in sorted(leaving)}
         super().__init__(
             directory,
-            [path for file in self.dirty for path in (file.index, file.data)],
+            {
+                path: size
+                for file, sizes in self.dirty.items()
+                for path, size in zip((file.index, file.data), sizes, strict=True)
+            },
             new_names=not all(file.named for file in self.dirty),
             failed=failed,
         )
