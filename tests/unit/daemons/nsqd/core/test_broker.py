@@ -5,7 +5,7 @@ import pytest
 from nsq.daemons.nsqd.core.broker import Broker, InMemory
 from nsq.daemons.nsqd.core.channel import Channel, TooManyConsumers
 from nsq.daemons.nsqd.core.topic import Topic, TopicStarting
-from tests.fakes.clock import EPOCH_NS, FakeClock
+from tests.fakes.clock import FakeClock
 from tests.unit.daemons.nsqd.core.consumer import Consumer
 
 
@@ -48,20 +48,6 @@ class Setup:
         return consumer, self.broker.subscribe(topic, channel, consumer.subscriber)
 
 
-def test_a_message_arrives_in_every_channel_with_its_time_and_id() -> None:
-    setup = Setup()
-    one, _ = setup.consumer("t", "one")
-    two, _ = setup.consumer("t", "two")
-    setup.broker.publish("t", [b"a", b"b"])
-    setup.clock.settle()
-    assert one.bodies == two.bodies == [b"a", b"b"]
-    assert [message.timestamp for message in one.delivered] == [EPOCH_NS] * 2
-    ids = [message.id for message in one.delivered]
-    assert ids == [message.id for message in two.delivered]
-    assert ids[0] < ids[1]
-    assert int(ids[0], 16) >> 12 & 1023 == 7
-
-
 def test_everything_is_observed_and_deleted_once() -> None:
     setup = Setup()
     setup.broker.publish("t", [b"a"])
@@ -102,17 +88,6 @@ def test_a_late_farewell_does_not_delete_a_channels_successor() -> None:
     setup.broker.unsubscribe(old_channel, old.subscriber)
     assert setup.broker.topic("t").channels == {"c#ephemeral": new_channel}
     assert new.closed == 0
-
-
-def test_ephemeral_topics_and_channels_hold_mem_queue_size_messages() -> None:
-    setup = Setup(mem_queue_size=2)
-    setup.broker.publish("t#ephemeral", [b"a", b"b", b"c"])
-    setup.broker.topic("t").channel("c#ephemeral")
-    setup.broker.topic("t").channel("c")
-    setup.broker.publish("t", [b"a", b"b", b"c"])
-    channels = setup.broker.topic("t").channels
-    assert setup.broker.topic("t#ephemeral").depth == 2
-    assert {name: channel.depth for name, channel in channels.items()} == {"c#ephemeral": 2, "c": 3}
 
 
 def test_the_limit_of_consumers_holds_for_every_channel() -> None:
