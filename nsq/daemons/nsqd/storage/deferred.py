@@ -409,6 +409,7 @@ class DeferredOnDisk(DeferredInMemory):
     def _forget_file(self, file: DeferredFile) -> None:
         self._in_memory.discard(file)
         self._dirty.discard(file)
+        self._failed_files -= {file.data, file.index}
         self._forget_current(file)
         file.remove()
 
@@ -610,6 +611,7 @@ class DeferredOnDisk(DeferredInMemory):
         self._current.clear()
         self._in_memory.clear()
         self._dirty.clear()
+        self._failed_files.clear()
         if len(files) > _REMOVED_AT_ONCE:
             remove_in_thread([path for file in files for path in file.rename_to_temporary()])
         else:

@@ -518,6 +518,20 @@ def test_while_syncs_fail_a_durable_nsqd_refuses_deferred_messages(tmp_path: Pat
     assert names(tmp_path) == []
 
 
+@pytest.mark.parametrize("end", ["finished", "emptied"])
+def test_a_file_whose_fsync_failed_is_forgotten_when_it_is_removed(tmp_path: Path, end: str) -> None:
+    node = Node(tmp_path, durable=True)
+    node.add(1.0)
+    with patch("os.fsync", side_effect=OSError(errno.EIO, "broken")), pytest.raises(OSError, match="broken"):
+        node.sync()
+    assert len(node.deferred._failed_files) == 2
+    if end == "emptied":
+        node.deferred.clear()
+    else:
+        node.deferred._forget_file(next(iter(node.deferred._in_memory)))
+    assert node.deferred._failed_files == set()
+
+
 def test_a_removed_file_fails_the_sync(tmp_path: Path) -> None:
     node = Node(tmp_path, durable=True)
     node.add(5000.0)
