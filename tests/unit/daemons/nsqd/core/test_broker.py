@@ -2,24 +2,22 @@ from __future__ import annotations
 
 import pytest
 
-from nsq.daemons.nsqd.core.broker import Broker, InMemory
+from nsq.daemons.nsqd.core.broker import Broker
 from nsq.daemons.nsqd.core.channel import Channel, TooManyConsumers
-from nsq.daemons.nsqd.core.topic import Topic, TopicStarting
+from nsq.daemons.nsqd.core.topic import Topic
 from tests.fakes.clock import FakeClock
 from tests.unit.daemons.nsqd.core.consumer import Consumer
 
 
 class Witness:
-    """An observer that records, and starts topics only on request."""
+    """An observer that records, and starts topics."""
 
-    def __init__(self, *, starts: bool = True) -> None:
+    def __init__(self) -> None:
         self.events: list[str] = []
-        self._starts = starts
 
     def topic_created(self, topic: Topic) -> None:
         self.events.append(f"+{topic.name}")
-        if self._starts:
-            topic.start()
+        topic.start()
 
     def topic_deleted(self, topic: Topic) -> None:
         self.events.append(f"-{topic.name}")
@@ -32,15 +30,14 @@ class Witness:
 
 
 class Setup:
-    def __init__(self, *, starts: bool = True, mem_queue_size: int = 10_000, max_consumers: int = 0) -> None:
+    def __init__(self, *, max_consumers: int = 0) -> None:
         self.clock = FakeClock()
         self.broker = Broker(
             self.clock,
             node_id=7,
-            backlogs=InMemory(mem_queue_size),
             max_channel_consumers=max_consumers,
         )
-        self.witness = Witness(starts=starts)
+        self.witness = Witness()
         self.broker.observer = self.witness
 
     def consumer(self, topic: str, channel: str, rdy: int = 10) -> tuple[Consumer, Channel]:
@@ -62,22 +59,6 @@ def test_everything_is_observed_and_deleted_once() -> None:
     assert setup.clock.idle
     with pytest.raises(KeyError):
         setup.broker.delete_topic("t")
-
-
-def test_a_new_topic_takes_no_messages_until_its_observer_starts_it() -> None:
-    setup = Setup(starts=False)
-    consumer, _ = setup.consumer("t", "c")
-    for publish in (
-        lambda: setup.broker.publish("t", [b"a"]),
-        lambda: setup.broker.publish_deferred("t", [(1.0, b"b")]),
-    ):
-        with pytest.raises(TopicStarting) as caught:
-            publish()
-        caught.value.topic.when_started(publish)
-    assert setup.broker.topic("t").message_count == 0
-    setup.broker.topic("t").start()
-    setup.clock.advance(1.0)
-    assert consumer.bodies == [b"a", b"b"]
 
 
 def test_a_late_farewell_does_not_delete_a_channels_successor() -> None:
