@@ -62,8 +62,8 @@ _ENDING_SHARE, _ENDING_SECONDS = 0.1, 0.25
 _LEAST_TO_STOP = 0.1
 #: During a stop, seconds between two checks whether it has become more urgent.
 _STEP = 0.05
-#: Seconds to wait for the answer to CLS: of a partition's former leader, and during a stop of any nsqd whose
-#: messages are answered.
+#: Seconds to wait for the answer to CLS: of a partition's former leader; and during a stop of any nsqd whose
+#: messages are answered, since its last message, as others may be on their way.
 _CLS_PATIENCE = 5.0
 
 
@@ -294,7 +294,8 @@ class Engine:
         now = time.monotonic()
         if now >= self._cls_by:  # leave those that owe nothing but the answer to CLS
             for conn in self.conns.values():
-                if conn.open and conn.session.answered and not conn.session.close_wait:
+                silent = now >= conn.last_message_at + _CLS_PATIENCE
+                if silent and conn.open and conn.session.answered and not conn.session.close_wait:
                     self._unheard.append(conn.address)
                     conn.close(after_writing=True)
         if self.conns and now < self._stop_by:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import pickle
 import threading
@@ -376,7 +377,7 @@ def test_an_nsqd_that_does_not_answer_cls_is_reported(make: Make, transport: Mem
     assert nsqd.commands[2:] in ([], [CLS])  # the time may be up before it was sent
 
 
-def test_a_stop_waits_for_an_nsqd_that_does_not_answer_cls_only_while_messages_are_in_flight(
+def test_a_stop_waits_for_an_nsqd_that_does_not_answer_cls_only_while_messages_come_or_are_in_flight(
     make: Make, transport: MemoryTransport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("nsq.consumer.engine._CLS_PATIENCE", 0.0)
@@ -389,8 +390,12 @@ def test_a_stop_waits_for_an_nsqd_that_does_not_answer_cls_only_while_messages_a
     stopping = Running(lambda: consumer.stop(timeout=20 * PATIENCE))
     nsqd.expect(CLS)
     assert not consumer.wait(0.1)
+    [conn] = consumer._engine.conns.values()
+    conn.last_message_at = math.inf  # others are on their way, behind them the answer to CLS
     message.finish()
     nsqd.expect(fin(1))
+    assert not consumer.wait(0.1)
+    conn.last_message_at = 0.0
     assert stopping.result() == StopReport(clean=False, cut_off=[A])
     nsqd.peer.wait_closed()
 

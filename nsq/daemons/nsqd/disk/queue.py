@@ -46,7 +46,7 @@ class QueueSync(SyncJob):
         self,
         directory: Path,
         layout: Layout,
-        numbers: frozenset[int],
+        sizes: dict[int, int],
         *,
         written: Position,
         committed: Position,
@@ -57,12 +57,12 @@ class QueueSync(SyncJob):
         replacement = Replacement(directory / layout.meta, content.encode()) if content is not None else None
         super().__init__(
             directory,
-            [directory / layout.data(number) for number in sorted(numbers)],
+            {directory / layout.data(number): size for number, size in sizes.items()},
             replacement=replacement,
             new_names=new_names,
             failed=failed,
         )
-        self.numbers = numbers
+        self.numbers = sizes.keys()
         self.written = written
         self.committed = committed
         self.content = content
@@ -404,7 +404,7 @@ class DiskQueue:
         return QueueSync(
             self._directory,
             self._layout,
-            self._worth_syncing(),
+            {number: self._segments[number].end for number in sorted(self._worth_syncing())},
             written=self._segments.written,
             committed=self._committed,
             content=content,

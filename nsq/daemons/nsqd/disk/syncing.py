@@ -12,7 +12,7 @@ import os
 import resource
 import stat
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -58,7 +58,8 @@ class Replacement:
 
 
 class SyncJob:
-    """Syncs ``files`` and the replaced file when called; with a replacement, call it once at most.
+    """Syncs ``files`` and the replaced file when called; with a replacement, call it once at most. ``files``
+    has the size of each: the owner changes nothing before it, but may append while the job runs.
 
     With ``new_names`` the directory is synced even if no file is replaced. ``failed`` are files whose last
     fsync failed: the job writes them again before it syncs them, and adds those that fail. The owner of the
@@ -68,14 +69,14 @@ class SyncJob:
     def __init__(
         self,
         directory: Path,
-        files: Iterable[Path],
+        files: Mapping[Path, int],
         *,
         replacement: Replacement | None = None,
         new_names: bool = False,
         failed: set[Path] | None = None,
     ) -> None:
         self.directory = directory
-        self.files = list(files)
+        self.files = files
         self.replacement = replacement
         self.new_names = new_names
         self.failed = set() if failed is None else failed
@@ -108,7 +109,7 @@ def run_together(jobs: Sequence[SyncJob]) -> None:
             for path in job.failed.intersection(job.files):
                 job.failed.discard(path)  # first: meanwhile the owner can add it again
                 try:
-                    _write_again(path)
+                    _write_again(path, job.files[path])
                 except OSError:
                     job.failed.add(path)
                     raise
@@ -134,7 +135,7 @@ def run_together(jobs: Sequence[SyncJob]) -> None:
 
 def replace_content(target: Path, content: bytes) -> None:
     """Replace a file's content. After a power cut it has either the old content or the new one."""
-    run_together([SyncJob(target.parent, (), replacement=Replacement(target, content))])
+    run_together([SyncJob(target.parent, {}, replacement=Replacement(target, content))])
 
 
 def sync_files(paths: Sequence[Path]) -> dict[Path, OSError]:
@@ -166,9 +167,9 @@ def _try_to_sync(path: Path) -> OSError | None:
     return None
 
 
-def _write_again(path: Path) -> None:
-    """Write the content of a file again: Linux does not write pages again that an fsync could not write, and
-    the next fsync succeeds all the same. The content is still in the system's cache.
+def _write_again(path: Path, size: int) -> None:
+    """Write the first ``size`` bytes of a file again: Linux does not write pages again that an fsync could
+    not write, and the next fsync succeeds all the same. The content is still in the system's cache.
     """
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
@@ -176,15 +177,15 @@ def _write_again(path: Path) -> None:
         return
     try:
         offset = 0
-        while content := _read_if_possible(descriptor, offset):
+        while content := _read_if_possible(descriptor, min(size - offset, _COPIED_AT_ONCE), offset):
             offset += os.pwrite(descriptor, content, offset)
     finally:
         os.close(descriptor)
 
 
-def _read_if_possible(descriptor: int, offset: int) -> bytes:
+def _read_if_possible(descriptor: int, size: int, offset: int) -> bytes:
     try:
-        return os.pread(descriptor, _COPIED_AT_ONCE, offset)
+        return os.pread(descriptor, size, offset)
     except OSError as error:
         if error.errno != errno.EIO:
             raise
@@ -201,13 +202,15 @@ def rename_to_temporary(path: Path) -> Path:
 
 
 def remove_in_thread(paths: Sequence[Path]) -> None:
+    """Remove the files in a thread, whose end the process waits for: Go's nsqd would never remove them."""
+
     def remove() -> None:
         for path in paths:
             with suppress(OSError):
                 path.unlink()
 
     try:
-        threading.Thread(target=remove, name="nsqd-remove", daemon=True).start()
+        threading.Thread(target=remove, name="nsqd-remove", daemon=False).start()
     except RuntimeError:  # the process has as many threads as it may have
         remove()
 

@@ -23,7 +23,7 @@ from __future__ import annotations
 import errno
 import heapq
 import os
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -79,7 +79,7 @@ class DeferredOnDisk(DeferredInMemory):
         written: Callable[[], None],
         sync_error: Callable[[], Exception | None],
         make_room: Callable[[OSError], bool],
-        waiting_in_topic: Callable[[], Collection[bytes]],
+        waiting_in_topic: Callable[[], frozenset[bytes]],
     ) -> None:
         """``written`` is called after every write of a durable nsqd; ``waiting_in_topic`` returns the ids of
         the topic's first messages; see the backlogs for the others.
@@ -409,6 +409,7 @@ class DeferredOnDisk(DeferredInMemory):
     def _forget_file(self, file: DeferredFile) -> None:
         self._in_memory.discard(file)
         self._dirty.discard(file)
+        self._failed_files -= {file.data, file.index}
         self._forget_current(file)
         file.remove()
 
@@ -440,7 +441,7 @@ class DeferredOnDisk(DeferredInMemory):
 
     # Starting.
 
-    def _recover(self, numbers: list[int], waiting_in_topic: Callable[[], Collection[bytes]]) -> None:
+    def _recover(self, numbers: list[int], waiting_in_topic: Callable[[], frozenset[bytes]]) -> None:
         self._number = numbers[-1] if numbers else 0
         files = [DeferredFile(self._directory, self._disk.name, number) for number in numbers]
         # From the queue's end to its beginning, as the last file can be taken out.
@@ -458,8 +459,12 @@ class DeferredOnDisk(DeferredInMemory):
             files = [file for _, _, file in self._unread]
             self.obsolete = choose_records(queued, files, self._sizes)
             self.on_disk = sum(file.left for file in files)
-            known = {each for each, _ in queued}.union(*(file.read_index() for file in files))
-            self.repeated = known.intersection(waiting_in_topic())
+            in_topic = waiting_in_topic()
+            known = {each for each, _ in queued}
+            for file in files:
+                if not in_topic.isdisjoint(file.read_index()):
+                    known |= file.known_ids(self._sizes)
+            self.repeated = known & in_topic
 
     def _take_back(self, file: DeferredFile) -> bool:
         """Take a file's records back from the queue, if no message of it has been read and it is the same."""
@@ -529,7 +534,7 @@ class DeferredOnDisk(DeferredInMemory):
                 file.close()
         if not files:
             return []
-        indexes = [file.index for file in files]
+        indexes = {file.index: file.sizes[0] for file in files}
         return [SyncJob(self._directory, indexes, new_names=True, failed=self._failed_files)]
 
     def _write_files(self, entries: list[Entry]) -> list[DeferredFile]:
@@ -606,6 +611,7 @@ class DeferredOnDisk(DeferredInMemory):
         self._current.clear()
         self._in_memory.clear()
         self._dirty.clear()
+        self._failed_files.clear()
         if len(files) > _REMOVED_AT_ONCE:
             remove_in_thread([path for file in files for path in file.rename_to_temporary()])
         else:

@@ -211,6 +211,15 @@ class DeferredFile:
             dues.pop(special, None)
         return dues
 
+    def known_ids(self, sizes: Bounds) -> set[bytes]:
+        """Return the ids of the messages that have a record here or have left. The index may also have some
+        whose records a kill or a power cut kept from being written.
+        """
+        known = {each for each, due in self.read_index().items() if due == HAS_LEFT}
+        with suppress(OSError):  # reading it later logs the problem
+            known.update(message_id(record) for _, record in self.read(sizes)[0])
+        return known
+
     def count_joined(self) -> int:
         """Return the number of records that were joined; a message can have two of them."""
         entries = self._index_entries()
@@ -242,6 +251,9 @@ class DeferredFile:
 
     def rename_to_temporary(self) -> list[Path]:
         """Remove it under its name, and return the paths that ``remove_in_thread`` must remove."""
+        if self.damaged:
+            self.remove()
+            return []
         self.removed = True
         self.close()
         renamed: list[Path] = []
@@ -319,7 +331,11 @@ class DeferredSync(SyncJob):
         self.leaving = {file: list(file.leaving) for file in sorted(leaving)}
         super().__init__(
             directory,
-            [path for file in self.dirty for path in (file.index, file.data)],
+            {
+                path: size
+                for file, sizes in self.dirty.items()
+                for path, size in zip((file.index, file.data), sizes, strict=True)
+            },
             new_names=not all(file.named for file in self.dirty),
             failed=failed,
         )

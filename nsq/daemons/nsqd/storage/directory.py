@@ -78,7 +78,7 @@ class DataDirectory:
     def roster_job(self, topics: Iterable[TopicEntry], version: str) -> SyncJob:
         """Return a job that writes this list. If it fails, the old list stays, also after a power cut."""
         replacement = Replacement(self.path / _ROSTER, encode_roster(topics, version))
-        return SyncJob(self.path, (), replacement=replacement)
+        return SyncJob(self.path, {}, replacement=replacement)
 
     def read_last_tick(self) -> int:
         """Return the last tick whose ids an earlier run may have used; -1 if that is unknown."""
@@ -96,7 +96,7 @@ class DataDirectory:
 
     def last_tick_job(self, tick: int) -> SyncJob:
         """Return a job that writes the last tick whose ids may be used."""
-        return SyncJob(self.path, (), replacement=Replacement(self.path / LAST_TICK, b"%d\n" % tick))
+        return SyncJob(self.path, {}, replacement=Replacement(self.path / LAST_TICK, b"%d\n" % tick))
 
     def probe(self, size: int) -> None:
         """Raise OSError if the disk has no room for ``size`` bytes."""
@@ -160,5 +160,5 @@ class DataDirectory:
 
     def _remove_temporary_files(self) -> None:
         for path in self.path.glob(f"nsqd.*{TEMPORARY}"):
-            self._log.info("removing %s, which was never finished", path)
+            self._log.info("removing %s, which an earlier run has left", path)
             path.unlink(missing_ok=True)

@@ -35,8 +35,8 @@ _SPARE = 4096
 class DueSync(SyncJob):
     """Syncs the first ``written`` entries; pass it to ``DueTimes.synced`` afterwards."""
 
-    def __init__(self, path: Path, written: int, *, named: bool, failed: set[Path]) -> None:
-        super().__init__(path.parent, [path], new_names=not named, failed=failed)
+    def __init__(self, path: Path, size: int, written: int, *, named: bool, failed: set[Path]) -> None:
+        super().__init__(path.parent, {path: size}, new_names=not named, failed=failed)
         self.written = written
 
 
@@ -125,7 +125,7 @@ class DueTimes:
     def sync_job(self) -> DueSync | None:
         if self._synced == self._written:
             return None
-        return DueSync(self._path, self._written, named=self._named, failed=self._failed)
+        return DueSync(self._path, self._size, self._written, named=self._named, failed=self._failed)
 
     def synced(self, job: DueSync) -> None:
         """Note that ``job`` has succeeded. Raises OSError if entries were lost all the same."""
@@ -150,7 +150,7 @@ class DueTimes:
         if not self._dues and not self._finished:
             self.delete()
             return None
-        return SyncJob(self._path.parent, (), replacement=Replacement(self._path, self._content()))
+        return SyncJob(self._path.parent, {}, replacement=Replacement(self._path, self._content()))
 
     def release(self) -> None:
         self._released = True

@@ -2,24 +2,22 @@ from __future__ import annotations
 
 import pytest
 
-from nsq.daemons.nsqd.core.broker import Broker, InMemory
+from nsq.daemons.nsqd.core.broker import Broker
 from nsq.daemons.nsqd.core.channel import Channel, TooManyConsumers
-from nsq.daemons.nsqd.core.topic import Topic, TopicStarting
-from tests.fakes.clock import EPOCH_NS, FakeClock
+from nsq.daemons.nsqd.core.topic import Topic
+from tests.fakes.clock import FakeClock
 from tests.unit.daemons.nsqd.core.consumer import Consumer
 
 
 class Witness:
-    """An observer that records, and starts topics only on request."""
+    """An observer that records, and starts topics."""
 
-    def __init__(self, *, starts: bool = True) -> None:
+    def __init__(self) -> None:
         self.events: list[str] = []
-        self._starts = starts
 
     def topic_created(self, topic: Topic) -> None:
         self.events.append(f"+{topic.name}")
-        if self._starts:
-            topic.start()
+        topic.start()
 
     def topic_deleted(self, topic: Topic) -> None:
         self.events.append(f"-{topic.name}")
@@ -32,34 +30,19 @@ class Witness:
 
 
 class Setup:
-    def __init__(self, *, starts: bool = True, mem_queue_size: int = 10_000, max_consumers: int = 0) -> None:
+    def __init__(self, *, max_consumers: int = 0) -> None:
         self.clock = FakeClock()
         self.broker = Broker(
             self.clock,
             node_id=7,
-            backlogs=InMemory(mem_queue_size),
             max_channel_consumers=max_consumers,
         )
-        self.witness = Witness(starts=starts)
+        self.witness = Witness()
         self.broker.observer = self.witness
 
     def consumer(self, topic: str, channel: str, rdy: int = 10) -> tuple[Consumer, Channel]:
         consumer = Consumer(rdy=rdy)
         return consumer, self.broker.subscribe(topic, channel, consumer.subscriber)
-
-
-def test_a_message_arrives_in_every_channel_with_its_time_and_id() -> None:
-    setup = Setup()
-    one, _ = setup.consumer("t", "one")
-    two, _ = setup.consumer("t", "two")
-    setup.broker.publish("t", [b"a", b"b"])
-    setup.clock.settle()
-    assert one.bodies == two.bodies == [b"a", b"b"]
-    assert [message.timestamp for message in one.delivered] == [EPOCH_NS] * 2
-    ids = [message.id for message in one.delivered]
-    assert ids == [message.id for message in two.delivered]
-    assert ids[0] < ids[1]
-    assert int(ids[0], 16) >> 12 & 1023 == 7
 
 
 def test_everything_is_observed_and_deleted_once() -> None:
@@ -78,22 +61,6 @@ def test_everything_is_observed_and_deleted_once() -> None:
         setup.broker.delete_topic("t")
 
 
-def test_a_new_topic_takes_no_messages_until_its_observer_starts_it() -> None:
-    setup = Setup(starts=False)
-    consumer, _ = setup.consumer("t", "c")
-    for publish in (
-        lambda: setup.broker.publish("t", [b"a"]),
-        lambda: setup.broker.publish_deferred("t", [(1.0, b"b")]),
-    ):
-        with pytest.raises(TopicStarting) as caught:
-            publish()
-        caught.value.topic.when_started(publish)
-    assert setup.broker.topic("t").message_count == 0
-    setup.broker.topic("t").start()
-    setup.clock.advance(1.0)
-    assert consumer.bodies == [b"a", b"b"]
-
-
 def test_a_late_farewell_does_not_delete_a_channels_successor() -> None:
     setup = Setup()
     old, old_channel = setup.consumer("t", "c#ephemeral")
@@ -102,17 +69,6 @@ def test_a_late_farewell_does_not_delete_a_channels_successor() -> None:
     setup.broker.unsubscribe(old_channel, old.subscriber)
     assert setup.broker.topic("t").channels == {"c#ephemeral": new_channel}
     assert new.closed == 0
-
-
-def test_ephemeral_topics_and_channels_hold_mem_queue_size_messages() -> None:
-    setup = Setup(mem_queue_size=2)
-    setup.broker.publish("t#ephemeral", [b"a", b"b", b"c"])
-    setup.broker.topic("t").channel("c#ephemeral")
-    setup.broker.topic("t").channel("c")
-    setup.broker.publish("t", [b"a", b"b", b"c"])
-    channels = setup.broker.topic("t").channels
-    assert setup.broker.topic("t#ephemeral").depth == 2
-    assert {name: channel.depth for name, channel in channels.items()} == {"c#ephemeral": 2, "c": 3}
 
 
 def test_the_limit_of_consumers_holds_for_every_channel() -> None:

@@ -72,19 +72,6 @@ class Setup:
 # Handing out
 
 
-def test_messages_go_out_in_order_up_to_rdy_and_are_flushed() -> None:
-    setup = Setup()
-    consumer = setup.consumer(2)
-    setup.put(b"a", b"b", b"c")
-    assert consumer.delivered == []
-    setup.settle()
-    assert consumer.bodies == [b"a", b"b"]
-    assert consumer.flushed == 2
-    assert setup.channel.depth == 1
-    assert setup.channel.in_flight_count == consumer.subscriber.message_count == 2
-    assert all(message.attempts == 1 for message in consumer.delivered)
-
-
 def test_finishing_many_messages_returns_those_that_are_not_in_flight() -> None:
     setup = Setup()
     consumer, other = setup.consumer(2), setup.consumer(1)
@@ -201,36 +188,6 @@ def test_messages_of_a_paused_channel_still_time_out_and_can_be_answered() -> No
 
 
 # Time
-
-
-def test_every_consumer_has_its_own_timeout() -> None:
-    setup = Setup()
-    short, long = setup.consumer(1, msg_timeout=2.0), setup.consumer(1, msg_timeout=9.0)
-    setup.put(b"a", b"b")
-    setup.settle()
-    short.subscriber.rdy = 0
-    setup.clock.advance(2.0)
-    assert (short.held, long.held) == ([], [b"b"])
-    setup.clock.advance(7.0)
-    assert setup.channel.timeout_count == 2
-
-
-def test_touch_cannot_go_beyond_the_longest_time_there_is() -> None:
-    setup = Setup()
-    consumer = setup.consumer(3, msg_timeout=5.0, max_msg_timeout=8.0)
-    setup.put(b"a", b"b", b"c")
-    setup.settle()
-    consumer.subscriber.rdy = 0
-    for _ in range(2):
-        setup.clock.advance(4.0 - 0.5)
-        for body in (b"b", b"a"):
-            setup.channel.touch(consumer.subscriber, consumer.id_of(body))
-    assert sorted(consumer.held) == [b"a", b"b"]  # c was left alone
-    setup.clock.advance(0.999)
-    assert sorted(consumer.held) == [b"a", b"b"]
-    setup.clock.advance(0.001)
-    assert consumer.held == []
-    assert setup.channel.timeout_count == 3
 
 
 def test_a_touch_cut_short_expires_before_an_earlier_one_that_was_not() -> None:

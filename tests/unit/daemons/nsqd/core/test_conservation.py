@@ -221,6 +221,7 @@ class Conservation(RuleBasedStateMachine):
         for channel in self.topic.channels.values():
             if channel.depth and not channel.paused:
                 assert not any(subscriber.room for subscriber in channel.subscribers)
+        assert all(member.flushed == len(member.delivered) for member in self.everyone)
 
     # What holds at every moment.
 

@@ -121,11 +121,36 @@ def test_a_file_is_written_again_after_its_fsync_has_failed(tmp_path: Path) -> N
     queue.close()
 
 
+def test_a_failed_file_is_written_again_without_disturbing_appends_meanwhile(tmp_path: Path) -> None:
+    queue = open_queue(tmp_path)
+    queue.append(FIVE[:2])
+    with patch("os.fsync", side_effect=OSError(errno.EIO, "broken")), pytest.raises(OSError, match="broken"):
+        queue.sync()
+    job = queue.sync_job()
+    assert job is not None
+    pread = os.pread
+
+    def read_while_an_append_fails_and_another_follows(descriptor: int, size: int, offset: int) -> bytes:
+        if offset:
+            return pread(descriptor, size, offset)
+        with open(data(tmp_path, 0), "ab") as file:
+            file.write(b"a part of a record")
+        content = pread(descriptor, size, offset)
+        os.truncate(data(tmp_path, 0), 40)
+        queue.append([FIVE[2]])
+        return content
+
+    with patch("os.pread", read_while_an_append_fails_and_another_follows):
+        job()
+    queue.synced(job)
+    assert records(queue) == FIVE[:3]
+    queue.close()
+
+
 def test_a_failed_file_that_is_gone_or_cannot_be_read_is_given_up(tmp_path: Path) -> None:
     there = tmp_path / "there"
     there.write_bytes(b"content")
-    job = SyncJob(tmp_path, [there], failed={there, tmp_path / "gone"})
-    job.files.append(tmp_path / "gone")
+    job = SyncJob(tmp_path, {there: 7, tmp_path / "gone": 7}, failed={there, tmp_path / "gone"})
     with patch("os.pread", side_effect=OSError(errno.EIO, "broken")):
         job()
     assert job.failed == set()
@@ -135,7 +160,7 @@ def test_a_failed_file_that_is_gone_or_cannot_be_read_is_given_up(tmp_path: Path
 def test_a_failed_file_that_cannot_be_written_again_stays_failed(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_bytes(b"content")
-    job = SyncJob(tmp_path, [file], failed={file})
+    job = SyncJob(tmp_path, {file: 7}, failed={file})
     full = OSError(errno.ENOSPC, "full")
     for call in ("os.pread", "os.pwrite"):
         with patch(call, side_effect=full), pytest.raises(OSError, match="full"):
@@ -199,6 +224,7 @@ def test_a_thread_removes_large_files_while_a_new_queue_uses_their_names(tmp_pat
     with patch("nsq.daemons.nsqd.disk.queue._LARGE", 60), patch("os.unlink", wait):
         queue.delete()
         [remover] = [thread for thread in threading.enumerate() if thread.name == "nsqd-remove"]
+        assert not remover.daemon  # the process waits for it
         again = open_queue(tmp_path)
         again.append(FIVE)
         left = [name for name in names(tmp_path) if name.startswith("nsqd.")]
@@ -250,7 +276,7 @@ def test_a_failure_leaves_every_file_as_it_was(tmp_path: Path) -> None:
     targets = [tmp_path / name for name in "abc"]
     for target in targets:
         replace_content(target, b"old")
-    jobs = [SyncJob(tmp_path, (), replacement=Replacement(target, b"new")) for target in targets]
+    jobs = [SyncJob(tmp_path, {}, replacement=Replacement(target, b"new")) for target in targets]
     with (
         patch("os.fsync", side_effect=[None, None, OSError(errno.ENOSPC, "full"), None]),
         pytest.raises(OSError, match="full"),

@@ -32,31 +32,7 @@ def consumer(world: World, rdy: int = 0, *, channel: str = "c", **client: Any) -
     return subscribed
 
 
-# The magic
-
-
 # Publishing
-
-
-def test_pub_mpub_and_dpub_are_answered_with_ok() -> None:
-    world = World()
-    client = world.client()
-    client.send(
-        commands.pub("t", b"one"),
-        commands.mpub("t", [b"two", b"three"]),
-        commands.dpub("t", 500, b"four"),
-        commands.dpub("t", 0, b"five"),
-        commands.dpub("t", 700, b"seven"),
-        commands.dpub("t", 600, b"six"),
-        commands.dpub("u", 1, b"six"),
-    )
-    assert client.frames() == [OK] * 7
-    assert client.session.pub_counts == {"t": 7, "u": 1}
-    reader = consumer(world, 10)
-    assert [message.body for message in reader.messages()] == [b"one", b"two", b"three", b"five"]
-    for seconds, body in ((0.5, b"four"), (0.1, b"six"), (0.1, b"seven")):
-        world.clock.advance(seconds)
-        assert [message.body for message in reader.messages()] == [body]
 
 
 def test_pubs_in_a_row_are_answered_one_by_one_and_kept_in_order() -> None:
@@ -188,34 +164,6 @@ def test_a_failed_answer_does_not_end_the_connection(verb: str) -> None:
 
 
 # Consuming
-
-
-def test_a_message_is_delivered_requeued_touched_and_finished() -> None:
-    world = World()
-    client = world.client()
-    client.identify(msg_timeout=1000)
-    client.send(commands.pub("t", b"one"), commands.sub("t", "c"), commands.rdy(1))
-    ok, subscribed, first = client.frames()
-    assert (ok, subscribed) == (OK, OK)
-    assert isinstance(first, RawMessage)
-    assert (first.attempts, first.body) == (1, b"one")
-    client.send(commands.touch(first.id), commands.req(first.id, 0))
-    assert [message.attempts for message in client.messages()] == [2]
-    world.clock.advance(1.0)
-    assert [message.attempts for message in client.messages()] == [3]
-    client.send(commands.req(first.id, 999_999_999))
-    assert client.frames() == []
-    world.clock._now += 3599.0 - 0.001  # heartbeats are not the point here
-    client.session._liveness.stop()
-    world.clock.advance(0.0)
-    assert client.frames() == []
-    world.clock.advance(1.001)
-    (last,) = client.messages()
-    assert (last.attempts, last.id, last.timestamp) == (4, first.id, first.timestamp)
-    client.send(commands.fin(last.id), commands.fin(last.id))
-    assert client.frames() == [
-        ErrorReply(b"E_FIN_FAILED FIN " + last.id + b" failed ID not in flight"),
-    ]
 
 
 def test_rdy_without_a_number_is_one() -> None:

@@ -35,7 +35,7 @@ class Disk:
     def prepare(self) -> Round:
         self.rounds += 1
         this, until = Round(), self.written
-        this.jobs.append(SyncJob(Path(), ()))
+        this.jobs.append(SyncJob(Path(), {}))
         this.run = self.sync
         this.after.append(lambda: self.synced(until))
         return this

@@ -50,7 +50,13 @@ class Node:
     """A channel's deferred messages and its queue, in one life of nsqd."""
 
     def __init__(
-        self, directory: Path, *, durable: bool = False, limit: int = 10, clock: FakeClock | None = None
+        self,
+        directory: Path,
+        *,
+        durable: bool = False,
+        limit: int = 10,
+        clock: FakeClock | None = None,
+        in_topic: frozenset[bytes] = frozenset(),
     ) -> None:
         self.directory = directory
         self.clock = clock or FakeClock()
@@ -77,7 +83,7 @@ class Node:
             written=lambda: None,
             sync_error=lambda: self.broken,
             make_room=lambda error: False,
-            waiting_in_topic=lambda: (),
+            waiting_in_topic=lambda: in_topic,
         )
         self.released: list[tuple[float, Message]] = []
         self.joined = 0  # how many of them came in files that joined the queue
@@ -492,12 +498,38 @@ def test_emptying_leaves_no_file(tmp_path: Path, durable: bool, few: int) -> Non
     assert len(node.run(6.0)) == 1
 
 
+def test_emptying_many_files_keeps_the_damaged_one_aside(tmp_path: Path) -> None:
+    node = Node(tmp_path, durable=True)
+    node.add(*delays(100))
+    (file, *_) = node.deferred._in_memory
+    file.damaged = True
+    with patch.object(deferred, "_REMOVED_AT_ONCE", 0):
+        node.deferred.clear()
+    for remover in [thread for thread in threading.enumerate() if thread.name == "nsqd-remove"]:
+        remover.join()
+    assert names(tmp_path) == sorted(f"{path.name}.bad" for path in (file.data, file.index))
+
+
 def test_while_syncs_fail_a_durable_nsqd_refuses_deferred_messages(tmp_path: Path) -> None:
     node = Node(tmp_path, durable=True)
     node.broken = OSError(errno.EIO, "Input/output error")
     with pytest.raises(StorageFailed, match="Input/output"):
         node.add(5.0)
     assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize("end", ["finished", "emptied"])
+def test_a_file_whose_fsync_failed_is_forgotten_when_it_is_removed(tmp_path: Path, end: str) -> None:
+    node = Node(tmp_path, durable=True)
+    node.add(1.0)
+    with patch("os.fsync", side_effect=OSError(errno.EIO, "broken")), pytest.raises(OSError, match="broken"):
+        node.sync()
+    assert len(node.deferred._failed_files) == 2
+    if end == "emptied":
+        node.deferred.clear()
+    else:
+        node.deferred._forget_file(next(iter(node.deferred._in_memory)))
+    assert node.deferred._failed_files == set()
 
 
 def test_a_removed_file_fails_the_sync(tmp_path: Path) -> None:
@@ -592,6 +624,24 @@ def test_a_stop_right_after_the_start_keeps_messages_whose_index_is_gone(tmp_pat
     after = restarted(later(node, after_kill))
     after.run(10.0)
     assert len(after.released) == node.deferred.on_disk
+
+
+def test_after_a_kill_messages_with_a_record_here_are_not_taken_from_the_topic_again(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    node = Node(tmp_path / "a", durable=True)
+    sent = [
+        message(b"%d" % number, node.clock.now() + delay) for number, delay in enumerate([1.0, 50.0, 60.0])
+    ]
+    node.deferred.add(sent)
+    node.run(1.5)
+    node.sync()  # notes that the first has left
+    after_kill = node.copy(tmp_path / "b")
+    (records,) = after_kill.glob("*.deferred.000001.dat")
+    records.write_bytes(records.read_bytes()[:-1])
+    first, second, third = (each.id for each in sent)
+    after = later(node, after_kill, in_topic=frozenset({first, second, third, b"x" * 16}))
+    assert after.deferred.repeated == {first, second}
+    assert len(after.run(100.0)) == 1
 
 
 @MODES
