@@ -152,14 +152,6 @@ def test_nsqd_buffers_for_25_ms_or_with_low_latency_not_at_all(
 
 
 class TestPlain:
-    def test_a_dial_returns_the_reply_of_nsqd(self) -> None:
-        transport, play = answering(granting(msg_timeout=1000), FINE)
-        with played_by(play, transport):
-            ready = dialed(transport)
-        assert ready.reply.msg_timeout == 1000
-        assert ready.rest == b""
-        assert transport.dials == [ADDRESS]
-
     @pytest.mark.parametrize("chunk", [1, CHUNK])
     def test_answers_may_come_in_pieces_and_bytes_after_the_last_one_are_kept(self, chunk: int) -> None:
         transport, play = answering(granting(), FINE + b"x")
@@ -232,23 +224,6 @@ class TestEndings:
         with pytest.raises(Unanswered, match="did not complete the handshake in time"):
             dialed(transport, timeout=-1.0)
         assert transport.dials == []
-
-    def test_closing_the_stream_ends_the_dial(self) -> None:
-        transport = MemoryTransport()
-        streams: list[LayeredStream] = []
-
-        def hang_up(peer: MemoryPeer) -> None:
-            hear_identify(peer)
-            streams[0].close()
-
-        with played_by(hang_up, transport), pytest.raises(ConnectionLost):
-            dialed(transport, opened=streams.append)
-
-    def test_nothing_is_sent_on_a_stream_that_is_closed_at_once(self) -> None:
-        transport = MemoryTransport()
-        with pytest.raises(ConnectionLost):
-            dialed(transport, opened=LayeredStream.close)
-        assert transport.peers[0].received == b""
 
 
 class TestOutputBuffer:

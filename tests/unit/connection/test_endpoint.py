@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from nsq.config import Config
-from nsq.connection.backoff import Pauses
+from nsq.connection.backoff import Backoff, Pauses
 from nsq.connection.conn import Conn, ConnDelegate
 from nsq.connection.endpoint import DIALS, Endpoint, Endpoints, Key, LoopThreads, Status, Wanted
 from nsq.connection.subscription import Subscription
@@ -114,6 +116,19 @@ class World:
 def world(monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.setattr(LoopThreads, "start", lambda _: None)
     return World()
+
+
+@given(st.floats(0.0, 1.0), st.integers(1, 3000))
+def test_chance_takes_half_of_a_pause_at_most_and_a_success_makes_up_for_all_failures(
+    chance: float, failures: int
+) -> None:
+    backoff = Backoff(Pauses(INITIAL, LONGEST, lambda: chance).draw_late)
+    for _ in range(failures):
+        backoff.failed(LOST, 0.0, final=True)
+    whole = min(INITIAL * 2.0 ** min(failures - 1, 20), LONGEST)
+    assert whole / 2 <= backoff.pause <= whole
+    backoff.succeeded()
+    assert (backoff.failures, backoff.reason, backoff.final) == (0, None, False)
 
 
 class TestDialing:
