@@ -35,7 +35,6 @@ from tests.fakes.nsqd import (
     accept,
     accept_publisher,
     fin,
-    hear_identify,
     rdy,
     req,
 )
@@ -249,37 +248,6 @@ def test_an_nsqd_that_is_removed_at_the_moment_it_is_connected_is_left(
     peer.wait_closed()
 
 
-def test_an_nsqd_for_which_no_thread_can_start_is_dialed_when_one_can(
-    make: Make, transport: MemoryTransport, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    start = threading.Thread.start
-    refusals = iter([True])
-
-    def refuse_once(thread: threading.Thread) -> None:
-        if "-read-" in thread.name and next(refusals, False):
-            raise RuntimeError("can't start new thread")
-        start(thread)
-
-    monkeypatch.setattr(threading.Thread, "start", refuse_once)
-    consumer = make().add_handler(nothing).start()
-    nsqd = accept(transport)
-    assert next(refusals, None) is None
-    nsqd.expect(rdy(2))
-    see_off(consumer, nsqd)
-
-
-def test_a_stop_does_not_wait_for_an_nsqd_that_is_silent_during_the_handshake(
-    make: Make, transport: MemoryTransport
-) -> None:
-    consumer = make(handshake_timeout=300.0).add_handler(nothing).start()
-    peer = transport.accept()
-    hear_identify(peer)
-    began = time.monotonic()
-    assert consumer.stop(timeout=60.0) == CLEAN
-    assert time.monotonic() - began < PATIENCE
-    peer.wait_closed()
-
-
 def test_a_stop_at_the_moment_a_connection_is_ready_is_clean(make: Make, transport: MemoryTransport) -> None:
     for _ in range(10):
         consumer = make().add_handler(nothing).start()
@@ -361,19 +329,6 @@ def test_a_report_that_the_owner_is_too_late_for_names_the_busy_threads_too(
     assert consumer.wait(PATIENCE)
 
 
-@pytest.mark.usefixtures("time_to_end")
-def test_an_nsqd_that_does_not_answer_cls_is_reported(make: Make, transport: MemoryTransport) -> None:
-    """The last FIN may not have arrived."""
-    consumer = make().add_handler(nothing).start()
-    nsqd = accept(transport)
-    nsqd.expect(rdy(2))
-    nsqd.deliver(1)
-    nsqd.expect(fin(1))
-    assert consumer.stop(timeout=0.0) == StopReport(clean=False, cut_off=[A])
-    nsqd.peer.wait_closed()
-    assert nsqd.commands[2:] in ([], [CLS])  # the time may be up before it was sent
-
-
 def test_a_stop_waits_for_an_nsqd_that_does_not_answer_cls_only_while_messages_are_in_flight(
     make: Make, transport: MemoryTransport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -402,20 +357,6 @@ def test_an_nsqd_that_hangs_up_at_cls_is_let_go(make: Make, transport: MemoryTra
     nsqd.peer.end()
     assert stopping.result() == CLEAN
     assert len(transport.dials) == 1
-
-
-def test_a_hook_may_stop_the_consumer(make: Make, transport: MemoryTransport) -> None:
-    class StopAtError(ConsumerHooks):
-        def server_error(self, nsqd_address: str, error: ServerError) -> None:
-            consumer.stop()
-
-    consumer = make(hooks=StopAtError()).add_handler(nothing).start()
-    nsqd = accept(transport)
-    nsqd.expect(rdy(2))
-    nsqd.refuse("E_FIN_FAILED FIN 0 failed")
-    nsqd.see_off()
-    assert consumer.wait(PATIENCE)
-    assert consumer.stop() == CLEAN
 
 
 def test_a_forked_child_closes_the_connections_of_a_consumer_without_references(
@@ -487,19 +428,6 @@ def test_an_answer_that_is_late_is_not_sent_and_is_no_success(
     assert (stats.timed_out, stats.finished, stats.requeued, stats.in_flight) == (1, 0, 0, 0)
     nsqd.heartbeat()
     nsqd.expect(NOP)
-    see_off(consumer, nsqd)
-
-
-def test_a_batch_is_finished_without_its_late_messages(make: Make, transport: MemoryTransport) -> None:
-    def handle(messages: list[Message]) -> None:
-        messages[0].expires_at = time.monotonic()
-
-    consumer = make().add_batch_handler(handle, size=3, wait=PATIENCE).start()
-    nsqd = accept(transport)
-    nsqd.expect(rdy(6))
-    nsqd.deliver(1, 2, 3)
-    nsqd.expect_in_any_order(fin(2), fin(3), rdy(3))  # half of what may be here was late
-    assert consumer.stats().timed_out == 1
     see_off(consumer, nsqd)
 
 
