@@ -38,23 +38,6 @@ def test_a_new_interval_replaces_the_old_one() -> None:
     assert watch.silences == []
 
 
-def test_a_client_without_heartbeats_is_never_dropped() -> None:
-    watch = Watch()
-    watch.liveness.start(30.0)
-    watch.liveness.start(0.0)
-    assert watch.clock.idle
-
-
-def test_stopping_is_final_until_started_again() -> None:
-    watch = Watch()
-    watch.liveness.start(10.0)
-    watch.liveness.heard_at = watch.clock.now()
-    watch.liveness.stop()
-    watch.clock.advance(100.0)
-    assert watch.beats == watch.silences == []
-    assert watch.clock.idle
-
-
 def test_a_late_beat_does_not_delay_all_that_follow() -> None:
     watch = Watch()
     watch.liveness.start(10.0)

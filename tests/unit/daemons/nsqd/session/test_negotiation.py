@@ -1,3 +1,5 @@
+"""What IDENTIFY asks for and gets, beyond the recordings of Go's nsqd (tests/golden/tcp.json)."""
+
 from __future__ import annotations
 
 from dataclasses import replace
@@ -29,15 +31,8 @@ def test_a_client_without_requests_gets_the_defaults() -> None:
 @pytest.mark.parametrize(
     ("asked", "granted"),
     [
-        ({"heartbeat_interval": -1}, {"heartbeat": 0.0}),
-        ({"heartbeat_interval": 0}, {"heartbeat": 30.0}),
         ({"heartbeat_interval": 1000}, {"heartbeat": 1.0}),
         ({"heartbeat_interval": 60000}, {"heartbeat": 60.0}),
-        ({"msg_timeout": 0}, {"msg_timeout": 60.0}),
-        ({"msg_timeout": 1000}, {"msg_timeout": 1.0}),
-        ({"msg_timeout": 900000}, {"msg_timeout": 900.0}),
-        ({"sample_rate": 99}, {"sample_rate": 99}),
-        ({"output_buffer_size": 64}, {"output_buffer_size": 64}),
         ({"output_buffer_size": 65536}, {"output_buffer_size": 65536}),
         ({"output_buffer_timeout": 25}, {"output_buffer_timeout": 0.025}),
         ({"output_buffer_timeout": 30000}, {"output_buffer_timeout": 30.0}),
@@ -54,10 +49,9 @@ def test_a_client_without_requests_gets_the_defaults() -> None:
         ({"deflate": True, "deflate_level": 9}, {"deflate": True, "deflate_level": 6}),
         ({"deflate": True, "deflate_level": -1}, {"deflate": True, "deflate_level": 6}),
         ({"deflate_level": 3}, {"deflate": False, "deflate_level": 6}),
-        ({"tls_v1": True}, {"tls": False}),
     ],
 )
-def test_possible_requests_are_granted(asked: dict[str, Any], granted: dict[str, Any]) -> None:
+def test_more_requests_are_granted(asked: dict[str, Any], granted: dict[str, Any]) -> None:
     agreement = agree(**asked)
     assert {name: getattr(agreement, name) for name in granted} == granted
 
@@ -65,21 +59,8 @@ def test_possible_requests_are_granted(asked: dict[str, Any], granted: dict[str,
 @pytest.mark.parametrize(
     ("asked", "answer"),
     [
-        ({"heartbeat_interval": 999}, "E_BAD_BODY IDENTIFY heartbeat interval (999) is invalid"),
-        ({"heartbeat_interval": 60001}, "E_BAD_BODY IDENTIFY heartbeat interval (60001) is invalid"),
         ({"heartbeat_interval": -2}, "E_BAD_BODY IDENTIFY heartbeat interval (-2) is invalid"),
-        ({"output_buffer_size": 63}, "E_BAD_BODY IDENTIFY output buffer size (63) is invalid"),
-        ({"output_buffer_size": 65537}, "E_BAD_BODY IDENTIFY output buffer size (65537) is invalid"),
         ({"output_buffer_timeout": 24}, "E_BAD_BODY IDENTIFY output buffer timeout (24) is invalid"),
-        ({"output_buffer_timeout": 30001}, "E_BAD_BODY IDENTIFY output buffer timeout (30001) is invalid"),
-        ({"sample_rate": -1}, "E_BAD_BODY IDENTIFY sample rate (-1) is invalid"),
-        ({"sample_rate": 100}, "E_BAD_BODY IDENTIFY sample rate (100) is invalid"),
-        ({"msg_timeout": 999}, "E_BAD_BODY IDENTIFY msg timeout (999) is invalid"),
-        ({"msg_timeout": 900001}, "E_BAD_BODY IDENTIFY msg timeout (900001) is invalid"),
-        (
-            {"snappy": True, "deflate": True},
-            "E_IDENTIFY_FAILED cannot enable both deflate and snappy compression",
-        ),
         # Several faults: the one that nsqd looks at first.
         (
             {"output_buffer_size": 1, "output_buffer_timeout": 1, "sample_rate": 100},
@@ -96,7 +77,7 @@ def test_possible_requests_are_granted(asked: dict[str, Any], granted: dict[str,
         ),
     ],
 )
-def test_impossible_requests_are_refused(asked: dict[str, Any], answer: str) -> None:
+def test_more_requests_are_refused(asked: dict[str, Any], answer: str) -> None:
     with pytest.raises(Refused) as caught:
         agree(**asked)
     assert bytes(caught.value) == answer.encode()

@@ -51,30 +51,7 @@ def test_a_refusal_arrives_through_every_layer(layers: tuple[str, ...]) -> None:
     assert client._stack.peer_closed is ("tls_v1" in layers)
 
 
-@combinations
-def test_session_and_agreement_tell_the_layers(layers: tuple[str, ...]) -> None:
-    world = World(tls=True)
-    client = world.client()
-    client.upgrade(layers)
-    session = client.session
-    assert (session.tls is not None) is ("tls_v1" in layers)
-    assert session.agreement.snappy is ("snappy" in layers)
-    assert session.agreement.deflate is ("deflate" in layers)
-    if session.tls is not None:
-        assert session.tls.peer_common_name == "orders"
-
-
 # Bytes in the same chunk as IDENTIFY
-
-
-def test_commands_behind_an_identify_without_layers_are_executed() -> None:
-    client = World().client()
-    reply = client.identify(behind=commands.pub("t", b"x") + commands.sub("t", "c") + b"RD")
-    assert reply["snappy"] is False
-    client.send(b"Y 1\n")
-    ok, subscribed, message = client.frames()
-    assert (ok, subscribed) == (OK, OK)
-    assert isinstance(message, RawMessage)
 
 
 def test_commands_behind_an_identify_whose_layer_is_not_granted_are_executed() -> None:
