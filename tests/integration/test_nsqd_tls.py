@@ -12,7 +12,6 @@ import socket
 import ssl
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -22,7 +21,7 @@ from nsq.testing.plugin import Factory, factory
 from nsq.testing.v2 import PeerClosed
 from nsq.wire import commands
 from tests.integration.authority import Authority
-from tests.integration.clients import channel_stats, connected, dial, finish_all, subscribe
+from tests.integration.clients import connected, dial, finish_all, subscribe
 from tests.integration.judged import only_ours
 from tests.integration.patience import eventually
 
@@ -108,66 +107,8 @@ class TestBothPorts:
         with connected(nsqd) as client:
             assert consume_one(client, f"https-{version}") == b"body"
 
-    @VERSIONS
-    def test_the_statistics_show_tls(self, nsqd: Nsqd, authority: Authority, version: str) -> None:
-        topic = f"shown-{version}"
-        with encrypted(nsqd, authority.client_context(version=version), client_id="safe") as client:
-            subscribe(client, topic)
-            with connected(nsqd, client_id="open") as other:
-                subscribe(other, topic)
-                shown = clients(nsqd, topic)
-        assert shown["safe"]["tls"] is True
-        assert shown["safe"]["tls_version"] == version.replace("v", "").replace("_", ".")
-        assert shown["safe"]["tls_cipher_suite"]
-        assert shown["open"]["tls"] is False
-        assert shown["open"]["tls_version"] == shown["open"]["tls_cipher_suite"] == ""
-
-    def test_an_nsqd_without_a_certificate_grants_no_tls(self, nsqd_factory: Factory[Nsqd]) -> None:
-        nsqd = nsqd_factory()
-        with V2Client(nsqd.tcp_address) as client:
-            assert client.identify(tls_v1=True)["tls_v1"] is False
-            client.send(commands.pub("plain", b"body"))
-            client.expect_ok()
-        assert nsqd.https_address is None
-
-
-def clients(nsqd: Nsqd, topic: str) -> dict[str, dict[str, Any]]:
-    channel = channel_stats(nsqd, topic)
-    return {client["client_id"]: client for client in channel["clients"]}
-
-
-REQUIRED = pytest.mark.parametrize("required", ["true", "tcp-https"])
-
 
 class TestRequired:
-    @REQUIRED
-    @pytest.mark.parametrize(
-        "command",
-        [
-            commands.pub("t", b"x"),
-            commands.mpub("t", [b"x"]),
-            commands.dpub("t", 1, b"x"),
-            commands.sub("t", "c"),
-        ],
-        ids=lambda command: command[:4].decode().strip(),
-    )
-    def test_commands_without_tls_are_refused(
-        self, demanding: dict[str, Nsqd], required: str, command: bytes
-    ) -> None:
-        with connected(demanding[required]) as client:
-            client.send(command)
-            frame = client.expect_error("E_INVALID")
-            client.expect_closed()
-        verb = command.split()[0]
-        assert frame.data == b"E_INVALID cannot %s in current state (TLS required)" % verb
-
-    @REQUIRED
-    def test_commands_before_identify_are_refused(self, demanding: dict[str, Nsqd], required: str) -> None:
-        with V2Client(demanding[required].tcp_address) as client:
-            client.send(commands.NOP)
-            client.expect_error("E_INVALID")
-            client.expect_closed()
-
     @pytest.mark.parametrize("target", ["GET /ping", "POST /pub?topic=t", "GET /stats", "GET /nothing"])
     def test_plain_http_gets_an_error_that_names_the_https_port(
         self, demanding: dict[str, Nsqd], target: str

@@ -135,28 +135,6 @@ async def test_an_nsqd_registers_is_found_and_leaves(host: str) -> None:
 
 
 @on_an_event_loop
-async def test_stopping_ends_connections_and_frees_the_addresses() -> None:
-    async with running() as daemon:
-        tcp_address, http_address = daemon.tcp_address, daemon.http_address
-        assert tcp_address is not None
-        assert http_address is not None
-        async with connected(tcp_address) as nsqd, connected(tcp_address) as silent:
-            await nsqd.ask(lookup.identify(NSQD))
-            idle = http.client.HTTPConnection(http_address)
-            await asyncio.to_thread(idle.request, "GET", "/ping")
-            assert (await asyncio.to_thread(idle.getresponse)).read() == b"OK"
-            began = asyncio.get_running_loop().time()
-            await daemon.stop()
-            assert asyncio.get_running_loop().time() - began < 60.0
-            assert await nsqd.ended()
-            assert await silent.ended()
-            idle.close()
-        await daemon.stop()
-    async with running(tcp_address, http_address) as again:
-        assert (again.tcp_address, again.http_address) == (tcp_address, http_address)
-
-
-@on_an_event_loop
 async def test_nsqlookupd_listens_on_unix_sockets(tmp_path: Path) -> None:
     tcp, web = tmp_path / "tcp.sock", tmp_path / "http.sock"
     async with running(str(tcp), str(web)) as daemon:

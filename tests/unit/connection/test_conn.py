@@ -306,13 +306,6 @@ class TestAnswering:
         assert len(refusals) == 40
         nsqd.expect_no_more()
 
-    def test_the_delegate_hears_of_it_before_it_is_sent(self, pair: Pair) -> None:
-        """So that an RDY which follows from it is on the wire before nsqd has room for another message."""
-        nsqd, (one,) = in_flight(pair, 1)
-        pair.delegate.on_answer = lambda conn: conn.send_rdy(0)
-        one.requeue(0)
-        nsqd.expect(rdy(0), req(1, 0))
-
     def test_a_requeued_message_comes_back_as_another(self, pair: Pair) -> None:
         nsqd, (first,) = in_flight(pair, 1)
         first.requeue(0)
@@ -636,15 +629,6 @@ class TestEnds:
         let_go(pair.conn, one)
         nsqd.peer.wait_closed()
         assert pair.delegate.wait_for_close() is None
-
-    def test_silence_ends_the_connection(self, pairs: Callable[..., Pair]) -> None:
-        pair, nsqd, stream = recorded(pairs)
-        assert stream.read_timeout == 60.0
-        stream.read_timeout = 0.0
-        nsqd.say(b"the read after this one has a timeout")
-        cause = pair.delegate.wait_for_close()
-        assert isinstance(cause, Unanswered)
-        assert "has been silent for 60 s" in str(cause)
 
     @pytest.mark.parametrize(
         ("sent", "error"),

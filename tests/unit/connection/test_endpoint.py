@@ -17,7 +17,7 @@ from nsq.connection.backoff import Backoff, Pauses
 from nsq.connection.conn import Conn, ConnDelegate
 from nsq.connection.endpoint import DIALS, Endpoint, Endpoints, Key, LoopThreads, Status, Wanted
 from nsq.connection.subscription import Subscription
-from nsq.errors import Closed, ConnectionLost, DialFailed, NsqError
+from nsq.errors import ConnectionLost, DialFailed, NsqError
 from nsq.log import Logger
 from nsq.threads.owner import Owner
 from nsq.threads.waiters import join_threads
@@ -306,9 +306,7 @@ class Dialed(Endpoint, ConnDelegate):
         transport = self._client.transport
         return Conn(self.address, self._config, self, transport=transport, subscription=self.subscription)
 
-    def connected(self, conn: Conn) -> None:
-        if self._client.unneeded:
-            raise Closed("not needed")
+    def connected(self, conn: Conn) -> None: ...
 
     def refused(self, error: NsqError, news: bool) -> None:
         self.notes.append((str(error), news))
@@ -324,7 +322,7 @@ class Client:
     def __init__(self) -> None:
         self.transport: Any = MemoryTransport()
         self.pauses = Pauses(0.0, 0.0, lambda: 0.0)
-        self.stopping = self.unneeded = False
+        self.stopping = False
         self.owner = Owner("test-owner", Logger("nsq.test"), turn=self._turn)
         self.endpoints: Endpoints[Dialed] = Endpoints(
             "test", self.owner, lambda wanted: Dialed(wanted, self), time.monotonic
@@ -496,14 +494,6 @@ class TestThreads:
         client.transport.admit()
         client.connected(endpoint)
         assert "a bug of ours" in caplog.text
-
-    def test_a_connection_that_is_not_needed_is_closed(self, client: Client) -> None:
-        client.unneeded = True
-        endpoint = client.dial()
-        accept(client.transport).peer.wait_closed()
-        client.until(lambda: endpoint.notes)
-        client.unneeded = False
-        assert endpoint.notes[0] == ("not needed", True)
 
     def test_no_thread_is_started_after_a_stop(self, client: Client) -> None:
         client.endpoints.stop()

@@ -15,7 +15,7 @@ from nsq.daemons.nsqd.core.topic import Topic
 from nsq.daemons.nsqd.session.subscription import CLOSING
 from nsq.daemons.serve.bodies import STALL_SECONDS
 from nsq.wire import commands
-from nsq.wire.frames import ErrorReply, RawMessage, Response, encode_response
+from nsq.wire.frames import ErrorReply, RawMessage, Response
 from nsq.wire.layers import Deflate
 from tests.fakes.session import OK, Client, FakeAuthority, World
 
@@ -79,26 +79,6 @@ def test_a_large_mpub_is_published_in_parts_between_other_work() -> None:
     stored = [message.body for message in world.broker.topic("t").backlog.take(10_000)]
     assert stored == [*bodies[:AT_ONCE], b"in between", *bodies[AT_ONCE:], b"behind them"]
     assert client.session.pub_counts == {"t": len(bodies) + 1}
-
-
-def test_messages_to_many_channels_are_published_in_smaller_parts() -> None:
-    for wire in (
-        commands.mpub("t", [b"x"] * 200),
-        b"".join(commands.pub("t", b"x") + commands.pub("u", b"x") for _ in range(200)),
-        commands.dpub("t", 1000, b"x") * 200,
-    ):
-        world = World()
-        for topic in "tu":
-            for number in range(100):
-                world.broker.topic(topic).channel(str(number))
-        client, other = world.client(), world.client()
-        client.send(wire)
-        other.send(commands.pub("t", b"x"))
-        assert other.link.take() == encode_response(b"OK")
-        assert world.broker.topic("t").message_count < 110
-        client.settle()
-        assert world.broker.topic("t").message_count == 201
-        assert set(client.frames()) == {OK}
 
 
 @pytest.mark.parametrize(
@@ -295,24 +275,6 @@ def test_thousands_of_identifies_in_one_chunk_are_answered() -> None:
     assert json.loads(last.data)["version"]
     assert ok == OK
     assert client.session.request.client_id == "last"
-
-
-def test_a_compressed_chunk_is_executed_in_portions_between_which_others_have_their_turn() -> None:
-    world = World()
-    bomber, other = world.client(), world.client()
-    bomber.upgrade(["deflate"])
-    executed: list[int] = []
-    bomber.session._handlers[b"NOP"] = lambda params, body: executed.append(1)
-    bomber.send(commands.NOP * 300_000)
-    assert 0 < len(executed) <= 20_000
-    assert not bomber.link.reading
-    other.send(commands.pub("t", b"x"))
-    assert other.link.written
-    world.clock.step()
-    assert 20_000 < len(executed) * 2 < 80_000
-    world.clock.settle()
-    assert len(executed) == 300_000
-    assert bomber.link.reading
 
 
 def test_a_client_may_be_dropped_between_two_portions() -> None:
