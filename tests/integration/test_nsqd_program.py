@@ -111,17 +111,6 @@ class TestConfigFile:
         assert {key: setting(nsqd, key) for key in expected} == expected
         assert sorted(nsqd.get("/config/nsqlookupd_tcp_addresses").json()) == ["127.0.0.1:1", "127.0.0.1:2"]
 
-    @pytest.mark.parametrize("text", ["max_rdy_count = \n", "node_id", "= 1\n"])
-    def test_an_invalid_config_file_is_status_1_and_is_named(self, tmp_path: Path, text: str) -> None:
-        done = run("nsqd", config(tmp_path, text), *ANY_PORTS, cwd=tmp_path)
-        assert done.returncode == 1
-        assert "nsqd.cfg" in last_line(done.stderr)
-
-    @only_ours("Go's nsqd ignores what it does not know")
-    def test_an_unknown_key_is_warned_about(self, process: Callable[..., Nsqd], tmp_path: Path) -> None:
-        nsqd = process(flags=[config(tmp_path, "max_rdy_cuont = 7\n")])
-        assert re.search('unknown key "max_rdy_cuont".*did you mean "max_rdy_count"', nsqd.log)
-
 
 class TestPorts:
     @pytest.mark.parametrize("which", ["tcp", "http"])

@@ -265,8 +265,10 @@ def serial_number(nsqd: Nsqd, trusted: Authority) -> object:
 
 
 @only_ours("Go's nsqd ends at SIGHUP")
-def test_sighup_brings_new_certificates(nsqd_factory: Factory[Nsqd], tmp_path: Path) -> None:
-    first, second = (Authority(directory(tmp_path / name)) for name in ("first", "second"))
+def test_sighup_brings_new_certificates(
+    nsqd_factory: Factory[Nsqd], tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    first, second = (Authority(tmp_path_factory.mktemp("authority")) for _ in range(2))
     files = {name: tmp_path / name for name in ("tls_cert", "tls_key")}
 
     def install(authority: Authority, *names: str) -> None:
@@ -292,8 +294,3 @@ def test_sighup_brings_new_certificates(nsqd_factory: Factory[Nsqd], tmp_path: P
             pass
         early.send(commands.pub("t", b"of a connection that was open"))
         early.expect_ok()
-
-
-def directory(path: Path) -> Path:
-    path.mkdir()
-    return path

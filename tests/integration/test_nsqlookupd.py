@@ -72,14 +72,17 @@ class Client:
         return await self.reader.read() == b""
 
 
-@asynccontextmanager
-async def connected(address: str | None) -> AsyncIterator[Client]:
+async def opened(address: str | None) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     assert address is not None
     if "/" in address:
-        reader, writer = await asyncio.open_unix_connection(address)
-    else:
-        host, _, port = address.rpartition(":")
-        reader, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+        return await asyncio.open_unix_connection(address)
+    host, _, port = address.rpartition(":")
+    return await asyncio.open_connection(host.strip("[]"), int(port))
+
+
+@asynccontextmanager
+async def connected(address: str | None) -> AsyncIterator[Client]:
+    reader, writer = await opened(address)
     try:
         writer.write(lookup.MAGIC)
         yield Client(reader, writer)
@@ -90,12 +93,7 @@ async def connected(address: str | None) -> AsyncIterator[Client]:
 
 async def get(address: str | None, target: str) -> object:
     """Over whatever kind of address, without an HTTP library's idea of what an answer should be."""
-    assert address is not None
-    if "/" in address:
-        reader, writer = await asyncio.open_unix_connection(address)
-    else:
-        host, _, port = address.rpartition(":")
-        reader, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+    reader, writer = await opened(address)
     writer.write(f"GET {target} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
     head, _, body = (await reader.read()).partition(b"\r\n\r\n")
     writer.close()

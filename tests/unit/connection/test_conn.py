@@ -663,19 +663,6 @@ class TestEnds:
         assert one.responded
         assert one.expired
 
-    def test_a_close_after_writing_writes_all_that_waits(self, pair: Pair) -> None:
-        nsqd = pair.connect()
-        nsqd.peer.stall(after=1)
-        lines = [b"%d" % count for count in range(100)]
-        for line in lines:
-            pair.conn.put(line + b"\n")
-        pair.conn.close(after_writing=True)
-        assert not pair.conn.open
-        nsqd.peer.resume()
-        nsqd.expect(*lines)
-        nsqd.peer.wait_closed()
-        assert pair.delegate.wait_for_close() is None
-
     def test_close_and_the_peers_end_at_once_are_one_end(self, pairs: Callable[..., Pair]) -> None:
         for _ in range(10):
             pair = pairs()

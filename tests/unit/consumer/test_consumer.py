@@ -321,7 +321,7 @@ def test_a_report_that_the_owner_is_too_late_for_names_the_busy_threads_too(
     assert entered.wait(PATIENCE)
     monkeypatch.setattr(consumer._engine.discovery, "join", late)
     try:
-        report = consumer.stop(timeout=0.5)
+        report = consumer.stop(timeout=2.0)
     finally:
         may_go_on.set()
     assert report.unfinished_threads == [f"nsq-{TOPIC}/{CHANNEL}-handler-0"]
@@ -577,6 +577,7 @@ def test_every_nsqd_that_the_consumer_knows_may_get_a_dead_letter(
         publishers[0].expect(BODY, "orders.dead")
         publishers[0].ok()
         heard(nsqds[number], fin(number))
+    assert consumer.wait_until_connected(PATIENCE, connections=3)
     stopping = Running(consumer.stop)
     for nsqd in nsqds:
         heard(nsqd, CLS)
