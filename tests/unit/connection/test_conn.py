@@ -358,7 +358,6 @@ class Looks:
 
     def __init__(self) -> None:
         self.in_vain = 0
-        self.second_look = threading.Event()
         self.at_look: Callable[[int], None] = lambda count: None
 
     def __call__(self, waiting: deque[Any]) -> bytes:
@@ -366,22 +365,10 @@ class Looks:
         waiting.clear()
         self.in_vain = 0 if data else self.in_vain + 1
         self.at_look(self.in_vain)
-        if self.in_vain > 1:
-            self.second_look.set()
         return data
 
 
 class TestWriting:
-    def test_a_put_wakes_the_sleeping_write_loop(self, pairs: Callable[..., Pair]) -> None:
-        looks = Looks()
-        pair = pairs(encode=looks)
-        nsqd = pair.connect()
-        for _ in range(3):
-            assert looks.second_look.wait(PATIENCE)
-            looks.second_look.clear()
-            pair.conn.put(b"NOP\n")
-            nsqd.expect(NOP)
-
     @pytest.mark.parametrize("look", [1, 2])
     def test_what_is_put_while_it_goes_to_sleep_is_written(
         self, pairs: Callable[..., Pair], look: int
@@ -655,22 +642,16 @@ class TestEnds:
         assert not pair.conn.open
         assert pair.delegate.messages == []
 
-    def test_close_is_final_at_once_and_from_any_number_of_threads(self, pair: Pair) -> None:
-        _, (one,) = in_flight(pair, 1)
-        in_threads(*[pair.conn.close] * 4)
-        pair.join()
-        assert pair.delegate.causes == [None]
-        assert one.responded
-        assert one.expired
-
-    def test_close_and_the_peers_end_at_once_are_one_end(self, pairs: Callable[..., Pair]) -> None:
+    def test_closes_and_the_peers_end_at_once_are_one_end(self, pairs: Callable[..., Pair]) -> None:
         for _ in range(10):
             pair = pairs()
-            nsqd = pair.connect()
+            nsqd, (one,) = in_flight(pair, 1)
             close = pair.conn.close
-            in_threads(close, nsqd.peer.end, lambda close=close: close(after_writing=True))
+            in_threads(close, close, nsqd.peer.end, lambda close=close: close(after_writing=True))
             pair.join()
             assert pair.delegate.causes == [None]
+            assert one.responded
+            assert one.expired
 
     def test_a_delegate_that_raises_costs_the_connection_and_says_so(
         self, pair: Pair, caplog: pytest.LogCaptureFixture
