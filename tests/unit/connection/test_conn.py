@@ -222,18 +222,6 @@ class TestAnswering:
         finish_all([four])
         nsqd.expect(fin(4))
 
-    @pytest.mark.parametrize("wanted", [True, False])
-    def test_a_late_message_among_many_is_not_finished(
-        self, pair: Pair, wanted: bool, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(pair.delegate, "wants_answers", lambda: wanted)
-        nsqd, messages = in_flight(pair, 1, 2, 3)
-        messages[1].expires_at = 0.0
-        finish_all(messages)
-        nsqd.expect(fin(1), fin(3))
-        assert pair.conn.session.timed_out == 1
-        assert pair.conn.session.in_flight == 0
-
     def test_the_last_of_many_answers_end_the_connection(self, pair: Pair) -> None:
         nsqd, messages = in_flight(pair, 1, 2, 3)
         pair.conn.send_cls()

@@ -373,7 +373,7 @@ def test_a_forked_child_closes_the_connections_of_a_consumer_without_references(
 # Heartbeats.
 
 
-def test_heartbeats_are_answered_and_reported_while_handlers_are_busy(
+def test_heartbeats_are_answered_and_hooks_hear_of_them_and_of_errors_while_handlers_are_busy(
     make: Make, transport: MemoryTransport
 ) -> None:
     heard = threading.Semaphore(0)
@@ -381,6 +381,10 @@ def test_heartbeats_are_answered_and_reported_while_handlers_are_busy(
     class Hooks(ConsumerHooks):
         def heartbeat(self, nsqd_address: str) -> None:
             assert nsqd_address == A
+            heard.release()
+
+        def server_error(self, nsqd_address: str, error: ServerError) -> None:
+            assert error.code == "E_FIN_FAILED"
             heard.release()
 
     go_on = threading.Event()
@@ -392,6 +396,8 @@ def test_heartbeats_are_answered_and_reported_while_handlers_are_busy(
         nsqd.heartbeat()
         nsqd.expect(NOP)
         assert heard.acquire(timeout=PATIENCE)
+    nsqd.refuse("E_FIN_FAILED FIN 0 failed")
+    assert heard.acquire(timeout=PATIENCE)
     go_on.set()
     nsqd.expect(fin(1))
     see_off(consumer, nsqd)
@@ -428,6 +434,19 @@ def test_an_answer_that_is_late_is_not_sent_and_is_no_success(
     assert (stats.timed_out, stats.finished, stats.requeued, stats.in_flight) == (1, 0, 0, 0)
     nsqd.heartbeat()
     nsqd.expect(NOP)
+    see_off(consumer, nsqd)
+
+
+def test_a_batch_is_finished_without_its_late_messages(make: Make, transport: MemoryTransport) -> None:
+    def handle(messages: list[Message]) -> None:
+        messages[0].expires_at = time.monotonic()
+
+    consumer = make().add_batch_handler(handle, size=3, wait=PATIENCE).start()
+    nsqd = accept(transport)
+    nsqd.expect(rdy(6))
+    nsqd.deliver(1, 2, 3)
+    nsqd.expect_in_any_order(fin(2), fin(3), rdy(3))  # half of what may be here was late
+    assert consumer.stats().timed_out == 1
     see_off(consumer, nsqd)
 
 

@@ -151,6 +151,18 @@ class TestShares:
         assert not world.windows.below_target
 
 
+class TestMaxInFlight:
+    def test_lowered_below_what_is_in_flight_nothing_new_comes(self) -> None:
+        world = World(10).connect("a", "b")
+        world.set_max_in_flight(8)
+        assert world.rdy == {"a": 4, "b": 4}
+        world.receive("a", 4)
+        world.set_max_in_flight(4)
+        assert world.rdy == {"a": 2, "b": 0}
+        world.answer("a", count=2)
+        assert world.rdy == {"a": 2, "b": 2}
+
+
 class TestIdle:
     def test_all_nsqds_have_their_share_while_all_are_idle(self) -> None:
         world = World(10).connect("a", "b")

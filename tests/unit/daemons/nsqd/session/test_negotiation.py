@@ -61,6 +61,10 @@ def test_more_requests_are_granted(asked: dict[str, Any], granted: dict[str, Any
     [
         ({"heartbeat_interval": -2}, "E_BAD_BODY IDENTIFY heartbeat interval (-2) is invalid"),
         ({"output_buffer_timeout": 24}, "E_BAD_BODY IDENTIFY output buffer timeout (24) is invalid"),
+        (
+            {"snappy": True, "deflate": True},
+            "E_IDENTIFY_FAILED cannot enable both deflate and snappy compression",
+        ),
         # Several faults: the one that nsqd looks at first.
         (
             {"output_buffer_size": 1, "output_buffer_timeout": 1, "sample_rate": 100},

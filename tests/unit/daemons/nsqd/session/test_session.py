@@ -277,6 +277,39 @@ def test_thousands_of_identifies_in_one_chunk_are_answered() -> None:
     assert client.session.request.client_id == "last"
 
 
+def test_a_congested_link_gets_no_messages_until_it_is_writable() -> None:
+    world = World()
+    slow, fast = consumer(world, 2500, capacity=200_000), consumer(world, 2500)
+    world.broker.publish("t", [b"x" * 1000] * 2000)
+    world.clock.settle()
+    assert slow.link.congested
+    held = len(slow.session.subscriber.in_flight)  # type: ignore[union-attr]
+    assert 150 < held < 350
+    world.broker.publish("t", [b"y"])
+    assert len(fast.messages()) + held == 2001
+    world.broker.publish("t", [b"z"] * 600)
+    fast.send(commands.rdy(0))
+    assert len(slow.messages()) == held + 600
+
+
+def test_a_compressed_chunk_is_executed_in_portions_between_which_others_have_their_turn() -> None:
+    world = World()
+    bomber, other = world.client(), world.client()
+    bomber.upgrade(["deflate"])
+    executed: list[int] = []
+    bomber.session._handlers[b"NOP"] = lambda params, body: executed.append(1)
+    bomber.send(commands.NOP * 300_000)
+    assert 0 < len(executed) <= 20_000
+    assert not bomber.link.reading
+    other.send(commands.pub("t", b"x"))
+    assert other.link.written
+    world.clock.step()
+    assert 20_000 < len(executed) * 2 < 80_000
+    world.clock.settle()
+    assert len(executed) == 300_000
+    assert bomber.link.reading
+
+
 def test_a_client_may_be_dropped_between_two_portions() -> None:
     world = World()
     client = world.client()
