@@ -216,16 +216,6 @@ class TestChannelsOfOthers:
         until_registered(nsqlookupd, known)
         return newcomer
 
-    def test_channels_known_to_nsqlookupd_get_every_message_of_a_new_topic(
-        self, nsqlookupd: Nsqlookupd, newcomer: Nsqd
-    ) -> None:
-        publish(newcomer, "orders", [b"1", b"2"])
-        for channel in ("archive", "billing"):
-            until_depth(newcomer, channel, 2)
-            with consumer(newcomer, "orders", channel, rdy=2) as client:
-                assert {client.expect_message().body for _ in range(2)} == {b"1", b"2"}
-        eventually(lambda: len(nodes(nsqlookupd, "orders")), lambda count: count == 2)
-
     def test_a_channel_subscribed_before_the_first_publish_gets_every_message(self, newcomer: Nsqd) -> None:
         with consumer(newcomer, "orders", "own") as client:
             publish(newcomer, "orders", [b"body"])

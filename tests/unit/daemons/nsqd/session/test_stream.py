@@ -10,7 +10,6 @@ from nsq.wire.layers import Tls
 from tests.fakes.session import FakeLink, tls_contexts
 
 NOP: Command = (b"NOP", [], None)
-IDENTIFY = commands.identify(b"{}")
 
 
 class Setup:
