@@ -49,12 +49,6 @@ def test_a_profile_of_the_event_loop_while_it_serves(nsqd: Nsqd) -> None:
     assert re.match(r"\d+ samples in \d+\.\ds\n", text)
 
 
-def test_a_profile_can_be_used_for_flame_graphs(nsqd: Nsqd) -> None:
-    text = nsqd.get("/debug/profile?seconds=0.1&format=collapsed").text
-    assert text
-    assert all(re.fullmatch(r"[^; ]+(;[^;]+)* \d+", line) for line in text.splitlines())
-
-
 def test_only_one_profile_runs_at_a_time(nsqd: Nsqd) -> None:
     names = lambda: [thread.name for thread in threading.enumerate()]  # noqa: E731
 

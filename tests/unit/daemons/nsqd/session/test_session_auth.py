@@ -81,19 +81,6 @@ def test_commands_behind_auth_wait_for_the_answer() -> None:
     assert bodies == [b"a", b"b", b"c", b"d", b"e"]
 
 
-def test_an_error_behind_auth_comes_after_its_answer() -> None:
-    setup = Setup()
-    client = setup.client()
-    client.send(commands.auth(b"secret"), commands.pub("t", b"a"), b"PUB b@d\n")
-    assert client.frames() == []
-    setup.allow()
-    granted, ok, error = client.frames()
-    assert isinstance(granted, Response)
-    assert ok == OK
-    assert error == ErrorReply(b'E_BAD_TOPIC PUB topic name "b@d" is not valid')
-    assert client.link.finished
-
-
 def test_an_identify_with_a_layer_may_follow_auth() -> None:
     setup = Setup()
     client, layer = setup.client(), Snappy()
