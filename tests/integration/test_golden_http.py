@@ -1,4 +1,4 @@
-"""The HTTP APIs of nsqd and nsqlookupd against their recordings: sessions in order; each exchange is a test.
+"""The HTTP APIs of the daemons against their recordings: sessions in order; each exchange is a test.
 
 Go's nsqlookupd keeps topics and producers in maps and answers in any order: there, order is not compared.
 """
@@ -6,17 +6,19 @@ Go's nsqlookupd keeps topics and producers in maps and answers in any order: the
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pytest
 
-from nsq.testing import Nsqd, Nsqlookupd, V1Client, V2Client
+from nsq.testing import Nsqadmin, Nsqd, Nsqlookupd, Reply, V1Client, V2Client
 from nsq.testing.plugin import factory
 from nsq.wire import commands
 from tests.golden import recordings, web
 from tests.golden.deviations import without_added
+from tests.integration.consuming import until
 
 VM = {
     "hostname": "vm",
@@ -41,6 +43,18 @@ def nsqd() -> Iterator[Nsqd]:
 
 
 @contextmanager
+def holding(nsqd: Nsqd, body: bytes) -> Iterator[None]:
+    """Have a consumer hold a message of the topic orders."""
+    with V2Client(nsqd.tcp_address) as consumer:
+        consumer.identify(client_id="golden", hostname="golden.host", user_agent="golden/1")
+        consumer.send(commands.sub("orders", "archive") + commands.rdy(5))
+        consumer.expect_ok()
+        assert nsqd.post("/pub?topic=orders", body).status == 200
+        consumer.expect_message()
+        yield
+
+
+@contextmanager
 def nsqd_with_a_consumer() -> Iterator[Nsqd]:
     """An nsqd whose consumer holds a message."""
     with factory(Nsqd) as make:
@@ -52,12 +66,7 @@ def nsqd_with_a_consumer() -> Iterator[Nsqd]:
             nsqd.post("/topic/create?" + request.split("?")[1])
             assert nsqd.post(request).status == 200
         assert nsqd.post("/pub?topic=golden_tls", b"x").status == 200
-        with V2Client(nsqd.tcp_address) as consumer:
-            consumer.identify(client_id="golden", hostname="golden.host", user_agent="golden/1")
-            consumer.send(commands.sub("orders", "archive") + commands.rdy(5))
-            consumer.expect_ok()
-            assert nsqd.post("/pub?topic=orders", b"8 bytes!").status == 200
-            consumer.expect_message()
+        with holding(nsqd, b"8 bytes!"):
             yield nsqd
 
 
@@ -127,3 +136,84 @@ def test_http_requests_are_answered_as_by_gos_daemons(
 ) -> None:
     _, volatile, compared = DAEMONS[name]
     web.check(answers[name][number], EXCHANGES[name][number], volatile, compared)
+
+
+# nsqadmin, over our daemons or others: two nsqlookupds; one nsqd that both know, with a consumer
+# that holds a message; and one of an unknown host that only the first knows, tombstoned for a topic. What an
+# error says behind its first words is ours.
+
+NODE, LOOKUPDS = "127.0.0.1:14151", ("127.0.0.1:14161", "127.0.0.1:14261")
+ADMIN_VOLATILE = {"remote_address", "connect_ts", "connected", "hostname", "tcp_port", "http_port"}
+OURS = ("UPSTREAM_ERROR: failed to query any nsqlookupd: ", "WARNING: ")
+ADMIN_EXCHANGES = [
+    each for each in recordings.exchanges("nsqadmin_api.json") if each["request"] != "GET /topics"
+]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[tuple[Nsqadmin, dict[str, str]]]:
+    """The daemons, and what the recording has in place of their addresses."""
+    with ExitStack() as stack:
+        make_lookupd = stack.enter_context(factory(Nsqlookupd))
+        lookupds = [make_lookupd(tombstone_lifetime=3600.0) for _ in LOOKUPDS]
+        percentiles = (0.99, 0.5)
+        nsqd = stack.enter_context(factory(Nsqd))(
+            lookupd=lookupds, e2e_processing_latency_percentiles=percentiles
+        )
+        for path in ("topic/create?topic=clicks", "channel/create?topic=clicks&channel=archive"):
+            nsqd.post(f"/{path}")
+        nsqd.post("/pub?topic=golden_tls", b"x")
+        stack.enter_context(holding(nsqd, b"x"))
+        g1 = stack.enter_context(V1Client(lookupds[0].tcp_address))
+        g1.identify(**{**G1, "broadcast_address": "g1.invalid"})
+        g1.register("orders")
+        lookupds[0].post("/topic/tombstone?topic=orders&node=g1.invalid:4151")
+        admin = stack.enter_context(factory(Nsqadmin))(lookupd=lookupds)
+        until("both know the topics", lambda: _registered(lookupds))
+        places = dict(zip(LOOKUPDS, (each.http_address for each in lookupds), strict=True))
+        yield admin, places | {NODE: nsqd.http_address, "g1.example": "g1.invalid"}
+
+
+def _registered(lookupds: list[Nsqlookupd]) -> bool:
+    return all("archive" in each.get("/channels?topic=orders").text for each in lookupds) and all(
+        set(each.get("/topics").json()["topics"]) == {"clicks", "golden_tls", "orders"} for each in lookupds
+    )
+
+
+@pytest.fixture(scope="module")
+def admin_exchanges(cluster: tuple[Nsqadmin, dict[str, str]]) -> list[tuple[Any, Reply]]:
+    admin, places = cluster
+    text = json.dumps(ADMIN_EXCHANGES)
+    for recorded, real in places.items():
+        text = text.replace(recorded, real)
+    placed = json.loads(text)
+    answers = web.ask_all(admin, placed)
+    return [(each, answers[number]) for number, each in enumerate(placed)]
+
+
+@pytest.mark.parametrize(
+    "number",
+    range(len(ADMIN_EXCHANGES)),
+    ids=[f"{i:02d} {web.request_name(each)}" for i, each in enumerate(ADMIN_EXCHANGES)],
+)
+def test_nsqadmin_answers_http_requests_as_gos_did(
+    number: int, admin_exchanges: list[tuple[Any, Reply]]
+) -> None:
+    exchange, reply = admin_exchanges[number]
+    web.check(reply, exchange, ADMIN_VOLATILE, lambda answer: _comparable(without_added(answer)))
+
+
+def _comparable(answer: Any) -> Any:
+    """The answer with what comes in any order sorted, and without what an error says in our words."""
+    made = copy.deepcopy(answer)
+    if not isinstance(made, dict):
+        return made
+    for begin in OURS:
+        if made.get("message", "").startswith(begin):
+            made["message"] = begin
+    for node in made.get("nodes") or ():
+        if "remote_addresses" in node:
+            node["remote_addresses"] = sorted(each.partition("/")[0] for each in node["remote_addresses"])
+    if "remote_addresses" in (made.get("nodes") or [{}])[0]:
+        made["nodes"].sort(key=lambda node: node["broadcast_address"])
+    return made

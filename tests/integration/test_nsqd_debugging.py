@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 import threading
 import time
@@ -48,28 +47,6 @@ def test_a_profile_of_the_event_loop_while_it_serves(nsqd: Nsqd) -> None:
 
     text = eventually(profile, lambda text: "nsq.daemons.nsqd.stats:topics" in text)
     assert re.match(r"\d+ samples in \d+\.\ds\n", text)
-
-
-def test_a_profile_can_be_used_for_flame_graphs(nsqd: Nsqd) -> None:
-    text = nsqd.get("/debug/profile?seconds=0.1&format=collapsed").text
-    assert text
-    assert all(re.fullmatch(r"[^; ]+(;[^;]+)* \d+", line) for line in text.splitlines())
-
-
-def test_a_trace_shows_allocations(nsqd: Nsqd) -> None:
-
-    def lines() -> list[str]:
-        """Trace allocations of messages that arrive meanwhile; their number depends on the machine."""
-        found: list[str] = []
-        target = "/debug/tracemalloc?seconds=0.7&limit=3"
-        asking = threading.Thread(target=lambda: found.append(nsqd.get(target).text))
-        asking.start()
-        while asking.is_alive():
-            nsqd.post("/pub?topic=kept", b"x" * 1000)
-        asking.join()
-        return found[0].splitlines()[3:]
-
-    eventually(lines, lambda told: len(told) == 4 and int(told[0].split()[0]) > 10_000)
 
 
 def test_only_one_profile_runs_at_a_time(nsqd: Nsqd) -> None:
@@ -118,16 +95,6 @@ def test_the_index_and_what_go_calls_it(nsqd: Nsqd) -> None:
     assert nsqd.get("/debug/pprof/block").status == 404
     assert nsqd.request("PUT", "/debug/setblockrate?rate=1").status == 404
     assert nsqd.request("PUT", "/debug/setblockrate?rate=x").status == 400
-
-
-def test_memory_figures_follow_the_process(nsqd: Nsqd) -> None:
-    memory = json.loads(nsqd.get("/stats?format=json").body)["memory"]
-    assert memory["heap_objects"] > 10_000
-    assert memory["heap_in_use_bytes"] > 10_000_000
-    nsqd.post("/debug/freememory")
-    later = json.loads(nsqd.get("/stats?format=json").body)["memory"]
-    assert later["gc_total_runs"] > memory["gc_total_runs"]
-    assert later["gc_pause_usec_100"] > 0
 
 
 class TestWorkerThread:

@@ -85,19 +85,6 @@ def test_nsqd_registers_with_an_nsqlookupd_on_a_unix_socket(
 
 
 class TestWhatIsRegistered:
-    def test_every_topic_and_channel_is_registered_with_every_nsqlookupd(
-        self, nsqlookupd_factory: Factory[Nsqlookupd], nsqd_factory: Factory[Nsqd]
-    ) -> None:
-        lookupds = [nsqlookupd_factory(), nsqlookupd_factory()]
-        nsqd = nsqd_factory(lookupd=lookupds)
-        create(nsqd, "orders", "archive", "billing")
-        create(nsqd, "returns")
-        for lookupd in lookupds:
-            until_registered(lookupd, keys("orders", ["archive", "billing"]) | keys("returns"))
-            assert nodes(lookupd, "orders") == {nsqd.tcp_address}
-            channels = lookupd.get("/channels?topic=orders").json()["channels"]
-            assert sorted(channels) == ["archive", "billing"]
-
     def test_nsqd_registers_its_broadcast_addresses(
         self, nsqlookupd: Nsqlookupd, nsqd_factory: Factory[Nsqd]
     ) -> None:
@@ -161,16 +148,6 @@ class TestUpheavals:
         wanted = keys("orders") | keys("meanwhile", ["archive"])
         until_registered(nsqlookupd, wanted, UNTIL_REGISTERED_AGAIN)
 
-    def test_an_nsqlookupd_may_be_started_last(
-        self, nsqlookupd: Nsqlookupd, nsqd_factory: Factory[Nsqd]
-    ) -> None:
-        address = nsqlookupd.tcp_address
-        nsqlookupd.stop()
-        nsqd = nsqd_factory(lookupd=[address])
-        create(nsqd, "orders", "archive")
-        nsqlookupd.start()
-        until_registered(nsqlookupd, keys("orders", ["archive"]), UNTIL_REGISTERED_AGAIN)
-
     def test_a_connection_reset_while_idle_is_made_again(
         self, nsqlookupd: Nsqlookupd, nsqd_factory: Factory[Nsqd]
     ) -> None:
@@ -212,16 +189,6 @@ class TestUpheavals:
         assert registered(old) == set()
         assert sorted(nsqd.get("/config/nsqlookupd_tcp_addresses").json()) == sorted(wanted)
 
-    @pytest.mark.parametrize("body", [b"127.0.0.1:4160", b'"127.0.0.1:4160"', b"[1]", b"["])
-    def test_an_invalid_list_of_nsqlookupds_changes_nothing(
-        self, nsqlookupd: Nsqlookupd, nsqd_factory: Factory[Nsqd], body: bytes
-    ) -> None:
-        nsqd = nsqd_factory(lookupd=[nsqlookupd])
-        reply = nsqd.request("PUT", "/config/nsqlookupd_tcp_addresses", body)
-        assert (reply.status, reply.json()) == (400, {"message": "INVALID_VALUE"})
-        create(nsqd, "orders")
-        until_registered(nsqlookupd, keys("orders"))
-
     def test_an_nsqlookupd_that_never_answers_delays_nothing(
         self, nsqlookupd: Nsqlookupd, nsqd_factory: Factory[Nsqd]
     ) -> None:
@@ -248,16 +215,6 @@ class TestChannelsOfOthers:
         known = keys("orders", ["archive", "billing"]) | keys("known")
         until_registered(nsqlookupd, known)
         return newcomer
-
-    def test_channels_known_to_nsqlookupd_get_every_message_of_a_new_topic(
-        self, nsqlookupd: Nsqlookupd, newcomer: Nsqd
-    ) -> None:
-        publish(newcomer, "orders", [b"1", b"2"])
-        for channel in ("archive", "billing"):
-            until_depth(newcomer, channel, 2)
-            with consumer(newcomer, "orders", channel, rdy=2) as client:
-                assert {client.expect_message().body for _ in range(2)} == {b"1", b"2"}
-        eventually(lambda: len(nodes(nsqlookupd, "orders")), lambda count: count == 2)
 
     def test_a_channel_subscribed_before_the_first_publish_gets_every_message(self, newcomer: Nsqd) -> None:
         with consumer(newcomer, "orders", "own") as client:

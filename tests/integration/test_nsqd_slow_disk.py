@@ -60,14 +60,16 @@ def hanging(thread: str, directory: Path, *flags: str) -> Iterator[subprocess.Po
             process.kill()
 
 
-def wait_for(process: subprocess.Popen[str], text: str) -> None:
+def wait_for(process: subprocess.Popen[str], *texts: str) -> None:
+    """Wait until it has said all of them, in any order."""
     assert process.stdout is not None
-    seen = []
+    left, seen = set(texts), []
     for line in process.stdout:
-        if text in line:
+        left -= {text for text in left if text in line}
+        if not left:
             return
         seen.append(line)
-    raise AssertionError(f"it ended without saying {text!r}: {''.join(seen)}")
+    raise AssertionError(f"it ended without saying {left}: {''.join(seen)}")
 
 
 @pytest.mark.parametrize("flags", [[], ["--durable"]], ids=["normal", "durable"])
@@ -76,32 +78,16 @@ def test_a_stop_waits_for_a_hanging_disk_in_spite_of_signals(
     thread: str, flags: list[str], tmp_path: Path
 ) -> None:
     with hanging(thread, tmp_path, *flags) as process:
-        said = ["the disk hangs", "HTTP: listening"]
-        if thread == "nsqd-sync":
-            wait_for_both(process, said)
-            process.send_signal(signal.SIGTERM)
-            wait_for(process, "nsqd: stopping")
-        else:
-            wait_for(process, said[1])
-            process.send_signal(signal.SIGTERM)
-            wait_for(process, said[0])
+        syncs = thread == "nsqd-sync"
+        wait_for(process, "HTTP: listening", *["the disk hangs"] * syncs)
+        process.send_signal(signal.SIGTERM)
+        wait_for(process, "nsqd: stopping" if syncs else "the disk hangs")
         time.sleep(1.1)
         process.send_signal(signal.SIGTERM)
         wait_for(process, "received SIGTERM again")
-        left = "1 queue with 0 messages in memory" if thread == "nsqd-sync" else "the list of topics"
+        left = "1 queue with 0 messages in memory" if syncs else "the list of topics"
         wait_for(process, f"still writing {left} to disk, for ")
         assert process.poll() is None
-
-
-def wait_for_both(process: subprocess.Popen[str], texts: list[str]) -> None:
-    """Wait for both, in any order."""
-    assert process.stdout is not None
-    left = set(texts)
-    for line in process.stdout:
-        left -= {text for text in left if text in line}
-        if not left:
-            return
-    raise AssertionError(f"it ended without saying {left}")
 
 
 def few_files(directory: Path, limit: int) -> Path:

@@ -12,7 +12,6 @@ import socket
 import ssl
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -22,7 +21,7 @@ from nsq.testing.plugin import Factory, factory
 from nsq.testing.v2 import PeerClosed
 from nsq.wire import commands
 from tests.integration.authority import Authority
-from tests.integration.clients import channel_stats, connected, dial, finish_all, subscribe
+from tests.integration.clients import connected, dial, finish_all, subscribe
 from tests.integration.judged import only_ours
 from tests.integration.patience import eventually
 
@@ -93,81 +92,7 @@ def https(
         return response.status, response.read()
 
 
-def consume_one(client: V2Client, topic: str) -> bytes:
-    subscribe(client, topic)
-    message = client.expect_message()
-    finish_all(client, [message])
-    return message.body
-
-
-class TestBothPorts:
-    @VERSIONS
-    def test_messages_pass_over_https(self, nsqd: Nsqd, authority: Authority, version: str) -> None:
-        context = authority.client_context(version=version)
-        assert https(nsqd, context, "POST", f"/pub?topic=https-{version}", b"body") == (200, b"OK")
-        with connected(nsqd) as client:
-            assert consume_one(client, f"https-{version}") == b"body"
-
-    @VERSIONS
-    def test_the_statistics_show_tls(self, nsqd: Nsqd, authority: Authority, version: str) -> None:
-        topic = f"shown-{version}"
-        with encrypted(nsqd, authority.client_context(version=version), client_id="safe") as client:
-            subscribe(client, topic)
-            with connected(nsqd, client_id="open") as other:
-                subscribe(other, topic)
-                shown = clients(nsqd, topic)
-        assert shown["safe"]["tls"] is True
-        assert shown["safe"]["tls_version"] == version.replace("v", "").replace("_", ".")
-        assert shown["safe"]["tls_cipher_suite"]
-        assert shown["open"]["tls"] is False
-        assert shown["open"]["tls_version"] == shown["open"]["tls_cipher_suite"] == ""
-
-    def test_an_nsqd_without_a_certificate_grants_no_tls(self, nsqd_factory: Factory[Nsqd]) -> None:
-        nsqd = nsqd_factory()
-        with V2Client(nsqd.tcp_address) as client:
-            assert client.identify(tls_v1=True)["tls_v1"] is False
-            client.send(commands.pub("plain", b"body"))
-            client.expect_ok()
-        assert nsqd.https_address is None
-
-
-def clients(nsqd: Nsqd, topic: str) -> dict[str, dict[str, Any]]:
-    channel = channel_stats(nsqd, topic)
-    return {client["client_id"]: client for client in channel["clients"]}
-
-
-REQUIRED = pytest.mark.parametrize("required", ["true", "tcp-https"])
-
-
 class TestRequired:
-    @REQUIRED
-    @pytest.mark.parametrize(
-        "command",
-        [
-            commands.pub("t", b"x"),
-            commands.mpub("t", [b"x"]),
-            commands.dpub("t", 1, b"x"),
-            commands.sub("t", "c"),
-        ],
-        ids=lambda command: command[:4].decode().strip(),
-    )
-    def test_commands_without_tls_are_refused(
-        self, demanding: dict[str, Nsqd], required: str, command: bytes
-    ) -> None:
-        with connected(demanding[required]) as client:
-            client.send(command)
-            frame = client.expect_error("E_INVALID")
-            client.expect_closed()
-        verb = command.split()[0]
-        assert frame.data == b"E_INVALID cannot %s in current state (TLS required)" % verb
-
-    @REQUIRED
-    def test_commands_before_identify_are_refused(self, demanding: dict[str, Nsqd], required: str) -> None:
-        with V2Client(demanding[required].tcp_address) as client:
-            client.send(commands.NOP)
-            client.expect_error("E_INVALID")
-            client.expect_closed()
-
     @pytest.mark.parametrize("target", ["GET /ping", "POST /pub?topic=t", "GET /stats", "GET /nothing"])
     def test_plain_http_gets_an_error_that_names_the_https_port(
         self, demanding: dict[str, Nsqd], target: str
@@ -200,7 +125,10 @@ class TestClientCertificates:
         context = authority.client_context(known_by=authority, version=version)
         assert https(nsqd, context, "POST", f"/pub?topic={topic}", b"body") == (200, b"OK")
         with encrypted(nsqd, context) as client:
-            assert consume_one(client, topic) == b"body"
+            subscribe(client, topic)
+            message = client.expect_message()
+            finish_all(client, [message])
+        assert message.body == b"body"
 
     @POLICY
     @VERSIONS
@@ -281,15 +209,6 @@ class TestNoHandshake:
             until_closed(sock)
         assert nsqd.get("/ping").status == 200
 
-    def test_a_client_that_leaves_during_the_handshake_disturbs_no_other(
-        self, nsqd: Nsqd, authority: Authority
-    ) -> None:
-        with asked_for_tls(nsqd) as sock:
-            sock.sendall(b"\x16\x03\x01")
-        with encrypted(nsqd, authority.client_context()) as client:
-            client.send(commands.pub("t", b"x"))
-            client.expect_ok()
-
 
 @contextlib.contextmanager
 def asked_for_tls(nsqd: Nsqd) -> Iterator[socket.socket]:
@@ -324,8 +243,10 @@ def serial_number(nsqd: Nsqd, trusted: Authority) -> object:
 
 
 @only_ours("Go's nsqd ends at SIGHUP")
-def test_sighup_brings_new_certificates(nsqd_factory: Factory[Nsqd], tmp_path: Path) -> None:
-    first, second = (Authority(directory(tmp_path / name)) for name in ("first", "second"))
+def test_sighup_brings_new_certificates(
+    nsqd_factory: Factory[Nsqd], tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    first, second = (Authority(tmp_path_factory.mktemp("authority")) for _ in range(2))
     files = {name: tmp_path / name for name in ("tls_cert", "tls_key")}
 
     def install(authority: Authority, *names: str) -> None:
@@ -351,8 +272,3 @@ def test_sighup_brings_new_certificates(nsqd_factory: Factory[Nsqd], tmp_path: P
             pass
         early.send(commands.pub("t", b"of a connection that was open"))
         early.expect_ok()
-
-
-def directory(path: Path) -> Path:
-    path.mkdir()
-    return path

@@ -72,14 +72,17 @@ class Client:
         return await self.reader.read() == b""
 
 
-@asynccontextmanager
-async def connected(address: str | None) -> AsyncIterator[Client]:
+async def opened(address: str | None) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     assert address is not None
     if "/" in address:
-        reader, writer = await asyncio.open_unix_connection(address)
-    else:
-        host, _, port = address.rpartition(":")
-        reader, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+        return await asyncio.open_unix_connection(address)
+    host, _, port = address.rpartition(":")
+    return await asyncio.open_connection(host.strip("[]"), int(port))
+
+
+@asynccontextmanager
+async def connected(address: str | None) -> AsyncIterator[Client]:
+    reader, writer = await opened(address)
     try:
         writer.write(lookup.MAGIC)
         yield Client(reader, writer)
@@ -90,12 +93,7 @@ async def connected(address: str | None) -> AsyncIterator[Client]:
 
 async def get(address: str | None, target: str) -> object:
     """Over whatever kind of address, without an HTTP library's idea of what an answer should be."""
-    assert address is not None
-    if "/" in address:
-        reader, writer = await asyncio.open_unix_connection(address)
-    else:
-        host, _, port = address.rpartition(":")
-        reader, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+    reader, writer = await opened(address)
     writer.write(f"GET {target} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
     head, _, body = (await reader.read()).partition(b"\r\n\r\n")
     writer.close()
@@ -132,28 +130,6 @@ async def test_an_nsqd_registers_is_found_and_leaves(host: str) -> None:
         await eventually(
             daemon.http_address, "/lookup?topic=orders", {"channels": ["archive"], "producers": []}
         )
-
-
-@on_an_event_loop
-async def test_stopping_ends_connections_and_frees_the_addresses() -> None:
-    async with running() as daemon:
-        tcp_address, http_address = daemon.tcp_address, daemon.http_address
-        assert tcp_address is not None
-        assert http_address is not None
-        async with connected(tcp_address) as nsqd, connected(tcp_address) as silent:
-            await nsqd.ask(lookup.identify(NSQD))
-            idle = http.client.HTTPConnection(http_address)
-            await asyncio.to_thread(idle.request, "GET", "/ping")
-            assert (await asyncio.to_thread(idle.getresponse)).read() == b"OK"
-            began = asyncio.get_running_loop().time()
-            await daemon.stop()
-            assert asyncio.get_running_loop().time() - began < 60.0
-            assert await nsqd.ended()
-            assert await silent.ended()
-            idle.close()
-        await daemon.stop()
-    async with running(tcp_address, http_address) as again:
-        assert (again.tcp_address, again.http_address) == (tcp_address, http_address)
 
 
 @on_an_event_loop

@@ -9,13 +9,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from nsq.config import Config
-from nsq.connection.backoff import Pauses
+from nsq.connection.backoff import Backoff, Pauses
 from nsq.connection.conn import Conn, ConnDelegate
 from nsq.connection.endpoint import DIALS, Endpoint, Endpoints, Key, LoopThreads, Status, Wanted
 from nsq.connection.subscription import Subscription
-from nsq.errors import Closed, ConnectionLost, DialFailed, NsqError
+from nsq.errors import ConnectionLost, DialFailed, NsqError
 from nsq.log import Logger
 from nsq.threads.owner import Owner
 from nsq.threads.waiters import join_threads
@@ -114,6 +116,19 @@ class World:
 def world(monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.setattr(LoopThreads, "start", lambda _: None)
     return World()
+
+
+@given(st.floats(0.0, 1.0), st.integers(1, 3000))
+def test_chance_takes_half_of_a_pause_at_most_and_a_success_makes_up_for_all_failures(
+    chance: float, failures: int
+) -> None:
+    backoff = Backoff(Pauses(INITIAL, LONGEST, lambda: chance).draw_late)
+    for _ in range(failures):
+        backoff.failed(LOST, 0.0, final=True)
+    whole = min(INITIAL * 2.0 ** min(failures - 1, 20), LONGEST)
+    assert whole / 2 <= backoff.pause <= whole
+    backoff.succeeded()
+    assert (backoff.failures, backoff.reason, backoff.final) == (0, None, False)
 
 
 class TestDialing:
@@ -291,9 +306,7 @@ class Dialed(Endpoint, ConnDelegate):
         transport = self._client.transport
         return Conn(self.address, self._config, self, transport=transport, subscription=self.subscription)
 
-    def connected(self, conn: Conn) -> None:
-        if self._client.unneeded:
-            raise Closed("not needed")
+    def connected(self, conn: Conn) -> None: ...
 
     def refused(self, error: NsqError, news: bool) -> None:
         self.notes.append((str(error), news))
@@ -309,7 +322,7 @@ class Client:
     def __init__(self) -> None:
         self.transport: Any = MemoryTransport()
         self.pauses = Pauses(0.0, 0.0, lambda: 0.0)
-        self.stopping = self.unneeded = False
+        self.stopping = False
         self.owner = Owner("test-owner", Logger("nsq.test"), turn=self._turn)
         self.endpoints: Endpoints[Dialed] = Endpoints(
             "test", self.owner, lambda wanted: Dialed(wanted, self), time.monotonic
@@ -481,14 +494,6 @@ class TestThreads:
         client.transport.admit()
         client.connected(endpoint)
         assert "a bug of ours" in caplog.text
-
-    def test_a_connection_that_is_not_needed_is_closed(self, client: Client) -> None:
-        client.unneeded = True
-        endpoint = client.dial()
-        accept(client.transport).peer.wait_closed()
-        client.until(lambda: endpoint.notes)
-        client.unneeded = False
-        assert endpoint.notes[0] == ("not needed", True)
 
     def test_no_thread_is_started_after_a_stop(self, client: Client) -> None:
         client.endpoints.stop()

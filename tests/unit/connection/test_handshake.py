@@ -94,7 +94,7 @@ def refused(config: Config, *answers: bytes) -> tuple[list[Step], NsqError]:
 
 class TestAgreement:
     @pytest.mark.parametrize(
-        ("wanted", "granted", "layers"),
+        ("wanted", "granted", "agreed"),
         [
             ({}, {}, []),
             ({"snappy": True}, {"snappy": True}, [Snappy]),
@@ -104,44 +104,30 @@ class TestAgreement:
             ({"tls": True, "deflate": True}, {"tls_v1": True}, [Tls]),
             ({"snappy": True}, {"snappy": False}, []),
             ({"deflate": True}, {}, []),
+            ({"auth_secret": SECRET}, {"auth_required": True}, [AUTH]),
+            ({"auth_secret": SECRET}, {"auth_required": False}, []),
+            ({}, {"max_rdy_count": 7, "msg_timeout": 1000}, []),
         ],
     )
-    def test_each_layer_that_is_granted_and_no_other(
-        self, wanted: dict[str, Any], granted: dict[str, Any], layers: list[Step]
+    def test_each_layer_that_is_granted_and_no_other_and_auth_if_it_is_required(
+        self, wanted: dict[str, Any], granted: dict[str, Any], agreed: list[Step]
     ) -> None:
         config = Config(**wanted)
-        steps, reply = shake(config, granting(**granted), *[OK] * len(layers), OK)
-        assert steps == [identify(config), *layers, SUB]
+        steps, reply = shake(
+            config, granting(**granted), *(ALICE if step == AUTH else OK for step in agreed), OK
+        )
+        assert steps == [identify(config), *agreed, SUB]
         assert reply == IdentifyReply(**granted)
 
     def test_a_producer_subscribes_to_nothing(self) -> None:
         steps, _ = shake(Config(), granting(), subscription=None)
         assert steps == [identify(Config())]
 
-    def test_what_nsqd_says_of_its_limits_is_handed_on(self) -> None:
-        _, reply = shake(Config(), granting(max_rdy_count=7, msg_timeout=1000), OK)
-        assert (reply.max_rdy_count, reply.msg_timeout) == (7, 1000)
-
     def test_an_old_nsqd_answers_ok_and_grants_nothing(self) -> None:
         config = Config(snappy=True)
         steps, reply = shake(config, OK, OK)
         assert steps == [identify(config), SUB]
         assert reply == IdentifyReply()
-
-    def test_auth_is_sent_when_it_is_required(self) -> None:
-        config = Config(auth_secret=SECRET)
-        steps, _ = shake(config, granting(auth_required=True), ALICE, OK)
-        assert steps == [identify(config), AUTH, SUB]
-
-    def test_auth_is_not_sent_unasked(self) -> None:
-        steps, _ = shake(Config(auth_secret=SECRET), granting(auth_required=False), OK)
-        assert AUTH not in steps
-
-    def test_auth_travels_inside_the_layers(self) -> None:
-        config = Config(auth_secret=SECRET, tls=True, snappy=True)
-        answers = granting(auth_required=True, tls_v1=True, snappy=True), OK, OK, ALICE, OK
-        steps, _ = shake(config, *answers)
-        assert steps == [identify(config), Tls, Snappy, AUTH, SUB]
 
 
 class TestRefusal:

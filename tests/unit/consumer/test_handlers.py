@@ -80,15 +80,6 @@ def test_the_log_says_when_a_failed_message_comes_again(
     assert said in caplog.text
 
 
-@pytest.mark.parametrize("kind", ["add", "add_batch"])
-def test_a_handler_is_not_called_for_an_expired_message(pool: HandlerPool, desk: Desk, kind: str) -> None:
-    handled: list[object] = []
-    adder(pool, kind)(handled.append)
-    work(pool, desk.message(1, expires_at=0.0), desk.message(2))
-    desk.wait_for(("expired", 1), ("finish", 2))
-    assert len(handled) == 1
-
-
 def test_expired_messages_are_swept_out_and_the_rest_stays_in_order(pool: HandlerPool, desk: Desk) -> None:
     messages = [desk.message(number, expires_at=10.0 * number) for number in range(4)]
     pool.put(messages)

@@ -128,11 +128,6 @@ class TestShares:
         world.expect(1)
         assert world.rdy == {"a": 12}
 
-    def test_a_share_is_at_most_the_max_rdy_count_of_nsqd(self) -> None:
-        world = World(100).connect("a", max_rdy=7)
-        assert world.rdy == {"a": 7}
-        assert "max_rdy_count of 7" in world.windows.reason("a")
-
     def test_a_closing_connection_leaves_its_share_as_its_messages_are_answered(self) -> None:
         world = World(10).connect("a", "b")
         world.receive("a", 4)
@@ -156,7 +151,7 @@ class TestShares:
         assert not world.windows.below_target
 
 
-class TestMaxInFlightAndPause:
+class TestMaxInFlight:
     def test_lowered_below_what_is_in_flight_nothing_new_comes(self) -> None:
         world = World(10).connect("a", "b")
         world.set_max_in_flight(8)
@@ -167,36 +162,8 @@ class TestMaxInFlightAndPause:
         world.answer("a", count=2)
         assert world.rdy == {"a": 2, "b": 2}
 
-    def test_a_max_in_flight_of_zero_stops_and_the_reason_says_so(self) -> None:
-        world = World(10).connect("a")
-        world.set_max_in_flight(0)
-        assert (world.rdy, world.windows.reason("a")) == ({"a": 0}, "max_in_flight is 0")
-        world.set_max_in_flight(3)
-        assert world.rdy == {"a": 3}
-
-    def test_a_pause_stops_all_connections_until_resumed(self) -> None:
-        world = World(10).connect("a", "b")
-        world.pause(True)
-        assert set(world.orders) == {Order("a", 0), Order("b", 0)}
-        assert world.windows.reason("a") == "paused"
-        world.connect("c")
-        world.tick(100.0)
-        assert world.orders == []
-        world.pause(False)
-        assert sum(world.rdy.values()) == 10
-
 
 class TestIdle:
-    def test_the_share_of_an_idle_nsqd_goes_to_a_busy_one_until_it_sends_again(self) -> None:
-        world = World(10).connect("a", "b")
-        world.now += IDLE
-        world.receive("a")
-        world.tick()
-        assert world.rdy == {"a": 9, "b": 1}
-        assert "idle" in world.windows.reason("b")
-        world.receive("b")
-        assert world.rdy == {"a": 5, "b": 5}
-
     def test_all_nsqds_have_their_share_while_all_are_idle(self) -> None:
         world = World(10).connect("a", "b")
         world.tick(10 * IDLE)
@@ -212,14 +179,6 @@ class TestIdle:
 
 
 class TestMoreConnectionsThanMessages:
-    def test_only_as_many_connections_have_a_turn_as_messages_are_allowed(self) -> None:
-        world = World(2)
-        world.expect(3)
-        world.connect("a", "b", "c")
-        assert world.rdy == {"a": 1, "b": 1, "c": 0}
-        assert world.windows.reason("c") == "3 connections share a max_in_flight of 2: waits for its turn"
-        assert "has its turn" in world.windows.reason("a")
-
     def test_a_turn_ends_when_no_message_comes(self) -> None:
         world = World(1).connect("a", "b")
         world.tick(IDLE - 1)
@@ -275,32 +234,6 @@ class TestMoreConnectionsThanMessages:
 
 
 class TestBackingOff:
-    def test_a_failure_stops_all_connections_and_one_message_tests_after_the_pause(self) -> None:
-        world = World(10).connect("a", "b")
-        world.receive("a")
-        world.answer("a", FAILURE)
-        assert set(world.orders) == {Order("a", 0), Order("b", 0)}
-        assert world.windows.reason("b") == "backing off for 2 s more (level 1)"
-        world.tick(1.9)
-        assert world.orders == []
-        world.tick(0.1)
-        assert world.orders == [Order("a", 1)]
-        assert "tries one message" in world.windows.reason("a")
-        assert "another connection" in world.windows.reason("b")
-
-    def test_each_level_is_tested_by_one_message(self) -> None:
-        world = World(10).connect("a").fail()
-        seen = []
-        for wait, outcome in [(2, FAILURE), (4, NEUTRAL), (4, SUCCESS), (2, SUCCESS)]:
-            world.tick(wait - 0.1)
-            assert world.orders == []
-            world.tick(0.1)
-            seen.append(world.rdy["a"])
-            world.receive("a")
-            world.answer("a", outcome)
-            seen.append(world.rdy["a"])
-        assert seen == [1, 0, 1, 0, 1, 0, 1, 10]
-
     def test_the_nsqd_that_has_sent_last_is_tested(self) -> None:
         world = World(10).connect("empty", "full")
         for level in range(3):
@@ -364,20 +297,6 @@ class TestBackoff:
             assert not backoff.expire(now)
         assert seen == [(1, 2.0), (2, 4.0), (3, 8.0)] + [(3, 8.0)] * 3 + [(2, 4.0), (1, 2.0), (0, 0.0)]
         assert min(asked) == 1
-
-    def test_a_longer_wait_than_the_longest_is_cut(self) -> None:
-        backoff = Backoff(lambda level: 1000.0, 120.0)
-        assert backoff.outcome(FAILURE, 10.0)
-        assert (backoff.level, backoff.until) == (1, 130.0)
-        assert not backoff.expire(129.9)
-
-    @pytest.mark.parametrize(("longest", "outcome"), [(0.0, FAILURE), (120.0, SUCCESS), (120.0, NEUTRAL)])
-    def test_nothing_changes_without_a_failure_or_with_a_longest_wait_of_zero(
-        self, longest: float, outcome: Outcome
-    ) -> None:
-        backoff = Backoff(exponential(1.0), longest)
-        assert not backoff.outcome(outcome, 0.0)
-        assert (backoff.level, backoff.waiting, backoff.testing) == (0, False, False)
 
 
 class TestRoomThatGrows:

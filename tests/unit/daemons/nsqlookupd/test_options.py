@@ -6,13 +6,6 @@ import pytest
 
 from nsq.daemons.nsqlookupd.options import NsqlookupdOptions
 from nsq.errors import ConfigError
-from nsq.flags import FlagExit, parse
-
-
-def test_an_unknown_log_level_exits_with_status_2() -> None:
-    with pytest.raises(FlagExit) as caught:
-        parse(NsqlookupdOptions, ["--log-level=loud"], prog="nsqlookupd")
-    assert caught.value.status == 2
 
 
 @pytest.mark.parametrize(

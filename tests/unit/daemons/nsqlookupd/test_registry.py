@@ -27,14 +27,6 @@ def forget(registry: Registry, gone: Peer) -> None:
         pass
 
 
-def test_an_unknown_topic_differs_from_one_without_producers() -> None:
-    made = registry()
-    made.create_channel("made", "c")
-    assert made.producers("made", 0.0) == []
-    assert made.producers("nope", 0.0) is None
-    assert (made.channels("made"), made.channels("nope")) == (["c"], [])
-
-
 def test_a_silent_peer_is_hidden_until_it_is_heard_from() -> None:
     one, two = peer(1), peer(2, now=1.0)
     made = registry(one, two)
@@ -89,16 +81,6 @@ def test_a_registry_can_change_while_a_peer_is_being_removed() -> None:
     assert list(forgetting)
     assert (one.channels_by_topic, made.producers("u", 0.0)) == ({}, [two])
     assert set(made.topics()) == {"t", "u", "v"}
-
-
-def test_a_tombstone_for_an_unknown_producer_changes_nothing() -> None:
-    one = peer()
-    made = registry(one)
-    made.register_topic(one, "t")
-    made.tombstone("t", "n1:4152", 0.0)
-    made.tombstone("nope", "n1:4151", 0.0)
-    assert made.producers("t", 0.0) == [one]
-    assert made.topics() == ["t"]
 
 
 NAMES = st.sampled_from(["a", "b#ephemeral"])

@@ -61,11 +61,6 @@ def nsqd(fresh: Conversation) -> Conversation:
     return fresh
 
 
-def test_identify_makes_a_node(nsqd: Conversation) -> None:
-    (peer,) = nsqd.registry.nodes(0.0)
-    assert (peer.info, peer.remote_address, peer.channels_by_topic) == (NSQD, "10.0.0.7:5000", {})
-
-
 def test_register_and_unregister(nsqd: Conversation) -> None:
     registry = nsqd.registry
     assert nsqd.say(b"REGISTER orders\nREGISTER orders archive\r\n") == [b"OK", b"OK"]
@@ -91,10 +86,6 @@ def test_a_lost_nsqd_takes_its_registrations_along(nsqd: Conversation) -> None:
     assert len(list(forgetting)) >= 3  # steps
     assert nsqd.registry.topics() == ["u"]
     assert nsqd.say(b"REGISTER v\n") == []
-
-
-def test_a_client_must_identify_before_it_registers(fresh: Conversation) -> None:
-    assert fresh.refused(b"REGISTER \n") == b"E_INVALID client must IDENTIFY"
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,8 @@
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
 from nsq.daemons.serve.routes import (
-    EMPTY,
     HttpError,
     Reply,
     Request,
@@ -128,18 +125,3 @@ def test_json_is_written_as_go_writes_it() -> None:
     value = {"z": "<a&b>", "a": [1, 0.5, None, True], "é": "\u2028\ud800"}
     expected = '{"z":"\\u003ca\\u0026b\\u003e","a":[1,0.5,null,true],"é":"\\u2028?"}'
     assert go_json(value) == expected.encode()
-
-
-def test_a_reply_has_body_type_and_status() -> None:
-    assert Reply.error(404, "NOT_FOUND") == Reply(
-        b'{"message":"NOT_FOUND"}', "application/json; charset=utf-8", 404
-    )
-    assert Reply.text("é").body == "é".encode()
-    assert (EMPTY.body, EMPTY.content_type, EMPTY.status) == (b"", None, 200)
-
-
-def test_a_body_above_the_limit_is_refused() -> None:
-    request = Request("POST", "/pub", body=b"12345")
-    assert asyncio.run(request.read(5, "MSG_TOO_BIG")) == b"12345"
-    with pytest.raises(HttpError, match="413 MSG_TOO_BIG"):
-        asyncio.run(request.read(4, "MSG_TOO_BIG"))

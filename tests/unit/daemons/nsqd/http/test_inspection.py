@@ -44,20 +44,6 @@ def test_info_has_version_and_addresses() -> None:
 # /stats
 
 
-def test_stats_of_an_empty_nsqd_are_as_gos() -> None:
-    api = Api()
-    assert list(api.json("/stats?format=json")) == [
-        "version", "health", "start_time", "topics", "memory", "producers"
-    ]  # fmt: skip
-    assert stats(api) == {
-        "version": COMPATIBLE_VERSION,
-        "health": "OK",
-        "start_time": 1_700_000_000,
-        "topics": [],
-        "producers": None,
-    }
-
-
 def test_latencies_of_a_topic_are_those_of_its_channels_together() -> None:
     api = Api(e2e_processing_latency_percentiles=(0.5, 1.0), e2e_processing_latency_window_time=60.0)
     for channel, seconds in ("a", 1.0), ("b", 3.0):

@@ -15,13 +15,6 @@ def waiting(api: Api, topic: str = "t") -> list[bytes]:
     return [message.body for message in api.world.broker.topic(topic).backlog.take(1000)]
 
 
-@pytest.mark.parametrize("path", ["/pub", "/put"])
-def test_pub_stores_one_message(path: str) -> None:
-    api = Api()
-    assert api.ask("POST", f"{path}?topic=t", b"\0body\n") == OK
-    assert waiting(api) == [b"\0body\n"]
-
-
 def test_pub_with_defer_delays_the_message() -> None:
     api = Api()
     channel = api.world.broker.topic("t").channel("c")
@@ -61,13 +54,6 @@ def test_more_invalid_publishes_are_refused_in_gos_order(
     api = Api(max_msg_size=10, max_body_size=30, max_req_timeout=5.0)
     assert api.refused("POST", target, body) == refusal
     assert api.world.broker.topics == {}
-
-
-@pytest.mark.parametrize("path", ["/mpub?topic=t", "/mput?topic=t", "/mpub?topic=t&binary=false&x=1"])
-def test_an_mpub_may_be_lines(path: str) -> None:
-    api = Api()
-    assert api.ask("POST", path, b"\na\nb\r\n\n\nc") == OK
-    assert waiting(api) == [b"a", b"b\r", b"c"]
 
 
 @pytest.mark.parametrize("binary", ["true", "1", "maybe", ""])

@@ -46,47 +46,37 @@ def test_a_reply_of_an_auth_server_may_leave_fields_out() -> None:
     assert len(read(b'{"TTL": 1, "Authorizations": [%b]}' % rule, 0.0).rules) == 1
 
 
+ALL = {"topic": ".*", "channels": [".*"], "permissions": ["subscribe", "publish"]}
+MIDDLE = {**ALL, "topic": "b", "channels": ["y|^$"]}
+PUBLISH_A = {**ALL, "topic": "^a$", "permissions": ["publish"]}
+SUBSCRIBE_B = {**ALL, "topic": "^b$", "permissions": ["subscribe"]}
+
+
 @pytest.mark.parametrize(
-    ("topic", "channel", "allowed"),
+    ("rules", "allowed", "forbidden"),
     [
-        ("allowed1", "ok1", True),
-        ("allowed1", "no", False),
-        ("other", "ok1", False),
         # Publishing is asked for with an empty channel, which "^ok" does not match.
-        ("allowed1", "", False),
+        ([RULE], ["allowed1 ok1"], ["allowed1 no", "other ok1", "allowed1 "]),
+        ([MIDDLE], ["abc xyz", "abc "], ["abc xz"]),
+        ([PUBLISH_A, SUBSCRIBE_B], ["a ", "b c"], ["a c", "b "]),
+        ([{"topic": ".*", "permissions": ["publish"]}], [], ["t "]),
+        ([{"topic": ".*", "channels": [".*"]}], [], ["t ", "t c"]),
+    ],
+    ids=[
+        "topic and channel",
+        "patterns match anywhere",
+        "one rule allows all of it",
+        "no channels",
+        "no permissions",
     ],
 )
-def test_topic_and_channel_must_match(topic: str, channel: str, allowed: bool) -> None:
-    assert allows(grant(RULE), topic, channel) is allowed
-
-
-def test_patterns_match_anywhere_unless_anchored() -> None:
-    rule = {"topic": "b", "channels": ["y|^$"], "permissions": ["subscribe", "publish"]}
-    assert allows(grant(rule), "abc", "xyz")
-    assert allows(grant(rule), "abc", "")
-    assert not allows(grant(rule), "abc", "xz")
-
-
-@pytest.mark.parametrize(("permission", "sub", "pub"), [("subscribe", True, False), ("publish", False, True)])
-def test_permissions_are_separate(permission: str, sub: bool, pub: bool) -> None:
-    answer = grant({"topic": ".*", "channels": [".*"], "permissions": [permission]})
-    assert (allows(answer, "t", "c"), allows(answer, "t", "")) == (sub, pub)
-
-
-def test_a_single_rule_must_allow_topic_channel_and_permission() -> None:
-    answer = grant(
-        {"topic": "^a$", "channels": [".*"], "permissions": ["publish"]},
-        {"topic": "^b$", "channels": [".*"], "permissions": ["subscribe"]},
-    )
-    assert allows(answer, "a", "")
-    assert allows(answer, "b", "c")
-    assert not allows(answer, "a", "c")
-    assert not allows(answer, "b", "")
-
-
-def test_nothing_is_allowed_without_channels_or_permissions() -> None:
-    assert not allows(grant({"topic": ".*", "permissions": ["publish"]}), "t", "")
-    assert not allows(grant({"topic": ".*", "channels": [".*"]}), "t", "")
+def test_a_rule_allows_a_topic_a_channel_and_a_permission(
+    rules: list[dict[str, Any]], allowed: list[str], forbidden: list[str]
+) -> None:
+    answer = grant(*rules)
+    for asked in allowed + forbidden:
+        topic, channel = asked.split(" ")
+        assert allows(answer, topic, channel) is (asked in allowed), asked
 
 
 @pytest.mark.parametrize(

@@ -39,19 +39,6 @@ class Setup:
         return client
 
 
-def test_auth_asks_the_server_and_answers_with_its_grant() -> None:
-    setup = Setup()
-    client = setup.client(address="[2001:db8::1]:5000")
-    client.send(commands.auth(b"s\xff"))
-    assert client.frames() == []
-    (asked,) = setup.authority.asked
-    assert (asked.secret, asked.remote_ip, asked.tls, asked.common_name) == (
-        "s\udcff", "2001:db8::1", False, ""
-    )  # fmt: skip
-    setup.allow()
-    assert client.frames() == [Response(b'{"identity":"worker","identity_url":"","permission_count":1}')]
-
-
 def test_the_auth_server_gets_the_common_name_of_the_certificate() -> None:
     setup = Setup(tls=True)
     client = setup.client()
@@ -59,10 +46,6 @@ def test_the_auth_server_gets_the_common_name_of_the_certificate() -> None:
     client.send(commands.auth(b"secret"))
     client.settle()
     assert [(asked.tls, asked.common_name) for asked in setup.authority.asked] == [(True, "orders")]
-
-
-def test_the_reply_announces_that_auth_is_required() -> None:
-    assert Setup().client().identify()["auth_required"] is True
 
 
 @pytest.mark.parametrize(
@@ -96,19 +79,6 @@ def test_commands_behind_auth_wait_for_the_answer() -> None:
     assert client.link.reading
     bodies = [message.body for message in setup.world.broker.topic("t").backlog.take(9)]
     assert bodies == [b"a", b"b", b"c", b"d", b"e"]
-
-
-def test_an_error_behind_auth_comes_after_its_answer() -> None:
-    setup = Setup()
-    client = setup.client()
-    client.send(commands.auth(b"secret"), commands.pub("t", b"a"), b"PUB b@d\n")
-    assert client.frames() == []
-    setup.allow()
-    granted, ok, error = client.frames()
-    assert isinstance(granted, Response)
-    assert ok == OK
-    assert error == ErrorReply(b'E_BAD_TOPIC PUB topic name "b@d" is not valid')
-    assert client.link.finished
 
 
 def test_an_identify_with_a_layer_may_follow_auth() -> None:
@@ -152,10 +122,6 @@ def test_a_refused_auth_ends_the_connection(verdict: Grant | AuthError, answer: 
     assert client.link.finished
     assert setup.world.broker.topics == {}
     assert "secret" not in setup.world.log.getvalue()
-
-
-def test_a_second_auth_is_refused() -> None:
-    assert Setup().authenticated().refused(commands.auth(b"secret")) == b"E_INVALID AUTH already set"
 
 
 def test_a_second_auth_in_one_chunk_is_refused() -> None:

@@ -54,16 +54,6 @@ def test_a_refusal_arrives_through_every_layer(layers: tuple[str, ...]) -> None:
 # Bytes in the same chunk as IDENTIFY
 
 
-def test_commands_behind_an_identify_without_layers_are_executed() -> None:
-    client = World().client()
-    reply = client.identify(behind=commands.pub("t", b"x") + commands.sub("t", "c") + b"RD")
-    assert reply["snappy"] is False
-    client.send(b"Y 1\n")
-    ok, subscribed, message = client.frames()
-    assert (ok, subscribed) == (OK, OK)
-    assert isinstance(message, RawMessage)
-
-
 def test_commands_behind_an_identify_whose_layer_is_not_granted_are_executed() -> None:
     client = World(snappy=False).client()
     assert client.identify(behind=commands.pub("t", b"x"), snappy=True)["snappy"] is False
