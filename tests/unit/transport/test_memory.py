@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from nsq.errors import ConnectionLost, DialFailed, Unanswered
-from nsq.transport import MemoryPeer, MemoryStream, MemoryTransport, Stream, Transport
+from nsq.transport import MemoryPeer, MemoryStream, MemoryTransport, Stream, Transport, WrappedStream
 from tests.fakes.threads import Running
 
 LONG = 30.0
@@ -235,3 +235,34 @@ def test_bytes_that_are_not_in_the_script_break_the_connection_and_are_named() -
         stream.read()
     with pytest.raises(ConnectionLost):
         stream.write(b"PING", 1.0)
+
+
+def test_everything_reaches_the_stream_inside_a_wrapped_one() -> None:
+    inner, peer = connected()
+    stream = WrappedStream(inner)
+    assert isinstance(stream, Stream)
+    assert stream.peer == "nsqd:4150"
+    stream.read_timeout = 2.5
+    assert stream.read_timeout == stream.stream.read_timeout == 2.5
+    peer.send(b"abc")
+    assert (stream.read(2), stream.read()) == (b"ab", b"c")
+    stream.write(b"def", 1.0)
+    assert peer.received == b"def"
+    stream.wake()
+    assert peer.woken
+    assert not peer.closed
+    stream.close()
+    assert peer.closed
+    assert not peer.abandoned
+    stream.abandon()
+    assert peer.abandoned
+
+
+def test_an_overridden_method_of_a_wrapped_stream_is_used() -> None:
+    class Shouting(WrappedStream):
+        def write(self, data: bytes, timeout: float) -> None:
+            super().write(data.upper(), timeout)
+
+    inner, peer = connected()
+    Shouting(inner).write(b"pub", 1.0)
+    assert peer.received == b"PUB"
