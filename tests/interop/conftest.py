@@ -14,9 +14,9 @@ import pytest
 
 from nsq.testing import Nsqd, Nsqlookupd
 from nsq.testing.plugin import factory
+from tests.integration.authority import Authority
 
 from . import installed
-from .certificates import Certificate, issue
 from .driver import Driver, Drivers
 from .nsqds import trouble
 
@@ -40,8 +40,8 @@ def driver(request: pytest.FixtureRequest, drivers: Drivers) -> Driver:
 
 
 @pytest.fixture(scope="session")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
-    return issue(tmp_path_factory.mktemp("tls"))
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("tls"))
 
 
 @pytest.fixture(scope="session")
@@ -51,14 +51,13 @@ def shared_nsqlookupd() -> Iterator[Nsqlookupd]:
 
 
 @pytest.fixture(scope="session")
-def session_nsqd(shared_nsqlookupd: Nsqlookupd, certificate: Certificate) -> Iterator[Nsqd]:
+def session_nsqd(shared_nsqlookupd: Nsqlookupd, authority: Authority) -> Iterator[Nsqd]:
     with factory(Nsqd) as make:
         yield make(
             process=True,
             lookupd=[shared_nsqlookupd],
-            tls_cert=certificate.chain,
-            tls_key=certificate.key,
             log_level="debug",  # ours tells of a failed FIN there
+            **authority.server_options,
         )
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from nsq.testing import Nsqd
+from tests.integration.authority import Authority
 
 from . import nsqds
-from .certificates import Certificate
 from .driver import Drivers
 
 Layers = tuple[str, ...]
@@ -47,11 +47,11 @@ def each_of(combinations: list[tuple[str, Layers]]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize(("client", "layers"), combinations, ids=ids)
 
 
-def options_for(layers: Layers, certificate: Certificate) -> dict[str, Any]:
+def options_for(layers: Layers, authority: Authority) -> dict[str, Any]:
     """The options of a client: pynsq and gnsq share names. gnsq verifies the server only on request."""
     options: dict[str, Any] = {layer: True for layer in layers if layer != "tls"}
     if "tls" in layers:
-        trust = {"cert_reqs": ssl.CERT_REQUIRED, "ca_certs": str(certificate.authority)}
+        trust = {"cert_reqs": ssl.CERT_REQUIRED, "ca_certs": str(authority.certificate)}
         options |= {"tls_v1": True, "tls_options": trust}
     return options
 
@@ -66,11 +66,11 @@ def test_messages_go_through_the_layers_in_both_directions(
     layers: Layers,
     drivers: Drivers,
     shared_nsqd: Nsqd,
-    certificate: Certificate,
+    authority: Authority,
     topic: str,
 ) -> None:
     driver, address = drivers.required(client), shared_nsqd.tcp_address
-    options = options_for(layers, certificate)
+    options = options_for(layers, authority)
     with (
         driver.producer(address, **options) as producer,
         driver.consumer(topic, nsqd=address, **options) as consumer,
@@ -89,12 +89,12 @@ def test_large_and_many_messages_go_through_the_layers(
     layers: Layers,
     drivers: Drivers,
     shared_nsqd: Nsqd,
-    certificate: Certificate,
+    authority: Authority,
     topic: str,
 ) -> None:
     """Reads end anywhere: within a frame, a record or a compressed block."""
     driver, address = drivers.required(client), shared_nsqd.tcp_address
-    options = options_for(layers, certificate)
+    options = options_for(layers, authority)
     many = [os.urandom(number % 61 + 1) * (number % 7 + 1) for number in range(1000)]
     wanted = sorted([*LARGE, *many])
     with (
