@@ -7,6 +7,7 @@ import pickle
 import re
 import ssl
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -68,21 +69,9 @@ class TestDefaults:
 
 
 class TestImmutability:
-    def test_an_option_cannot_be_set_later(self) -> None:
-        with pytest.raises(dataclasses.FrozenInstanceError):
-            Config().max_attempts = 7  # type: ignore[misc]
-
-    def test_positional_arguments_are_refused(self) -> None:
-        with pytest.raises(TypeError):
-            Config(5.0)  # type: ignore[call-arg]
-
     def test_a_config_can_be_pickled(self) -> None:
         config = Config(max_in_flight=9, auth_secret="hunter2", backoff_strategy=math.sqrt)
         assert pickle.loads(pickle.dumps(config)) == config
-
-    def test_does_not_pickle_an_ssl_context(self) -> None:
-        with pytest.raises(TypeError, match="SSLContext"):
-            pickle.dumps(Config(tls=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)))
 
     def test_equal_options_make_equal_configs(self) -> None:
         assert Config(msg_timeout=60) == Config(msg_timeout=60.0) != Config()
@@ -144,24 +133,19 @@ class TestRanges:
     def test_the_error_names_option_value_and_range(self) -> None:
         assert refusal(sample_rate=100) == "sample_rate is 100, but must be 0 to 99"
         assert refusal(msg_timeout=0.5) == "msg_timeout is 0.5, but must be 0, or at least 1 s"
+        assert refusal(msg_timeout=math.nan).startswith("msg_timeout is nan, but must be 0, or ")
+        assert refusal(max_in_flight=-1) == "max_in_flight is -1, but must be None, or 0 to 2147483647"
+        assert len(refusal(backoff_strategy="x" * 1000)) < 200
 
-    @pytest.mark.parametrize(
-        "options",
-        [
-            {"msg_timeout": 0},
-            {"output_buffer_size": -1},
-            {"output_buffer_size": None},
-            {"output_buffer_timeout": 0},
-            {"max_in_flight": 0},
-            {"max_in_flight": None},
-            {"max_attempts": 0},
-            {"max_backoff_duration": 0},
-            {"heartbeat_interval": -1},
-            {"output_buffer_timeout": -1},
-        ],
-    )
-    def test_special_values_are_accepted(self, options: dict[str, Any]) -> None:
-        for name, value in options.items():
+    def test_special_values_are_accepted(self) -> None:
+        for name, value in [
+            ("msg_timeout", 0),
+            *(("output_buffer_size", size) for size in (-1, None)),
+            *(("output_buffer_timeout", seconds) for seconds in (0, -1)),
+            *(("max_in_flight", count) for count in (0, None)),
+            ("heartbeat_interval", -1),
+        ]:
+            options: dict[str, Any] = {name: value}
             assert getattr(Config(**options), name) == value
 
     @pytest.mark.parametrize("interval", [0, -2, 0.5, 59000])
@@ -239,6 +223,10 @@ class TestForEditors:
         assert [*inspect.signature(Billing).parameters] == ["max_attempts"]
 
 
+def test_a_path_of_any_kind_becomes_a_str() -> None:
+    assert [Config(tls=True, tls_ca_file=each).tls_ca_file for each in (Path("ca"), b"ca")] == ["ca", "ca"]  # type: ignore[arg-type]
+
+
 class TestSecrets:
     def test_are_not_shown(self) -> None:
         config = Config(auth_secret="hunter2", max_in_flight=3)
@@ -247,6 +235,7 @@ class TestSecrets:
     def test_are_not_in_errors(self) -> None:
         texts = [refusal(auth_secret=b"hunter2"), refusal(auth_secret="hunter2\n")]
         assert not any("hunter2" in text for text in texts)
+        assert texts[0] == "auth_secret is a secret bytes, but must be a str"
         assert "not stripped" in texts[1]
 
     def test_the_repr_makes_an_equal_config(self) -> None:

@@ -468,36 +468,6 @@ Usage of nsqd:
 
 
 class TestConfigFile:
-    def test_a_config_file_may_have_values_of_every_kind(self, config: Any) -> None:
-        path = config(
-            """
-            tcp_address = ":1"
-            msg_timeout = "2m"
-            mem_queue_size = 5
-            id = 7
-            sample = 0.5
-            nsqlookupd_tcp_addresses = ["a:1", "b:1"]
-            percentiles = [1, 0.99, "0.5"]
-            snappy = false
-            tls_required = true
-            log_level = "WARN"
-            """
-        )
-        assert run("--config", path) == Parsed(
-            Options(
-                tcp_address=":1",
-                msg_timeout=120.0,
-                mem_queue_size=5,
-                node_id=7,
-                sample=0.5,
-                lookupd_tcp_addresses=("a:1", "b:1"),
-                percentiles=(1.0, 0.99, 0.5),
-                snappy=False,
-                tls_required="true",
-                log_level="warn",
-            )
-        )
-
     @pytest.mark.parametrize(
         ("line", "field", "value"),
         [
@@ -514,6 +484,10 @@ class TestConfigFile:
             ('percentiles = "1,0.5"', "percentiles", (1.0, 0.5)),
             ("percentiles = 0.5", "percentiles", (0.5,)),
             ("log_level = 3", "log_level", "3"),
+            ('log_level = "WARN"', "log_level", "warn"),
+            ("tls_required = true", "tls_required", "true"),
+            ("id = 7", "node_id", 7),
+            ('percentiles = [1, 0.99, "0.5"]', "percentiles", (1.0, 0.99, 0.5)),
             ('data_path = "\u00fc"', "data_path", "\u00fc"),
         ],
     )

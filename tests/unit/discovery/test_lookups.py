@@ -167,18 +167,6 @@ class TestReporting:
         discovery.add_nsqd(B)
         world.await_("found", A, B)
 
-    def test_an_nsqd_that_is_no_longer_listed_is_not_dialed_and_then_forgotten(self, world: World) -> None:
-        world.answers[L1] = [A, B]
-        discovery = world.started([], [L1])
-        world.await_("found", A, B)
-        world.answers[L1] = [B]
-        world.pass_time(discovery, 60.0)
-        world.await_("found", B)
-        assert [each.address for each in discovery.wanted.values()] == [A, B]
-        world.pass_time(discovery, 60.0)
-        world.await_("found", B, times=2)
-        assert [each.address for each in discovery.wanted.values()] == [B]
-
     def test_without_a_thread_for_a_question_it_says_so_and_goes_on(
         self, world: World, log: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -201,15 +189,6 @@ class TestReporting:
 
 
 class TestAsking:
-    def test_nsqds_that_one_nsqlookupd_lists_are_dialed_while_another_is_silent(self, world: World) -> None:
-        world.gates[L2] = threading.Event()
-        world.answers = {L1: [A], L2: [A, B]}
-        world.started([], [L1, L2])
-        world.await_("found", A)
-        assert world.threads[L2] == f"{NAME}-ask-{URL2}"
-        world.gates[L2].set()
-        world.await_("found", A, B)
-
     def test_an_nsqlookupd_that_does_not_answer_in_time_has_failed(self, world: World) -> None:
         world.gates[L1] = threading.Event()
         discovery = world.started([], [L1])
@@ -405,16 +384,6 @@ class TestStopping:
         discovery.start()
         assert ("found", A, B) not in world.notes
         assert world.notes.count(("ask", L1)) == 1
-
-    def test_a_stop_ends_questions_under_way(self, world: World, log: Callable[[], list[str]]) -> None:
-        world.gates[L1] = threading.Event()
-        world.answers[L1] = ApiError("interrupted")
-        discovery = world.started([], [L1])
-        world.await_("ask", L1)
-        discovery.stop()
-        assert not discovery.join(time.monotonic() + PATIENCE)
-        assert ("cancel",) in world.notes
-        assert log() == []
 
     def test_join_names_a_question_that_is_still_under_way(
         self, world: World, monkeypatch: pytest.MonkeyPatch

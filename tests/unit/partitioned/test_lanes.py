@@ -68,14 +68,6 @@ class TestOneAtATime:
         assert world.deliver(second) == []
         assert world.lane.ended(first, NOW) == handle(second)
 
-    def test_a_message_that_is_answered_later_holds_the_lane(self, world: World) -> None:
-        first, second = delivery(1), delivery(2)
-        world.deliver(first)
-        world.begin(first)
-        assert world.lane.ended(first, NOW) == []
-        assert world.deliver(second) == []
-        assert world.lane.finished(first, NOW) == handle(second)
-
     def test_a_message_that_is_never_answered_holds_the_lane_until_its_time_is_up(self, world: World) -> None:
         first, second = delivery(1), delivery(2, now=NOW + TIMEOUT)
         world.deliver(first)
@@ -85,23 +77,6 @@ class TestOneAtATime:
         assert world.lane.left_unanswered(NOW + TIMEOUT) is first
         world.deliver(second)
         assert world.lane.lost(first, NOW + TIMEOUT) == handle(second)
-
-    def test_a_new_leaders_delivery_waits_for_the_handler_that_works_on_the_former_one(
-        self, world: World
-    ) -> None:
-        former, again = delivery(1), delivery(1)
-        world.deliver(former)
-        world.begin(former)
-        former.expires_at = -math.inf  # its connection is gone
-        assert world.deliver(again) == []
-        assert world.lane.ended(former, NOW) == []
-        assert world.lane.lost(former, NOW) == handle(again)
-
-    def test_a_message_that_timed_out_before_a_handler_began_it_makes_room(self, world: World) -> None:
-        first, second = delivery(1), delivery(2)
-        world.deliver(first)
-        world.deliver(second)
-        assert world.lane.lost(first, NOW) == handle(second)
 
     def test_waiting_messages_whose_connection_is_gone_are_dropped(self, world: World) -> None:
         first, gone, third = delivery(1), delivery(2), delivery(3)
@@ -119,13 +94,6 @@ class TestRedeliveries:
         assert world.deliver(again) == [Order(Do.FINISH, again)]
         assert world.deliver(third) == handle(third)
         assert (world.lane.repeated, world.lane.disorders) == (1, 0)
-
-    def test_a_message_handled_without_its_connection_is_not_handled_again(self, world: World) -> None:
-        former, again = delivery(1), delivery(1)
-        world.deliver(former)
-        world.begin(former)
-        world.deliver(again)
-        assert world.succeed(former) == [Order(Do.FINISH, again)]
 
     def test_a_late_answer_to_a_former_delivery_counts(self, world: World) -> None:
         former, again = delivery(1), delivery(1)
@@ -177,11 +145,6 @@ class TestOrder:
         report = [] if in_order else [Order(Do.REPORT, message)]
         assert world.deliver(message) == [*report, *handle(message)]
         assert world.lane.disorders == len(report)
-
-    def test_a_channel_that_was_rewound_is_reported_once(self, world: World) -> None:
-        world.finish(delivery(1), delivery(2), delivery(3))
-        world.finish(delivery(1), delivery(2), delivery(3), delivery(4))
-        assert world.lane.disorders == 1
 
     def test_a_message_out_of_order_that_fails_is_reported_once(self, world: World) -> None:
         world.finish(delivery(1), delivery(2))
@@ -248,15 +211,6 @@ class TestFailures:
         world.lane.ended(message, world.now)
         world.lane.lost(message, world.now)
         assert world.deliver(again) == handle(again)
-
-    def test_a_message_that_pauses_is_given_back_when_its_connection_closes(self, world: World) -> None:
-        message = delivery(1)
-        world.deliver(message)
-        world.begin(message)
-        world.fail(message, 5.0)
-        world.closing.add(message)
-        assert world.after(0.0) == [Order(Do.GIVE_BACK, message)]
-        assert world.lane.current is None
 
     def test_a_message_that_waits_is_given_back_when_its_connection_closes(self, world: World) -> None:
         first, second = delivery(1), delivery(2)

@@ -145,20 +145,6 @@ class Scene:
                 self.answer(address)
 
 
-def test_publishes_go_to_the_leaders_of_their_partitions() -> None:
-    scene = Scene({0: A, 1: B})
-    scene.publish(b"zero", partition=0)
-    scene.publish(b"one", partition=1)
-    assert (scene.queued(A), scene.queued(B), scene.queued(C)) == ([b"zero"], [b"one"], [])
-
-
-def test_publishes_without_a_key_take_partitions_in_turn() -> None:
-    scene = Scene({0: A, 1: B})
-    for number in range(4):
-        scene.publish(b"%d" % number)
-    assert (scene.queued(A), scene.queued(B)) == ([b"0", b"2"], [b"1", b"3"])
-
-
 def test_while_many_publishes_wait_the_partitions_take_several_in_a_row() -> None:
     scene = Scene({0: A, 1: B})
     lanes = [scene.publish(b"x").lane for _ in range(4000)]
@@ -259,19 +245,6 @@ def test_a_key_beyond_the_partitions_because_of_key_partitions_is_refused_at_onc
     scene.publish(b"x", key="9")
     with pytest.raises(UsageError, match=r"key_partitions has 8 for 'orders'.* partition 3, .*has 2"):
         scene.publish(b"x", key="11")
-
-
-def test_newer_publishes_queue_behind_parked_ones_of_their_partition() -> None:
-    scene = Scene({1: B})
-    scene.publish(b"1", partition=0)
-    scene.turn()
-    scene.truth[0] = A
-    scene.router.lookups.learn("orders")
-    scene.publish(b"2", partition=0)
-    scene.look_up()
-    scene.publish(b"3", partition=0)
-    scene.turn()
-    assert scene.queued(A) == [b"1", b"2", b"3"]
 
 
 def test_a_new_leader_gets_nothing_while_the_former_one_owes_an_answer() -> None:
@@ -447,17 +420,6 @@ def test_whatever_happens_each_partition_of_an_ordered_topic_stores_all_in_the_o
         assert list(dict.fromkeys(scene.stored.get(partition, []))) == bodies_
     assert not scene.router._parked
     assert not scene.pool.pending
-
-
-def test_a_refused_batch_of_an_ordered_topic_is_not_overtaken_by_the_next() -> None:
-    scene = Scene({0: A}, count=1, ordered=True)
-    for body in (b"1", b"2", b"3"):
-        scene.publish(body, partition=0)
-        scene.turn()
-        write(scene.endpoints[A])
-    scene.answer(A, hiccup=True)
-    scene.heal()
-    assert scene.stored == {0: [b"1", b"2", b"3"]}
 
 
 def test_a_topic_without_order_has_several_batches_under_way() -> None:

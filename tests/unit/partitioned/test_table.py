@@ -49,16 +49,6 @@ def test_the_kind_is_unknown_until_an_nsqlookupd_tells() -> None:
     assert (cluster.kind, cluster.nsqds()) == ("original", frozenset({A}))
 
 
-def test_a_cluster_that_changes_its_kind_is_followed() -> None:
-    cluster = Cluster()
-    cluster.heard("l1", ClusterAnswer("original", nsqds=frozenset({A})), 1.0)
-    cluster.heard("l1", answer({0: A}), 2.0)
-    assert (cluster.kind, cluster.nsqds()) == ("partitioned", frozenset())
-    cluster.failed("l1")
-    cluster.heard("l2", ClusterAnswer("original", nsqds=frozenset({B})), 3.0)
-    assert (cluster.kind, cluster.nsqds()) == ("original", frozenset({B}))
-
-
 def test_a_pinned_kind_stays() -> None:
     cluster = Cluster("partitioned")
     cluster.heard("l1", ClusterAnswer("original"), 1.0)

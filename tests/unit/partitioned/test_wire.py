@@ -123,10 +123,6 @@ def test_a_message_that_ends_too_early_is_refused(data: bytes) -> None:
         wire.payload(data, extended=True, detailed=True)
 
 
-def test_the_partition_is_in_the_internal_id() -> None:
-    assert wire.partition_of(0x0004000000000002) == 1
-
-
 @pytest.mark.parametrize(
     ("check", "value", "reason"),
     [

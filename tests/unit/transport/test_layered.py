@@ -8,7 +8,7 @@ import pytest
 import trustme
 
 from nsq.errors import ConnectionLost, LayerError, Unanswered
-from nsq.transport import CHUNK, LayeredStream, MemoryPeer, MemoryTransport, Stream, WrappedStream
+from nsq.transport import CHUNK, LayeredStream, MemoryPeer, MemoryTransport, WrappedStream
 from nsq.wire.layers import Deflate, Layer, Snappy, Tls
 
 HOST = "nsqd.example"
@@ -63,11 +63,6 @@ class Secured:
         new = self.peer.received[self._seen :]
         self._seen += len(new)
         return self.server.unwrap(new)
-
-
-def test_a_layered_stream_is_a_stream() -> None:
-    stream, _ = connected()
-    assert isinstance(stream, Stream)
 
 
 def test_a_layered_stream_without_layers_passes_bytes_unchanged() -> None:
@@ -146,16 +141,6 @@ def test_a_conversation_can_use_tls(chunk_size: int | None) -> None:
     tls.stream.write(b"IDENTIFY", 1.0)
     assert tls.take() == b"IDENTIFY"
     tls.peer.send(tls.server.wrap(b"OK"))
-    assert tls.stream.read() == b"OK"
-
-
-def test_a_conversation_can_be_compressed_over_tls() -> None:
-    tls = Secured().shaken()
-    tls.stream.push(Deflate())
-    server = Deflate()
-    tls.stream.write(b"PUB", 1.0)
-    assert server.unwrap(tls.take()) == b"PUB"
-    tls.peer.send(tls.server.wrap(server.wrap(b"OK")))
     assert tls.stream.read() == b"OK"
 
 
@@ -351,13 +336,3 @@ def test_an_abandoned_stream_uses_no_layer() -> None:
     stream.close(farewell=1.0)
     assert stream.read() == b""
     assert peer.abandoned
-
-
-def test_abandoning_says_nothing() -> None:
-    tls = Secured().shaken()
-    before = tls.peer.received
-    tls.stream.abandon()
-    assert tls.peer.received == before
-    assert tls.peer.abandoned
-    tls.stream.close(farewell=1.0)
-    assert tls.peer.received == before

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from nsq.errors import ConnectionLost, DialFailed, Unanswered
-from nsq.transport import MemoryPeer, MemoryStream, MemoryTransport, Stream, Transport, WrappedStream
+from nsq.transport import MemoryPeer, MemoryStream, MemoryTransport, Stream, WrappedStream
 from tests.fakes.threads import Running
 
 LONG = 30.0
@@ -12,20 +12,6 @@ LONG = 30.0
 def connected(transport: MemoryTransport | None = None) -> tuple[MemoryStream, MemoryPeer]:
     transport = transport or MemoryTransport()
     return transport.connect("nsqd:4150", timeout=1.0), transport.accept()
-
-
-def test_a_memory_transport_makes_streams() -> None:
-    transport = MemoryTransport()
-    assert isinstance(transport, Transport)
-    assert isinstance(transport.connect("nsqd:4150", timeout=1.0), Stream)
-
-
-def test_every_byte_is_remembered() -> None:
-    stream, peer = connected()
-    stream.write(b"  V2", 1.0)
-    stream.write(b"NOP\n", 1.0)
-    assert peer.received == b"  V2NOP\n"
-    assert peer.writes == [b"  V2", b"NOP\n"]
 
 
 def test_reads_are_as_large_as_they_are_asked_to_be() -> None:
@@ -43,13 +29,6 @@ def test_a_chunk_size_holds_for_every_connection() -> None:
         stream, peer = connected(transport)
         peer.send(b"abc")
         assert (stream.read(), stream.read()) == (b"ab", b"c")
-
-
-def test_a_read_waits_for_the_peer() -> None:
-    stream, peer = connected()
-    reading = Running(stream.read)
-    peer.send(b"late")
-    assert reading.result() == b"late"
 
 
 def test_a_read_has_a_timeout_and_reading_goes_on_after_it() -> None:

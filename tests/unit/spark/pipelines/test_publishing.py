@@ -78,17 +78,6 @@ def test_files_go_where_they_were_put_below_the_root_under_names_of_their_own(tm
     assert list((tmp_path / "_staging").rglob("*.parquet")) == []
 
 
-def test_a_batch_that_is_run_again_writes_nothing(tmp_path: Path) -> None:
-    files = LocalFiles(str(tmp_path))
-    publish(files, BATCH, writing("a", "b"))
-    before = visible(tmp_path)
-
-    published = publish(files, BATCH, lambda uri: pytest.fail("written again"))
-
-    assert published == Written(rows=2, bytes=10, files=2)
-    assert visible(tmp_path) == before
-
-
 def test_a_batch_that_is_run_again_after_its_files_were_merged_leaves_them_alone(tmp_path: Path) -> None:
     files = LocalFiles(str(tmp_path))
     publish(files, BATCH, writing("a", "b"))

@@ -221,14 +221,6 @@ def test_portions_keep_the_order_and_end_with_single_messages() -> None:
     assert list(receiving.portions(messages, largest=100)) == [messages]
 
 
-def test_close_seals_and_leaves_the_log() -> None:
-    bench = Bench()
-    bench.intake.take(Nsqd().messages(b"one"))
-    bench.intake.close()
-    assert (bench.log.closed, bench.log.segments) == (True, [[b"one"]])
-    assert bench.intake.counts == (1, 3, 0, 0, 1)
-
-
 def test_close_says_when_it_cannot_seal() -> None:
     bench = Bench()
     bench.intake.take(Nsqd().messages(b"one"))

@@ -6,36 +6,34 @@ from nsq.errors import ConfigError
 
 pytest.importorskip("pyspark")
 
+from nsq.spark.rows import TYPES
 from nsq.spark.sink import Columns
 
-
-def test_columns_are_found_at_any_place() -> None:
-    fields = [("deferMs", "long"), ("body", "binary"), ("topic", "string")]
-
-    assert Columns.of(fields, "") == Columns(body=1, topic=2, defer=0)
+OF_SOURCE = [(name, kind) for name, kind in TYPES.items()]
 
 
-def test_the_option_comes_before_the_column() -> None:
-    assert Columns.of([("topic", "string"), ("body", "string")], "orders") == Columns(1, None, None)
-
-
-def test_rows_of_the_source_can_be_published_as_they_are() -> None:
-    source = [
-        ("topic", "string"),
-        ("nsqd", "string"),
-        ("id", "string"),
-        ("timestamp", "timestamp"),
-        ("timestamp_ns", "long"),
-        ("attempts", "integer"),
-        ("body", "binary"),
-    ]
-
-    assert Columns.of(source, "") == Columns(body=6, topic=0, defer=None)
-
-
-@pytest.mark.parametrize("name", ["deferms", "DEFERMS", "defer_ms"])
-def test_a_delay_may_be_spelt_as_columns_are(name: str) -> None:
-    assert Columns.of([("Body", "string"), (name, "integer")], "orders").defer == 1
+@pytest.mark.parametrize(
+    ("fields", "topic", "found"),
+    [
+        (
+            [("deferMs", "long"), ("body", "binary"), ("topic", "string")],
+            "",
+            Columns(1, topic=2, defer=0),
+        ),
+        # The option comes before the column.
+        ([("topic", "string"), ("body", "string")], "orders", Columns(1, None, None)),
+        # Rows of the source can be published as they are.
+        (OF_SOURCE, "", Columns(body=6, topic=0, defer=None)),
+        *(
+            ([("Body", "string"), (name, "integer")], "orders", Columns(0, None, 1))
+            for name in ("deferms", "DEFERMS", "defer_ms")
+        ),
+    ],
+)
+def test_columns_are_found_at_any_place_and_in_any_spelling(
+    fields: list[tuple[str, str]], topic: str, found: Columns
+) -> None:
+    assert Columns.of(fields, topic) == found
 
 
 @pytest.mark.parametrize(

@@ -43,14 +43,6 @@ def test_a_batch_takes_all_up_to_its_limits(
     assert (dict(end.at), found) == (at, taken)
 
 
-def test_limits_of_rows_and_bytes_hold_together() -> None:
-    segments = [Segment("a", 1, 10, 1000), Segment("b", 1, 10, 10)]
-    _, taken = admitted(START, segments, ["a", "b"], Limits(rows=8, bytes=300))
-    assert taken.rows <= 8
-    assert taken.bytes <= 300
-    assert taken.rows > 1
-
-
 def test_a_row_larger_than_the_limit_comes_alone() -> None:
     end, taken = admitted(START, [Segment("a", 4, 3, 3000)], ["a"], Limits(bytes=10))
     assert (dict(end.at), taken) == ({"a": Position(3, 1)}, Amount(1, 1000))

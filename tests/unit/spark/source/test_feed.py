@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -326,13 +325,6 @@ def test_rows_of_a_dead_receiver_are_recovered(scene: Scene) -> None:
     assert scene.latest() == {"wal": "w", "at": {"dead": 3}, "from": {"dead": 3}}
 
 
-def test_an_offset_goes_through_json(scene: Scene) -> None:
-    scene.log.seal("a", 10)
-    end = scene.latest(limits=Limits(rows=4))
-    end = scene.latest(json.loads(json.dumps(end)), Limits(rows=4))
-    assert end == {"wal": "w", "at": {"a": [0, 8]}}
-
-
 def test_a_batch_that_cannot_be_sealed_yet_is_no_batch_and_no_spinning(scene: Scene) -> None:
     scene.receivers.receive(5)
     scene.receivers.roll = lambda patience: scene.receivers.calls.append("roll")  # type: ignore[method-assign]
@@ -362,13 +354,6 @@ def test_a_query_that_was_taken_over_reads_and_deletes_nothing(scene: Scene) -> 
         with pytest.raises(WalOwned, match="has been taken"):
             ask()
     assert scene.log.deleted == []
-
-
-def test_a_batch_is_divided_into_tasks(scene: Scene) -> None:
-    scene.log.seal("a", 10, 100)
-    scene.log.seal("a", 10, 100)
-    ((one, other),) = scene.feed.plan({"wal": "w", "at": {"a": [0, 4]}}, {"wal": "w", "at": {"a": [1, 5]}})
-    assert (one[1:], other[1:]) == ((4, 10), (0, 5))
 
 
 def test_a_lost_segment_is_an_error_that_names_it(scene: Scene) -> None:
@@ -760,16 +745,6 @@ def test_an_availablenow_run_that_waits_for_nsqd_ends_with_its_driver(
     assert scene.clock.now <= 1001.0
 
 
-def test_an_availablenow_run_keeps_the_limits_of_a_batch(scene: Scene) -> None:
-    scene.log.seal("old", 10)
-    scene.backlog.value = Backlog(asked=1)
-    scene.feed.start_available_now()
-    ends = [START]
-    while (end := scene.latest(ends[-1], Limits(rows=4))) is not ends[-1]:
-        ends.append(end)
-    assert [end["at"] for end in ends] == [{}, {"old": [0, 4]}, {"old": [0, 8]}, {"old": 1}]
-
-
 # Reports, and the end
 
 
@@ -801,22 +776,6 @@ def test_a_report_leaves_out_unknown_figures(scene: Scene) -> None:
     scene.feed.close()
     assert (report["nsqdDepth"], report["walRows"], report["paused"]) == (None, 0, None)
     assert report["lag"] is None
-
-
-def test_the_lag_counts_each_message_in_no_batch_once(scene: Scene) -> None:
-    """100 messages wait in nsqd when it is asked, 60 of them come, and a batch takes 45 of these."""
-    scene.backlog.value = Backlog(depth=90, in_flight=10, asked=1)
-    assert scene.feed.report()["lag"] == 100
-    scene.receivers.receive(60)
-    scene.receivers.now = PoolStatus(received=60)
-    assert scene.feed.report()["lag"] == 100
-    end = scene.latest(limits=Limits(rows=45))
-    assert scene.feed.report()["lag"] == 55  # the batch is not done, but it is a batch
-    scene.feed.commit(end)
-    assert scene.feed.report()["lag"] == 55
-    scene.backlog.value = Backlog(depth=40, asked=1, received=60)
-    assert scene.feed.report()["lag"] == 55
-    scene.feed.close()
 
 
 def test_a_batch_planned_before_a_restart_is_no_lag(scene: Scene) -> None:

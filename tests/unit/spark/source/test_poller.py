@@ -54,13 +54,6 @@ def test_reading_the_last_answer_does_not_wait() -> None:
         assert gauge.last_answer() is None  # it has not answered yet
 
 
-def test_a_poller_returns_its_last_answer() -> None:
-    source = Source()
-    with gauging(source) as gauge:
-        source.answers.release()
-        assert gauge.last_answer(LONG) == 1
-
-
 def test_a_poller_asks_only_as_often_as_its_answer_is_read() -> None:
     source = Source()
     with gauging(source) as gauge:

@@ -58,38 +58,6 @@ def test_a_closed_log_refuses_rows(wal: DirectoryWal, make: Any) -> None:
         log.append(make(1))
 
 
-@pytest.mark.parametrize("before", [0, 3])
-@pytest.mark.parametrize("torn", [0, 100])
-@pytest.mark.parametrize(
-    "failing",
-    [
-        {"write"},
-        {"write", "truncate"},
-        {"sync"},
-        {"sync", "truncate"},
-        {"sync", "truncate", "rename", "remove"},
-        {"sync", "rename", "remove", "sync_folder"},
-        {"write", "truncate", "rename", "remove"},
-    ],
-)
-def test_a_failed_append_leaves_the_rows_before_it(
-    wal: DirectoryWal, disk: Any, make: Any, ids: Any, failing: set[str], torn: int, before: int
-) -> None:
-    with wal.log("r") as log:
-        if before:
-            log.append(make(before))
-        disk.failing, disk.torn = failing, torn
-        for _ in range(2):
-            with pytest.raises(WalError, match=r"000001\.open (cannot|holds)|/r cannot|000002\.open cannot"):
-                log.append(make(10, start=100))
-        assert sum(segment.rows for segment in wal.segments()) + log.open_rows == before
-        disk.failing = set()
-        log.append(make(2, start=before))
-        log.close()
-    assert ids(wal) == list(range(before + 2))
-    assert [segment.number for segment in wal.segments()] in ([1], [1, 2])
-
-
 def test_a_file_is_not_written_to_after_a_failed_fsync(wal: DirectoryWal, disk: Any, make: Any) -> None:
     with wal.log("r") as log:
         log.append(make(3))
@@ -117,21 +85,6 @@ def test_a_failed_write_is_cut_off(wal: DirectoryWal, disk: Any, make: Any, ids:
         assert wal.path(segment).stat().st_size == size
         log.append(make(1, start=3))
     assert ids(wal) == [0, 1, 2, 3]
-
-
-@pytest.mark.parametrize("failing", ["create", "sync_folder"])
-def test_a_segment_that_cannot_be_created_costs_only_its_append(
-    wal: DirectoryWal, disk: Any, make: Any, ids: Any, failing: str
-) -> None:
-    with wal.log("r") as log:
-        disk.failing = {failing}
-        with pytest.raises(WalError):
-            log.append(make(1))
-        disk.failing = set()
-        assert log.open_rows == 0
-        log.append(make(2))
-        log.close()
-    assert ids(wal) == [0, 1]
 
 
 def test_a_failed_close_gives_up_the_lock_and_leaves_the_rest_to_recovery(

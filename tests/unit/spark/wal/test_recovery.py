@@ -34,7 +34,7 @@ def test_a_log_is_recovered_wherever_its_receiver_dies(tmp_path: Path, make: Any
     folder = Path(wal.location) / "r"
     data = (folder / "000001.open").read_bytes()
     shutil.rmtree(folder)
-    # How much of a file is valid is tested for every byte of it in test_streams.
+    # How much of a file is valid is tested for every byte of it in test_records.
     cuts = {0, len(data), *range(0, len(data), 101), *(size + step for size in sizes for step in (-1, 0, 1))}
     for cut in sorted(cut for cut in cuts if cut <= len(data)):
         folder.mkdir()

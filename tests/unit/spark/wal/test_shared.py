@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nsq.errors import SegmentLost, WalError, WalOwned
-from nsq.spark.receiver.protocol import Status
 from nsq.spark.wal import manifest, shared, shared_log
 from nsq.spark.wal.names import Position, Subject
 from nsq.spark.wal.objects import Conflict, Entry, Memory, create, replace
@@ -309,16 +308,6 @@ def test_a_listing_costs_one_request_and_one_for_each_manifest_that_changed(make
         store.calls.clear()
         assert len(wal.listing().files) == 5
         assert dict(store.calls) == {"list": 1, "get": 1}
-
-
-def test_the_manifest_tells_what_its_receiver_does(make: Make, clock: Clock) -> None:
-    wal = opened(Memory(), clock)
-    with log_of(wal) as log:
-        log.status = lambda: Status(received=12, paused="the log is full")
-        put_all(log, make, 1)
-        (folder,) = wal.receivers()
-        assert folder.status is not None
-        assert (folder.status.received, folder.status.paused) == (12, "the log is full")
 
 
 def test_pages_are_read_only_for_what_a_reader_has_not_committed(
