@@ -78,7 +78,6 @@ def test_a_topic_that_cannot_be_received_now_is_tried_again(
 
     monkeypatch.setattr(receiving, "find_topics", lambda options: ["shop_a"])
     monkeypatch.setattr(Consumer, "start", refuse)
-    pytest.importorskip("pyarrow", reason="pip install -e '.[spark]'")
     wal = open_wal(str(tmp_path / "wal"))
     wal.prepare()
     it: Any = searching({}, wal)

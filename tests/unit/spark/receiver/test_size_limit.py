@@ -101,7 +101,8 @@ def test_a_share_of_the_limit_counts_where_the_log_gives_one() -> None:
 
 @pytest.mark.parametrize("size", [1, 1000])
 def test_the_disk_holds_no_more_than_the_limit_however_small_bodies_are(tmp_path: Path, size: int) -> None:
-    records = pytest.importorskip("nsq.spark.wal.records")
+    from nsq.spark.wal import records
+
     wal = open_wal(str(tmp_path / "wal"), fsync=False)
     wal.prepare()
     bench = Bench(wal, 200_000)

@@ -7,12 +7,9 @@ import pytest
 from nsq.errors import SegmentLost
 from nsq.spark.rows import TYPES, Field
 from nsq.spark.source.offsets import Slice
-from nsq.spark.wal.names import Segment
-
-pytest.importorskip("pyarrow")
-
 from nsq.spark.source.reading import Portion, published, read
 from nsq.spark.wal.directory import DirectoryWal
+from nsq.spark.wal.names import Segment
 from nsq.spark.wal.records import stored
 from nsq.spark.wal.shared import SharedWal
 from tests.fakes.objects import FaultyStore
