@@ -183,6 +183,10 @@ def test_impossible_options_of_a_format_are_refused_in_one_line(
     assert "\n" not in str(caught.value)
 
 
+def test_each_format_takes_what_it_needs_alone() -> None:
+    assert [kind.of(needed).nsqd for kind, (needed, _) in REFUSED.items()] == [("a:4150",)] * 3  # type: ignore[attr-defined]
+
+
 @pytest.mark.parametrize(
     ("given", "subscription"),
     [
