@@ -90,13 +90,8 @@ def test_rows_say_where_they_come_from_and_are_the_same_to_each_action(
     seen: list[Any] = []
     frame = stream(spark, queue, tmp_path)
     assert frame.dtypes == [
-        ("topic", "string"),
-        ("nsqd", "string"),
-        ("id", "string"),
-        ("timestamp", "timestamp"),
-        ("timestamp_ns", "bigint"),
-        ("attempts", "int"),
-        ("body", "binary"),
+        *[("topic", "string"), ("nsqd", "string"), ("id", "string"), ("timestamp", "timestamp")],
+        *[("timestamp_ns", "bigint"), ("attempts", "int"), ("body", "binary")],
     ]
 
     def act(batch: DataFrame, number: int) -> None:

@@ -247,29 +247,27 @@ class TestSecrets:
 CLIENTS = {
     "go-nsq": """
         dial_timeout read_timeout write_timeout lookupd_poll_interval lookupd_poll_jitter
-        lookupd_poll_timeout max_requeue_delay default_requeue_delay backoff_strategy
-        max_backoff_duration backoff_multiplier max_attempts low_rdy_idle_timeout
-        low_rdy_timeout rdy_redistribute_interval client_id hostname user_agent
-        topology_region topology_zone heartbeat_interval sample_rate tls_min_version deflate
-        deflate_level snappy output_buffer_size output_buffer_timeout max_in_flight
-        msg_timeout max_msg_size auth_secret local_addr tls_v1 tls_config tls_root_ca_file
+        lookupd_poll_timeout max_requeue_delay default_requeue_delay backoff_strategy max_backoff_duration
+        backoff_multiplier max_attempts low_rdy_idle_timeout low_rdy_timeout rdy_redistribute_interval
+        client_id hostname user_agent topology_region topology_zone heartbeat_interval sample_rate
+        tls_min_version deflate deflate_level snappy output_buffer_size output_buffer_timeout
+        max_in_flight msg_timeout max_msg_size auth_secret local_addr tls_v1 tls_config tls_root_ca_file
         tls_insecure_skip_verify tls_cert tls_key skip_lookupd_authorization
     """,
     "pynsq's Reader": """
-        max_in_flight lookupd_poll_interval low_rdy_idle_timeout max_backoff_duration
-        lookupd_poll_jitter heartbeat_interval snappy deflate deflate_level user_agent
-        output_buffer_size output_buffer_timeout sample_rate auth_secret msg_timeout
-        hostname message_handler name nsqd_tcp_addresses lookupd_http_addresses max_tries
-        lookupd_connect_timeout lookupd_request_timeout timeout requeue_delay tls_v1
-        tls_options io_loop
+        max_in_flight lookupd_poll_interval low_rdy_idle_timeout max_backoff_duration lookupd_poll_jitter
+        heartbeat_interval snappy deflate deflate_level user_agent output_buffer_size
+        output_buffer_timeout sample_rate auth_secret msg_timeout hostname message_handler name
+        nsqd_tcp_addresses lookupd_http_addresses max_tries lookupd_connect_timeout
+        lookupd_request_timeout timeout requeue_delay tls_v1 tls_options io_loop
     """,
     "pynsq's Writer": """
         reconnect_interval name
     """,
     "gnsq's Consumer": """
         lookupd_poll_interval lookupd_poll_jitter max_backoff_duration nsqd_tcp_addresses
-        lookupd_http_addresses name message_handler max_tries requeue_delay
-        low_ready_idle_timeout backoff_on_requeue max_concurrency async
+        lookupd_http_addresses name message_handler max_tries requeue_delay low_ready_idle_timeout
+        backoff_on_requeue max_concurrency async
     """,
     "gnsq's NsqdTCPClient": """
         client_id user_agent address port timeout tls_v1 tls_options
@@ -278,12 +276,12 @@ CLIENTS = {
         connect_timeout short_id feature_negotiation
     """,
     "ansq": """
-        connection_options features on_message on_exception on_close auto_reconnect
-        message_queue loop debug logger
+        connection_options features on_message on_exception on_close auto_reconnect message_queue loop
+        debug logger
     """,
     "nsqjs": """
-        lookupdHTTPAddresses nsqdTCPAddresses messageTimeout idleTimeout requeueDelay
-        maxBackoffDuration tlsVerification
+        lookupdHTTPAddresses nsqdTCPAddresses messageTimeout idleTimeout requeueDelay maxBackoffDuration
+        tlsVerification
     """,
 }
 

@@ -89,12 +89,6 @@ def test_the_version_can_be_read_without_importing() -> None:
     assert written == [nsq.__version__]
 
 
-def test_the_files_that_the_metadata_names_are_there(setup: configparser.ConfigParser) -> None:
-    metadata = setup["metadata"]
-    named = [metadata["license_files"], metadata["long_description"].removeprefix("file: ")]
-    assert [name for name in named if not (ROOT / name).is_file()] == []
-
-
 def test_links_of_the_readme_are_absolute_in_a_release() -> None:
     address = "https://example.org/nsq/blob/v1"
     with_absolute_links = runpy.run_path(str(ROOT / "setup.py"))["with_absolute_links"]
@@ -127,24 +121,6 @@ def test_every_requirement_has_a_lower_bound(setup: configparser.ConfigParser) -
 def test_the_modules_that_spark_looks_for_are_shipped(setup: configparser.ConfigParser) -> None:
     assert lines(setup["options"]["py_modules"]) == MODULES
     assert sorted(path.stem for path in ROOT.glob("*.py")) == [*MODULES, "setup"]
-
-
-def test_types_are_shipped(setup: configparser.ConfigParser) -> None:
-    assert "py.typed" in setup["options.package_data"]["nsq"].split()
-    assert (ROOT / "nsq" / "py.typed").is_file()
-
-
-def test_every_file_that_is_no_module_is_in_the_wheel(setup: configparser.ConfigParser) -> None:
-    patterns = setup["options.package_data"]["nsq"].split()
-    shipped = {path for pattern in patterns for path in (ROOT / "nsq").glob(pattern)}
-    others = {path for path in (ROOT / "nsq").rglob("*") if path.suffix not in (".py", ".pyc", "")}
-    assert (others - shipped, shipped - others) == (set(), set())
-
-
-def test_every_folder_of_modules_is_a_package() -> None:
-    # One without __init__.py imports fine from the tree and is missing from a wheel.
-    folders = {path.parent for path in (ROOT / "nsq").rglob("*.py")}
-    assert [folder for folder in folders if not (folder / "__init__.py").is_file()] == []
 
 
 def test_the_console_scripts_are_as_promised(setup: configparser.ConfigParser) -> None:

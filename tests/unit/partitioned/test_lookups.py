@@ -70,11 +70,7 @@ def test_a_topic_without_a_writable_node_is_known() -> None:
 @pytest.mark.parametrize(
     "body",
     [
-        "[1]",
-        "{",
-        '{"lookupdnodes": 1}',
-        '{"lookupdnodes": [1]}',
-        '{"lookupdleader": null}',
+        *["[1]", "{", '{"lookupdnodes": 1}', '{"lookupdnodes": [1]}', '{"lookupdleader": null}'],
         '{"lookupdnodes": [{"NodeIP": "10.0.0.7", "HttpPort": "x"}]}',
         '{"lookupdnodes": [{"HttpPort": "4161"}]}',
     ],

@@ -148,11 +148,7 @@ def test_a_node_that_has_refused_loses_against_other_candidates_for_a_minute() -
     cluster = Cluster()
     leaders = []
     for time, lookupd, node in [
-        (1.0, "l1", A),
-        (1.0, "l2", B),
-        (3.0, "l1", A),
-        (5.0, "l2", B),
-        (6.0, "l1", A),
+        *[(1.0, "l1", A), (1.0, "l2", B), (3.0, "l1", A), (5.0, "l2", B), (6.0, "l1", A)],
     ]:
         if time == 3.0:
             cluster.refuse("orders", 0, A, 2.0)

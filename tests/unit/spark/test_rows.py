@@ -70,11 +70,8 @@ SHAPE: Shape = {"a": None, "s": {"x": None}, "l": [{"x": None}], "m": ({"x": Non
 @pytest.mark.parametrize(
     ("body", "rescued"),
     [
-        ('{"a": 1}', None),
-        ("{}", None),
-        ('{"a": {"any": "thing"}}', None),
-        ('{"a": 1, "b": 2}', '{"b": 2}'),
-        ('{"A": 1}', '{"A": 1}'),
+        *[('{"a": 1}', None), ("{}", None), ('{"a": {"any": "thing"}}', None)],
+        *[('{"a": 1, "b": 2}', '{"b": 2}'), ('{"A": 1}', '{"A": 1}')],
         ('{"a": 1, "a": 2, "a": 3}', '{"a": 1, "a": 2}'),
         ('{"s": {"x": 1, "y": [true]}}', '{"s": {"y": [true]}}'),
         ('{"s": null, "l": "no list"}', None),

@@ -25,26 +25,11 @@ def test_split_and_join_are_inverse(address: str, host: str, port: int) -> None:
 @pytest.mark.parametrize(
     "address",
     [
-        "",
-        "http://nsqd:4151",
-        "nsqd",
-        "4150",
-        ":4150",
-        "nsqd:",
-        "nsqd:0",
-        "nsqd:65536",
-        "nsqd:+80",
-        "nsqd:4_150",
+        *["", "http://nsqd:4151", "nsqd", "4150", ":4150", "nsqd:", "nsqd:0", "nsqd:65536", "nsqd:+80"],
+        *["nsqd:4_150"],
         "nsqd:\u0664\u0661",  # digits, but not ASCII
-        "nsqd:99999999999999999999",
-        " nsqd:4150",
-        "nsqd:4150\n",
-        "ns\0qd:4150",
-        "::1:4150",
-        "[::1]",
-        "[nsqd]:4150",
-        "[::1:4150",
-        "http://nsqd:4150",
+        *["nsqd:99999999999999999999", " nsqd:4150", "nsqd:4150\n", "ns\0qd:4150", "::1:4150", "[::1]"],
+        *["[nsqd]:4150", "[::1:4150", "http://nsqd:4150"],
     ],
 )
 def test_an_invalid_address_is_named(address: str) -> None:
@@ -66,12 +51,8 @@ def test_the_error_of_several_addresses_in_one_text_says_what_to_write() -> None
 @pytest.mark.parametrize(
     ("address", "host", "port"),
     [
-        ("10.0.0.7", "10.0.0.7", 0),
-        ("10.0.0.7:0", "10.0.0.7", 0),
-        ("10.0.0.7:5000", "10.0.0.7", 5000),
-        ("fd00::7", "fd00::7", 0),
-        ("[fd00::7]", "fd00::7", 0),
-        ("[fd00::7]:5000", "fd00::7", 5000),
+        *[("10.0.0.7", "10.0.0.7", 0), ("10.0.0.7:0", "10.0.0.7", 0), ("10.0.0.7:5000", "10.0.0.7", 5000)],
+        *[("fd00::7", "fd00::7", 0), ("[fd00::7]", "fd00::7", 0), ("[fd00::7]:5000", "fd00::7", 5000)],
     ],
 )
 def test_a_local_address_needs_no_port(address: str, host: str, port: int) -> None:
