@@ -134,16 +134,6 @@ def test_curves_begin_before_a_page_is_opened(
             assert page.evaluate("past.get('topic payments').length") >= 3
 
 
-def test_depth_is_seen_to_grow(visit: Visit, cluster: Cluster) -> None:
-    page = visit.open("/topics/payments")
-    row = page.get_by_role("row").filter(has=page.get_by_role("link", name="billing", exact=True))
-    row.get_by_role("cell", name="0", exact=True).first.wait_for()
-    for _ in range(3):
-        cluster.publish("payments", b"x")
-    row.get_by_text("no consumers: 3 messages wait").wait_for()
-    page.locator("svg.spark polyline[points*=' ']").first.wait_for(state="attached")
-
-
 def test_waiting_messages_are_shown_as_what_they_are_and_stay(visit: Visit, cluster: Cluster) -> None:
     cluster.publish(
         "orders",

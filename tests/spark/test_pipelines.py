@@ -5,7 +5,6 @@ batches.
 from __future__ import annotations
 
 import datetime
-import threading
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -221,20 +220,6 @@ def test_bodies_can_be_archived_as_text_and_as_json(spark: SparkSession, tmp_pat
         '{"id": 1, "name": "a"}',
         "�",
     ]
-
-
-def test_archive_with_follow_runs_until_it_is_stopped(spark: SparkSession, tmp_path: Path) -> None:
-    put(tmp_path, "1", numbered(5))
-    put(tmp_path, "2", numbered(5, 5), first=5)
-    stop = threading.Event()
-
-    def enough(progress: Progress) -> None:
-        if progress.rows == 10:
-            stop.set()
-
-    result = archived(spark, tmp_path, follow=True, every=0.1, stop=stop, progress=enough)
-    assert (result.rows, result.batches) == (10, 2)
-    assert stored(spark, tmp_path) == numbered(10)
 
 
 def test_the_file_systems_of_hadoop_publish_the_same(spark: SparkSession, tmp_path: Path) -> None:

@@ -36,12 +36,6 @@ SCRIPTS = {
 MODULES = ["nsq_command", "pyspark_nsq", "pyspark_nsq_stats"]
 
 
-def read_setup() -> configparser.ConfigParser:
-    setup = configparser.ConfigParser(interpolation=None, delimiters=("=",))
-    setup.read(ROOT / "setup.cfg", encoding="utf-8")
-    return setup
-
-
 @pytest.mark.skipif(shutil.which("make") is None, reason="there is no make")
 def test_make_clears_what_changes_python_and_nothing_else() -> None:
     given = {"PYTHONUNBUFFERED": "1", "PYTHONHASHSEED": "0", "PYTHON": "python3", "JAVA_HOME": "/java"}
@@ -61,7 +55,9 @@ def test_make_clears_what_changes_python_and_nothing_else() -> None:
 
 @pytest.fixture
 def setup() -> configparser.ConfigParser:
-    return read_setup()
+    setup = configparser.ConfigParser(interpolation=None, delimiters=("=",))
+    setup.read(ROOT / "setup.cfg", encoding="utf-8")
+    return setup
 
 
 def lines(value: str) -> list[str]:

@@ -181,19 +181,6 @@ class TestSignal:
 
 
 class TestStartThread:
-    def test_it_is_a_daemon_of_that_name(self) -> None:
-        seen: list[tuple[str, bool]] = []
-        done = threading.Event()
-
-        def run() -> None:
-            thread = threading.current_thread()
-            seen.append((thread.name, thread.daemon))
-            done.set()
-
-        start_thread(run, "nsq-test", failed=pytest.fail)
-        assert done.wait(PATIENCE)
-        assert seen == [("nsq-test", True)]
-
     def test_its_caller_takes_no_lock_of_the_threading_module(self) -> None:
         """A signal handler may call it that has interrupted Thread.start."""
         ran = threading.Event()

@@ -101,13 +101,6 @@ def test_bytes_that_a_layer_keeps_are_returned_before_more_is_read() -> None:
     assert peer.unread == b""
 
 
-def test_a_read_goes_on_until_a_unit_is_complete() -> None:
-    wire = Snappy().wrap(b"whole")
-    stream, peer = connected(Snappy(), chunk_size=1)
-    peer.send(wire)
-    assert stream.read() == b"whole"
-
-
 def test_a_layer_can_be_pushed_while_bytes_for_it_have_come_already() -> None:
     stream, peer = connected()
     server = Snappy()
