@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import logging
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
-from types import FrameType
 from typing import Any
 
 import pytest
@@ -328,49 +325,6 @@ class TestChanges:
         with pytest.raises(error, match=words):
             getattr(discovery, method)(address)
         assert (list(discovery._nsqds), list(discovery._nsqlookupds)) == ([A], [])
-
-    @pytest.mark.parametrize("method", ["add_nsqd", "remove_nsqd"])
-    @pytest.mark.parametrize("interrupt", ["raises", "calls the same"])
-    def test_an_interrupt_at_any_bytecode_harms_nothing(
-        self, world: World, method: str, interrupt: str
-    ) -> None:
-        discovery = world.started([A])
-        at_step(0, lambda: discovery.add_nsqd(A), raise_interrupt)  # Python 3.12 traces no first bytecodes
-        for step in range(1000):
-            discovery.add_nsqd(B) if method == "remove_nsqd" else None
-            handle = {"raises": raise_interrupt, "calls the same": lambda: discovery.add_nsqd(C)}[interrupt]
-            if not at_step(step, lambda: getattr(discovery, method)(B), handle):
-                break
-        assert step > 15  # bytecodes; a newer Python needs fewer
-        discovery.add_nsqd(C)
-        world.until(lambda: {each.address for each in discovery.wanted.values()} >= {A, C})
-
-
-def raise_interrupt() -> None:
-    raise KeyboardInterrupt
-
-
-def at_step(step: int, call: Callable[[], object], handle: Callable[[], object]) -> bool:
-    """Interrupt the call behind so many bytecodes, as a signal would; return whether it has that many."""
-    steps = 0
-
-    def trace(frame: FrameType, event: str, argument: object) -> Any:
-        nonlocal steps
-        if "/nsq/discovery/" not in frame.f_code.co_filename:
-            return None
-        frame.f_trace_opcodes = True
-        if event == "opcode":
-            steps += 1
-            if steps == step + 1:
-                handle()
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    with suppress(KeyboardInterrupt):
-        call()
-    sys.settrace(before)
-    return steps > step
 
 
 class TestStopping:
