@@ -33,7 +33,7 @@ from tests.fakes.nsqlookupd import ScriptedLookupd
 from tests.fakes.programs import run_python
 
 from ..interop.auth_server import running_auth_server
-from ..interop.certificates import Certificate, issue
+from .authority import Authority
 from .clients import depth, frozen, take_all
 from .patience import eventually
 
@@ -57,8 +57,8 @@ def topic(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="session")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
-    return issue(tmp_path_factory.mktemp("certificate"))
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("certificate"))
 
 
 class Publishers:
@@ -320,15 +320,15 @@ def test_an_nsqd_in_place_of_a_lost_one_is_found_as_soon_as_a_publish_waits(
 
 
 def test_an_nsqlookupd_is_trusted_as_an_nsqd_is(
-    nsqd_factory: Factory[Nsqd], certificate: Certificate, topic: str
+    nsqd_factory: Factory[Nsqd], authority: Authority, topic: str
 ) -> None:
     """Over https the authority given for nsqds holds; public ones would refuse."""
-    nsqd = nsqd_factory(tls_cert=certificate.chain, tls_key=certificate.key)
+    nsqd = nsqd_factory(**authority.server_options)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificate.chain, certificate.key)
+    context.load_cert_chain(*authority.server_options.values())
     with (
         ScriptedLookupd(nsqd.tcp_address, tls=context) as lookupd,
-        Producer(nsqlookupd=[lookupd.address], tls=True, tls_ca_file=str(certificate.authority)) as producer,
+        Producer(nsqlookupd=[lookupd.address], tls=True, tls_ca_file=str(authority.certificate)) as producer,
     ):
         producer.publish(topic, b"body", timeout=PATIENCE)
     assert depth(nsqd, topic) == 1
@@ -364,10 +364,10 @@ def test_pings_of_a_name_share_its_lookup_while_no_answer_comes() -> None:
 )
 @pytest.mark.parametrize("tls", [True, False], ids=["tls", "tcp"])
 def test_publishes_pass_through_tls_and_compression(
-    tls: bool, options: dict[str, bool], nsqd_factory: Factory[Nsqd], certificate: Certificate, topic: str
+    tls: bool, options: dict[str, bool], nsqd_factory: Factory[Nsqd], authority: Authority, topic: str
 ) -> None:
-    nsqd = nsqd_factory(tls_cert=certificate.chain, tls_key=certificate.key)
-    security = {"tls": True, "tls_ca_file": str(certificate.authority)} if tls else {}
+    nsqd = nsqd_factory(**authority.server_options)
+    security = {"tls": True, "tls_ca_file": str(authority.certificate)} if tls else {}
     large = os.urandom(400_000)
     with Producer(nsqd.tcp_address, **security, **options) as producer:
         with Publishers(producer, topic, 4) as publishers:

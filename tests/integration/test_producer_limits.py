@@ -14,7 +14,7 @@ import pytest
 import nsq
 from nsq.testing import Network, Nsqd
 
-from ..interop.certificates import issue
+from .authority import Authority
 from .clients import frozen
 
 BODY = b"x" * 200
@@ -105,13 +105,13 @@ def test_a_lasting_error_is_raised_at_once(wrong: str, tmp_path: Path) -> None:
     """The next publish too, and the one after that."""
     for name in ("ours", "theirs"):
         (tmp_path / name).mkdir()
-    ours, theirs = (issue(tmp_path / name) for name in ("ours", "theirs"))
+    ours, theirs = (Authority(tmp_path / name) for name in ("ours", "theirs"))
     daemon: dict[str, Any] = {
         "TLS refused": {},
-        "certificate": {"tls_cert": theirs.chain, "tls_key": theirs.key},
+        "certificate": theirs.server_options,
         "AUTH": {"auth_http_addresses": ("127.0.0.1:1",)},
     }[wrong]
-    client: dict[str, Any] = {} if wrong == "AUTH" else {"tls": True, "tls_ca_file": str(ours.authority)}
+    client: dict[str, Any] = {} if wrong == "AUTH" else {"tls": True, "tls_ca_file": str(ours.certificate)}
     errors = {"TLS refused": nsq.HandshakeFailed, "certificate": nsq.HandshakeFailed, "AUTH": nsq.AuthFirst}
     with (
         Nsqd(**daemon) as nsqd,
