@@ -30,14 +30,6 @@ from tests.integration.consuming import until
 from .conftest import PROJECT, Site, bodies
 
 MANAGE = str(PROJECT / "manage.py")
-LOCMEM = {"BACKEND": "nsq.contrib.django.locmem"}
-
-
-@pytest.fixture
-def outbox() -> Any:
-    with override_settings(NSQ=LOCMEM):
-        locmem.outbox.clear()
-        yield locmem.outbox
 
 
 # On commit

@@ -6,7 +6,6 @@ import json
 import re
 import shutil
 import sys
-from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -43,13 +42,6 @@ pytestmark = pytest.mark.skipif(django.VERSION < (6,), reason="not run: django.t
 #: Django's own tests of tasks, which `make django` puts there.
 SUITE = next(iter(sorted(Path(sys.prefix).glob("sdist/django-*/tests/tasks"))), None)
 MANAGE = str(PROJECT / "manage.py")
-
-
-@pytest.fixture
-def outbox(database: None) -> Iterator[Any]:
-    with override_settings(NSQ={"BACKEND": "nsq.contrib.django.locmem"}):
-        locmem.outbox.clear()
-        yield locmem.outbox
 
 
 def deliver(body: bytes, attempts: int = 1) -> None:

@@ -16,6 +16,7 @@ from nsq.errors import (
     NotWritable,
     PublishFailed,
     PublishUncertain,
+    ServerError,
     TopicNotExist,
     UsageError,
 )
@@ -98,16 +99,20 @@ class Scene:
         if endpoint.open is None:
             return
         write(endpoint)
-        conn: Any = endpoint.conn
         for _ in range(min(most, len(endpoint._sent))):
             if hiccup:
-                endpoint.on_error(conn, NotWritable("E_FAILED_ON_NOT_WRITABLE "))
+                self.reply(address, NotWritable("E_FAILED_ON_NOT_WRITABLE "))
                 hiccup = False
             elif self.execute(address, endpoint._sent[0]):
-                endpoint.on_ok(conn, 1)
+                self.reply(address)
             else:
-                endpoint.on_error(conn, NotLeader("E_FAILED_ON_NOT_LEADER "))
+                self.reply(address, NotLeader("E_FAILED_ON_NOT_LEADER "))
         self.turn()
+
+    def reply(self, address: str, error: ServerError | None = None) -> None:
+        """Have a node answer the oldest command, with OK or an error."""
+        endpoint: Any = self.endpoints[address]
+        endpoint.on_error(endpoint.conn, error) if error else endpoint.on_ok(endpoint.conn, 1)
 
     def execute(self, address: str, batch: list[Publish]) -> bool:
         partition = int(batch[0].lane.split()[1])
@@ -274,8 +279,7 @@ def test_a_publish_without_a_key_goes_on_when_the_only_partition_is_not_held_bac
     scene.publish(b"any")
     scene.turn()
     assert scene.queued(C) == []
-    conn: Any = scene.endpoints[A].conn
-    scene.endpoints[A].on_ok(conn, 1)
+    scene.reply(A)
     scene.turn()
     assert scene.queued(C) == [b"any"]
 
@@ -284,8 +288,7 @@ def test_a_publish_without_a_key_goes_on_when_the_only_partition_has_no_others_t
     scene = Scene({0: A}, count=1)
     scene.publish(b"1", partition=0)
     write(scene.endpoints[A])
-    conn: Any = scene.endpoints[A].conn
-    scene.endpoints[A].on_error(conn, NotWritable("E_FAILED_ON_NOT_WRITABLE "))
+    scene.reply(A, NotWritable("E_FAILED_ON_NOT_WRITABLE "))
     scene.turn()
     scene.pool.time.now += 0.001
     scene.look_up()
@@ -301,8 +304,7 @@ def test_a_refused_publish_rests_before_the_same_nsqd_is_tried_again() -> None:
     scene = Scene({0: A})
     scene.publish(b"1", partition=0)
     write(scene.endpoints[A])
-    conn: Any = scene.endpoints[A].conn
-    scene.endpoints[A].on_error(conn, NotLeader("E_FAILED_ON_NOT_LEADER "))
+    scene.reply(A, NotLeader("E_FAILED_ON_NOT_LEADER "))
     scene.pool.time.now += 0.001
     scene.look_up()
     assert scene.queued(A) == []
@@ -436,16 +438,14 @@ def test_an_answer_that_allows_one_more_try_does_so_after_others_too() -> None:
     for error in (NotLeader(""), NotLeader(""), InvalidCommand("E_INVALID what")):
         scene.turn()
         write(scene.endpoints[A])
-        conn: Any = scene.endpoints[A].conn
-        scene.endpoints[A].on_error(conn, error)
+        scene.reply(A, error)
         scene.turn()
         scene.reconnect(A)
         scene.pool.time.now += 2.0
         scene.look_up()
         assert not publish.done()
     write(scene.endpoints[A])
-    conn = scene.endpoints[A].conn
-    scene.endpoints[A].on_error(conn, InvalidCommand("E_INVALID what"))
+    scene.reply(A, InvalidCommand("E_INVALID what"))
     assert isinstance(publish.error, InvalidCommand)
 
 
@@ -461,8 +461,7 @@ def test_the_end_of_a_batch_wakes_the_pool_when_it_begins_with_a_publish_without
     scene.turn()
     assert [[publish.body for publish in batch] for batch in scene.endpoints[A]._sent] == [[b"any", b"1"]]
     assert scene.pool.owner._requests.empty()
-    conn: Any = scene.endpoints[A].conn
-    scene.endpoints[A].on_ok(conn, 1)
+    scene.reply(A)
     assert scene.pool.owner._requests.qsize() == 1
     scene.turn()
     assert scene.queued(A) == [b"2"]

@@ -213,17 +213,15 @@ class Scene:
         self.feed = Feed(
             chosen,
             self.log,  # type: ignore[arg-type]
-            Reader(
-                chosen,
-                self.log,  # type: ignore[arg-type]
-                "w",
-                self.claim,
-                lambda segment: 1000 * segment.number,
-            ),
+            Reader(chosen, self.log, "w", self.claim, lambda segment: 1000 * segment.number),  # type: ignore[arg-type]
             self.receivers,  # type: ignore[arg-type]
             self.backlog,  # type: ignore[arg-type]
             lambda piece: None,
         )
+
+    def start_available_now(self, backlog: Backlog) -> None:
+        self.backlog.value = backlog
+        self.feed.start_available_now()
 
     def latest(self, start: Any = None, limits: Limits | None = None) -> Any:
         return self.feed.latest(START if start is None else start, limits or Limits())
@@ -232,6 +230,13 @@ class Scene:
 @pytest.fixture
 def scene() -> Scene:
     return Scene()
+
+
+def planned_batch(scene: Scene, start: Any = START) -> Any:
+    """The end of a batch that Spark has planned, and that is not committed yet."""
+    end = scene.latest(start)
+    scene.feed.plan(start, end)
+    return end
 
 
 def test_the_beginning_is_always_the_same(scene: Scene) -> None:
@@ -385,8 +390,7 @@ def test_a_segment_that_cannot_be_deleted_fails_no_query(
 def test_a_full_log_makes_a_batch_without_rows_so_that_spark_commits(scene: Scene) -> None:
     # Spark commits a batch when it makes the next one, for which a paused receiver would bring no row.
     read = scene.log.seal("a", 10)
-    end = scene.latest()
-    scene.feed.plan(START, end)
+    end = planned_batch(scene)
     scene.receivers.now = PoolStatus(paused="the log is full")
     turned = scene.latest(end)
     assert turned == {"wal": "w", "at": {"a": 1}, "turn": 1}
@@ -401,8 +405,7 @@ def test_a_commit_whose_position_cannot_be_saved_still_deletes(
     scene: Scene, caplog: pytest.LogCaptureFixture
 ) -> None:
     read = scene.log.seal("a", 10)
-    end = scene.latest()
-    scene.feed.plan(START, end)
+    end = planned_batch(scene)
     scene.log.save_error = WalError("/wal/readers/default.json cannot be written: no space left")
     scene.feed.commit(end)
     assert scene.log.deleted == [read]
@@ -411,8 +414,7 @@ def test_a_commit_whose_position_cannot_be_saved_still_deletes(
 
 def test_a_commit_that_finds_the_reader_taken_over_deletes_nothing(scene: Scene) -> None:
     scene.log.seal("a", 10)
-    end = scene.latest()
-    scene.feed.plan(START, end)
+    end = planned_batch(scene)
     scene.log.save_error = WalOwned("taken over by another query")
     with pytest.raises(WalOwned, match="taken over"):
         scene.feed.commit(end)
@@ -422,13 +424,6 @@ def test_a_commit_that_finds_the_reader_taken_over_deletes_nothing(scene: Scene)
 # Readers
 
 
-def read_once(scene: Scene) -> Any:
-    """A batch that Spark has planned, and whose sink knows it by its number; not committed yet."""
-    end = scene.latest(NEW)
-    scene.feed.plan(NEW, end)
-    return end
-
-
 def following(scene: Scene, start: Any) -> Any:
     """The end of the next batch, however often Spark has to ask for it."""
     return next(end for _ in range(9) if (end := scene.latest(start)) != start)
@@ -436,7 +431,7 @@ def following(scene: Scene, start: Any) -> Any:
 
 def test_a_new_checkpoint_of_a_known_reader_is_refused_with_the_remedies(scene: Scene) -> None:
     scene.log.seal("a", 10)
-    read_once(scene)
+    planned_batch(scene, NEW)
     with pytest.raises(WalForeign) as refused:
         Scene(scene).latest(NEW)
     for way in ("old checkpoint", "empty sink", "startingPosition=committed", "option reader"):
@@ -445,7 +440,7 @@ def test_a_new_checkpoint_of_a_known_reader_is_refused_with_the_remedies(scene: 
 
 def test_a_batch_that_was_planned_is_planned_again_after_a_restart(scene: Scene) -> None:
     scene.log.seal("a", 10)
-    end = read_once(scene)
+    end = planned_batch(scene, NEW)
     again = Scene(scene)
     assert again.feed.initial() == NEW
     assert len(again.feed.plan(NEW, end)) == 1
@@ -461,7 +456,7 @@ def test_a_query_that_planned_nothing_begins_again(scene: Scene) -> None:
 @pytest.mark.parametrize("option", [{}, {"starting_position": "latest"}])
 def test_a_query_goes_on_after_a_first_batch_without_rows(option: dict[str, Any]) -> None:
     scene = Scene(**option)
-    end = read_once(scene)
+    end = planned_batch(scene, NEW)
     scene.log.seal("a", 10)
     again = Scene(scene, **option).latest(end)
     assert again["at"] == {"a": 1}
@@ -485,7 +480,7 @@ def test_starting_options_choose_where_a_new_checkpoint_begins(
 ) -> None:
     before = Scene(retention=1000.0)
     before.log.seal("a", 10)
-    end = read_once(before)
+    end = planned_batch(before, NEW)
     before.feed.commit(end)
     before.log.seal("a", 10)
     scene = Scene(before, retention=1000.0, **option)
@@ -515,7 +510,7 @@ def test_a_beginning_that_was_chosen_is_kept_until_a_batch_is_planned(scene: Sce
 def test_an_older_checkpoint_is_refused() -> None:
     scene = Scene(retention=1000.0)
     scene.log.seal("a", 10)
-    first = read_once(scene)
+    first = planned_batch(scene, NEW)
     scene.log.seal("a", 10)
     second = following(scene, first)
     scene.feed.plan(first, second)
@@ -531,7 +526,7 @@ def test_an_older_checkpoint_is_refused() -> None:
 
 def test_an_older_checkpoint_is_refused_also_when_all_its_receivers_are_gone(scene: Scene) -> None:
     scene.log.seal("a", 10)
-    first = read_once(scene)
+    first = planned_batch(scene, NEW)
     scene.log.seal("a", 10)
     second = following(scene, first)
     scene.feed.plan(first, second)
@@ -545,8 +540,8 @@ def test_an_older_checkpoint_is_refused_also_when_all_its_receivers_are_gone(sce
 def test_every_reader_holds_up_deletion(scene: Scene) -> None:
     other = Scene(scene, reader="other")
     segment = scene.log.seal("a", 10)
-    end = read_once(scene)
-    read_once(other)
+    end = planned_batch(scene, NEW)
+    planned_batch(other, NEW)
     scene.feed.commit(end)
     assert scene.log.deleted == []
     other.feed.commit(end)
@@ -587,8 +582,7 @@ def test_trigger_once_takes_all_rows_in_one_batch(scene: Scene) -> None:
 
 def test_an_availablenow_run_reads_the_backlog(scene: Scene) -> None:
     scene.log.seal("old", 10)
-    scene.backlog.value = Backlog(depth=5, asked=1)
-    scene.feed.start_available_now()
+    scene.start_available_now(Backlog(depth=5, asked=1))
     assert scene.receivers.calls == []  # nothing is received before it is counted
     scene.receivers.at(2.0, lambda: scene.receivers.receive(5))
     first = scene.latest()
@@ -606,12 +600,11 @@ def test_an_availablenow_run_of_a_new_checkpoint_reads_all_from_the_chosen_begin
 ) -> None:
     before = Scene(retention=1000.0)
     before.log.seal("a", 10)
-    end = read_once(before)
+    end = planned_batch(before, NEW)
     before.feed.commit(end)
     before.log.seal("a", 10)
     scene = Scene(before, retention=1000.0, starting_position=option)
-    scene.backlog.value = Backlog(asked=1)
-    scene.feed.start_available_now()
+    scene.start_available_now(Backlog(asked=1))
     found = scene.latest(NEW)
     planned = scene.feed.plan(NEW, found)
     assert sum(piece.rows for task in planned for piece in task) == rows
@@ -619,8 +612,7 @@ def test_an_availablenow_run_of_a_new_checkpoint_reads_all_from_the_chosen_begin
 
 
 def test_an_availablenow_run_ends_although_new_messages_come(scene: Scene) -> None:
-    scene.backlog.value = Backlog(depth=10, asked=1)
-    scene.feed.start_available_now()
+    scene.start_available_now(Backlog(depth=10, asked=1))
     read, rows = START, 0
     for _ in range(100):
         scene.receivers.receive(8)
@@ -636,8 +628,7 @@ def test_an_availablenow_run_does_not_wait_for_messages_of_other_consumers(
     scene: Scene, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "nsq.spark.source")
-    scene.backlog.value = Backlog(depth=10, asked=1)
-    scene.feed.start_available_now()
+    scene.start_available_now(Backlog(depth=10, asked=1))
     scene.backlog.value = Backlog(asked=1)
     scene.receivers.at(0.5, lambda: scene.receivers.receive(4))
     end = scene.latest()
@@ -705,8 +696,7 @@ def test_an_availablenow_run_with_a_connection_or_rows_does_not_fail(
 def test_an_availablenow_run_names_nsqds_that_report_no_backlog(
     scene: Scene, caplog: pytest.LogCaptureFixture
 ) -> None:
-    scene.backlog.value = Backlog(asked=1, errors=("b:4151 cannot be reached",))
-    scene.feed.start_available_now()
+    scene.start_available_now(Backlog(asked=1, errors=("b:4151 cannot be reached",)))
     assert "the run waits only for the messages of the other nsqds: b:4151 cannot be reached" in caplog.text
 
 
@@ -715,8 +705,7 @@ def test_an_availablenow_run_without_receivers_warns_of_messages_in_nsqd(
 ) -> None:
     scene = Scene(receivers=0)
     scene.log.seal("other", 3)
-    scene.backlog.value = Backlog(depth=5, asked=1)
-    scene.feed.start_available_now()
+    scene.start_available_now(Backlog(depth=5, asked=1))
     end = scene.latest()
     assert end["at"] == {"other": 1}
     assert scene.latest(end) is end
@@ -725,8 +714,7 @@ def test_an_availablenow_run_without_receivers_warns_of_messages_in_nsqd(
 
 
 def test_an_availablenow_run_ends_with_its_driver(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    scene.backlog.value = Backlog(depth=5, asked=1)
-    scene.feed.start_available_now()
+    scene.start_available_now(Backlog(depth=5, asked=1))
     scene.receivers.at(5.0, lambda: monkeypatch.setattr(os, "getppid", lambda: 1))
     with pytest.raises(Closed):
         scene.latest()
@@ -826,8 +814,7 @@ def test_a_log_that_is_full_for_a_receiver_elsewhere_is_emptied() -> None:
     scene = Scene(receivers=0, retention=1000.0)
     for _ in range(2):
         scene.log.seal("a", 6)
-    end = scene.latest()
-    scene.feed.plan(START, end)
+    end = planned_batch(scene)
     scene.feed.commit(end)
     assert scene.log.deleted == []  # retention keeps them
     full = ReceiverFolder("a", True, 0, 0, Status(full=1, paused="the log holds 120 bytes, of 100 at most"))
