@@ -14,21 +14,15 @@ def connected(transport: MemoryTransport | None = None) -> tuple[MemoryStream, M
     return transport.connect("nsqd:4150", timeout=1.0), transport.accept()
 
 
-def test_reads_are_as_large_as_they_are_asked_to_be() -> None:
-    stream, peer = connected()
-    peer.send(b"abcdef")
-    assert stream.read(4) == b"abcd"
-    assert peer.unread == b"ef"
-    peer.chunk_size = 1
-    assert (stream.read(), stream.read()) == (b"e", b"f")
-
-
-def test_a_chunk_size_holds_for_every_connection() -> None:
+def test_reads_are_as_large_as_they_are_asked_to_be_and_as_the_chunks_of_the_transport() -> None:
     transport = MemoryTransport(chunk_size=2)
     for _ in range(2):
         stream, peer = connected(transport)
-        peer.send(b"abc")
-        assert (stream.read(), stream.read()) == (b"ab", b"c")
+        peer.send(b"abcd")
+        assert (stream.read(1), stream.read(), stream.read()) == (b"a", b"bc", b"d")
+    peer.send(b"abcdef")
+    peer.chunk_size = 4
+    assert (stream.read(), peer.unread) == (b"abcd", b"ef")
 
 
 def test_a_read_has_a_timeout_and_reading_goes_on_after_it() -> None:
