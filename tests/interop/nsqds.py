@@ -6,23 +6,19 @@ Nothing here asks a client: the point is that both sides agree.
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable
 from typing import Any
 
 from nsq.testing import Nsqd, Nsqlookupd
+from tests.integration import patience
 
-_NAP = 0.02
 # A command about a message that is not in flight, or a bug in nsqd.
 _TROUBLE = re.compile(r"E_\w+_FAILED|Traceback| dropped")
 
 
-def eventually(look: Callable[[], Any], wanted: Any, timeout: float = 60.0) -> None:
+def eventually(look: Callable[[], Any], wanted: Any, within: float = patience.PATIENCE) -> None:
     """Wait until ``look()`` returns the wanted value: nsqd does not answer a FIN."""
-    deadline = time.monotonic() + timeout
-    while (seen := look()) != wanted:
-        assert time.monotonic() < deadline, f"{seen} instead of {wanted}, even after {timeout:g} s"
-        time.sleep(_NAP)
+    patience.eventually(look, lambda seen: seen == wanted, within)
 
 
 def trouble(log: str) -> list[str]:
