@@ -38,12 +38,9 @@ def test_an_invalid_address_is_named(address: str) -> None:
     assert repr(address) in str(caught.value)
 
 
-def test_the_error_of_an_ipv6_address_without_brackets_says_what_to_write() -> None:
+def test_the_error_of_an_ipv6_address_without_brackets_or_of_several_says_what_to_write() -> None:
     with pytest.raises(ConfigError, match=r"in brackets: \[::1\]:4150"):
         addresses.split("::1:4150")
-
-
-def test_the_error_of_several_addresses_in_one_text_says_what_to_write() -> None:
     with pytest.raises(ConfigError, match=r"several .*\['nsqd-1:4150', 'nsqd-2:4150'\]"):
         addresses.split("nsqd-1:4150, nsqd-2:4150")
 
