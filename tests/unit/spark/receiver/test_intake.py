@@ -12,6 +12,7 @@ from nsq.message import Message
 from nsq.spark.receiver import receiving
 from nsq.spark.receiver.receiving import FIRST_PAUSE, LONGEST_PAUSE, Intake, PauseGate
 from nsq.spark.wal.names import Segment
+from tests.fakes.clock import Clock
 from tests.fakes.messages import Delegate
 
 FULL = 100
@@ -59,16 +60,13 @@ class ScriptedLog:
     close = roll
 
 
-class Time:
+class Time(Clock):
     """``wait`` lets it pass, and says whether ``stopping``."""
 
     def __init__(self) -> None:
-        self.now = 100.0
+        super().__init__(100.0)
         self.stopping = False
         self.waits: list[float] = []
-
-    def __call__(self) -> float:
-        return self.now
 
     def wait(self, seconds: float) -> bool:
         self.waits.append(seconds)
