@@ -207,18 +207,6 @@ def test_an_end_of_our_own_is_not_truncated(end: str) -> None:
     assert not tls.stream.truncated
 
 
-def test_a_blocked_read_is_woken_under_layers() -> None:
-    stream, peer = connected(Snappy())
-    got: list[bytes] = []
-    reader = threading.Thread(target=lambda: got.append(stream.read()), daemon=True)
-    reader.start()
-    stream.wake()
-    reader.join(LONG)
-    assert got == [b""]
-    assert not stream.truncated
-    assert not peer.closed
-
-
 class WokenWhileItWaits(WrappedStream):
     """A stream whose reader is woken in the middle of each read."""
 

@@ -89,16 +89,6 @@ def test_a_peer_that_does_not_read_runs_writes_into_their_deadline() -> None:
     assert peer.received == b"abc"
 
 
-def test_a_stalled_write_goes_on_when_the_peer_reads_again() -> None:
-    stream, peer = connected()
-    peer.stall(after=2)
-    writing = Running(lambda: stream.write(b"abcde", LONG))
-    peer.expect(b"ab")
-    peer.resume()
-    writing.result()
-    assert peer.writes == [b"ab", b"cde"]
-
-
 @pytest.mark.parametrize("end", ["close", "fail"])
 def test_a_stalled_write_ends_with_the_connection(end: str) -> None:
     stream, peer = connected()
