@@ -1,4 +1,4 @@
-"""What the sink's writers say and refuse; tests/spark/test_sink.py has Spark write."""
+"""The sink: columns, rows, publishes, and what its writers say; tests/spark/test_sink.py has Spark write."""
 
 from __future__ import annotations
 
