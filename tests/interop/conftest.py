@@ -56,8 +56,8 @@ def session_nsqd(shared_nsqlookupd: Nsqlookupd, authority: Authority) -> Iterato
         yield make(
             process=True,
             lookupd=[shared_nsqlookupd],
-            **authority.server_options,
             log_level="debug",  # ours tells of a failed FIN there
+            **authority.server_options,
         )
 
 

@@ -16,9 +16,9 @@ from tests.integration import patience
 _TROUBLE = re.compile(r"E_\w+_FAILED|Traceback| dropped")
 
 
-def eventually(look: Callable[[], Any], wanted: Any, timeout: float = 60.0) -> None:
+def eventually(look: Callable[[], Any], wanted: Any, within: float = patience.PATIENCE) -> None:
     """Wait until ``look()`` returns the wanted value: nsqd does not answer a FIN."""
-    patience.eventually(look, lambda seen: seen == wanted, timeout)
+    patience.eventually(look, lambda seen: seen == wanted, within)
 
 
 def trouble(log: str) -> list[str]:

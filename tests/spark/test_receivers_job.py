@@ -6,9 +6,6 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pytest
-
-from nsq.errors import UsageError
 from nsq.spark import receivers
 from nsq.testing import Nsqd
 from tests.fakes import s3
@@ -66,10 +63,3 @@ def test_a_stream_keeps_its_log_in_s3(spark: SparkSession, nsqd: Nsqd, tmp_path:
             progress = drain(stream(spark, nsqd, tmp_path, wal=server.uri("wal")), tmp_path)
             assert progress[-1]["sources"][0]["latestOffset"]["walRows"] == 0
         assert sorted(written(tmp_path)) == sorted(bodies(400))
-
-
-def test_receivers_that_leave_no_slot_for_a_query_are_refused(
-    spark: SparkSession, nsqd: Nsqd, tmp_path: Path
-) -> None:
-    with pytest.raises(UsageError, match="2 receivers would hold 2 of Spark's 2 slots, and leave none"):
-        receivers(spark, options_of(nsqd, tmp_path), n=2)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,24 +10,19 @@ import pytest
 from nsq.testing import Nsqd
 from nsq.testing.plugin import Factory
 from tests.integration.authority import Authority
-from tests.integration.patience import eventually
 from tests.interop.auth_server import running_auth_server
 from tests.spark.running import (
     EXACT,
-    PATIENCE,
-    arrival,
     bodies,
     difference,
     drain,
     ended,
     producing,
     publish,
-    running,
     segments,
     stream,
     subscribe,
     to_function,
-    to_parquet,
     written,
 )
 
@@ -90,13 +83,8 @@ def test_rows_say_where_they_come_from_and_are_the_same_to_each_action(
     seen: list[Any] = []
     frame = stream(spark, queue, tmp_path)
     assert frame.dtypes == [
-        ("topic", "string"),
-        ("nsqd", "string"),
-        ("id", "string"),
-        ("timestamp", "timestamp"),
-        ("timestamp_ns", "bigint"),
-        ("attempts", "int"),
-        ("body", "binary"),
+        *[("topic", "string"), ("nsqd", "string"), ("id", "string"), ("timestamp", "timestamp")],
+        *[("timestamp_ns", "bigint"), ("attempts", "int"), ("body", "binary")],
     ]
 
     def act(batch: DataFrame, number: int) -> None:
@@ -124,35 +112,3 @@ def test_limits_hold_and_a_schema_projects(spark: SparkSession, queue: Nsqd, tmp
     assert sum(rows) == 2000
     assert difference(written(tmp_path), wanted) == EXACT
     assert set(written(tmp_path, "attempts")) == {1}
-
-
-def test_an_idle_stream_neither_spins_nor_repeats(spark: SparkSession, queue: Nsqd, tmp_path: Path) -> None:
-    from pyspark.sql.streaming.listener import StreamingQueryListener
-
-    idle: list[Any] = []
-
-    class Counting(StreamingQueryListener):
-        def onQueryStarted(self, event: object) -> None: ...  # noqa: N802
-        def onQueryProgress(self, event: object) -> None: ...  # noqa: N802
-        def onQueryTerminated(self, event: object) -> None: ...  # noqa: N802
-        def onQueryIdle(self, event: object) -> None:  # noqa: N802
-            idle.append(event)
-
-    listener = Counting()
-    spark.conf.set("spark.sql.streaming.noDataProgressEventInterval", "0")
-    spark.streams.addListener(listener)
-    try:
-        with running(to_parquet(stream(spark, queue, tmp_path), tmp_path)):
-            publish(queue, bodies(100))
-            arrival(tmp_path, bodies(100))
-            eventually(lambda: len(idle), lambda count: count > 4, PATIENCE)
-            publish(queue, bodies(100, 100))
-            got = arrival(tmp_path, bodies(200))
-    finally:
-        spark.streams.removeListener(listener)
-        spark.conf.unset("spark.sql.streaming.noDataProgressEventInterval")
-    assert difference(got, bodies(200)) == EXACT
-    # Spark asks again at once, so the pauses are ours. Those of a busy machine are longer.
-    moments = [datetime.datetime.fromisoformat(each.timestamp).timestamp() for each in idle]
-    pauses = [later - earlier for earlier, later in pairwise(moments)]
-    assert sum(pauses) / len(pauses) > 0.4

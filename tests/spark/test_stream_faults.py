@@ -21,7 +21,6 @@ from tests.spark.running import (
     producing,
     publish,
     running,
-    segments,
     stream,
     subscribe,
     to_function,
@@ -82,26 +81,3 @@ def test_a_stop_under_load_loses_and_repeats_nothing(
             arrival(tmp_path, published())
     drain(stream(spark, queue, tmp_path), tmp_path)
     assert difference(written(tmp_path), published()) == EXACT
-
-
-def test_a_lost_segment_is_an_error_unless_failondataloss_is_false(
-    spark: SparkSession, queue: Nsqd, tmp_path: Path
-) -> None:
-    sink = Sink()
-    publish(
-        queue, bodies(1)
-    )  # of more some could have come after the batch, and be in a segment of their own
-    sink.refusing = True
-    failure(to_function(stream(spark, queue, tmp_path), tmp_path, sink))
-    (segment,) = segments(tmp_path)
-    segment.unlink()
-    lost = f"{segment.parent.name}/000001-*.arrow"
-    sink.refusing = False
-    sink.seen.clear()
-    reason = failure(to_function(stream(spark, queue, tmp_path), tmp_path, sink))
-    assert f"{tmp_path}/wal lacks files that this batch needs: {lost}" in reason
-    assert sink.seen == []
-    publish(queue, bodies(10))
-    lenient = stream(spark, queue, tmp_path, failOnDataLoss=False)
-    ended(to_function(lenient, tmp_path, sink, availableNow=True))
-    assert sum(len(ids) for _, ids in sink.seen) == 10

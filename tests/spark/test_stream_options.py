@@ -10,15 +10,28 @@ import pytest
 import nsq.spark
 from nsq.spark import doctor
 from nsq.testing import Nsqd
-from tests.spark.running import failure, stream, to_parquet
+from tests.spark.running import CHANNEL, TOPIC, bodies, failure, publish, stream, subscribe, to_parquet
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+ABSENT = "127.0.0.1:1"
 
-def test_spark_finds_the_formats_by_itself(spark: SparkSession, nsqd: Nsqd) -> None:
-    rows = spark.read.format("nsq_stats").option("nsqd", nsqd.tcp_address).load()
-    assert "depth" in rows.columns
+
+def test_spark_finds_the_formats_and_statistics_are_a_table(spark: SparkSession, nsqd: Nsqd) -> None:
+    subscribe(nsqd)
+    publish(nsqd, bodies(10))
+    reader = spark.read.format("nsq_stats").options(
+        nsqd=f"{nsqd.tcp_address},{ABSENT}", nsqdHttp=f"{nsqd.http_address},{ABSENT}"
+    )
+    table = reader.load()
+
+    (row,) = table.where("error is null").collect()
+    assert (row.nsqd, row.topic, row.channel, row.depth) == (nsqd.tcp_address, TOPIC, CHANNEL, 10)
+    assert (row.in_flight, row.clients, row.paused, row.topic_depth) == (0, 0, False, 0)
+    (lost,) = table.where("error is not null").collect()
+    assert (lost.nsqd, lost.topic) == (ABSENT, None)
+    assert ABSENT in lost.error
 
 
 def test_load_names_a_misspelt_option(spark: SparkSession, nsqd: Nsqd, tmp_path: Path) -> None:
@@ -38,49 +51,45 @@ def test_the_query_names_an_unknown_column(spark: SparkSession, nsqd: Nsqd, tmp_
     assert "the schema has a column 'payload'" in reason
 
 
-def test_bodies_that_are_not_json_objects_are_kept_apart(spark: SparkSession) -> None:
-    texts = [
-        b'{"a": 1, "b": "x"}',
-        b"no json",
-        b"[1]",
-        b"7",
-        b"",
-        b"\xff\xfe",
-        b'{"a": "text"}',
-        b'{"b": "y"}',
-        b'{"a": 1}\n{"a": 2}\n',
-        b'{"a": 1} and more',
-        b'{"a": 1},',
-        b'{"a": 1}, "mark": "x"} {"a": 2',
-        b'{"b": "\xe9"}',
-        b"null",
-        b'{"a": 1}\n',
-        b'{"a": 1},"junk":{"a": 2}',
-        b'{"a": 1},"value":{"a": 2}',
-        b'{"a": [1, {"b": 2}], "b": "}"}',
-        b"{'a': 1}",
-        b'{"a": NaN}',
+#: A body, its columns a and b, the rest, and the corrupt text. tests/unit/spark/test_json_bodies.py has more.
+JSON: list[tuple[bytes, tuple[int | None, str | None, str | None, str | None]]] = [
+    (b'{"a": 1, "b": "x"}', (1, "x", None, None)),
+    (b'{"b": "y"}', (None, "y", None, None)),
+    (b'{"a": 1}\n', (1, None, None, None)),
+    (
         b'{"a": 1, "A": 2, "b": "x", "b": "y", "c": {"d": [1.50, null]}}',
-    ]
-    rows = spark.createDataFrame([(number, text) for number, text in enumerate(texts)], "id int, body binary")
-    read = nsq.spark.json(rows, "a int, b string")
+        (1, "y", '{"A": 2, "b": "x", "c": {"d": [1.50, null]}}', None),
+    ),
+    (b"\xff\xfe", (None, None, None, "0xFFFE")),
+    (b'{"b": "\xe9"}', (None, None, None, "0x7B2262223A2022E9227D")),
+    *(
+        (text, (None, None, None, text.decode()))
+        for text in (
+            b"no json",
+            b"[1]",
+            b"",
+            b"null",
+            b'{"a": "text"}',
+            # Spark reads one value, but the rest of these would be lost.
+            b'{"a": 1}\n{"a": 2}\n',
+            b'{"a": 1} and more',
+            b'{"a": 1},"value":{"a": 2}',
+            b'{"a": 1}, "mark": "x"} {"a": 2',
+            b"{'a': 1}",
+            b'{"a": NaN}',
+        )
+    ),
+]
+
+
+def test_bodies_that_are_not_json_objects_are_kept_apart(spark: SparkSession) -> None:
+    texts = [(number, body) for number, (body, _) in enumerate(JSON)]
+    read = nsq.spark.json(spark.createDataFrame(texts, "id int, body binary"), "a int, b string")
     assert read.columns == ["id", "a", "b", "_rescued", "_corrupt"]
-    got = {row.id: row for row in read.collect()}
-    assert (got[0].a, got[0].b, got[0]["_corrupt"]) == (1, "x", None)
-    assert (got[7].a, got[7].b, got[7]["_corrupt"]) == (None, "y", None)
-    assert [got[number]["_corrupt"] for number in (1, 2, 3, 4)] == ["no json", "[1]", "7", ""]
-    assert got[5]["_corrupt"] == "0xFFFE"
-    assert got[6]["_corrupt"] == '{"a": "text"}'
-    # One value is read, but the rest of these would be lost.
-    assert [got[number]["_corrupt"] for number in range(8, 12)] == [text.decode() for text in texts[8:12]]
-    assert got[12]["_corrupt"] == "0x7B2262223A2022E9227D"
-    assert got[13]["_corrupt"] == "null"
-    assert (got[14].a, got[14]["_corrupt"]) == (1, None)
-    assert [got[number]["_corrupt"] for number in (15, 16)] == [text.decode() for text in texts[15:17]]
-    assert [got[number]["_corrupt"] for number in (17, 18, 19)] == [text.decode() for text in texts[17:20]]
-    assert (got[20].a, got[20].b, got[20]["_corrupt"]) == (1, "y", None)
-    assert got[20]["_rescued"] == '{"A": 2, "b": "x", "c": {"d": [1.50, null]}}'
-    assert {row["_rescued"] for number, row in got.items() if number < 20} == {None}
+    got = [tuple(row)[1:] for row in sorted(read.collect())]
+    # Of a corrupt body the columns may hold what Spark could read.
+    assert [row[2:] for row in got] == [row[2:] for _, row in JSON]
+    assert [row for row in got if row[3] is None] == [row for _, row in JSON if row[3] is None]
 
 
 def test_spark_finds_the_formats_from_any_directory() -> None:

@@ -29,9 +29,6 @@ from tests.spark.running import (
     written,
 )
 
-pytest.importorskip("pyspark")
-from pyspark.errors import UnsupportedOperationException
-
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -104,10 +101,3 @@ def test_asynchronous_progress_tracking_loses_nothing_in_a_full_log(
     shutil.copytree(first, second, ignore=shutil.ignore_patterns(".metadata*"))
     (second / "metadata").write_text(json.dumps({"id": str(uuid.uuid4())}))
     run(150, second)  # from a checkpoint that may be behind: every segment it needs is there
-
-
-def test_continuous_mode_is_refused_by_name(spark: SparkSession, queue: Nsqd, tmp_path: Path) -> None:
-    writer = stream(spark, queue, tmp_path).writeStream.format("console")
-    writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(continuous="1 second")
-    with pytest.raises(UnsupportedOperationException, match="does not support continuous processing"):
-        writer.start()

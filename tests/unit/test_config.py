@@ -7,6 +7,7 @@ import pickle
 import re
 import ssl
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -68,21 +69,9 @@ class TestDefaults:
 
 
 class TestImmutability:
-    def test_an_option_cannot_be_set_later(self) -> None:
-        with pytest.raises(dataclasses.FrozenInstanceError):
-            Config().max_attempts = 7  # type: ignore[misc]
-
-    def test_positional_arguments_are_refused(self) -> None:
-        with pytest.raises(TypeError):
-            Config(5.0)  # type: ignore[call-arg]
-
     def test_a_config_can_be_pickled(self) -> None:
         config = Config(max_in_flight=9, auth_secret="hunter2", backoff_strategy=math.sqrt)
         assert pickle.loads(pickle.dumps(config)) == config
-
-    def test_a_config_with_an_ssl_context_cannot_be_pickled(self) -> None:
-        with pytest.raises(TypeError, match="SSLContext"):
-            pickle.dumps(Config(tls=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)))
 
     def test_equal_options_make_equal_configs(self) -> None:
         assert Config(msg_timeout=60) == Config(msg_timeout=60.0) != Config()
@@ -139,24 +128,19 @@ class TestRanges:
     def test_the_error_names_option_value_and_range(self) -> None:
         assert refusal(sample_rate=100) == "sample_rate is 100, but must be 0 to 99"
         assert refusal(msg_timeout=0.5) == "msg_timeout is 0.5, but must be 0, or at least 1 s"
+        assert refusal(msg_timeout=math.nan).startswith("msg_timeout is nan, but must be 0, or ")
+        assert refusal(max_in_flight=-1) == "max_in_flight is -1, but must be None, or 0 to 2147483647"
+        assert len(refusal(backoff_strategy="x" * 1000)) < 200
 
-    @pytest.mark.parametrize(
-        "options",
-        [
-            {"msg_timeout": 0},
-            {"output_buffer_size": -1},
-            {"output_buffer_size": None},
-            {"output_buffer_timeout": 0},
-            {"max_in_flight": 0},
-            {"max_in_flight": None},
-            {"max_attempts": 0},
-            {"max_backoff_duration": 0},
-            {"heartbeat_interval": -1},
-            {"output_buffer_timeout": -1},
-        ],
-    )
-    def test_special_values_are_accepted(self, options: dict[str, Any]) -> None:
-        for name, value in options.items():
+    def test_special_values_are_accepted(self) -> None:
+        for name, value in [
+            ("msg_timeout", 0),
+            *(("output_buffer_size", size) for size in (-1, None)),
+            *(("output_buffer_timeout", seconds) for seconds in (0, -1)),
+            *(("max_in_flight", count) for count in (0, None)),
+            ("heartbeat_interval", -1),
+        ]:
+            options: dict[str, Any] = {name: value}
             assert getattr(Config(**options), name) == value
 
     @pytest.mark.parametrize("interval", [0, -2, 0.5, 59000])
@@ -232,6 +216,10 @@ class TestForEditors:
         assert [*inspect.signature(Billing).parameters] == ["max_attempts"]
 
 
+def test_a_path_of_any_kind_becomes_a_str() -> None:
+    assert [Config(tls=True, tls_ca_file=each).tls_ca_file for each in (Path("ca"), b"ca")] == ["ca", "ca"]  # type: ignore[arg-type]
+
+
 class TestSecrets:
     def test_a_secret_is_not_shown(self) -> None:
         config = Config(auth_secret="hunter2", max_in_flight=3)
@@ -240,6 +228,7 @@ class TestSecrets:
     def test_a_secret_is_not_in_errors(self) -> None:
         texts = [refusal(auth_secret=b"hunter2"), refusal(auth_secret="hunter2\n")]
         assert not any("hunter2" in text for text in texts)
+        assert texts[0] == "auth_secret is a secret bytes, but must be a str"
         assert "not stripped" in texts[1]
 
     def test_the_repr_makes_an_equal_config(self) -> None:
@@ -251,29 +240,27 @@ class TestSecrets:
 CLIENTS = {
     "go-nsq": """
         dial_timeout read_timeout write_timeout lookupd_poll_interval lookupd_poll_jitter
-        lookupd_poll_timeout max_requeue_delay default_requeue_delay backoff_strategy
-        max_backoff_duration backoff_multiplier max_attempts low_rdy_idle_timeout
-        low_rdy_timeout rdy_redistribute_interval client_id hostname user_agent
-        topology_region topology_zone heartbeat_interval sample_rate tls_min_version deflate
-        deflate_level snappy output_buffer_size output_buffer_timeout max_in_flight
-        msg_timeout max_msg_size auth_secret local_addr tls_v1 tls_config tls_root_ca_file
+        lookupd_poll_timeout max_requeue_delay default_requeue_delay backoff_strategy max_backoff_duration
+        backoff_multiplier max_attempts low_rdy_idle_timeout low_rdy_timeout rdy_redistribute_interval
+        client_id hostname user_agent topology_region topology_zone heartbeat_interval sample_rate
+        tls_min_version deflate deflate_level snappy output_buffer_size output_buffer_timeout
+        max_in_flight msg_timeout max_msg_size auth_secret local_addr tls_v1 tls_config tls_root_ca_file
         tls_insecure_skip_verify tls_cert tls_key skip_lookupd_authorization
     """,
     "pynsq's Reader": """
-        max_in_flight lookupd_poll_interval low_rdy_idle_timeout max_backoff_duration
-        lookupd_poll_jitter heartbeat_interval snappy deflate deflate_level user_agent
-        output_buffer_size output_buffer_timeout sample_rate auth_secret msg_timeout
-        hostname message_handler name nsqd_tcp_addresses lookupd_http_addresses max_tries
-        lookupd_connect_timeout lookupd_request_timeout timeout requeue_delay tls_v1
-        tls_options io_loop
+        max_in_flight lookupd_poll_interval low_rdy_idle_timeout max_backoff_duration lookupd_poll_jitter
+        heartbeat_interval snappy deflate deflate_level user_agent output_buffer_size
+        output_buffer_timeout sample_rate auth_secret msg_timeout hostname message_handler name
+        nsqd_tcp_addresses lookupd_http_addresses max_tries lookupd_connect_timeout
+        lookupd_request_timeout timeout requeue_delay tls_v1 tls_options io_loop
     """,
     "pynsq's Writer": """
         reconnect_interval name
     """,
     "gnsq's Consumer": """
         lookupd_poll_interval lookupd_poll_jitter max_backoff_duration nsqd_tcp_addresses
-        lookupd_http_addresses name message_handler max_tries requeue_delay
-        low_ready_idle_timeout backoff_on_requeue max_concurrency async
+        lookupd_http_addresses name message_handler max_tries requeue_delay low_ready_idle_timeout
+        backoff_on_requeue max_concurrency async
     """,
     "gnsq's NsqdTCPClient": """
         client_id user_agent address port timeout tls_v1 tls_options
@@ -282,12 +269,12 @@ CLIENTS = {
         connect_timeout short_id feature_negotiation
     """,
     "ansq": """
-        connection_options features on_message on_exception on_close auto_reconnect
-        message_queue loop debug logger
+        connection_options features on_message on_exception on_close auto_reconnect message_queue loop
+        debug logger
     """,
     "nsqjs": """
-        lookupdHTTPAddresses nsqdTCPAddresses messageTimeout idleTimeout requeueDelay
-        maxBackoffDuration tlsVerification
+        lookupdHTTPAddresses nsqdTCPAddresses messageTimeout idleTimeout requeueDelay maxBackoffDuration
+        tlsVerification
     """,
 }
 

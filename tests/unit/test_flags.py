@@ -99,27 +99,10 @@ class TestDurations:
     @pytest.mark.parametrize(
         ("text", "seconds"),
         [
-            ("0", 0.0),
-            ("-0", 0.0),
-            ("+0", 0.0),
-            ("0s", 0.0),
-            ("5s", 5.0),
-            ("+5s", 5.0),
-            ("-5s", -5.0),
-            ("1m30s", 90.0),
-            ("1h0m0s", 3600.0),
-            ("1.5h", 5400.0),
-            (".5s", 0.5),
-            ("1.s", 1.0),
-            ("100ms", 0.1),
-            ("25us", 25e-6),
-            ("25\u00b5s", 25e-6),
-            ("25\u03bcs", 25e-6),
-            ("7ns", 7e-9),
-            ("1.9ns", 1e-9),
-            ("0.000000001s", 1e-9),
-            ("1s1s", 2.0),
-            ("2s1m", 62.0),
+            *[("0", 0.0), ("-0", 0.0), ("+0", 0.0), ("0s", 0.0), ("5s", 5.0), ("+5s", 5.0), ("-5s", -5.0)],
+            *[("1m30s", 90.0), ("1h0m0s", 3600.0), ("1.5h", 5400.0), (".5s", 0.5), ("1.s", 1.0)],
+            *[("100ms", 0.1), ("25us", 25e-6), ("25\u00b5s", 25e-6), ("25\u03bcs", 25e-6), ("7ns", 7e-9)],
+            *[("1.9ns", 1e-9), ("0.000000001s", 1e-9), ("1s1s", 2.0), ("2s1m", 62.0)],
             ("-9223372036854775808ns", -(2**63) / 1e9),
         ],
     )
@@ -141,24 +124,10 @@ class TestDurations:
     @pytest.mark.parametrize(
         ("seconds", "text"),
         [
-            (0.0, "0s"),
-            (-0.0, "0s"),
-            (1e-10, "0s"),
-            (1e-9, "1ns"),
-            (999e-9, "999ns"),
-            (1.1e-6, "1.1\u00b5s"),
-            (2.2e-3, "2.2ms"),
-            (0.25, "250ms"),
-            (1.0, "1s"),
-            (3.3, "3.3s"),
-            (60.0, "1m0s"),
-            (90.0, "1m30s"),
-            (3600.0, "1h0m0s"),
-            (3661.001, "1h1m1.001s"),
-            (360000.0, "100h0m0s"),
-            (-90.5, "-1m30.5s"),
-            (-5e-9, "-5ns"),
-            (10, "10s"),
+            *[(0.0, "0s"), (-0.0, "0s"), (1e-10, "0s"), (1e-9, "1ns"), (999e-9, "999ns")],
+            *[(1.1e-6, "1.1\u00b5s"), (2.2e-3, "2.2ms"), (0.25, "250ms"), (1.0, "1s"), (3.3, "3.3s")],
+            *[(60.0, "1m0s"), (90.0, "1m30s"), (3600.0, "1h0m0s"), (3661.001, "1h1m1.001s")],
+            *[(360000.0, "100h0m0s"), (-90.5, "-1m30.5s"), (-5e-9, "-5ns"), (10, "10s")],
         ],
     )
     def test_durations_are_formatted_as_in_go(self, seconds: float, text: str) -> None:
@@ -389,12 +358,8 @@ class TestVersionAndHelp:
     @pytest.mark.parametrize(
         "argv",
         [
-            ("-h",),
-            ("--h",),
-            ("-help",),
-            ("--help",),
-            ("-n=1", "-h", "-foo"),
-            ("--config=/no/such/file", "-h"),
+            *[("-h",), ("--h",), ("-help",), ("--help",), ("-n=1", "-h", "-foo")],
+            *[("--config=/no/such/file", "-h")],
         ],
     )
     def test_help_prints_the_usage(self, argv: tuple[str, ...]) -> None:
@@ -468,36 +433,6 @@ Usage of nsqd:
 
 
 class TestConfigFile:
-    def test_a_config_file_may_have_values_of_every_kind(self, config: Any) -> None:
-        path = config(
-            """
-            tcp_address = ":1"
-            msg_timeout = "2m"
-            mem_queue_size = 5
-            id = 7
-            sample = 0.5
-            nsqlookupd_tcp_addresses = ["a:1", "b:1"]
-            percentiles = [1, 0.99, "0.5"]
-            snappy = false
-            tls_required = true
-            log_level = "WARN"
-            """
-        )
-        assert run("--config", path) == Parsed(
-            Options(
-                tcp_address=":1",
-                msg_timeout=120.0,
-                mem_queue_size=5,
-                node_id=7,
-                sample=0.5,
-                lookupd_tcp_addresses=("a:1", "b:1"),
-                percentiles=(1.0, 0.99, 0.5),
-                snappy=False,
-                tls_required="true",
-                log_level="warn",
-            )
-        )
-
     @pytest.mark.parametrize(
         ("line", "field", "value"),
         [
@@ -514,6 +449,10 @@ class TestConfigFile:
             ('percentiles = "1,0.5"', "percentiles", (1.0, 0.5)),
             ("percentiles = 0.5", "percentiles", (0.5,)),
             ("log_level = 3", "log_level", "3"),
+            ('log_level = "WARN"', "log_level", "warn"),
+            ("tls_required = true", "tls_required", "true"),
+            ("id = 7", "node_id", 7),
+            ('percentiles = [1, 0.99, "0.5"]', "percentiles", (1.0, 0.99, 0.5)),
             ('data_path = "\u00fc"', "data_path", "\u00fc"),
         ],
     )

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import math
 import pickle
+from contextlib import nullcontext
+from typing import Any
 
 import pytest
 
@@ -59,39 +61,32 @@ def test_a_message_knows_its_time_left() -> None:
     assert made(expires_at=0.0).expired
 
 
-class TestAsAContext:
-    def test_the_end_of_a_with_block_finishes_the_message(self) -> None:
-        delegate = Delegate()
-        with made(delegate) as message:
-            assert delegate.notes == []
-        assert delegate.notes == [("finish", message)]
+@pytest.mark.parametrize("too_late", [False, True])
+@pytest.mark.parametrize(
+    ("inside", "raises", "note"),
+    [
+        (lambda message: None, nullcontext(), ("finish",)),
+        (lambda message: 1 / 0, pytest.raises(ZeroDivisionError), ("requeue", None, True)),
+    ],
+)
+def test_the_end_of_a_with_block_finishes_the_message_and_an_error_requeues_it_in_time_or_too_late(
+    inside: Any, raises: Any, note: tuple[Any, ...], too_late: bool
+) -> None:
+    delegate = Delegate()
+    delegate.too_late = too_late
+    message = made(delegate)
+    with raises, message:
+        assert delegate.notes == []
+        inside(message)
+    assert delegate.notes == [(note[0], message, *note[1:])]
 
-    def test_an_error_in_a_with_block_requeues_the_message(self) -> None:
-        delegate = Delegate()
-        message = made(delegate)
-        with pytest.raises(KeyError), message:
-            raise KeyError("x")
-        assert delegate.notes == [("requeue", message, None, True)]
 
-    def test_a_with_block_does_not_answer_twice(self) -> None:
-        delegate = Delegate()
-        with made(delegate) as message:
-            message.requeue(1.0)
-            delegate.held = False
-        assert delegate.notes == [("requeue", message, 1.0, True)]
-
-    def test_the_end_of_a_with_block_may_come_too_late(self) -> None:
-        delegate = Delegate()
-        delegate.too_late = True
-        with made(delegate) as message:
-            pass
-        assert delegate.notes == [("finish", message)]
-
-    def test_an_error_in_a_with_block_that_ends_too_late_is_raised(self) -> None:
-        delegate = Delegate()
-        delegate.too_late = True
-        with pytest.raises(KeyError), made(delegate):
-            raise KeyError("x")
+def test_a_message_that_was_answered_within_its_with_block_is_not_answered_again() -> None:
+    delegate = Delegate()
+    with made(delegate) as message:
+        message.requeue(1.0)
+        delegate.held = False
+    assert delegate.notes == [("requeue", message, 1.0, True)]
 
 
 def test_finish_all_skips_messages_that_have_expired() -> None:

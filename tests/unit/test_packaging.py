@@ -76,14 +76,6 @@ def test_the_modules_that_spark_looks_for_are_shipped(setup: configparser.Config
     assert sorted(path.stem for path in ROOT.glob("*.py")) == [*MODULES, "setup"]
 
 
-def test_every_file_that_is_no_module_is_in_the_wheel(setup: configparser.ConfigParser) -> None:
-    patterns = setup["options.package_data"]["nsq"].split()
-    shipped = {path for pattern in patterns for path in (ROOT / "nsq").glob(pattern)}
-    others = {path for path in (ROOT / "nsq").rglob("*") if path.suffix not in (".py", ".pyc", "")}
-    assert (others - shipped, shipped - others) == (set(), set())
-    assert ROOT / "nsq" / "py.typed" in shipped
-
-
 def test_the_pytest_plugin_is_registered_and_offers_the_daemons(setup: configparser.ConfigParser) -> None:
     name, _, module = setup["options.entry_points"]["pytest11"].strip().partition(" = ")
     # Under any other name pytest fails when a conftest.py asks for the plugin again in pytest_plugins.

@@ -30,9 +30,9 @@ ERRORS = [
 
 #: What users of other clients write first.
 FIRST_TRIES = """
-    Reader LegacyReader Writer run Error BackoffTimer AsyncConn SyncConn pub mpub finish requeue
-    touch valid_topic_name valid_channel_name NSQClient Client Nsqd NsqdTCPClient NsqdHTTPClient
-    Lookupd LookupdClient NSQException NSQRequeueMessage create_reader create_writer open_connection
+    Reader LegacyReader Writer run Error BackoffTimer AsyncConn SyncConn pub mpub finish requeue touch
+    valid_topic_name valid_channel_name NSQClient Client Nsqd NsqdTCPClient NsqdHTTPClient Lookupd
+    LookupdClient NSQException NSQRequeueMessage create_reader create_writer open_connection
     ConnectionOptions NewConsumer NewProducer NewConfig
 """
 

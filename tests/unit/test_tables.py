@@ -1,36 +1,35 @@
 from __future__ import annotations
 
+import pytest
+
 from nsq.tables import table
 
 
-def test_a_table_has_numbers_to_the_right() -> None:
-    assert table(["name", "rows", "age"], [["a", 1, None], ["longer", "12,345", "3.0 s"]]).splitlines() == [
-        "name      rows    age",
-        "a            1      -",
-        "longer  12,345  3.0 s",
-    ]
-
-
-def test_words_stay_left_and_truth_is_yes() -> None:
-    assert table(["a", "b"], [[True, "x"], [False, "longer"]]).splitlines() == [
-        "a    b",
-        "yes  x",
-        "no   longer",
-    ]
-
-
-def test_dates_names_and_nothing_are_no_numbers() -> None:
-    rows = [["2026-03-01 07:00:00", "0c2e", ""], ["2026-03-01 07:01:00", "7", "here"]]
-    assert table(["window (UTC)", "reader", "read by"], rows).splitlines() == [
-        "window (UTC)         reader  read by",
-        "2026-03-01 07:00:00  0c2e",
-        "2026-03-01 07:01:00  7       here",
-    ]
-
-
-def test_a_table_may_be_empty() -> None:
-    assert table(["a", "b"], []) == "a  b"
-
-
-def test_a_name_cannot_reach_the_terminal_as_a_command() -> None:
-    assert table(["a"], [["x\x1b[2J\u009b"]]).splitlines()[1] == "x?[2J?"
+@pytest.mark.parametrize(
+    ("head", "rows", "shown"),
+    [
+        # Numbers stand to the right, and words to the left.
+        (
+            ["name", "rows", "age"],
+            [["a", 1, None], ["longer", "12,345", "3.0 s"]],
+            ["name      rows    age", "a            1      -", "longer  12,345  3.0 s"],
+        ),
+        (["a", "b"], [[True, "x"], [False, "longer"]], ["a    b", "yes  x", "no   longer"]),
+        # Dates, names and nothing are no numbers.
+        (
+            ["window (UTC)", "reader", "read by"],
+            [["2026-03-01 07:00:00", "0c2e", ""], ["2026-03-01 07:01:00", "7", "here"]],
+            [
+                "window (UTC)         reader  read by",
+                "2026-03-01 07:00:00  0c2e",
+                "2026-03-01 07:01:00  7       here",
+            ],
+        ),
+        (["a", "b"], [], ["a  b"]),
+        # A name cannot reach the terminal as a command.
+        (["a"], [["x\x1b[2J\u009b"]], ["a", "x?[2J?"]),
+    ],
+    ids=["numbers", "truth", "dates", "empty", "control characters"],
+)
+def test_a_table_is_aligned_and_harmless(head: list[str], rows: list[list[object]], shown: list[str]) -> None:
+    assert table(head, rows).splitlines() == shown

@@ -176,23 +176,6 @@ def test_a_message_above_the_limit_is_refused_at_once(connect: Connect) -> None:
         kombu.Producer(connect()).publish("x" * 2_000_000, routing_key="a")
 
 
-def test_events_from_before_the_reader_are_dropped(connect: Connect) -> None:
-    connection = connect()
-    exchange = kombu.Exchange("celeryev", type="topic")
-
-    def publish_event(body: str) -> None:
-        kombu.Producer(connection, exchange).publish(body, routing_key="worker.online", delivery_mode=1)
-
-    publish_event("too old")
-    time.sleep(1.5)
-    queue = kombu.Queue("celeryev.1", exchange, routing_key="#", durable=False, auto_delete=True)
-    got: list[object] = []
-    with kombu.Consumer(connection, [queue], callbacks=[lambda body, _: got.append(body)], no_ack=True):
-        publish_event("now")
-        drain(connection, lambda: got)
-    assert got == ["now"]
-
-
 def test_a_publish_waits_for_an_nsqd_that_restarts(connect: Connect, nsqd_factory: Factory[Nsqd]) -> None:
     nsqd = nsqd_factory(process=True)
     connection = connect(f"nsq://{nsqd.tcp_address}")

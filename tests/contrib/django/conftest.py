@@ -58,6 +58,18 @@ def settings_nsq(nsqd: Nsqd) -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def outbox(database: None) -> Iterator[Any]:
+    """The messages that the project of this process has published, to memory."""
+    from django.test import override_settings
+
+    from nsq.contrib.django import locmem
+
+    with override_settings(NSQ={"BACKEND": "nsq.contrib.django.locmem"}):
+        locmem.outbox.clear()
+        yield locmem.outbox
+
+
 class Site:
     """The project in processes of its own."""
 

@@ -39,13 +39,6 @@ def waiting() -> list[str]:
     return [bytes(body).decode() for body in rows]
 
 
-@pytest.fixture
-def outbox(database: None) -> Any:
-    with override_settings(NSQ={"BACKEND": "nsq.contrib.django.locmem"}):
-        locmem.outbox.clear()
-        yield locmem.outbox
-
-
 def test_the_migrations_make_the_tables_that_the_models_describe() -> None:
     call_command("makemigrations", "nsq_outbox", "nsq_results", check_changes=True, dry_run=True, verbosity=0)
 

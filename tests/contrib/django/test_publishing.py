@@ -10,6 +10,7 @@ import urllib.error
 import urllib.request
 from typing import Any
 
+import django
 import pytest
 from asgiref.sync import sync_to_async
 from django.core.checks import run_checks
@@ -29,14 +30,6 @@ from tests.integration.consuming import until
 from .conftest import PROJECT, Site, bodies
 
 MANAGE = str(PROJECT / "manage.py")
-LOCMEM = {"BACKEND": "nsq.contrib.django.locmem"}
-
-
-@pytest.fixture
-def outbox() -> Any:
-    with override_settings(NSQ=LOCMEM):
-        locmem.outbox.clear()
-        yield locmem.outbox
 
 
 # On commit
@@ -145,6 +138,12 @@ def test_settings_that_are_right_pass() -> None:
         assert read_settings().config.publish_timeout == 3.0
     with override_settings(NSQ={"NSQD": []}), pytest.raises(ImproperlyConfigured):
         publish("orders", b"x")
+
+
+@pytest.mark.skipif(django.VERSION >= (6,), reason="not run: this Django has tasks")
+def test_the_backend_says_that_it_needs_django_6() -> None:
+    with pytest.raises(ImportError, match=r"NsqBackend needs django\.tasks, which Django 6 has"):
+        from nsq.contrib.django import NsqBackend  # noqa: F401
 
 
 # Processes

@@ -6,16 +6,18 @@ import json
 import re
 import shutil
 import sys
-from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import django
 import pytest
+from django.conf import settings
+from django.core.exceptions import ImproperlyConfigured
 from django.db import OperationalError, connection, transaction
 from django.test import override_settings
 from django.utils import timezone
+from shop.models import Billed
 
 import nsq
 from nsq.contrib.django import locmem
@@ -26,39 +28,28 @@ from tests.integration.consuming import channel_of, until
 from .conftest import PROJECT, Site, bodies
 from .postgres import Postgres
 
-needs_tasks = pytest.mark.skipif(django.VERSION < (6,), reason="not run: django.tasks needs Django 6")
+if django.VERSION >= (6,):
+    from django.tasks import task_backends
+    from django.tasks.exceptions import InvalidTask
+    from django.tasks.signals import task_finished
+    from shop import tasks
+
+    from nsq.contrib.django import NsqBackend
+    from nsq.contrib.django import tasks as backend
+    from nsq.contrib.django.results.models import StoredResult
+
+pytestmark = pytest.mark.skipif(django.VERSION < (6,), reason="not run: django.tasks needs Django 6")
 #: Django's own tests of tasks, which `make django` puts there.
 SUITE = next(iter(sorted(Path(sys.prefix).glob("sdist/django-*/tests/tasks"))), None)
 MANAGE = str(PROJECT / "manage.py")
 
 
-@pytest.mark.skipif(django.VERSION >= (6,), reason="not run: this Django has tasks")
-def test_the_backend_says_that_it_needs_django_6() -> None:
-    from nsq.contrib.django import publish
-
-    assert callable(publish)
-    with pytest.raises(ImportError, match=r"NsqBackend needs django\.tasks, which Django 6 has"):
-        from nsq.contrib.django import NsqBackend  # noqa: F401
-
-
-@pytest.fixture
-def outbox(database: None) -> Iterator[Any]:
-    with override_settings(NSQ={"BACKEND": "nsq.contrib.django.locmem"}):
-        locmem.outbox.clear()
-        yield locmem.outbox
-
-
-def deliver(body: bytes, attempts: int = 1, alias: str = "default") -> None:
+def deliver(body: bytes, attempts: int = 1) -> None:
     """Give a body to the worker's handler."""
-    from nsq.contrib.django import tasks
-
-    handle(lambda message: tasks.handle(alias, message), body, attempts=attempts)
+    handle(lambda message: backend.handle("default", message), body, attempts=attempts)
 
 
-@needs_tasks
 def test_enqueue_publishes_to_the_topic_of_the_queue_and_the_worker_stores_the_result(outbox: Any) -> None:
-    from shop import tasks
-
     result = tasks.add.enqueue(1, second=2)
     (published,) = outbox
     assert (published.topic, published.defer) == ("tasks.default", None)
@@ -68,7 +59,6 @@ def test_enqueue_publishes_to_the_topic_of_the_queue_and_the_worker_stores_the_r
     assert (result.status, result.return_value, result.attempts) == ("SUCCESSFUL", 3, 1)
 
 
-@needs_tasks
 @pytest.mark.parametrize(
     ("name", "arguments", "status", "value"),
     [
@@ -83,8 +73,6 @@ def test_enqueue_publishes_to_the_topic_of_the_queue_and_the_worker_stores_the_r
 def test_the_result_says_how_a_task_ended(
     name: str, arguments: list[Any], status: str, value: Any, outbox: Any
 ) -> None:
-    from shop import tasks
-
     result = getattr(tasks, name).enqueue(*arguments)
     deliver(outbox[0].body)
     result.refresh()
@@ -92,18 +80,13 @@ def test_the_result_says_how_a_task_ended(
     assert (result.status, said, len(outbox)) == (status, value, 1)
 
 
-@needs_tasks
 def test_a_second_delivery_of_a_finished_task_does_not_run_it(outbox: Any) -> None:
-    from shop import tasks
-    from shop.models import Billed
-
     tasks.add.enqueue(1, 2)
     deliver(outbox[0].body)
     deliver(outbox[0].body, attempts=2)
     assert Billed.objects.count() == 1
 
 
-@needs_tasks
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -116,8 +99,6 @@ def test_a_second_delivery_of_a_finished_task_does_not_run_it(outbox: Any) -> No
     ],
 )
 def test_a_message_that_is_no_task_of_this_project_is_given_up(change: Any, said: str, outbox: Any) -> None:
-    from shop import tasks
-
     tasks.add.enqueue(1, 2)
     body = b"hello" if change is None else json.dumps(json.loads(outbox.pop().body) | change).encode()
     outbox.clear()
@@ -126,11 +107,7 @@ def test_a_message_that_is_no_task_of_this_project_is_given_up(change: Any, said
     assert outbox == []
 
 
-@needs_tasks
 def test_run_after_is_reached_by_hops_of_what_nsqd_allows(outbox: Any) -> None:
-    from shop import tasks
-    from shop.models import Billed
-
     soon, late = timezone.now() + timedelta(minutes=10), timezone.now() + timedelta(days=2)
     tasks.add.using(run_after=soon).enqueue(1, 2)
     tasks.add.using(run_after=late).enqueue(3, 4)
@@ -141,10 +118,7 @@ def test_run_after_is_reached_by_hops_of_what_nsqd_allows(outbox: Any) -> None:
     assert Billed.objects.count() == 0
 
 
-@needs_tasks
 def test_enqueue_on_commit_sends_nothing_after_a_rollback(outbox: Any) -> None:
-    from shop import tasks
-
     with transaction.atomic():
         tasks.mail.enqueue("ada")
         assert outbox == []
@@ -154,23 +128,14 @@ def test_enqueue_on_commit_sends_nothing_after_a_rollback(outbox: Any) -> None:
     assert [each.topic for each in outbox] == ["tasks.mails"]
 
 
-@needs_tasks
 def test_a_task_that_could_not_be_enqueued_leaves_no_result_that_waits(database: None) -> None:
-    from shop import tasks
-
-    from nsq.contrib.django.results.models import StoredResult
-
     down = {"NSQD": "127.0.0.1:1", "OPTIONS": {"publish_timeout": 0.2}}
     with override_settings(NSQ=down), pytest.raises(nsq.PublishFailed):
         tasks.add.enqueue(1, 2)
     assert StoredResult.objects.count() == 0
 
 
-@needs_tasks
 def test_a_result_that_cannot_be_stored_within_a_transaction_says_why(outbox: Any) -> None:
-    from django.tasks import task_backends
-    from shop import tasks
-
     result = tasks.add.enqueue(1, 2)
     with pytest.raises(OperationalError, match="no such table"), transaction.atomic():
         with connection.cursor() as cursor:
@@ -178,11 +143,7 @@ def test_a_result_that_cannot_be_stored_within_a_transaction_says_why(outbox: An
         task_backends["default"].save_result(result)
 
 
-@needs_tasks
 def test_priorities_and_unknown_queues_are_refused_and_arguments_are_json(outbox: Any) -> None:
-    from django.tasks.exceptions import InvalidTask
-    from shop import tasks
-
     with pytest.raises(InvalidTask, match="priority"):
         tasks.add.using(priority=5)
     with pytest.raises(InvalidTask, match="Queue 'mails' is not valid"):
@@ -192,13 +153,7 @@ def test_priorities_and_unknown_queues_are_refused_and_arguments_are_json(outbox
     assert outbox == []
 
 
-@needs_tasks
 def test_without_the_results_app_nothing_is_stored_and_attempts_are_nsqds(outbox: Any) -> None:
-    from django.conf import settings
-    from django.tasks import task_backends
-    from django.tasks.signals import task_finished
-    from shop import tasks
-
     finished = []
 
     def note(task_result: Any, **_: Any) -> None:
@@ -217,17 +172,11 @@ def test_without_the_results_app_nothing_is_stored_and_attempts_are_nsqds(outbox
     assert finished == [(3, 3)]
 
 
-@needs_tasks
 def test_a_wrong_option_is_named() -> None:
-    from django.core.exceptions import ImproperlyConfigured
-
-    from nsq.contrib.django import NsqBackend
-
     with pytest.raises(ImproperlyConfigured, match="has 'TOPIC'; known are CHANNEL, DATABASE"):
         NsqBackend("default", {"OPTIONS": {"TOPIC": "x"}})
 
 
-@needs_tasks
 def test_workers_run_tasks_that_other_processes_have_enqueued(site: Site, nsqd: Nsqd) -> None:
     program = """
 import asyncio
@@ -250,12 +199,9 @@ tasks.mail.enqueue("ada")
     assert "mail to ada" in site.billed()
 
 
-@needs_tasks
 def test_tasks_of_one_transaction_leave_together_and_within_the_time_for_commits(
     database: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from shop import tasks
-
     batches: list[tuple[str, int, float | None]] = []
     monkeypatch.setattr(
         locmem, "multi_publish", lambda topic, bodies, timeout: batches.append((topic, len(bodies), timeout))
@@ -274,7 +220,6 @@ def test_tasks_of_one_transaction_leave_together_and_within_the_time_for_commits
     assert 0 < timeout <= 0.5
 
 
-@needs_tasks
 @pytest.mark.parametrize("database", ["sqlite", "postgresql"])
 @pytest.mark.parametrize("rolled_back", [False, True], ids=["commit", "rollback"])
 def test_a_task_that_runs_before_its_transaction_ends_has_its_result_afterwards(
@@ -303,7 +248,6 @@ with transaction.atomic():
     assert [(status, str(value)) for status, value in rows] == [("SUCCESSFUL", "12")]
 
 
-@needs_tasks
 def test_a_task_whose_database_connection_was_lost_while_it_ran_is_not_run_again(
     site: Site, nsqd: Nsqd, postgres: Postgres
 ) -> None:
@@ -327,7 +271,6 @@ OTHERWISE = {
 }
 
 
-@needs_tasks
 @pytest.mark.skipif(SUITE is None, reason="not run: `make django` installs Django's own tests")
 def test_djangos_own_tests_of_tasks_pass_but_for_a_listed_set(site: Site, tmp_path: Path) -> None:
     assert SUITE is not None

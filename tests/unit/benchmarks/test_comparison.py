@@ -2,11 +2,22 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.comparison import Bar, Comparison, Figure, beside_old
-
-from .outcomes import outcome
+from benchmarks.comparison import Bar, Comparison, Figure, Outcome, Verdict, beside_old
 
 AT_LEAST, AT_MOST = Bar("nsq", "other", 2), Bar("nsq", "other", 0.2, at_most=True)
+
+
+def judged(
+    measured: dict[str, list[float]], *bars: Bar, absent: dict[str, str] | None = None
+) -> list[Verdict]:
+    """Judge an invented comparison: its rounds by column."""
+    contenders = {column: lambda scale: [scale] for column in measured}
+    figures = [Figure("", "msg/s")]
+    comparison = Comparison(
+        name="load", figures=figures, contenders=contenders, bars=bars, absent=absent or {}
+    )
+    rounds = {column: [[value] for value in values] for column, values in measured.items()}
+    return Outcome(comparison, rounds).judge()
 
 
 @pytest.mark.parametrize(
@@ -23,28 +34,21 @@ AT_LEAST, AT_MOST = Bar("nsq", "other", 2), Bar("nsq", "other", 0.2, at_most=Tru
 def test_a_bar_is_missed_by_more_than_a_tenth_before_it_fails(
     bar: Bar, own: float, ok: bool, failed: bool
 ) -> None:
-    (verdict,) = outcome({"nsq": [own], "other": [100.0]}, [bar]).judge()
+    (verdict,) = judged({"nsq": [own], "other": [100.0]}, bar)
 
     assert (verdict.ok, verdict.failed) == (ok, failed)
 
 
 def test_ratios_are_of_the_same_round() -> None:
-    (verdict,) = outcome(
-        {"nsq": [100.0, 10.0, 30.0], "other": [50.0, 5.0, 10.0]}, [Bar("nsq", "other", 1)]
-    ).judge()
-
+    rounds = {"nsq": [100.0, 10.0, 30.0], "other": [50.0, 5.0, 10.0]}
+    (verdict,) = judged(rounds, Bar("nsq", "other", 1))
     assert verdict.ratio == (2.0, 2.0, 3.0)
 
 
-def test_a_column_has_as_many_verdicts_as_bars() -> None:
-    bars = [Bar("nsq", "one", 2), Bar("nsq", "two", 5)]
-    verdicts = outcome({"nsq": [30.0], "one": [10.0], "two": [10.0]}, bars).judge()
-
+def test_each_bar_of_a_column_has_a_verdict_and_a_client_without_results_has_none() -> None:
+    bars = Bar("nsq", "one", 2), Bar("nsq", "two", 5), Bar("nsq", "gone", 2)
+    verdicts = judged({"nsq": [30.0], "one": [10.0], "two": [10.0]}, *bars, absent={"gone": "not installed"})
     assert [verdict.ok for verdict in verdicts] == [True, False]
-
-
-def test_a_client_without_results_is_not_compared() -> None:
-    assert outcome({"nsq": [30.0]}, [Bar("nsq", "gone", 2)], absent={"gone": "not installed"}).judge() == []
 
 
 @pytest.mark.parametrize(("unit", "ratio", "at_most"), [("msg/s", 0.95, False), ("ms", 1.05, True)])

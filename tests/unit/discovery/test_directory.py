@@ -48,34 +48,11 @@ def searched(subject: Directory) -> set[str]:
     return set(subject.nsqds) - dialed(subject)
 
 
-def test_a_removed_nsqd_is_dropped_once() -> None:
-    subject = directory(A, B)
-    subject.remove(A)
-    subject.remove(A)
-    assert (dialed(subject), subject.to_drop(), subject.to_drop()) == ({B}, [A], [])
-
-
 class TestListed:
     def found(self) -> Directory:
         subject = directory()
         subject.round_ended([listing(A), listing(B)], 0.0)
         return subject
-
-    def test_an_nsqd_is_wanted_as_soon_as_one_nsqlookupd_lists_it(self) -> None:
-        subject = directory()
-        subject.heard([A, B])
-        assert dialed(subject) == {A, B}
-        subject.round_ended([listing(A, B), listing(B, C), None], 1.0)
-        assert dialed(subject) == {A, B, C}
-
-    @pytest.mark.parametrize(
-        "answers", [[[None, listing(B)]] * 3, [[listing(), listing()], [None]]], ids=["at once", "later"]
-    )
-    def test_while_lookups_fail_known_nsqds_are_dialed(self, answers: list[list[Answer]]) -> None:
-        subject = self.found()
-        for number, each in enumerate(answers):
-            subject.round_ended(each, 20.0 + number)
-        assert A in dialed(subject)
 
     def test_an_nsqd_that_is_no_longer_listed_is_searched_for_an_interval(self) -> None:
         subject = self.found()

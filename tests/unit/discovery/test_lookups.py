@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import logging
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
-from types import FrameType
 from typing import Any
 
 import pytest
@@ -167,18 +164,6 @@ class TestReporting:
         discovery.add_nsqd(B)
         world.await_("found", A, B)
 
-    def test_an_nsqd_that_is_no_longer_listed_is_not_dialed_and_then_forgotten(self, world: World) -> None:
-        world.answers[L1] = [A, B]
-        discovery = world.started([], [L1])
-        world.await_("found", A, B)
-        world.answers[L1] = [B]
-        world.pass_time(discovery, 60.0)
-        world.await_("found", B)
-        assert [each.address for each in discovery.wanted.values()] == [A, B]
-        world.pass_time(discovery, 60.0)
-        world.await_("found", B, times=2)
-        assert [each.address for each in discovery.wanted.values()] == [B]
-
     def test_without_a_thread_for_a_question_it_says_so_and_goes_on(
         self, world: World, log: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -201,15 +186,6 @@ class TestReporting:
 
 
 class TestAsking:
-    def test_nsqds_that_one_nsqlookupd_lists_are_dialed_while_another_is_silent(self, world: World) -> None:
-        world.gates[L2] = threading.Event()
-        world.answers = {L1: [A], L2: [A, B]}
-        world.started([], [L1, L2])
-        world.await_("found", A)
-        assert world.threads[L2] == f"{NAME}-ask-{URL2}"
-        world.gates[L2].set()
-        world.await_("found", A, B)
-
     def test_an_nsqlookupd_that_does_not_answer_in_time_has_failed(self, world: World) -> None:
         world.gates[L1] = threading.Event()
         discovery = world.started([], [L1])
@@ -350,49 +326,6 @@ class TestChanges:
             getattr(discovery, method)(address)
         assert (list(discovery._nsqds), list(discovery._nsqlookupds)) == ([A], [])
 
-    @pytest.mark.parametrize("method", ["add_nsqd", "remove_nsqd"])
-    @pytest.mark.parametrize("interrupt", ["raises", "calls the same"])
-    def test_an_interrupt_at_any_bytecode_harms_nothing(
-        self, world: World, method: str, interrupt: str
-    ) -> None:
-        discovery = world.started([A])
-        at_step(0, lambda: discovery.add_nsqd(A), raise_interrupt)  # Python 3.12 traces no first bytecodes
-        for step in range(1000):
-            discovery.add_nsqd(B) if method == "remove_nsqd" else None
-            handle = {"raises": raise_interrupt, "calls the same": lambda: discovery.add_nsqd(C)}[interrupt]
-            if not at_step(step, lambda: getattr(discovery, method)(B), handle):
-                break
-        assert step > 15  # bytecodes; a newer Python needs fewer
-        discovery.add_nsqd(C)
-        world.until(lambda: {each.address for each in discovery.wanted.values()} >= {A, C})
-
-
-def raise_interrupt() -> None:
-    raise KeyboardInterrupt
-
-
-def at_step(step: int, call: Callable[[], object], handle: Callable[[], object]) -> bool:
-    """Interrupt the call behind so many bytecodes, as a signal would; return whether it has that many."""
-    steps = 0
-
-    def trace(frame: FrameType, event: str, argument: object) -> Any:
-        nonlocal steps
-        if "/nsq/discovery/" not in frame.f_code.co_filename:
-            return None
-        frame.f_trace_opcodes = True
-        if event == "opcode":
-            steps += 1
-            if steps == step + 1:
-                handle()
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    with suppress(KeyboardInterrupt):
-        call()
-    sys.settrace(before)
-    return steps > step
-
 
 class TestStopping:
     def test_nothing_is_asked_or_reported_after_a_stop(self, world: World) -> None:
@@ -405,16 +338,6 @@ class TestStopping:
         discovery.start()
         assert ("found", A, B) not in world.notes
         assert world.notes.count(("ask", L1)) == 1
-
-    def test_a_stop_ends_questions_under_way(self, world: World, log: Callable[[], list[str]]) -> None:
-        world.gates[L1] = threading.Event()
-        world.answers[L1] = ApiError("interrupted")
-        discovery = world.started([], [L1])
-        world.await_("ask", L1)
-        discovery.stop()
-        assert not discovery.join(time.monotonic() + PATIENCE)
-        assert ("cancel",) in world.notes
-        assert log() == []
 
     def test_join_names_a_question_that_is_still_under_way(
         self, world: World, monkeypatch: pytest.MonkeyPatch

@@ -76,13 +76,9 @@ class TestAuthorization:
     @pytest.mark.parametrize(
         ("address", "when", "sent"),
         [
-            ("https://h", "https", True),
-            ("http://h", "https", False),
-            ("h", "https", False),
-            ("unix:/run/x", "https", False),
-            ("http://h", "always", True),
-            ("https://h", "always", True),
-            ("https://h", "never", False),
+            *[("https://h", "https", True), ("http://h", "https", False), ("h", "https", False)],
+            *[("unix:/run/x", "https", False), ("http://h", "always", True), ("https://h", "always", True)],
+            *[("https://h", "never", False)],
         ],
     )
     def test_the_secret_is_sent_as_authorize_says(self, address: str, when: str, sent: bool) -> None:
@@ -165,22 +161,8 @@ class TestBadRegistrations:
             {"tcp_port": 0},
             {"tcp_port": -4150},
             {"tcp_port": 65536},
-            *(
-                {"broadcast_address": host}
-                for host in (
-                    "",
-                    "u@h",
-                    "[::1",
-                    "unix:/x",
-                    "/x",
-                    "h?x",
-                    "a b",
-                    "h:1",
-                    "h℀",
-                    "fe80::1%u@h",
-                    "h\n",
-                )
-            ),
+            *({"broadcast_address": host} for host in ("", "a b", "h\n", "u@h", "[::1", "unix:/x", "/x")),
+            *({"broadcast_address": host} for host in ("h?x", "h:1", "h℀", "fe80::1%u@h")),
         ],
         ids=str,
     )

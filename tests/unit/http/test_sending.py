@@ -41,13 +41,6 @@ def test_an_unexpected_error_of_a_transport_is_raised() -> None:
         send(HttpRequest(parse_url("h:4151")), timeout=5.0, transport=Failing(KeyError("h")))
 
 
-def test_a_request_can_use_any_transport() -> None:
-    request = HttpRequest(parse_url("h:4151"))
-    transport = MemoryTransport((request.encode(), b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nOK"))
-    assert send(request, timeout=5.0, transport=transport).body == b"OK"
-    transport.accept().wait_closed()
-
-
 # Connections that are kept
 
 GET = HttpRequest(parse_url("h:4151"))

@@ -85,24 +85,11 @@ class World:
         self.discovery._report()
 
 
-def test_each_partition_is_wanted_at_its_leader() -> None:
-    world = World()
-    world.answer(A, B, A)
-    assert world.keys == {(A, 0), (B, 1), (A, 2)}
-    assert [want.subscription.partition for want in world.wanted.values()] == [0, 1, 2]  # type: ignore[union-attr]
-
-
 def test_the_same_leaders_are_reported_once() -> None:
     world = World()
     world.answer(A, B)
     world.answer(A, B)
     assert world.reports == 1
-
-
-def test_nothing_is_wanted_before_the_cluster_is_known() -> None:
-    world = World()
-    world.turn()
-    assert world.reports == 0
 
 
 def test_a_moved_partition_gets_its_connection_when_the_former_one_has_ended() -> None:
@@ -184,12 +171,6 @@ def test_a_topic_that_the_options_do_not_suit_is_reported_once_until_it_does(
     assert world.keys == set()
     world.answer(A, B, ordered=bool(given))
     assert world.keys == {(A, 0), (B, 1)}
-
-
-def test_an_original_nsq_is_consumed_as_ever() -> None:
-    world = World()
-    world._hear(ClusterAnswer("original", nsqds=frozenset([A, B, C])))
-    assert world.keys == {(A, None), (B, None), (C, None)}
 
 
 def test_a_cluster_that_changes_its_kind_is_followed() -> None:

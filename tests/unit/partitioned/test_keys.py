@@ -1,16 +1,17 @@
 from __future__ import annotations
 
+import ast
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from nsq.errors import InvalidMessage, UsageError
 from nsq.partitioned.keys import checked_key, key_bytes, murmur3, partition_for
 
-VECTORS = json.loads(
-    (Path(__file__).parents[2] / "golden/partitioned/sharding_vectors.json").read_text("utf-8")
-)
+ROOT = Path(__file__).resolve().parents[3]
+VECTORS = json.loads((ROOT / "tests/golden/partitioned/sharding_vectors.json").read_text("utf-8"))
 
 
 def test_keys_are_placed_as_the_recorded_vectors_place_them() -> None:
@@ -53,3 +54,17 @@ def test_a_hash_that_is_no_natural_number_is_refused(number: object) -> None:
 def test_a_hash_that_fails_is_named() -> None:
     with pytest.raises(UsageError, match="the hash function failed on the key 'a'"):
         partition_for("a", 4, lambda key: 1 // 0)
+
+
+def test_the_hash_in_the_documentation_places_keys_as_java_does() -> None:
+    page = (ROOT / "docs/partitioned.md").read_text("utf-8")
+    (block,) = [part for part in page.split("```") if part.startswith("python") and "def java_hash" in part]
+    module = ast.parse(block.removeprefix("python"))
+    module.body = [node for node in module.body if isinstance(node, ast.FunctionDef)]
+    names: dict[str, Any] = {}
+    exec(compile(module, "docs/partitioned.md", "exec"), names)
+    vectors = [(row["key"], row) for row in VECTORS["strings"]]
+    vectors += [(row["key_long"], row) for row in VECTORS["longs"]]
+    for key, row in vectors:
+        for count, partition in row["java_partition"].items():
+            assert partition_for(key, int(count), names["java_hash"]) == partition, (key, count)

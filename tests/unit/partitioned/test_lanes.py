@@ -33,6 +33,10 @@ class World:
     def begin(self, message: Message) -> None:
         self.lane.begin(message)
 
+    def work_on(self, message: Message) -> None:
+        self.deliver(message)
+        self.begin(message)
+
     def succeed(self, message: Message) -> list[Order]:
         """As the pool does it: the handler ends, then its message is answered."""
         return [*self.lane.ended(message, self.now), *self.lane.finished(message, self.now)]
@@ -43,8 +47,7 @@ class World:
 
     def finish(self, *messages: Message) -> None:
         for message in messages:
-            self.deliver(message)
-            self.begin(message)
+            self.work_on(message)
             self.succeed(message)
 
     def after(self, seconds: float) -> list[Order]:
@@ -62,46 +65,19 @@ class TestOneAtATime:
         self, world: World
     ) -> None:
         first, second = delivery(1), delivery(2)
-        world.deliver(first)
-        world.begin(first)
+        world.work_on(first)
         assert world.lane.finished(first, NOW) == []
         assert world.deliver(second) == []
         assert world.lane.ended(first, NOW) == handle(second)
 
-    def test_a_message_that_is_answered_later_holds_the_lane(self, world: World) -> None:
-        first, second = delivery(1), delivery(2)
-        world.deliver(first)
-        world.begin(first)
-        assert world.lane.ended(first, NOW) == []
-        assert world.deliver(second) == []
-        assert world.lane.finished(first, NOW) == handle(second)
-
     def test_a_message_that_is_never_answered_holds_the_lane_until_its_time_is_up(self, world: World) -> None:
         first, second = delivery(1), delivery(2, now=NOW + TIMEOUT)
-        world.deliver(first)
-        world.begin(first)
+        world.work_on(first)
         world.lane.ended(first, NOW)
         assert world.lane.left_unanswered(NOW) is None
         assert world.lane.left_unanswered(NOW + TIMEOUT) is first
         world.deliver(second)
         assert world.lane.lost(first, NOW + TIMEOUT) == handle(second)
-
-    def test_a_new_leaders_delivery_waits_for_the_handler_that_works_on_the_former_one(
-        self, world: World
-    ) -> None:
-        former, again = delivery(1), delivery(1)
-        world.deliver(former)
-        world.begin(former)
-        former.expires_at = -math.inf  # its connection is gone
-        assert world.deliver(again) == []
-        assert world.lane.ended(former, NOW) == []
-        assert world.lane.lost(former, NOW) == handle(again)
-
-    def test_a_message_that_timed_out_before_a_handler_began_it_makes_room(self, world: World) -> None:
-        first, second = delivery(1), delivery(2)
-        world.deliver(first)
-        world.deliver(second)
-        assert world.lane.lost(first, NOW) == handle(second)
 
     def test_waiting_messages_whose_connection_is_gone_are_dropped(self, world: World) -> None:
         first, gone, third = delivery(1), delivery(2), delivery(3)
@@ -120,13 +96,6 @@ class TestRedeliveries:
         assert world.deliver(third) == handle(third)
         assert (world.lane.repeated, world.lane.disorders) == (1, 0)
 
-    def test_a_message_handled_without_its_connection_is_not_handled_again(self, world: World) -> None:
-        former, again = delivery(1), delivery(1)
-        world.deliver(former)
-        world.begin(former)
-        world.deliver(again)
-        assert world.succeed(former) == [Order(Do.FINISH, again)]
-
     def test_a_late_answer_to_a_former_delivery_counts(self, world: World) -> None:
         former, again = delivery(1), delivery(1)
         world.deliver(former)
@@ -142,8 +111,7 @@ class TestRedeliveries:
     def test_attempts_are_counted_here_over_connections(self, world: World) -> None:
         for attempt in (1, 2, 3):
             message = delivery(1)  # nsqd's count begins anew
-            world.deliver(message)
-            world.begin(message)
+            world.work_on(message)
             assert message.attempts == attempt
             world.lane.ended(message, NOW)
             world.lane.lost(message, NOW)
@@ -151,8 +119,7 @@ class TestRedeliveries:
     def test_attempts_begin_anew_with_the_next_message(self, world: World) -> None:
         world.finish(delivery(1))
         message = delivery(2, attempts=7)
-        world.deliver(message)
-        world.begin(message)
+        world.work_on(message)
         assert message.attempts == 1
 
 
@@ -178,16 +145,10 @@ class TestOrder:
         assert world.deliver(message) == [*report, *handle(message)]
         assert world.lane.disorders == len(report)
 
-    def test_a_channel_that_was_rewound_is_reported_once(self, world: World) -> None:
-        world.finish(delivery(1), delivery(2), delivery(3))
-        world.finish(delivery(1), delivery(2), delivery(3), delivery(4))
-        assert world.lane.disorders == 1
-
     def test_a_message_out_of_order_that_fails_is_reported_once(self, world: World) -> None:
         world.finish(delivery(1), delivery(2))
         message = delivery(1)
-        world.deliver(message)
-        world.begin(message)
+        world.work_on(message)
         world.fail(message, 0.0)
         again = delivery(1)
         world.lane.lost(message, NOW)
@@ -208,8 +169,7 @@ class TestOrder:
 class TestFailures:
     def test_the_same_message_comes_again_after_its_pause(self, world: World) -> None:
         message, following = delivery(1), delivery(2)
-        world.deliver(message)
-        world.begin(message)
+        world.work_on(message)
         assert world.fail(message, 5.0) == []
         assert world.deliver(following) == []
         assert world.lane.next_due == NOW + 5.0
@@ -221,15 +181,13 @@ class TestFailures:
 
     def test_the_pause_begins_when_the_handler_has_ended(self, world: World) -> None:
         message = delivery(1)
-        world.deliver(message)
-        world.begin(message)
+        world.work_on(message)
         assert world.lane.requeued(message, 0.0, NOW) == []
         assert world.lane.ended(message, NOW) == handle(message)
 
     def test_the_pause_goes_on_after_a_reconnect(self, world: World) -> None:
         message, again = delivery(1), delivery(1)
-        world.deliver(message)
-        world.begin(message)
+        world.work_on(message)
         world.fail(message, 5.0)
         message.expires_at = -math.inf
         assert world.after(1.0) == []
@@ -240,23 +198,13 @@ class TestFailures:
 
     def test_a_message_that_is_lost_in_its_second_attempt_comes_again_at_once(self, world: World) -> None:
         message, again = delivery(1), delivery(1)
-        world.deliver(message)
-        world.begin(message)
+        world.work_on(message)
         world.fail(message, 5.0)
         assert world.after(5.0) == handle(message)
         world.begin(message)
         world.lane.ended(message, world.now)
         world.lane.lost(message, world.now)
         assert world.deliver(again) == handle(again)
-
-    def test_a_message_that_pauses_is_given_back_when_its_connection_closes(self, world: World) -> None:
-        message = delivery(1)
-        world.deliver(message)
-        world.begin(message)
-        world.fail(message, 5.0)
-        world.closing.add(message)
-        assert world.after(0.0) == [Order(Do.GIVE_BACK, message)]
-        assert world.lane.current is None
 
     def test_a_message_that_waits_is_given_back_when_its_connection_closes(self, world: World) -> None:
         first, second = delivery(1), delivery(2)
@@ -268,8 +216,7 @@ class TestFailures:
 
     def test_a_stopped_lane_hands_out_nothing_more(self, world: World) -> None:
         message = delivery(1)
-        world.deliver(message)
-        world.begin(message)
+        world.work_on(message)
         world.lane.stop()
         assert world.fail(message, 0.0) == []
         assert world.after(TIMEOUT / 2) == []
@@ -279,8 +226,7 @@ class TestFailures:
 
     def test_how_long_a_message_holds_up_its_partition(self, world: World) -> None:
         message, error = delivery(1), ValueError("x")
-        world.deliver(message)
-        world.begin(message)
+        world.work_on(message)
         assert world.lane.failed(message, error, NOW) == Stuck(message, 1, 0.0, error)
         world.lane.ended(message, NOW)
         world.lane.requeued(message, 9.0, NOW)

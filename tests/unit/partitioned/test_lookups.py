@@ -69,36 +69,30 @@ def test_a_topic_without_a_writable_node_is_known() -> None:
 
 
 @pytest.mark.parametrize(
-    "body",
+    ("parse", "body"),
     [
-        "[1]",
-        "{",
-        '{"lookupdnodes": 1}',
-        '{"lookupdnodes": [1]}',
-        '{"lookupdleader": null}',
-        '{"lookupdnodes": [{"NodeIP": "10.0.0.7", "HttpPort": "x"}]}',
-        '{"lookupdnodes": [{"HttpPort": "4161"}]}',
+        *(
+            (parse_list, body)
+            for body in (
+                *("[1]", "{", '{"lookupdnodes": 1}', '{"lookupdnodes": [1]}', '{"lookupdleader": null}'),
+                '{"lookupdnodes": [{"NodeIP": "10.0.0.7", "HttpPort": "x"}]}',
+                '{"lookupdnodes": [{"HttpPort": "4161"}]}',
+            )
+        ),
+        *(
+            (parse_partitions, body)
+            for body in (
+                *("[1]", '{"partitions": [1]}', '{"partitions": {"0": 7}}'),
+                '{"partitions": {"0": {"tcp_port": 4150}}}',
+                '{"meta": {"partition_num": "2"}, "partitions": {}}',
+                '{"meta": {"partition_num": 1000000}, "partitions": {}}',
+            )
+        ),
     ],
 )
-def test_a_garbled_list_of_nsqlookupds_decides_nothing(body: str) -> None:
+def test_a_garbled_answer_decides_nothing(parse: Callable[[HttpReply], Any], body: str) -> None:
     with pytest.raises(ApiError):
-        given(body, parse_list)
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        "[1]",
-        '{"partitions": [1]}',
-        '{"partitions": {"0": {"tcp_port": 4150}}}',
-        '{"partitions": {"0": 7}}',
-        '{"meta": {"partition_num": "2"}, "partitions": {}}',
-        '{"meta": {"partition_num": 1000000}, "partitions": {}}',
-    ],
-)
-def test_a_garbled_lookup_is_refused(body: str) -> None:
-    with pytest.raises(ApiError):
-        given(body, parse_partitions)
+        given(body, parse)
 
 
 def test_impossible_partitions_and_addresses_are_left_out() -> None:

@@ -20,6 +20,7 @@ from nsq.partitioned.lanes import Decision, Stuck
 from nsq.partitioned.ordered import OrderedPool
 from nsq.threads.owner import Owner
 from tests.fakes.deliveries import TIMEOUT, Delivery, delivery
+from tests.fakes.messages import Desk
 from tests.fakes.threads import PATIENCE, Running
 
 
@@ -28,7 +29,7 @@ class Nsqd:
 
     address, topic = "10.0.0.1:4150", "orders"
 
-    def __init__(self, notes: Notes) -> None:
+    def __init__(self, notes: Desk) -> None:
         self._notes = notes
         self.session = SimpleNamespace(msg_timeout=TIMEOUT, max_msg_timeout=15 * TIMEOUT, closing=False)
         self.held: set[Message] = set()
@@ -37,7 +38,7 @@ class Nsqd:
         if message not in self.held:
             raise AlreadyResponded("not in flight")
         self.held.discard(message)
-        self._notes.add(*note)
+        self._notes.note(*note)
 
     def finish(self, message: Message) -> None:
         self._answer(message, "finish", message.internal_id)
@@ -47,7 +48,7 @@ class Nsqd:
 
     def touch(self, message: Message) -> None:
         message.expires_at += TIMEOUT
-        self._notes.add("touch", message.internal_id)
+        self._notes.note("touch", message.internal_id)
 
     def holds(self, message: Message) -> bool:
         return message in self.held
@@ -63,41 +64,26 @@ class Nsqd:
         self.held.clear()
 
 
-class Notes:
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self.all: list[tuple[Any, ...]] = []
-
-    def add(self, *note: Any) -> None:
-        with self._changed:
-            self.all.append(note)
-            self._changed.notify_all()
-
-    def wait_for(self, *notes: Any) -> None:
-        with self._changed:
-            assert self._changed.wait_for(lambda: all(note in self.all for note in notes), PATIENCE), self.all
-
-
 class Site:
     """A pool, the owner that calls its ``turn``, and connections to its partitions."""
 
     def __init__(
         self, handler: Callable[[Message], Any], *, threads: int = 4, pause: float = 0.001, **options: Any
     ) -> None:
-        self.notes = Notes()
+        self.notes = Desk()
         self._ended = False
         self._owner = Owner("nsq-test-owner", Logger("nsq.test"), turn=self._turn)
         self.wake = self._owner.wake
         self.pool = OrderedPool(
             name="nsq-test",
-            give_up=lambda message, error: self.notes.add("give up", message.internal_id),
+            give_up=lambda message, error: self.notes.note("give up", message.internal_id),
             starved=lambda: False,
             pause=lambda attempts: pause,
             wake=self.wake,
-            stop_partition=lambda partition: self.notes.add("stop", partition),
+            stop_partition=lambda partition: self.notes.note("stop", partition),
             requeued=lambda message: None,
-            stuck=lambda message: self.notes.add("stuck", message.internal_id, message.attempts),
-            disorder=lambda message: self.notes.add("out of order", message.internal_id),
+            stuck=lambda message: self.notes.note("stuck", message.internal_id, message.attempts),
+            disorder=lambda message: self.notes.note("out of order", message.internal_id),
             **options,
         )
         self.pool.add(handler, threads)
@@ -194,7 +180,7 @@ class TestPool:
         here.deliver(nsqd, 2)
         here.deliver(here.connect(1), 11)
         here.notes.wait_for(("finish", 11))
-        assert ("finish", 2) not in here.notes.all
+        assert ("finish", 2) not in here.notes.notes
         Running(kept.get(timeout=PATIENCE).finish).result()
         here.notes.wait_for(("finish", 1), ("finish", 2))
 
@@ -242,9 +228,9 @@ class TestPool:
         here.deliver(nsqd, 2)
         assert begun.wait(PATIENCE)
         here.pool.turn(time.monotonic() + TIMEOUT * 0.4)
-        assert here.notes.all == []
+        assert here.notes.notes == []
         here.pool.turn(time.monotonic() + TIMEOUT * 0.6)
-        assert here.notes.all == [("touch", 2)]
+        assert here.notes.notes == [("touch", 2)]
         go_on.set()
         here.notes.wait_for(("finish", 2))
 
@@ -324,7 +310,7 @@ class TestStuckMessages:
         here = site(handler, on_stuck=decide)
         message = here.deliver(here.connect(), 1)
         here.notes.wait_for(first)
-        assert here.notes.all[0] == first
+        assert here.notes.notes[0] == first
         assert [(each.message, each.attempts, each.error) for each in asked] == [(message, 1, error)]
         assert logged in caplog.text
 
@@ -362,9 +348,9 @@ class TestStuckMessages:
             here.pool.turn(time.monotonic())
         former.lose()
         here.pool.turn(time.monotonic())
-        here.pool.wake = lambda: here.notes.add("wake")
+        here.pool.wake = lambda: here.notes.note("wake")
         here.deliver(here.connect(), 1)
-        assert here.notes.all == [("wake",)]
+        assert here.notes.notes == [("wake",)]
 
     def test_a_message_in_its_pause_is_given_back_when_its_connection_closes(self, site: Make) -> None:
         here = site(lambda message: False, pause=1000.0)

@@ -51,16 +51,6 @@ def test_the_kind_is_unknown_until_an_nsqlookupd_tells() -> None:
     assert (cluster.kind, cluster.nsqds()) == ("original", frozenset({A}))
 
 
-def test_a_cluster_that_changes_its_kind_is_followed() -> None:
-    cluster = Cluster()
-    cluster.heard("l1", ClusterAnswer("original", nsqds=frozenset({A})), 1.0)
-    cluster.heard("l1", answer({0: A}), 2.0)
-    assert (cluster.kind, cluster.nsqds()) == ("partitioned", frozenset())
-    cluster.failed("l1")
-    cluster.heard("l2", ClusterAnswer("original", nsqds=frozenset({B})), 3.0)
-    assert (cluster.kind, cluster.nsqds()) == ("original", frozenset({B}))
-
-
 def test_a_pinned_kind_stays() -> None:
     cluster = Cluster("partitioned")
     cluster.heard("l1", ClusterAnswer("original"), 1.0)
@@ -178,11 +168,7 @@ def test_a_node_that_has_refused_loses_against_other_candidates_for_a_minute() -
     cluster = Cluster()
     leaders = []
     for time, lookupd, node in [
-        (1.0, "l1", A),
-        (1.0, "l2", B),
-        (3.0, "l1", A),
-        (5.0, "l2", B),
-        (6.0, "l1", A),
+        *[(1.0, "l1", A), (1.0, "l2", B), (3.0, "l1", A), (5.0, "l2", B), (6.0, "l1", A)],
     ]:
         if time == 3.0:
             cluster.refuse("orders", 0, A, 2.0)
@@ -272,25 +258,22 @@ def test_a_table_names_only_what_was_answered_and_not_refused_since(
 # When to ask again.
 
 
-def test_a_waiting_publish_has_the_nsqlookupds_asked_at_once_then_with_growing_pauses() -> None:
-    refresh, now, pauses = Refresh(60.0), 100.0, []
+@pytest.mark.parametrize(
+    ("interval", "urgent", "pauses"),
+    [
+        (60.0, True, [0.1, 0.2, 0.4, 0.8, 1.0, 1.0, 1.0]),  # a publish waits
+        (5.0, False, [1.0, 2.0, 4.0, 5.0, 5.0]),
+    ],
+)
+def test_an_incomplete_topic_is_asked_for_with_growing_pauses_and_sooner_while_a_publish_waits(
+    interval: float, urgent: bool, pauses: list[float]
+) -> None:
+    refresh, now = Refresh(interval), 100.0
     assert refresh.due_at(urgent=True, incomplete=True) < now
-    for _ in range(7):
+    for pause in pauses:
         refresh.asked(now)
-        due = refresh.due_at(urgent=True, incomplete=True)
-        pauses.append(due - now)
-        now = due
-    assert pauses == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.0, 1.0, 1.0])
-
-
-def test_an_incomplete_topic_is_asked_for_after_1_2_4_seconds_up_to_the_interval() -> None:
-    refresh, now, pauses = Refresh(5.0), 100.0, []
-    for _ in range(5):
-        refresh.asked(now)
-        due = refresh.due_at(urgent=False, incomplete=True)
-        pauses.append(due - now)
-        now = due
-    assert pauses == pytest.approx([1.0, 2.0, 4.0, 5.0, 5.0])
+        assert refresh.due_at(urgent=urgent, incomplete=True) - now == pytest.approx(pause)
+        now += pause
     assert refresh.due_at(urgent=False, incomplete=False) == math.inf
     refresh.asked(now)
     assert refresh.due_at(urgent=True, incomplete=False) == pytest.approx(now + 0.1)

@@ -130,19 +130,6 @@ def test_what_becomes_of_a_refused_command_and_its_connection(
         assert p.stats().failed == failed
 
 
-def test_of_a_refused_batch_only_the_message_at_fault_fails(transport: MemoryTransport) -> None:
-    with producer(transport, coalesce=True) as p:
-        nsqd = connected(p, transport)
-        futures = send_joined(p, nsqd, *BODIES)
-        nsqd.refuse("E_BAD_MESSAGE MPUB message too big")
-        nsqd = accept_publisher(transport)
-        nsqd.answer(b"0")
-        nsqd.expect(b"1")
-        nsqd.refuse("E_BAD_MESSAGE PUB message too big")
-        accept_publisher(transport).answer(b"2")
-        assert errors(futures) == [type(None), nsq.BadMessage, type(None)]
-
-
 def test_after_a_batch_was_stored_in_part_nothing_is_joined_until_an_ok(transport: MemoryTransport) -> None:
     with producer(transport, coalesce=True) as p:
         nsqd = connected(p, transport)

@@ -121,20 +121,6 @@ def test_a_publish_takes_the_idle_connection_and_puts_it_back(scene: Scene, repl
     assert scene.p.stats().failed == 0
 
 
-def test_every_kind_of_publish_makes_a_round_trip(scene: Scene) -> None:
-    kinds = {
-        commands.dpub("orders", 2000, b"b"): lambda: scene.p.publish("orders", b"b", defer=2.0),
-        commands.mpub("orders", [b"b", b"c"]): lambda: scene.p.multi_publish("orders", [b"b", b"c"]),
-    }
-    before = scene.p.stats().published
-    for command, call in kinds.items():
-        published = in_thread(call)
-        scene.own.peer.expect(command)
-        scene.own.ok()
-        published.result(PATIENCE)
-    assert scene.p.stats().published == before + 3
-
-
 def test_a_publish_does_not_overtake_an_unanswered_publish_async(scene: Scene) -> None:
     future = scene.p.publish_async("orders", b"first")
     scene.loops.expect(b"first")

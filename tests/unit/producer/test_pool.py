@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import itertools
 import random
 import threading
 import weakref
@@ -396,31 +395,6 @@ def test_a_connection_that_ends_at_any_line_of_a_publish_loses_nothing() -> None
 def lose(p: Producer, nsqd: PublishedTo) -> None:
     nsqd.hang_up()
     eventually(lambda: connections(p)[A].reason)
-
-
-def test_nothing_is_lost_or_overtaken_while_connections_end_under_a_busy_publisher(
-    transport: MemoryTransport,
-) -> None:
-    with producer(transport, retry_uncertain=True, coalesce=True, max_pending=50) as p:
-
-        def publish() -> list[Any]:
-            return [p.publish_async("orders", b"%06d" % number) for number in range(3000)]
-
-        publishing = in_thread(publish)
-        stored: list[bytes] = []
-        nsqd = accept_publisher(transport)
-        for turn in itertools.count(1):
-            bodies = nsqd.next_publish()
-            if turn % 7 == 0 and len(stored) < 2900:
-                nsqd.peer.end()
-                nsqd = accept_publisher(transport)
-            else:
-                stored += bodies
-                nsqd.ok()
-            if len(stored) == 3000:
-                break
-        assert [future.exception(PATIENCE) for future in publishing.result(PATIENCE)] == [None] * 3000
-        assert stored == [b"%06d" % number for number in range(3000)]
 
 
 # The end

@@ -22,40 +22,43 @@ from nsq.spark.pipelines.replay import ReplayResult
 from nsq.threads import stop_signals
 
 
-def test_our_own_error_is_shown_as_it_is() -> None:
-    assert in_a_line(WalError("there is no log at /x")) == "there is no log at /x"
-
-
-def test_a_missing_package_is_named_with_its_extra() -> None:
-    error = ModuleNotFoundError("No module named 'pyarrow'")
-    assert in_a_line(error) == "No module named 'pyarrow': pip install -e '.[spark]'"
-
-
-def test_a_long_error_is_cut_after_its_first_line() -> None:
-    assert (
-        in_a_line(RuntimeError("job aborted\n\tat java.lang"))
-        == "RuntimeError: job aborted (--debug shows where)"
-    )
-
-
-def test_our_error_inside_one_of_sparks_is_shown_alone() -> None:
-    text = (
-        "[STREAM_FAILED] Query terminated with exception: Traceback (most recent call last):\n"
-        '  File "/x/stream.py", line 64, in plain\n    raise error\n'
-        "nsq.errors.WalOwned: /data/wal is owned by the query that reads orders/spark\n SQLSTATE: 38000"
-    )
-    assert in_a_line(RuntimeError(text)) == "/data/wal is owned by the query that reads orders/spark"
-
-
-def test_the_innermost_cause_of_a_java_error_is_shown() -> None:
-    error = (
-        "An error occurred while calling o91.parquet.\n: org.apache.spark.SparkException: Job aborted.\n"
-        "\tat org.apache.spark.sql.X.y(X.scala:1)\nCaused by: java.io.IOException: No space left on device\n"
-        "\tat java.base/java.io.FileOutputStream.writeBytes(Native Method)\n"
-    )
-    assert in_a_line(RuntimeError(error)) == "IOException: No space left on device (--debug shows where)"
-    error = "An error occurred while calling o9.start.\n: org.apache.hadoop.ParentNotDirectory: /x\n\tat a.b"
-    assert in_a_line(RuntimeError(error)) == "ParentNotDirectory: /x (--debug shows where)"
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (
+            ModuleNotFoundError("No module named 'pyarrow'"),
+            "No module named 'pyarrow': pip install -e '.[spark]'",
+        ),
+        (RuntimeError("job aborted\n\tat java.lang"), "RuntimeError: job aborted (--debug shows where)"),
+        # Ours inside of one of Spark's is shown alone, and of Java's the innermost cause.
+        (
+            RuntimeError(
+                "[STREAM_FAILED] Query terminated with exception: Traceback (most recent call last):\n"
+                '  File "/x/stream.py", line 64, in plain\n    raise error\n'
+                "nsq.errors.WalOwned: /data/wal is owned by the query that reads orders/spark\n SQLSTATE: 1"
+            ),
+            "/data/wal is owned by the query that reads orders/spark",
+        ),
+        (
+            RuntimeError(
+                "An error occurred while calling o91.parquet.\n"
+                ": org.apache.spark.SparkException: Job aborted.\n\tat org.apache.spark.sql.X.y(X.scala:1)\n"
+                "Caused by: java.io.IOException: No space left on device\n"
+                "\tat java.base/java.io.FileOutputStream.writeBytes(Native Method)\n"
+            ),
+            "IOException: No space left on device (--debug shows where)",
+        ),
+        (
+            RuntimeError(
+                "An error occurred while calling o9.start.\n"
+                ": org.apache.hadoop.ParentNotDirectory: /x\n\tat a.b"
+            ),
+            "ParentNotDirectory: /x (--debug shows where)",
+        ),
+    ],
+)
+def test_an_error_is_told_in_a_line(error: Exception, line: str) -> None:
+    assert in_a_line(error) == line
 
 
 def test_a_command_that_fails_exits_with_1_and_one_line(

@@ -11,7 +11,7 @@ import pytest
 
 from nsq.errors import WalError
 from nsq.spark import cli, commands
-from nsq.spark.commands import COMMANDS, Archive
+from nsq.spark.commands import COMMANDS
 from nsq.spark.receiver import job
 from nsq.spark.receiver.protocol import Status
 
@@ -20,44 +20,32 @@ def parse(*words: str) -> Any:
     return cli.parse(words)
 
 
-def test_archive_needs_a_topic_a_folder_and_an_address() -> None:
-    found = parse("archive", "orders", "--to", "/data/orders", "--nsqd", "10.0.0.2:4150")
-    assert isinstance(found, Archive)
-    assert (found.argument, found.channel, found.to, found.nsqd) == (
-        "orders", "archive", "/data/orders", ("10.0.0.2:4150",)
-    )  # fmt: skip
-    assert (found.follow, found.master, found.option, found.body) == (False, "", (), "binary")
-
-
-def test_flags_may_stand_before_and_after_the_argument() -> None:
-    for words in (["--follow", "orders", "--to=x"], ["--to", "x", "--follow", "orders"]):
-        found = parse("archive", *words)
-        assert (found.argument, found.follow, found.to) == ("orders", True, "x")
-
-
-def test_address_flags_repeat_and_accept_the_names_of_other_tools() -> None:
-    found = parse(
-        "metrics", "orders", "--nsqd-tcp-address=a:4150", "--nsqd", "b:4150", "--lookupd-http-address=c:4161"
-    )
-    assert (found.nsqd, found.lookupd) == (("a:4150", "b:4150"), ("c:4161",))
-
-
-def test_options_and_spark_settings_are_pairs() -> None:
-    found = parse(
-        "metrics", "orders", "-o", "maxInFlight=5000", "--conf", "spark.driver.memory=4g", "--conf", "x=a=b"
-    )
-    assert dict(found.option) == {"maxInFlight": "5000"}
-    assert dict(found.conf) == {"spark.driver.memory": "4g", "x": "a=b"}
-
-
-def test_every_takes_a_duration_and_has_a_default() -> None:
-    assert parse("archive", "orders", "--to", "x", "--every", "1m30s").every == 90.0
-    assert [parse(each, "orders", "--to", "x").every for each in ("archive", "metrics")] == [60.0, 10.0]
-
-
-def test_debug_may_stand_before_the_command_or_after_it() -> None:
-    for words in (["--debug", "wal", "ls", "x"], ["wal", "ls", "x", "--debug"]):
-        assert parse(*words).debug
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        (
+            "archive orders --to /data --nsqd a:4150",
+            {"argument": "orders", "channel": "archive", "to": "/data", "nsqd": ("a:4150",), "follow": False},
+        ),
+        ("archive orders --to x", {"master": "", "option": (), "body": "binary", "every": 60.0}),
+        ("archive --follow orders --to=x", {"argument": "orders", "follow": True, "to": "x"}),
+        ("archive --to x --follow orders", {"argument": "orders", "follow": True, "to": "x"}),
+        ("archive orders --to x --every 1m30s", {"every": 90.0}),
+        (
+            "metrics orders --nsqd-tcp-address=a:4150 --nsqd b:4150 --lookupd-http-address=c:4161",
+            {"nsqd": ("a:4150", "b:4150"), "lookupd": ("c:4161",), "every": 10.0},
+        ),
+        (
+            "metrics orders -o maxInFlight=5000 --conf spark.driver.memory=4g --conf x=a=b",
+            {"option": (("maxInFlight", "5000"),), "conf": (("spark.driver.memory", "4g"), ("x", "a=b"))},
+        ),
+        ("--debug wal ls x", {"debug": True}),
+        ("wal ls x --debug", {"debug": True}),
+    ],
+)
+def test_a_command_line_is_parsed(words: str, found: dict[str, Any]) -> None:
+    parsed = parse(*words.split())
+    assert {name: getattr(parsed, name) for name in found} == found
 
 
 @pytest.mark.parametrize(

@@ -38,12 +38,12 @@ def test_a_report_becomes_figures() -> None:
     }  # fmt: skip
 
 
-def test_unknown_figures_are_left_out() -> None:
-    given = report()
+def test_unknown_figures_are_left_out_and_a_first_report_has_no_rates() -> None:
+    given = report(inputRowsPerSecond=float("nan"))
     given["sources"][0]["latestOffset"] |= {"nsqdDepth": None, "oldestSeconds": None}
     found = figures(given)
     assert {"nsqdDepth", "oldestSeconds"} & set(found) == set()
-    assert found["nsqdInFlight"] == 3
+    assert (found["nsqdInFlight"], found["inputRowsPerSecond"]) == (3, 0.0)
 
 
 def test_several_sources_add_up_and_the_oldest_counts() -> None:
@@ -64,10 +64,6 @@ def test_several_sources_add_up_and_the_oldest_counts() -> None:
 )
 def test_reports_of_other_sources_are_ignored(source: dict[str, Any]) -> None:
     assert figures(report(sources=[source])) == {}
-
-
-def test_a_first_report_has_no_rates() -> None:
-    assert figures(report(inputRowsPerSecond=float("nan")))["inputRowsPerSecond"] == 0.0
 
 
 def test_figures_are_written_for_prometheus() -> None:

@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("pyspark")
-
 ROOT = Path(__file__).resolve().parents[3]
 
 _LOOKUP = """

@@ -7,8 +7,21 @@ import datetime
 
 import pytest
 
-from nsq.errors import ConfigError, InvalidName
-from nsq.spark.options import Options, count, lasting, moment, names, octets, option, seconds, size, switch
+from nsq.errors import ConfigError, InvalidName, NsqError
+from nsq.spark.batch import StatsOptions
+from nsq.spark.options import (
+    Options,
+    SinkOptions,
+    count,
+    lasting,
+    moment,
+    names,
+    octets,
+    option,
+    seconds,
+    size,
+    switch,
+)
 from nsq.spark.source.options import SourceOptions
 
 
@@ -110,26 +123,68 @@ def test_all_missing_options_are_named_together() -> None:
         assert name in str(caught.value)
 
 
-def test_a_source_needs_an_nsqd_or_nsqlookupd() -> None:
-    with pytest.raises(ConfigError, match="option nsqd or lookupd is missing"):
-        SourceOptions.of({"topic": "orders", "channel": "spark", "wal": "/wal"})
-    with pytest.raises(InvalidName, match="topic name 'no topic'"):
-        SourceOptions.of({"topic": "no topic", "channel": "spark", "wal": "/wal", "nsqd": "a:1"})
+#: What each format refuses, beside what it needs: the options, and words of the error.
+REFUSED: dict[type[Options], tuple[dict[str, str], list[tuple[dict[str, str], str]]]] = {
+    SourceOptions: (
+        {"channel": "spark", "wal": "/wal", "nsqd": "a:4150", "topic": "orders"},
+        [
+            ({"nsqd": ""}, "option nsqd or lookupd is missing"),
+            ({"topic": "no topic"}, "topic name 'no topic'"),
+            ({"deadLetterTopic": "not a name"}, "not a name"),
+            ({"deadLetterTopic": "orders"}, "'orders', which this stream reads"),
+            (
+                {"topic": "", "topicsPattern": "o.*", "deadLetterTopic": "o_dead"},
+                "'o_dead', which this stream",
+            ),
+            ({"deadLetterTopic": "dead", "maxAttempts": "0"}, "needs maxAttempts above 0"),
+            # Kafka's names are answered with ours.
+            ({"subscribe": "x"}, "topic or topics"),
+            ({"kafka.bootstrap.servers": "x"}, "nsqd or lookupd"),
+            ({"startingOffsets": "x"}, "startingPosition"),
+            ({"maxOffsetsPerTrigger": "x"}, "maxMessagesPerTrigger"),
+            ({"kafka.ssl.truststore.location": "x"}, "Kafka's client"),
+        ],
+    ),
+    SinkOptions: (
+        {"nsqd": "a:4150"},
+        [
+            ({"nsqd": "", "topic": "orders"}, "option nsqd or lookupd is missing"),
+            ({"mpubMessages": "0"}, "mpubMessages is 0, but must be at least 1"),
+            ({"mpubBytes": "6m"}, "mpubBytes is 6291456, but must be at most 5242880"),
+            ({"topic": "orders today"}, "orders today"),
+        ],
+    ),
+    StatsOptions: (
+        {"nsqd": "a:4150"},
+        [
+            ({"nsqd": ""}, "option nsqd or lookupd is missing"),
+            ({"nsqdHttp": "a:1,b:2"}, "as many addresses as nsqd"),
+            ({"channel": "billing"}, "of which topic"),
+            ({"topic": "no topic"}, "no topic"),
+            ({"topic": "orders", "channel": "no channel"}, "no channel"),
+        ],
+    ),
+}
 
 
 @pytest.mark.parametrize(
-    ("name", "ours"),
+    ("options", "given", "words"),
     [
-        ("subscribe", "topic or topics"),
-        ("kafka.bootstrap.servers", "nsqd or lookupd"),
-        ("startingOffsets", "startingPosition"),
-        ("maxOffsetsPerTrigger", "maxMessagesPerTrigger"),
-        ("kafka.ssl.truststore.location", "Kafka's client"),
+        pytest.param(kind, needed | more, words, id=f"{kind.__name__} {more}")
+        for kind, (needed, rows) in REFUSED.items()
+        for more, words in rows
     ],
 )
-def test_names_of_kafkas_options_are_answered_with_ours(name: str, ours: str) -> None:
-    with pytest.raises(ConfigError, match=ours):
-        SourceOptions.of({"topic": "t", "channel": "c", "wal": "w", "nsqd": "a:4150", name: "x"})
+def test_impossible_options_of_a_format_are_refused_in_one_line(
+    options: type[Options], given: dict[str, str], words: str
+) -> None:
+    with pytest.raises(NsqError, match=words) as caught:
+        options.of({name: text for name, text in given.items() if text})
+    assert "\n" not in str(caught.value)
+
+
+def test_each_format_takes_what_it_needs_alone() -> None:
+    assert [kind.of(needed).nsqd for kind, (needed, _) in REFUSED.items()] == [("a:4150",)] * 3  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-pytest.importorskip("pyarrow", reason="pip install -e '.[spark]'")
-
 from nsq.spark.cli import main
 from nsq.spark.simulate import PRICES, Scene, simulate
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from nsq.testing import leaks
+from tests.fakes.clock import Clock
 
 Child = subprocess.Popen[bytes]
 CONFTEST = Path(__file__).resolve().parents[2] / "conftest.py"
@@ -170,24 +171,18 @@ def test_a_directory_that_is_gone_has_no_files(tmp_path: Path) -> None:
     assert leaks.snapshot([tmp_path / "gone"]).files == frozenset()
 
 
-class NappingClock:
+class NappingClock(Clock):
     """Time that passes only by napping."""
 
-    def __init__(self) -> None:
-        self.time = 100.0
-
-    def now(self) -> float:
-        return self.time
-
     def nap(self, seconds: float) -> None:
-        self.time += seconds
+        self.now += seconds
 
 
 def leftovers_of(sightings: list[leaks.Snapshot], clock: NappingClock) -> leaks.Snapshot:
     """The leftovers of something that is seen as in ``sightings``, the last of which stays."""
     seen = iter(sightings)
     return leaks.leftovers(
-        leaks.Snapshot(), lambda: next(seen, sightings[-1]), grace=1.0, now=clock.now, nap=clock.nap
+        leaks.Snapshot(), lambda: next(seen, sightings[-1]), grace=1.0, now=clock, nap=clock.nap
     )
 
 
@@ -200,7 +195,7 @@ def test_a_leak_is_reported_only_if_it_is_still_there_after_the_grace() -> None:
     ]:
         clock = NappingClock()
         assert leftovers_of(sightings, clock) == left
-        assert at_least - 0.02 <= clock.time - 100.0 <= at_most
+        assert at_least - 0.02 <= clock.now - 1000.0 <= at_most
 
 
 @pytest.mark.skipif(sys.byteorder != "little", reason="the examples are those of a little-endian machine")

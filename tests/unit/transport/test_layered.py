@@ -8,7 +8,7 @@ import pytest
 import trustme
 
 from nsq.errors import ConnectionLost, LayerError, Unanswered
-from nsq.transport import CHUNK, LayeredStream, MemoryPeer, MemoryTransport, Stream, WrappedStream
+from nsq.transport import CHUNK, LayeredStream, MemoryPeer, MemoryTransport, WrappedStream
 from nsq.wire.layers import Deflate, Layer, Snappy, Tls
 
 HOST = "nsqd.example"
@@ -65,11 +65,6 @@ class Secured:
         return self.server.unwrap(new)
 
 
-def test_a_layered_stream_is_a_stream() -> None:
-    stream, _ = connected()
-    assert isinstance(stream, Stream)
-
-
 def test_a_layered_stream_without_layers_passes_bytes_unchanged() -> None:
     stream, peer = connected()
     peer.send(b"abc")
@@ -106,13 +101,6 @@ def test_bytes_that_a_layer_keeps_are_returned_before_more_is_read() -> None:
     assert peer.unread == b""
 
 
-def test_a_read_goes_on_until_a_unit_is_complete() -> None:
-    wire = Snappy().wrap(b"whole")
-    stream, peer = connected(Snappy(), chunk_size=1)
-    peer.send(wire)
-    assert stream.read() == b"whole"
-
-
 def test_a_layer_can_be_pushed_while_bytes_for_it_have_come_already() -> None:
     stream, peer = connected()
     server = Snappy()
@@ -146,16 +134,6 @@ def test_a_conversation_can_use_tls(chunk_size: int | None) -> None:
     tls.stream.write(b"IDENTIFY", 1.0)
     assert tls.take() == b"IDENTIFY"
     tls.peer.send(tls.server.wrap(b"OK"))
-    assert tls.stream.read() == b"OK"
-
-
-def test_a_conversation_can_be_compressed_over_tls() -> None:
-    tls = Secured().shaken()
-    tls.stream.push(Deflate())
-    server = Deflate()
-    tls.stream.write(b"PUB", 1.0)
-    assert server.unwrap(tls.take()) == b"PUB"
-    tls.peer.send(tls.server.wrap(server.wrap(b"OK")))
     assert tls.stream.read() == b"OK"
 
 
@@ -227,18 +205,6 @@ def test_an_end_of_our_own_is_not_truncated(end: str) -> None:
     getattr(tls.stream, end)()
     assert tls.stream.read() == b""
     assert not tls.stream.truncated
-
-
-def test_a_blocked_read_is_woken_under_layers() -> None:
-    stream, peer = connected(Snappy())
-    got: list[bytes] = []
-    reader = threading.Thread(target=lambda: got.append(stream.read()), daemon=True)
-    reader.start()
-    stream.wake()
-    reader.join(LONG)
-    assert got == [b""]
-    assert not stream.truncated
-    assert not peer.closed
 
 
 class WokenWhileItWaits(WrappedStream):
@@ -351,13 +317,3 @@ def test_an_abandoned_stream_uses_no_layer() -> None:
     stream.close(farewell=1.0)
     assert stream.read() == b""
     assert peer.abandoned
-
-
-def test_abandoning_says_nothing() -> None:
-    tls = Secured().shaken()
-    before = tls.peer.received
-    tls.stream.abandon()
-    assert tls.peer.received == before
-    assert tls.peer.abandoned
-    tls.stream.close(farewell=1.0)
-    assert tls.peer.received == before

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from nsq.errors import ConnectionLost, DialFailed, Unanswered
-from nsq.transport import MemoryPeer, MemoryStream, MemoryTransport, Stream, Transport
+from nsq.transport import MemoryPeer, MemoryStream, MemoryTransport, Stream, WrappedStream
 from tests.fakes.threads import Running
 
 LONG = 30.0
@@ -14,42 +14,15 @@ def connected(transport: MemoryTransport | None = None) -> tuple[MemoryStream, M
     return transport.connect("nsqd:4150", timeout=1.0), transport.accept()
 
 
-def test_a_memory_transport_makes_streams() -> None:
-    transport = MemoryTransport()
-    assert isinstance(transport, Transport)
-    assert isinstance(transport.connect("nsqd:4150", timeout=1.0), Stream)
-
-
-def test_every_byte_is_remembered() -> None:
-    stream, peer = connected()
-    stream.write(b"  V2", 1.0)
-    stream.write(b"NOP\n", 1.0)
-    assert peer.received == b"  V2NOP\n"
-    assert peer.writes == [b"  V2", b"NOP\n"]
-
-
-def test_reads_are_as_large_as_they_are_asked_to_be() -> None:
-    stream, peer = connected()
-    peer.send(b"abcdef")
-    assert stream.read(4) == b"abcd"
-    assert peer.unread == b"ef"
-    peer.chunk_size = 1
-    assert (stream.read(), stream.read()) == (b"e", b"f")
-
-
-def test_a_chunk_size_holds_for_every_connection() -> None:
+def test_reads_are_as_large_as_they_are_asked_to_be_and_as_the_chunks_of_the_transport() -> None:
     transport = MemoryTransport(chunk_size=2)
     for _ in range(2):
         stream, peer = connected(transport)
-        peer.send(b"abc")
-        assert (stream.read(), stream.read()) == (b"ab", b"c")
-
-
-def test_a_read_waits_for_the_peer() -> None:
-    stream, peer = connected()
-    reading = Running(stream.read)
-    peer.send(b"late")
-    assert reading.result() == b"late"
+        peer.send(b"abcd")
+        assert (stream.read(1), stream.read(), stream.read()) == (b"a", b"bc", b"d")
+    peer.send(b"abcdef")
+    peer.chunk_size = 4
+    assert (stream.read(), peer.unread) == (b"abcd", b"ef")
 
 
 def test_a_read_has_a_timeout_and_reading_goes_on_after_it() -> None:
@@ -114,16 +87,6 @@ def test_a_peer_that_does_not_read_runs_writes_into_their_deadline() -> None:
     with pytest.raises(Unanswered, match=r"2 of 5 bytes were not taken within 0 s"):
         stream.write(b"abcde", 0.0)
     assert peer.received == b"abc"
-
-
-def test_a_stalled_write_goes_on_when_the_peer_reads_again() -> None:
-    stream, peer = connected()
-    peer.stall(after=2)
-    writing = Running(lambda: stream.write(b"abcde", LONG))
-    peer.expect(b"ab")
-    peer.resume()
-    writing.result()
-    assert peer.writes == [b"ab", b"cde"]
 
 
 @pytest.mark.parametrize("end", ["close", "fail"])
@@ -235,3 +198,34 @@ def test_bytes_that_are_not_in_the_script_break_the_connection_and_are_named() -
         stream.read()
     with pytest.raises(ConnectionLost):
         stream.write(b"PING", 1.0)
+
+
+def test_everything_reaches_the_stream_inside_a_wrapped_one() -> None:
+    inner, peer = connected()
+    stream = WrappedStream(inner)
+    assert isinstance(stream, Stream)
+    assert stream.peer == "nsqd:4150"
+    stream.read_timeout = 2.5
+    assert stream.read_timeout == stream.stream.read_timeout == 2.5
+    peer.send(b"abc")
+    assert (stream.read(2), stream.read()) == (b"ab", b"c")
+    stream.write(b"def", 1.0)
+    assert peer.received == b"def"
+    stream.wake()
+    assert peer.woken
+    assert not peer.closed
+    stream.close()
+    assert peer.closed
+    assert not peer.abandoned
+    stream.abandon()
+    assert peer.abandoned
+
+
+def test_an_overridden_method_of_a_wrapped_stream_is_used() -> None:
+    class Shouting(WrappedStream):
+        def write(self, data: bytes, timeout: float) -> None:
+            super().write(data.upper(), timeout)
+
+    inner, peer = connected()
+    Shouting(inner).write(b"pub", 1.0)
+    assert peer.received == b"PUB"

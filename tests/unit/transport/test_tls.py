@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import ssl
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -64,10 +62,6 @@ def context(**options: Any) -> ssl.SSLContext:
     return made
 
 
-def test_a_server_of_the_given_authority_is_trusted(files: Files) -> None:
-    shake(context(tls_ca_file=files.ca), files.server())
-
-
 def test_a_server_of_another_name_is_not(files: Files) -> None:
     with pytest.raises(LayerError, match="Hostname mismatch"):
         shake(context(tls_ca_file=files.ca), files.server("elsewhere.example"))
@@ -80,10 +74,6 @@ def test_public_authorities_are_trusted_by_default(files: Files) -> None:
             shake(made, files.server())
 
 
-def test_the_given_authority_replaces_the_public_ones(files: Files) -> None:
-    assert len(context(tls_ca_file=files.ca).get_ca_certs()) == 1
-
-
 def test_tls_verify_false_accepts_any_certificate(files: Files) -> None:
     shake(context(tls_verify=False), files.server("elsewhere.example"))
 
@@ -94,13 +84,6 @@ def test_the_client_introduces_itself(files: Files, in_one_file: bool) -> None:
     server = files.server(demands_certificate=True)
     shake(context(tls_ca_file=files.ca, tls_cert_file=names[0], tls_key_file=names[1]), server)
     assert server.peer_certificate is not None
-
-
-@pytest.mark.parametrize(
-    ("version", "expected"), [("TLSv1.2", ssl.TLSVersion.TLSv1_2), ("TLSv1.3", ssl.TLSVersion.TLSv1_3)]
-)
-def test_the_oldest_version_is_chosen(version: str, expected: ssl.TLSVersion) -> None:
-    assert context(tls_min_version=version).minimum_version == expected
 
 
 @pytest.mark.parametrize("option", ["ca_file", "cert_file"])
@@ -141,11 +124,6 @@ def test_an_encrypted_key_is_refused_without_asking_on_the_terminal(files: Files
     path.write_bytes(locked)
     with pytest.raises(ConfigError, match="needs a password"):
         context(tls_cert_file=files.cert, tls_key_file=str(path))
-
-
-def test_certifi_is_loaded_only_when_it_is_needed() -> None:
-    program = "import sys, nsq.transport; sys.exit('certifi' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", program], timeout=30, check=False).returncode == 0
 
 
 def test_the_options_of_a_client_decide(files: Files) -> None:

@@ -44,14 +44,8 @@ def test_unknown_fields_are_ignored_and_null_is_absent() -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("heartbeat_interval", "1000"),
-        ("heartbeat_interval", 1000.0),
-        ("heartbeat_interval", True),
-        ("tls_v1", 1),
-        ("tls_v1", "true"),
-        ("client_id", 7),
-        ("client_id", ["c"]),
-        ("sample_rate", {}),
+        *[("heartbeat_interval", "1000"), ("heartbeat_interval", 1000.0), ("heartbeat_interval", True)],
+        *[("tls_v1", 1), ("tls_v1", "true"), ("client_id", 7), ("client_id", ["c"]), ("sample_rate", {})],
     ],
 )
 def test_a_field_of_the_wrong_type_spoils_the_body(field: str, value: Any) -> None:

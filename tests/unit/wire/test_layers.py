@@ -368,14 +368,6 @@ class TestTlsHandshake:
         assert (client.handshake_done, client.version, client.cipher) == (False, None, None)
         assert (client.peer_certificate, client.peer_common_name, client.selected_alpn) == (None, "", None)
 
-    def test_a_tls_handshake_may_arrive_byte_by_byte(self, authority: Authority) -> None:
-        client, server = tls_ends(authority)
-        while client.has_pending or server.has_pending:
-            assert received(server, client.pending(), [1]) == b""
-            assert received(client, server.pending(), [1]) == b""
-        assert client.handshake_done
-        assert server.handshake_done
-
     def test_wrap_carries_what_was_pending_first(self, authority: Authority) -> None:
         client, server = tls_ends(authority)
         server.unwrap(client.pending())

@@ -47,13 +47,8 @@ def test_peer_info_tolerates_what_it_does_not_know() -> None:
 @pytest.mark.parametrize(
     "body",
     [
-        b"",
-        b'{"x"',
-        b"[]",
-        b"7",
-        b'{"tcp_port": "4150"}',
-        b'{"tcp_port": 4150.5}',
-        b'{"tcp_port": true}',
+        *[b"", b'{"x"', b"[]", b"7", b'{"tcp_port": "4150"}', b'{"tcp_port": 4150.5}'],
+        *[b'{"tcp_port": true}'],
         b'{"tcp_port": 9223372036854775808}',
         b'{"hostname": 7}',
         b'{"x": NaN}',

@@ -44,18 +44,18 @@ def test_a_message_travels_in_an_envelope_only_beyond_the_limit(due: float, publ
     assert log.notes == [published]
 
 
-def test_a_hop_is_a_publish_and_then_a_finish() -> None:
+@pytest.mark.parametrize(
+    ("due_ms", "published"),
+    [
+        (300_000, ("t", wrap(b"body", 300_000), 60.0)),
+        (200_000, ("t", b"body", 40.0)),  # the last one takes the envelope off
+    ],
+)
+def test_a_hop_is_a_publish_and_then_a_finish(due_ms: int, published: object) -> None:
     log = Log()
-    delivered = message(log, wrap(b"body", 300_000))
+    delivered = message(log, wrap(b"body", due_ms))
     assert hop(log, delivered, "t", now=160.0, longest=60.0)
-    assert log.notes == [("t", wrap(b"body", 300_000), 60.0), ("finish", delivered)]
-
-
-def test_the_last_hop_takes_the_envelope_off() -> None:
-    log = Log()
-    delivered = message(log, wrap(b"body", 200_000))
-    assert hop(log, delivered, "t", now=160.0, longest=60.0)
-    assert log.notes == [("t", b"body", 40.0), ("finish", delivered)]
+    assert log.notes == [published, ("finish", delivered)]
 
 
 def test_a_hop_that_cannot_be_published_leaves_the_message_unanswered() -> None:

@@ -11,10 +11,84 @@ from nsq.errors import WalError
 from nsq.message import Message
 from nsq.spark.receiver import receiving
 from nsq.spark.receiver.receiving import FIRST_PAUSE, LONGEST_PAUSE, Intake, PauseGate
-
-from .scripted_log import Nsqd, ScriptedLog, Time, disk_full
+from nsq.spark.wal.names import Segment
+from tests.fakes.clock import Clock
+from tests.fakes.messages import Delegate
 
 FULL = 100
+
+
+def disk_full() -> WalError:
+    return WalError("000001.open cannot be written: No space left on device")
+
+
+def raise_next(errors: list[Exception | None]) -> None:
+    if errors and (error := errors.pop(0)) is not None:
+        raise error
+
+
+class ScriptedLog:
+    """Batches are lists of bodies. ``errors`` are raised by the next appends, None for one that works;
+    ``roll_errors`` likewise.
+    """
+
+    def __init__(self) -> None:
+        self.open: list[bytes] = []
+        self.segments: list[list[bytes]] = []
+        self.errors: list[Exception | None] = []
+        self.roll_errors: list[Exception | None] = []
+        self.attempts = 0
+
+    open_rows = property(lambda self: len(self.open))
+    open_bytes = property(lambda self: sum(map(len, self.open)))
+    written = property(lambda self: sum(len(body) for each in [*self.segments, self.open] for body in each))
+
+    def append(self, batch: Any) -> None:
+        self.attempts += 1
+        raise_next(self.errors)
+        self.open += batch
+
+    def roll(self) -> Segment | None:
+        raise_next(self.roll_errors)
+        if not self.open:
+            return None
+        sealed = Segment("receiver-1", len(self.segments) + 1, self.open_rows, self.open_bytes)
+        self.segments.append(self.open)
+        self.open = []
+        return sealed
+
+    close = roll
+
+
+class Time(Clock):
+    """``wait`` lets it pass, and says whether ``stopping``."""
+
+    def __init__(self) -> None:
+        super().__init__(100.0)
+        self.stopping = False
+        self.waits: list[float] = []
+
+    def wait(self, seconds: float) -> bool:
+        self.waits.append(seconds)
+        if not self.stopping:
+            self.now += seconds
+        return self.stopping
+
+
+class Nsqd(Delegate):
+    """The delegate of its messages."""
+
+    def __init__(self, now: float = 100.0, msg_timeout: float = 60.0) -> None:
+        super().__init__()
+        self._now = now
+        self._msg_timeout = msg_timeout
+
+    def message(self, body: bytes, received_at: float | None = None) -> Message:
+        at = self._now if received_at is None else received_at
+        return Message(self, at, at + self._msg_timeout, 7, 1, b"0123456789abcdef", body)
+
+    def messages(self, *bodies: bytes) -> list[Message]:
+        return [self.message(body) for body in bodies]
 
 
 class Bench:
@@ -123,7 +197,7 @@ def test_a_batch_is_requeued_before_its_timeout_and_one_message_tests_the_log() 
         bench.intake.take(Nsqd(msg_timeout=60.0).messages(b"one", b"two"))
     assert (raised.value.delay, raised.value.backoff) == (0.0, False)
     assert bench.time.now == pytest.approx(100.0 + 54.0)
-    assert bench.log.bodies == []
+    assert bench.log.written == 0
     assert bench.windows == [0, 1]
     assert "No space left" in bench.intake.trouble
 
@@ -205,7 +279,8 @@ def test_a_batch_too_large_for_one_append_is_divided(monkeypatch: pytest.MonkeyP
     with pytest.raises(Requeue):
         bench.intake.take(nsqd.messages(b"1", b"2", b"3", b"4"))
     assert sizes == [2, 2]
-    assert nsqd.finished == [b"1", b"2"]  # these are not to come again
+    finished = [(verb, message.body) for verb, message in nsqd.notes]  # type: ignore[attr-defined]
+    assert finished == [("finish", b"1"), ("finish", b"2")]  # these are not to come again
     assert bench.log.open == [b"1", b"2"]
 
 
@@ -221,17 +296,45 @@ def test_portions_keep_the_order_and_end_with_single_messages() -> None:
     assert list(receiving.portions(messages, largest=100)) == [messages]
 
 
-def test_close_seals_and_leaves_the_log() -> None:
-    bench = Bench()
-    bench.intake.take(Nsqd().messages(b"one"))
-    bench.intake.close()
-    assert (bench.log.closed, bench.log.segments) == (True, [[b"one"]])
-    assert bench.intake.counts == (1, 3, 0, 0, 1)
-
-
 def test_close_says_when_it_cannot_seal() -> None:
     bench = Bench()
     bench.intake.take(Nsqd().messages(b"one"))
     bench.log.roll_errors = [disk_full()]
     with pytest.raises(WalError):
         bench.intake.close()
+
+
+# What shuts and opens the flow
+
+
+def test_a_gate_opens_when_its_last_reason_is_gone() -> None:
+    windows: list[int] = []
+    gate = PauseGate(100, windows.append)
+    gate.shut("disk", "the disk is full")
+    gate.shut("limit", "there is a limit")
+    assert gate.why == "the disk is full; there is a limit"
+    gate.open("disk")
+    assert (windows, gate.window) == ([0], 0)
+    gate.open("limit")
+    assert (windows, gate.why) == ([0, 100], "")
+
+
+def test_a_reason_may_change_and_nothing_is_applied_twice() -> None:
+    windows: list[int] = []
+    gate = PauseGate(100, windows.append)
+    gate.open("disk")
+    gate.shut("disk", "full")
+    gate.shut("disk", "still full")
+    assert (windows, gate.why) == ([0], "still full")
+
+
+def test_a_testing_gate_allows_one_message() -> None:
+    windows: list[int] = []
+    gate = PauseGate(100, windows.append)
+    gate.shut("disk", "full")
+    gate.test(True)
+    gate.open("disk")
+    gate.shut("limit", "much")
+    gate.open("limit")
+    gate.test(False)
+    assert windows == [0, 1, 0, 1, 100]

@@ -10,9 +10,6 @@ from typing import Any
 import pytest
 
 from nsq.errors import ConfigError, UsageError, WalError
-
-pytest.importorskip("pyarrow", reason="pip install -e '.[spark]'")
-
 from nsq.spark.receiver import job
 from nsq.spark.source.options import SourceOptions
 from tests.integration.patience import eventually

@@ -20,14 +20,8 @@ def encoded(said: object) -> bytes:
     "line",
     [
         b"Traceback (most recent call last):",
-        b"[1, 2]",
-        b"\xff\xfe",
-        b"[" * 100_000,
-        b'{"Ready": {}}',
-        b'["Read", {"receiver": "r"}]',
-        b'[["Ready"], {}]',
-        b'["Ready", {}]',
-        b'["Ready", 5]',
+        *[b"[1, 2]", b"\xff\xfe", b"[" * 100_000, b'{"Ready": {}}', b'["Read", {"receiver": "r"}]'],
+        *[b'[["Ready"], {}]', b'["Ready", {}]', b'["Ready", 5]'],
         b'["Ready", {"receiver": "r", "mood": "good"}]',
     ],
 )

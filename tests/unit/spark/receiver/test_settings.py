@@ -31,15 +31,11 @@ def test_options_are_unpacked_as_they_were(more: dict[str, str]) -> None:
     assert unpacked(packed(options)) == options
 
 
-def test_no_message_is_given_up_without_a_dead_letter_topic() -> None:
-    options = SourceOptions.of(NEEDED | {"maxAttempts": "3", "maxInFlight": "77"})
-    config = consumer_config(options)
+def test_messages_are_given_up_only_with_a_dead_letter_topic() -> None:
+    given = NEEDED | {"maxAttempts": "3", "maxInFlight": "77"}
+    config = consumer_config(SourceOptions.of(given))
     assert (config.max_attempts, config.max_in_flight) == (0, 77)
-
-
-def test_messages_are_given_up_with_a_dead_letter_topic() -> None:
-    config = consumer_config(SourceOptions.of(NEEDED | {"maxAttempts": "3", "deadLetterTopic": "dead"}))
-    assert config.max_attempts == 3
+    assert consumer_config(SourceOptions.of(given | {"deadLetterTopic": "dead"})).max_attempts == 3
 
 
 class OneSearch:
@@ -82,7 +78,6 @@ def test_a_topic_that_cannot_be_received_now_is_tried_again(
 
     monkeypatch.setattr(receiving, "find_topics", lambda options: ["shop_a"])
     monkeypatch.setattr(Consumer, "start", refuse)
-    pytest.importorskip("pyarrow", reason="pip install -e '.[spark]'")
     wal = open_wal(str(tmp_path / "wal"))
     wal.prepare()
     it: Any = searching({}, wal)

@@ -16,41 +16,28 @@ from nsq.spark.receiver.shared_intake import SharedIntake, touch_expiring
 from nsq.spark.wal import records, shared_log
 from nsq.spark.wal.shared import SharedWal
 from nsq.spark.wal.shared_log import SharedLog
+from tests.fakes.messages import Delegate
 from tests.fakes.objects import FaultyStore
 from tests.integration.patience import eventually
 
 
-class Delegate:
-    """Notes the answers."""
-
-    address = "127.0.0.1:4150"
-
-    def __init__(self) -> None:
-        self.finished: list[bytes] = []
-        self.requeued: list[bytes] = []
-        self.delays: list[float | None] = []
-        self.touched: list[bytes] = []
-
-    def finish_all(self, messages: list[Message]) -> None:
-        self.finished += [message.body for message in messages]
-
-    def requeue(self, message: Message, delay: float | None, backoff: bool) -> None:
-        self.requeued.append(message.body)
-        self.delays.append(delay)
+class Nsqd(Delegate):
+    """The delegate of messages, one of which may be gone."""
 
     def touch(self, message: Message) -> None:
         if message.body == b"gone":
             raise AlreadyResponded("gone")
-        self.touched.append(message.body)
+        super().touch(message)
 
-    def holds(self, message: Message) -> bool:
-        return True
+    def _bodies(self, verb: str) -> list[bytes]:
+        return [note[1].body for note in self.notes if note[0] == verb]  # type: ignore[attr-defined]
 
-    def time_out(self, message: Message) -> bool:
-        return True
+    finished = property(lambda self: self._bodies("finish"))
+    requeued = property(lambda self: self._bodies("requeue"))
+    touched = property(lambda self: self._bodies("touch"))
 
 
-def messages(nsqd: Delegate, *bodies: bytes, left: float = 60.0, timeout: float = 60.0) -> list[Message]:
+def messages(nsqd: Nsqd, *bodies: bytes, left: float = 60.0, timeout: float = 60.0) -> list[Message]:
     now = time.monotonic()
     return [
         Message(nsqd, now + left - timeout, now + left, 10**18, 1, b"%016x" % number, body)
@@ -85,7 +72,7 @@ def intake_of(log: SharedLog, gate: PauseGate | None = None) -> SharedIntake:
 
 
 def test_messages_are_finished_once_their_segment_is_named(store: FaultyStore, log: SharedLog) -> None:
-    nsqd, intake = Delegate(), intake_of(log)
+    nsqd, intake = Nsqd(), intake_of(log)
     store.running.clear()
     intake.take(messages(nsqd, b"1", b"2"))
     intake.take(messages(nsqd, b"3"))
@@ -98,7 +85,7 @@ def test_messages_are_finished_once_their_segment_is_named(store: FaultyStore, l
 
 
 def test_messages_that_the_log_cannot_name_go_back_to_nsqd(store: FaultyStore, log: SharedLog) -> None:
-    nsqd, intake = Delegate(), intake_of(log)
+    nsqd, intake = Nsqd(), intake_of(log)
     other = SharedWal(store, "memory://log")
     other.receivers()
     known = other._known["one"]
@@ -108,13 +95,15 @@ def test_messages_that_the_log_cannot_name_go_back_to_nsqd(store: FaultyStore, l
     intake.take(messages(nsqd, b"2"))
     intake.close()
     assert sorted(nsqd.requeued) == [b"1", b"2"]
-    assert all(nsqd.delays), "nsqd would deliver them again to this same receiver, at once and over and over"
+    assert all(note[2] for note in nsqd.notes), (
+        "nsqd would deliver them again to this same receiver, at once and over and over"
+    )
     assert nsqd.finished == []
     assert "new name" in intake.trouble
 
 
 def test_messages_that_have_timed_out_are_not_stored(log: SharedLog) -> None:
-    nsqd, intake = Delegate(), intake_of(log)
+    nsqd, intake = Nsqd(), intake_of(log)
     intake.take(messages(nsqd, b"late", left=-1.0) + messages(nsqd, b"in time"))
     intake.take(messages(nsqd, b"late too", left=-1.0))
     intake.close()
@@ -122,7 +111,7 @@ def test_messages_that_have_timed_out_are_not_stored(log: SharedLog) -> None:
 
 
 def test_an_error_of_the_store_is_reported_while_it_lasts(store: FaultyStore, log: SharedLog) -> None:
-    nsqd, intake = Delegate(), intake_of(log)
+    nsqd, intake = Nsqd(), intake_of(log)
     store.errors = 1.0
     intake.take(messages(nsqd, b"1"))
     eventually(lambda: intake.trouble, lambda text: "cannot write the log: memory://log/" in text, 60.0)
@@ -140,7 +129,7 @@ def test_receiving_pauses_while_the_store_fails_for_long(
     monkeypatch.setattr(shared_intake, "PAUSE_AFTER", 0.01)
     windows: list[int] = []
     gate = PauseGate(10, windows.append)
-    nsqd, intake = Delegate(), intake_of(log, gate)
+    nsqd, intake = Nsqd(), intake_of(log, gate)
     store.errors = 1.0
     intake.take(messages(nsqd, b"1"))
     eventually(lambda: gate.window, lambda window: window == 0, 60.0)
@@ -153,13 +142,13 @@ def test_receiving_pauses_while_the_store_fails_for_long(
 
 @pytest.mark.parametrize(("left", "touched"), [(40.0, []), (29.0, [b"a"]), (-1.0, [])])
 def test_messages_are_touched_past_half_of_their_time(left: float, touched: list[bytes]) -> None:
-    nsqd = Delegate()
+    nsqd = Nsqd()
     touch_expiring(messages(nsqd, b"gone", b"a", left=left), 60.0, time.monotonic())
     assert nsqd.touched == touched
 
 
 def test_a_stalled_store_has_messages_touched(store: FaultyStore, log: SharedLog) -> None:
-    nsqd, intake = Delegate(), intake_of(log)
+    nsqd, intake = Nsqd(), intake_of(log)
     store.running.clear()
     intake.take(messages(nsqd, b"1", left=50.0, timeout=60.0))
     intake._timeout = 200.0
@@ -171,7 +160,7 @@ def test_a_stalled_store_has_messages_touched(store: FaultyStore, log: SharedLog
 
 def test_large_bodies_are_divided_among_segments(log: SharedLog, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_intake, "LARGEST_SEGMENT", 200)
-    nsqd, intake = Delegate(), intake_of(log)
+    nsqd, intake = Nsqd(), intake_of(log)
     intake.take(messages(nsqd, *(b"%02d" % number + b"." * 48 for number in range(10))))
     intake.close()
     assert len(nsqd.finished) == 10
@@ -184,7 +173,7 @@ def test_a_stop_while_the_store_is_away_gives_messages_back(
 ) -> None:
     monkeypatch.setattr(shared_intake, "_LAST_PUTS", 0.05)
     monkeypatch.setattr(log, "close", functools.partial(log.close, timeout=0.05))
-    nsqd, intake = Delegate(), intake_of(log)
+    nsqd, intake = Nsqd(), intake_of(log)
     store.errors = 1.0
     intake.take(messages(nsqd, b"1"))
     intake.take(messages(nsqd, b"2"))
@@ -194,7 +183,7 @@ def test_a_stop_while_the_store_is_away_gives_messages_back(
 
 
 def test_messages_that_cannot_be_stored_go_back_and_others_go_on(log: SharedLog) -> None:
-    nsqd = Delegate()
+    nsqd = Nsqd()
 
     def store(listed: list[Message]) -> object:
         if listed[0].body == b"wrong":

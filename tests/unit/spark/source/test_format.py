@@ -7,14 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from nsq.errors import ConfigError, UsageError
-
-pytest.importorskip("pyspark")
-
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pyspark.sql.types import BinaryType, StructField, StructType
 
+from nsq.errors import ConfigError, UsageError
 from nsq.spark.rows import SCHEMA
 from nsq.spark.source.offsets import Limits
 from nsq.spark.source.options import SourceOptions

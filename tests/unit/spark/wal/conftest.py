@@ -6,6 +6,7 @@ import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -50,6 +51,18 @@ def ids() -> Callable[..., list[int]]:
     return read
 
 
+def failing(name: str, code: int = errno.EIO) -> Any:
+    """A method of ``Disk`` that notes its calls, and fails on request."""
+
+    def call(disk: FailingDisk, *arguments: Any) -> Any:
+        disk.calls.append(name)
+        if name in disk.failing:
+            raise OSError(code, os.strerror(code))
+        return getattr(Disk, name)(disk, *arguments)
+
+    return call
+
+
 class FailingDisk(Disk):
     """Fails in the calls named by ``failing`` (with ENOSPC or EIO), and remembers all calls."""
 
@@ -59,40 +72,15 @@ class FailingDisk(Disk):
         self.calls: list[str] = []
         self.torn = 0  # bytes that a failing write still writes
 
-    def _call(self, name: str, code: int = errno.EIO) -> None:
-        self.calls.append(name)
-        if name in self.failing:
-            raise OSError(code, os.strerror(code))
-
-    def create(self, path: Path, mode: int) -> int:
-        self._call("create", errno.ENOSPC)
-        return super().create(path, mode)
+    create = failing("create", errno.ENOSPC)
+    _write = failing("write", errno.ENOSPC)
+    sync, truncate, rename = failing("sync"), failing("truncate"), failing("rename")
+    remove, sync_folder = failing("remove"), failing("sync_folder")
 
     def write(self, descriptor: int, data: memoryview, position: int) -> int:
         if "write" in self.failing:
             super().write(descriptor, data[: self.torn], position)
-        self._call("write", errno.ENOSPC)
-        return super().write(descriptor, data, position)
-
-    def sync(self, descriptor: int) -> None:
-        self._call("sync")
-        super().sync(descriptor)
-
-    def truncate(self, descriptor: int, size: int) -> None:
-        self._call("truncate")
-        super().truncate(descriptor, size)
-
-    def rename(self, old: Path, new: Path) -> None:
-        self._call("rename")
-        super().rename(old, new)
-
-    def remove(self, path: Path) -> None:
-        self._call("remove")
-        super().remove(path)
-
-    def sync_folder(self, path: Path) -> None:
-        self._call("sync_folder")
-        super().sync_folder(path)
+        return self._write(descriptor, data, position)
 
 
 @pytest.fixture

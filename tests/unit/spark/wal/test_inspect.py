@@ -22,25 +22,22 @@ def used(wal: DirectoryWal, make: Any) -> DirectoryWal:
     return wal
 
 
-def test_ls_describes_readers_and_receivers(used: DirectoryWal, make: Any) -> None:
+def test_ls_describes_readers_and_receivers_and_says_what_a_log_is_for(used: DirectoryWal, make: Any) -> None:
+    assert inspect.ls(used.location).subject is None
+    used.prepare(Subject("orders", "spark"))
     with used.log("c") as log:
         log.append(make(1))
         claim = used.own("default", "the query", 0)
         found = inspect.ls(used.location, now=1_700_000_060)
         claim.release()
         size = (Path(used.location) / "c" / "000001.open").stat().st_size
-    assert (found.location, found.identity, found.subject) == (used.location, used.identity(), None)
+    assert (found.location, found.identity, found.subject) == (used.location, used.identity(), "orders/spark")
     assert found.readers == []
     assert found.receivers == [
         inspect.ReceiverLine("a", False, 2, 5, 105, 0, 60.0),
         inspect.ReceiverLine("b", False, 0, 0, 0, 0, None),
         inspect.ReceiverLine("c", True, 0, 0, 0, size, None),
     ]
-
-
-def test_ls_says_what_a_log_is_for(used: DirectoryWal) -> None:
-    used.prepare(Subject("orders", "spark"))
-    assert inspect.ls(used.location).subject == "orders/spark"
 
 
 @pytest.mark.parametrize("look", [inspect.ls, inspect.verify, inspect.gc])
@@ -50,11 +47,8 @@ def test_a_missing_log_is_an_error_and_is_not_created(tmp_path: Path, look: Any)
     assert os.listdir(tmp_path) == []
 
 
-def test_verify_lists_damaged_segments(used: DirectoryWal) -> None:
-    assert inspect.verify(used.location) == inspect.Verified(2, 5, [])
-
-
 def test_verify_sees_damage(used: DirectoryWal) -> None:
+    assert inspect.verify(used.location) == inspect.Verified(2, 5, [])
     path = used.path(used.segments()[1])
     data = bytearray(path.read_bytes())
     data[-12] ^= 1

@@ -11,7 +11,6 @@ import tempfile
 from pathlib import Path
 from typing import Any, ClassVar
 
-import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -166,23 +165,3 @@ def test_no_row_is_lost_however_a_receiver_lives(make: Any, disk: Any) -> None:
         Bound,
         settings=settings(stateful_step_count=25, suppress_health_check=list(HealthCheck)),
     )
-
-
-def test_the_state_machine_detects_a_lost_batch(
-    make: Any, disk: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Were an append to return before it has written, this machine would say so."""
-
-    class Bound(Life):
-        pass
-
-    def forgetful(self: Any, descriptor: int, data: memoryview, position: int) -> int:
-        return position + len(data)
-
-    monkeypatch.setattr(type(disk), "write", forgetful)
-    Bound.make, Bound.new_disk = staticmethod(make), type(disk)
-    with pytest.raises((AssertionError, WalError)):
-        run_state_machine_as_test(
-            Bound,
-            settings=settings(max_examples=30, database=None, report_multiple_bugs=False),
-        )

@@ -43,16 +43,6 @@ def test_the_wait_for_an_owner_ends_with_an_error(tmp_path: Path) -> None:
     held.release()
 
 
-def test_a_leaving_owner_is_waited_for_longer(tmp_path: Path) -> None:
-    hours = Hours()
-    held = claim(tmp_path / "owner", hours, 0, "first")
-    held.leaving()
-    hours.events[120.0] = held.release
-    second = claim(tmp_path / "owner", hours, 1)
-    assert 120 <= hours.now < 121
-    second.release()
-
-
 def test_a_leaving_owner_is_not_waited_for_for_ever(tmp_path: Path) -> None:
     hours = Hours()
     held = claim(tmp_path / "owner", hours, 0, "first")

@@ -67,26 +67,6 @@ def test_rows_without_columns_keep_their_number(make: Any) -> None:
     assert records.rows(make(3), "orders", []).num_rows == 3
 
 
-def test_the_types_are_those_of_spark(make: Any) -> None:
-    from pyspark.sql.pandas.types import to_arrow_schema
-    from pyspark.sql.types import (
-        BinaryType,
-        IntegerType,
-        LongType,
-        StringType,
-        StructField,
-        StructType,
-        TimestampType,
-    )
-
-    text, moment, long, small, raw = StringType(), TimestampType(), LongType(), IntegerType(), BinaryType()
-    kinds = [text, text, text, moment, long, small, raw]
-    fields = [StructField(name, kind) for name, kind in zip(records.COLUMNS, kinds, strict=True)]
-    expected = to_arrow_schema(StructType(fields), timezone="UTC")
-    assert expected == records.ROW
-    assert records.rows(make(2), "orders").schema == expected
-
-
 def test_a_checksum_is_of_the_values_not_of_the_layout(make: Any) -> None:
     assert records.checksum(make(10).slice(3, 4)) == records.checksum(make(4, start=3))
     assert records.checksum(make(0)) == records.checksum(make(3).slice(1, 0))

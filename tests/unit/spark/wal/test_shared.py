@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nsq.errors import SegmentLost, WalError, WalOwned
-from nsq.spark.receiver.protocol import Status
 from nsq.spark.wal import manifest, shared, shared_log
 from nsq.spark.wal.names import Position, Subject
 from nsq.spark.wal.objects import Conflict, Entry, Memory, create, replace
 from nsq.spark.wal.readers import ReaderState
 from nsq.spark.wal.shared import SharedWal
 from nsq.spark.wal.shared_log import SharedLog
+from tests.fakes.clock import Clock as StandingClock
 from tests.fakes.objects import FaultyStore
 from tests.integration.patience import eventually
 from tests.unit.spark.wal.conftest import Make, made
@@ -29,15 +29,9 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_log, "LONGEST_PAUSE", 0.002)
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.time = 1000.0
-
-    def __call__(self) -> float:
-        return self.time
-
+class Clock(StandingClock):
     def nap(self, seconds: float) -> None:
-        self.time += seconds
+        self.now += seconds
 
 
 @pytest.fixture
@@ -133,10 +127,10 @@ def test_a_receiver_that_was_taken_for_dead_names_nothing_more(make: Make, clock
     log = wal.log("one")
     put_all(log, make, 1)
     wal.receivers()
-    clock.time += shared.DEAD + 1
+    clock.now += shared.DEAD + 1
     wal.recover()  # it may be that this process was suspended
     assert [(folder.alive, folder.closed) for folder in wal.receivers()] == [(False, False)]
-    clock.time += shared.CONFIRMED
+    clock.now += shared.CONFIRMED
     wal.recover()
     assert [(folder.alive, folder.closed) for folder in wal.receivers()] == [(False, True)]
 
@@ -166,7 +160,7 @@ def test_the_search_for_orphans_spares_a_receiver_that_starts_meanwhile(make: Ma
 
     logs: list[SharedLog] = []
     wal = opened(Starting(), clock)  # whose clock is far ahead of this process's
-    clock.time += 1e10
+    clock.now += 1e10
     assert wal.delete_orphans() == 0
     assert len(list(wal.read(wal.segments()[0]))) == 1
     logs[0].close()
@@ -205,7 +199,7 @@ def test_the_search_for_orphans_takes_the_log_in_portions(
         put_all(log, make, 3)
         left = []
         for _ in range(6):
-            clock.time += shared.ORPHANS_EVERY
+            clock.now += shared.ORPHANS_EVERY
             wal.discard_empty()
             left.append(len(store.list_after(manifest.SEGMENTS)) - 3)
         assert left == [3, 1, 0, 0, 0, 0]
@@ -218,10 +212,10 @@ def test_a_receiver_that_goes_on_after_an_outage_of_the_store_is_not_dead(make: 
     with log_of(wal) as log:
         put_all(log, make, 1)
         wal.receivers()
-        clock.time += 10 * shared.DEAD  # no process reached the store meanwhile
+        clock.now += 10 * shared.DEAD  # no process reached the store meanwhile
         wal.recover()
         put_all(log, make, 1, start=1)
-        clock.time += shared.CONFIRMED
+        clock.now += shared.CONFIRMED
         wal.recover()
         assert [(folder.alive, folder.closed) for folder in wal.receivers()] == [(True, False)]
 
@@ -230,7 +224,7 @@ def test_a_process_that_has_just_begun_finds_the_dead_by_the_stores_clock(make: 
     store = Memory(now=clock)
     wal = opened(store, clock)
     dead = wal.log("dead")
-    clock.time += shared.DEAD + 1
+    clock.now += shared.DEAD + 1
     with log_of(wal, "alive"):
         assert [(one.receiver, one.alive) for one in opened(store, clock).receivers()] == [
             ("alive", True),
@@ -245,8 +239,8 @@ def test_a_receiver_deletes_its_segments_behind_all_readers(make: Make, clock: C
     claim, other = wal.own("default", "a test", 0.0), wal.own("other", "a test", 0.0)
     with log_of(wal) as log:
         put_all(log, make, 4)
-        wal.save_reader("default", ReaderState({"one": Position(3)}, True, "", clock.time))
-        wal.save_reader("other", ReaderState({"one": Position(2)}, True, "", clock.time))
+        wal.save_reader("default", ReaderState({"one": Position(3)}, True, "", clock.now))
+        wal.save_reader("other", ReaderState({"one": Position(2)}, True, "", clock.now))
         held, share = wal.measure([log], 1000)
         assert held == sum(file.size for file in wal.files())
         assert share == 1000
@@ -265,12 +259,12 @@ def test_retention_is_the_longest_that_any_reader_wants(make: Make, clock: Clock
     with log_of(wal) as log:
         put_all(log, make, 3)
         done = {"one": Position(3)}
-        wal.save_reader("default", ReaderState(done, True, "", clock.time, 0.0, 0))
-        wal.save_reader("other", ReaderState(done, True, "", clock.time, 100.0, 1 << 30))
+        wal.save_reader("default", ReaderState(done, True, "", clock.now, 0.0, 0))
+        wal.save_reader("other", ReaderState(done, True, "", clock.now, 100.0, 1 << 30))
         wal.measure([log], 1 << 30)
         put_all(log, make, 1, start=3)
         assert log.first == 1
-        clock.time += 101
+        clock.now += 101
         wal.measure([log], 1 << 30)
         put_all(log, make, 1, start=4)
         assert log.first == 4
@@ -311,16 +305,6 @@ def test_a_listing_costs_one_request_and_one_for_each_manifest_that_changed(make
         assert dict(store.calls) == {"list": 1, "get": 1}
 
 
-def test_the_manifest_tells_what_its_receiver_does(make: Make, clock: Clock) -> None:
-    wal = opened(Memory(), clock)
-    with log_of(wal) as log:
-        log.status = lambda: Status(received=12, paused="the log is full")
-        put_all(log, make, 1)
-        (folder,) = wal.receivers()
-        assert folder.status is not None
-        assert (folder.status.received, folder.status.paused) == (12, "the log is full")
-
-
 def test_pages_are_read_only_for_what_a_reader_has_not_committed(
     make: Make, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -338,7 +322,7 @@ def test_pages_are_read_only_for_what_a_reader_has_not_committed(
         )
         assert dict(store.calls) == {"list": 1, "get": 2}  # the head, and one of three pages
         claim = wal.own("default", "a test", 0.0)
-        wal.save_reader("default", ReaderState({"one": Position(25)}, True, "", clock.time))
+        wal.save_reader("default", ReaderState({"one": Position(25)}, True, "", clock.now))
         wal.measure([log], 1000)
         put_all(log, make, 1, start=35)
         wal.measure([log], 1000)
@@ -418,13 +402,13 @@ def test_a_position_whose_answers_are_lost_is_not_taken_for_a_takeover(clock: Cl
     store.lost = lost
     for segment in range(1, 20):
         try:
-            wal.save_reader("default", ReaderState({"one": Position(segment)}, True, "", clock.time))
+            wal.save_reader("default", ReaderState({"one": Position(segment)}, True, "", clock.now))
         except WalOwned:
             raise
         except WalError:
             pass  # the answer was lost twice: Spark's checkpoint has the position too
     store.lost = 0.0
-    wal.save_reader("default", ReaderState({"one": Position(20)}, True, "", clock.time))
+    wal.save_reader("default", ReaderState({"one": Position(20)}, True, "", clock.now))
     assert wal.readers()["default"].at == {"one": Position(20)}
     claim.release()
 
@@ -433,7 +417,7 @@ def test_a_reader_that_was_removed_is_gone(clock: Clock) -> None:
     wal = opened(Memory(), clock)
     wal.own("default", "a test", 0.0).release()
     claim = wal.own("default", "another", 0.0)
-    wal.save_reader("default", ReaderState({}, True, "", clock.time))
+    wal.save_reader("default", ReaderState({}, True, "", clock.now))
     wal.remove_reader("default")
     claim.release()
     assert wal.readers() == {}
@@ -444,7 +428,7 @@ def test_a_reader_that_is_silent_for_long_has_no_owner(clock: Clock) -> None:
     store = Memory(now=clock)
     claim = opened(store, clock).own("default", "a test", 0.0)
     assert "a test" in str(opened(store, clock).owner("default"))
-    clock.time += 4 * shared.SILENCE
+    clock.now += 4 * shared.SILENCE
     assert opened(store, clock).owner("default") is None
     claim.release()
 

@@ -2,14 +2,25 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nsq.errors import UsageError
 from nsq.spark.pipelines import replay
-from nsq.spark.pipelines.replay import ArchivedMessage, ArchivePosition, Mark, ReplayResult, remaining, send
+from nsq.spark.pipelines.replay import (
+    ArchivedMessage,
+    ArchivePosition,
+    Mark,
+    ReplayResult,
+    load_mark,
+    remaining,
+    save_mark,
+    send,
+)
 
 
 class Stop(threading.Event):
@@ -111,3 +122,36 @@ def test_a_replay_that_is_cut_off_repeats_at_most_one_publish_and_misses_nothing
     assert len(sent) - len(set(sent)) <= most
     assert kept[-1].rows == len(entries)
     assert list(remaining(entries, kept[-1])) == []
+
+
+JOB = {"topic": "again", "since": 5}
+
+
+def test_a_saved_mark_is_loaded(tmp_path: Path) -> None:
+    file = tmp_path / "a" / "b.json"
+    assert load_mark(file, JOB) == Mark()
+    place = Mark(ArchivePosition(7, "n:4150", "00ff"), 2, 10, 100)
+    save_mark(file, JOB, place)
+    save_mark(file, JOB, place)
+    assert load_mark(file, JOB) == place
+    assert [path.name for path in (tmp_path / "a").iterdir()] == ["b.json"]
+
+
+def test_the_mark_of_another_replay_is_refused(tmp_path: Path) -> None:
+    save_mark(tmp_path / "b.json", JOB, Mark())
+    with pytest.raises(UsageError, match=r"another replay, .*'since': 5"):
+        load_mark(tmp_path / "b.json", JOB | {"since": 6})
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"job": {}}', '{"job": {}, "at": [1]}'])
+def test_a_file_that_is_no_mark_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "b.json").write_text(text)
+    with pytest.raises(UsageError, match=r"b\.json is not the state of a replay"):
+        load_mark(tmp_path / "b.json", JOB)
+
+
+def test_messages_at_one_position_are_counted() -> None:
+    one, two = ArchivePosition(1, "n", "a"), ArchivePosition(1, "n", "b")
+    place = Mark().after(one, 3).after(one, 3)
+    assert place == Mark(one, 2, 2, 6)
+    assert place.after(two, 4) == Mark(two, 1, 3, 10)

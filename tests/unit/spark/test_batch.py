@@ -1,11 +1,6 @@
 from __future__ import annotations
 
-import pytest
-
 from nsq.http.nsqd import ChannelStats, NsqdStats, TopicStats
-
-pytest.importorskip("pyspark")
-
 from nsq.spark.batch import COLUMNS, stats_rows
 
 CHANNEL: ChannelStats = {
