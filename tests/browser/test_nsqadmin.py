@@ -36,8 +36,8 @@ class Cluster:
         assert self.nsqd.post(f"/pub?topic={topic}", body).status == 200
 
     def channel(self, topic: str, channel: str) -> dict[str, Any]:
-        (told,) = self.nsqd.get(f"/stats?format=json&topic={topic}&channel={channel}").json()["topics"]
-        found: dict[str, Any] = told["channels"][0]
+        (reported,) = self.nsqd.get(f"/stats?format=json&topic={topic}&channel={channel}").json()["topics"]
+        found: dict[str, Any] = reported["channels"][0]
         return found
 
 
@@ -287,12 +287,12 @@ def test_a_page_of_a_rebound_name_changes_and_reads_nothing(
         page.goto(f"http://{REBOUND}:{admin.http_address.rpartition(':')[2]}/")
         for method, target in (("POST", "/api/topics/clicks"), ("GET", "/api/peek/clicks")):
             body = '{"action": "unpause"}' if method == "POST" else None
-            told = page.evaluate(
+            reported = page.evaluate(
                 "([method, target, body]) => fetch(target, {method, body, headers: "
                 "{'X-Forwarded-Host': 'localhost'}}).then((reply) => reply.status)",
                 [method, target, body],
             )
-            assert told == (200 if allowed else 403)
+            assert reported == (200 if allowed else 403)
         context.close()
 
 
@@ -330,11 +330,11 @@ def test_views_are_walked_by_keyboard(visit: Visit) -> None:
 def test_text_from_an_nsqd_is_never_read_as_html(browser: Any) -> None:
     with ExitStack() as stack:
         nsqd = stack.enter_context(CannedNsqd(1))
-        told = big_cluster.stats(1)
-        told |= {"health": HOSTILE, "topics": told["topics"][:1]}
-        told["topics"][0] |= {"topic_name": HOSTILE_NAME}
-        told["topics"][0]["channels"][0] |= {"channel_name": HOSTILE_NAME}
-        nsqd.say(json.dumps(told).encode())
+        reported = big_cluster.stats(1)
+        reported |= {"health": HOSTILE, "topics": reported["topics"][:1]}
+        reported["topics"][0] |= {"topic_name": HOSTILE_NAME}
+        reported["topics"][0]["channels"][0] |= {"channel_name": HOSTILE_NAME}
+        nsqd.say(json.dumps(reported).encode())
         info = json.loads(nsqd.answers["/info"]) | {"hostname": HOSTILE, "version": HOSTILE}
         nsqd.answers["/info"] = json.dumps(info).encode()
         admin = stack.enter_context(Nsqadmin(nsqd=[nsqd.address]))

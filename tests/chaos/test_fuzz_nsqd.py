@@ -116,7 +116,7 @@ class Fuzz:
         if self.random.random() < 0.1:
             session.close()
         session.lost()
-        self.world.clock.settle()
+        self.world.clock.run_due()
 
     def _wire(self, data: bytes) -> Iterator[bytes]:
         """Some of it through a layer that was negotiated, and whole or spoiled behind that."""
@@ -140,12 +140,12 @@ class Fuzz:
         if choice < 0.02:
             clock.advance(self.random.choice([0.5, 31.0]))
             self.bystanders.live()
-        clock.settle()
+        clock.run_due()
         while link.congested:
             link.take()
             link.congested = False
             session.writable()
-            clock.settle()
+            clock.run_due()
 
     def _answer_auth(self) -> None:
         assert self.authority is not None

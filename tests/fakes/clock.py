@@ -59,7 +59,7 @@ class FakeClock:
 
     # The interface for tests.
 
-    def settle(self) -> None:
+    def run_due(self) -> None:
         """Run deferred calls, and fire timers that are due now."""
         rounds = 0
         while self.busy:
@@ -77,10 +77,10 @@ class FakeClock:
 
     def advance(self, seconds: float) -> None:
         end = self._now + seconds
-        self.settle()
+        self.run_due()
         while (when := self.next_timer) is not None and when <= end:
             self._now = max(self._now, when)
-            self.settle()
+            self.run_due()
         self._now = end
 
     def advance_without_calls(self, seconds: float) -> None:

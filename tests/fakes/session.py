@@ -218,10 +218,10 @@ class Client:
 
     # From nsqd.
 
-    def settle(self) -> None:
+    def run_due(self) -> None:
         """Run both sides until neither has anything to do."""
         while True:
-            self._world.clock.settle()
+            self._world.clock.run_due()
             self._transmit()
             if not self._take() and not self._world.clock.busy:
                 return
@@ -245,7 +245,7 @@ class Client:
 
     def frame(self) -> Frame | None:
         """Return the next frame, or None if nsqd has sent no more."""
-        self.settle()
+        self.run_due()
         if len(self._plain) < 4:
             assert not self._plain
             return None
@@ -296,7 +296,7 @@ class Client:
 
     def push(self, layer: Layer) -> None:
         """Move the data after the answer that announced the layer into the layer."""
-        self.settle()
+        self.run_due()
         rest, self._plain = self._plain, b""
         if rest:
             self._plain = layer.unwrap(rest)

@@ -70,7 +70,7 @@ def test_a_message_that_expires_in_the_inbox_is_dropped_there(nsqd_factory: Fact
         expect_drained(nsqd, timeouts=None)
     log.wait_for("WARNING", "timed out here")
     until("the hook", lambda: len(expired) >= 2)
-    # Once as it waited too long, which nobody saw; from then on each delivery of each message once.
+    # Once as it waited too long, and no handler saw it; from then on each delivery of each message once.
     deliveries = [(message.body, message.attempts) for message in seen.messages]
     assert len(set(deliveries)) == len(deliveries)
     assert (b"second", 1) not in deliveries

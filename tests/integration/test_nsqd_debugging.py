@@ -35,15 +35,15 @@ def test_a_profile_of_the_event_loop_while_it_serves(nsqd: Nsqd) -> None:
 
     def profile() -> str:
         """Profile a loop that serves meanwhile; how much of that shows depends on the machine."""
-        told: list[str] = []
-        asking = threading.Thread(target=lambda: told.append(nsqd.get("/debug/profile?seconds=0.7").text))
+        reported: list[str] = []
+        asking = threading.Thread(target=lambda: reported.append(nsqd.get("/debug/profile?seconds=0.7").text))
         asking.start()
         served = 0
         while asking.is_alive():
             assert nsqd.get("/stats").status == 200
             served += 1
         asking.join()
-        return told[0] if served > 1 else ""
+        return reported[0] if served > 1 else ""
 
     text = eventually(profile, lambda text: "nsq.daemons.nsqd.stats:topics" in text)
     assert re.match(r"\d+ samples in \d+\.\ds\n", text)

@@ -27,7 +27,7 @@ def nodes(lookupd: Nsqlookupd) -> int:
 
 def test_a_drain_lets_consumers_finish_and_exits(nsqd_factory: Factory[Nsqd], nsqlookupd: Nsqlookupd) -> None:
     nsqd = nsqd_factory(process=True, lookupd=[nsqlookupd])
-    publish(nsqd, "nobody", [b"stays"])
+    publish(nsqd, "lonely", [b"stays"])
     with consumer(nsqd, "orders", rdy=1) as client, connected(nsqd) as publisher:
         publisher.send(commands.mpub("orders", [b"1", b"2"]) + commands.dpub("orders", 700, b"later"))
         publisher.expect_ok()
@@ -60,10 +60,10 @@ def test_a_drain_lets_consumers_finish_and_exits(nsqd_factory: Factory[Nsqd], ns
     assert nodes(nsqlookupd) == 0
     lines = [line.partition("draining: ")[2] for line in nsqd.log.splitlines() if "draining: " in line]
     assert lines[0] == "1 messages wait, 1 are in flight, 1 deferred, in 1 channels"
-    assert lines[-2] == "1 messages of nobody stay on disk: there is no consumer"
+    assert lines[-2] == "1 messages of lonely stay on disk: there is no consumer"
     assert lines[-1].startswith("done after ")
     nsqd.start()
-    assert topic_stats(nsqd, "nobody")["depth"] == 1
+    assert topic_stats(nsqd, "lonely")["depth"] == 1
 
 
 def test_a_drain_that_consumers_do_not_end_has_its_time(nsqd_factory: Factory[Nsqd]) -> None:

@@ -92,9 +92,9 @@ class TestWhatIsRegistered:
         create(nsqd_factory(lookupd=[nsqlookupd], **own), "orders")
         until_registered(nsqlookupd, keys("orders"))
         (node,) = nsqlookupd.get("/lookup?topic=orders").json()["producers"]
-        told = {name: node[name] for name in ("broadcast_address", "tcp_port", "http_port", "version")}
+        reported = {name: node[name] for name in ("broadcast_address", "tcp_port", "http_port", "version")}
         wanted = {"broadcast_address": "nsqd.example", "tcp_port": 7, "http_port": 8, "version": "1.3.0"}
-        assert told == wanted
+        assert reported == wanted
 
     def test_created_and_deleted_topics_and_channels_are_registered_and_unregistered(
         self, nsqlookupd: Nsqlookupd, nsqd_factory: Factory[Nsqd]

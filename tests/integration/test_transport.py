@@ -217,7 +217,7 @@ def test_a_peer_that_reads_drop_by_drop_does_not_move_the_deadline(ends: Ends) -
 
     def sip() -> None:
         while not stop.wait(SHORT / 4):
-            with contextlib.suppress(BlockingIOError):  # whoever writes may be slower
+            with contextlib.suppress(BlockingIOError):  # the writer may be slower
                 ends.peer.recv(1 << 16)  # all of it would take longer than the test may
 
     ends.peer.setblocking(False)
@@ -394,7 +394,7 @@ def unused() -> Iterator[str]:
 
 
 @pytest.fixture
-def nobody(unused: str) -> Target:
+def refusing(unused: str) -> Target:
     return Target(socket.AF_INET, 0, ("127.0.0.1", int(unused.rpartition(":")[2])))
 
 
@@ -493,18 +493,20 @@ def test_the_first_address_is_preferred(listening: Callable[..., Listener]) -> N
 
 
 def test_a_refusal_lets_the_next_address_start_at_once(
-    listening: Callable[..., Listener], nobody: Target
+    listening: Callable[..., Listener], refusing: Target
 ) -> None:
     open_door = listening()
-    with race([nobody, open_door.target], opened, LONG) as winner:
+    with race([refusing, open_door.target], opened, LONG) as winner:
         assert winner.getpeername() == open_door.target.address
 
 
-def test_an_address_that_answers_late_still_wins(listening: Callable[..., Listener], nobody: Target) -> None:
+def test_an_address_that_answers_late_still_wins(
+    listening: Callable[..., Listener], refusing: Target
+) -> None:
     """The next one is refused meanwhile; the system repeats a connection request after about a second."""
     late = listening(backlog=0)
     late.fill()
-    racing = Running(lambda: race([late.target, nobody], opened, LONG))
+    racing = Running(lambda: race([late.target, refusing], opened, LONG))
     racing.blocked()
     accepted = [late._socket.accept()[0] for _ in range(2)]
     winner = racing.result()
@@ -515,13 +517,13 @@ def test_an_address_that_answers_late_still_wins(listening: Callable[..., Listen
 
 
 def test_a_race_without_a_winner_names_every_address(
-    listening: Callable[..., Listener], nobody: Target
+    listening: Callable[..., Listener], refusing: Target
 ) -> None:
     hole = listening(backlog=0)
     hole.fill()
     with pytest.raises(OSError, match="no answer within") as caught:
-        race([nobody, hole.target], opened, SHORT)
-    text = f"{nobody.words}: Connection refused; {hole.target.words}: no answer within 0.2 s"
+        race([refusing, hole.target], opened, SHORT)
+    text = f"{refusing.words}: Connection refused; {hole.target.words}: no answer within 0.2 s"
     assert str(caught.value) == text
     assert isinstance(caught.value.__cause__, OSError)
     assert caught.value.__cause__.errno == errno.ECONNREFUSED

@@ -14,7 +14,7 @@ from .faults import STANDING, Fault
 #: The most bytes under way. A sender of more must wait, as on any network.
 LIMIT = 1024 * 1024
 #: The share of a throttled flow's bytes per second that arrive together.
-_PORTION = 0.02
+_SHARE = 0.02
 
 
 class Conditions:
@@ -140,7 +140,7 @@ class Flow:
         if self._granted_at is None:
             self._allowance = 0.0
         else:
-            most = max(rate * _PORTION * 2, 1.0)
+            most = max(rate * _SHARE * 2, 1.0)
             self._allowance = min(self._allowance + rate * (now - self._granted_at), most)
         self._granted_at = now
         # The tolerance is for rounding errors at the exact time of ``next_due``.
@@ -148,7 +148,7 @@ class Flow:
 
     def _shortage(self, rate: float) -> float:
         """Return the bytes that are missing until the next portion is complete."""
-        return max(0.0, min(max(rate * _PORTION, 1.0), self._size) - self._allowance)
+        return max(0.0, min(max(rate * _SHARE, 1.0), self._size) - self._allowance)
 
     def _spend(self, size: int) -> None:
         if self._granted_at is not None:

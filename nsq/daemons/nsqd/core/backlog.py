@@ -171,8 +171,8 @@ class Backlog(Protocol):
         """Remove all messages and files."""
 
 
-#: Batches are split into portions of this size; a portion becomes Message objects when it is taken.
-_PORTION = 1000
+#: Batches are split at this size; a part becomes Message objects when it is taken.
+_BATCH_LIMIT = 1000
 
 
 class MemoryBacklog:
@@ -200,8 +200,10 @@ class MemoryBacklog:
     def put(self, messages: Batch | list[Message]) -> None:
         count = len(messages)
         self._count += count
-        if count > _PORTION:
-            self._behind.extend(messages[start : start + _PORTION] for start in range(0, count, _PORTION))
+        if count > _BATCH_LIMIT:
+            self._behind.extend(
+                messages[start : start + _BATCH_LIMIT] for start in range(0, count, _BATCH_LIMIT)
+            )
         elif count:
             self._behind.append(messages)
 

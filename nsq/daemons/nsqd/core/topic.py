@@ -89,7 +89,7 @@ def _give(channel: Channel, messages: list[Message], alone: bool) -> None:
 
 
 #: The weight of one portion: messages handed from a topic to its channels at a time.
-_PORTION = 1000
+_LARGE_PORTION = 1000
 #: The most copies of messages, for all channels together, that are made at a time.
 COPIES_AT_ONCE = 5_000
 #: With more channels than this, of which each may write a file, published messages wait in the topic, which
@@ -134,9 +134,8 @@ class Topic:
         self._portion: Portion | None = None  # refused by a channel's disk; later messages wait behind it
         self._on_another_turn = on_another_turn
         self._asked = False  # whether ``_go_on`` is scheduled
-        self._arrived = (
-            0  # the weight of messages that came during a release, less half of what it handed over
-        )
+        # The weight of messages that came during a release, less half of what it has handed over.
+        self._arrived = 0
         self._when_caught_up: list[Callable[[], None]] = []
         # Channels created during a release, and how many messages have come since.
         self._late: dict[Channel, int] = {}
@@ -175,7 +174,7 @@ class Topic:
 
     @property
     def _portion_weight(self) -> int:
-        return self.at_once(_PORTION) if len(self.channels) <= _CHANNELS_AT_ONCE else _SMALL_PORTION
+        return self.at_once(_LARGE_PORTION) if len(self.channels) <= _CHANNELS_AT_ONCE else _SMALL_PORTION
 
     def when_caught_up(self, call: Callable[[], None]) -> None:
         """Call ``call``, in a turn of its own, when the topic is not crowded any more."""
@@ -338,9 +337,9 @@ class Topic:
             return self._portion
         taken = self._taken
         if not taken:
-            taken.extend(self.backlog.take(_PORTION))
+            taken.extend(self.backlog.take(_LARGE_PORTION))
         messages: list[Message] = []
-        most = min(room, _PORTION)
+        most = min(room, _LARGE_PORTION)
         size = 0
         while taken and len(messages) < most and (not messages or size + len(taken[0].body) < most * 1024):
             size += len(taken[0].body)

@@ -29,7 +29,7 @@ _SYNC_EVERY = 250
 _MOST_MEMORY_ONLY = 16_000
 
 #: The most records skipped at a time, and the most weight of messages taken at a time.
-_PORTION = 1000
+_TAKE_LIMIT = 1000
 
 
 class _Entry:
@@ -164,7 +164,7 @@ class DurableBacklog:
     def take(self, limit: int) -> list[Message]:
         ready = self._ready
         taken = [ready.popleft() for _ in range(min(limit, len(ready)))]
-        while len(taken) < limit and weight(taken) < _PORTION and self.disk.unread:
+        while len(taken) < limit and weight(taken) < _TAKE_LIMIT and self.disk.unread:
             found = self._read(limit - len(taken))
             if found is None:
                 break
@@ -269,7 +269,7 @@ class DurableBacklog:
         """Read records of messages that were taken before: no consumer would. Returns whether to go on."""
         if not self.disk.unread or self.backend_depth:
             return False
-        found = self._read(_PORTION)
+        found = self._read(_TAKE_LIMIT)
         self._ready.extend(found or [])
         return found is not None
 

@@ -18,7 +18,7 @@ from nsq.daemons.nsqd.storage.dues import DueTimes
 from nsq.daemons.serve.worker_thread import in_thread
 
 #: Messages per write when nsqd stops: if the disk fills up, all earlier writes are kept.
-_PORTION = 100
+_WRITE_LIMIT = 100
 #: The weight of messages in memory with which ``take`` reads none from disk.
 _TAKE_WEIGHT = 1000
 
@@ -179,7 +179,7 @@ class MemoryFirstBacklog(MemoryBacklog):
         try:
             self._dues.add(left)
             while left:
-                portion = list(itertools.islice(left, _PORTION))
+                portion = list(itertools.islice(left, _WRITE_LIMIT))
                 append(self.disk, list(map(encode, portion)), self._make_room)
                 for _ in portion:
                     left.popleft()

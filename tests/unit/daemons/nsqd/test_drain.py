@@ -23,7 +23,7 @@ def test_a_drain_counts_messages_that_consumers_can_take() -> None:
     for topic in ("t", "paused", "held", "no-channel"):
         broker.publish(topic, [b"1", b"2", b"3"])
     broker.publish_deferred("t", [(60.0, b"4")])
-    clock.settle()
+    clock.run_due()
     left = count_remaining(broker)
     assert left == Remaining(
         waiting=2,

@@ -41,11 +41,11 @@ def test_metrics_count_topics_channels_and_clients() -> None:
     client.send(commands.sub("orders", "billing"), commands.rdy(2))
     producer.send(commands.mpub("orders", [b"12345", b"678", b"9"]), commands.dpub("orders", 1000, b"later"))
     producer.send(commands.fin(b"0" * 16))
-    client.settle()
+    client.run_due()
     held = [frame for frame in client.frames() if isinstance(frame, RawMessage)]
     api.world.clock.advance(0.5)
     client.send(commands.fin(held[0].id), commands.rdy(0), commands.req(held[1].id, 0))
-    client.settle()
+    client.run_due()
     found = samples(api)
     of_channel = '{topic="orders",channel="billing"}'
     assert {series: value for series, value in found.items() if not series.startswith("process_")} == {

@@ -78,7 +78,7 @@ def test_the_prefix_is_gos(template: str, address: str, port: int, prefix: str) 
 
 def test_every_metric_of_a_topic_and_a_channel_is_pushed() -> None:
     latency = {"count": 3, "percentiles": [{"quantile": 0.99, "value": 7}, {"quantile": 0.5, "value": 5}]}
-    told = topic(
+    answer = topic(
         "orders",
         5,
         channel(
@@ -97,7 +97,7 @@ def test_every_metric_of_a_topic_and_a_channel_is_pushed() -> None:
         backend_depth=12,
         e2e_processing_latency=latency,
     )
-    assert sorted(lines(Report("nsq.h_1.", 508), told)) == sorted(
+    assert sorted(lines(Report("nsq.h_1.", 508), answer)) == sorted(
         [
             "nsq.h_1.topic.orders.message_count:5|c",
             "nsq.h_1.topic.orders.message_bytes:50|c",

@@ -103,7 +103,7 @@ def test_closing_disconnects_consumers_and_keeps_the_messages() -> None:
     consumer, channel = setup.consumer("t", "c", rdy=0)
     setup.broker.publish("t", [b"a"])
     setup.broker.publish_deferred("t", [(5.0, b"b")])
-    setup.clock.settle()
+    setup.clock.run_due()
     left = [(backlog, [each.body for each in taken]) for backlog, taken in setup.broker.close()]
     assert left == [(channel.backlog, []), (setup.broker.topics["t"].backlog, [])]
     assert consumer.closed == 1

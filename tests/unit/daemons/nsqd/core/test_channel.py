@@ -22,7 +22,7 @@ UNKNOWN = b"f" * 16
 
 
 class Setup:
-    """One channel and its clock; ``settle`` lets it hand out what waits."""
+    """One channel and its clock; ``run_due`` lets it hand out what waits."""
 
     def __init__(self, *, max_consumers: int = 0, chance: Callable[[int], int] = lambda limit: 0) -> None:
         self.clock = FakeClock()
@@ -62,11 +62,11 @@ class Setup:
 
     def join(self, consumer: Consumer) -> Consumer:
         self.channel.subscribe(consumer.subscriber)
-        self.settle()
+        self.run_due()
         return consumer
 
-    def settle(self) -> None:
-        self.clock.settle()
+    def run_due(self) -> None:
+        self.clock.run_due()
 
 
 # Handing out
@@ -76,7 +76,7 @@ def test_finishing_many_messages_returns_those_that_are_not_in_flight() -> None:
     setup = Setup()
     consumer, other = setup.consumer(2), setup.consumer(1)
     setup.put(b"a", b"b", b"c", b"d")
-    setup.settle()
+    setup.run_due()
     mine, theirs = list(consumer.subscriber.in_flight), next(iter(other.subscriber.in_flight))
     failed = setup.channel.finish(consumer.subscriber, [mine[0], UNKNOWN, theirs, mine[1], mine[0]])
     assert [(message_id, str(reason)) for message_id, reason in failed] == [
@@ -85,7 +85,7 @@ def test_finishing_many_messages_returns_those_that_are_not_in_flight() -> None:
         (mine[0], "ID not in flight"),
     ]
     assert (consumer.subscriber.finish_count, other.subscriber.finish_count) == (2, 0)
-    setup.settle()
+    setup.run_due()
     assert len(consumer.held) == 1
     assert list(other.subscriber.in_flight) == [theirs]
 
@@ -96,7 +96,7 @@ def test_several_events_start_one_delivery() -> None:
     before = setup.pumps
     for _ in range(50):
         setup.put(b"x")
-    setup.settle()
+    setup.run_due()
     assert setup.pumps == before + 1
 
 
@@ -105,7 +105,7 @@ def test_a_busy_consumers_turns_are_shared_by_all_the_others() -> None:
     consumers = [setup.consumer(0), setup.consumer(1000), setup.consumer(1000), setup.consumer(1000)]
     for _ in range(9):
         setup.put(b"x")
-        setup.settle()
+        setup.run_due()
     assert [len(consumer.delivered) for consumer in consumers] == [0, 3, 3, 3]
 
 
@@ -113,10 +113,10 @@ def test_turns_survive_consumers_that_leave() -> None:
     setup = Setup()
     consumers = [setup.consumer(1000) for _ in range(3)]
     setup.put(b"x", b"x", b"x")
-    setup.settle()
+    setup.run_due()
     for consumer in consumers[:2]:
         setup.channel.unsubscribe(consumer.subscriber)
-    setup.settle()
+    setup.run_due()
     assert len(consumers[2].held) == 3
 
 
@@ -130,7 +130,7 @@ def test_a_consumer_gets_a_bounded_number_of_messages_at_a_time() -> None:
 
     slow = setup.join(Fills(rdy=2500))
     setup.put(*[b"x"] * 1000)
-    setup.settle()
+    setup.run_due()
     assert len(slow.delivered) == 64
     assert setup.channel.depth == 936
 
@@ -147,7 +147,7 @@ def test_a_consumer_that_leaves_while_it_is_served_loses_nothing() -> None:
     broken = setup.join(Breaks(rdy=10))
     sound = setup.consumer(10)
     setup.put(b"a", b"b", b"c", b"d")
-    setup.settle()
+    setup.run_due()
     assert sorted(sound.held) == [b"a", b"b", b"c", b"d"]
     assert setup.channel.subscribers == [sound.subscriber]
     assert len(broken.delivered) == 2
@@ -158,7 +158,7 @@ def test_sampling_keeps_one_percent_more_than_asked_for() -> None:
     setup = Setup(chance=lambda limit: next(chances))
     consumer = setup.join(Consumer(rdy=10, sample_rate=25))
     setup.put(b"a", b"b", b"c", b"d")
-    setup.settle()
+    setup.run_due()
     assert consumer.bodies == [b"a", b"b"]
     assert (setup.channel.depth, setup.channel.in_flight_count, sum(setup.channel.delivered)) == (0, 2, 2)
 
@@ -167,7 +167,7 @@ def test_a_batch_that_is_sampled_away_entirely_is_no_delivery() -> None:
     setup = Setup(chance=lambda limit: 99)
     consumer = setup.join(Consumer(rdy=10, sample_rate=1))
     setup.put(*[b"x"] * 200)
-    setup.settle()
+    setup.run_due()
     assert consumer.delivered == []
     assert setup.channel.depth == 0
 
@@ -179,7 +179,7 @@ def test_messages_of_a_paused_channel_still_time_out_and_can_be_answered() -> No
     setup = Setup()
     consumer = setup.consumer(10, msg_timeout=5.0)
     setup.put(b"a", b"b")
-    setup.settle()
+    setup.run_due()
     setup.channel.pause(True)
     assert not setup.channel.finish(consumer.subscriber, [consumer.id_of(b"a")])
     setup.clock.advance(5.0)
@@ -211,7 +211,7 @@ def test_a_touch_can_shorten_the_timeout() -> None:
     setup = Setup()
     consumer = setup.consumer(1, msg_timeout=60.0, max_msg_timeout=10.0)
     setup.put(b"a")
-    setup.settle()
+    setup.run_due()
     consumer.subscriber.rdy = 0
     setup.channel.touch(consumer.subscriber, consumer.id_of(b"a"))
     setup.clock.advance(10.0)
@@ -235,7 +235,7 @@ def test_answers_for_messages_that_are_not_in_flight_fail(verb: str) -> None:
     setup = Setup()
     owner, other = setup.consumer(1), setup.consumer(0)
     setup.put(b"a")
-    setup.settle()
+    setup.run_due()
 
     def answer(consumer: Consumer, message_id: bytes) -> None:
         if verb == "finish":
@@ -265,14 +265,14 @@ def test_emptying_drops_waiting_deferred_and_in_flight_messages() -> None:
     consumer = setup.consumer(1)
     setup.put(b"a", b"b")
     setup.defer(b"c", 5.0)
-    setup.settle()
+    setup.run_due()
     setup.channel.empty()
-    setup.settle()
+    setup.run_due()
     counts = (setup.channel.depth, setup.channel.deferred_count, setup.channel.in_flight_count)
     assert counts == (0, 0, 0)
     assert setup.clock.idle
     setup.put(b"d")
-    setup.settle()
+    setup.run_due()
     assert consumer.held == [b"d"]
     assert setup.channel.finish(consumer.subscriber, [consumer.id_of(b"a")])
 
@@ -281,7 +281,7 @@ def test_closing_disconnects_every_consumer_once_and_stops_the_timers() -> None:
     setup = Setup()
     consumers = [setup.consumer(1) for _ in range(3)]
     setup.put(b"a")
-    setup.settle()
+    setup.run_due()
     setup.channel.close()
     setup.clock.advance(1000.0)
     assert [consumer.closed for consumer in consumers] == [1, 1, 1]
@@ -302,7 +302,7 @@ def test_a_message_that_cannot_be_read_yet_delays_no_other() -> None:
     setup.consumer(rdy=1)
     setup.consumer(rdy=1)
     setup.put(b"a")
-    setup.clock.settle()
+    setup.clock.run_due()
     assert (setup.channel.depth, setup.channel.in_flight_count) == (1, 0)
 
 
@@ -311,7 +311,7 @@ def test_a_stop_returns_messages_in_flight_and_leaves_deferred_ones() -> None:
     setup.consumer(rdy=1)
     setup.put(b"a", b"b")
     setup.defer(b"c", 5.0)
-    setup.clock.settle()
+    setup.clock.run_due()
     assert [each.body for each in setup.channel.close()] == [b"a"]
     assert setup.channel.deferred_count == 1
 
@@ -335,7 +335,7 @@ def test_due_messages_wait_for_their_channels_turn() -> None:
     setup.defer(b"a", 1.0)
     setup.clock.advance(1.0)
     setup.defer(b"b", 0.0)
-    setup.settle()
+    setup.run_due()
     assert (setup.channel.depth, len(turns)) == (0, 1)
     turns.pop()()
     assert (setup.channel.depth, turns) == (2, [])
@@ -380,7 +380,7 @@ class Near:
     def publish(self, count: int) -> list[int]:
         """Publish; return how many messages each consumer has got so far."""
         self.broker.publish("t", [b"%d" % number for number in range(count)])
-        self.clock.settle()
+        self.clock.run_due()
         return [len(consumer.delivered) for consumer in self.consumers]
 
 
@@ -407,7 +407,7 @@ def test_room_that_comes_back_nearby_is_used_again() -> None:
     assert setup.publish(3) == [1, 1]
     assert not setup.channel.finish(far.subscriber, [far.delivered[0].id])
     assert not setup.channel.finish(near.subscriber, [near.delivered[0].id])
-    setup.clock.settle()
+    setup.clock.run_due()
     assert [len(near.delivered), len(far.delivered)] == [2, 1]
 
 
@@ -442,11 +442,11 @@ def test_a_message_visits_few_of_many_idle_subscribers() -> None:
     setup = Setup()
     for _ in range(1000):
         setup.channel.subscribe(CountingConsumer(rdy=1).subscriber)
-    setup.settle()
+    setup.run_due()
     CountingConsumer.asked = 0
     for _ in range(500):
         setup.put(b"a")
-        setup.settle()
+        setup.run_due()
     assert setup.channel.in_flight_count == 500
     assert CountingConsumer.asked < 5000
 

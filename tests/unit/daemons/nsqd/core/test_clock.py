@@ -52,7 +52,7 @@ def test_an_alarm_in_the_past_rings_at_once() -> None:
     rings.alarm.set(float("inf"))
     assert rings.clock.idle
     rings.alarm.set(-1.0)
-    rings.clock.settle()
+    rings.clock.run_due()
     assert rings.times == [0.0]
 
 
@@ -67,10 +67,10 @@ def test_callbacks_that_ask_again_take_turns() -> None:
 
     turns.ask(lambda: work("a", 3))
     turns.ask(lambda: work("b", 2))
-    clock.settle()
+    clock.run_due()
     assert "".join(done) == "ababa"
     turns.ask(lambda: work("c", 1))
-    clock.settle()
+    clock.run_due()
     assert done[-1] == "c"
 
 
@@ -95,5 +95,5 @@ def test_an_error_in_one_callback_does_not_stop_the_others() -> None:
     turns.ask(lambda: done.append("b"))
     with pytest.raises(ZeroDivisionError):
         clock.step()
-    clock.settle()
+    clock.run_due()
     assert done == ["b"]

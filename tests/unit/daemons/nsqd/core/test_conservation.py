@@ -214,7 +214,7 @@ class Conservation(RuleBasedStateMachine):
 
     @rule()
     def work_is_done(self) -> None:
-        self.clock.settle()
+        self.clock.run_due()
         self._nobody_waits_in_vain()
 
     def _nobody_waits_in_vain(self) -> None:

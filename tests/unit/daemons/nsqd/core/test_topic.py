@@ -91,7 +91,7 @@ def test_a_deferred_message_that_waited_beyond_its_time_is_due_at_once() -> None
     setup.topic.put_deferred([message(b"a", due=105.0)])
     setup.clock.advance(60.0)
     channel = setup.topic.channel("one")
-    setup.clock.settle()
+    setup.clock.run_due()
     assert (channel.depth, channel.deferred_count) == (1, 0)
 
 

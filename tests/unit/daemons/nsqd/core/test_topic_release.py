@@ -209,7 +209,7 @@ def test_publishers_do_not_wait_for_a_release_that_has_ended(end: str) -> None:
         setup.topic.pause(True)
     else:
         setup.topic.remove_channel("one")
-    setup.clock.settle()
+    setup.clock.run_due()
     assert called == [True]
     assert not setup.topic.crowded
 
@@ -237,7 +237,7 @@ class TestAChannelThatComesMeanwhile:
         third = setup.topic.channel("third")
         between = setup.sent
         setup.put(5)
-        setup.clock.settle()
+        setup.clock.run_due()
         setup.put(1)
         assert setup.got(first) == everything(setup)
         assert setup.got(second) == everything(setup)[before:]
@@ -250,7 +250,7 @@ class TestAChannelThatComesMeanwhile:
         second = setup.topic.channel("second")
         before = setup.sent
         setup.put(800)  # there is room for 500
-        setup.clock.settle()
+        setup.clock.run_due()
         assert setup.got(second) == list(range(before, before + 500))
 
     def test_a_late_channel_gets_the_rest_when_the_first_is_deleted(self) -> None:
@@ -258,7 +258,7 @@ class TestAChannelThatComesMeanwhile:
         setup.topic.channel("first")
         second = setup.topic.channel("second")
         setup.topic.remove_channel("first")
-        setup.clock.settle()
+        setup.clock.run_due()
         assert setup.got(second) == everything(setup)[1000:]
 
     def test_a_late_channel_gets_messages_that_a_deleted_channel_refused(self) -> None:
@@ -270,7 +270,7 @@ class TestAChannelThatComesMeanwhile:
         second = setup.topic.channel("second")
         setup.topic.remove_channel("first")
         setup.later.pop()()
-        setup.clock.settle()
+        setup.clock.run_due()
         assert setup.got(second) == everything(setup)[1000:]
 
     def test_a_late_channel_gets_what_waits_after_a_pause(self) -> None:
@@ -278,10 +278,10 @@ class TestAChannelThatComesMeanwhile:
         setup.topic.channel("first")
         second = setup.topic.channel("second")
         setup.topic.pause(True)
-        setup.clock.settle()
+        setup.clock.run_due()
         third = setup.topic.channel("third")
         setup.topic.pause(False)
-        setup.clock.settle()
+        setup.clock.run_due()
         for channel in (second, third):
             assert setup.got(channel) == everything(setup)[1000:]
 
@@ -291,10 +291,10 @@ def test_a_pause_holds_the_rest_back() -> None:
     channel = setup.topic.channel("one")
     setup.clock.step()
     setup.topic.pause(True)
-    setup.clock.settle()
+    setup.clock.run_due()
     assert (channel.depth, setup.topic.depth) == (2000, 3500)
     setup.topic.pause(False)
-    setup.clock.settle()
+    setup.clock.run_due()
     assert setup.got(channel) == everything(setup)
 
 
@@ -305,12 +305,12 @@ def test_a_pause_makes_a_release_no_faster(settled: bool) -> None:
     for _ in range(10):
         setup.topic.pause(True)
         if settled:
-            setup.clock.settle()
+            setup.clock.run_due()
         setup.topic.pause(False)
     before = channel.depth
     setup.clock.step()
     assert channel.depth <= before + 1000
-    setup.clock.settle()
+    setup.clock.run_due()
     assert setup.got(channel) == everything(setup)
 
 
@@ -322,7 +322,7 @@ def test_the_rest_of_a_release_waits_for_the_next_channel() -> None:
     setup.put(3)
     assert setup.topic.depth == MANY - 1000 + 3
     channel = setup.topic.channel("two")
-    setup.clock.settle()
+    setup.clock.run_due()
     assert setup.got(channel) == everything(setup)[1000:]
 
 
@@ -332,7 +332,7 @@ def test_emptying_ends_a_release() -> None:
     setup.topic.empty()
     late = setup.topic.channel("two")
     setup.put(2)
-    setup.clock.settle()
+    setup.clock.run_due()
     assert setup.topic.depth == 0
     assert setup.got(channel) == [*range(1000), MANY, MANY + 1]
     assert setup.got(late) == [MANY, MANY + 1]
@@ -348,7 +348,7 @@ def test_emptying_gives_all_channels_what_some_of_more_than_200_have_already() -
     assert {channel.depth for channel in channels} == {100}
     assert setup.topic.depth == 0
     setup.put(1)
-    setup.clock.settle()
+    setup.clock.run_due()
     assert setup.got(channels[0]) == setup.got(channels[-1]) == [*range(100), 150]
 
 
@@ -371,12 +371,12 @@ def test_a_release_waits_for_a_disk_that_refuses() -> None:
     channel = setup.topic.channel("one")
     assert isinstance(channel.backlog, Refusing)
     channel.backlog.room = 1500
-    setup.clock.settle()
+    setup.clock.run_due()
     setup.put(3)
     assert (channel.depth, setup.topic.depth, len(setup.later)) == (2000, 3503, 1)
     channel.backlog.room = 10**9
     setup.later.pop()()
-    setup.clock.settle()
+    setup.clock.run_due()
     assert setup.got(channel) == everything(setup)
     assert setup.later == []
 
@@ -387,7 +387,7 @@ def test_a_stop_leaves_the_rest_of_a_release_in_the_backlog() -> None:
     channel = setup.topic.channel("one")
     setup.clock.step()
     assert setup.topic.close() == []
-    setup.clock.settle()
+    setup.clock.run_due()
     assert (channel.depth, setup.topic.depth) == (2000, 3500)
     assert backlog.unfinished == {}
 
@@ -399,7 +399,7 @@ def test_a_deleted_topic_is_left_alone() -> None:
     channel = broker.topic("t").channel("c")
     broker.delete_topic("t")
     broker.publish("t", [b"b"])
-    clock.settle()
+    clock.run_due()
     assert channel.depth == 0
     assert broker.topic("t").depth == 1
 

@@ -50,7 +50,7 @@ def test_latencies_of_a_topic_are_those_of_its_channels_together() -> None:
         client = api.client()
         client.send(commands.sub("t", channel), commands.rdy(1))
         api.world.broker.publish("t", [b"x"])
-        client.settle()
+        client.run_due()
         (held,) = (frame for frame in client.frames() if isinstance(frame, RawMessage))
         api.world.clock.advance(seconds)
         client.send(commands.fin(held.id))
@@ -75,7 +75,7 @@ def test_messages_are_counted_by_how_near_their_consumers_are() -> None:
         client.identify(topology_zone=zone, topology_region=region)
         client.send(commands.sub("t", "c"), commands.rdy(1))
     api.world.broker.publish("t", [b"x"] * 3)
-    client.settle()
+    client.run_due()
     (channel,) = stats(api)["topics"][0]["channels"]
     counts = ["zone_local_msg_count", "region_local_msg_count", "global_msg_count"]
     assert [key for key in channel if key.endswith("msg_count")] == counts
@@ -87,7 +87,7 @@ def test_stats_show_layers_and_negotiated_values_of_a_client() -> None:
     client = api.client()
     client.upgrade(["tls_v1", "snappy"])
     client.send(commands.sub("t", "c"))
-    client.settle()
+    client.run_due()
     (shown,) = stats(api)["topics"][0]["channels"][0]["clients"]
     assert (shown["tls"], shown["snappy"], shown["deflate"]) == (True, True, False)
     assert shown["tls_version"].startswith("TLS1.")
@@ -150,7 +150,7 @@ def test_strange_names_of_clients_do_no_harm() -> None:
     client.send(
         commands.identify(b'{"client_id":"<\\ud800>","hostname":"\\u0000\\n"}'), commands.sub("t", "c")
     )
-    client.settle()
+    client.run_due()
     (shown,) = stats(api)["topics"][0]["channels"][0]["clients"]
     assert shown["client_id"] == "<?>"
     assert "state: 3" in api.text("/stats")
@@ -250,7 +250,7 @@ def test_a_look_at_waiting_messages_changes_nothing() -> None:
     assert waiting(api, "/topic/peek?topic=t") == []
     client = api.client()
     client.send(commands.sub("t", "c"), commands.rdy(3))
-    client.settle()
+    client.run_due()
     assert [message.id.decode() for message in client.frames()[1:] if isinstance(message, RawMessage)] == [
         each["id"] for each in shown
     ]
@@ -265,9 +265,9 @@ def test_messages_in_flight_are_shown_with_client_and_time() -> None:
         client = api.client()
         client.identify(client_id=name, hostname=f"{name}.example")
         client.send(commands.sub("t", "c"), commands.rdy(2))
-        client.settle()
+        client.run_due()
         api.world.broker.publish("t", [f"{name} 1".encode(), f"{name} 2".encode()])
-        client.settle()
+        client.run_due()
         api.world.clock.advance(1.5)
     assert waiting(api, "/channel/peek?topic=t&channel=c") == []
     assert waiting(api, "/channel/peek?topic=t&channel=c&in_flight=false") == []
@@ -280,7 +280,7 @@ def test_messages_in_flight_are_shown_with_client_and_time() -> None:
     assert [each["attempts"] for each in shown] == [1, 1, 1]
     assert set(shown[0]["client"]) == {"client_id", "hostname", "remote_address"}
     assert len(waiting(api, "/channel/peek?topic=t&channel=c&in_flight=true")) == 4
-    api.clients[0].drop()  # what it had is given to nobody: the other one is full
+    api.clients[0].drop()  # no client gets what it had: the other one is full
     assert len(waiting(api, "/channel/peek?topic=t&channel=c&in_flight=true")) == 2
     assert len(waiting(api, "/channel/peek?topic=t&channel=c")) == 2
 
@@ -411,7 +411,7 @@ def test_deferred_messages_are_shown_by_stats_and_peek() -> None:
     client.send(
         commands.sub("t", "c"), commands.dpub("t", 90_000, b"second"), commands.dpub("t", 5000, b"first")
     )
-    client.settle()
+    client.run_due()
     [topic] = api.json("/stats?format=json&topic=t&channel=c")["topics"]
     [channel] = topic["channels"]
     assert (channel["deferred_count"], channel["deferred_on_disk"], channel["next_deferred_ms"]) == (

@@ -197,7 +197,7 @@ def test_messages_of_one_round_leave_in_one_write() -> None:
     world = World()
     client = consumer(world, 100)
     world.broker.publish("t", [b"x"] * 50)
-    world.clock.settle()
+    world.clock.run_due()
     assert len(client.link.written) == 1
     assert len(client.messages()) == 50
 
@@ -268,7 +268,7 @@ def test_a_congested_link_gets_no_messages_until_it_is_writable() -> None:
     world = World()
     slow, fast = consumer(world, 2500, capacity=200_000), consumer(world, 2500)
     world.broker.publish("t", [b"x" * 1000] * 2000)
-    world.clock.settle()
+    world.clock.run_due()
     assert slow.link.congested
     held = len(slow.session.subscriber.in_flight)  # type: ignore[union-attr]
     assert 150 < held < 350
@@ -292,7 +292,7 @@ def test_a_compressed_chunk_is_executed_in_portions_between_which_others_have_th
     assert other.link.written
     world.clock.step()
     assert 20_000 < len(executed) * 2 < 80_000
-    world.clock.settle()
+    world.clock.run_due()
     assert len(executed) == 300_000
     assert bomber.link.reading
 

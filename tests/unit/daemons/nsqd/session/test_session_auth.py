@@ -44,7 +44,7 @@ def test_the_auth_server_gets_the_common_name_of_the_certificate() -> None:
     client = setup.client()
     client.upgrade(["tls_v1"])
     client.send(commands.auth(b"secret"))
-    client.settle()
+    client.run_due()
     assert [(asked.tls, asked.common_name) for asked in setup.authority.asked] == [(True, "orders")]
 
 

@@ -90,7 +90,7 @@ def test_compressed_bytes_may_follow_the_handshake_at_once(name: str) -> None:
     client.identify(**wanted)
     tls, compression = new_layer("tls_v1"), new_layer(name)
     client.send_raw(tls.pending())
-    world.clock.settle()
+    world.clock.run_due()
     tls.unwrap(client.link.take())
     assert tls.handshake_done
     client.send_raw(tls.pending() + tls.wrap(compression.wrap(commands.pub("t", b"x"))))

@@ -225,7 +225,7 @@ class Life:
         name, consumer = self.consumers[index]
         consumer.subscriber.rdy = self.chance.choice([1, 3, 10])
         self.channels[name].wake(consumer.subscriber)
-        self.clock.settle()
+        self.clock.run_due()
         self.note_deliveries()
         for message in list(consumer.subscriber.in_flight.values()):
             self.answer(name, consumer, message.id, message.body)
@@ -284,7 +284,7 @@ class Life:
         acts = [self.publish, self.defer, self.consume, self.consume, self.sync, self.sync_all, self.sleep]
         with suppress(StorageFailed):  # since the last sync has failed
             self.chance.choice(acts)()
-        self.clock.settle()
+        self.clock.run_due()
         self.note_deliveries()
         return self.wall
 

@@ -125,7 +125,7 @@ class TestTheCore:
         channel = broker.subscribe("t", "c", consumer.subscriber)
         broker.publish("t", [b"held", b"1", b"2"])
         broker.publish_deferred("t", [(60.0, b"later")])
-        clock.settle()
+        clock.run_due()
         counts = copy.copy(vars(channel))
         assert shown(asyncio.run(channel.peek(10, PLENTY))) == [b"1", b"2"]
         assert vars(channel) == counts
