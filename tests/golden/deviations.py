@@ -42,7 +42,7 @@ def _warned(recorded: Case) -> Case:
 #: Keyed by file and by what identifies the recording in it: a case's name, or an exchange's request.
 DEVIATIONS: dict[tuple[str, str], Deviation] = {
     ("nsqd_http.json", "POST /put?topic=h1"): Deviation(
-        "the old name of /pub still works: libraries of that time use it, and there is no gain in refusing them",
+        "the old name of /pub still works: libraries of that time use it, refusing them gains nothing",
         _text("OK", "text/plain; charset=utf-8"),
     ),
     ("nsqd_http.json", "POST /create_topic?topic=h2"): Deviation(
