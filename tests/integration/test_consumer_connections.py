@@ -265,6 +265,21 @@ def test_a_subscription_without_the_right_secret_is_refused(
 # What nsqd refuses for other reasons.
 
 
+def test_a_channel_that_is_full_is_consumed_from_as_soon_as_it_has_room(nsqd_factory: Factory[Nsqd]) -> None:
+    nsqd = nsqd_factory(max_channel_consumers=1)
+    create(nsqd)
+    seen = Recorder()
+    with (
+        running(make_consumer(nsqd).add_handler(Recorder())) as first,
+        log_of() as log,
+        make_consumer(nsqd, reconnect_initial=0.05).add_handler(seen),
+    ):
+        log.wait_for("WARNING", nsqd.tcp_address, "E_SUB_FAILED")
+        assert first.stop().clean
+        publish(nsqd, [b"m"])
+        seen.wait_for(1)
+
+
 # Other ways to an nsqd.
 
 

@@ -211,6 +211,18 @@ def test_the_first_nsqd_of_a_cluster_is_found_long_before_the_next_regular_quest
         assert take_all(nsqd, topic) == [b"early"]
 
 
+def test_an_nsqd_in_place_of_a_lost_one_is_found_as_soon_as_a_publish_waits(
+    nsqd_factory: Factory[Nsqd], nsqlookupd: Nsqlookupd, topic: str
+) -> None:
+    first = nsqd_factory(lookupd=[nsqlookupd])
+    with Producer(nsqlookupd=[nsqlookupd.http_address], lookupd_poll_interval=300.0) as producer:
+        producer.publish(topic, b"one", timeout=PATIENCE)
+        first.stop()
+        second = nsqd_factory(lookupd=[nsqlookupd])
+        producer.publish(topic, b"two", timeout=PATIENCE)
+        assert take_all(second, topic) == [b"two"]
+
+
 # TLS, compression
 
 
