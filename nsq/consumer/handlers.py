@@ -487,6 +487,9 @@ class Requeue(NsqError):
     def __str__(self) -> str:
         return "requeue"
 
+    def __repr__(self) -> str:
+        return f"Requeue(delay={self.delay!r}, backoff={self.backoff!r})"
+
 
 class GiveUp(NsqError):
     """Raised by a handler that can never handle the message: it is given up at once, as after max_attempts,

@@ -126,8 +126,9 @@ class _Connection:
         self._layers.push(layer)
 
     def _receive(self, deadline: float) -> None:
-        readable, _, _ = select.select([self._socket], [], [], max(0.0, deadline - time.monotonic()))
-        if not readable:
+        poll = select.poll()  # select knows no descriptor above 1,023
+        poll.register(self._socket, select.POLLIN)
+        if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
             raise TimeoutError(f"{self.address} sent nothing more in time; held: {bytes(self._received)!r}")
         try:
             data = self._socket.recv(_CHUNK)

@@ -87,7 +87,9 @@ def _up(options: UpOptions, _: tuple[str, ...]) -> int:
                     running.start(daemon)
                 if not all(running.await_answer(daemon, options.host) for daemon in several):
                     return 0
-            sys.stdout.write("".join(f"{daemon.label}\n" for daemon in daemons) + "Ctrl-C stops them\n")
+            sys.stdout.write(
+                "".join(f"{daemon.label}\n" for daemon in daemons) + "SIGTERM or Ctrl-C stops them\n"
+            )
             sys.stdout.flush()
             running.wait()
         finally:

@@ -88,7 +88,7 @@ def test_up_labels_addresses_and_keeps_messages_for_the_next_run(tmp_path: Path)
             f"nsqlookupd  tcp 127.0.0.1:{port + 10}  http 127.0.0.1:{port + 11}\n",
             f"nsqd        tcp 127.0.0.1:{port}  http 127.0.0.1:{port + 1}  data {tmp_path}/data\n",
             f"nsqadmin    http://127.0.0.1:{port + 21}/\n",
-            "Ctrl-C stops them\n",
+            "SIGTERM or Ctrl-C stops them\n",
         ]
         address = f"--address=127.0.0.1:{port + 11}"  # nsqlookupd knows the nsqd
         until("registered", lambda: main(["create", "orders/billing", address]) == 0)

@@ -15,9 +15,11 @@ LOG_TAIL = 4000
 class DaemonFailed(NsqError):
     """A daemon did not start, died early, or did not stop in time."""
 
-    def __init__(self, reason: str, log: str = "") -> None:
-        tail = log[-LOG_TAIL:].rstrip()
-        super().__init__(f"{reason}\n--- its log ---\n{tail}" if tail else f"{reason} (it logged nothing)")
+    def __init__(self, reason: str, log: str | None = None) -> None:
+        if log is not None:
+            tail = log[-LOG_TAIL:].rstrip()
+            reason += f"\n--- its log ---\n{tail}" if tail else " (it logged nothing)"
+        super().__init__(reason)
 
 
 class AddressTaken(DaemonFailed):

@@ -271,6 +271,9 @@ class TestLastFailure:
         desk.wait_for(("requeue", 1, 1.0 if result else None, True))
         assert len(desk.notes) == 1
 
+    def test_a_requeue_shows_how(self) -> None:
+        assert repr(Requeue(1.0, backoff=False)) == "Requeue(delay=1.0, backoff=False)"
+
 
 async def coroutine(message: Any) -> None: ...
 
