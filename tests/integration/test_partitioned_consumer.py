@@ -124,7 +124,7 @@ class TestPartitions:
 
         with consuming(cluster, handler, 2, hooks=Hooks()) as consumer:
             cluster.add_partitions(TOPIC, 4)
-            assert consumer.wait_until_connected(PATIENCE, 4), consumer.health()
+            assert consumer.wait_until_connected(PATIENCE, 6), consumer.health()
             publish(cluster, 3, [7])
             handler.wait_for(lambda: handler.got[3] == [7])
         assert changes == [(2, 6)]
