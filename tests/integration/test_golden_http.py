@@ -204,7 +204,7 @@ def test_nsqadmin_answers_http_requests_as_gos_did(
 
 
 def _comparable(answer: Any) -> Any:
-    """The answer with what comes in any order sorted, and without what an error says in our words."""
+    """Sort the lists whose order is free, and drop error texts that are our own."""
     made = copy.deepcopy(answer)
     if not isinstance(made, dict):
         return made

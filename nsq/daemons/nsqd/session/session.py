@@ -544,7 +544,7 @@ class Session:
             self._end_turn(topic)
 
     def _end_turn(self, topic_name: str, go_on: Callable[[], None] = lambda: None) -> None:
-        """Let other clients be served, and the topic's channels get what came, then go on."""
+        """Serve other clients and let the topic's channels catch up, then go on."""
         self._copies = 0
         topic = self._broker.topics.get(topic_name)
         if topic is not None and topic.crowded:

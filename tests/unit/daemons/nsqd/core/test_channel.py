@@ -22,7 +22,7 @@ UNKNOWN = b"f" * 16
 
 
 class Setup:
-    """One channel and its clock; ``run_due`` lets it hand out what waits."""
+    """One channel and its clock; ``run_due`` makes it hand out waiting messages."""
 
     def __init__(self, *, max_consumers: int = 0, chance: Callable[[int], int] = lambda limit: 0) -> None:
         self.clock = FakeClock()

@@ -15,7 +15,7 @@ from tests.unit.daemons.nsqd.storage.waiting import until
 
 
 class Disk:
-    """Counts what was written and what a sync has covered; fails and waits on request."""
+    """Counts writes and how many of them are synced; fails and waits on request."""
 
     def __init__(self) -> None:
         self.written = self.synced_to = self.rounds = 0
