@@ -202,7 +202,8 @@ class ConsumerHooks:
     message.
     """
 
-    def connected(self, nsqd_address: str) -> None: ...
+    def connected(self, nsqd_address: str) -> None:
+        """Called when a connection has subscribed."""
 
     def disconnected(self, nsqd_address: str, cause: NsqError | None) -> None:
         """Called at a connection's end; ``cause`` is None if the end was intended."""
@@ -210,16 +211,20 @@ class ConsumerHooks:
     def heartbeat(self, nsqd_address: str) -> None:
         """Called when nsqd has sent a heartbeat, which the client answers."""
 
-    def received(self, messages: list[Message]) -> None: ...
+    def received(self, messages: list[Message]) -> None:
+        """Called with the messages of a chunk that has arrived."""
 
-    def finished(self, message: Message) -> None: ...
+    def finished(self, message: Message) -> None:
+        """Called when FIN is sent for a message."""
 
-    def requeued(self, message: Message) -> None: ...
+    def requeued(self, message: Message) -> None:
+        """Called when REQ is sent for a message: nsqd delivers it again."""
 
     def timed_out(self, message: Message) -> None:
         """Called when a message's time was up before it was answered: nsqd delivers it again."""
 
-    def given_up(self, message: Message) -> None: ...
+    def given_up(self, message: Message) -> None:
+        """Called when a message is given up: it gets no other attempt."""
 
     def server_error(self, nsqd_address: str, error: ServerError) -> None:
         """Called for an error frame, such as E_FIN_FAILED; also for one that refuses the subscription, such

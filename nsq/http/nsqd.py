@@ -40,6 +40,7 @@ class NsqdApi(Api):
         return self._get("/ping", {}, ok)
 
     def info(self) -> NsqdInfo:
+        """Return its version, addresses and limits."""
         return self._get("/info", {}, parse_info)
 
     def stats(
@@ -84,6 +85,7 @@ class NsqdApi(Api):
     # Topics and channels
 
     def create_topic(self, topic: str) -> None:
+        """Create a topic; an existing one stays as it is."""
         return self._post("/topic/create", {"topic": check_topic(topic)})
 
     def delete_topic(self, topic: str) -> None:
@@ -91,6 +93,7 @@ class NsqdApi(Api):
         return self._post("/topic/delete", _named(topic))
 
     def empty_topic(self, topic: str) -> None:
+        """Throw away the messages that no channel has yet."""
         return self._post("/topic/empty", _named(topic))
 
     def pause_topic(self, topic: str) -> None:
@@ -98,6 +101,7 @@ class NsqdApi(Api):
         return self._post("/topic/pause", _named(topic))
 
     def unpause_topic(self, topic: str) -> None:
+        """Let a paused topic fill its channels again."""
         return self._post("/topic/unpause", _named(topic))
 
     def create_channel(self, topic: str, channel: str) -> None:
@@ -109,6 +113,7 @@ class NsqdApi(Api):
         return self._post("/channel/delete", _named(topic, channel))
 
     def empty_channel(self, topic: str, channel: str) -> None:
+        """Throw away all messages of a channel, deferred ones and those in flight too."""
         return self._post("/channel/empty", _named(topic, channel))
 
     def pause_channel(self, topic: str, channel: str) -> None:
@@ -116,6 +121,7 @@ class NsqdApi(Api):
         return self._post("/channel/pause", _named(topic, channel))
 
     def unpause_channel(self, topic: str, channel: str) -> None:
+        """Let a paused channel deliver again."""
         return self._post("/channel/unpause", _named(topic, channel))
 
     # Settings

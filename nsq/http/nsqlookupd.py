@@ -95,6 +95,7 @@ class NsqlookupdApi(Api):
         )
 
     def ping(self) -> None:
+        """Return if nsqlookupd answers; else raise ApiError."""
         return self._get("/ping", {}, ok)
 
     def info(self) -> str:
@@ -102,6 +103,7 @@ class NsqlookupdApi(Api):
         return self._get("/info", {}, lambda reply: read_key(reply, "version", str))
 
     def topics(self) -> list[str]:
+        """Return the names of all topics, sorted."""
         return self._get("/topics", {}, lambda reply: sorted(read_key(reply, "topics", list[str])))
 
     def channels(self, topic: str) -> list[str]:
@@ -115,6 +117,7 @@ class NsqlookupdApi(Api):
         return self._ask("GET", endpoint(self._url, path, {"topic": check_topic(topic)}), parse_lookup)
 
     def nodes(self) -> list[RegisteredNode]:
+        """Return all nsqds with their topics."""
         return self._get("/nodes", {}, parse_nodes)
 
     def nodes_of(self, topic: str) -> tuple[NsqdNode, ...]:
@@ -137,6 +140,7 @@ class NsqlookupdApi(Api):
         return self._get("/debug", {}, lambda reply: read(reply, dict[str, list[DebugEntry]]))
 
     def create_topic(self, topic: str) -> None:
+        """Register a topic: consumers find it before anything is published to it."""
         return self._post("/topic/create", {"topic": check_topic(topic)})
 
     def delete_topic(self, topic: str) -> None:
@@ -149,6 +153,7 @@ class NsqlookupdApi(Api):
         return self._post("/channel/create", args)
 
     def delete_channel(self, topic: str, channel: str) -> None:
+        """Remove a channel here; nsqds that have it keep it."""
         return self._post("/channel/delete", {"topic": topic, "channel": channel})
 
     def tombstone(self, topic: str, node: str) -> None:

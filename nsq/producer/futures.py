@@ -55,12 +55,14 @@ class PublishFuture(Publish, Future[Any]):
     done = Publish.done
 
     def result(self, timeout: float | None = None) -> Published:
+        """Wait for the end; return what nsqd answered, or raise the error."""
         error = self.exception(timeout)
         if error is not None:
             raise error
         return self.published
 
     def exception(self, timeout: float | None = None) -> NsqError | None:
+        """Wait for the end; return the error, or None. Raises TimeoutError after ``timeout`` seconds."""
         if not self.done():
             self._refuse_in_callback()
             deadline = math.inf if timeout is None else time.monotonic() + timeout

@@ -153,6 +153,7 @@ class V2Client(_Connection):
         super().__init__(address, magic=magic, timeout=timeout)
 
     def frame(self, timeout: float | None = None) -> Frame:
+        """Return the next frame, a heartbeat too."""
         deadline = self._deadline(timeout)
         (size,) = _SIZE.unpack(self.read(4, timeout))
         data = self.read(size, max(0.0, deadline - time.monotonic()))
@@ -198,10 +199,12 @@ class V2Client(_Connection):
         return layer
 
     def start_snappy(self) -> None:
+        """Start Snappy, which ``identify`` has negotiated, and read the OK that comes through it."""
         self._push(Snappy())
         self.expect_ok()
 
     def start_deflate(self, level: int = 6) -> None:
+        """Start Deflate, which ``identify`` has negotiated, and read the OK that comes through it."""
         self._push(Deflate(level))
         self.expect_ok()
 
@@ -213,6 +216,7 @@ class V1Client(_Connection):
         super().__init__(address, magic=magic, timeout=timeout)
 
     def answer(self, timeout: float | None = None) -> bytes:
+        """Return the next reply."""
         deadline = self._deadline(timeout)
         (size,) = _SIZE.unpack(self.read(4, timeout))
         return self.read(size, max(0.0, deadline - time.monotonic()))
@@ -229,5 +233,6 @@ class V1Client(_Connection):
         return reply
 
     def register(self, topic: str, channel: str = "") -> None:
+        """Register a topic, or a channel with its topic; expect OK."""
         self.send(f"REGISTER {topic} {channel}".rstrip().encode() + b"\n")
         self.expect_ok()

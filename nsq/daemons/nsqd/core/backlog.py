@@ -171,6 +171,19 @@ class Backlog(Protocol):
         """Remove all messages and files."""
 
 
+def take_some(backlog: Backlog, limit: int, most_bytes: int) -> list[Message]:
+    """Take the first messages: at most ``limit``, and little more than ``most_bytes`` of their bodies."""
+    messages = backlog.take(limit)
+    if len(messages) < 2 or sum([len(message.body) for message in messages]) <= most_bytes:
+        return messages
+    size = count = 0
+    while size < most_bytes:
+        size += len(messages[count].body)
+        count += 1
+    backlog.put_first(messages[count:])
+    return messages[:count]
+
+
 #: Batches are split at this size; a part becomes Message objects when it is taken.
 _BATCH_LIMIT = 1000
 

@@ -8,7 +8,15 @@ from collections import deque
 from collections.abc import Callable, Generator
 from typing import Protocol
 
-from nsq.daemons.nsqd.core.backlog import MAX_ATTEMPTS, Backlog, Batch, Message, StorageFailed, Waiting
+from nsq.daemons.nsqd.core.backlog import (
+    MAX_ATTEMPTS,
+    Backlog,
+    Batch,
+    Message,
+    StorageFailed,
+    Waiting,
+    take_some,
+)
 from nsq.daemons.nsqd.core.clock import Alarm, Clock
 from nsq.daemons.nsqd.core.deferred import Deferred
 
@@ -280,7 +288,7 @@ class Channel:
                 if not room:
                     ready.popleft().queued = False
                     continue
-                messages = self._take(min(share, room, _SLICE))
+                messages = take_some(self.backlog, min(share, room, _SLICE), _SLICE_BYTES)
                 if not messages:
                     break
                 ready.rotate(-1)
@@ -300,18 +308,6 @@ class Channel:
                     return ready
                 ready.popleft().queued = False
         return None
-
-    def _take(self, limit: int) -> list[Message]:
-        """Take messages from the backlog, at most ``limit`` and little more than ``_SLICE_BYTES``."""
-        messages = self.backlog.take(limit)
-        if len(messages) < 2 or sum([len(message.body) for message in messages]) <= _SLICE_BYTES:
-            return messages
-        size = count = 0
-        while size < _SLICE_BYTES:
-            size += len(messages[count].body)
-            count += 1
-        self.backlog.put_first(messages[count:])
-        return messages[:count]
 
     def _hand_over(self, subscriber: Subscriber, messages: list[Message], now: float) -> None:
         if self._needs_finished:

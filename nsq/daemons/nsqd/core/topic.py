@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 
-from nsq.daemons.nsqd.core.backlog import Backlog, Batch, Message, StorageFailed, Waiting, show, weight
+from nsq.daemons.nsqd.core.backlog import (
+    Backlog,
+    Batch,
+    Message,
+    StorageFailed,
+    Waiting,
+    show,
+    take_some,
+    weight,
+)
 from nsq.daemons.nsqd.core.channel import Channel
 
 
@@ -58,14 +67,19 @@ class Portion:
                 rest.clear()
             self.begun = True
         self._handed_over = True
-        self._forget([message for message in self.messages if self._memory_only[message.id] <= 0])
+        self._forget_stored(self.messages)
         return most
 
     def _finished(self, messages: list[Message]) -> None:
         """Note that a channel has finished messages that it had only in memory."""
         self._memory_only.subtract(message.id for message in messages)
         if self._handed_over:
-            self._forget([message for message in messages if self._memory_only[message.id] <= 0])
+            self._forget_stored(messages)
+
+    def _forget_stored(self, messages: list[Message]) -> None:
+        """Forget those of the messages that no channel has only in memory."""
+        held = self._memory_only
+        self._forget([message for message in messages if held[message.id] <= 0] if held else messages)
 
     def _shares(self, channels: Collection[Channel]) -> dict[Channel, list[Message]]:
         if all(channel in self._late for channel in channels):
@@ -130,7 +144,6 @@ class Topic:
         self._make_channel = make_channel
         self._try_again = try_again
         self._trying_again = False
-        self._taken: deque[Message] = deque()  # from the backlog, for the next portions
         self._portion: Portion | None = None  # refused by a channel's disk; later messages wait behind it
         self._on_another_turn = on_another_turn
         self._asked = False  # whether ``_go_on`` is scheduled
@@ -147,7 +160,7 @@ class Topic:
     @property
     def _on_their_way(self) -> list[Message]:
         """The messages that were taken from the backlog and are not in all channels yet."""
-        return [*(self._portion.messages if self._portion else ()), *self._taken]
+        return self._portion.messages if self._portion else []
 
     @property
     def flows(self) -> bool:
@@ -156,7 +169,7 @@ class Topic:
     @property
     def _releasing(self) -> bool:
         """Whether new messages have to wait behind older ones."""
-        return self._asked or self._portion is not None or bool(self._taken)
+        return self._asked or self._portion is not None
 
     @property
     def _passes_on(self) -> bool:
@@ -182,7 +195,7 @@ class Topic:
 
     def put(self, messages: Batch) -> None:
         # ``_passes_on``, inlined: the calls would be a noticeable part of a PUB's cost.
-        held = self._asked or self._portion is not None or self._taken
+        held = self._asked or self._portion is not None
         channels = self.channels
         if self.started and not self.paused and channels and not held and len(channels) <= _CHANNELS_AT_ONCE:
             for channel in channels.values():
@@ -263,7 +276,6 @@ class Topic:
         if self._portion is not None and not self._portion.begun:
             self._portion = None
         self.backlog.clear()
-        self._taken.clear()
         self._late.clear()
 
     def close(self) -> list[Message]:
@@ -273,7 +285,6 @@ class Topic:
         self.started = False
         self._finish_portion()
         left = self._on_their_way
-        self._taken.clear()
         self._portion = None
         return left
 
@@ -333,21 +344,12 @@ class Topic:
 
     def _next_portion(self, room: int) -> Portion | None:
         """Return the refused portion, or else the next one; None if no message is left."""
-        if self._portion is not None:
-            return self._portion
-        taken = self._taken
-        if not taken:
-            taken.extend(self.backlog.take(_LARGE_PORTION))
-        messages: list[Message] = []
-        most = min(room, _LARGE_PORTION)
-        size = 0
-        while taken and len(messages) < most and (not messages or size + len(taken[0].body) < most * 1024):
-            size += len(taken[0].body)
-            messages.append(taken.popleft())
-        if messages:
-            behind = len(self.backlog) + len(taken)
-            late = {channel: max(0, count - behind) for channel, count in self._late.items()}
-            self._portion = Portion(messages, late, self.backlog.finished)
+        if self._portion is None:
+            most = min(room, _LARGE_PORTION)
+            if messages := take_some(self.backlog, most, most * 1024):
+                behind = len(self.backlog)
+                late = {channel: max(0, count - behind) for channel, count in self._late.items()}
+                self._portion = Portion(messages, late, self.backlog.finished)
         return self._portion
 
     def _go_on(self) -> None:
