@@ -37,7 +37,7 @@ class ConsumingEndpoint(Endpoint, ConnDelegate):
 
     def __init__(self, wanted: Wanted, engine: Engine, config: Config, pauses: Pauses) -> None:
         super().__init__(wanted, config, time.monotonic, pauses.draw)
-        self._engine, self._pauses = engine, pauses
+        self._engine, self._pauses, self._hooked = engine, pauses, engine.hooked
         self._flow, self._windows, self._pool = engine.flow, engine.windows, engine.pool
 
     def make_conn(self) -> Conn:
@@ -92,7 +92,7 @@ class ConsumingEndpoint(Endpoint, ConnDelegate):
             nsqd.last_message_at = nsqd.has_sent_at = now
             if silent >= self._config.low_rdy_idle_timeout:
                 self._flow.request_decision()  # this nsqd's share grows again
-        if self._engine.hooked:
+        if self._hooked:
             self._engine.tell(self._engine.hooks.received, messages)
         self._pool.put(messages)
 
@@ -110,10 +110,10 @@ class ConsumingEndpoint(Endpoint, ConnDelegate):
         self._engine.owner.ask(partial(self._engine.forget, conn, cause))
 
     def wants_answers(self) -> bool:
-        return self._engine.hooked or self._windows.backoff.level > 0 or self._windows.below_target
+        return self._hooked or self._windows.backoff.level > 0 or self._windows.below_target
 
     def on_finished(self, conn: Conn, message: Message) -> bool:
-        if self._engine.hooked:
+        if self._hooked:
             self._engine.tell(self._engine.hooks.finished, message)
         windows = self._windows
         if windows.backoff.level:  # the RDY that follows from this answer goes out before it

@@ -150,8 +150,8 @@ class HandlerPool:
         return join_threads(self._threads, deadline)
 
     def abandon(self) -> None:
-        """End the thread of a child that a handler has forked, once that handler returns or raises: a child
-        has no messages to wait for.
+        """End the thread of a child that a handler has forked, once that handler returns or raises: all
+        messages of the parent are late in the child, and no other come.
         """
         self._inherited = True
 
@@ -233,10 +233,12 @@ class HandlerPool:
         # The hot path: local names for everything that each message needs.
         me, monotonic, running = threading.get_ident(), time.monotonic, self._running
         get, timed_out_unhandled, max_attempts = self.inbox.get, self.timed_out_unhandled, self._max_attempts
-        while not self._inherited:
+        while True:
             try:
                 message = get(False)
             except queue.Empty:
+                if self._inherited:
+                    return
                 running[me] = None
                 message = get()
             running[me] = message
@@ -244,6 +246,8 @@ class HandlerPool:
                 return
             try:
                 late = message.expires_at <= monotonic()
+                if late and self._inherited:
+                    return
                 if (late or message.attempts > max_attempts) and not self._accept_or_dispose(message):
                     continue
                 try:
