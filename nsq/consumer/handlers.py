@@ -151,7 +151,7 @@ class HandlerPool:
 
     def abandon(self) -> None:
         """End the thread of a child that a handler has forked, once that handler returns or raises: all
-        messages of the parent are late in the child, and no other come.
+        messages of the parent are late in the child, and no others come.
         """
         self._inherited = True
 

@@ -1,7 +1,7 @@
 """The double of the partitioned NSQ against the recordings of the real one, a file for each conversation.
 
-The bytes that a client sent are sent again, and every byte received is compared. Only what is chance differs:
-timestamps, and how far ids and offsets had counted when the recording began.
+A test sends the bytes that a client sent, and compares every byte of the answers. Only timestamps may differ,
+and the numbers with which ids and offsets begin.
 """
 
 from __future__ import annotations

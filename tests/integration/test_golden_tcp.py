@@ -81,8 +81,8 @@ def test_the_auth_server_is_asked_as_recorded_and_nothing_else(replayed: Replaye
     assert rest == [["good"], ["good"]]
 
 
-# TLS, snappy, deflate and their combinations: which OK arrives in which layer. Compressed bytes differ
-# between implementations; what is compared is what they decode to.
+# TLS, snappy, deflate and their combinations: which OK arrives in which layer. Implementations compress
+# differently, so the tests compare the decoded bytes.
 
 
 @pytest.fixture(scope="module")

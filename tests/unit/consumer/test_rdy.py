@@ -443,7 +443,7 @@ class Anything(RuleBasedStateMachine):
     def what_can_be_in_flight_is_bounded(self) -> None:
         world = self.world
         if world.possible() > world.windows.max_in_flight:
-            # It was lowered below what is in flight, so no new message may come.
+            # Somebody has lowered max_in_flight below that: no new message may come.
             assert all(world.rdy[key] <= world.in_flight[key] for key in self.limits)
 
     @invariant()
