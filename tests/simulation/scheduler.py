@@ -1,0 +1,327 @@
+"""Virtual time, and threads that run one at a time in an order that a seed decides.
+
+A thread is a greenlet. It runs until it waits, or until it is *preempted*: ``code.py`` puts a call before each
+statement of the package, and every so many statements that call comes here. Then another thread may run, or
+this one *stands still* for a while. When no thread can run, time jumps to the next timer. Nothing else moves
+time but a microsecond for each switch, so a run does not depend on how fast the machine is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import heapq
+import itertools
+import math
+import random
+import traceback
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
+
+import greenlet
+
+#: Seconds that pass whenever another thread runs.
+_SWITCH = 1e-6
+#: The least seconds for which a thread stands still.
+_SHORTEST_LAG = 1e-5
+#: The monotonic clock and the wall clock (seconds since 1970) when a run begins.
+_BEGIN, EPOCH = 1_000.0, 1_800_000_000.0
+#: Switches without a timer in between after which a run counts as hanging.
+_BUSY = 400_000
+
+
+class Hang(Exception):
+    """Threads run for ever without any of them waiting."""
+
+
+class Process:
+    """What dies together: threads, sockets and open files. ``clock_error`` is how wrong its wall clock is."""
+
+    def __init__(self, name: str, pid: int, host: Any = None) -> None:
+        self.name = name
+        self.pid = pid
+        self.host = host
+        self.threads: list[Thread] = []
+        self.alive = True
+        self.clock_error = 0.0
+        self.descriptors: dict[int, Any] = {}
+        self.crashed: list[str] = []
+        """Errors that ended a thread."""
+
+
+class Thread:
+    """A thread of the run; see ``threads.Thread`` for what the package sees of it."""
+
+    __slots__ = (
+        "alive", "face", "greenlet", "interrupt", "joiners", "loop", "name", "number", "process", "timer",
+        "waiting", "woken",
+    )  # fmt: skip
+
+    def __init__(self, number: int, name: str, process: Process) -> None:
+        self.number = number
+        self.name = name
+        self.process = process
+        self.alive = True
+        self.waiting = False
+        self.woken = False
+        self.timer: list[Any] | None = None
+        self.interrupt: Callable[[], object] | None = None
+        self.joiners: list[Thread] = []
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self.face: Any = None
+        self.greenlet: greenlet.greenlet
+
+    def __repr__(self) -> str:
+        return f"{self.process.name}/{self.name}"
+
+
+class Scheduler:
+    """Runs the threads of one run. There is one for each operating system process: ``scheduler`` below."""
+
+    def __init__(self, seed: int | str = 0) -> None:
+        self.chance = random.Random(f"scheduler {seed}")
+        self.now = _BEGIN
+        self.current: Thread | None = None
+        self.threads: list[Thread] = []
+        self.story: Callable[[str], None] = _say_nothing
+        """Gets a line for each thing that happens, in a replay."""
+        self.switches = 0
+        #: How many statements run between two preemptions on average; how often one stands still, how long.
+        self.pace = 200
+        self.lag_share, self.lag_longest = 0.01, 0.3
+        self.held: Callable[[str, int], float] = _not_held
+        """Says for how many seconds a thread stands still at a marked statement."""
+        self._trace = hashlib.blake2b(digest_size=8)
+        self._runnable: list[Thread] = []
+        self._timers: list[list[Any]] = []
+        self._numbers = itertools.count(1)
+        self._since_timer = 0
+        self._main: greenlet.greenlet | None = None
+        self._over = False
+        self._running_loop: asyncio.AbstractEventLoop | None = None
+        self._failure: BaseException | None = None
+
+    # The run.
+
+    def run(self, until: float = math.inf) -> None:
+        """Let threads run until ``stop``, until none can ever run again, or until ``until``."""
+        self._main = greenlet.getcurrent()
+        self._over = False
+        self.at(until, self.stop)
+        self._next()
+        asyncio._set_running_loop(None)
+        self._running_loop = None
+        if self._failure is not None:
+            raise self._failure
+
+    def stop(self) -> None:
+        """End ``run`` at the next switch."""
+        self._over = True
+
+    def note(self, *facts: object) -> None:
+        """Add facts to the hash that tells whether two runs are the same."""
+        self._trace.update(repr((self.now, facts)).encode())
+
+    @property
+    def trace(self) -> str:
+        return self._trace.hexdigest()
+
+    # Threads.
+
+    def start(self, target: Callable[[], object], name: str, process: Process) -> Thread:
+        thread = Thread(next(self._numbers), name, process)
+        process.threads.append(thread)
+        self.threads.append(thread)  # kept to the end: freeing a greenlet would run its ``finally`` clauses
+
+        def run() -> None:
+            try:
+                target()
+            except SystemExit:
+                pass
+            except BaseException:
+                process.crashed.append(f"{thread} died of {traceback.format_exc()}")
+            thread.alive = False
+            for joiner in thread.joiners:
+                self.wake(joiner)
+            self.note("ended", thread.number)
+            self._next()
+
+        thread.greenlet = greenlet.greenlet(run, self._main)
+        self._runnable.append(thread)
+        self.note("started", thread.number, name)
+        return thread
+
+    def kill(self, process: Process) -> None:
+        """End all threads of a process where they are: they never run again."""
+        process.alive = False
+        for thread in process.threads:
+            thread.alive = False
+            if thread.timer is not None:
+                thread.timer[2] = None
+            for joiner in thread.joiners:
+                self.wake(joiner)
+        if self.current is not None and self.current.process is process:
+            self._next()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Have the current thread wait until it is woken, which it may be for no reason; False if not in time."""
+        me = self.me()
+        if timeout is not None and timeout <= 0:
+            self.give_way()
+            return False
+        me.waiting, me.woken = True, False
+        if timeout is not None and timeout < math.inf:
+            me.timer = self.at(self.now + timeout, lambda: self._awake(me, woken=False))
+        self._next()
+        if me.interrupt is not None:
+            self._run_interrupt(me)
+        return me.woken
+
+    def wake(self, thread: Thread) -> None:
+        if thread.waiting and thread.alive:
+            self._awake(thread, woken=True)
+
+    def give_way(self) -> None:
+        """Let other threads run; the current one may go on at any time."""
+        me = self.me()
+        self._runnable.append(me)
+        self._next()
+        if me.interrupt is not None:
+            self._run_interrupt(me)
+
+    def stand_still(self, seconds: float) -> None:
+        """Keep the current thread from running for so long, whatever it is woken for."""
+        me = self.me()
+        self.at(self.now + seconds, lambda: self._runnable.append(me))
+        self._next()
+
+    def interrupt(self, thread: Thread, action: Callable[[], object]) -> None:
+        """Have a thread call ``action`` before its next statement, as a signal handler; it may raise."""
+        thread.interrupt = action
+        if thread.waiting:
+            self._awake(thread, woken=True)
+
+    def me(self) -> Thread:
+        assert self.current is not None, "no thread of the simulation runs here"
+        return self.current
+
+    def at(self, when: float, action: Callable[[], object]) -> list[Any]:
+        """Call ``action`` at a time. It must not wait. Setting the result's third item to None cancels it."""
+        timer = [when, next(self._numbers), action]
+        if when < math.inf:
+            heapq.heappush(self._timers, timer)
+        return timer
+
+    def statement(self, module: str, site: int, marked: bool) -> None:
+        """Called before a statement of the package, when a preemption is due or the statement is marked."""
+        me = self.current
+        if me is None or greenlet.getcurrent() is not me.greenlet:
+            return  # importing, or inside of a timer's action
+        if marked and (seconds := self.held(module, site)):
+            self.note("held", me.number, seconds)
+            self.story(f"{me} stands still for {seconds:.6f} s in {module}")
+            self.stand_still(seconds)
+            if me.interrupt is not None:
+                self._run_interrupt(me)
+        elif self.chance.random() < self.lag_share:
+            seconds = _SHORTEST_LAG * (self.lag_longest / _SHORTEST_LAG) ** self.chance.random()
+            self.note("lag", me.number, seconds)
+            self.stand_still(seconds)
+            if me.interrupt is not None:
+                self._run_interrupt(me)
+        else:
+            self.give_way()
+
+    def due(self) -> Iterator[int]:
+        """Yield 0 for a statement after which the thread goes on, 1 for one before which it is preempted."""
+        return itertools.chain.from_iterable(self._gaps())
+
+    def _gaps(self) -> Iterator[tuple[int, ...]]:
+        while True:
+            yield (0,) * int(self.chance.expovariate(1 / self.pace))
+            yield (1,)
+
+    def _run_interrupt(self, me: Thread) -> None:
+        action, me.interrupt = me.interrupt, None
+        if action is not None:
+            self.note("interrupt", me.number)
+            action()
+
+    def _awake(self, thread: Thread, *, woken: bool) -> None:
+        thread.waiting, thread.woken = False, woken
+        if thread.timer is not None:
+            thread.timer[2] = None
+            thread.timer = None
+        if thread.alive:
+            self._runnable.append(thread)
+
+    def _next(self) -> None:
+        """Switch to another thread; return when this one runs again."""
+        before = self.current
+        while True:
+            self._fire()
+            if self._over:
+                break
+            runnable = self._runnable
+            if not runnable:
+                if not self._timers:
+                    break
+                self.now = max(self.now, self._timers[0][0])
+                self._since_timer = 0
+                continue
+            index = int(self.chance.random() * len(runnable))
+            runnable[index], runnable[-1] = runnable[-1], runnable[index]
+            thread = runnable.pop()
+            if not thread.alive:
+                continue
+            self.now += _SWITCH
+            self.switches += 1
+            self._since_timer += 1
+            if self._since_timer > _BUSY:
+                self._fail(Hang(f"{thread} and others run without waiting"))
+            if thread is before:
+                return
+            self.current = thread
+            self.note("runs", thread.number)
+            if thread.loop is not self._running_loop:
+                self._running_loop = thread.loop
+                asyncio._set_running_loop(thread.loop)
+            thread.greenlet.switch()
+            return
+        self.current = None
+        assert self._main is not None
+        if greenlet.getcurrent() is not self._main:
+            self._main.switch()
+
+    def _fire(self) -> None:
+        timers = self._timers
+        while timers and timers[0][0] <= self.now:
+            action = heapq.heappop(timers)[2]
+            if action is not None:
+                action()
+
+    def _fail(self, error: BaseException) -> NoReturn:
+        self._failure = error
+        self._over = True
+        assert self._main is not None
+        self.current = None
+        self._main.switch()
+        raise error
+
+
+def _say_nothing(_line: str) -> None:
+    pass
+
+
+def _not_held(_module: str, _site: int) -> float:
+    return 0.0
+
+
+scheduler = Scheduler()
+"""The scheduler of this process's run. ``begin`` replaces its state."""
+
+
+def begin(seed: int | str) -> Scheduler:
+    """Begin a run: make the one scheduler new."""
+    scheduler.__init__(seed)  # type: ignore[misc]
+    return scheduler

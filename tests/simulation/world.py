@@ -1,0 +1,303 @@
+"""The daemons and clients of one run, on hosts of their own, and what can happen to them.
+
+``install`` must come before any import of the package; ``World`` begins a run. A run happens once for each
+operating system process: modules keep state.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import importlib
+import io
+import logging
+import random
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests.simulation import code, disk, loop, network, threads
+from tests.simulation.disk import Disk, disks
+from tests.simulation.network import Host
+from tests.simulation.scheduler import Process, Thread, begin, scheduler
+
+#: The modules of the package that take part; imported once, before runs are forked.
+MODULES = (
+    "nsq",
+    "nsq.aio",
+    "nsq.config",
+    "nsq.consumer.consumer",
+    "nsq.discovery.lookups",
+    "nsq.errors",
+    "nsq.http.nsqd",
+    "nsq.http.nsqlookupd",
+    "nsq.producer.producer",
+    "nsq.daemons.nsqd.daemon",
+    "nsq.daemons.nsqlookupd.daemon",
+)
+
+
+def install() -> None:
+    """Import the package for the simulation."""
+    stand_ins = {**threads.modules(), **network.modules(), **disk.modules()}
+    code.install(stand_ins, Path(tempfile.gettempdir()) / "nsq-simulation-code")
+    loop.install(stand_ins["socket"])
+    for name in MODULES:
+        importlib.import_module(name)
+
+
+class World:
+    """One run. ``chance`` is for the scenario; the package and the scheduler have their own."""
+
+    def __init__(self, seed: int | str) -> None:
+        gc.disable()  # when it runs depends on what ran before
+        begin(seed)
+        network.begin()
+        disk.begin()
+        threads.chance.seed(f"package {seed}")
+        self.seed = seed
+        self.chance = random.Random(f"world {seed}")
+        self.daemons: list[Daemon] = []
+        self.clients: list[Process] = []
+        self.logged: list[str] = []
+        """What the client has logged as an error of its own."""
+        self._pids = 100
+        self._here = self.process("scenario")
+        logger = logging.getLogger("nsq")
+        logger.handlers = [_Collect(self.logged)]
+        logger.propagate = False
+        logger.setLevel(logging.WARNING)
+
+    def process(self, name: str, host: Host | None = None) -> Process:
+        self._pids += 1
+        return Process(name, self._pids, host or network.network.host(name))
+
+    def client(self, name: str) -> Process:
+        process = self.process(name)
+        self.clients.append(process)
+        return process
+
+    def nsqd(self, name: str, **options: Any) -> Nsqd:
+        daemon = Nsqd(self, name, options)
+        self.daemons.append(daemon)
+        return daemon
+
+    def nsqlookupd(self, name: str, **options: Any) -> Nsqlookupd:
+        daemon = Nsqlookupd(self, name, options)
+        self.daemons.append(daemon)
+        return daemon
+
+    def run(self, scenario: Callable[[], object], *, preempt: bool = True) -> None:
+        """Run the scenario on a thread, and all that it starts, until it returns."""
+        if preempt:
+            code.begin_preempting()
+
+        def run() -> None:
+            try:
+                scenario()
+            finally:
+                scheduler.stop()
+
+        scheduler.start(run, "scenario", self._here)
+        scheduler.run()
+        if self._here.crashed:
+            raise ScenarioFailed(self._here.crashed[0])
+
+    def until(self, condition: Callable[[], object], seconds: float, every: float = 0.02) -> bool:
+        """Wait until a condition holds; return whether it did in time. For the scenario's threads."""
+        deadline = scheduler.now + seconds
+        while not condition():
+            if scheduler.now >= deadline:
+                return False
+            threads.sleep(every)
+        return True
+
+
+class ScenarioFailed(Exception):
+    """The scenario itself raised an error."""
+
+
+class _Collect(logging.Handler):
+    def __init__(self, lines: list[str]) -> None:
+        super().__init__()
+        self._lines = lines
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = record.getMessage()
+        scheduler.story(f"log {record.name}: {text}")
+        if record.exc_info:
+            text += "\n" + logging.Formatter().formatException(record.exc_info)
+        if record.levelno >= logging.ERROR or record.exc_info:
+            self._lines.append(text)
+
+
+class _Stream(io.TextIOBase):
+    """Where a daemon logs to."""
+
+    def __init__(self, name: str, lines: list[str]) -> None:
+        self._name, self._lines = name, lines
+
+    def write(self, text: str) -> int:
+        self._lines.append(text)
+        scheduler.story(f"{self._name} logs: {text.rstrip()}")
+        return len(text)
+
+
+class Daemon:
+    """A daemon on a host of its own, which can be stopped, killed, and cut off from its power."""
+
+    kind = ""
+
+    def __init__(self, world: World, name: str, options: dict[str, Any]) -> None:
+        self.world, self.name, self.options = world, name, options
+        self.host = network.network.host(name)
+        self.process: Process | None = None
+        self.lines: list[str] = []
+        self.failure: str | None = None
+        """Why it did not start, or ended."""
+        self.running = False
+        self.stopped_cleanly: bool | None = None
+        self.starts = 0
+        self._thread: Thread | None = None
+        self._loop: loop.Loop | None = None
+        self._ask: Callable[[str], None] = lambda _what: None
+        self._server: Any = None
+
+    @property
+    def tcp_address(self) -> str:
+        return f"{self.host.address}:{self.tcp_port}"
+
+    @property
+    def http_address(self) -> str:
+        return f"{self.host.address}:{self.http_port}"
+
+    tcp_port = http_port = 0
+
+    def make(self, log: Any) -> Any:
+        raise NotImplementedError
+
+    def start(self, timeout: float = 60.0) -> bool:
+        """Start it and wait until it listens; return whether it does."""
+        self.starts += 1
+        self.failure, self.stopped_cleanly = None, None
+        self.process = self.world.process(self.name, self.host)
+        scheduler.story(f"{self.name} starts")
+        self._thread = scheduler.start(self._run, "main", self.process)
+        self.world.until(lambda: self.running or self.failure or not self._alive, timeout)
+        return self.running
+
+    @property
+    def _alive(self) -> bool:
+        return self._thread is not None and self._thread.alive
+
+    def _run(self) -> None:
+        self._loop = loop.Loop()
+        try:
+            self._loop.run_until_complete(self._serve())
+        except Exception as error:
+            self.failure = f"{type(error).__name__}: {error}"
+            scheduler.story(f"{self.name} does not run: {self.failure}")
+        finally:
+            self.running = False
+
+    async def _serve(self) -> None:
+        log_module = importlib.import_module("nsq.daemons.serve.logs")
+        log = log_module.DaemonLog("", "info", _Stream(self.name, self.lines))
+        asked = asyncio.Event()
+        requests: list[str] = []
+
+        def ask(what: str) -> None:
+            requests.append(what)
+            asyncio_loop.call_soon_threadsafe(asked.set)
+
+        asyncio_loop = asyncio.get_running_loop()
+        self._ask = ask
+        self._server = server = self.make(log)
+        await server.start()
+        self.running = True
+        await asked.wait()
+        if requests[0] == "drain":
+            await server.drain()
+        self.stopped_cleanly = await server.stop()
+
+    def stop(self, timeout: float = 120.0, *, drain: bool = False) -> bool:
+        """Stop it, after a drain if that is asked for; return whether it has ended in time."""
+        if not self.running:
+            return not self._alive
+        scheduler.story(f"{self.name} {'drains and ' if drain else ''}stops")
+        self._ask("drain" if drain else "stop")
+        return self.world.until(lambda: not self._alive, timeout)
+
+    def kill(self) -> None:
+        """End the process at once; what it wrote is in the kernel's hands."""
+        process, self.running = self.process, False
+        if process is None or not process.alive:
+            return
+        scheduler.story(f"{self.name} is killed")
+        if scheduler.current is not None and scheduler.current.process is process:
+            scheduler.at(scheduler.now, lambda: network.network.process_died(process))
+            scheduler.kill(process)
+        network.network.process_died(process)
+        scheduler.kill(process)
+
+    def bugs(self) -> list[str]:
+        """Return what it logged or asyncio reported that must never happen."""
+        words = ("a bug", "panic in", "Traceback", "cannot start")
+        found = [line for line in self.lines if any(word in line for word in words)]
+        return found + (self._loop.errors if self._loop else [])
+
+
+class Nsqd(Daemon):
+    kind, tcp_port, http_port = "nsqd", 4150, 4151
+
+    def __init__(self, world: World, name: str, options: dict[str, Any]) -> None:
+        super().__init__(world, name, options)
+        self.disk = disks[name] = Disk(name)
+        self.node_id = len(disks)
+
+    def make(self, log: Any) -> Any:
+        daemon = importlib.import_module("nsq.daemons.nsqd.daemon")
+        options = importlib.import_module("nsq.daemons.nsqd.options")
+        chosen = {
+            "tcp_address": f"{self.host.address}:{self.tcp_port}",
+            "http_address": f"{self.host.address}:{self.http_port}",
+            "broadcast_address": self.host.address,
+            "data_path": f"{disk.ROOT}/{self.name}",
+            "node_id": self.node_id,
+            **self.options,
+        }
+        return daemon.Nsqd(options.NsqdOptions(**chosen), log=log)
+
+    def cut_power(self) -> None:
+        """Cut the host off its power: the disk keeps what it has, in part what was not fsynced."""
+        process, self.running = self.process, False
+        scheduler.story(f"{self.name} loses its power")
+        network.network.power_off(self.host)
+        self.disk.cut_power(self.world.chance)
+        if process is not None and process.alive:
+            process.descriptors.clear()
+            scheduler.kill(process)
+
+    def start(self, timeout: float = 60.0) -> bool:
+        network.network.power_on(self.host)
+        return super().start(timeout)
+
+    @property
+    def broker(self) -> Any:
+        return None if self._server is None else self._server._broker
+
+
+class Nsqlookupd(Daemon):
+    kind, tcp_port, http_port = "nsqlookupd", 4160, 4161
+
+    def make(self, log: Any) -> Any:
+        daemon = importlib.import_module("nsq.daemons.nsqlookupd.daemon")
+        options = importlib.import_module("nsq.daemons.nsqlookupd.options")
+        chosen = {
+            "tcp_address": f"{self.host.address}:{self.tcp_port}",
+            "http_address": f"{self.host.address}:{self.http_port}",
+            "broadcast_address": self.host.address,
+            **self.options,
+        }
+        return daemon.Nsqlookupd(options.NsqlookupdOptions(**chosen), log=log)
