@@ -96,6 +96,10 @@ class Disk:
         self.short_writes = 0.0
         self.operations = 0
 
+    def heal(self) -> None:
+        """End all faults."""
+        self.capacity, self.short_writes, self.fail = math.inf, 0.0, _never_fails
+
     @property
     def used(self) -> int:
         return sum(len(file.content) for file in self.names.values())

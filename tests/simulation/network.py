@@ -85,6 +85,7 @@ class End:
         self.broken = 0  # an errno
         self.watchers: dict[Thread, None] = {}
         self.last_arrival = 0.0
+        self.sent = bytearray()
         host.ends[self] = None
 
     def changed(self) -> None:
@@ -113,6 +114,9 @@ class End:
             raise _error(errno.EPIPE)
         taken = bytes(data[: max(self.room, 0)])
         scheduler.note("sent", self.name, taken)
+        self.sent += taken
+        if scheduler.telling and taken:
+            scheduler.story(f"{self.host} to {self.peer.host}: {_shown(taken)}")
         start = 0
         while start < len(taken):
             piece = taken[start : start + network.piece()]
@@ -296,6 +300,7 @@ class Socket:
             return
         other = End(there, end.peer_name, end.name)
         other.peer, end.peer = end, other
+        network.connections.append(end)
         accepting = listener._shared.accepting
         assert accepting is not None
         accepting.append(other)
@@ -486,6 +491,8 @@ class Network:
         self.delay = 0.0003
         self.in_pieces = 0.0
         """How often a transfer arrives in several pieces."""
+        self.connections: list[End] = []
+        """The dialing end of every connection that there was."""
         self._links: dict[frozenset[str], Link] = {}
         self._descriptors = 1_000_000
 
@@ -545,6 +552,10 @@ network = Network()
 
 def begin() -> None:
     network.__init__()  # type: ignore[misc]
+
+
+def _shown(data: bytes) -> str:
+    return f"{data[:160]!r}" + (f" … {len(data)} bytes" if len(data) > 160 else "")
 
 
 def _free_port(host: Host) -> int:

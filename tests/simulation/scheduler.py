@@ -47,6 +47,8 @@ class Process:
         self.descriptors: dict[int, Any] = {}
         self.crashed: list[str] = []
         """Errors that ended a thread."""
+        self.stopped: list[Thread] | None = None
+        """Threads that would run if the process were not stopped; None while it is not."""
 
 
 class Thread:
@@ -85,6 +87,7 @@ class Scheduler:
         self.threads: list[Thread] = []
         self.story: Callable[[str], None] = _say_nothing
         """Gets a line for each thing that happens, in a replay."""
+        self.telling = False
         self.switches = 0
         #: How many statements run between two preemptions on average; how often one stands still, how long.
         self.pace = 200
@@ -162,6 +165,15 @@ class Scheduler:
                 self.wake(joiner)
         if self.current is not None and self.current.process is process:
             self._next()
+
+    def stop_process(self, process: Process) -> None:
+        """Let no thread of a process run until ``continue_process``."""
+        if process.stopped is None:
+            process.stopped = []
+
+    def continue_process(self, process: Process) -> None:
+        stopped, process.stopped = process.stopped, None
+        self._runnable += stopped or ()
 
     def wait(self, timeout: float | None = None) -> bool:
         """Have the current thread wait until it is woken, which it may be for no reason; False if not in time."""
@@ -273,6 +285,9 @@ class Scheduler:
             runnable[index], runnable[-1] = runnable[-1], runnable[index]
             thread = runnable.pop()
             if not thread.alive:
+                continue
+            if thread.process.stopped is not None:
+                thread.process.stopped.append(thread)
                 continue
             self.now += _SWITCH
             self.switches += 1

@@ -151,8 +151,18 @@ def current_thread() -> Thread:
     return me.face  # type: ignore[no-any-return]
 
 
-def main_thread() -> Thread | None:
+class _Main(Thread):
+    """A program's main thread, after the simulation's own has returned: it lives as long as the process."""
+
+    def is_alive(self) -> bool:
+        return True
+
+
+def main_thread() -> Thread:
     first = scheduler.me().process.threads[0]
+    if first.face is None:
+        first.face = face = _Main(name=first.name)
+        face._runner = first
     return first.face  # type: ignore[no-any-return]
 
 

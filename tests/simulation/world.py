@@ -12,8 +12,11 @@ import importlib
 import io
 import logging
 import random
+import re
 import tempfile
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -62,16 +65,17 @@ class World:
         self.clients: list[Process] = []
         self.logged: list[str] = []
         """What the client has logged as an error of its own."""
-        self._pids = 100
-        self._here = self.process("scenario")
+        self.processes: list[Process] = []
+        self.here = self.process("scenario")
         logger = logging.getLogger("nsq")
         logger.handlers = [_Collect(self.logged)]
         logger.propagate = False
         logger.setLevel(logging.WARNING)
 
     def process(self, name: str, host: Host | None = None) -> Process:
-        self._pids += 1
-        return Process(name, self._pids, host or network.network.host(name))
+        process = Process(name, 100 + len(self.processes), host or network.network.host(name))
+        self.processes.append(process)
+        return process
 
     def client(self, name: str) -> Process:
         process = self.process(name)
@@ -88,6 +92,24 @@ class World:
         self.daemons.append(daemon)
         return daemon
 
+    def kill_process(self, process: Process) -> None:
+        """End a process at once, as kill -9 does."""
+        scheduler.story(f"{process.name} is killed")
+        current = scheduler.current
+        if current is not None and current.process is process:
+            scheduler.at(scheduler.now, lambda: network.network.process_died(process))
+        else:
+            network.network.process_died(process)
+        scheduler.kill(process)
+
+    def conversations(self) -> list[Conversation]:
+        """Return what clients and nsqds have said to each other."""
+        return [
+            Conversation(bytes(end.sent), bytes(end.peer.sent))
+            for end in network.network.connections
+            if end.peer is not None and end.peer_name[1] == Nsqd.tcp_port
+        ]
+
     def run(self, scenario: Callable[[], object], *, preempt: bool = True) -> None:
         """Run the scenario on a thread, and all that it starts, until it returns."""
         if preempt:
@@ -99,10 +121,10 @@ class World:
             finally:
                 scheduler.stop()
 
-        scheduler.start(run, "scenario", self._here)
+        scheduler.start(run, "scenario", self.here)
         scheduler.run()
-        if self._here.crashed:
-            raise ScenarioFailed(self._here.crashed[0])
+        if self.here.crashed:
+            raise ScenarioFailed(self.here.crashed[0])
 
     def until(self, condition: Callable[[], object], seconds: float, every: float = 0.02) -> bool:
         """Wait until a condition holds; return whether it did in time. For the scenario's threads."""
@@ -112,6 +134,22 @@ class World:
                 return False
             threads.sleep(every)
         return True
+
+
+@dataclass
+class Conversation:
+    """The bytes of one connection between a client and an nsqd."""
+
+    said: bytes
+    answered: bytes
+
+    def answers(self) -> Iterator[tuple[bytes, int, int]]:
+        """Yield each message's id, how often the client answered it, and how often nsqd had sent it."""
+        for message_id, count in Counter(_ANSWERS.findall(self.said)).items():
+            yield message_id, count, self.answered.count(message_id)
+
+
+_ANSWERS = re.compile(rb"(?:^|\n)(?:FIN |REQ )([0-9a-f]{16})")
 
 
 class ScenarioFailed(Exception):
@@ -234,12 +272,7 @@ class Daemon:
         process, self.running = self.process, False
         if process is None or not process.alive:
             return
-        scheduler.story(f"{self.name} is killed")
-        if scheduler.current is not None and scheduler.current.process is process:
-            scheduler.at(scheduler.now, lambda: network.network.process_died(process))
-            scheduler.kill(process)
-        network.network.process_died(process)
-        scheduler.kill(process)
+        self.world.kill_process(process)
 
     def bugs(self) -> list[str]:
         """Return what it logged or asyncio reported that must never happen."""

@@ -1,0 +1,183 @@
+"""Says what went wrong in a run: each check knows one promise of the package."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from tests.simulation.faults import Faults
+from tests.simulation.load import Handled, Load, Sent
+from tests.simulation.plan import Plan
+from tests.simulation.scheduler import Thread
+from tests.simulation.world import World
+
+#: Seconds that a call may take beyond its timeout, besides those for which threads stood still.
+_GRACE = 3.0
+#: Seconds by which a deferred message may be early: the wire counts milliseconds.
+_EARLY = 0.002
+
+
+class Auditor:
+    def __init__(self, world: World, plan: Plan, load: Load, faults: Faults) -> None:
+        self.world, self.plan, self.load, self.faults = world, plan, load, faults
+        self.violations: list[str] = []
+        self.by_key: dict[bytes, list[Handled]] = {}
+
+    def judge(self) -> list[str]:
+        """Return the violations, the gravest first."""
+        for handled in self.load.handled:
+            self.by_key.setdefault(handled.key, []).append(handled)
+        for check in (
+            self.nothing_is_lost,
+            self.nothing_refused_arrives,
+            self.only_what_was_published_arrives,
+            self.nothing_deferred_is_early,
+            self.nothing_comes_twice,
+            self.nothing_is_refused_without_a_fault,
+            self.nothing_is_answered_twice,
+            self.calls_end_in_time,
+            self.counters_agree,
+            self.nothing_crashes,
+            self.daemons_start_and_stop,
+            self.nothing_is_left,
+        ):
+            check()
+        self.violations += self.load.problems
+        return self.violations
+
+    def found(self, text: str) -> None:
+        self.violations.append(text)
+
+    def _channels(self, message: Sent) -> list[str]:
+        return [f"{message.topic}/{name}" for name in self.plan.topics.get(message.topic, ["late"])]
+
+    def _excused(self, message: Sent) -> bool:
+        """Whether an nsqd that keeps messages in memory has ended since it confirmed this one."""
+        return not self.plan.durable and any(at >= message.began for at in self.faults.lossy)
+
+    def nothing_is_lost(self) -> None:
+        lost = [
+            f"{message.key.decode()} ({message.call}, confirmed {message.ended:.6f}) on {channel}"
+            for message in self.load.sent.values()
+            if message.state == "stored" and not self._excused(message)
+            for channel in self._channels(message)
+            if not any(each.channel == channel and each.succeeded for each in self.by_key.get(message.key, ()))
+        ]
+        if lost:
+            self.found(f"LOST {len(lost)} confirmed messages, the first: {lost[0]}")
+
+    def nothing_refused_arrives(self) -> None:
+        for message in self.load.sent.values():
+            if message.state == "refused" and message.key in self.by_key:
+                self.found(f"REFUSED and delivered: {message.key!r} ({message.call}): {message.error}")
+                break
+
+    def only_what_was_published_arrives(self) -> None:
+        for key in self.by_key:
+            if key not in self.load.sent:
+                self.found(f"UNKNOWN message delivered: {key[:100]!r}")
+                break
+
+    def nothing_deferred_is_early(self) -> None:
+        if self.faults.clock_changed:
+            return
+        for handled in self.load.handled:
+            message = self.load.sent.get(handled.key)
+            if message is not None and message.defer and handled.at < message.began + message.defer - _EARLY:
+                early = message.began + message.defer - handled.at
+                self.found(f"EARLY by {early:.3f} s: {message.key!r}, deferred {message.defer:.3f} s")
+                break
+        if self.faults.lossy and not self.plan.durable:
+            return
+        last: dict[tuple[bytes, str, str], Handled] = {}
+        for handled in self.load.handled:
+            before = last.get((handled.key, handled.channel, handled.nsqd))
+            if before is not None and before.requeued_for > 0 and handled.message_id == before.message_id:
+                early = before.ended + before.requeued_for - handled.at
+                if early > _EARLY and handled.at > before.ended and handled.attempts > before.attempts + 1:
+                    continue
+                if early > _EARLY and handled.at > before.ended and not self._requeue_may_be_lost:
+                    self.found(f"EARLY by {early:.3f} s after REQ: {handled.key!r} on {handled.channel}")
+                    break
+            last[handled.key, handled.channel, handled.nsqd] = handled
+
+    @property
+    def _requeue_may_be_lost(self) -> bool:
+        """Whether a REQ may not have reached nsqd, or come after the message's timeout."""
+        return bool(self.plan.faults or self.plan.holds or self.plan.slow)
+
+    def nothing_comes_twice(self) -> None:
+        if not self.plan.calm or self.plan.slow_seconds >= 1:
+            return
+        counts = Counter((each.key, each.channel) for each in self.load.handled)
+        twice = [key for key, count in counts.items() if count > 1]
+        if twice:
+            self.found(f"TWICE although nothing was broken: {len(twice)}, the first: {twice[0]}")
+
+    def nothing_is_refused_without_a_fault(self) -> None:
+        if not self.plan.calm:
+            return
+        for message in self.load.sent.values():
+            if message.state in ("refused", "perhaps") and message.error:
+                self.found(f"FAILED although nothing was broken: {message.call} {message.error}")
+                break
+
+    def nothing_is_answered_twice(self) -> None:
+        for conversation in self.world.conversations():
+            for message_id, answers, deliveries in conversation.answers():
+                if answers > deliveries:
+                    self.found(f"ANSWERED {answers} times, delivered {deliveries} times: {message_id!r}")
+                    return
+
+    def calls_end_in_time(self) -> None:
+        grace = _GRACE + self.faults.stood + sum(hold.seconds for hold in self.plan.holds)
+        grace += 20 * self.plan.lag_longest * (self.plan.lag_share > 0)
+        for call in self.load.calls:
+            if call.result == "interrupted" or not call.ended:
+                continue
+            if call.ended - call.began > call.timeout + grace:
+                self.found(
+                    f"LATE: {call.what} took {call.ended - call.began:.2f} s, its timeout is {call.timeout} s"
+                )
+                break
+
+    def counters_agree(self) -> None:
+        for client in self.load.producers:
+            if client.made is None or not client.process.alive:
+                continue
+            stats = client.made.stats()
+            if stats.pending:
+                self.found(f"COUNTERS: {client.process.name} has {stats.pending} pending publishes at the end")
+        for client in self.load.consumers:
+            if client.made is None or not client.process.alive:
+                continue
+            stats = client.made.stats()
+            if stats.in_flight or stats.waiting:
+                self.found(f"COUNTERS: {client.process.name} has messages after its stop: {stats}")
+
+    def nothing_crashes(self) -> None:
+        for process in self.world.processes:
+            for crash in process.crashed:
+                self.found(f"CRASHED: {crash}")
+        for daemon in self.world.daemons:
+            for bug in daemon.bugs():
+                self.found(f"LOGGED by {daemon.name}: {bug}")
+        for line in self.world.logged:
+            if "bug of ours" in line or "Traceback" in line and "a handler that fails" not in line:
+                self.found(f"LOGGED by a client: {line}")
+                break
+
+    def daemons_start_and_stop(self) -> None:
+        for text in (*self.faults.not_started, *self.faults.unclean):
+            self.found(f"DAEMON {text}")
+
+    def nothing_is_left(self) -> None:
+        for process in self.world.processes:
+            left = [thread for thread in process.threads if thread.alive and not self._may_stay(thread)]
+            if left and process.alive and process is not self.world.here:
+                self.found(f"LEFT running: {left}")
+            if process.descriptors and process.alive and process is not self.world.here:
+                self.found(f"LEFT open in {process.name}: {list(process.descriptors.values())[:5]}")
+
+    def _may_stay(self, thread: Thread) -> bool:
+        return thread.name.startswith("nsq-resolve")
+

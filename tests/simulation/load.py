@@ -1,0 +1,430 @@
+"""The load of one run: programs that publish and consume, through the package, and note all that they see."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.simulation import threads
+from tests.simulation.plan import Plan
+from tests.simulation.scheduler import Process, Thread, scheduler
+from tests.simulation.world import Nsqd, World
+
+
+class Interrupted(BaseException):
+    """What a signal handler raises in the middle of a user's call."""
+
+
+@dataclass(eq=False)
+class Sent:
+    """A message that was published: ``state`` is pending, stored, refused (surely not stored) or perhaps."""
+
+    key: bytes
+    topic: str
+    call: str
+    began: float
+    defer: float = 0.0
+    state: str = "pending"
+    ended: float = 0.0
+    error: str = ""
+
+
+@dataclass(eq=False)
+class Handled:
+    """A message that a handler got."""
+
+    key: bytes
+    channel: str
+    at: float
+    nsqd: str
+    message_id: bytes
+    attempts: int
+    succeeded: bool = False
+    requeued_for: float = -1.0
+    ended: float = 0.0
+
+
+@dataclass(eq=False)
+class Call:
+    """A call that must end in time."""
+
+    what: str
+    began: float
+    timeout: float
+    ended: float = 0.0
+    result: Any = None
+
+
+@dataclass(eq=False)
+class Client:
+    """A program with a producer or a consumer."""
+
+    process: Process
+    make: Callable[[], Any]
+    made: Any = None
+    threads: list[Thread] = field(default_factory=list)
+    stopping: bool = False
+
+
+class Load:
+    """Publishes and consumes as the plan says."""
+
+    def __init__(self, world: World, plan: Plan, nsqds: list[Nsqd], lookupds: list[Any]) -> None:
+        import nsq
+        from nsq.http.nsqd import NsqdApi
+
+        self.nsq, self._api = nsq, NsqdApi
+        self.world, self.plan, self.nsqds, self.lookupds = world, plan, nsqds, lookupds
+        self.chance = random.Random(f"load {plan.seed}")
+        self.sent: dict[bytes, Sent] = {}
+        self.handled: list[Handled] = []
+        self.calls: list[Call] = []
+        self.problems: list[str] = []
+        self.over = False
+        self.producers: list[Client] = []
+        self.consumers: list[Client] = []
+        self.gone: list[Client] = []
+        self.budgets: dict[str, int] = {}
+        self._numbers = iter(range(10**9))
+        self._calm = plan.calm
+
+    # Setting up.
+
+    def begin(self) -> None:
+        for topic, channels in self.plan.topics.items():
+            for nsqd in self.nsqds:
+                self._surely(lambda api, topic=topic: api.create_topic(topic), nsqd)
+                for channel in channels:
+                    self._surely(lambda api, topic=topic, channel=channel: api.create_channel(topic, channel), nsqd)
+        for number in range(self.plan.producers):
+            self._begin_producer(number)
+        for topic, channels in self.plan.topics.items():
+            for channel in channels:
+                for _ in range(self.plan.consumers):
+                    self.begin_consumer(topic, channel)
+
+    def api(self, nsqd: Nsqd) -> Any:
+        return self._api(nsqd.http_address, timeout=3.0)
+
+    def _surely(self, request: Callable[[Any], object], nsqd: Nsqd) -> None:
+        """Send a request until it is answered."""
+        while True:
+            try:
+                request(self.api(nsqd))
+                return
+            except self.nsq.NsqError:
+                threads.sleep(0.1)
+
+    def _addresses(self) -> dict[str, Any]:
+        if self.plan.found_by_lookup:
+            return {"nsqlookupd": [lookupd.http_address for lookupd in self.lookupds]}
+        return {"nsqd": [nsqd.tcp_address for nsqd in self.nsqds]}
+
+    # Publishing.
+
+    def _begin_producer(self, number: int) -> None:
+        client = Client(self.world.client(f"producer{number}"), self._new_producer)
+        self.producers.append(client)
+
+        def begin() -> None:
+            client.made = client.make()
+            for i in range(self.plan.publishers):
+                seed = self.chance.random()
+                thread = threads.Thread(target=lambda: self._publish(client, seed), name=f"user{i}")
+                thread.start()
+                client.threads.append(thread._runner)  # type: ignore[arg-type]
+
+        client.threads.append(scheduler.start(begin, "main", client.process))
+
+    def _new_producer(self) -> Any:
+        options = {key: value for key, value in self.plan.client_options.items() if key != "max_in_flight"}
+        return self.nsq.Producer(**self._addresses(), **options)
+
+    def _publish(self, client: Client, seed: float) -> None:
+        chance = random.Random(seed)
+        calls, weights = list(self.plan.calls), list(self.plan.calls.values())
+        futures: list[tuple[Any, list[Sent]]] = []
+        while not self.over:
+            call = chance.choices(calls, weights)[0]
+            topic = chance.choice([*self.plan.topics, *self.plan.late_topics])
+            timeout = chance.choice((0.3, 2.0, 10.0))
+            try:
+                self._publish_once(client, chance, call, topic, timeout, futures)
+            except Interrupted:
+                pass  # it came between two calls
+            try:
+                threads.sleep(chance.expovariate(1 / self.plan.pause))
+            except Interrupted:
+                pass
+        for future, messages in futures:
+            self._judged(messages, lambda future=future: future.result(60.0))
+
+    def _publish_once(
+        self, client: Client, chance: random.Random, call: str, topic: str, timeout: float, futures: list[Any]
+    ) -> None:
+        count = chance.choice((2, 3, 10)) if call == "multi_publish" else 1
+        defer = chance.uniform(0.02, self.plan.longest_defer) if call.startswith("defer") else 0.0
+        bodies = [self._body(topic, chance) for _ in range(count)]
+        messages = [Sent(self.key(body), topic, call, scheduler.now, defer) for body in bodies]
+        self.sent.update((message.key, message) for message in messages)
+        producer = client.made
+        if call == "multi_publish":
+            self._judged(messages, lambda: producer.multi_publish(topic, bodies, timeout=timeout), timeout)
+        elif call in ("publish", "defer"):
+            extra = {"defer": defer} if defer else {}
+            self._judged(messages, lambda: producer.publish(topic, bodies[0], timeout=timeout, **extra), timeout)
+        else:
+            extra = {"defer": defer} if defer else {}
+            made: list[Any] = []
+            self._judged(
+                messages,
+                lambda: made.append(producer.publish_async(topic, bodies[0], timeout=timeout, **extra)),
+                timeout,
+                ends=False,
+            )
+            if made:
+                future = made[0]
+                future.add_done_callback(lambda _: self._end(messages, future.exception(0)))
+                futures.append((future, messages))
+
+    def _judged(
+        self, messages: list[Sent], action: Callable[[], object], timeout: float = 60.0, *, ends: bool = True
+    ) -> None:
+        """Make a publishing call, and note how it ended."""
+        call = Call(messages[0].call, scheduler.now, timeout)
+        self.calls.append(call)
+        try:
+            action()
+        except Interrupted:
+            call.result = "interrupted"
+            self._end(messages, "perhaps")
+            raise
+        except BaseException as error:
+            self._end(messages, error)
+            call.result = error
+        else:
+            if ends:
+                self._end(messages, None)
+        call.ended = scheduler.now
+
+    def _end(self, messages: list[Sent], error: Any) -> None:
+        for message in messages:
+            if message.state != "pending":
+                continue
+            message.ended = scheduler.now
+            if scheduler.telling:
+                scheduler.story(f"{message.call} of {message.key!r} ended: {error!r}")
+            message.error = "" if error is None else str(error)
+            if error is None:
+                message.state = "stored"
+            elif error == "perhaps" or getattr(error, "maybe_stored", False):
+                message.state = "perhaps"
+            elif isinstance(error, self.nsq.NsqError):
+                message.state = "refused"
+            else:
+                message.state = "perhaps"
+                self.problems.append(f"{message.call} raised {error!r}, which is no error of the package")
+
+    def _body(self, topic: str, chance: random.Random) -> bytes:
+        key = f"{topic} {next(self._numbers)}".encode()
+        return key + b"|" + b"x" * chance.randint(0, self.plan.largest - 30)
+
+    @staticmethod
+    def key(body: bytes) -> bytes:
+        key, bar, rest = body.partition(b"|")
+        return key if bar and not rest.strip(b"x") else b"damaged " + body
+
+    # Consuming.
+
+    def begin_consumer(self, topic: str, channel: str) -> Client:
+        number = len(self.consumers) + len(self.gone)
+        client = Client(self.world.client(f"consumer{number}"), lambda: self._new_consumer(topic, channel, number))
+        self.consumers.append(client)
+
+        def begin() -> None:
+            client.made = client.make()
+            client.made.start()
+
+        client.threads.append(scheduler.start(begin, "main", client.process))
+        return client
+
+    def _new_consumer(self, topic: str, channel: str, number: int) -> Any:
+        chance = random.Random(f"consumer {self.plan.seed} {number}")
+        most = chance.choice((1, 5, 50)) * self.plan.threads
+        name = f"{topic}/{channel}"
+        consumer = self.nsq.Consumer(
+            topic,
+            channel,
+            **self._addresses(),
+            threads=self.plan.threads,
+            max_attempts=0,
+            max_in_flight=most,
+            default_requeue_delay=chance.choice((0.0, 0.1, 1.0)),
+            backoff_multiplier=0.1,
+            max_backoff_duration=1.0,
+            rdy_redistribute_interval=0.5,
+            low_rdy_idle_timeout=1.0,
+            low_rdy_timeout=3.0,
+            auto_touch=chance.random() < 0.3,
+            **self.plan.client_options,
+        )
+
+        def handle(message: Any) -> Any:
+            at_once = consumer.stats().in_flight
+            if at_once > max(most, len(self.nsqds)):
+                self.problems.append(f"{name}: {at_once} messages in flight, max_in_flight is {most}")
+            return self._handle(message, name, chance)
+
+        consumer.add_handler(handle)
+        return consumer
+
+    def _handle(self, message: Any, channel: str, chance: random.Random) -> Any:
+        handled = Handled(
+            self.key(message.body), channel, scheduler.now, message.nsqd_address, message.id, message.attempts
+        )
+        self.handled.append(handled)
+        if scheduler.telling:
+            scheduler.story(f"{channel} handles {message!r} of {message.nsqd_address}")
+        if chance.random() < self.plan.slow and not self.over:
+            threads.sleep(self.plan.slow_seconds * chance.uniform(0.5, 1.5))
+        handled.ended = scheduler.now
+        if chance.random() < self.plan.failing and not self.over:
+            if chance.random() < 0.5:
+                handled.requeued_for = chance.choice((0.0, 0.2, 2.0))
+                raise self.nsq.Requeue(handled.requeued_for)
+            raise ValueError("a handler that fails")
+        handled.succeeded = True
+        return None
+
+    # Faults of clients.
+
+    def interrupt(self, number: int) -> None:
+        users = [thread for client in self.producers for thread in client.threads[1:] if thread.alive]
+
+        def act() -> None:
+            raise Interrupted
+
+        if users:
+            scheduler.interrupt(users[number % len(users)], act)
+
+    def replace_producer(self, number: int) -> None:
+        client = self.producers[number % len(self.producers)]
+        if client.process.alive and client.made is not None:
+
+            def work() -> None:
+                before, client.made = client.made, client.make()
+                self.ended("close", before.close, number % 5 + 0.5)
+
+            scheduler.start(work, f"closer{number}", client.process)
+
+    def replace_consumer(self, number: int, lasts: float) -> None:
+        if not self.consumers:
+            return
+        client = self.consumers[number % len(self.consumers)]
+        if not client.process.alive or client.made is None or client.stopping:
+            return
+        client.stopping = True
+
+        def work() -> None:
+            self.ended("stop", client.made.stop, number % 5 + 0.5)
+            threads.sleep(lasts)
+            client.made = client.make()
+            client.made.start()
+            client.stopping = False
+
+        scheduler.start(work, f"stopper{number}", client.process)
+
+    def ended(self, what: str, action: Callable[..., Any], timeout: float) -> Any:
+        """Close or stop a client, and note how long that took and what it reported."""
+        call = Call(what, scheduler.now, timeout)
+        self.calls.append(call)
+        call.result = action(timeout=timeout)
+        call.ended = scheduler.now
+        return call.result
+
+    def kill_client(self, number: int) -> None:
+        clients = [client for client in (*self.producers, *self.consumers) if client.process.alive]
+        client = clients[number % len(clients)]
+        if client.made is None or client.stopping or self.over:
+            return
+        self.world.kill_process(client.process)
+        self.gone.append(client)
+        for messages in self.sent.values():
+            if messages.state == "pending":
+                messages.state = "perhaps"
+        if client in self.consumers:
+            self.consumers.remove(client)
+            consumer = client.made
+            self.begin_consumer(consumer.topic, consumer.channel)
+        else:
+            self.producers.remove(client)
+            self._begin_producer(len(self.producers) + len(self.gone))
+
+    # Topics and channels that come and go.
+
+    def visit(self, nsqd: Nsqd, number: int, lasts: float) -> None:
+        """Make, use and delete a topic of which nothing is expected."""
+        topic = f"guest{number % 3}"
+        try:
+            api = self.api(nsqd)
+            if number % 2:
+                api.create_channel(topic, f"c{number % 5}")
+            for i in range(number % 7):
+                api.publish(topic, b"guest %d" % i, defer=0.5 if i % 3 == 2 else 0)
+            threads.sleep(lasts / 2)
+            (api.empty_topic, api.delete_topic, lambda t: api.delete_channel(t, f"c{number % 5}"))[number % 3](topic)
+        except self.nsq.NsqError:
+            pass  # it is down, or the topic is gone already
+
+    def pause(self, nsqd: Nsqd, number: int, lasts: float) -> None:
+        topic = list(self.plan.topics)[number % len(self.plan.topics)]
+        channel = self.plan.topics[topic][number % len(self.plan.topics[topic])]
+        name = (topic,) if number % 2 else (topic, channel)
+        kind = "topic" if number % 2 else "channel"
+        for verb in (f"pause_{kind}", f"unpause_{kind}"):
+            for _ in range(200):
+                try:
+                    getattr(self.api(nsqd), verb)(*name)
+                    break
+                except self.nsq.NsqError:
+                    if verb.startswith("pause"):
+                        break  # it is down: nothing to pause
+                    threads.sleep(0.2)
+            if verb.startswith("pause"):
+                threads.sleep(lasts)
+
+    # The end.
+
+    def finish(self) -> None:
+        """Stop publishing, and wait for the publishing threads."""
+        self.over = True
+        users = [thread for client in self.producers for thread in client.threads if client.process.alive]
+        if not self.world.until(lambda: not any(thread.alive for thread in users), 120.0):
+            self.problems.append(f"users' threads hang: {[thread for thread in users if thread.alive]}")
+
+    def close(self) -> None:
+        """Close all producers and stop all consumers."""
+        left: list[None] = []
+
+        def end(client: Client, what: str, action: Callable[..., Any], timeout: float) -> None:
+            def run() -> None:
+                try:
+                    report = self.ended(what, action, timeout)
+                    if not report:
+                        self.problems.append(f"{client.process.name} at the end: {report}")
+                finally:
+                    left.pop()
+
+            left.append(None)
+            scheduler.start(run, "ender", client.process)
+
+        for client in self.producers:
+            if client.process.alive and client.made is not None:
+                end(client, "close", client.made.close, 20.0)
+        for client in self.consumers:
+            if client.process.alive and client.made is not None:
+                end(client, "stop", client.made.stop, 30.0)
+        if not self.world.until(lambda: not left, 90.0):
+            self.problems.append("closing the clients hangs")

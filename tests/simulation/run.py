@@ -1,0 +1,229 @@
+"""Runs plans: one in this process, many in forked children, and the shortest version of one that fails."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import random
+import signal
+import sys
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+
+from tests.simulation import code
+from tests.simulation.auditor import Auditor
+from tests.simulation.faults import Faults
+from tests.simulation.load import Load
+from tests.simulation.network import network
+from tests.simulation.plan import Hold, Plan, draw
+from tests.simulation.scheduler import EPOCH, Hang, scheduler
+from tests.simulation.world import ScenarioFailed, World
+
+#: Virtual seconds in which everything must be delivered once nothing fails any more.
+_DRAIN = 150.0
+#: CPU seconds after which a child is taken for hanging.
+_CPU_LIMIT = 120
+
+
+@dataclass
+class Outcome:
+    plan: Plan
+    violations: list[str] = field(default_factory=list)
+    trace: str = ""
+    confirmed: int = 0
+    handled: int = 0
+    faults: Counter[str] = field(default_factory=Counter)
+    virtual: float = 0.0
+    cpu: float = 0.0
+
+    @property
+    def kind(self) -> str:
+        """What failed, in a word: while a plan is shrunk, it must go on failing in the same way."""
+        return self.violations[0].split()[0] if self.violations else ""
+
+
+def perform(plan: Plan, story: Callable[[str], None] | None = None) -> Outcome:
+    """Run a plan in this process, which must not have run another one."""
+    world = World(plan.seed)
+    outcome = Outcome(plan)
+    if story is not None:
+        tell = story
+        scheduler.telling = True
+        scheduler.story = lambda line: tell(f"{scheduler.now - 1000:11.6f}  {line}")
+    scheduler.pace, scheduler.lag_share, scheduler.lag_longest = plan.pace, plan.lag_share, plan.lag_longest
+    network.delay, network.window, network.in_pieces = plan.delay, plan.window, plan.in_pieces
+    for (module, name), value in plan.knobs.items():
+        code.knob(module, name, value)
+    _hold(plan.holds)
+    began = time.process_time()
+    parts: list[tuple[Load, Faults]] = []
+    try:
+        world.run(lambda: _scenario(world, plan, parts, outcome))
+    except (Hang, ScenarioFailed) as error:
+        outcome.violations.append(f"{type(error).__name__.upper()}: {error}")
+    if parts:
+        load, faults = parts[0]
+        outcome.violations += Auditor(world, plan, load, faults).judge()
+        outcome.confirmed = sum(message.state == "stored" for message in load.sent.values())
+        outcome.handled = len(load.handled)
+        outcome.faults = Counter(faults.happened)
+    outcome.trace = scheduler.trace
+    outcome.virtual = scheduler.now - 1000
+    outcome.cpu = time.process_time() - began
+    return outcome
+
+
+def _hold(holds: list[Hold]) -> None:
+    """Have threads stand still where the plan says."""
+    left: dict[tuple[str, int], list[Hold]] = {}
+    for hold in holds:
+        left.setdefault((hold.module, hold.site), []).append(hold)
+        code.mark(hold.module, hold.site)
+    seen: Counter[tuple[str, int]] = Counter()
+
+    def held(module: str, site: int) -> float:
+        place = (module, site)
+        seen[place] += 1
+        return sum(hold.seconds for hold in left.get(place, ()) if hold.nth == seen[place])
+
+    scheduler.held = held
+
+
+def _scenario(world: World, plan: Plan, parts: list[tuple[Load, Faults]], outcome: Outcome) -> None:
+    lookupds = [world.nsqlookupd(f"lookupd{number}") for number in range(plan.lookupds)]
+    for lookupd in lookupds:
+        assert lookupd.start(), lookupd.failure
+    addresses = tuple(lookupd.tcp_address for lookupd in lookupds)
+    nsqds = [
+        world.nsqd(f"nsqd{number}", lookupd_tcp_addresses=addresses, **plan.nsqd_options)
+        for number in range(plan.nsqds)
+    ]
+    for nsqd in nsqds:
+        if not nsqd.start():
+            outcome.violations.append(f"DAEMON {nsqd.name} does not start: {nsqd.failure}")
+            return
+    load = Load(world, plan, nsqds, lookupds)
+    faults = Faults(world, nsqds, lookupds, load)
+    parts.append((load, faults))
+    load.begin()
+    _sleep_until(scheduler.now + 0.5)
+    began = scheduler.now
+    for fault in plan.faults:
+        _sleep_until(began + fault.at)
+        faults.do(fault)
+    _sleep_until(began + plan.seconds)
+    scheduler.story("the load ends, and everything is mended")
+    faults.mend(60.0)
+    load.finish()
+    for topic in plan.late_topics:
+        load.begin_consumer(topic, "late")
+
+    def drained() -> bool:
+        return all(nsqd.running and not _left(nsqd) for nsqd in nsqds)
+
+    if not world.until(drained, _DRAIN + plan.longest_defer, every=0.1):
+        left = {nsqd.name: _left(nsqd) if nsqd.running else nsqd.failure for nsqd in nsqds}
+        outcome.violations.append(f"STUCK: after {_DRAIN:.0f} s without faults there are still {left}")
+    load.close()
+    for nsqd in nsqds:
+        if not nsqd.stop():
+            outcome.violations.append(f"DAEMON {nsqd.name} did not stop at the end")
+        elif not nsqd.stopped_cleanly:
+            outcome.violations.append(f"DAEMON {nsqd.name} did not stop cleanly at the end")
+    for lookupd in lookupds:
+        if not lookupd.stop():
+            outcome.violations.append(f"DAEMON {lookupd.name} did not stop at the end")
+    _sleep_until(scheduler.now + 1.0)
+
+
+def _left(nsqd: object) -> dict[str, tuple[int, int, int]]:
+    """Return what an nsqd still has to deliver: waiting, in flight and deferred messages by queue."""
+    left = {}
+    for topic in nsqd.broker.topics.values():  # type: ignore[attr-defined]
+        if topic.name.startswith("guest"):
+            continue
+        if topic.depth:
+            left[topic.name] = (topic.depth, 0, 0)
+        for channel in topic.channels.values():
+            counts = (channel.depth, channel.in_flight_count, channel.deferred_count)
+            if any(counts):
+                left[f"{topic.name}/{channel.name}"] = counts
+    return left
+
+
+def _sleep_until(when: float) -> None:
+    from tests.simulation.threads import sleep
+
+    if when > scheduler.now:
+        sleep(when - scheduler.now)
+
+
+# Many runs.
+
+
+def in_child(plan: Plan, story: bool = False) -> Outcome:
+    """Run a plan in a forked child, so that the next run finds the package as this one did."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if not child:
+        os.close(reader)
+        try:
+            signal.setitimer(signal.ITIMER_PROF, _CPU_LIMIT)
+            signal.signal(signal.SIGPROF, _say_where)
+            tell = (lambda line: print(line, flush=True)) if story else None
+            result = perform(plan, tell)
+        except BaseException:
+            result = Outcome(plan, [f"TOOL: {traceback.format_exc()}"])
+        with os.fdopen(writer, "wb") as pipe:
+            pickle.dump(result, pipe)
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as pipe:
+        data = pipe.read()
+    os.waitpid(child, 0)
+    if not data:
+        return Outcome(plan, ["TOOL: the run ended without a result"])
+    return pickle.loads(data)  # type: ignore[no-any-return]
+
+
+def _say_where(_number: int, frame: object) -> None:
+    raise TimeoutError(f"the run took more than {_CPU_LIMIT} s of CPU time")
+
+
+def plan_of(seed: int) -> Plan:
+    return draw(seed, code.sites)
+
+
+def shrink(outcome: Outcome, tell: Callable[[str], None] = lambda _line: None) -> Outcome:
+    """Take faults and holds away as long as the run fails in the same way."""
+    best = outcome
+    for name in ("holds", "faults"):
+        size = max(1, len(getattr(best.plan, name)) // 2)
+        while getattr(best.plan, name):
+            smaller = None
+            for fewer in _without(getattr(best.plan, name), size):
+                tried = in_child(replace(best.plan, **{name: fewer}))
+                if tried.kind == outcome.kind:
+                    smaller = tried
+                    break
+            if smaller is not None:
+                best = smaller
+                tell(f"still fails with {len(best.plan.faults)} faults and {len(best.plan.holds)} holds")
+            elif size == 1:
+                break
+            else:
+                size //= 2
+            size = min(size, max(1, len(getattr(best.plan, name))))
+    return best
+
+
+def _without(items: list[object], size: int) -> Iterator[list[object]]:
+    for start in range(0, len(items), size):
+        yield items[:start] + items[start + size :]
+
+
+__all__ = ["Outcome", "in_child", "perform", "plan_of", "shrink"]
