@@ -175,6 +175,13 @@ class _Transform(ast.NodeTransformer):
         self.generic_visit(node)
         return self._set(ast.GeneratorExp(node.elt, node.generators), node)
 
+    def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
+        # ``a.keys() - b.keys()`` is a set.
+        self.generic_visit(node)
+        if _is_keys(node.left) or _is_keys(node.right):
+            node.left = self._set(node.left, node.left)
+        return node
+
     def _set(self, items: ast.expr, node: ast.expr) -> ast.expr:
         name = ast.copy_location(ast.Name("_Set", ast.Load()), node)
         return ast.copy_location(ast.Call(name, [ast.copy_location(items, node)], []), node)
@@ -225,6 +232,10 @@ class _Transform(ast.NodeTransformer):
         self.sites.append((".".join(self._functions), statement.lineno))
         text = f"(_due() or _marked[{site}]) and _statement(__name__, {site}, _marked[{site}])"
         return _parsed(text, statement)
+
+
+def _is_keys(node: ast.expr) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "keys"
 
 
 def _is_text(node: ast.AST) -> bool:

@@ -78,8 +78,10 @@ class Faults:
         return self.nsqds[fault.number % len(self.nsqds)]
 
     def _run_again(self, daemon: Daemon) -> None:
-        """Start a daemon until it runs."""
+        """Start a daemon until it runs, unless another thread does so."""
         for _ in range(20):
+            if not self.world.until(lambda: not daemon.alive or daemon.running, 60.0):
+                break
             if daemon.running or daemon.start():
                 return
             if daemon.failure and not self.disk_failed:

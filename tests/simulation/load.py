@@ -87,6 +87,7 @@ class Load:
         self.consumers: list[Client] = []
         self.gone: list[Client] = []
         self.budgets: dict[str, int] = {}
+        """max_in_flight by the name of the consumer's process."""
         self._numbers = iter(range(10**9))
         self._calm = plan.calm
 
@@ -253,6 +254,7 @@ class Load:
     def _new_consumer(self, topic: str, channel: str, number: int) -> Any:
         chance = random.Random(f"consumer {self.plan.seed} {number}")
         most = chance.choice((1, 5, 50)) * self.plan.threads
+        self.budgets[f"consumer{number}"] = most
         name = f"{topic}/{channel}"
         consumer = self.nsq.Consumer(
             topic,
@@ -272,9 +274,6 @@ class Load:
         )
 
         def handle(message: Any) -> Any:
-            at_once = consumer.stats().in_flight
-            if at_once > max(most, len(self.nsqds)):
-                self.problems.append(f"{name}: {at_once} messages in flight, max_in_flight is {most}")
             return self._handle(message, name, chance)
 
         consumer.add_handler(handle)
@@ -286,7 +285,7 @@ class Load:
         )
         self.handled.append(handled)
         if scheduler.telling:
-            scheduler.story(f"{channel} handles {message!r} of {message.nsqd_address}")
+            scheduler.story(f"{channel} handles {handled.key!r}, attempt {handled.attempts}, from {handled.nsqd}")
         if chance.random() < self.plan.slow and not self.over:
             threads.sleep(self.plan.slow_seconds * chance.uniform(0.5, 1.5))
         handled.ended = scheduler.now
@@ -329,7 +328,7 @@ class Load:
 
         def work() -> None:
             self.ended("stop", client.made.stop, number % 5 + 0.5)
-            threads.sleep(lasts)
+            self.world.until(lambda: self.over, lasts)
             client.made = client.make()
             client.made.start()
             client.stopping = False
@@ -400,6 +399,7 @@ class Load:
     def finish(self) -> None:
         """Stop publishing, and wait for the publishing threads."""
         self.over = True
+        self.world.until(lambda: not any(client.stopping for client in self.consumers), 60.0)
         users = [thread for client in self.producers for thread in client.threads if client.process.alive]
         if not self.world.until(lambda: not any(thread.alive for thread in users), 120.0):
             self.problems.append(f"users' threads hang: {[thread for thread in users if thread.alive]}")

@@ -85,7 +85,9 @@ class End:
         self.broken = 0  # an errno
         self.watchers: dict[Thread, None] = {}
         self.last_arrival = 0.0
-        self.sent = bytearray()
+        self.said: list[tuple[float, bytes]] = []
+        """What it sent, and when: for the auditor."""
+        self.closed_at = math.inf
         host.ends[self] = None
 
     def changed(self) -> None:
@@ -114,7 +116,7 @@ class End:
             raise _error(errno.EPIPE)
         taken = bytes(data[: max(self.room, 0)])
         scheduler.note("sent", self.name, taken)
-        self.sent += taken
+        self.said.append((scheduler.now, taken))
         if scheduler.telling and taken:
             scheduler.story(f"{self.host} to {self.peer.host}: {_shown(taken)}")
         start = 0
@@ -162,11 +164,13 @@ class End:
     def break_off(self, code: int) -> None:
         if self.host.powered and not self.broken:
             self.broken = code
+            self.closed_at = min(self.closed_at, scheduler.now)
             self.changed()
 
     def close(self) -> None:
         """Close it, as the kernel does when the last descriptor is gone."""
         peer = self.peer
+        self.closed_at = min(self.closed_at, scheduler.now)
         self.host.ends.pop(self, None)
         if peer is not None and (self.received or self.broken) and not peer.broken:
             self._send(lambda: peer.break_off(errno.ECONNRESET))

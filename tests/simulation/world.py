@@ -35,6 +35,8 @@ MODULES = (
     "nsq.errors",
     "nsq.http.nsqd",
     "nsq.http.nsqlookupd",
+    "nsq.partitioned.consuming",
+    "nsq.partitioned.routing",
     "nsq.producer.producer",
     "nsq.daemons.nsqd.daemon",
     "nsq.daemons.nsqlookupd.daemon",
@@ -105,7 +107,7 @@ class World:
     def conversations(self) -> list[Conversation]:
         """Return what clients and nsqds have said to each other."""
         return [
-            Conversation(bytes(end.sent), bytes(end.peer.sent))
+            Conversation(end.host.name, end.said, end.peer.said, end.closed_at)
             for end in network.network.connections
             if end.peer is not None and end.peer_name[1] == Nsqd.tcp_port
         ]
@@ -138,17 +140,28 @@ class World:
 
 @dataclass
 class Conversation:
-    """The bytes of one connection between a client and an nsqd."""
+    """What a client and an nsqd sent over one connection, each piece with its time."""
 
-    said: bytes
-    answered: bytes
+    client: str
+    said: list[tuple[float, bytes]]
+    answered: list[tuple[float, bytes]]
+    closed_at: float
 
     def answers(self) -> Iterator[tuple[bytes, int, int]]:
         """Yield each message's id, how often the client answered it, and how often nsqd had sent it."""
-        for message_id, count in Counter(_ANSWERS.findall(self.said)).items():
-            yield message_id, count, self.answered.count(message_id)
+        frames = b"".join(piece for _, piece in self.answered)
+        for message_id, count in Counter(_ANSWERS.findall(b"".join(piece for _, piece in self.said))).items():
+            yield message_id, count, frames.count(message_id)
+
+    def windows(self) -> Iterator[tuple[float, int]]:
+        """Yield each RDY with its time, and 0 at the end."""
+        for at, piece in self.said:
+            for count in _RDY.findall(piece):
+                yield at, int(count)
+        yield self.closed_at, 0
 
 
+_RDY = re.compile(rb"(?:^|\n)RDY ([0-9]+)\n")
 _ANSWERS = re.compile(rb"(?:^|\n)(?:FIN |REQ )([0-9a-f]{16})")
 
 
@@ -222,11 +235,11 @@ class Daemon:
         self.process = self.world.process(self.name, self.host)
         scheduler.story(f"{self.name} starts")
         self._thread = scheduler.start(self._run, "main", self.process)
-        self.world.until(lambda: self.running or self.failure or not self._alive, timeout)
+        self.world.until(lambda: self.running or self.failure or not self.alive, timeout)
         return self.running
 
     @property
-    def _alive(self) -> bool:
+    def alive(self) -> bool:
         return self._thread is not None and self._thread.alive
 
     def _run(self) -> None:
@@ -262,10 +275,10 @@ class Daemon:
     def stop(self, timeout: float = 120.0, *, drain: bool = False) -> bool:
         """Stop it, after a drain if that is asked for; return whether it has ended in time."""
         if not self.running:
-            return not self._alive
+            return not self.alive
         scheduler.story(f"{self.name} {'drains and ' if drain else ''}stops")
         self._ask("drain" if drain else "stop")
-        return self.world.until(lambda: not self._alive, timeout)
+        return self.world.until(lambda: not self.alive, timeout)
 
     def kill(self) -> None:
         """End the process at once; what it wrote is in the kernel's hands."""
