@@ -125,7 +125,7 @@ class Auditor:
         if not self.plan.calm:
             return
         for message in self.load.sent.values():
-            if message.state in ("refused", "perhaps") and message.error:
+            if message.state in ("refused", "perhaps") and message.error and "in time" not in message.error:
                 self.found(f"FAILED although nothing was broken: {message.call} {message.error}")
                 break
 

@@ -159,7 +159,7 @@ class Faults:
             self.world.until(lambda: self.mended, fault.lasts)
             self._run_again(nsqd)
 
-        if nsqd.running:
+        if nsqd.running and not nsqd.stopping:
             self._later(f"restart-{nsqd.name}", work)
 
     def drain(self, fault: Fault) -> None:

@@ -50,16 +50,13 @@ class Link:
         self.kept: list[Callable[[], None]] = []
 
     def send(self, arrive: Callable[[], None], after: float) -> float:
-        """Have something arrive; return when, or 0 if it is kept back."""
-        if self.silent:
-            self.kept.append(arrive)
-            return 0.0
+        """Have something arrive, not before ``after``; return when."""
         when = max(scheduler.now + self.delay * (0.5 + network.chance()), after)
         scheduler.at(when, lambda: self._arrive(arrive))
         return when
 
     def _arrive(self, arrive: Callable[[], None]) -> None:
-        if self.silent:  # it became silent on the way
+        if self.silent:
             self.kept.append(arrive)
         else:
             arrive()
@@ -130,7 +127,7 @@ class End:
     def _send(self, arrive: Callable[[], None]) -> None:
         assert self.peer is not None
         link = network.link(self.host, self.peer.host)
-        self.last_arrival = link.send(arrive, self.last_arrival) or self.last_arrival
+        self.last_arrival = link.send(arrive, self.last_arrival)
 
     def _arrived(self, piece: bytes) -> None:
         self.on_way -= len(piece)

@@ -209,7 +209,7 @@ class Daemon:
         """Why it did not start, or ended."""
         self.running = False
         self.stopped_cleanly: bool | None = None
-        self.starts = 0
+        self.stopping = False
         self._thread: Thread | None = None
         self._loop: loop.Loop | None = None
         self._ask: Callable[[str], None] = lambda _what: None
@@ -230,7 +230,7 @@ class Daemon:
 
     def start(self, timeout: float = 60.0) -> bool:
         """Start it and wait until it listens; return whether it does."""
-        self.starts += 1
+        self.stopping = False
         self.failure, self.stopped_cleanly = None, None
         self.process = self.world.process(self.name, self.host)
         scheduler.story(f"{self.name} starts")
@@ -274,11 +274,13 @@ class Daemon:
 
     def stop(self, timeout: float = 120.0, *, drain: bool = False) -> bool:
         """Stop it, after a drain if that is asked for; return whether it has ended in time."""
-        if not self.running:
+        thread = self._thread
+        if not self.running or thread is None:
             return not self.alive
         scheduler.story(f"{self.name} {'drains and ' if drain else ''}stops")
+        self.stopping = True
         self._ask("drain" if drain else "stop")
-        return self.world.until(lambda: not self.alive, timeout)
+        return self.world.until(lambda: not thread.alive, timeout)
 
     def kill(self) -> None:
         """End the process at once; what it wrote is in the kernel's hands."""
