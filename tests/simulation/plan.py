@@ -151,7 +151,7 @@ def draw(seed: int, sites: dict[str, list[tuple[str, int]]]) -> Plan:
     focus = chance.choice(("disk", "disk", "deferred", "deferred", "network", "client", "client", "topics", "all"))
     kinds, parts = FOCUSES[focus]
     plan = Plan(seed, focus)
-    plan.seconds = chance.choice((3.0, 6.0, 12.0))
+    plan.seconds = chance.choice((2.0, 5.0, 10.0))
     plan.nsqds = 1 if focus in ("disk", "deferred") else chance.choice((1, 2, 3))
     plan.lookupds = chance.choice((0, 1, 2)) if focus in ("disk", "deferred") else chance.choice((1, 1, 2))
     plan.found_by_lookup = plan.lookupds > 0 and chance.random() < 0.6
@@ -204,7 +204,7 @@ def _client_options(chance: random.Random) -> dict[str, Any]:
 def _draw_load(chance: random.Random, plan: Plan) -> None:
     plan.producers = chance.choice((1, 1, 2))
     plan.publishers = chance.choice((1, 2, 4))
-    plan.pause = chance.choice((0.005, 0.03, 0.2))
+    plan.pause = chance.choice((0.02, 0.1, 0.3))
     calls = ("publish", "multi_publish", "publish_async", "defer", "defer_async")
     plan.calls = {call: chance.random() + 0.1 for call in calls if chance.random() < 0.6} or {"publish": 1.0}
     if plan.focus == "deferred":
