@@ -36,6 +36,9 @@ _STOP_SECONDS = 2.0
 #: While draining: seconds between two counts of the messages left, and between two progress lines.
 _COUNT_EVERY = 0.25
 _LOG_EVERY = 5.0
+#: The shortest time of a drain. A publisher that is busy must learn of it from a refusal: if nsqd just closed
+#: the connection, the publisher could not know whether its last messages are stored.
+_LEAST_SECONDS = 0.5
 #: The most log lines about queues whose messages stay on disk.
 _LINES = 20
 
@@ -169,7 +172,9 @@ class Nsqd:
         self._log.info("--tls-cert %s: reloaded", self._options.tls_cert)
 
     async def drain(self) -> None:
-        """Refuse publishes, leave the nsqlookupds, and wait until consumers have finished their messages."""
+        """Refuse publishes, leave the nsqlookupds, and wait until the publishes that have begun are stored and
+        consumers have finished their messages.
+        """
         if self._broker is None or self._registration is None:
             return
         self._broker.draining = True
@@ -337,12 +342,15 @@ def _total(channel: Channel) -> int:
 
 
 async def wait_until_drained(broker: Broker, log: DaemonLog, at_most: float) -> None:
-    """Wait until consumers have finished all messages they can get, or ``at_most`` seconds (0: no limit)."""
+    """Wait until no publish is stored in part and consumers have finished all messages they can get, or
+    ``at_most`` seconds (0: no limit).
+    """
     loop = asyncio.get_running_loop()
     began = logged_at = loop.time()
+    at_least = min(_LEAST_SECONDS, at_most or _LEAST_SECONDS)
     left = count_remaining(broker)
     log.info("draining: %s", left)
-    while not left.nothing:
+    while broker.unfinished or not left.nothing or loop.time() - began < at_least:
         if at_most and loop.time() - began >= at_most:
             log.warning("draining: --drain-timeout is over, the rest stays on disk: %s", left)
             break

@@ -24,7 +24,7 @@ from nsq.daemons.nsqd.core.backlog import StorageFailed, Waiting, show
 from nsq.daemons.nsqd.core.broker import Broker, Draining
 from nsq.daemons.nsqd.core.channel import Channel, Subscriber
 from nsq.daemons.nsqd.core.clock import pause_after
-from nsq.daemons.nsqd.core.topic import Topic, TopicStarting
+from nsq.daemons.nsqd.core.topic import PartlyStored, Topic, TopicStarting
 from nsq.daemons.nsqd.options import PEEK_LOOPBACK, PEEK_OFF, TLS_VERSIONS, NsqdOptions
 from nsq.daemons.nsqd.registration import Registration
 from nsq.daemons.nsqd.session.session import Environment, Session
@@ -251,7 +251,7 @@ class Publishing:
                 await self._publish(name, lambda: self._broker.publish(name, [body]))
             await self._wait_until_synced()
         except StorageFailed as error:
-            raise HttpError(503, _code(error, "PUB_FAILED")) from None
+            raise _refusal(error, "PUB_FAILED") from None
         return OK
 
     async def _publish(self, name: str, publish: Callable[[], object]) -> None:
@@ -289,20 +289,23 @@ class Publishing:
         cut = self._lines if request.args.get("binary", "false") in _NOT_BINARY else self._binary
         # A large body may hold a million messages: splitting it on the loop would delay other clients.
         bodies = cut(body) if len(body) < _LARGE else await in_thread(lambda: cut(body), "nsqd-mpub")
-        if bodies:
-            try:
-                start = 0
-                while start < len(bodies):
-                    end = start + self._broker.at_once(name)
-                    began = time.monotonic()
-                    part = bodies[start:end]
-                    await self._publish(name, functools.partial(self._broker.publish, name, part))
-                    start = end
-                    if start < len(bodies):  # let other clients be served
-                        await asyncio.sleep(pause_after(time.monotonic() - began))
+        self._broker.unfinished.add(request)
+        try:
+            start = 0
+            while start < len(bodies):
+                end = start + self._broker.at_once(name)
+                began = time.monotonic()
+                part = bodies[start:end]
+                await self._publish(name, functools.partial(self._broker.publish, name, part, start > 0))
+                start = end
+                if start < len(bodies):  # let other clients be served
+                    await asyncio.sleep(pause_after(time.monotonic() - began))
+            if bodies:
                 await self._wait_until_synced()
-            except StorageFailed as error:
-                raise HttpError(503, _code(error, "MPUB_FAILED")) from None
+        except StorageFailed as error:
+            raise _refusal(error, "MPUB_FAILED") from None
+        finally:
+            self._broker.unfinished.discard(request)
         return OK
 
     def _lines(self, body: bytes) -> list[bytes]:
@@ -318,8 +321,11 @@ class Publishing:
             raise HttpError(413, error.code) from None
 
 
-def _code(error: StorageFailed, otherwise: str) -> str:
-    return "EXITING" if isinstance(error, Draining) else otherwise
+def _refusal(error: StorageFailed, code: str) -> HttpError:
+    """Return the answer to a publish that was refused. 503 to /pub means that the message is not stored."""
+    if isinstance(error, PartlyStored):
+        return HttpError(500, "PARTLY_STORED")
+    return HttpError(503, "EXITING" if isinstance(error, Draining) else code)
 
 
 class Administration:
