@@ -28,7 +28,7 @@ from nsq.errors import (
 )
 from nsq.log import Logger
 from nsq.message import Message
-from nsq.producer.own import OwnConns
+from nsq.producer.own import OwnConns, draining
 from nsq.producer.publishes import PLAIN, SENT, Publish, Verdict, command_of, join
 from nsq.producer.reports import ConnectionState, ConnectionStats
 
@@ -106,8 +106,10 @@ class PublishingEndpoint(Endpoint, ConnDelegate):
         )
 
     def connected(self, conn: Conn) -> None:
+        if conn.reply.draining:
+            raise draining(self.address)
         log.info("connected to %s", self.address, extra=self._fields())
-        self._pool.book.note_version(self.address, conn.version)
+        self._pool.book.note_version(self.address, conn.reply.version)
 
     def refused(self, error: NsqError, news: bool) -> None:
         if not self._stopped:
