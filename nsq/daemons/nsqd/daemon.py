@@ -172,7 +172,7 @@ class Nsqd:
         self._log.info("--tls-cert %s: reloaded", self._options.tls_cert)
 
     async def drain(self) -> None:
-        """Refuse publishes, leave the nsqlookupds, and wait until the publishes that have begun are stored and
+        """Refuse publishes, leave the nsqlookupds, and wait: for publishes that are stored in part, and until
         consumers have finished their messages.
         """
         if self._broker is None or self._registration is None:

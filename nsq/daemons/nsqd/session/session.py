@@ -401,7 +401,9 @@ class Session:
         if not request.feature_negotiation:
             self._stream.write(_OK_FRAME)
             return
-        self._stream.write(encode_response(reply_to(agreement, self._options, draining=self._broker.draining).encode()))
+        self._stream.write(
+            encode_response(reply_to(agreement, self._options, draining=self._broker.draining).encode())
+        )
         if agreement.tls and self._environment.tls is not None:
             layer = Tls(self._environment.tls, server_side=True, server_hostname=None)
             self._stream.push_tls(layer, self._encrypted)
@@ -512,9 +514,8 @@ class Session:
         self._permit.when_allowed(verb, params[0], b"", self._publish, *arguments)
 
     def _publish(self, verb: str, publish: _Publish, topic: str, bodies: list[Any], start: int = 0) -> None:
-        """Publish the bodies from ``start`` on, in parts. Answer each PUB and DPUB with its part, an MPUB after
-        the last. ``publish`` is the broker's ``publish``, or ``publish_deferred``, whose bodies come with
-        delays.
+        """Publish the bodies from ``start`` on, in parts. Answer PUBs and DPUBs part by part, an MPUB at the
+        end. ``publish`` is the broker's ``publish``, or ``publish_deferred``, whose bodies come with delays.
         """
         end = start + self._broker.at_once(topic) if len(bodies) > 1 else 1
         part = bodies[start:end] if start or end < len(bodies) else bodies

@@ -311,9 +311,7 @@ class DurableBacklog:
         self.dues.clear()
 
     def clear_waiting(self) -> None:
-        """Empty the files, then write again what channels hold in memory only: their disks refused it, but now
-        there is room.
-        """
+        """Empty the files, then write again what channels hold in memory only: now the disk has room."""
         waiting = {message.id for message in self._ready}
         taken = [e.message for e in self._by_id.values() if e.message and e.message.id not in waiting]
         self.clear()

@@ -127,7 +127,9 @@ def refuse(topic: Topic, *channels: str) -> None:
             place.deferred.add = put  # type: ignore[method-assign]
 
 
-@pytest.mark.parametrize("command", [commands.pub("t", b"x"), commands.dpub("t", 1000, b"x")], ids=["PUB", "DPUB"])
+@pytest.mark.parametrize(
+    "command", [commands.pub("t", b"x"), commands.dpub("t", 1000, b"x")], ids=["PUB", "DPUB"]
+)
 def test_an_error_answers_only_the_command_that_is_not_stored(command: bytes) -> None:
     world = World()
     client = world.client()
