@@ -115,16 +115,15 @@ def test_identify_tells_about_drains(draining: bool) -> None:
 # Publishes that the disk refuses
 
 
-def refuse(topic: Topic, *channels: str) -> None:
-    """Let the disks of these channels refuse, or the topic's."""
+def refuse(place: Topic | Channel) -> None:
+    """Let its disk refuse all messages."""
 
     def put(messages: object) -> None:
         raise StorageFailed("disk full")
 
-    for place in [topic.channels[name] for name in channels] or [topic]:
-        place.backlog.put = put  # type: ignore[assignment, method-assign]
-        if isinstance(place, Channel):
-            place.deferred.add = put  # type: ignore[method-assign]
+    place.backlog.put = put  # type: ignore[assignment, method-assign]
+    if isinstance(place, Channel):
+        place.deferred.add = put  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize(
@@ -154,7 +153,7 @@ def test_a_publish_that_one_of_two_channels_refuses_is_not_called_refused(verb: 
     channels = [topic.channel(name) for name in ("willing", "full")]
     client, another = world.client(), world.client()
     client.send(commands.pub("u", b"y"))
-    refuse(topic, "full")
+    refuse(topic.channels["full"])
     client.send(command)
     answers = [OK]
     if verb == "MPUB":
