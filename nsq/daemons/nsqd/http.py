@@ -54,6 +54,8 @@ from nsq.wire.names import valid_channel, valid_topic
 
 #: The values of binary= that mean no. Any other value, also an empty one, means yes.
 _NOT_BINARY = ("false", "0")
+#: The answer to a publish that was neither confirmed nor refused.
+_MAYBE_STORED = "MAYBE_STORED"
 #: A body of /mpub at least this large is split in a thread of its own.
 _LARGE = 128 * 1024
 
@@ -271,7 +273,10 @@ class Publishing:
     async def _wait_until_synced(self) -> None:
         """With --durable, wait until the messages are fsynced."""
         if self._storage.publish_committer is not None:
-            await self._storage.publish_committer.wait_until_synced()
+            try:
+                await self._storage.publish_committer.wait_until_synced()
+            except StorageFailed as error:
+                raise HttpError(500, _MAYBE_STORED) from error
 
     def _defer(self, request: Request) -> float:
         text = request.args.get("defer", "0").removeprefix("+")
@@ -324,7 +329,7 @@ class Publishing:
 def _refusal(error: StorageFailed, code: str) -> HttpError:
     """Return the answer to a publish that was refused. 503 to /pub means that the message is not stored."""
     if isinstance(error, PartlyStored):
-        return HttpError(500, "PARTLY_STORED")
+        return HttpError(500, _MAYBE_STORED)
     return HttpError(503, "EXITING" if isinstance(error, Draining) else code)
 
 

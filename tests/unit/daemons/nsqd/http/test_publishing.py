@@ -108,9 +108,20 @@ def test_a_publish_that_one_of_two_channels_refuses_is_not_called_refused(target
         raise StorageFailed("disk full")
 
     full.backlog.put = full.deferred.add = refuse  # type: ignore[assignment, method-assign]
-    assert api.refused("POST", target, b"x") == (500, "PARTLY_STORED")
+    assert api.refused("POST", target, b"x") == (500, "MAYBE_STORED")
     code = "MPUB_FAILED" if "mpub" in target else "PUB_FAILED"
     assert api.refused("POST", target, b"x") == (503, code)
+
+
+@pytest.mark.parametrize("target", ["/pub?topic=t", "/pub?topic=t&defer=1000", "/mpub?topic=t"])
+def test_a_publish_whose_sync_fails_is_not_called_refused(target: str) -> None:
+    class Committer:
+        async def wait_until_synced(self) -> None:
+            raise StorageFailed("syncing to disk failed")
+
+    api = Api(committer=Committer())
+    assert api.refused("POST", target, b"x") == (500, "MAYBE_STORED")
+    assert api.world.broker.topics["t"].depth == 1
 
 
 def test_an_mpub_waits_until_hundreds_of_channels_have_got_its_messages() -> None:
