@@ -235,7 +235,7 @@ class Topic:
         """
         if channel is not next(iter(self.channels.values())):
             self.channels = {channel.name: channel} | self.channels
-            raise PartlyStored(f"{error}, in channel {channel.name} alone") from error
+            raise PartlyStored(f"{error} (channel {channel.name}; another has the messages)") from error
 
     def _keep(self, messages: Batch | list[Message]) -> None:
         if not self.flows:

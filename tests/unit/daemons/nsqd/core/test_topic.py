@@ -247,7 +247,7 @@ class TestWhereAChannelsDiskRefuses:
             else:
                 setup.put(b"x")
 
-        with pytest.raises(PartlyStored, match="no room, in channel full alone"):
+        with pytest.raises(PartlyStored, match=r"no room \(channel full; another has the messages\)"):
             put()
         assert setup.depths() == (0, [0, 1])
         # Now the full channel is asked first, so no other one gets what is refused.
