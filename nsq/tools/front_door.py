@@ -22,6 +22,7 @@ from nsq.errors import NsqError, UsageError
 from nsq.flags import Flag
 from nsq.http.cluster import count_topics
 from nsq.options import METADATA
+from nsq.threads.stop_signals import held_stop, release_signals
 from nsq.tools.cluster import Cluster, ClusterFlags, named_daemons, topic_and_channel
 from nsq.tools.program import VERSION, exit_status, open_standard_streams
 from nsq.wire.names import valid_channel, valid_topic
@@ -120,6 +121,10 @@ def _run(words: list[str]) -> int:
         hint = f" (did you mean {close[0]}?)" if close else ""
         sys.stderr.write(f"nsq has no command {name}{hint}\nnsq --help lists them\n")
         return 2
+    module = importlib.import_module(f"nsq.tools.{command.module}")
+    if number := held_stop():  # nothing has begun
+        return 128 + number
+    release_signals()
     try:
         if command.classic:
             arguments = filled_in(command, arguments)
@@ -128,8 +133,7 @@ def _run(words: list[str]) -> int:
     except NsqError as error:
         sys.stderr.write(f"nsq {name}: {error}\n")
         return 1
-    run = getattr(importlib.import_module(f"nsq.tools.{command.module}"), command.main)
-    status: int = run(arguments)
+    status: int = getattr(module, command.main)(arguments)
     return status
 
 

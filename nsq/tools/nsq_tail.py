@@ -6,6 +6,11 @@ characters; into a pipe or a file it writes the bytes unchanged.
 
 from __future__ import annotations
 
+from nsq.threads.stop_signals import hold_signals
+
+if __name__ == "__main__":
+    hold_signals()  # before the other imports
+
 import json
 import random
 import re

@@ -27,6 +27,7 @@ from nsq.http.nsqd import NsqdApi
 from nsq.http.nsqlookupd import NsqlookupdApi
 from nsq.log import Logger
 from nsq.threads.signals import SignalWatch
+from nsq.threads.stop_signals import held_stop
 from nsq.transport.base import Stream
 from nsq.transport.dialing import default_transport
 from nsq.work.stopping import stop_all
@@ -94,6 +95,8 @@ def run(
         return _ended(FlagExit(1, f"{prog}: unknown arguments: {' '.join(rest)}\n"))
     if argv is None:
         tune_gc()
+    if held_stop():  # it came during the imports; others are held back until the tool's SignalWatch
+        return 0
     options = parsed.options
     with logging_to_stderr(getattr(options, "log_prefix", ""), getattr(options, "log_level", "info")):
         for warning in parsed.warnings:

@@ -276,8 +276,8 @@ class NsqdOptions:
         for origin in self.allow_pub_origins:
             if not _ORIGIN.fullmatch(origin):
                 raise ConfigError(
-                    f"--allow-pub-origin {origin!r} is not an origin as browsers send it: give a scheme and a "
-                    "host in lower case, such as https://shop.example, or * for every page"
+                    f"--allow-pub-origin {origin!r} is not an origin as browsers send it: give a scheme and "
+                    "a host in lower case, such as https://shop.example, or * for every page"
                 )
         if self.statsd_address:
             address_of("--statsd-address", self.statsd_address)

@@ -30,7 +30,8 @@ def refuse_other_sites(request: Request, allowed: Collection[str] = ()) -> None:
     if site is not None:
         same = site in ("same-origin", "none")
     else:  # from a page without https
-        # X-Forwarded-Host is the host of the browser's request to a proxy; no page can set it for another site.
+        # X-Forwarded-Host is the host of the browser's request to a proxy. No page can set it for another
+        # site.
         ours = {headers.get("Host", ""), headers.get("X-Forwarded-Host", "")} - {""}
         same = origin_host(origin or "") in ours
     if not same and origin not in allowed and "*" not in allowed:
