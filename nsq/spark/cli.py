@@ -10,7 +10,8 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from nsq import __version__, flags
+import nsq.flags as flags
+from nsq import __version__
 from nsq.errors import NsqError, how_to_install
 from nsq.flags import FlagExit
 from nsq.spark.commands import COMMANDS, Command, SparkCommand

@@ -21,7 +21,8 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import nsq
-from nsq import NsqError, __version__, flags
+import nsq.flags as flags
+from nsq import NsqError, __version__
 from nsq.errors import ConfigError
 from nsq.flags import FlagExit, duration, flag, repeated
 from nsq.gc_settings import tune_gc
