@@ -8,12 +8,14 @@ they hold signals back, until the program can handle them. And pynsq or nsq-py, 
 
 from __future__ import annotations
 
-import _signal  # what ``signal`` is made of; that would import much before it could do anything
 import sys
 
-TYPE_CHECKING = False
+TYPE_CHECKING = False  # importing typing would take long
 if TYPE_CHECKING:
+    import signal as _signal
     from collections.abc import Callable, Sequence
+else:
+    import _signal  # what ``signal`` is made of; that imports much before it can do anything
 
 
 def _program(name: str, module: str) -> Callable[[Sequence[str] | None], int]:
