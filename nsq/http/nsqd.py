@@ -17,7 +17,6 @@ from urllib.parse import quote
 from nsq.errors import ApiError, InvalidMessage
 from nsq.http.calls import Api, endpoint, json_value, ok, read, read_key
 from nsq.http.message import HttpReply
-from nsq.wire.commands import pack_bodies
 from nsq.wire.names import check_channel, check_topic
 
 
@@ -80,6 +79,8 @@ class NsqdApi(Api):
         if not checked:
             raise InvalidMessage("there is no message to publish")
         args = {"topic": check_topic(topic), "binary": "true"}
+        from nsq.wire.commands import pack_bodies
+
         return self._post("/mpub", args, ok, pack_bodies(checked))
 
     # Topics and channels

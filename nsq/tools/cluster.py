@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
 
-from nsq.config import Config
+import nsq
 from nsq.errors import ApiError, ApiRefused, ConfigError, NsqError, UsageError
 from nsq.http.asking import ask_all
 from nsq.http.cluster import Node, Topic, count_topics, merge_nodes
@@ -75,7 +75,7 @@ class ClusterFlags(HttpFlags):
     def tls(self) -> Any:
         """The context for HTTPS servers; None for that of the public CAs."""
         authorities = self.http_client_tls_root_ca_file
-        return context_of(Config(tls=True, tls_ca_file=authorities)) if authorities else None
+        return context_of(nsq.Config(tls=True, tls_ca_file=authorities)) if authorities else None
 
 
 class Named(NamedTuple):

@@ -6,6 +6,11 @@ characters; into a pipe or a file it writes the bytes unchanged.
 
 from __future__ import annotations
 
+from nsq.threads.stop_signals import hold_signals
+
+if __name__ == "__main__":
+    hold_signals()  # before the other imports
+
 import json
 import random
 import re
@@ -13,10 +18,14 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from nsq import Consumer, Message, Requeue
+from nsq import Message, Requeue
 from nsq.errors import ConfigError
 from nsq.tools.program import ConsumerFlags, SignalWatch, flag, repeated, run, run_consumers
+
+if TYPE_CHECKING:
+    from nsq import Consumer
 
 PROG = "nsq_tail"
 #: Also those from U+0080 to U+009F, two bytes in UTF-8, which control a terminal too.

@@ -9,6 +9,11 @@ The files themselves are in ``archive.py``.
 
 from __future__ import annotations
 
+from nsq.threads.stop_signals import hold_signals
+
+if __name__ == "__main__":
+    hold_signals()  # before the other imports
+
 import math
 import os
 import queue

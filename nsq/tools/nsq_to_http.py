@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from nsq.threads.stop_signals import hold_signals
+
+if __name__ == "__main__":
+    hold_signals()  # before the other imports
+
 import base64
 import dataclasses
 import itertools

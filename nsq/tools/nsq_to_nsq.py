@@ -5,6 +5,11 @@ The JSON options restrict it to messages with a certain field, or to certain fie
 
 from __future__ import annotations
 
+from nsq.threads.stop_signals import hold_signals
+
+if __name__ == "__main__":
+    hold_signals()  # before the other imports
+
 import json
 import math
 import re

@@ -1,6 +1,7 @@
 """Shared by all tools: reading flags, logging to stderr, making consumers and producers, ending on a signal.
 
 Only this module of the tools imports ``nsq.flags``; the other tools take ``flag`` and the like from here.
+It imports neither consumer, producer nor HTTP client: most commands need one of them at most.
 Exit statuses are those of Go's tools: 0 after a signal and for --help, 1 after an error, 2 for flags that
 cannot be parsed.
 """
@@ -17,19 +18,24 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from nsq import Config, Consumer, NsqError, Producer, __version__, flags
+import nsq
+import nsq.flags as flags
+from nsq import NsqError, __version__
 from nsq.errors import ConfigError
 from nsq.flags import FlagExit, duration, flag, repeated
 from nsq.gc_settings import tune_gc
-from nsq.http.nsqd import NsqdApi
-from nsq.http.nsqlookupd import NsqlookupdApi
 from nsq.log import Logger
 from nsq.threads.signals import SignalWatch
-from nsq.transport.base import Stream
-from nsq.transport.dialing import default_transport
+from nsq.threads.stop_signals import held_stop
 from nsq.work.stopping import stop_all
+
+if TYPE_CHECKING:
+    from nsq import Config, Consumer, Producer
+    from nsq.http.nsqd import NsqdApi
+    from nsq.http.nsqlookupd import NsqlookupdApi
+    from nsq.transport.base import Stream
 
 __all__ = [
     "COMPATIBLE_VERSION",
@@ -94,6 +100,8 @@ def run(
         return _ended(FlagExit(1, f"{prog}: unknown arguments: {' '.join(rest)}\n"))
     if argv is None:
         tune_gc()
+    if held_stop():  # it came during the imports; others are held back until the tool's SignalWatch
+        return 0
     options = parsed.options
     with logging_to_stderr(getattr(options, "log_prefix", ""), getattr(options, "log_level", "info")):
         for warning in parsed.warnings:
@@ -250,7 +258,9 @@ class ConsumerOptions:
         """
         config = config_of("--consumer-opt", [*older, *self.consumer_opt], {"max_attempts": "0"})
         agent = _user_agent(prog)
-        return Consumer(topic, channel, config=config, user_agent=agent, max_in_flight=max_in_flight, **given)
+        return nsq.Consumer(
+            topic, channel, config=config, user_agent=agent, max_in_flight=max_in_flight, **given
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -297,7 +307,7 @@ class ProducerFlags:
     def producer(self, prog: str, *addresses: str, nsqlookupd: Sequence[str] = ()) -> Producer:
         """Make a Producer without a limit on message sizes: nsqd knows its own limit."""
         config = config_of("--producer-opt", self.producer_opt, {"max_msg_size": str(2**31 - 1)})
-        return Producer(*addresses, nsqlookupd=nsqlookupd, config=config, user_agent=_user_agent(prog))
+        return nsq.Producer(*addresses, nsqlookupd=nsqlookupd, config=config, user_agent=_user_agent(prog))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -306,9 +316,13 @@ class HttpFlags:
     http_client_request_timeout: float = duration(5.0, "timeout for HTTP request", low=0.001)
 
     def nsqd_api(self, address: str) -> NsqdApi:
+        from nsq.http.nsqd import NsqdApi
+
         return NsqdApi(address, **self._http_options())
 
     def lookupd_api(self, address: str) -> NsqlookupdApi:
+        from nsq.http.nsqlookupd import NsqlookupdApi
+
         return NsqlookupdApi(address, **self._http_options())
 
     def _http_options(self) -> dict[str, Any]:
@@ -323,6 +337,8 @@ class _QuickTransport:
         self._longest = longest
 
     def connect(self, address: str, *, timeout: float) -> Stream:
+        from nsq.transport.dialing import default_transport
+
         return default_transport.connect(address, timeout=min(timeout, self._longest))
 
 
@@ -344,7 +360,7 @@ def config_of(flag_name: str, given: Iterable[str], defaults: Mapping[str, str])
     with status 2, as with any flag that cannot be parsed.
     """
     try:
-        return Config.from_flags(given, defaults)
+        return nsq.Config.from_flags(given, defaults)
     except ConfigError as error:
         raise FlagExit(2, f"{flag_name}: {error}\n") from None
 

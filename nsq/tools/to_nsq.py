@@ -5,6 +5,11 @@ It sends records in order as it reads them, many in one MPUB; it stops reading w
 
 from __future__ import annotations
 
+from nsq.threads.stop_signals import hold_signals
+
+if __name__ == "__main__":
+    hold_signals()  # before the other imports
+
 import os
 import select
 import stat

@@ -9,10 +9,9 @@ import time
 from collections.abc import Coroutine, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nsq.daemons import COMPATIBLE_VERSION
-from nsq.daemons.nsqd.authd import AuthServers
 from nsq.daemons.nsqd.connection import Connection
 from nsq.daemons.nsqd.core.broker import Broker
 from nsq.daemons.nsqd.core.channel import Channel
@@ -30,6 +29,9 @@ from nsq.daemons.serve.listen import Address, Listener, TcpAddress, listen, pars
 from nsq.daemons.serve.logs import DaemonLog
 from nsq.errors import NsqError
 from nsq.wire.lookup import PeerInfo
+
+if TYPE_CHECKING:
+    from nsq.daemons.nsqd.authd import AuthServers
 
 #: How long stop() waits for clients to read their last bytes.
 _STOP_SECONDS = 2.0
@@ -99,7 +101,10 @@ class Nsqd:
         )
         self._registration = Registration(self._broker, options, log)
         self._broker.observer = self._registration
-        self._auth = AuthServers(options) if options.auth_http_addresses else None
+        if options.auth_http_addresses:
+            from nsq.daemons.nsqd.authd import AuthServers
+
+            self._auth = AuthServers(options)
         self._memory.start()
         try:
             self._storage.start(self._broker)

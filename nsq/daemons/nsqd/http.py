@@ -44,7 +44,13 @@ from nsq.daemons.serve.routes import (
     Request,
     Route,
 )
-from nsq.daemons.serve.sites import on_this_machine, own_names, refuse_other_sites, unknown_name
+from nsq.daemons.serve.sites import (
+    on_this_machine,
+    own_names,
+    own_pages_only,
+    refuse_other_sites,
+    unknown_name,
+)
 from nsq.daemons.serve.slices import Slices
 from nsq.daemons.serve.worker_thread import in_thread
 from nsq.errors import ConfigError
@@ -171,27 +177,32 @@ def routes(context: Context) -> list[Route]:
     if options.peek != PEEK_OFF:
         looks["/topic/peek"] = inspection.peek_topic
         looks["/channel/peek"] = inspection.peek_channel
+    publishes = {"/pub": publishing.pub, "/mpub": publishing.mpub}
+    publishes |= {"/put": publishing.pub, "/mput": publishing.mpub}  # of NSQ's first releases, as below
+    changes = [
+        Route("PUT", "/config/:opt", inspection.put_setting),
+        Route("POST", "/debug/freememory", inspection.free_memory),
+        *(Route("POST", path, handler) for path, handler in actions.items()),
+        # The paths of NSQ's first releases, which its guide still uses. Those releases also accepted GET,
+        # with which a web page or a crawler can delete a topic.
+        *(
+            Route(method, _older_name(path), handler)
+            for path, handler in actions.items()
+            for method in (("GET", "POST") if options.legacy_get else ("POST",))
+        ),
+    ]
     return [
         Route("GET", "/ping", inspection.ping, plain=True),
         Route("GET", "/info", inspection.info),
         Route("GET", "/stats", inspection.stats),
         *(Route("GET", path, handler) for path, handler in looks.items()),
         Route("GET", "/config/:opt", inspection.get_setting),
-        Route("PUT", "/config/:opt", inspection.put_setting),
-        Route("POST", "/debug/freememory", inspection.free_memory),
         *Debugging().routes(),
-        Route("POST", "/pub", publishing.pub, logged=False),
-        Route("POST", "/mpub", publishing.mpub, logged=False),
-        *(Route("POST", path, handler) for path, handler in actions.items()),
-        # The paths of NSQ's first releases, which its guide still uses. Those releases also accepted GET,
-        # with which a web page or a crawler can delete a topic.
-        Route("POST", "/put", publishing.pub, logged=False),
-        Route("POST", "/mput", publishing.mpub, logged=False),
-        *(
-            Route(method, _older_name(path), handler)
-            for path, handler in actions.items()
-            for method in (("GET", "POST") if options.legacy_get else ("POST",))
+        *own_pages_only(
+            (Route("POST", path, handler, logged=False) for path, handler in publishes.items()),
+            allowed=frozenset(options.allow_pub_origins),
         ),
+        *own_pages_only(changes),
     ]
 
 

@@ -52,7 +52,8 @@ class Api:
             memory=Memory(),
             storage=FakeStorage(committer),
         )
-        self.router = Router(routes(context))
+        self.routes = routes(context)
+        self.router = Router(self.routes)
 
     def client(self, **client: Any) -> Client:
         self.clients.append(self.world.client(**client))
