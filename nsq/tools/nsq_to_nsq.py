@@ -227,14 +227,25 @@ def filter_of(options: NsqToNsqOptions) -> Callable[[bytes], bytes | None] | Non
     def filtered(body: bytes) -> bytes | None:
         try:
             parsed = parse_object(body)
+            if field and not _has(parsed, field, value, number):
+                return None
+            if not kept:
+                return body
+            return go_json({key: _whole(parsed[key]) for key in kept if key in parsed}).encode()
         except (ValueError, RecursionError) as error:
             log.error("a message is left out: %s: %.100r", error, body)
             return None
-        if field and not _has(parsed, field, value, number):
-            return None
-        return go_json({key: parsed[key] for key in kept if key in parsed}).encode() if kept else body
 
     return filtered
+
+
+def _whole(value: Any) -> Any:
+    """Return a whole number as an integer, as Go does with the fields of the object itself, not with those
+    inside of them: ``-0.0`` is written ``0``, and ``2**62`` with all its digits.
+    """
+    if isinstance(value, float) and value.is_integer() and -(2.0**63) <= value < 2.0**63:
+        return int(value)
+    return value
 
 
 def _has(parsed: dict[str, Any], field: str, value: str, number: float) -> bool:
