@@ -19,8 +19,8 @@ MAX_HEAD = 64 * 1024
 DEFAULT_MAX_BODY = 64 * 1024 * 1024
 _MAX_CHUNK_LINE = 1024
 _VERSION = b"HTTP/1."
-#: How the TCP ports of nsqd and nsqlookupd begin to refuse an HTTP request: with the size of E_BAD_PROTOCOL and,
-#: from nsqd, a frame type. Go's send the size alone, and a reset may destroy what follows.
+#: How the TCP ports of nsqd and nsqlookupd begin to refuse an HTTP request: the size of E_BAD_PROTOCOL,
+#: nsqd's with a frame type. Go's send the size alone, and a reset may destroy what follows.
 _REFUSALS = (b"\0\0\0\x12", b"\0\0\0\x0e")
 
 

@@ -58,7 +58,7 @@ class NsqToNsqOptions(ConsumerFlags, ProducerFlags):
         str, "destination nsqd TCP address (may be given multiple times)"
     )
     mode: str = flag(HOSTPOOL, f"how to choose the destination of a message: {', '.join(_MODES)}")
-    status_every: int = flag(250, "messages between two status lines (0 for none)", low=0, high=2**63 - 1)
+    status_every: int = flag(250, "messages between two status lines (0 for none)")
     require_json_field: str = flag("", "forward only messages that are JSON objects with this field")
     require_json_value: str = flag(
         "", "forward only those whose field of --require-json-field has this value"
@@ -76,7 +76,7 @@ class NsqToNsqOptions(ConsumerFlags, ProducerFlags):
             raise ConfigError("--destination-nsqd-tcp-address required")
         if self.destination_topic:
             check_topic(self.destination_topic)
-        check_mode(self.mode, _MODES)
+        check_mode(self.mode, _MODES, in_go=ROUND_ROBIN)
         if self.ordered:
             raise ConfigError("--ordered: nsq_to_nsq forwards batches, and an ordered topic delivers none")
         if self.require_json_value and not self.require_json_field:

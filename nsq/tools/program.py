@@ -61,6 +61,8 @@ VERSION = f"v{COMPATIBLE_VERSION} (nsq for Python {__version__})"
 #: The status that a shell reports for a program whose reader has gone away.
 _BROKEN_PIPE = 128 + signal.SIGPIPE
 _INTERRUPTED = 128 + signal.SIGINT
+#: Seconds in place of a timeout of 0, which means no limit to Go's tools: no message's timeout is as long.
+_NO_LIMIT = 3600.0
 
 OptionsT = TypeVar("OptionsT")
 
@@ -91,7 +93,8 @@ def run(
             return _ended(end)
         rest = end.rest  # perhaps the flags that are missing are among these
     if rest:
-        return _ended(FlagExit(1, f"{prog}: unknown arguments: {' '.join(rest)}\n"))
+        switch = "; a switch has its value after =, as in --name=true" if rest[0] in ("true", "false") else ""
+        return _ended(FlagExit(1, f"{prog}: unknown arguments: {' '.join(rest)}{switch}\n"))
     if argv is None:
         tune_gc()
     options = parsed.options
@@ -270,6 +273,7 @@ class ConsumerFlags(SourceFlags, ConsumerOptions):
         *,
         threads: int = 1,
         max_in_flight: int | None = None,
+        **given: Any,
     ) -> Consumer:
         older = list(self.reader_opt)
         if self.max_backoff_duration is not None:
@@ -284,6 +288,7 @@ class ConsumerFlags(SourceFlags, ConsumerOptions):
             nsqlookupd=self.lookupd_http_address,
             threads=threads,
             ordered=self.ordered,
+            **given,
         )
 
 
@@ -302,8 +307,16 @@ class ProducerFlags:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HttpFlags:
-    http_client_connect_timeout: float = duration(2.0, "timeout for HTTP connect", low=0.001)
-    http_client_request_timeout: float = duration(5.0, "timeout for HTTP request", low=0.001)
+    http_client_connect_timeout: float = duration(2.0, "timeout for HTTP connect (0 for an hour)", low=0.0)
+    http_client_request_timeout: float = duration(5.0, "timeout for HTTP request (0 for an hour)", low=0.0)
+
+    @property
+    def connect_timeout(self) -> float:
+        return self.http_client_connect_timeout or _NO_LIMIT
+
+    @property
+    def request_timeout(self) -> float:
+        return self.http_client_request_timeout or _NO_LIMIT
 
     def nsqd_api(self, address: str) -> NsqdApi:
         return NsqdApi(address, **self._http_options())
@@ -312,8 +325,7 @@ class HttpFlags:
         return NsqlookupdApi(address, **self._http_options())
 
     def _http_options(self) -> dict[str, Any]:
-        transport = _QuickTransport(self.http_client_connect_timeout)
-        return {"timeout": self.http_client_request_timeout, "transport": transport}
+        return {"timeout": self.request_timeout, "transport": _QuickTransport(self.connect_timeout)}
 
 
 class _QuickTransport:

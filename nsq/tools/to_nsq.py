@@ -38,7 +38,7 @@ class ToNsqOptions(ProducerFlags):
         str, "destination nsqd TCP address (may be given multiple times)"
     )
     delimiter: str = flag("\n", "character to split input from stdin")
-    rate: int = flag(0, "messages per second to publish (0 for no limit)", low=0, high=2**63 - 1)
+    rate: int = flag(0, "messages per second to publish (0 for no limit)")
 
     def __post_init__(self) -> None:
         if not self.topic:
@@ -79,10 +79,12 @@ class Splitter:
 
 
 class Throttle:
-    """Limits records per second; after a pause allows one second's number at once."""
+    """Limits records per second; after a pause allows one second's number at once. A rate of 0 or less is no
+    limit.
+    """
 
     def __init__(self, rate: int, now: float) -> None:
-        self._rate = rate
+        self._rate = max(0, rate)
         self._balance = 1.0
         self._at = now
 

@@ -84,16 +84,6 @@ def test_only_the_chosen_json_fields_are_forwarded(
         assert filtered(body) == forwarded
 
 
-def test_a_required_value_without_its_field_is_refused() -> None:
-    with pytest.raises(ConfigError, match="--require-json-value needs --require-json-field"):
-        nsq_to_nsq.NsqToNsqOptions(
-            topic=("t",),
-            nsqd_tcp_address=("a:1",),
-            destination_nsqd_tcp_address=("b:1",),
-            require_json_value="1",
-        )
-
-
 @pytest.mark.parametrize(
     ("given", "said"),
     [

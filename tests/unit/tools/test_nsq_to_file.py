@@ -69,6 +69,7 @@ def files(tmp_path: Path, folder: str = "out") -> dict[str, bytes]:
         ({"rotate_size": 1}, "t<REV>.2026-11-23_12"),
         ({"filename_format": "<TOPIC>.<PID>.log"}, "t.PID.log"),
         ({"datetime_format": "%Y/%m/%d/%H%M%S%%"}, "t.2026/11/23/120000%"),
+        ({"datetime_format": "%F_%H%%Q%é%-d%"}, "t.%F_12%Q%é%-d%"),  # as Go's, without unknown directives
         ({"filename_format": "<HOST>", "host_identifier": "<HOSTNAME>-<SHORT_HOST>-x"}, f"{HOST}-{SHORT}-x"),
     ],
 )
@@ -87,8 +88,16 @@ def test_a_file_name_is_made_of_its_format(tmp_path: Path, given: dict[str, Any]
         ({"topic_pattern": "("}, "--topic-pattern"),
         ({"filename_format": "<TOPIC>", "gzip": True}, "<REV>"),
         ({"filename_format": "<TOPIC>", "hand_over": True}, "<REV>"),
-        ({"datetime_format": "%Q"}, "%Q"),
-        ({"datetime_format": "%"}, "--datetime-format"),
+        (
+            {
+                "topic": (),
+                "topic_pattern": "x",
+                "topic_refresh": 0.0,
+                "nsqd_tcp_address": (),
+                "lookupd_http_address": ("a:1",),
+            },
+            "--topic-refresh is 0 s",
+        ),
         ({"gzip_level": 10}, "--gzip-level"),
         ({"gzip_compression": 4}, "--gzip-compression"),
         ({"log_level": "loud"}, "--log-level"),
