@@ -39,12 +39,12 @@ from nsq.tools.program import (
     run,
     stop_all,
 )
+from nsq.wire.names import check_channel
 from nsq.work.stopping import STOP_TIMEOUT
 
 PROG = "nsq_to_file"
 #: Seconds allowed for closing a healthy file.
 _AT_ONCE = 1.0
-_GIVES_UP = re.compile("max[-_]attempts,.*[1-9].*")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +58,7 @@ class ToFileOptions(ConsumerFlags, HttpFlags, ArchiveFlags, LogFlags):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_channel(self.channel)
         if not self.topic and not self.lookupd_http_address:
             raise ConfigError("--topic or --lookupd-http-address required")
         if not self.topic and not self.topic_pattern:
@@ -74,10 +75,6 @@ class ToFileOptions(ConsumerFlags, HttpFlags, ArchiveFlags, LogFlags):
                 f"--topic-pattern {self.topic_pattern!r} is not a regular expression here: {error}"
             ) from None
         self.check_files()
-
-    @property
-    def ignores_max_attempts(self) -> bool:
-        return any(map(_GIVES_UP.fullmatch, (*self.reader_opt, *self.consumer_opt)))
 
 
 # One topic
@@ -243,7 +240,7 @@ def archive(options: ToFileOptions) -> int:
             "--datetime-format %s has an unknown directive, which stays in the file names",
             options.datetime_format,
         )
-    if options.ignores_max_attempts:
+    if options.consumer_config().max_attempts:
         log.warning("max_attempts has no effect: nsq_to_file gives no message up")
     writers: list[Writer] = []
     with SignalWatch(signal.SIGHUP) as watch:

@@ -238,21 +238,20 @@ class ConsumerOptions:
         str, "option of the consumer: key,value in go-nsq's names (may be given multiple times)"
     )
 
-    def consumer_of(
-        self,
-        prog: str,
-        topic: str,
-        channel: str,
-        *,
-        max_in_flight: int,
-        older: Sequence[str] = (),
-        **given: Any,
-    ) -> Consumer:
-        """Make a Consumer with the options ``given``. By default it gives no message up, because that would
-        finish a message that the tool has neither shown, written nor sent.
+    def consumer_config(self) -> Config:
+        """Read the options of the consumer. By default it gives no message up, because that would finish a
+        message that the tool has neither shown, written nor sent.
         """
-        config = config_of("--consumer-opt", [*older, *self.consumer_opt], {"max_attempts": "0"})
-        agent = _user_agent(prog)
+        return config_of("--consumer-opt", self._consumer_texts, {"max_attempts": "0"})
+
+    @property
+    def _consumer_texts(self) -> Sequence[str]:
+        return self.consumer_opt
+
+    def consumer_of(
+        self, prog: str, topic: str, channel: str, *, max_in_flight: int, **given: Any
+    ) -> Consumer:
+        config, agent = self.consumer_config(), _user_agent(prog)
         return Consumer(topic, channel, config=config, user_agent=agent, max_in_flight=max_in_flight, **given)
 
 
@@ -265,6 +264,13 @@ class ConsumerFlags(SourceFlags, ConsumerOptions):
     max_in_flight: int = flag(200, "max number of messages to allow in flight", low=1, high=2**31 - 1)
     ordered: bool = flag(False, "consume an ordered topic of a partitioned NSQ, each partition in order")
 
+    @property
+    def _consumer_texts(self) -> Sequence[str]:
+        older = list(self.reader_opt)
+        if self.max_backoff_duration is not None:
+            older.append(f"max_backoff_duration,{self.max_backoff_duration}s")
+        return [*older, *self.consumer_opt]
+
     def consumer(
         self,
         prog: str,
@@ -275,15 +281,11 @@ class ConsumerFlags(SourceFlags, ConsumerOptions):
         max_in_flight: int | None = None,
         **given: Any,
     ) -> Consumer:
-        older = list(self.reader_opt)
-        if self.max_backoff_duration is not None:
-            older.append(f"max_backoff_duration,{self.max_backoff_duration}s")
         return self.consumer_of(
             prog,
             topic,
             channel,
             max_in_flight=max_in_flight or self.max_in_flight,
-            older=older,
             nsqd=self.nsqd_tcp_address,
             nsqlookupd=self.lookupd_http_address,
             threads=threads,

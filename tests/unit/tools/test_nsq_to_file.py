@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from nsq.errors import ConfigError
+from nsq.errors import ConfigError, UsageError
 from nsq.tools.archive import Archive, Names
 from nsq.tools.nsq_to_file import ToFileOptions
 from tests.fakes.clock import Clock
@@ -86,6 +86,7 @@ def test_a_file_name_is_made_of_its_format(tmp_path: Path, given: dict[str, Any]
             "--topic or --topic-pattern required",
         ),
         ({"topic_pattern": "("}, "--topic-pattern"),
+        ({"channel": "a b"}, "channel name 'a b' contains ' '"),
         ({"filename_format": "<TOPIC>", "gzip": True}, "<REV>"),
         ({"filename_format": "<TOPIC>", "hand_over": True}, "<REV>"),
         (
@@ -105,7 +106,7 @@ def test_a_file_name_is_made_of_its_format(tmp_path: Path, given: dict[str, Any]
     ],
 )
 def test_contradictory_options_are_refused(tmp_path: Path, given: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(UsageError, match=said):
         options(tmp_path, **given)
 
 
