@@ -21,9 +21,9 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from nsq import AlreadyResponded, Message, NsqError
+from nsq import AlreadyResponded, Config, Message, NsqError
 from nsq.errors import ConfigError
 from nsq.message import finish_all
 from nsq.tools.archive import Archive, ArchiveFlags, make_directory
@@ -76,6 +76,14 @@ class ToFileOptions(ConsumerFlags, HttpFlags, ArchiveFlags, LogFlags):
             ) from None
         self.check_files()
 
+    @property
+    def given_max_attempts(self) -> int:
+        return super().consumer_config().max_attempts
+
+    def consumer_config(self) -> Config:
+        """Never give a message up: that finishes it, and only messages on disk may be finished."""
+        return replace(super().consumer_config(), max_attempts=0)
+
 
 # One topic
 
@@ -89,8 +97,7 @@ class Writer:
         """``changed`` is called when the writer has failed, and when it has ended."""
         self.failure: Exception | None = None
         self.ended = False
-        # Giving up would finish a message, and only messages on disk may be finished.
-        self.consumer = options.consumer(PROG, topic, options.channel, max_attempts=0)
+        self.consumer = options.consumer(PROG, topic, options.channel)
         self.consumer.add_handler(self._take)
         self._archive = Archive(options, topic)
         self._options = options
@@ -240,7 +247,7 @@ def archive(options: ToFileOptions) -> int:
             "--datetime-format %s has an unknown directive, which stays in the file names",
             options.datetime_format,
         )
-    if options.consumer_config().max_attempts:
+    if options.given_max_attempts:
         log.warning("max_attempts has no effect: nsq_to_file gives no message up")
     writers: list[Writer] = []
     with SignalWatch(signal.SIGHUP) as watch:

@@ -279,7 +279,6 @@ class ConsumerFlags(SourceFlags, ConsumerOptions):
         *,
         threads: int = 1,
         max_in_flight: int | None = None,
-        **given: Any,
     ) -> Consumer:
         return self.consumer_of(
             prog,
@@ -290,7 +289,6 @@ class ConsumerFlags(SourceFlags, ConsumerOptions):
             nsqlookupd=self.lookupd_http_address,
             threads=threads,
             ordered=self.ordered,
-            **given,
         )
 
 

@@ -145,8 +145,8 @@ def test_what_means_never_or_no_limit_to_gos_tools_means_so_here() -> None:
 def test_nsq_to_file_gives_no_message_up_whatever_max_attempts_is() -> None:
     for option in ("--consumer-opt=max_attempts,5", "--reader-opt=max-attempts,65535"):
         options = given(ToFileOptions, option)
-        assert options.consumer("p", "t", "c", max_attempts=0).config.max_attempts == 0
-        assert options.consumer_config().max_attempts > 0  # for the warning
+        assert options.consumer("p", "t", "c").config.max_attempts == 0
+        assert options.given_max_attempts > 0  # for the warning
 
 
 @pytest.mark.parametrize(
