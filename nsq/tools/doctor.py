@@ -169,7 +169,7 @@ def _http_remedy(error: NsqError, otherwise: str) -> str:
 def _handshake(options: DoctorOptions, address: str) -> Finding:
     """Check TCP, IDENTIFY, and TLS and AUTH as the flags say."""
     where = f"nsqd {address} (TCP)"
-    producer, timeout = options.producer("nsq-doctor", address), options.http_client_request_timeout
+    producer, timeout = options.producer("nsq-doctor", address), options.request_timeout
     config = config_of("--producer-opt", options.producer_opt, {})
     try:
         producer.ping(address, timeout=timeout)
@@ -246,7 +246,7 @@ def _clock(options: DoctorOptions, where: str, address: str) -> Iterator[Finding
     before = time.time()
     try:
         url = parse_url(f"http://{address}/ping" if "://" not in address else f"{address.rstrip('/')}/ping")
-        reply = send(HttpRequest(url), timeout=options.http_client_request_timeout, tls=options.tls)
+        reply = send(HttpRequest(url), timeout=options.request_timeout, tls=options.tls)
         their_time = email.utils.parsedate_to_datetime(reply.headers.get("date", "")).timestamp()
     except (NsqError, ValueError, TypeError):
         return

@@ -67,6 +67,8 @@ VERSION = f"v{COMPATIBLE_VERSION} (nsq for Python {__version__})"
 #: The status that a shell reports for a program whose reader has gone away.
 _BROKEN_PIPE = 128 + signal.SIGPIPE
 _INTERRUPTED = 128 + signal.SIGINT
+#: Seconds in place of a timeout of 0, which means no limit to Go's tools: no message's timeout is as long.
+_NO_LIMIT = 3600.0
 
 OptionsT = TypeVar("OptionsT")
 
@@ -97,7 +99,8 @@ def run(
             return _ended(end)
         rest = end.rest  # perhaps the flags that are missing are among these
     if rest:
-        return _ended(FlagExit(1, f"{prog}: unknown arguments: {' '.join(rest)}\n"))
+        switch = "; a switch has its value after =, as in --name=true" if rest[0] in ("true", "false") else ""
+        return _ended(FlagExit(1, f"{prog}: unknown arguments: {' '.join(rest)}{switch}\n"))
     if argv is None:
         tune_gc()
     if held_stop():  # it came during the imports; others are held back until the tool's SignalWatch
@@ -243,21 +246,20 @@ class ConsumerOptions:
         str, "option of the consumer: key,value in go-nsq's names (may be given multiple times)"
     )
 
-    def consumer_of(
-        self,
-        prog: str,
-        topic: str,
-        channel: str,
-        *,
-        max_in_flight: int,
-        older: Sequence[str] = (),
-        **given: Any,
-    ) -> Consumer:
-        """Make a Consumer with the options ``given``. By default it gives no message up, because that would
-        finish a message that the tool has neither shown, written nor sent.
+    def consumer_config(self) -> Config:
+        """Read the options of the consumer. By default it gives no message up, because that would finish a
+        message that the tool has neither shown, written nor sent.
         """
-        config = config_of("--consumer-opt", [*older, *self.consumer_opt], {"max_attempts": "0"})
-        agent = _user_agent(prog)
+        return config_of("--consumer-opt", self._consumer_texts, {"max_attempts": "0"})
+
+    @property
+    def _consumer_texts(self) -> Sequence[str]:
+        return self.consumer_opt
+
+    def consumer_of(
+        self, prog: str, topic: str, channel: str, *, max_in_flight: int, **given: Any
+    ) -> Consumer:
+        config, agent = self.consumer_config(), _user_agent(prog)
         return nsq.Consumer(
             topic, channel, config=config, user_agent=agent, max_in_flight=max_in_flight, **given
         )
@@ -272,6 +274,13 @@ class ConsumerFlags(SourceFlags, ConsumerOptions):
     max_in_flight: int = flag(200, "max number of messages to allow in flight", low=1, high=2**31 - 1)
     ordered: bool = flag(False, "consume an ordered topic of a partitioned NSQ, each partition in order")
 
+    @property
+    def _consumer_texts(self) -> Sequence[str]:
+        older = list(self.reader_opt)
+        if self.max_backoff_duration is not None:
+            older.append(f"max_backoff_duration,{self.max_backoff_duration}s")
+        return [*older, *self.consumer_opt]
+
     def consumer(
         self,
         prog: str,
@@ -281,15 +290,11 @@ class ConsumerFlags(SourceFlags, ConsumerOptions):
         threads: int = 1,
         max_in_flight: int | None = None,
     ) -> Consumer:
-        older = list(self.reader_opt)
-        if self.max_backoff_duration is not None:
-            older.append(f"max_backoff_duration,{self.max_backoff_duration}s")
         return self.consumer_of(
             prog,
             topic,
             channel,
             max_in_flight=max_in_flight or self.max_in_flight,
-            older=older,
             nsqd=self.nsqd_tcp_address,
             nsqlookupd=self.lookupd_http_address,
             threads=threads,
@@ -312,8 +317,16 @@ class ProducerFlags:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HttpFlags:
-    http_client_connect_timeout: float = duration(2.0, "timeout for HTTP connect", low=0.001)
-    http_client_request_timeout: float = duration(5.0, "timeout for HTTP request", low=0.001)
+    http_client_connect_timeout: float = duration(2.0, "timeout for HTTP connect (0 for an hour)", low=0.0)
+    http_client_request_timeout: float = duration(5.0, "timeout for HTTP request (0 for an hour)", low=0.0)
+
+    @property
+    def connect_timeout(self) -> float:
+        return self.http_client_connect_timeout or _NO_LIMIT
+
+    @property
+    def request_timeout(self) -> float:
+        return self.http_client_request_timeout or _NO_LIMIT
 
     def nsqd_api(self, address: str) -> NsqdApi:
         from nsq.http.nsqd import NsqdApi
@@ -326,8 +339,7 @@ class HttpFlags:
         return NsqlookupdApi(address, **self._http_options())
 
     def _http_options(self) -> dict[str, Any]:
-        transport = _QuickTransport(self.http_client_connect_timeout)
-        return {"timeout": self.http_client_request_timeout, "transport": transport}
+        return {"timeout": self.request_timeout, "transport": _QuickTransport(self.connect_timeout)}
 
 
 class _QuickTransport:
