@@ -90,6 +90,38 @@ def test_without_a_quorum_a_publish_waits_and_the_next_ones_are_refused_at_once(
         assert [message.body for message in cluster.messages("orders", 0)] == [b"stored"]
 
 
+def test_a_blocked_partition_holds_one_publish_and_what_is_behind_it_on_the_connection() -> None:
+    with PartitionedCluster() as cluster:
+        cluster.create_topic("orders", placement=[[0, 1], [0, 1]])
+        with talking(cluster.nodes[0]) as client, talking(cluster.nodes[0]) as other:
+            with cluster.blocked_partition("orders", 0, hold=0.5) as leader:
+                assert leader == cluster.nodes[0]
+                publish(client, b"held in vain")
+                publish(client, b"behind it", partition=1)
+                publish(other, b"on another connection", partition=1)
+                other.expect_ok()
+                client.expect_silence(0.2)
+                client.expect_error(NOT_LEADER)
+                client.expect_ok()
+                publish(client, b"refused at once")
+                client.expect_error(NOT_LEADER)
+                assert set(lookup(cluster.lookups[0], "orders")) == {"1"}
+            publish(client, b"stored")
+            client.expect_ok()
+            with cluster.blocked_partition("orders", 0):
+                publish(client, b"held until the replica goes on")
+                client.expect_silence(0.1)
+            client.expect_ok()
+        assert [message.body for message in cluster.messages("orders", 0)] == [
+            b"stored",
+            b"held until the replica goes on",
+        ]
+        assert [message.body for message in cluster.messages("orders", 1)] == [
+            b"on another connection",
+            b"behind it",
+        ]
+
+
 def test_a_nsqlookupd_lags_lies_answers_anything_or_is_gone(orders: PartitionedCluster) -> None:
     first, second = orders.lookups
     old = leading(orders)

@@ -189,6 +189,20 @@ class PartitionedCluster:
         finally:
             self._call("end_move", topic, partition, leader)
 
+    @contextmanager
+    def blocked_partition(self, topic: str, partition: int, hold: float = 12.0) -> Iterator[Node | None]:
+        """Within the ``with`` block a replica of the partition is stopped, and its leader waits for it.
+
+        The leader holds the next publish, and everything behind it on the same connection, for ``hold``
+        seconds; then it refuses this and all later publishes to the partition. Other partitions go on. At
+        the end of the block the replica goes on, and publishes that are still held are stored.
+        """
+        leader = self._call("block", topic, partition, hold)
+        try:
+            yield None if leader is None else self.nodes[leader]
+        finally:
+            self._call("block", topic, partition, None)
+
     def wait_until_writable(self, topic: str, timeout: float = _TIMEOUT) -> None:
         """Wait until every partition of the topic takes publishes."""
         deadline = time.monotonic() + timeout

@@ -363,6 +363,9 @@ class Server:
     def end_move(self, topic: str, partition: int, to: int) -> None:
         self._cluster.end_move(topic, partition, to)
 
+    def block(self, topic: str, partition: int, seconds: float | None) -> int | None:
+        return self._cluster.block(topic, partition, seconds)
+
     def messages(self, topic: str, partition: int) -> list[StoredMessage]:
         return [
             StoredMessage(

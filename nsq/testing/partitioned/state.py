@@ -88,6 +88,7 @@ class Partition:
         self.moving = False
         self.quorum_lost = False
         self.waiting_since: float | None = None
+        self.blocked_for: float | None = None  # a replica is stopped: a publish waits that long in vain
         #: The node that stores a publish without asking others; None while anything is unusual.
         self.writable_at = self.replicas[0]
         self._next_id = (number << _COUNTER_BITS) + first_id
@@ -266,7 +267,8 @@ class ClusterState:
             return NOT_LEADER
         if partition.waiting_since is None:
             partition.waiting_since = now
-        if now - partition.waiting_since < self.quorum_timeout:
+        blocked_for = partition.blocked_for
+        if now - partition.waiting_since < (self.quorum_timeout if blocked_for is None else blocked_for):
             raise MustWait
         partition.quorum_lost = True
         return NOT_LEADER
@@ -330,6 +332,13 @@ class ClusterState:
             partition.lead_by(to)
         self._refresh(partition)
 
+    def block(self, topic: str, number: int, seconds: float | None) -> int | None:
+        """Stop a replica of a partition, as far as this partition is concerned; None lets it go on."""
+        partition = self.partition(topic, number)
+        partition.blocked_for = seconds
+        self._refresh(partition)
+        return partition.leader
+
     def tick(self, now: float) -> float:
         """Do what is due; return when something is due next."""
         while self._due and self._due[0][0] <= now:
@@ -369,6 +378,7 @@ class ClusterState:
 
     def _refresh(self, partition: Partition) -> None:
         answering = all(self.nodes[each].responsive for each in partition.in_sync)
+        answering = answering and partition.blocked_for is None
         writable = answering and partition.leader in partition.in_sync and _has_quorum(partition)
         if writable:
             partition.quorum_lost, partition.waiting_since = False, None
