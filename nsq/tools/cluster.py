@@ -401,9 +401,8 @@ def _create(options: ChangeOptions, words: tuple[str, ...]) -> int:
     cluster = Cluster(options)
     if cluster.partitioned and not channel:
         raise UsageError(
-            f"nothing was done: a partitioned NSQ creates a topic with a number of partitions and replicas, as "
-            f"its administrators choose: POST /topic/create?topic={topic}&partition_num=…&replicator=… to "
-            "the leading nsqlookupd"
+            "nothing was done: in a partitioned NSQ a topic needs a number of partitions and of replicas: "
+            f"POST /topic/create?topic={topic}&partition_num=…&replicator=… to the leading nsqlookupd"
         )
     if cluster.partitioned:  # its nsqlookupds create no channels
         outcomes = cluster.change(

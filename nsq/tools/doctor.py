@@ -215,11 +215,12 @@ def _contents(where: str, stats: NsqdStats) -> Iterator[Finding]:
         if any(topic["paused"] for topic in topics):
             yield Finding(WARNING, where, f"topic {name} is paused", f"nsq unpause {name}")
         stored = sum(topic.get("stored_bytes", 0) for topic in topics)
-        if (depth or stored) and not channels:
+        waiting = f"{depth} messages" if depth else f"{stored} bytes" if stored else ""
+        if waiting and not channels:
             yield Finding(
                 WARNING,
                 where,
-                f"topic {name} has no channel, and {f'{depth} messages' if depth else f'{stored} bytes'} wait",
+                f"topic {name} has no channel, and {waiting} wait",
                 f"Start a consumer of it, or: nsq create {name}/CHANNEL",
             )
         for channel, entries in _grouped(channels, "channel_name"):
