@@ -15,7 +15,7 @@ import pytest
 
 import nsq
 from nsq import aio
-from nsq.partitioned import rules
+from nsq.partitioned import routing, rules
 from nsq.partitioned.keys import partition_for
 from nsq.testing import Nsqd, Nsqlookupd, PartitionedCluster
 from nsq.testing.partitioned import Lookup, Node
@@ -96,6 +96,61 @@ def test_a_producer_has_two_threads_for_each_nsqd_and_not_for_each_partition(
             each.result(PATIENCE)
         more = threading.active_count() - before
     assert 3 * 2 <= more < 3 * 2 + 10
+
+
+# A blocked partition: its leader waits for a replica, and executes nothing behind it on the same connection.
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing here ends because a producer's patience does."""
+    monkeypatch.setattr(routing, "PATIENCE", PATIENCE)
+
+
+@pytest.mark.parametrize("first", ["publish", "publish_async"])
+def test_a_blocked_partition_holds_up_no_other_of_its_nsqd(
+    cluster: PartitionedCluster, patient: None, monkeypatch: pytest.MonkeyPatch, first: str
+) -> None:
+    monkeypatch.setattr(rules.PartitionRules, "patience", 0.2)  # of a round trip
+    cluster.create_topic("orders", placement=[[0, 1]] * 3)
+    with nsq.Producer(nsqlookupd=cluster.lookup_addresses, publish_timeout=PATIENCE) as producer:
+        for number in range(20 if first == "publish" else 1):  # by then a connection for round trips is open
+            producer.publish("orders", b"%d" % number, partition=1)
+        with cluster.blocked_partition("orders", 0, hold=PATIENCE):
+            thread = threading.Thread(
+                target=producer.publish, args=("orders", b"held"), kwargs={"partition": 0}
+            )
+            if first == "publish":
+                thread.start()
+                eventually(lambda: len(producer.stats().connections) == 2)
+            else:
+                held = producer.publish_async("orders", b"held", partition=0)
+            behind = producer.publish_async("orders", b"behind it", partition=1)
+            for number in range(30):
+                producer.publish("orders", b"%d" % number, partition=1, timeout=10.0)
+                producer.publish_async("orders", b"a%d" % number, partition=2).result(10.0)
+                producer.publish("orders", b"any%d" % number, timeout=10.0)
+            behind.result(10.0)
+            assert b"held" not in bodies(cluster, 0)
+        if first == "publish":
+            thread.join()
+        else:
+            held.result(PATIENCE)
+        assert b"held" in bodies(cluster, 0)
+
+
+def test_a_partition_that_is_well_again_needs_no_connection_of_its_own(
+    cluster: PartitionedCluster, patient: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nsq.partitioned.blocked.AT_LEAST", 0.1)
+    cluster.create_topic("orders", placement=[[0, 1]] * 2)
+    with nsq.Producer(nsqlookupd=cluster.lookup_addresses, publish_timeout=PATIENCE) as producer:
+        producer.publish("orders", b"the connection with the loops is open", partition=1)
+        with cluster.blocked_partition("orders", 0, hold=PATIENCE):
+            held = producer.publish_async("orders", b"held", partition=0)
+            eventually(lambda: len(producer.stats().connections) == 2)
+        held.result(PATIENCE)
+        eventually(lambda: len(producer.stats().connections) == 1)
 
 
 # Each answer to a publish.
