@@ -16,6 +16,7 @@ import copy
 import inspect
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from datetime import datetime, timedelta
@@ -435,7 +436,9 @@ def unanswered(
 def unsent(publish: Publish, reason: str) -> NsqError:
     """Return the error for a publish that was not sent, or not sent again."""
     if publish.uncertain_at:
-        return unanswered(publish, " and ".join(publish.uncertain_at), f"then: {reason}")
+        times = Counter(publish.uncertain_at)
+        sent_to = [f"{each} ({count} times)" if count > 1 else each for each, count in times.items()]
+        return unanswered(publish, " and ".join(sent_to), f"then: {reason}")
     return PublishFailed(f"publishing to {publish.topic!r}: {reason}")
 
 
