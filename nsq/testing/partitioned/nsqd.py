@@ -62,6 +62,7 @@ class NsqdConnection:
         self._heartbeat_interval = 30.0
         self._next_heartbeat = cluster.clock() + self._heartbeat_interval
         self._heard = True  # something, since the last heartbeat
+        self._busy = False  # with a command: what the client sends waits
         self._partition: Partition | None = None
         self._channel: Channel | None = None
 
@@ -73,7 +74,7 @@ class NsqdConnection:
         while True:
             line = await self._read_line()
             await self._going()
-            self._heard = True
+            self._heard = self._busy = True
             verb = line.partition(b" ")[0].decode("latin-1")
             try:
                 await self._execute(verb, line)
@@ -81,6 +82,7 @@ class NsqdConnection:
                 self._refuse(str(refused))
                 if _closes(verb, refused.code):
                     return
+            self._busy = False
 
     def leave(self) -> None:
         """The connection has ended."""
@@ -95,7 +97,7 @@ class NsqdConnection:
             late = now >= self._next_heartbeat + self._heartbeat_interval  # this node was stalled
             if not self._heard and not late:
                 self.end()
-            self._heard = False
+            self._heard = self._busy
             self._next_heartbeat = now + self._heartbeat_interval
             self.send(encode_response(HEARTBEAT))
 
