@@ -298,6 +298,23 @@ def port_of(lookup: Lookup) -> str:
     return lookup.http_address.rpartition(":")[2]
 
 
+def test_a_new_topic_is_waited_for_until_it_has_leaders(cluster: PartitionedCluster) -> None:
+    with nsq.Producer(nsqlookupd=cluster.lookup_addresses, publish_timeout=PATIENCE) as producer:
+        cluster.create_topic("orders", writable_after=0.3)
+        producer.publish("orders", b"x")
+    assert bodies(cluster, 0) == [b"x"]
+
+
+def test_a_producer_goes_on_while_etcd_is_away_and_leaders_are_still_found(
+    orders: PartitionedCluster, producer: nsq.Producer
+) -> None:
+    producer.publish("orders", b"before", partition=0)
+    set_list(orders, 500, "etcd cluster is unavailable or misconfigured")
+    orders.move_leader("orders", 0)
+    producer.publish("orders", b"after", partition=0)
+    assert bodies(orders, 0) == [b"before", b"after"]
+
+
 @pytest.mark.parametrize(
     "options", [{"key": "k"}, {"partition": 0}, {"trace": 1}, {"headers": {"k": "v"}}, {"tag": "green"}]
 )
