@@ -129,7 +129,7 @@ class Handler:
 
 
 class Attack:
-    """A thread that moves leaders, kills and stalls nodes, blocks partitions, and has nsqlookupds lag and lie,
+    """A thread that moves leaders, kills and stalls nodes, blocks partitions, has nsqlookupds lag and lie,
     until it is stopped. ``more`` has further faults.
     """
 
