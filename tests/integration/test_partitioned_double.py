@@ -266,8 +266,7 @@ def test_an_interrupted_request_leaves_the_answers_of_later_ones_alone(
     verb: str, late: bool, orders: PartitionedCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As when pytest-timeout ends a test that shares its cluster with others."""
-    assert orders._run is not None
-    call = getattr(orders._run._control, verb)
+    call = getattr(orders._control, verb)
 
     def interrupt(*arguments: Any) -> Any:
         if late:
@@ -275,7 +274,7 @@ def test_an_interrupted_request_leaves_the_answers_of_later_ones_alone(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(orders._run._control, verb, interrupt)
+        patch.setattr(orders._control, verb, interrupt)
         for _ in range(2):
             with pytest.raises(KeyboardInterrupt):
                 orders.messages("orders", 0)

@@ -74,7 +74,9 @@ class PartitionedCluster:
         }
         self._process = process
         self._move_time = move_time
-        self._run: _Run | None = None
+        self._control: Connection | None = None  # our end of the pipe, while it runs
+        self._join: Callable[[], None] = lambda: None  # waits for the end
+        self._numbers = itertools.count()  # of requests
         self._lock = threading.Lock()  # one request at a time is under way
         #: The nsqds, after the start.
         self.nodes: list[Node] = []
@@ -84,10 +86,20 @@ class PartitionedCluster:
     # Lifetime
 
     def start(self) -> Self:
-        if self._run is not None:
+        from multiprocessing import Pipe
+
+        if self._control is not None:
             raise UsageError("this cluster is running already")
-        self._run = _Run(self._settings, process=self._process)
+        here, there = Pipe()
         try:
+            self._join = (_serve_in_process if self._process else _serve_in_thread)(there)
+        except BaseException:
+            here.close()
+            there.close()
+            raise
+        self._control = here
+        try:
+            here.send(self._settings)
             self.nodes = [Node(self, index) for index in range(self._settings["nodes"])]
             self.lookups = [Lookup(self, index) for index in range(self._settings["lookups"])]
         except BaseException:
@@ -97,9 +109,12 @@ class PartitionedCluster:
 
     def stop(self) -> None:
         """End everything and forget all messages; a second call does nothing."""
-        run, self._run = self._run, None
-        if run is not None:
-            run.stop()
+        control, self._control = self._control, None
+        if control is not None:
+            with contextlib.suppress(OSError):
+                control.send(None)  # a forked child may hold the pipe open
+            control.close()
+            self._join()
 
     def __enter__(self) -> Self:
         return self.start()
@@ -221,9 +236,17 @@ class PartitionedCluster:
 
     def _call(self, name: str, *args: object, at: tuple[str, int] = ("cluster", 0), **options: object) -> Any:
         with self._lock:
-            if self._run is None:
+            control, number, answered = self._control, next(self._numbers), -1
+            if control is None:
                 raise UsageError("this cluster is not running")
-            succeeded, answer = self._run.call(at, name, *args, **options)
+            try:
+                control.send((number, at, name, args, options))
+                while answered != number:  # a call that was interrupted has left its answer
+                    if not control.poll(_TIMEOUT):
+                        raise DaemonFailed(f"the cluster did not answer {name} within {_TIMEOUT:g} s")
+                    answered, succeeded, answer = control.recv()
+            except (EOFError, OSError) as error:
+                raise DaemonFailed(f"the cluster has ended: {error!r}") from error
         if not succeeded:
             raise answer
         return answer
@@ -335,42 +358,7 @@ class Lookup:
         self._call("tell_the_truth")
 
 
-class _Run:
-    """A served cluster, this end of its control pipe, and how to wait for its end."""
-
-    def __init__(self, settings: dict[str, Any], *, process: bool) -> None:
-        from multiprocessing import Pipe
-
-        self._control, there = Pipe()
-        self._numbers = itertools.count()
-        try:
-            self._join = (_in_process if process else _in_thread)(there)
-            self._control.send(settings)
-        except BaseException:
-            self._control.close()
-            there.close()
-            raise
-
-    def call(self, at: tuple[str, int], name: str, *args: object, **options: object) -> tuple[bool, Any]:
-        number, answered = next(self._numbers), -1
-        try:
-            self._control.send((number, at, name, args, options))
-            while answered != number:  # a call that was interrupted has left its answer
-                if not self._control.poll(_TIMEOUT):
-                    raise DaemonFailed(f"the cluster did not answer {name} within {_TIMEOUT:g} s")
-                answered, succeeded, answer = self._control.recv()
-        except (EOFError, OSError) as error:
-            raise DaemonFailed(f"the cluster has ended: {error!r}") from error
-        return succeeded, answer
-
-    def stop(self) -> None:
-        with contextlib.suppress(OSError):
-            self._control.send(None)  # a forked child may hold the pipe open
-        self._control.close()
-        self._join()
-
-
-def _in_thread(control: Connection) -> Callable[[], None]:
+def _serve_in_thread(control: Connection) -> Callable[[], None]:
     """Serve in a thread; return how to wait for its end."""
     from .serving import serve
 
@@ -385,7 +373,7 @@ def _in_thread(control: Connection) -> Callable[[], None]:
     return join
 
 
-def _in_process(control: Connection) -> Callable[[], None]:
+def _serve_in_process(control: Connection) -> Callable[[], None]:
     """Serve in a child process; return how to wait for its end."""
     root = str(Path(nsq.__file__).resolve().parents[1])
     path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))

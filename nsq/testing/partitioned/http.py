@@ -49,9 +49,8 @@ class Site:
             headers = {name.strip().lower(): value.strip() for name, _, value in fields}
             body = await reader.readexactly(int(headers.get("content-length", 0)))
             method, target, version = request.split(" ", 2)
-            answer = await self._answer(method, target, body, v1=headers.get("accept") == _V1)
             await peer.going()
-            peer.send(answer)
+            peer.send(await self._answer(method, target, body, v1=headers.get("accept") == _V1))
             connection = headers.get("connection", "").lower()
             if connection == "close" or (version == "HTTP/1.0" and connection != "keep-alive"):
                 return

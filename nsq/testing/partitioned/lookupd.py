@@ -121,14 +121,9 @@ class Lookupd(Program):
         partitions = _wanted(topic, args)
         answer: dict[str, Any] = {"channels": _channel_names(partitions)}
         if (write or args.get("metainfo")) and self._cluster.coordinator:
-            answer["meta"] = {
-                "disable_channel_auto_create": topic is not None and topic.registered_channels_only,
-                "extend_support": topic is not None and topic.extended,
-                "multi_part": topic is not None and topic.multi_part,
-                "ordered": topic is not None and topic.ordered,
-                "partition_num": len(topic.partitions) if topic is not None else 0,
-                "replica": topic.replicas if topic is not None else 0,
-            }
+            known = topic or Topic(name)
+            numbers = {"partition_num": len(known.partitions), "replica": known.replicas}
+            answer["meta"] = _meta(known) | numbers
         disabled = self._write_disabled
         if write and topic and (disabled == "all" or (disabled and topic.ordered)):
             return 200, {**answer, "partitions": None, "producers": None}
@@ -158,17 +153,7 @@ class Lookupd(Program):
         names = [topic.name for topic in topics]
         if not args.get("metaInfo"):
             return 200, {"topics": names}
-        meta = [
-            {
-                "topic_name": topic.name,
-                "extend_support": topic.extended,
-                "ordered": topic.ordered,
-                "multi_part": topic.multi_part,
-                "disable_channel_auto_create": topic.registered_channels_only,
-                "registered_channels": None,
-            }
-            for topic in topics
-        ]
+        meta = [{"topic_name": topic.name, "registered_channels": None} | _meta(topic) for topic in topics]
         return 200, {"meta_info": meta, "topics": names}
 
     def _channels(self, args: Args, body: bytes) -> Answer:
@@ -263,6 +248,15 @@ class Lookupd(Program):
 
     def _leads(self) -> bool:
         return self is next(each for each in self._everyone if not each.lost)
+
+
+def _meta(topic: Topic) -> dict[str, object]:
+    return {
+        "disable_channel_auto_create": topic.registered_channels_only,
+        "extend_support": topic.extended,
+        "multi_part": topic.multi_part,
+        "ordered": topic.ordered,
+    }
 
 
 def _wanted(topic: Topic | None, args: Args) -> list[Partition]:

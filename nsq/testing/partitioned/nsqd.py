@@ -10,7 +10,6 @@ import bisect
 import json
 import struct
 import time
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 from nsq.wire.commands import MAGIC_V2
@@ -122,13 +121,28 @@ class NsqdConnection:
         return line[:-2] if line.endswith(b"\r\n") else line[:-1]
 
     async def _execute(self, verb: str, line: bytes) -> None:
-        if verb not in (*_COMMANDS, "FIN", "REQ", "TOUCH"):
-            raise Refused(f"E_INVALID invalid command [{' '.join(map(_go_bytes, line.split(b' ')))}]")
+        params = line.split(b" ")[1:]
         self._node.received[verb] += 1
-        if verb in _COMMANDS:
-            await _COMMANDS[verb](self, verb, line.split(b" ")[1:])
-        else:
-            self._answer_message(verb, line[len(verb) + 1 :])
+        match verb:
+            case "IDENTIFY":
+                await self._identify()
+            case "SUB" | "SUB_ADVANCED" | "SUB_ORDERED":
+                self._sub(verb, params)
+            case "RDY":
+                self._rdy(params)
+            case "FIN" | "REQ" | "TOUCH":
+                self._answer_message(verb, line[len(verb) + 1 :])
+            case "PUB" | "PUB_TRACE" | "PUB_EXT":
+                await self._pub(verb, params)
+            case "MPUB" | "MPUB_TRACE" | "MPUB_EXT":
+                await self._mpub(verb, params)
+            case "CLS":
+                self.ready = 0
+                self.send(encode_response(CLOSE_WAIT))
+            case "INTERNAL_CREATE_TOPIC":
+                self._create_topic(params)
+            case _ if verb != "NOP":
+                raise Refused(f"E_INVALID invalid command [{' '.join(map(_go_bytes, line.split(b' ')))}]")
 
     def _refuse(self, text: str) -> None:
         self.send(encode_error(text.encode("utf-8", "surrogateescape")))
@@ -140,7 +154,7 @@ class NsqdConnection:
                 self._node.refusals.remove(refusal)
                 raise Refused(refusal[1])
 
-    async def _identify(self, verb: str, params: list[bytes]) -> None:
+    async def _identify(self) -> None:
         (size,) = struct.unpack(">i", await self._reader.readexactly(4))
         try:
             wanted = json.loads(await self._reader.readexactly(max(size, 0)))
@@ -175,7 +189,7 @@ class NsqdConnection:
             granted["desired_tag"] = self.tag
         self.send(encode_response(json.dumps(granted, separators=(",", ":")).encode()))
 
-    async def _sub(self, verb: str, params: list[bytes]) -> None:
+    def _sub(self, verb: str, params: list[bytes]) -> None:
         ordered = verb == "SUB_ORDERED"
         self._refuse_as_wanted(verb)
         if self._channel is not None:
@@ -221,7 +235,7 @@ class NsqdConnection:
         if partition.moving:
             raise Refused(NOT_WRITABLE)
 
-    async def _rdy(self, verb: str, params: list[bytes]) -> None:
+    def _rdy(self, params: list[bytes]) -> None:
         count = int(params[0]) if params and params[0].isdigit() else -1
         if not 0 <= count <= MAX_READY:
             shown = _text(b" ".join(params[:1]))
@@ -250,14 +264,7 @@ class NsqdConnection:
         reason = "failed ErrType:7 ErrCode:0 :" if verb == "FIN" else "failed"
         raise Refused(f"E_{verb}_FAILED {verb} {_go_bytes(message_id)} {reason} {failure}")
 
-    async def _nop(self, verb: str, params: list[bytes]) -> None:
-        pass
-
-    async def _cls(self, verb: str, params: list[bytes]) -> None:
-        self.ready = 0
-        self.send(encode_response(CLOSE_WAIT))
-
-    async def _create_topic(self, verb: str, params: list[bytes]) -> None:
+    def _create_topic(self, params: list[bytes]) -> None:
         if len(params) < 2:
             raise Refused("E_INVALID CREATE_TOPIC insufficient number of parameters")
         number = _partition_number(params[1])
@@ -333,25 +340,6 @@ class NsqdConnection:
     def _deliver(self) -> None:
         if self._partition is not None:
             self._cluster.deliver(self._partition)
-
-
-Execute = Callable[[NsqdConnection, str, list[bytes]], Awaitable[None]]
-_COMMANDS: dict[str, Execute] = {
-    "IDENTIFY": NsqdConnection._identify,
-    "SUB": NsqdConnection._sub,
-    "SUB_ADVANCED": NsqdConnection._sub,
-    "SUB_ORDERED": NsqdConnection._sub,
-    "RDY": NsqdConnection._rdy,
-    "NOP": NsqdConnection._nop,
-    "CLS": NsqdConnection._cls,
-    "PUB": NsqdConnection._pub,
-    "PUB_TRACE": NsqdConnection._pub,
-    "PUB_EXT": NsqdConnection._pub,
-    "MPUB": NsqdConnection._mpub,
-    "MPUB_TRACE": NsqdConnection._mpub,
-    "MPUB_EXT": NsqdConnection._mpub,
-    "INTERNAL_CREATE_TOPIC": NsqdConnection._create_topic,
-}
 
 
 def _closes(verb: str, code: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import socket
 from collections.abc import Awaitable, Callable
@@ -55,8 +56,9 @@ class Peer:
     def drop(self, *, reset: bool = False) -> None:
         """Close the connection at once."""
         if reset:
-            sock = self._writer.get_extra_info("socket")
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+            with contextlib.suppress(OSError):  # it may have been closed already
+                sock = self._writer.get_extra_info("socket")
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
         self._writer.transport.abort()
         if self._task is not None:
             self._task.cancel()

@@ -32,7 +32,9 @@ def main(descriptor: int) -> None:
 def serve(control: Connection) -> None:
     """Serve a cluster until the test ends it. What it consists of comes first through the pipe."""
     with control:
-        asyncio.run(_serve(control, **control.recv()))
+        settings = _receive(control)
+        if settings is not None:
+            asyncio.run(_serve(control, **settings))
 
 
 async def _serve(control: Connection, *, nodes: int, lookups: int, **options: Any) -> None:
@@ -59,7 +61,7 @@ async def _serve(control: Connection, *, nodes: int, lookups: int, **options: An
 
 
 def _receive(control: Connection) -> Any:
-    """Return a request; None when it is the end, or the test is gone."""
+    """Return what the test sent; None when it is the end, or the test is gone."""
     try:
         return control.recv()
     except (EOFError, OSError):

@@ -10,6 +10,7 @@ import asyncio
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 
 from nsq.errors import UsageError
 from nsq.wire.names import check_channel, check_topic
@@ -34,38 +35,31 @@ class Refused(Exception):
         return str(self).partition(" ")[0]
 
 
+@dataclass
 class NodeState:
     """What the cluster knows about one nsqd."""
 
-    def __init__(self, index: int) -> None:
-        self.index = index
-        self.running = True
-        self.responsive = True  # it runs and is not stalled
-        self.lost = False  # the coordinator has given up on it
-        self.failures = 0
-        self.write_disabled = ""  # or "all", or "ordered"
-        self.refusals: list[tuple[str, str]] = []  # command and the error that a test wants it to get
-        self.received: Counter[str] = Counter()
+    index: int
+    running: bool = True
+    responsive: bool = True  # it runs and is not stalled
+    lost: bool = False  # the coordinator has given up on it
+    failures: int = 0
+    write_disabled: str = ""  # or "all", or "ordered"
+    refusals: list[tuple[str, str]] = field(
+        default_factory=list
+    )  # commands, and the errors that a test wants
+    received: Counter[str] = field(default_factory=Counter)
 
 
+@dataclass
 class Topic:
-    def __init__(
-        self,
-        name: str,
-        replicas: int,
-        *,
-        ordered: bool = False,
-        extended: bool = False,
-        multi_part: bool = False,
-        registered_channels_only: bool = False,
-    ) -> None:
-        self.name = name
-        self.replicas = replicas
-        self.ordered = ordered
-        self.extended = extended
-        self.multi_part = multi_part  # several of its partitions can be at one node, though it is not ordered
-        self.registered_channels_only = registered_channels_only
-        self.partitions: list[Partition] = []
+    name: str
+    replicas: int = 0
+    ordered: bool = False
+    extended: bool = False
+    multi_part: bool = False  # several of its partitions can be at one node, though it is not ordered
+    registered_channels_only: bool = False
+    partitions: list[Partition] = field(default_factory=list, init=False)
 
 
 class Partition:
