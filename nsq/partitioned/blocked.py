@@ -4,6 +4,7 @@ the same connection. Each gets an endpoint of its own at that nsqd, so that it h
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 from nsq.errors import Unanswered
@@ -25,16 +26,17 @@ class Blocked:
     def __init__(self) -> None:
         self.endpoints: dict[tuple[str, int], tuple[str, int]] = {}
         """By partition: its leader's address, and the number of the endpoint there."""
+        self._numbers = itertools.count(1)
         self._since: dict[tuple[str, int], float] = {}
         self._not_before: dict[tuple[str, int], float] = {}
 
     def add(self, place: tuple[str, int], leader: str, now: float) -> bool:
         """Give a partition an endpoint; return whether it has got a new one."""
-        taken = {number for address, number in self.endpoints.values() if address == leader}
-        number = next((each for each in range(1, _MOST + 1) if each not in taken), None)
-        if place in self.endpoints or number is None or now < self._not_before.get(place, now):
+        there = sum(address == leader for address, _ in self.endpoints.values())
+        if place in self.endpoints or there >= _MOST or now < self._not_before.get(place, now):
             return False
-        self.endpoints[place], self._since[place] = (leader, number), now
+        # A new number: the endpoint of a former one may not have ended yet.
+        self.endpoints[place], self._since[place] = (leader, next(self._numbers)), now
         return True
 
     def review(

@@ -299,7 +299,7 @@ class Router(AddressBook):
         self.due_at, self.urgent, self._snapshots.seen = math.inf, False, None
         parked, self._parked, self._blocked, self.bursts = self._parked, {}, {}, {}
         self._held, self._last = {}, {}
-        self._blocked_partitions = Blocked()
+        self._blocked_partitions.endpoints.clear()
         pool.nsqds.want_spares(())
         # Publishes that were made before this line, and are queued after it, wait for ``prepare``. Without a
         # connection none is handed out: ``assign`` prepares those that are queued soon.
@@ -646,6 +646,8 @@ class Router(AddressBook):
 
     def problems(self) -> dict[str, str]:
         problems = dict(self._snapshots.moved)
+        for (name, partition), (address, _) in self._blocked_partitions.endpoints.copy().items():
+            problems[f"{name} {partition}"] = f"blocked: {address} does not answer about this partition"
         if self.kind is None and self._parked:
             problems["nsqlookupd"] = f"the kind of the cluster is unknown: {self._pool.discovery.absence}"
         for name in self.lookups.topics:

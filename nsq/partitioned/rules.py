@@ -177,7 +177,7 @@ class PartitionRules(Rules):
             verdicts.append(Verdict(publish, error, again=True))
         return verdicts
 
-    def unanswered(self, publish: Publish, address: str) -> None:
+    def note_silence(self, publish: Publish, address: str) -> None:
         self.router.note_silence(publish.lane, address)
 
     def _pause(self, publish: Publish, failures: int, address: str) -> None:

@@ -231,7 +231,11 @@ class Nsqds:
     def stats(self) -> tuple[tuple[ConnectionStats, ...], int, int]:
         """Return the state of each, how many messages were published, and how many publishes failed."""
         endpoints, (published, failed) = self._counted
-        connections = tuple(endpoint.stats() for endpoint in endpoints)
+        by_address: dict[str, ConnectionStats] = {}
+        for each in (endpoint.stats() for endpoint in endpoints):
+            known = by_address.get(each.address)
+            by_address[each.address] = each if known is None else known.with_further(each)
+        connections = tuple(by_address.values())
         if not connections:
             connections = tuple(ConnectionStats(address=address) for address in self._given)
         return (

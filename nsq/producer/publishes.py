@@ -474,7 +474,7 @@ class Rules:
         """Decide about a batch without an answer. ``executed``: it may be stored."""
         return lost(batch, cause, address, executed=executed, retry_uncertain=retry_uncertain)
 
-    def unanswered(self, publish: Publish, address: str) -> None:
+    def note_silence(self, publish: Publish, address: str) -> None:
         """Note that nsqd has not answered a publish that had a connection of its own."""
 
     def is_nsqd_well(self, error: ServerError) -> bool:

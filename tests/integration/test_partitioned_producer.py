@@ -122,7 +122,7 @@ def test_a_blocked_partition_holds_up_no_other_of_its_nsqd(
             )
             if first == "publish":
                 thread.start()
-                eventually(lambda: len(producer.stats().connections) == 2)
+                eventually(lambda: "orders 0" in producer.health().problems)
             else:
                 held = producer.publish_async("orders", b"held", partition=0)
             behind = producer.publish_async("orders", b"behind it", partition=1)
@@ -149,9 +149,10 @@ def test_a_partition_that_is_well_again_needs_no_connection_of_its_own(
         producer.publish("orders", b"the connection with the loops is open", partition=1)
         with cluster.blocked_partition("orders", 0, hold=PATIENCE):
             held = producer.publish_async("orders", b"held", partition=0)
-            eventually(lambda: len(producer.stats().connections) == 2)
+            eventually(lambda: "orders 0" in producer.health().problems)
+            assert len(producer.stats().connections) == 1  # one nsqd
         held.result(PATIENCE)
-        eventually(lambda: len(producer.stats().connections) == 1)
+        eventually(lambda: "orders 0" not in producer.health().problems)
 
 
 # Each answer to a publish.

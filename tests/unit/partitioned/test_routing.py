@@ -456,7 +456,7 @@ def test_a_blocked_partition_loses_its_endpoint_when_it_needs_none(why: str) -> 
 def test_a_caller_whose_round_trip_is_not_answered_does_not_queue_behind_others_nor_they_behind_it() -> None:
     scene = Scene({0: A, 1: A})
     publish = scene.publish(b"1", partition=0)
-    publish.rules.unanswered(publish, A)
+    publish.rules.note_silence(publish, A)
     scene.publish(b"2", partition=0)
     scene.turn()
     (own,) = [each for each in scene.pool.endpoints.all if each.number]
