@@ -55,6 +55,7 @@ class PublishingEndpoint(Endpoint, ConnDelegate):
     ) -> None:
         pauses = Pauses(config.reconnect_initial, config.reconnect_max, chance)
         super().__init__(wanted, config, clock, pauses.draw_late)
+        self.number = wanted.number
         self.overdue = False
         """Whether a publish waited in vain for its answer: other nsqds come first. Set by the pool's thread.
         """
@@ -289,6 +290,16 @@ class PublishingEndpoint(Endpoint, ConnDelegate):
         nothing.
         """
         return self._asked_at if self._sent else math.inf
+
+    @property
+    def silent_about(self) -> str:
+        """The lane of the oldest publish that nsqd has not answered; empty: it owes nothing."""
+        return next((batch[0].lane for batch in self._sent.copy()), "")
+
+    @property
+    def has_stored(self) -> bool:
+        """Whether nsqd has stored something over the present connections."""
+        return self._has_stored or self.own.published > 0
 
     def give_up(self) -> None:
         """End the connection because nsqd has not answered for long. Any thread may call this."""

@@ -231,6 +231,8 @@ class OwnConns:
         return verdicts
 
     def _unanswered(self, publish: Publish, cause: NsqError) -> list[Verdict]:
+        if isinstance(cause, Unanswered):
+            publish.rules.note_silence(publish, self.address)
         if self._clock() >= publish.deadline:
             error = unanswered(publish, self.address, "no answer in time", cause)
             return [Verdict(publish, error, again=False)]

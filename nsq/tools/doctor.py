@@ -214,11 +214,13 @@ def _contents(where: str, stats: NsqdStats) -> Iterator[Finding]:
         depth = sum(topic["depth"] for topic in topics)
         if any(topic["paused"] for topic in topics):
             yield Finding(WARNING, where, f"topic {name} is paused", f"nsq unpause {name}")
-        if depth and not channels:
+        stored = sum(topic.get("stored_bytes", 0) for topic in topics)
+        waiting = f"{depth} messages" if depth else f"{stored} bytes" if stored else ""
+        if waiting and not channels:
             yield Finding(
                 WARNING,
                 where,
-                f"topic {name} has no channel, and {depth} messages wait",
+                f"topic {name} has no channel, and {waiting} wait",
                 f"Start a consumer of it, or: nsq create {name}/CHANNEL",
             )
         for channel, entries in _grouped(channels, "channel_name"):

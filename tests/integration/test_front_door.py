@@ -335,7 +335,7 @@ def test_a_peek_takes_nothing(cluster: Cluster, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(NsqdApi, "peek", as_gos)
     status, _, error = cluster("peek", "orders")
     assert status == 1
-    assert "it is Go's" in error
+    assert "it is not one of ours" in error
     assert "nsq tail" in error
 
 
