@@ -135,6 +135,20 @@ def test_a_client_whose_publish_is_held_misses_no_heartbeat(cluster: Partitioned
             client.send(b"NOP\n")
 
 
+def test_a_stalled_node_does_nothing_until_it_goes_on(cluster: PartitionedCluster) -> None:
+    cluster.create_topic("orders", replicas=1)
+    leader = leading(cluster)
+    with talking(leader) as client:
+        leader.stall()
+        publish(client, b"over TCP")
+        with pytest.raises(TimeoutError):
+            ask(leader.http_address, "POST", "/pub?topic=orders", b"over HTTP", {}, timeout=0.2)
+        assert cluster.messages("orders", 0) == []
+        leader.resume()
+        client.expect_ok()
+        until("both stored", lambda: len(cluster.messages("orders", 0)) == 2)
+
+
 def test_a_killed_leader_takes_the_last_fins_with_it(cluster: PartitionedCluster) -> None:
     cluster.create_topic("orders", channels=["billing"])
     with talking(leading(cluster)) as client:
