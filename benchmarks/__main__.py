@@ -31,7 +31,7 @@ SUITES: dict[str, Callable[[], Sequence[Comparison]]] = {
 }
 
 #: The suites that --old can run.
-WITH_OLD = ("client", "daemon")
+WITH_OLD = ("client", "daemon", "partitioned")
 
 RESULTS = Path(__file__).with_name("results.json")
 PICTURE = Path(__file__).with_name("results.svg")

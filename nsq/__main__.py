@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import sys
 
-from nsq.tools.front_door import main
+from nsq.threads.stop_signals import hold_signals
 
-sys.exit(main())
+if __name__ == "__main__":
+    hold_signals()  # before the other imports
+
+    from nsq.tools.front_door import main
+
+    sys.exit(main())

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self, TypedDict
 
-from nsq import options
+import nsq.options as options
 from nsq.errors import ConfigError
 from nsq.options import METADATA, Option, OptionHelp, parse_boolean
 from nsq.other_clients import option_here

@@ -138,7 +138,7 @@ class PubFailed(ServerError):
 
 
 class MpubFailed(ServerError):
-    """E_MPUB_FAILED: nsqd could not store all messages; some of them may be stored."""
+    """E_MPUB_FAILED: nsqd could not store all messages; some of them may be stored, see ``maybe_stored``."""
 
     code = "E_MPUB_FAILED"
     retry = True
@@ -303,11 +303,22 @@ class CreateTopicFailed(ServerError):
     fatal = False
 
 
-def server_error(data: bytes) -> ServerError:
-    """Return the error for an error frame, of its code's class, or ServerError for an unknown code."""
+#: The refusal of an MPUB by an nsqd that is about to stop.
+_EXITING = "E_MPUB_FAILED MPUB failed exiting"
+
+
+def server_error(data: bytes, *, exiting_not_stored: bool = False) -> ServerError:
+    """Return the error for an error frame, of its code's class, or ServerError for an unknown code.
+
+    ``exiting_not_stored``: nsqd has said that it stores no message of an MPUB that it refuses because it is
+    about to stop. Others may have stored some.
+    """
     text = data.decode("utf-8", "replace")
     code = text.partition(" ")[0]
-    return _BY_CODE.get(code, ServerError)(text, code)
+    error = _BY_CODE.get(code, ServerError)(text, code)
+    if exiting_not_stored and text == _EXITING:
+        error.maybe_stored = False
+    return error
 
 
 _BY_CODE = {cls.code: cls for cls in ServerError.__subclasses__()}

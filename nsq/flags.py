@@ -13,7 +13,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import sys
-import tomllib
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -208,6 +207,8 @@ def _from_text(each: Flag, text: str) -> Any:
 
 def _read_file(path: str, flags: Iterable[Flag]) -> tuple[dict[str, Any], list[str]]:
     """Return values by flag name, and warnings."""
+    import tomllib
+
     try:
         with open(path, "rb") as file:
             document = tomllib.load(file)

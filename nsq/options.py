@@ -10,14 +10,12 @@ nothing heavy: ssl is loaded only when a value may be an SSLContext.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import json
 import math
 import os
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import Any, NamedTuple
 
 from nsq.errors import ConfigError
@@ -77,6 +75,8 @@ def _nanoseconds(text: str) -> int | None:
 
 def format_duration(seconds: float) -> str:
     """Format a duration as Go does, rounded to nanoseconds: ``format_duration(90.0) == "1m30s"``."""
+    from fractions import Fraction  # which takes as long to import as all of this module
+
     # A float times 1e9 rounds twice; a Fraction keeps every nanosecond that a float of this size can hold.
     nanoseconds = round(Fraction(seconds) * SECOND_NS)
     sign = "-" if nanoseconds < 0 else ""
@@ -291,6 +291,8 @@ class Option:
 
 def closest(name: str, known: Iterable[str], cutoff: float) -> str:
     """Return the known name that was probably meant; empty when none is close."""
+    import difflib
+
     return next(iter(difflib.get_close_matches(name.lower(), known, n=1, cutoff=cutoff)), "")
 
 

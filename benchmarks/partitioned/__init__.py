@@ -1,13 +1,15 @@
-"""The client with a partitioned cluster, beside the same client with one nsqd; and lanes side by side.
+"""What a partitioned cluster costs the client: its CPU time for each message.
 
-The cluster is the test double, in a process of its own, so this measures the client and no server.
+The cluster is the test double, in a process of its own. It is not tuned, so rates over it would measure it
+and not the client. Publishing has one nsqd beside it. The CPU time of consuming depends on how much a server
+sends at a time, so it is compared with that of older code only (``--old``).
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from benchmarks.client.parties import SIZE
@@ -19,83 +21,70 @@ from benchmarks.processes import numbers_of, serving
 from nsq.testing import PartitionedCluster
 
 PARTITIONED, PLAIN = "partitioned", "one nsqd"
-_SHARE = 0.8
 _NODES, _PARTITIONS = 3, 6
-_LANES = 16
-_CALLERS = 16
 _WINDOW = 10_000
-#: For each partition. With less, small windows would decide the result: a window of 33 costs a client of one
-#: nsqd as much.
+#: The most that publishing may cost, in times of its CPU time with one nsqd.
+_MOST = 1.6
+#: For each partition. With less, small windows would decide the result.
 _MAX_IN_FLIGHT = 200 * _PARTITIONS
 _FILL = 200  # messages in a command
 
-_ONE_BY_ONE, _TOGETHER, _ASYNC, _CONSUMED = 8000, 20_000, 200_000, 200_000
+_ONE_BY_ONE, _ASYNC, _CONSUMED, _IN_ORDER = 5000, 50_000, 50_000, 5000
 
 
 def comparisons() -> Sequence[Comparison]:
     return [
-        _beside("publish, 1 caller", "publish", _ONE_BY_ONE, size=SIZE),
-        _beside(f"publish, {_CALLERS} callers", "publish", _TOGETHER, size=SIZE, callers=_CALLERS),
-        _beside("publish_async, pipelined", "publish_async", _ASYNC, size=SIZE, window=_WINDOW),
-        _beside("consume", "consume", _CONSUMED, filled=True, max_in_flight=_MAX_IN_FLIGHT),
-        _lanes("a handler that blocks 10 ms", 0.01, one=150, many=2400, ratio=12),
-        _lanes("a handler that blocks 1 ms", 0.001, one=1000, many=8000, ratio=5),
-        _lanes("an empty handler", 0.0, one=10_000, many=20_000),
+        _publishing("publish", "publish", _ONE_BY_ONE),
+        _publishing("publish_async, pipelined", "publish_async", _ASYNC, window=_WINDOW),
+        _comparison("consume", _consuming(_CONSUMED, max_in_flight=_MAX_IN_FLIGHT)),
+        _comparison("consume in order", _consuming(_IN_ORDER, ordered=True, threads=_PARTITIONS)),
     ]
 
 
-def _beside(name: str, load: str, count: int, *, filled: bool = False, **arguments: object) -> Comparison:
+def _publishing(name: str, load: str, count: int, **arguments: object) -> Comparison:
     def partitioned(scale: float) -> Sequence[float]:
-        messages = round(count * scale)
-        with _cluster(_PARTITIONS, filled=messages + 2 * WARM_UP if filled else 0) as cluster:
-            where = {"nsqlookupd": cluster.lookup_addresses}
-            return _drive(load, where=where, count=messages, **arguments)
+        with _cluster() as cluster:
+            return drive(scale, {"nsqlookupd": cluster.lookup_addresses})
 
     def plain(scale: float) -> Sequence[float]:
-        messages = round(count * scale)
         with serving(servers.nsqd()) as server:
-            if filled:
-                _fill(server.port, TOPIC, messages + 2 * WARM_UP)
-            where = {"nsqd": f"127.0.0.1:{server.port}"}
-            return _drive(load, where=where, count=messages, **arguments)
+            return drive(scale, {"nsqd": f"127.0.0.1:{server.port}"})
 
+    def drive(scale: float, where: Mapping[str, object]) -> Sequence[float]:
+        return _drive(load, where=where, count=round(count * scale), size=SIZE, **arguments)
+
+    return _comparison(name, partitioned, plain)
+
+
+def _consuming(count: int, ordered: bool = False, **options: object) -> Measure:
+    def measure(scale: float) -> Sequence[float]:
+        messages = round(count * scale)
+        with _cluster(ordered=ordered, filled=messages + 2 * WARM_UP) as cluster:
+            where = {"nsqlookupd": cluster.lookup_addresses}
+            return _drive("consume", where=where, count=messages, ordered=ordered, **options)
+
+    return measure
+
+
+def _comparison(name: str, partitioned: Measure, plain: Measure | None = None) -> Comparison:
     return Comparison(
         name=f"{name}, {_PARTITIONS} partitions on {_NODES} nodes",
-        figures=(Figure("", "msg/s"),),
-        contenders={PARTITIONED: partitioned, PLAIN: plain},
-        bars=[Bar(PARTITIONED, PLAIN, _SHARE)],
-    )
-
-
-def _lanes(handler: str, pause: float, *, one: int, many: int, ratio: float | None = None) -> Comparison:
-    def with_partitions(partitions: int, count: int) -> Measure:
-        def measure(scale: float) -> Sequence[float]:
-            messages = round(count * scale)
-            with _cluster(partitions, ordered=True, filled=messages + 2 * WARM_UP) as cluster:
-                where = {"nsqlookupd": cluster.lookup_addresses}
-                options = {"threads": partitions, "pause": pause, "ordered": True}
-                return _drive("consume", where=where, count=messages, **options)
-
-        return measure
-
-    many_lanes, one_lane = f"{_LANES} partitions", "1 partition"
-    return Comparison(
-        name=f"consume in order, {handler}",
-        figures=(Figure("", "msg/s"),),
-        contenders={many_lanes: with_partitions(_LANES, many), one_lane: with_partitions(1, one)},
-        bars=[] if ratio is None else [Bar(many_lanes, one_lane, ratio)],
+        figures=(Figure("", "µs of CPU"),),
+        contenders={PARTITIONED: partitioned} | ({} if plain is None else {PLAIN: plain}),
+        bars=[] if plain is None else [Bar(PARTITIONED, PLAIN, _MOST, at_most=True)],
+        rounds=5,
     )
 
 
 @contextmanager
-def _cluster(partitions: int, *, ordered: bool = False, filled: int = 0) -> Iterator[PartitionedCluster]:
+def _cluster(*, ordered: bool = False, filled: int = 0) -> Iterator[PartitionedCluster]:
     with PartitionedCluster(nodes=_NODES, process=True, first_twice=False) as cluster:
-        cluster.create_topic(TOPIC, partitions=partitions, ordered=ordered, channels=[CHANNEL])
-        for number in range(partitions if filled else 0):
+        cluster.create_topic(TOPIC, partitions=_PARTITIONS, ordered=ordered, channels=[CHANNEL])
+        for number in range(_PARTITIONS if filled else 0):
             leader = cluster.leader(TOPIC, number)
             assert leader is not None
             port = int(leader.tcp_address.rpartition(":")[2])
-            _fill(port, f"{TOPIC} {number}", -(-filled // partitions))
+            _fill(port, f"{TOPIC} {number}", -(-filled // _PARTITIONS))
         yield cluster
 
 

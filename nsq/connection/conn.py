@@ -137,8 +137,8 @@ class Conn:
         self.closed = False
         """Whether writing has ended."""
         self.session = Session(IdentifyReply())
-        self.version = ""
-        """nsqd's version, once connected."""
+        self.reply = IdentifyReply()
+        """nsqd's answer to IDENTIFY, once connected."""
         self._config = config
         self._delegate = delegate
         self._transport = transport
@@ -178,7 +178,7 @@ class Conn:
         silent = self._config.heartbeat_interval < 0  # then any silence is allowed
         self._stream.read_timeout = None if silent else self._config.read_timeout
         self.session = Session(ready.reply)
-        self.version = ready.reply.version
+        self.reply = ready.reply
         self._parser: FrameParser[Message] = FrameParser(
             self._reader(self, 0.0, 0.0), max_frame=self._config.max_frame_size
         )
@@ -367,7 +367,7 @@ class Conn:
         if frame is OKAY:
             self._delegate.on_ok(self, 1)
         elif isinstance(frame, ErrorReply):
-            error = server_error(frame.data)
+            error = server_error(frame.data, exiting_not_stored=self.reply.exiting_not_stored)
             if error.fatal:
                 self._refusal = error
             self._delegate.on_error(self, error)

@@ -40,7 +40,7 @@ DIALS = 32
 #: Seconds that a write loop may take to end after its connection's read loop, which has waited for it.
 _WRITER_GRACE = 1.0
 
-#: Distinguishes the endpoints of a client: the address, and the key of the subscription.
+#: Distinguishes the endpoints of a client: the address, and the key of the subscription or the number.
 Key = tuple[str, Hashable]
 
 
@@ -54,10 +54,12 @@ class Wanted:
     listed: bool = False  # by an nsqlookupd
     dial: bool = True
     """Whether to dial it. If not, no nsqlookupd lists it any more: ask them again instead."""
+    number: int = 0
+    """Above 0: one more endpoint for publishing to the same nsqd."""
 
     @property
     def key(self) -> Key:
-        return self.address, None if self.subscription is None else self.subscription.key
+        return self.address, (self.number or None) if self.subscription is None else self.subscription.key
 
     @property
     def label(self) -> str:

@@ -384,14 +384,18 @@ class HandlerPool:
         with suppress(AlreadyResponded):  # ``give_up`` has answered it, or was too slow
             try:
                 self._give_up(message, error)
-            except BaseException:
+            except BaseException as failure:
                 log.exception(
                     "giving up on %r failed; nsqd delivers it again", message, extra=self.fields_of(message)
                 )
+                self.give_up_failed(message, failure)
                 message.requeue(backoff=False)
             else:
                 message.finish()
                 self._forget(message)
+
+    def give_up_failed(self, message: Message, error: BaseException) -> None:
+        """Note why a message could not be given up."""
 
     def give_up_for(self, error: GiveUp, messages: list[Message]) -> None:
         """Give up the messages that have no answer."""

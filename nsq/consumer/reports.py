@@ -47,7 +47,8 @@ class ConnectionHealth:
 @dataclass(frozen=True, kw_only=True)
 class PartitionHealth:
     """One partition of a topic whose messages are handled in order. If its message has failed, the partition
-    is stuck: ``stuck_at`` shows the message, ``stuck_seconds`` the time since its first failure.
+    is stuck: ``stuck_at`` shows the message, ``stuck_seconds`` the time since its first failure, ``error``
+    what its handler has raised, or why it could not be given up.
     """
 
     partition: int

@@ -222,13 +222,13 @@ class Discovery:
     # What becomes of the connections: any thread. For subclasses.
 
     def connected(self, conn: Conn) -> None:
-        if _PARTITIONED in conn.version and not self._warned_of_kind:
+        if _PARTITIONED in conn.reply.version and not self._warned_of_kind:
             self._warned_of_kind = True
             log.warning(
                 "nsqd %s (version %s) belongs to a partitioned NSQ, of which nsqd= reaches one partition at "
                 "most: give nsqlookupd=",
                 conn.address,
-                conn.version,
+                conn.reply.version,
             )
 
     def disconnected(self, key: Key, cause: NsqError | None) -> None: ...

@@ -16,9 +16,12 @@ from typing import Any, NamedTuple
 from nsq.errors import NsqError, UsageError
 from nsq.http.calls import Misshapen
 from nsq.http.message import Url, parse_url
-from nsq.http.nsqd import NsqdInfo, NsqdStats
+from nsq.http.nsqd import NsqdInfo, NsqdStats, plain_stats
 from nsq.http.nsqlookupd import Lookup, NsqdNode, RegisteredNode
 from nsq.transport.addresses import is_unix, split
+
+#: A part of every version of the partitioned NSQ's nsqd.
+PARTITIONED_VERSION = "-HA."
 
 # Which nsqds there are
 
@@ -30,6 +33,8 @@ class Node:
     info: NsqdNode
     url: Url
     topics: Mapping[str, bool] = field(default_factory=dict)
+    #: By topic: the partitions that a partitioned nsqd leads.
+    partitions: Mapping[str, Iterable[str]] = field(default_factory=dict)
     #: For each nsqlookupd that lists it: nsqlookupd's address/the nsqd's address. None if none was asked.
     registrations: tuple[str, ...] | None = None
 
@@ -37,6 +42,11 @@ class Node:
     def name(self) -> str:
         """``broadcast_address:http_port``, as people and nsqlookupd name it."""
         return self.info.http_address
+
+    @property
+    def partitioned(self) -> bool:
+        """Whether it belongs to a partitioned NSQ."""
+        return PARTITIONED_VERSION in self.info.version
 
     @property
     def problem(self) -> str:
@@ -68,11 +78,13 @@ def _listed(known: Node | None, node: RegisteredNode, lookupd: str) -> Node:
     registration = f"{lookupd}/{node.remote_address}"
     topics = {name: name in node.tombstoned for name in node.topics}
     if known is None:
-        return Node(node, _url(node), topics, (registration,))
+        return Node(node, _url(node), topics, node.partitions or {}, (registration,))
     # A topic counts as tombstoned only if all nsqlookupds that list it there say so.
     for name, hidden in known.topics.items():
         topics[name] = hidden and topics.get(name, hidden)
-    return replace(known, topics=topics, registrations=(*(known.registrations or ()), registration))
+    partitions = {**known.partitions, **(node.partitions or {})}
+    registrations = (*(known.registrations or ()), registration)
+    return replace(known, topics=topics, partitions=partitions, registrations=registrations)
 
 
 def merge_lookups(lookups: Iterable[Lookup]) -> list[Node]:
@@ -147,6 +159,9 @@ class TopicSummary(NamedTuple):
     channels: tuple[str, ...]
     paused_channels: tuple[bool, ...]
     counts: Counts
+    #: The partitions that a partitioned nsqd leads, and the bytes that it stores of them.
+    partitions: tuple[str, ...] = ()
+    stored_bytes: int = 0
 
     def column(self, place: int) -> int:
         """Return the sum of one count over all channels."""
@@ -168,9 +183,9 @@ def summarize(stats: Any, at: float) -> Summary:
     """Summarize an nsqd's /stats. Raises Misshapen if they are invalid."""
     try:
         topics: dict[str, TopicSummary] = {}
-        for topic in rows(stats, "topics"):
+        for topic in rows(plain_stats(stats), "topics"):
             name, summary = value(topic, "topic_name", str), _summarize_topic(topic)
-            # A partitioned nsqd lists a topic once for each of its partitions.
+            # A partitioned nsqd lists a topic once for each partition.
             topics[name] = _with_partition(topics[name], summary) if name in topics else summary
         memory = stats.get("memory") or {}
         figures = {name: value(memory, name, int) for name in memory if isinstance(name, str)}
@@ -183,12 +198,9 @@ def _summarize_topic(topic: dict[str, Any]) -> TopicSummary:
     channels = rows(topic, "channels")
     try:
         counts, names, paused = _columns(channels)
-    except (
-        KeyError
-    ):  # an nsqd from before 1.2.1 does not count the clients, a partitioned one names it otherwise
+    except KeyError:  # an nsqd from before 1.2.1 does not count the clients
         older = (
-            {"client_count": channel.get("client_num", len(channel.get("clients") or ())), "paused": False}
-            | channel
+            {"client_count": len(channel.get("clients") or ()), "paused": False} | channel
             for channel in channels
         )
         counts, names, paused = _columns(list(older))
@@ -204,6 +216,8 @@ def _summarize_topic(topic: dict[str, Any]) -> TopicSummary:
         names,
         paused,
         counts,
+        (value(topic, "topic_partition", str),) if "topic_partition" in topic else (),
+        value(topic, "stored_bytes", int),
     )
 
 
@@ -223,6 +237,8 @@ def _with_partition(one: TopicSummary, other: TopicSummary) -> TopicSummary:
         tuple(channels),
         tuple(paused for _, paused in channels.values()),
         tuple(chain.from_iterable(counts for counts, _ in channels.values())),
+        one.partitions + other.partitions,
+        one.stored_bytes + other.stored_bytes,
     )
 
 
@@ -337,7 +353,7 @@ class Channel(NamedTuple):
 
 class Topic(NamedTuple):
     """A topic, merged over the ``nodes`` nsqds that have it. ``rate`` and ``growth`` are per second: of the
-    messages published, and of its own depth.
+    messages published, and of its own depth. ``stored_bytes`` is None unless the topic has partitions.
     """
 
     name: str
@@ -349,6 +365,7 @@ class Topic(NamedTuple):
     rate: float
     growth: float
     channels: tuple[Channel, ...]
+    stored_bytes: int | None = None
 
 
 def merge_topics(tracks: Iterable[Track], known: Iterable[str] = ()) -> list[Topic]:
@@ -377,6 +394,7 @@ class _Sum:
 
     def __init__(self) -> None:
         self._nodes = self._depth = self._backend = self._messages = 0
+        self._stored: int | None = None
         self._rate = self._growth = 0.0
         self._paused = False
         # By the names of its channels, which are usually the same on all nsqds.
@@ -384,6 +402,10 @@ class _Sum:
 
     def add(self, track: Track, name: str, summary: TopicSummary) -> None:
         seconds, base = track.before(name)
+        if base is not None and base.partitions != summary.partitions:
+            base = None  # it counts the messages of other partitions than before
+        if summary.partitions:
+            self._stored = (self._stored or 0) + summary.stored_bytes
         self._nodes += 1
         self._depth += summary.depth
         self._backend += summary.backend
@@ -413,6 +435,7 @@ class _Sum:
             self._rate,
             self._growth,
             tuple(merged[each] for each in sorted(merged)),
+            self._stored,
         )
 
 

@@ -19,6 +19,9 @@ MAX_HEAD = 64 * 1024
 DEFAULT_MAX_BODY = 64 * 1024 * 1024
 _MAX_CHUNK_LINE = 1024
 _VERSION = b"HTTP/1."
+#: How the TCP ports of nsqd and nsqlookupd begin to refuse an HTTP request: the size of E_BAD_PROTOCOL,
+#: nsqd's with a frame type. Go's send the size alone, and a reset may destroy what follows.
+_REFUSALS = (b"\0\0\0\x12", b"\0\0\0\x0e")
 
 
 @dataclass(frozen=True)
@@ -240,7 +243,7 @@ def _status(line: str) -> int:
 
 
 def _not_http(data: bytes | bytearray) -> ApiError:
-    if b"E_BAD_PROTOCOL" in data:
+    if data.startswith(_REFUSALS):
         return ApiError(
             "this is a TCP port of NSQ; the HTTP port is another one (4151 for nsqd, 4161 for nsqlookupd)"
         )

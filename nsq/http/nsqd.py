@@ -15,9 +15,8 @@ from typing import Any, NotRequired, Required, TypedDict
 from urllib.parse import quote
 
 from nsq.errors import ApiError, InvalidMessage
-from nsq.http.calls import Api, endpoint, json_value, ok, read, read_key
+from nsq.http.calls import Api, conform, endpoint, json_value, ok, read, read_key
 from nsq.http.message import HttpReply
-from nsq.wire.commands import pack_bodies
 from nsq.wire.names import check_channel, check_topic
 
 
@@ -46,10 +45,12 @@ class NsqdApi(Api):
     def stats(
         self, topic: str = "", channel: str = "", *, include_clients: bool = True, include_mem: bool = False
     ) -> NsqdStats:
-        """Return statistics of all topics, of one topic, or of one channel; empty for unknown names."""
+        """Return statistics of all topics, of one topic, or of one channel; empty for unknown names. A
+        partitioned nsqd lists each partition that it leads as a topic.
+        """
         args = {"format": "json"} | _named(topic, channel)
         args |= {"include_clients": _boolean(include_clients), "include_mem": _boolean(include_mem)}
-        return self._get("/stats", args, lambda reply: read(reply, NsqdStats))
+        return self._get("/stats", args, _parse_stats)
 
     def peek(
         self, topic: str, channel: str = "", *, n: int = 10, deferred: bool = False
@@ -80,6 +81,8 @@ class NsqdApi(Api):
         if not checked:
             raise InvalidMessage("there is no message to publish")
         args = {"topic": check_topic(topic), "binary": "true"}
+        from nsq.wire.commands import pack_bodies
+
         return self._post("/mpub", args, ok, pack_bodies(checked))
 
     # Topics and channels
@@ -261,6 +264,42 @@ def _unpacked(text: str) -> bytes:
 # Counts are since nsqd started.
 
 
+def _parse_stats(reply: HttpReply) -> NsqdStats:
+    found: NsqdStats = conform(plain_stats(json_value(reply)), NsqdStats)
+    return found
+
+
+def plain_stats(stats: Any) -> Any:
+    """Put the /stats of a partitioned nsqd into the terms of an original one, which stay as they are.
+
+    A partitioned nsqd lists a topic once for each partition, with its bytes as the depth: these become
+    ``stored_bytes``. In the topic itself no message waits: its channels read the partition. Replicas are left
+    out, because their leaders count the same messages.
+    """
+    topics = stats.get("topics") if isinstance(stats, dict) else None
+    if not isinstance(topics, list) or not any(map(_is_partition, topics)):
+        return stats
+    led = [each for each in topics if not _is_partition(each) or each.get("is_leader") is not False]
+    return {**stats, "topics": [_plain_topic(each) if _is_partition(each) else each for each in led]}
+
+
+def _is_partition(topic: Any) -> bool:
+    return isinstance(topic, dict) and "topic_partition" in topic and "stored_bytes" not in topic
+
+
+def _plain_topic(topic: dict[str, Any]) -> dict[str, Any]:
+    channels = topic.get("channels")
+    if isinstance(channels, list):
+        channels = [
+            {**each, "client_count": each["client_num"]}
+            if isinstance(each, dict) and "client_num" in each
+            else each
+            for each in channels
+        ]
+    plain = {"stored_bytes": topic.get("depth"), "depth": 0, "backend_depth": 0, "paused": False}
+    return {**topic, **plain, "channels": channels}
+
+
 class Percentile(TypedDict):
     """A percentile. ``value`` is in nanoseconds."""
 
@@ -340,6 +379,10 @@ class ChannelStats(TypedDict):
 
 
 class TopicStats(TypedDict):
+    """A topic. A partitioned nsqd has one for each partition that it leads, with ``topic_partition`` and
+    ``stored_bytes``.
+    """
+
     topic_name: str
     channels: list[ChannelStats]
     depth: int
@@ -347,6 +390,8 @@ class TopicStats(TypedDict):
     message_count: int
     paused: bool
     message_bytes: NotRequired[int]
+    topic_partition: NotRequired[str]
+    stored_bytes: NotRequired[int]
     e2e_processing_latency: NotRequired[Latency]
 
 

@@ -188,10 +188,13 @@ class NsqdNode:
 
 @dataclass(frozen=True, kw_only=True)
 class RegisteredNode(NsqdNode):
-    """An nsqd and its topics; for ``tombstoned`` topics, nsqlookupd hides it from consumers."""
+    """An nsqd and its topics; for ``tombstoned`` topics, nsqlookupd hides it from consumers. ``partitions``
+    are those that a partitioned nsqd leads, by topic.
+    """
 
     topics: tuple[str, ...] = ()
     tombstones: tuple[bool, ...] = ()  # one per topic, in order; empty from an old nsqlookupd
+    partitions: dict[str, tuple[str, ...]] | None = None
 
     @property
     def tombstoned(self) -> frozenset[str]:

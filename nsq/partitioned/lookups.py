@@ -142,6 +142,7 @@ class Lookups(Asker):
         self._configured: frozenset[str] = frozenset()
         self._added: dict[str, str] = {}  # nsqlookupds that the cluster lists: how they are asked
         self._refused: dict[tuple[str, int, str], float] = {}  # when nodes last refused to be leaders
+        self._unlisted: set[str] = set()  # the nsqlookupds that do not list their cluster now
         self._warned: dict[str, set[str]] = {}  # by nsqlookupd: the topics that it has no answer about
         self._rounds: Rounds | None = None
         self._tell: Callable[[Callable[[], object]], object] = lambda request: request()
@@ -191,7 +192,7 @@ class Lookups(Asker):
         return answer.nsqds | leaders | kept
 
     def _answer(self, lookupd: str, deadline: float) -> ClusterAnswer:
-        kind, leader, listed = self._kind(self._api(lookupd, deadline))
+        kind, leader, listed = self._kind(key_of(lookupd), self._api(lookupd, deadline))
         if kind == "original":
             nodes = self.original_nodes(self._api(lookupd, deadline))
             return ClusterAnswer(kind, nsqds=frozenset(node.tcp_address for node in nodes))
@@ -206,7 +207,7 @@ class Lookups(Asker):
         self._ask_first = next(iter(problems), "")
         if problems and not topics:
             raise next(iter(problems.values()))
-        nsqlookupds = tuple(map(self._rewritten, listed))
+        nsqlookupds = None if listed is None else tuple(map(self._rewritten, listed))
         texts = {topic: str(error) for topic, error in problems.items()}
         return ClusterAnswer(kind, nsqlookupds, self._rewritten(leader), topics, problems=texts)
 
@@ -214,7 +215,8 @@ class Lookups(Asker):
         """Return the nsqds to use in a cluster of the original kind."""
         return api.nodes()
 
-    def _kind(self, api: PartitionedLookupdApi) -> tuple[Kind, str, tuple[str, ...]]:
+    def _kind(self, key: str, api: PartitionedLookupdApi) -> tuple[Kind, str, tuple[str, ...] | None]:
+        """Return the kind, and the nsqlookupds with their leader; None if this one cannot list them now."""
         if self._pinned == "original":
             return "original", "", ()
         try:
@@ -222,7 +224,13 @@ class Lookups(Asker):
         except ApiRefused as refusal:
             if refusal.status == 404:
                 return self._pinned or "original", "", ()
-            raise
+            if refusal.status < 500 or self.cluster.kind != "partitioned":
+                raise
+            if key not in self._unlisted:  # it has lost etcd, and can still know the leaders
+                log.warning("nsqlookupd %s does not list its cluster: %s", key, refusal.code)
+            self._unlisted.add(key)
+            return "partitioned", "", None
+        self._unlisted.discard(key)
         return "partitioned", *(listed or ("", ()))
 
     def _api(self, lookupd: str, deadline: float) -> PartitionedLookupdApi:

@@ -336,6 +336,13 @@ class OrderedPool(HandlerPool):
             self._tell_stuck(message)
         return stuck
 
+    def give_up_failed(self, message: Message, error: BaseException) -> None:
+        lane = _delegate(message).track.lane
+        if lane.failed_attempt == lane.attempts:  # on_stuck knows of this attempt
+            lane.error = error
+        else:
+            self.note_failure(lane, message, error)
+
     # The clock: the owner.
 
     def turn(self, now: float) -> float:

@@ -23,6 +23,7 @@ from typing import Any, cast
 from nsq.config import Config
 from nsq.errors import ExtNotSupported, NsqError, ServerError, UsageError
 from nsq.log import Logger
+from nsq.partitioned.blocked import BLOCKED_AFTER, Blocked
 from nsq.partitioned.keys import Hash
 from nsq.partitioned.lookups import Lookups
 from nsq.partitioned.rules import (
@@ -118,6 +119,7 @@ class Router(AddressBook):
         self._growing: Place | None = None  # the burst that is being made
         self._held: dict[tuple[str, int], float] = {}  # while a former leader owes an answer: since when
         self._owing = False  # an nsqd owes an answer
+        self._blocked_partitions = Blocked()
         self._late_until = -math.inf
         self._wanted: frozenset[str] = frozenset()  # leaders that are not connected, and publishes wait for
         self._shown: object = None  # the places that callers do not see
@@ -231,6 +233,10 @@ class Router(AddressBook):
             where = publish.topic, int(partition), address
             self._pool.owner.ask(partial(self.lookups.refuse, *where, self.now()))
 
+    def note_silence(self, lane: str, address: str) -> None:
+        """Have the publishes of a partition kept apart, about which its leader is silent. For callers."""
+        self._pool.owner.ask(partial(self._note_blocked, lane, address))
+
     def log_publish(self, publish: Publish, given: Mapping[str, Any]) -> None:
         """Log an answered publish, if its topic is traced. The pool's thread does it: logging takes locks."""
         endpoint = publish.endpoint
@@ -256,6 +262,8 @@ class Router(AddressBook):
         pool, waiting = self._pool, self._pool.waiting
         pool.usable = ()
         now = self.now()
+        self._blocked_partitions.review(self._leader, pool.endpoints.table.get, now)
+        pool.nsqds.want_spares(set(self._blocked_partitions.endpoints.values()))
         self._let_go(now)
         self._update(takers)
         while True:
@@ -291,6 +299,8 @@ class Router(AddressBook):
         self.due_at, self.urgent, self._snapshots.seen = math.inf, False, None
         parked, self._parked, self._blocked, self.bursts = self._parked, {}, {}, {}
         self._held, self._last = {}, {}
+        self._blocked_partitions.endpoints.clear()
+        pool.nsqds.want_spares(())
         # Publishes that were made before this line, and are queued after it, wait for ``prepare``. Without a
         # connection none is handed out: ``assign`` prepares those that are queued soon.
         self._late_until = self.now() + _LATE
@@ -484,7 +494,7 @@ class Router(AddressBook):
     # Snapshots: what follows from tables and connections.
 
     def _update(self, takers: Takers) -> None:
-        if self._snapshots.update(takers, self.lookups.cluster.tables):
+        if self._snapshots.update(takers, self.lookups.cluster.tables, self._blocked_partitions.endpoints):
             self._shown = None
             self._note_moves()
 
@@ -500,6 +510,25 @@ class Router(AddressBook):
                     self._held.setdefault(place, self.now())
                 else:
                     self._last[place] = taker[0]
+
+    def _note_blocked(self, lane: str, address: str) -> None:
+        """Note that a partition is blocked, if it is led there."""
+        name, _, partition = lane.rpartition(" ")
+        if self.kind != "partitioned" or not partition.isdigit():
+            return
+        place = name, int(partition)
+        if self._leader(place) == address and self._blocked_partitions.add(place, address, self.now()):
+            self._pool.owner.wake()
+            log.warning(
+                "%s does not answer about partition %d of %r, whose publishes get a connection of their own",
+                address,
+                place[1],
+                name,
+                extra={"nsqd_address": address},
+            )
+
+    def _leader(self, place: tuple[str, int]) -> str:
+        return self.lookups.cluster.table(place[0]).leaders.get(place[1], "")
 
     def _let_go(self, now: float) -> None:
         """Stop holding publishes back where those before them have been answered, or the former leader does
@@ -548,6 +577,8 @@ class Router(AddressBook):
         self.due_at = min([due, *(retry_at for _, retry_at in self._blocked.values())])
         if self._held:
             self.due_at = min(self.due_at, now + _HOLD)
+        if self._blocked_partitions.endpoints:
+            self.due_at = min(self.due_at, now + 1.0)  # to let them share a connection again
 
     def _leave_unreachable(self, now: float) -> None:
         """Leave out the leaders that cannot be reached where an nsqlookupd names another node."""
@@ -570,8 +601,10 @@ class Router(AddressBook):
             owing = owing or since < math.inf or bool(conn.waiting)
             if now - since > PATIENCE:
                 endpoint.give_up()
+            elif now - since > BLOCKED_AFTER and not endpoint.number:
+                self._note_blocked(endpoint.silent_about, endpoint.address)
         if owing:
-            self.due_at = min(self.due_at, now + PATIENCE / 4)
+            self.due_at = min(self.due_at, now + BLOCKED_AFTER)
         elif self._owing:
             self._pool.look_at_deadlines()
         self._owing = owing
@@ -613,6 +646,8 @@ class Router(AddressBook):
 
     def problems(self) -> dict[str, str]:
         problems = dict(self._snapshots.moved)
+        for (name, partition), (address, _) in self._blocked_partitions.endpoints.copy().items():
+            problems[f"{name} {partition}"] = f"blocked: {address} does not answer about this partition"
         if self.kind is None and self._parked:
             problems["nsqlookupd"] = f"the kind of the cluster is unknown: {self._pool.discovery.absence}"
         for name in self.lookups.topics:

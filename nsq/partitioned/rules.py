@@ -84,6 +84,9 @@ class Host(Protocol):
     def note_refusal(self, publish: Publish, error: ServerError, address: str) -> None:
         """Have a node left out that does not lead the publish's partition."""
 
+    def note_silence(self, lane: str, address: str) -> None:
+        """Have the publishes of a partition kept apart, about which its leader is silent."""
+
     def log_publish(self, publish: Publish, given: Mapping[str, Any]) -> None:
         """Log a publish that was answered in full."""
 
@@ -173,6 +176,9 @@ class PartitionRules(Rules):
                 self._pause(publish, tried.losses, address)
             verdicts.append(Verdict(publish, error, again=True))
         return verdicts
+
+    def note_silence(self, publish: Publish, address: str) -> None:
+        self.router.note_silence(publish.lane, address)
 
     def _pause(self, publish: Publish, failures: int, address: str) -> None:
         """Have the pool's thread place the publish anew: after a pause, or on another nsqd."""

@@ -23,6 +23,9 @@ log = Logger("nsq.producer")
 
 Taker = tuple[PublishingEndpoint, Conn]
 
+#: By partition: the nsqd whose further endpoint, with this number, takes its publishes alone.
+Apart = Mapping[tuple[str, int], tuple[str, int]]
+
 #: A topic, and a partition; None: the publishes that wait for any partition, or for their topic's table.
 Place = tuple[str, int | None]
 
@@ -49,6 +52,7 @@ class Snapshots:
     def __init__(self, moduli: Mapping[str, int], *, in_turn: bool) -> None:
         self.open: Mapping[str, Taker] = {}
         """By address: the connected nsqds."""
+        self._apart: dict[tuple[str, int], Taker | None] = {}
         self.topics: Mapping[str, Topic] = {}
         self.lanes: Mapping[str, Takers] = {}
         self.seen: object = None
@@ -64,13 +68,15 @@ class Snapshots:
         self._counts: dict[str, int] = {}  # partitions by topic
         self._turns: dict[str, itertools.count[int]] = {}
 
-    def update(self, takers: Takers, tables: Mapping[str, TopicTable]) -> bool:
+    def update(self, takers: Takers, tables: Mapping[str, TopicTable], apart: Apart) -> bool:
         """Make new snapshots if anything has changed; return whether it has."""
-        seen = takers, tuple(endpoint.overdue for endpoint, _ in takers), dict(tables)
+        seen = takers, tuple(endpoint.overdue for endpoint, _ in takers), dict(tables), dict(apart)
         if seen == self.seen:
             return False
         self.seen = seen
-        self.open = {endpoint.address: (endpoint, conn) for endpoint, conn in takers}
+        numbered = {(endpoint.address, endpoint.number): (endpoint, conn) for endpoint, conn in takers}
+        self.open = {address: taker for (address, number), taker in numbered.items() if not number}
+        self._apart = {place: numbered.get(where) for place, where in apart.items()}
         self.topics = {table.topic: self._topic(table) for table in tables.values() if table.known}
         self.lanes = {
             _lane(name, partition): (taker,)
@@ -110,8 +116,15 @@ class Snapshots:
 
     def _topic(self, table: TopicTable) -> Topic:
         name, open_ = table.topic, self.open
-        takers = {each: open_[leader] for each, leader in table.leaders.items() if leader in open_}
-        live = tuple(each for each, (endpoint, _) in takers.items() if not endpoint.overdue) or tuple(takers)
+        found = {
+            each: self._apart[name, each] if (name, each) in self._apart else open_.get(leader)
+            for each, leader in table.leaders.items()
+        }
+        takers = {each: taker for each, taker in found.items() if taker is not None}
+        # A blocked partition takes publishes without a key only where all are blocked.
+        shared = [each for each in table.leaders if (name, each) not in self._apart]
+        usable = [each for each in takers if each in shared or not shared]
+        live = tuple(each for each in usable if not takers[each][0].overdue) or tuple(usable)
         modulus = self._modulus(table)
         if modulus is not None:
             self._note_count(name, modulus)

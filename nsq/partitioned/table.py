@@ -66,7 +66,8 @@ class ClusterAnswer:
     """
 
     kind: Kind
-    nsqlookupds: tuple[str, ...] = ()
+    nsqlookupds: tuple[str, ...] | None = ()
+    """None if it could not list them: those that it has listed before stay."""
     leader: str = ""
     topics: Mapping[str, TopicAnswer] = field(default_factory=dict)
     nsqds: frozenset[str] = frozenset()
@@ -154,6 +155,9 @@ class Cluster:
 
     def heard(self, lookupd: str, answer: ClusterAnswer, asked_at: float) -> None:
         """Note the answer of an nsqlookupd to a question that began at ``asked_at``."""
+        if answer.nsqlookupds is None:
+            before = self._said[lookupd].answer if lookupd in self._said else ClusterAnswer(answer.kind)
+            answer = replace(answer, nsqlookupds=before.nsqlookupds, leader=before.leader)
         self._said[lookupd] = _Said(answer, asked_at)
         self._failed.discard(lookupd)
         for topic in answer.topics:
@@ -198,7 +202,7 @@ class Cluster:
 
     def lookupds(self) -> frozenset[str]:
         """The nsqlookupds that the cluster lists."""
-        return frozenset().union(*[said.answer.nsqlookupds for said in self._heeded()])
+        return frozenset().union(*[said.answer.nsqlookupds or () for said in self._heeded()])
 
     # Decisions.
 

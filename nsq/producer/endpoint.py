@@ -28,7 +28,7 @@ from nsq.errors import (
 )
 from nsq.log import Logger
 from nsq.message import Message
-from nsq.producer.own import OwnConns
+from nsq.producer.own import OwnConns, draining
 from nsq.producer.publishes import PLAIN, SENT, Publish, Verdict, command_of, join
 from nsq.producer.reports import ConnectionState, ConnectionStats
 
@@ -55,6 +55,7 @@ class PublishingEndpoint(Endpoint, ConnDelegate):
     ) -> None:
         pauses = Pauses(config.reconnect_initial, config.reconnect_max, chance)
         super().__init__(wanted, config, clock, pauses.draw_late)
+        self.number = wanted.number
         self.overdue = False
         """Whether a publish waited in vain for its answer: other nsqds come first. Set by the pool's thread.
         """
@@ -106,8 +107,10 @@ class PublishingEndpoint(Endpoint, ConnDelegate):
         )
 
     def connected(self, conn: Conn) -> None:
+        if conn.reply.draining:
+            raise draining(self.address)
         log.info("connected to %s", self.address, extra=self._fields())
-        self._pool.book.note_version(self.address, conn.version)
+        self._pool.book.note_version(self.address, conn.reply.version)
 
     def refused(self, error: NsqError, news: bool) -> None:
         if not self._stopped:
@@ -287,6 +290,16 @@ class PublishingEndpoint(Endpoint, ConnDelegate):
         nothing.
         """
         return self._asked_at if self._sent else math.inf
+
+    @property
+    def silent_about(self) -> str:
+        """The lane of the oldest publish that nsqd has not answered; empty: it owes nothing."""
+        return next((batch[0].lane for batch in self._sent.copy()), "")
+
+    @property
+    def has_stored(self) -> bool:
+        """Whether nsqd has stored something over the present connections."""
+        return self._has_stored or self.own.published > 0
 
     def give_up(self) -> None:
         """End the connection because nsqd has not answered for long. Any thread may call this."""

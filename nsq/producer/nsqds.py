@@ -16,9 +16,9 @@ import queue
 import random
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -89,6 +89,7 @@ class Nsqds:
         )
         self._pool, self._setup, self._clock = pool, setup, setup.clock
         self._given = setup.addresses  # by the user
+        self._spares: frozenset[tuple[str, int]] = frozenset()
         self._sweep_interval = (config.heartbeat_interval if config.heartbeat_interval > 0 else 30.0) / 2
         self._sweeps_at = math.inf  # when the pool's thread looks at the idle connections next
         self._dials: queue.SimpleQueue[PublishingEndpoint | None] = queue.SimpleQueue()
@@ -123,8 +124,22 @@ class Nsqds:
         wanted = {key: each for key, each in nsqds.items() if each.dial}
         self._pool.owner.ask(partial(self._set_wanted, wanted))
 
+    def want_spares(self, spares: Collection[tuple[str, int]]) -> None:
+        """Have further endpoints, with these numbers, for nsqds. Others end when they owe nothing."""
+        if self._spares != spares:
+            self._spares = frozenset(spares)
+            wanted = {key: each.wanted for key, each in self.endpoints.table.items() if not each.number}
+            self._set_wanted({key: each for key, each in wanted.items() if each is not None})
+        for endpoint in self.endpoints.all:
+            if endpoint.number and endpoint.wanted is None and not endpoint.pending:
+                endpoint.stop()
+
     def _set_wanted(self, wanted: dict[Key, Wanted]) -> None:
-        self.endpoints.want(wanted)
+        known = [
+            (wanted[address, None], number) for address, number in self._spares if (address, None) in wanted
+        ]
+        spares = [replace(each, number=number) for each, number in known]
+        self.endpoints.want({**wanted, **{each.key: each for each in spares}})
         with suppress(RuntimeError):  # no more threads: ``dial_due`` says so
             self.endpoints.start_threads()
         self.note_own_threads()
@@ -216,7 +231,11 @@ class Nsqds:
     def stats(self) -> tuple[tuple[ConnectionStats, ...], int, int]:
         """Return the state of each, how many messages were published, and how many publishes failed."""
         endpoints, (published, failed) = self._counted
-        connections = tuple(endpoint.stats() for endpoint in endpoints)
+        by_address: dict[str, ConnectionStats] = {}
+        for each in (endpoint.stats() for endpoint in endpoints):
+            known = by_address.get(each.address)
+            by_address[each.address] = each if known is None else known.with_further(each)
+        connections = tuple(by_address.values())
         if not connections:
             connections = tuple(ConnectionStats(address=address) for address in self._given)
         return (
@@ -227,7 +246,7 @@ class Nsqds:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        return tuple(endpoint.address for endpoint in self.endpoints.all) or self._given
+        return tuple(dict.fromkeys(endpoint.address for endpoint in self.endpoints.all)) or self._given
 
     def reasons(self) -> str:
         """Return for each address why its nsqd could not be reached."""

@@ -19,8 +19,16 @@ from collections.abc import Callable, Container
 from contextlib import suppress
 
 from nsq.config import Config
-from nsq.connection.handshake import dial
-from nsq.errors import ConnectionLost, NsqError, ServerError, Unanswered, WireError, server_error
+from nsq.connection.handshake import Ready, dial
+from nsq.errors import (
+    ConnectionFailed,
+    ConnectionLost,
+    NsqError,
+    ServerError,
+    Unanswered,
+    WireError,
+    server_error,
+)
 from nsq.log import Logger
 from nsq.producer.publishes import Publish, Verdict, unanswered
 from nsq.transport.base import Transport
@@ -46,11 +54,17 @@ _CLOSE_ENOUGH = 0.005
 _PIECE = 1024 * 1024
 
 
+def draining(address: str) -> ConnectionFailed:
+    """Return the reason for not using an nsqd that would refuse all publishes."""
+    return ConnectionFailed(f"{address} is draining: it takes no publishes and will stop soon")
+
+
 class OwnConn:
     """A connection that one caller at a time uses."""
 
     __slots__ = (
         "_config",
+        "_exiting_not_stored",
         "_layered",
         "_stream",
         "_wait",
@@ -64,7 +78,7 @@ class OwnConn:
         "used_at",
     )
 
-    def __init__(self, address: str, layered: LayeredStream, config: Config) -> None:
+    def __init__(self, address: str, ready: Ready, config: Config) -> None:
         self.address = address
         self.holder: Publish | None = None
         """The publish that uses it now."""
@@ -75,7 +89,8 @@ class OwnConn:
         """Whether the next bytes that nsqd sends will answer the next command."""
         self.closed = False
         self._config = config
-        self._layered = layered
+        self._exiting_not_stored = ready.reply.exiting_not_stored
+        self._layered = layered = ready.stream
         # Without layers use the inner stream directly: it saves a call.
         self._stream = layered if layered.stack.layers else layered.stream
         self._wait = 0.0  # the stream's read timeout
@@ -127,7 +142,9 @@ class OwnConn:
         if len(replies) > 1 or not known:
             said = b", ".join(each.data for each in replies)[:80]
             raise WireError(f"{self.address} sent a reply that a publish cannot have: {said!r}")
-        error = server_error(reply.data) if isinstance(reply, ErrorReply) else None
+        error = None
+        if isinstance(reply, ErrorReply):
+            error = server_error(reply.data, exiting_not_stored=self._exiting_not_stored)
         self.in_step = error is None or not error.fatal  # nsqd closes after a fatal error
         return error
 
@@ -214,6 +231,8 @@ class OwnConns:
         return verdicts
 
     def _unanswered(self, publish: Publish, cause: NsqError) -> list[Verdict]:
+        if isinstance(cause, Unanswered):
+            publish.rules.note_silence(publish, self.address)
         if self._clock() >= publish.deadline:
             error = unanswered(publish, self.address, "no answer in time", cause)
             return [Verdict(publish, error, again=False)]
@@ -332,6 +351,9 @@ class OwnConns:
             ready = dial(
                 self.address, self._config, transport, context, deadline=deadline, opened=self._opened
             )
+            if ready.reply.draining:
+                ready.stream.close()
+                raise draining(self.address)
         except BaseException as error:  # a user's transport may raise anything, SystemExit too
             # Not a warning: the connection with the loops reports what is wrong with the nsqd.
             log.info("no connection to %s for a publish of its own: %s", self.address, error)
@@ -340,7 +362,7 @@ class OwnConns:
             return None
         finally:
             self._opening = None
-        conn = OwnConn(self.address, ready.stream, self._config)
+        conn = OwnConn(self.address, ready, self._config)
         if ready.rest or conn.readable is None:
             conn.dispose()
             self._limit = 0  # so are all streams of this transport

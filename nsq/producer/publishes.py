@@ -16,6 +16,7 @@ import copy
 import inspect
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from datetime import datetime, timedelta
@@ -435,7 +436,9 @@ def unanswered(
 def unsent(publish: Publish, reason: str) -> NsqError:
     """Return the error for a publish that was not sent, or not sent again."""
     if publish.uncertain_at:
-        return unanswered(publish, " and ".join(publish.uncertain_at), f"then: {reason}")
+        times = Counter(publish.uncertain_at)
+        sent_to = [f"{each} ({count} times)" if count > 1 else each for each, count in times.items()]
+        return unanswered(publish, " and ".join(sent_to), f"then: {reason}")
     return PublishFailed(f"publishing to {publish.topic!r}: {reason}")
 
 
@@ -470,6 +473,9 @@ class Rules:
     ) -> list[Verdict]:
         """Decide about a batch without an answer. ``executed``: it may be stored."""
         return lost(batch, cause, address, executed=executed, retry_uncertain=retry_uncertain)
+
+    def note_silence(self, publish: Publish, address: str) -> None:
+        """Note that nsqd has not answered a publish that had a connection of its own."""
 
     def is_nsqd_well(self, error: ServerError) -> bool:
         """Whether nsqd goes on well after it has closed the connection with this error."""

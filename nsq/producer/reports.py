@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from nsq.errors import NsqError
@@ -68,6 +68,15 @@ class ConnectionStats:
     published: int = 0
     failed: int = 0
     reason: str = ""
+
+    def with_further(self, other: ConnectionStats) -> ConnectionStats:
+        """Add the counts of a further endpoint for the same nsqd."""
+        return replace(
+            self,
+            pending=self.pending + other.pending,
+            published=self.published + other.published,
+            failed=self.failed + other.failed,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

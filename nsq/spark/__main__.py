@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import sys
 
-from nsq.spark.cli import main
+from nsq.threads.stop_signals import hold_signals
 
 if __name__ == "__main__":
+    hold_signals()  # before the other imports
+
+    from nsq.spark.cli import main
+
     sys.exit(main())

@@ -10,10 +10,12 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from nsq import __version__, flags
+import nsq.flags as flags
+from nsq import __version__
 from nsq.errors import NsqError, how_to_install
 from nsq.flags import FlagExit
 from nsq.spark.commands import COMMANDS, Command, SparkCommand
+from nsq.threads.stop_signals import held_stop, release_signals
 
 _HELP = """\
 Usage: nsq-spark COMMAND [arguments and flags]
@@ -72,7 +74,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return end.status
     level = logging.INFO if command.debug else logging.WARNING
     logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    if number := held_stop():  # nothing has begun
+        return 128 + number
     try:
+        release_signals()
         if isinstance(command, SparkCommand) and command.print_submit:
             print(command.submit_line())
             return 0

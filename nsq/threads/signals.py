@@ -23,7 +23,7 @@ from operator import attrgetter
 from types import FrameType
 from typing import Any, Self
 
-from nsq.threads.stop_signals import StopSignals
+from nsq.threads.stop_signals import StopSignals, release_signals
 from nsq.threads.waiters import SafeEvent
 
 _NUMBERS = (signal.SIGTERM, signal.SIGINT)
@@ -96,6 +96,7 @@ class SignalWatch:
                 for number in self._numbers:
                     self._previous[number] = signal.getsignal(number)
                     signal.signal(number, self._arrived)
+                release_signals()
             return self
         except BaseException:
             self.__exit__()

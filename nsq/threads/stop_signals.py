@@ -1,4 +1,5 @@
-"""What counts as one request to stop, for every program of this package and for ``Consumer.run``.
+"""What counts as one request to stop, for every program of this package and for ``Consumer.run``; and how the
+programs hold signals back until they can handle them.
 
 Signals often come in pairs: ``timeout`` signals its child and then the whole group, and a Ctrl-C reaches a
 whole group, whose leader sends its children SIGTERM as well. So signals within a second of the first count as
@@ -9,11 +10,9 @@ from __future__ import annotations
 
 import math
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 
-#: The signals that nsqd, nsqlookupd and nsqadmin handle.
-DAEMON_SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1}
+#: The signals that programs of this package handle.
+SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1}
 
 #: Seconds after the first signal within which others repeat it.
 SAME_REQUEST_SECONDS = 1.0
@@ -38,16 +37,29 @@ class StopSignals:
         return -math.inf if self.first_at is None else self.first_at + SAME_REQUEST_SECONDS
 
 
-@contextmanager
-def daemon_signals_blocked(*, for_good: bool) -> Iterator[None]:
-    """Have the kernel keep a daemon's signals until the daemon has handlers and unblocks them.
+# Held back: what an entry point does first
 
-    ``for_good`` is for a program, which ends after the block: it leaves the signals blocked, because their
-    default action would replace the exit status.
+
+_held: set[signal.Signals] = set()
+
+
+def hold_signals() -> None:
+    """Have the kernel keep the signals of a program until it calls ``release_signals``. Called first by every
+    entry point: signals that come while modules are imported would end it in the wrong way.
     """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, DAEMON_SIGNALS)
-    try:
-        yield
-    finally:
-        if not for_good:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    _held.update(SIGNALS)
+
+
+def held_stop() -> int:
+    """Return the number of a signal to stop that has come and is held back, or 0."""
+    if not _held:
+        return 0
+    return next(iter(signal.sigpending() & {signal.SIGINT, signal.SIGTERM}), 0)
+
+
+def release_signals() -> None:
+    """Let signals that are held back come, as handlers for them are set. Does nothing in other programs."""
+    if _held:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _held)
+        _held.clear()

@@ -23,8 +23,8 @@ from nsq.tools.program import duration, flag, log
 
 _REV = "<REV>"
 _PID = "<PID>"
-_DIRECTIVE = re.compile(r"%(.?)", re.DOTALL)
-_DIRECTIVES = "aAbBdHIjmMpSUwWyYzZ%"
+_KNOWN_DIRECTIVE = re.compile("%[aAbBdHIjmMpSUwWyYzZ%]")
+_DIRECTIVE = re.compile(f"{_KNOWN_DIRECTIVE.pattern}|%")
 #: Levels of an older flag: fastest, best, default.
 _GZIP_COMPRESSION = {1: 1, 2: 9, 3: 6}
 
@@ -45,21 +45,20 @@ class ArchiveFlags:
     gzip_level: int = flag(6, "gzip compression level (1-9)", low=1, high=9)
     gzip_compression: int = flag(0, "", deprecated="use --gzip-level")
     skip_empty_files: bool = flag(False, "skip writing empty files")
-    rotate_size: int = flag(
-        0, "rotate the file when it grows bigger than this many bytes (0 for no limit)", low=0, high=2**63 - 1
-    )
-    rotate_interval: float = duration(0.0, "rotate the file every duration (0 for never)", low=0.0)
+    rotate_size: int = flag(0, "rotate the file when it grows bigger than this many bytes (0 for no limit)")
+    rotate_interval: float = duration(0.0, "rotate the file every duration (0 for never)")
 
     def check_files(self) -> None:
         if self.gzip_compression and self.gzip_compression not in _GZIP_COMPRESSION:
             raise ConfigError(f"--gzip-compression is {self.gzip_compression}, must be 1, 2 or 3")
-        for directive in _DIRECTIVE.findall(self.datetime_format):
-            if not directive or directive not in _DIRECTIVES:
-                raise ConfigError(f"--datetime-format has the unknown directive %{directive}")
         if self.needs_revision and _REV not in self.filename_format.replace("<GZIPREV>", _REV):
             raise ConfigError(
                 "--filename-format needs <REV> with --gzip, --rotate-size, --rotate-interval or --work-dir"
             )
+
+    @property
+    def unknown_directives(self) -> bool:
+        return "%" in _KNOWN_DIRECTIVE.sub("", self.datetime_format)
 
     @property
     def hands_over(self) -> bool:
@@ -85,7 +84,10 @@ class Names:
         if ".." in name.split("/"):
             raise ConfigError(f"topic {topic}: its file would be outside of --output-dir: {name}")
         self._format = name + ".gz" if options.gzip and not name.endswith(".gz") else name
-        self._datetime_format = options.datetime_format
+        # A percent sign of an unknown directive stays, as with Go's program; strftime gets it as %%.
+        self._datetime_format = _DIRECTIVE.sub(
+            lambda found: "%%" if found[0] == "%" else found[0], options.datetime_format
+        )
         self._second = -1
         self._name = ""
 

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
 
-from nsq.config import Config
+import nsq
 from nsq.errors import ApiError, ApiRefused, ConfigError, NsqError, UsageError
 from nsq.http.asking import ask_all
-from nsq.http.cluster import Node, Topic, count_topics, merge_nodes
+from nsq.http.cluster import PARTITIONED_VERSION, Node, Topic, count_topics, merge_nodes
 from nsq.http.message import parse_url
 from nsq.http.nsqd import NsqdApi, NsqdStats
 from nsq.http.nsqlookupd import NsqlookupdApi
@@ -75,7 +75,7 @@ class ClusterFlags(HttpFlags):
     def tls(self) -> Any:
         """The context for HTTPS servers; None for that of the public CAs."""
         authorities = self.http_client_tls_root_ca_file
-        return context_of(Config(tls=True, tls_ca_file=authorities)) if authorities else None
+        return context_of(nsq.Config(tls=True, tls_ca_file=authorities)) if authorities else None
 
 
 class Named(NamedTuple):
@@ -193,9 +193,23 @@ class Cluster:
 
     @cached_property
     def partitioned(self) -> bool:
-        """Whether the nsqlookupds belong to a partitioned NSQ."""
-        answers = ask_all(self.lookupds, lambda address: _is_partitioned(self.lookupds[address]))
-        return any(answers.found.values())
+        """Whether this is a partitioned NSQ."""
+        if self.lookupds:
+            return self._leading_lookupd is not None
+        infos = ask_all(self.nsqds, lambda address: self.nsqds[address].info())
+        return any(PARTITIONED_VERSION in info.version for info in infos.found.values())
+
+    @cached_property
+    def _leading_lookupd(self) -> str | None:
+        """The nsqlookupd that leads a partitioned NSQ, empty if it is unknown; None for the original NSQ."""
+        answers = ask_all(self.lookupds, lambda address: _leader(self.lookupds[address]))
+        known = [each for each in answers.found.values() if each is not None]
+        return max(known, default=None)
+
+    @property
+    def places(self) -> str:
+        """The word for what ``having`` returns."""
+        return "partitions" if self.partitioned else "nsqds"
 
     def stats(self, topic: str = "", channel: str = "") -> dict[str, NsqdStats]:
         """Return the statistics of each nsqd that answers."""
@@ -211,12 +225,19 @@ class Cluster:
         return count_topics(stats.values(), itertools.chain.from_iterable(known.values()))
 
     def having(self, topic: str, channel: str = "") -> dict[str, NsqdApi]:
-        """Return the nsqds that have a topic, or a channel of it."""
-        return {
-            address: self.nsqds[address]
-            for address, stats in self.stats(topic, channel).items()
-            if any(each["channels"] or not channel for each in stats["topics"])
-        }
+        """Return the nsqds that have a topic, or a channel of it: a partitioned one for each partition."""
+        found = {}
+        for address, stats in self.stats(topic, channel).items():
+            for each in stats["topics"]:
+                if channel and not any(one["channel_name"] == channel for one in each["channels"]):
+                    continue
+                partition = each.get("topic_partition")
+                if partition is None:
+                    found[address] = self.nsqds[address]
+                else:  # every request carries the query of the address
+                    api = self._options.nsqd_api(f"{address.rstrip('/')}/?partition={partition}")
+                    found[f"{address} partition {partition}"] = api
+        return found
 
     def any_lookupd_may_have(self, topic: str, channel: str = "") -> bool:
         """Whether an nsqlookupd knows a topic, or a channel of it, or does not answer."""
@@ -245,15 +266,22 @@ class Cluster:
             outcomes += _outcomes("nsqlookupd", self.lookupds, on_lookupd)
         return outcomes + _outcomes("nsqd", nsqds, on_nsqd)
 
+    def delete_partitioned_topic(self, topic: str) -> list[Outcome]:
+        """Have the leading nsqlookupd of a partitioned NSQ delete a topic, on its nsqds too."""
+        leaders = [self._leading_lookupd] if self._leading_lookupd else list(self.lookupds)
+        apis = {each: self._options.lookupd_api(f"{each.rstrip('/')}/?partition=**") for each in leaders}
+        return _outcomes("nsqlookupd", apis, lambda lookupd: lookupd.delete_topic(topic))
 
-def _is_partitioned(lookupd: NsqlookupdApi) -> bool:
+
+def _leader(lookupd: NsqlookupdApi) -> str | None:
+    """Return the leader that an nsqlookupd of a partitioned NSQ names, or an empty text; else None."""
     try:
-        lookupd.list_lookupds()
+        listed = lookupd.list_lookupds()
     except ApiRefused as refusal:
         if refusal.status == 404:
-            return False
+            return None
         raise
-    return True
+    return "" if listed is None else listed[0]
 
 
 def _outcomes(kind: str, daemons: dict[str, Any], step: Callable[[Any], None]) -> list[Outcome]:
@@ -283,16 +311,18 @@ def main_topics(argv: Sequence[str]) -> int:
 
 def _topics(options: ListOptions, _: tuple[str, ...]) -> int:
     cluster = Cluster(options)
+    topics = cluster.topics()
+    partitioned = any(topic.stored_bytes is not None for topic in topics)
     rows = [
         {
             "topic": topic.name,
-            "depth": topic.depth,
+            **({"stored_bytes": topic.stored_bytes or 0} if partitioned else {"depth": topic.depth}),
             "messages": topic.messages,
             "channels": len(topic.channels),
             "nsqds": topic.nodes,
             "paused": topic.paused,
         }
-        for topic in cluster.topics()
+        for topic in topics
     ]
     return _show(options, rows, cluster, "there are no topics: a publish creates one, or `nsq create TOPIC`")
 
@@ -369,6 +399,16 @@ def main_create(argv: Sequence[str]) -> int:
 def _create(options: ChangeOptions, words: tuple[str, ...]) -> int:
     topic, channel = topic_and_channel(words[0], check=True)
     cluster = Cluster(options)
+    if cluster.partitioned and not channel:
+        raise UsageError(
+            "nothing was done: in a partitioned NSQ a topic needs a number of partitions and of replicas: "
+            f"POST /topic/create?topic={topic}&partition_num=…&replicator=… to the leading nsqlookupd"
+        )
+    if cluster.partitioned:  # its nsqlookupds create no channels
+        outcomes = cluster.change(
+            None, lambda nsqd: nsqd.create_channel(topic, channel), cluster.having(topic)
+        )
+        return _report(options, "create", words[0], outcomes, cluster)
     nsqds = cluster.nsqds if not cluster.lookupds else cluster.having(topic) or cluster.nsqds
 
     def create(daemon: NsqlookupdApi | NsqdApi) -> None:
@@ -390,7 +430,13 @@ def _delete(options: ConfirmedOptions, words: tuple[str, ...]) -> int:
     nsqds = cluster.having(topic, channel)  # before the nsqlookupds forget it
     if not nsqds and not cluster.any_lookupd_may_have(topic, channel):
         return _report(options, "delete", words[0], [], cluster)
-    confirm(options, f"delete {words[0]} and all its messages on {len(nsqds)} nsqds?")
+    partitioned = cluster.partitioned
+    if partitioned and not channel and not cluster.lookupds:
+        raise UsageError("nothing was done: nsqlookupd deletes the topics of a partitioned NSQ: name one")
+    confirm(options, f"delete {words[0]} and all its messages on {len(nsqds)} {cluster.places}?")
+    if partitioned and not channel:
+        outcomes = cluster.delete_partitioned_topic(topic)
+        return _report(options, "delete", words[0], outcomes, cluster)
 
     def on_lookupd(lookupd: NsqlookupdApi) -> None:
         if channel:
@@ -404,7 +450,8 @@ def _delete(options: ConfirmedOptions, words: tuple[str, ...]) -> int:
         else:
             _unless_gone(lambda: nsqd.delete_topic(topic))
 
-    return _report(options, "delete", words[0], cluster.change(on_lookupd, on_nsqd, nsqds), cluster)
+    outcomes = cluster.change(None if partitioned else on_lookupd, on_nsqd, nsqds)
+    return _report(options, "delete", words[0], outcomes, cluster)
 
 
 def _unless_gone(delete: Callable[[], None]) -> None:
@@ -423,8 +470,8 @@ def main_empty(argv: Sequence[str]) -> int:
 
 
 def _empty(options: ConfirmedOptions, words: tuple[str, ...]) -> int:
-    def ask(count: int) -> None:
-        confirm(options, f"delete all waiting messages of {words[0]} on {count} nsqds?")
+    def ask(where: str) -> None:
+        confirm(options, f"delete all waiting messages of {words[0]} on {where}?")
 
     return _on_nsqds(options, "empty", words[0], NsqdApi.empty_topic, NsqdApi.empty_channel, ask)
 
@@ -453,13 +500,18 @@ def _on_nsqds(
     target: str,
     on_topic: Callable[[NsqdApi, str], None],
     on_channel: Callable[[NsqdApi, str, str], None],
-    ask: Callable[[int], None] | None = None,
+    ask: Callable[[str], None] | None = None,
 ) -> int:
     topic, channel = topic_and_channel(target)
     cluster = Cluster(options)
+    if not channel and cluster.partitioned:
+        raise UsageError(
+            f"nothing was done: a partitioned NSQ can {action} channels, not topics: "
+            f"nsq {action} {topic}/CHANNEL for each channel of `nsq channels {topic}`"
+        )
     nsqds = cluster.having(topic, channel)
     if ask is not None and nsqds:
-        ask(len(nsqds))
+        ask(f"{len(nsqds)} {cluster.places}")
 
     def change(nsqd: NsqdApi) -> None:
         if channel:

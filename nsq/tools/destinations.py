@@ -162,16 +162,21 @@ def choice(mode: str, addresses: Sequence[str]) -> RoundRobin | HostPool:
     return EpsilonGreedy(addresses) if mode == EPSILON_GREEDY else HostPool(addresses)
 
 
-def check_mode(mode: str, known: Sequence[str]) -> None:
+def check_mode(mode: str, known: Sequence[str], *, in_go: str) -> None:
     if mode not in known:
-        raise ConfigError(f"--mode is {mode!r}, must be one of: {', '.join(known)}")
+        raise ConfigError(
+            f"--mode is {mode!r}, must be one of: {', '.join(known)} "
+            f"(Go's program takes an unknown mode for {in_go})"
+        )
 
 
 # How long they take
 
 
 class Durations:
-    """Durations of the last requests; reports a line after every ``every`` of them."""
+    """Durations of the last requests; reports a line after every ``every`` of them, or none if that is 0 or
+    less.
+    """
 
     def __init__(self, every: int, prefix: str, report: Callable[[str], None]) -> None:
         self._every = every
@@ -185,7 +190,7 @@ class Durations:
         """Add the time of ``count`` messages that were sent together."""
         lines = []
         with self._lock:
-            while self._every and count:
+            while self._every > 0 and count:
                 step = min(count, self._every - len(self._latest))
                 self._latest += [seconds] * step
                 self._count += step

@@ -169,7 +169,7 @@ def _http_remedy(error: NsqError, otherwise: str) -> str:
 def _handshake(options: DoctorOptions, address: str) -> Finding:
     """Check TCP, IDENTIFY, and TLS and AUTH as the flags say."""
     where = f"nsqd {address} (TCP)"
-    producer, timeout = options.producer("nsq-doctor", address), options.http_client_request_timeout
+    producer, timeout = options.producer("nsq-doctor", address), options.request_timeout
     config = config_of("--producer-opt", options.producer_opt, {})
     try:
         producer.ping(address, timeout=timeout)
@@ -214,11 +214,13 @@ def _contents(where: str, stats: NsqdStats) -> Iterator[Finding]:
         depth = sum(topic["depth"] for topic in topics)
         if any(topic["paused"] for topic in topics):
             yield Finding(WARNING, where, f"topic {name} is paused", f"nsq unpause {name}")
-        if depth and not channels:
+        stored = sum(topic.get("stored_bytes", 0) for topic in topics)
+        waiting = f"{depth} messages" if depth else f"{stored} bytes" if stored else ""
+        if waiting and not channels:
             yield Finding(
                 WARNING,
                 where,
-                f"topic {name} has no channel, and {depth} messages wait",
+                f"topic {name} has no channel, and {waiting} wait",
                 f"Start a consumer of it, or: nsq create {name}/CHANNEL",
             )
         for channel, entries in _grouped(channels, "channel_name"):
@@ -246,7 +248,7 @@ def _clock(options: DoctorOptions, where: str, address: str) -> Iterator[Finding
     before = time.time()
     try:
         url = parse_url(f"http://{address}/ping" if "://" not in address else f"{address.rstrip('/')}/ping")
-        reply = send(HttpRequest(url), timeout=options.http_client_request_timeout, tls=options.tls)
+        reply = send(HttpRequest(url), timeout=options.request_timeout, tls=options.tls)
         their_time = email.utils.parsedate_to_datetime(reply.headers.get("date", "")).timestamp()
     except (NsqError, ValueError, TypeError):
         return

@@ -4,27 +4,27 @@
     nsq tail orders
     nsq topics
 
-Commands that Go's NSQ has as programs run these programs, with an address and a topic filled in.
+Commands that Go's NSQ has as programs run these programs, with an address and a topic filled in. A command's
+module is imported when the command runs, so that ``nsq --help`` is fast.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import difflib
 import importlib
 import re
 import sys
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nsq.errors import NsqError, UsageError
-from nsq.flags import Flag
-from nsq.http.cluster import count_topics
-from nsq.options import METADATA
-from nsq.tools.cluster import Cluster, ClusterFlags, named_daemons, topic_and_channel
+from nsq.threads.stop_signals import held_stop, release_signals
 from nsq.tools.program import VERSION, exit_status, open_standard_streams
-from nsq.wire.names import valid_channel, valid_topic
+
+if TYPE_CHECKING:
+    import dataclasses
+
+    from nsq.tools.cluster import ClusterFlags
 
 
 class Command(NamedTuple):
@@ -62,14 +62,8 @@ COMMANDS = {
     "to-file": _classic("nsq_to_file", "ToFileOptions", "archive topics into files"),
     "to-http": _classic("nsq_to_http", "ToHttpOptions", "send messages to an HTTP server"),
     "to-nsq": _classic("nsq_to_nsq", "NsqToNsqOptions", "publish messages to other nsqds"),
-    "completion": Command(
-        "front_door", "", "print the completion script of bash, zsh or fish", "main_completion"
-    ),
+    "completion": Command("completion", "", "print the completion script of bash, zsh or fish"),
 }
-
-#: The commands whose arguments are topics or channels, for completion.
-_WITH_TOPICS = ["pub", "channels", "create", "delete", "empty", "pause", "unpause", "peek", "redrive"]
-_WITH_TOPICS += [name for name, command in COMMANDS.items() if command.classic]
 
 _HELP = """\
 Usage: nsq COMMAND [arguments and flags]
@@ -116,10 +110,16 @@ def _run(words: list[str]) -> int:
     name, *arguments = words
     command = COMMANDS.get(name)
     if command is None:
+        import difflib
+
         close = difflib.get_close_matches(name, COMMANDS, n=1)
         hint = f" (did you mean {close[0]}?)" if close else ""
         sys.stderr.write(f"nsq has no command {name}{hint}\nnsq --help lists them\n")
         return 2
+    module = importlib.import_module(f"nsq.tools.{command.module}")
+    if number := held_stop():  # nothing has begun
+        return 128 + number
+    release_signals()
     try:
         if command.classic:
             arguments = filled_in(command, arguments)
@@ -128,8 +128,7 @@ def _run(words: list[str]) -> int:
     except NsqError as error:
         sys.stderr.write(f"nsq {name}: {error}\n")
         return 1
-    run = getattr(importlib.import_module(f"nsq.tools.{command.module}"), command.main)
-    status: int = run(arguments)
+    status: int = getattr(module, command.main)(arguments)
     return status
 
 
@@ -141,8 +140,10 @@ def filled_in(command: Command, arguments: Sequence[str]) -> list[str]:
     """Return the flags of a Go-style program, given flags and TOPIC or TOPIC/CHANNEL in any order. --address,
     which it does not have, becomes its flag for nsqlookupds or for nsqds.
     """
+    from nsq.tools.cluster import ClusterFlags, topic_and_channel
+
     bare = {"h", "help", "version"}
-    bare |= {field.name.replace("_", "-") for field in _fields(command) if field.type == "bool"}
+    bare |= {field.name.replace("_", "-") for field in fields_of(command) if field.type == "bool"}
     given: list[str] = []
     names: list[str] = []
     addresses: list[str] = []
@@ -173,8 +174,17 @@ def filled_in(command: Command, arguments: Sequence[str]) -> list[str]:
         if addresses:
             raise UsageError("give --address or another address flag, not both")
         return topics + given
-    over_http = any(field.name == "nsqd_http_address" for field in _fields(command))
+    over_http = any(field.name == "nsqd_http_address" for field in fields_of(command))
     return topics + _address_flags(ClusterFlags(address=tuple(addresses)), over_http) + given
+
+
+def fields_of(command: Command) -> list[dataclasses.Field[Any]]:
+    if not command.options:
+        return []
+    import dataclasses
+
+    options: Any = getattr(importlib.import_module(f"nsq.tools.{command.module}"), command.options)
+    return sorted(dataclasses.fields(options), key=lambda field: field.name)
 
 
 def _asks_for_help(arguments: Sequence[str]) -> bool:
@@ -182,134 +192,11 @@ def _asks_for_help(arguments: Sequence[str]) -> bool:
 
 
 def _address_flags(options: ClusterFlags, over_http: bool) -> list[str]:
+    from nsq.tools.cluster import Cluster, named_daemons
+
     named = named_daemons(options)
     if named.lookupds:
         return [f"--lookupd-http-address={address}" for address in named.lookupds]
     if over_http:
         return [f"--nsqd-http-address={address}" for address in named.nsqds]
     return [f"--nsqd-tcp-address={address}" for address in Cluster(options).tcp_addresses]
-
-
-# Completion
-
-
-def main_completion(argv: Sequence[str]) -> int:
-    if len(argv) == 2 and argv[0] == "names":
-        sys.stdout.write("".join(f"{name}\n" for name in _names(argv[1])))
-        return 0
-    helped = list(argv) in (["-h"], ["-help"], ["--help"])
-    if helped or len(argv) != 1 or argv[0] not in _SHELLS:
-        (sys.stdout if helped else sys.stderr).write(f"Usage: nsq completion {'|'.join(_SHELLS)}\n")
-        return 0 if helped else 2
-    sys.stdout.write(_SHELLS[argv[0]]())
-    return 0
-
-
-def _names(prefix: str) -> list[str]:
-    """Return the topics, or of ``TOPIC/`` the channels, for the scripts. Only valid names: some shells would
-    run what other names say.
-    """
-    topic, slash, _ = prefix.partition("/")
-    options = ClusterFlags(http_client_connect_timeout=0.5, http_client_request_timeout=1.0)
-    try:
-        cluster = Cluster(options)
-        found = count_topics(cluster.stats(topic).values()) if slash else cluster.topics()
-    except NsqError:
-        return []
-    if not slash:
-        return [each.name for each in found if valid_topic(each.name)]
-    channels = {channel.name for each in found if each.name == topic for channel in each.channels}
-    return [f"{topic}/{name}" for name in sorted(channels) if valid_channel(name) and valid_topic(topic)]
-
-
-def flags_of(command: Command) -> dict[str, Flag]:
-    """Return the flags by name, without deprecated ones; those of Go's programs with --address."""
-    shared = dataclasses.fields(ClusterFlags) if command.classic else ()
-    fields = [*_fields(command), *(each for each in shared if each.name == "address")]
-    declared = {field.name.replace("_", "-"): field.metadata[METADATA] for field in fields}
-    return {name: each for name, each in declared.items() if not each.deprecated}
-
-
-def _fields(command: Command) -> list[dataclasses.Field[Any]]:
-    if not command.options:
-        return []
-    options: Any = getattr(importlib.import_module(f"nsq.tools.{command.module}"), command.options)
-    return sorted(dataclasses.fields(options), key=lambda field: field.name)
-
-
-def _words_behind(command: Command) -> str:
-    return " ".join([f"--{name}" for name in flags_of(command)] or _SHELLS)
-
-
-def _bash() -> str:
-    cases = "\n".join(
-        f'        {name}) words="{_words_behind(command)}" ;;' for name, command in COMMANDS.items()
-    )
-    with_topics = "|".join(f'"{name} "*' for name in _WITH_TOPICS)
-    asking = f'        {with_topics})\n            words+=" $(nsq completion names "$now" 2>/dev/null)" ;;'
-    return f"""\
-_nsq() {{
-    local words="" now="${{COMP_WORDS[COMP_CWORD]}}"
-    case "$COMP_CWORD:${{COMP_WORDS[1]}}" in
-        1:*) words="{" ".join(COMMANDS)}" ;;
-    *) case "${{COMP_WORDS[1]}}" in
-{cases}
-    esac
-    case "${{COMP_WORDS[1]}} ${{COMP_WORDS[COMP_CWORD - 1]}} $now" in
-        *" = "*|*" "[-=]*) ;;
-{asking}
-    esac ;;
-    esac
-    COMPREPLY=($(compgen -W "$words" -- "$now"))
-}}
-complete -o default -F _nsq nsq
-"""
-
-
-def _zsh() -> str:
-    with_topics = "|".join(_WITH_TOPICS)
-    cases = "\n".join(
-        f"        {name}) compadd -- {_words_behind(command)} ;;" for name, command in COMMANDS.items()
-    )
-    return f"""\
-#compdef nsq
-_nsq() {{
-    if (( CURRENT == 2 )); then
-        compadd -- {" ".join(COMMANDS)}
-        return
-    fi
-    if compset -P '--*='; then
-        _files
-        return
-    fi
-    case $words[2] in
-        {with_topics}) [[ $PREFIX == -* ]] || compadd -- $(nsq completion names "$PREFIX" 2>/dev/null) ;;
-    esac
-    case $words[2] in
-{cases}
-    esac
-}}
-compdef _nsq nsq
-"""
-
-
-def _fish() -> str:
-    lines = []
-    for name, command in COMMANDS.items():
-        lines.append(f"complete -c nsq -n __fish_use_subcommand -f -a {name} -d {_quoted(command.about)}")
-        seen = f"complete -c nsq -n '__fish_seen_subcommand_from {name}'"
-        for flag, each in flags_of(command).items():
-            lines.append(f"{seen} -l {flag} -d {_quoted(each.help)}")
-    with_topics = " ".join(_WITH_TOPICS)
-    asking = "(nsq completion names (commandline -ct) 2>/dev/null)"
-    lines.append(f"complete -c nsq -n '__fish_seen_subcommand_from {with_topics}' -a '{asking}'")
-    lines.append(f"complete -c nsq -n '__fish_seen_subcommand_from completion' -f -a '{' '.join(_SHELLS)}'")
-    return "\n".join(lines) + "\n"
-
-
-def _quoted(text: str) -> str:
-    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
-    return f"'{escaped}'"
-
-
-_SHELLS = {"bash": _bash, "zsh": _zsh, "fish": _fish}

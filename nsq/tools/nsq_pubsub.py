@@ -9,6 +9,11 @@ There is no authentication: any client that reaches the port may publish to any 
 
 from __future__ import annotations
 
+from nsq.threads.stop_signals import hold_signals
+
+if __name__ == "__main__":
+    hold_signals()  # before the other imports
+
 import json
 import select
 import sys

@@ -6,6 +6,11 @@ format of Go's nsq_stat.
 
 from __future__ import annotations
 
+from nsq.threads.stop_signals import hold_signals
+
+if __name__ == "__main__":
+    hold_signals()  # before the other imports
+
 import shutil
 import signal
 import sys

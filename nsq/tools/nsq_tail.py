@@ -6,6 +6,11 @@ characters; into a pipe or a file it writes the bytes unchanged.
 
 from __future__ import annotations
 
+from nsq.threads.stop_signals import hold_signals
+
+if __name__ == "__main__":
+    hold_signals()  # before the other imports
+
 import json
 import random
 import re
@@ -13,10 +18,14 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from nsq import Consumer, Message, Requeue
+from nsq import Message, Requeue
 from nsq.errors import ConfigError
 from nsq.tools.program import ConsumerFlags, SignalWatch, flag, repeated, run, run_consumers
+
+if TYPE_CHECKING:
+    from nsq import Consumer
 
 PROG = "nsq_tail"
 #: Also those from U+0080 to U+009F, two bytes in UTF-8, which control a terminal too.
@@ -28,7 +37,7 @@ _CONTROL_IN_JSON = re.compile("[\x7f-\x9f]")
 class TailOptions(ConsumerFlags):
     topic: tuple[str, ...] = repeated(str, "NSQ topic (may be given multiple times)")
     channel: str = flag("", "NSQ channel (default tailNNNNNN#ephemeral)")
-    n: int = flag(0, "total messages to show per topic (0 for no limit)", low=0, high=2**63 - 1)
+    n: int = flag(0, "total messages to show per topic (0 for no limit)")
     print_topic: bool = flag(False, "print the topic's name before each message")
     pretty: bool = flag(
         lambda: sys.stdout.isatty(),
@@ -41,6 +50,10 @@ class TailOptions(ConsumerFlags):
             raise ConfigError("--topic required (or write: nsq tail TOPIC)")
         super().__post_init__()
 
+    @property
+    def most(self) -> int | None:
+        return self.n if self.n > 0 else None
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     return run(TailOptions, argv, PROG, tail)
@@ -48,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def tail(options: TailOptions) -> int:
     channel = options.channel or f"tail{random.randrange(999_999):06d}#ephemeral"
-    max_in_flight = min(options.max_in_flight, options.n or options.max_in_flight)
+    max_in_flight = min(options.max_in_flight, options.most or options.max_in_flight)
     with SignalWatch() as watch:
         consumers = []
         printers = []
@@ -74,7 +87,7 @@ class Printer:
         self._consumer = consumer
         self.failure: OSError | None = None
         self._options = options
-        self._left = options.n or -1
+        self._left = options.most or -1
         self._ended = ended
         self._front = f"{consumer.topic} | ".encode() if options.print_topic else b""
 

@@ -9,6 +9,11 @@ The files themselves are in ``archive.py``.
 
 from __future__ import annotations
 
+from nsq.threads.stop_signals import hold_signals
+
+if __name__ == "__main__":
+    hold_signals()  # before the other imports
+
 import math
 import os
 import queue
@@ -17,12 +22,13 @@ import signal
 import sys
 import threading
 import time
+import warnings
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from nsq import AlreadyResponded, Message, NsqError
+from nsq import AlreadyResponded, Config, Message, NsqError
 from nsq.errors import ConfigError
 from nsq.message import finish_all
 from nsq.tools.archive import Archive, ArchiveFlags, make_directory
@@ -38,6 +44,7 @@ from nsq.tools.program import (
     run,
     stop_all,
 )
+from nsq.wire.names import check_channel
 from nsq.work.stopping import STOP_TIMEOUT
 
 PROG = "nsq_to_file"
@@ -49,24 +56,38 @@ _AT_ONCE = 1.0
 class ToFileOptions(ConsumerFlags, HttpFlags, ArchiveFlags, LogFlags):
     topic: tuple[str, ...] = repeated(str, "NSQ topic (may be given multiple times)")
     topic_pattern: str = flag("", "archive only topics that match this regular expression")
-    topic_refresh: float = duration(60.0, "how often to ask nsqlookupd for new topics", low=0.001)
+    topic_refresh: float = duration(60.0, "how often to ask nsqlookupd for new topics")
     channel: str = flag("nsq_to_file", "NSQ channel")
     log_prefix: str = flag("[nsq_to_file] ", "start of every log line")
     sync_interval: float = duration(30.0, "sync file to disk every duration", low=0.001)
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_channel(self.channel)
         if not self.topic and not self.lookupd_http_address:
             raise ConfigError("--topic or --lookupd-http-address required")
         if not self.topic and not self.topic_pattern:
             raise ConfigError("--topic or --topic-pattern required (--topic-pattern=. for every topic)")
-        try:
-            re.compile(self.topic_pattern)
-        except re.error as error:
+        if not self.topic and self.topic_refresh <= 0:
             raise ConfigError(
-                f"--topic-pattern {self.topic_pattern!r} is not a regular expression: {error}"
+                f"--topic-refresh is {self.topic_refresh:g} s, must be more than 0 without --topic"
+            )
+        try:
+            with warnings.catch_warnings(action="error"):  # Go's [[:alpha:]] is something else here
+                re.compile(self.topic_pattern)
+        except (re.error, FutureWarning) as error:
+            raise ConfigError(
+                f"--topic-pattern {self.topic_pattern!r} is not a regular expression here: {error}"
             ) from None
         self.check_files()
+
+    @property
+    def given_max_attempts(self) -> int:
+        return super().consumer_config().max_attempts
+
+    def consumer_config(self) -> Config:
+        """Never give a message up: that finishes it, and only messages on disk may be finished."""
+        return replace(super().consumer_config(), max_attempts=0)
 
 
 # One topic
@@ -82,9 +103,6 @@ class Writer:
         self.failure: Exception | None = None
         self.ended = False
         self.consumer = options.consumer(PROG, topic, options.channel)
-        if self.consumer.config.max_attempts:
-            # Giving up finishes a message, and only messages on disk may be finished.
-            raise ConfigError("--consumer-opt: max_attempts must be 0: nsq_to_file gives no message up")
         self.consumer.add_handler(self._take)
         self._archive = Archive(options, topic)
         self._options = options
@@ -229,6 +247,13 @@ def archive(options: ToFileOptions) -> int:
         )
     if "<GZIPREV>" in options.filename_format:
         log.warning("<GZIPREV> is deprecated: write <REV> in --filename-format")
+    if options.unknown_directives:
+        log.warning(
+            "--datetime-format %s has an unknown directive, which stays in the file names",
+            options.datetime_format,
+        )
+    if options.given_max_attempts:
+        log.warning("max_attempts has no effect: nsq_to_file gives no message up")
     writers: list[Writer] = []
     with SignalWatch(signal.SIGHUP) as watch:
         _archive_until_signal(options, writers, watch)

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from nsq.threads.stop_signals import hold_signals
+
+if __name__ == "__main__":
+    hold_signals()  # before the other imports
+
 import base64
 import dataclasses
 import itertools
@@ -71,8 +76,8 @@ class ToHttpOptions(ConsumerFlags, HttpFlags):
         HOSTPOOL, f"how to choose the address of a message: {', '.join(_MODES[:3])}, or {MULTICAST} for all"
     )
     sample: float = flag(1.0, "share of the messages to send; the others are finished", low=0.0, high=1.0)
-    status_every: int = flag(250, "requests between two status lines (0 for none)", low=0, high=2**63 - 1)
-    http_client_request_timeout: float = duration(20.0, "timeout for HTTP request", low=0.001)
+    status_every: int = flag(250, "requests between two status lines (0 for none)")
+    http_client_request_timeout: float = duration(20.0, "timeout for HTTP request (0 for an hour)", low=0.0)
     round_robin: bool = flag(False, "", deprecated="use --mode=round-robin")
     throttle_fraction: float | None = flag(None, "", deprecated="use --sample")
     http_timeout: float | None = duration(None, "", deprecated="use --http-client-request-timeout")
@@ -93,7 +98,7 @@ class ToHttpOptions(ConsumerFlags, HttpFlags):
                 raise ConfigError(f"--get {address}: needs exactly one %s, for the message's body")
         if not self.content_type:
             raise ConfigError("--content-type is empty")
-        check_mode(self.mode, _MODES)
+        check_mode(self.mode, _MODES, in_go=MULTICAST)
         super().__post_init__()
 
     def _take_deprecated(self) -> None:
@@ -167,8 +172,8 @@ class Sender:
         names = list(self._destinations)
         self._multicast = names if options.mode == MULTICAST else []
         self._choice = choice(options.mode, names)
-        self._connections = KeptConnections(connect_timeout=options.http_client_connect_timeout)
-        self._timeout = options.http_client_request_timeout
+        self._connections = KeptConnections(connect_timeout=options.connect_timeout)
+        self._timeout = options.request_timeout
         self._sample = options.sample
         self._status = StatusLines(names, options.status_every, lambda line: log.info("%s", line))
 

@@ -5,6 +5,11 @@ The JSON options restrict it to messages with a certain field, or to certain fie
 
 from __future__ import annotations
 
+from nsq.threads.stop_signals import hold_signals
+
+if __name__ == "__main__":
+    hold_signals()  # before the other imports
+
 import json
 import math
 import re
@@ -58,7 +63,7 @@ class NsqToNsqOptions(ConsumerFlags, ProducerFlags):
         str, "destination nsqd TCP address (may be given multiple times)"
     )
     mode: str = flag(HOSTPOOL, f"how to choose the destination of a message: {', '.join(_MODES)}")
-    status_every: int = flag(250, "messages between two status lines (0 for none)", low=0, high=2**63 - 1)
+    status_every: int = flag(250, "messages between two status lines (0 for none)")
     require_json_field: str = flag("", "forward only messages that are JSON objects with this field")
     require_json_value: str = flag(
         "", "forward only those whose field of --require-json-field has this value"
@@ -76,7 +81,7 @@ class NsqToNsqOptions(ConsumerFlags, ProducerFlags):
             raise ConfigError("--destination-nsqd-tcp-address required")
         if self.destination_topic:
             check_topic(self.destination_topic)
-        check_mode(self.mode, _MODES)
+        check_mode(self.mode, _MODES, in_go=ROUND_ROBIN)
         if self.ordered:
             raise ConfigError("--ordered: nsq_to_nsq forwards batches, and an ordered topic delivers none")
         if self.require_json_value and not self.require_json_field:
@@ -227,14 +232,25 @@ def filter_of(options: NsqToNsqOptions) -> Callable[[bytes], bytes | None] | Non
     def filtered(body: bytes) -> bytes | None:
         try:
             parsed = parse_object(body)
+            if field and not _has(parsed, field, value, number):
+                return None
+            if not kept:
+                return body
+            return go_json({key: _whole(parsed[key]) for key in kept if key in parsed}).encode()
         except (ValueError, RecursionError) as error:
             log.error("a message is left out: %s: %.100r", error, body)
             return None
-        if field and not _has(parsed, field, value, number):
-            return None
-        return go_json({key: parsed[key] for key in kept if key in parsed}).encode() if kept else body
 
     return filtered
+
+
+def _whole(value: Any) -> Any:
+    """Return a whole number as an integer, as Go does with the fields of the object itself, not with those
+    inside of them: ``-0.0`` is written ``0``, and ``2**62`` with all its digits.
+    """
+    if isinstance(value, float) and value.is_integer() and -(2.0**63) <= value < 2.0**63:
+        return int(value)
+    return value
 
 
 def _has(parsed: dict[str, Any], field: str, value: str, number: float) -> bool:

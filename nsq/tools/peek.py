@@ -24,7 +24,7 @@ from nsq.wire.envelope import dead_letter_in
 
 #: What to do about a refusal, by its code.
 _REMEDIES = {
-    "NOT_FOUND": "this nsqd cannot show its messages: it is Go's, or it runs with --peek=off. "
+    "NOT_FOUND": "this nsqd cannot show its messages: it is not one of ours, or it runs with --peek=off. "
     "`nsq tail` shows new messages, in a channel of its own",
     "PEEK_FROM_THIS_MACHINE_ONLY": "it shows messages only on its own machine: run this there, "
     "or start it with --peek=all",

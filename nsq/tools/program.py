@@ -1,6 +1,7 @@
 """Shared by all tools: reading flags, logging to stderr, making consumers and producers, ending on a signal.
 
 Only this module of the tools imports ``nsq.flags``; the other tools take ``flag`` and the like from here.
+It imports neither consumer, producer nor HTTP client: most commands need one of them at most.
 Exit statuses are those of Go's tools: 0 after a signal and for --help, 1 after an error, 2 for flags that
 cannot be parsed.
 """
@@ -17,19 +18,24 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from nsq import Config, Consumer, NsqError, Producer, __version__, flags
+import nsq
+import nsq.flags as flags
+from nsq import NsqError, __version__
 from nsq.errors import ConfigError
 from nsq.flags import FlagExit, duration, flag, repeated
 from nsq.gc_settings import tune_gc
-from nsq.http.nsqd import NsqdApi
-from nsq.http.nsqlookupd import NsqlookupdApi
 from nsq.log import Logger
 from nsq.threads.signals import SignalWatch
-from nsq.transport.base import Stream
-from nsq.transport.dialing import default_transport
+from nsq.threads.stop_signals import held_stop
 from nsq.work.stopping import stop_all
+
+if TYPE_CHECKING:
+    from nsq import Config, Consumer, Producer
+    from nsq.http.nsqd import NsqdApi
+    from nsq.http.nsqlookupd import NsqlookupdApi
+    from nsq.transport.base import Stream
 
 __all__ = [
     "COMPATIBLE_VERSION",
@@ -61,6 +67,8 @@ VERSION = f"v{COMPATIBLE_VERSION} (nsq for Python {__version__})"
 #: The status that a shell reports for a program whose reader has gone away.
 _BROKEN_PIPE = 128 + signal.SIGPIPE
 _INTERRUPTED = 128 + signal.SIGINT
+#: Seconds in place of a timeout of 0, which means no limit to Go's tools: no message's timeout is as long.
+_NO_LIMIT = 3600.0
 
 OptionsT = TypeVar("OptionsT")
 
@@ -91,9 +99,12 @@ def run(
             return _ended(end)
         rest = end.rest  # perhaps the flags that are missing are among these
     if rest:
-        return _ended(FlagExit(1, f"{prog}: unknown arguments: {' '.join(rest)}\n"))
+        switch = "; a switch has its value after =, as in --name=true" if rest[0] in ("true", "false") else ""
+        return _ended(FlagExit(1, f"{prog}: unknown arguments: {' '.join(rest)}{switch}\n"))
     if argv is None:
         tune_gc()
+    if held_stop():  # it came during the imports; others are held back until the tool's SignalWatch
+        return 0
     options = parsed.options
     with logging_to_stderr(getattr(options, "log_prefix", ""), getattr(options, "log_level", "info")):
         for warning in parsed.warnings:
@@ -235,22 +246,23 @@ class ConsumerOptions:
         str, "option of the consumer: key,value in go-nsq's names (may be given multiple times)"
     )
 
-    def consumer_of(
-        self,
-        prog: str,
-        topic: str,
-        channel: str,
-        *,
-        max_in_flight: int,
-        older: Sequence[str] = (),
-        **given: Any,
-    ) -> Consumer:
-        """Make a Consumer with the options ``given``. By default it gives no message up, because that would
-        finish a message that the tool has neither shown, written nor sent.
+    def consumer_config(self) -> Config:
+        """Read the options of the consumer. By default it gives no message up, because that would finish a
+        message that the tool has neither shown, written nor sent.
         """
-        config = config_of("--consumer-opt", [*older, *self.consumer_opt], {"max_attempts": "0"})
-        agent = _user_agent(prog)
-        return Consumer(topic, channel, config=config, user_agent=agent, max_in_flight=max_in_flight, **given)
+        return config_of("--consumer-opt", self._consumer_texts, {"max_attempts": "0"})
+
+    @property
+    def _consumer_texts(self) -> Sequence[str]:
+        return self.consumer_opt
+
+    def consumer_of(
+        self, prog: str, topic: str, channel: str, *, max_in_flight: int, **given: Any
+    ) -> Consumer:
+        config, agent = self.consumer_config(), _user_agent(prog)
+        return nsq.Consumer(
+            topic, channel, config=config, user_agent=agent, max_in_flight=max_in_flight, **given
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -262,6 +274,13 @@ class ConsumerFlags(SourceFlags, ConsumerOptions):
     max_in_flight: int = flag(200, "max number of messages to allow in flight", low=1, high=2**31 - 1)
     ordered: bool = flag(False, "consume an ordered topic of a partitioned NSQ, each partition in order")
 
+    @property
+    def _consumer_texts(self) -> Sequence[str]:
+        older = list(self.reader_opt)
+        if self.max_backoff_duration is not None:
+            older.append(f"max_backoff_duration,{self.max_backoff_duration}s")
+        return [*older, *self.consumer_opt]
+
     def consumer(
         self,
         prog: str,
@@ -271,15 +290,11 @@ class ConsumerFlags(SourceFlags, ConsumerOptions):
         threads: int = 1,
         max_in_flight: int | None = None,
     ) -> Consumer:
-        older = list(self.reader_opt)
-        if self.max_backoff_duration is not None:
-            older.append(f"max_backoff_duration,{self.max_backoff_duration}s")
         return self.consumer_of(
             prog,
             topic,
             channel,
             max_in_flight=max_in_flight or self.max_in_flight,
-            older=older,
             nsqd=self.nsqd_tcp_address,
             nsqlookupd=self.lookupd_http_address,
             threads=threads,
@@ -297,23 +312,34 @@ class ProducerFlags:
     def producer(self, prog: str, *addresses: str, nsqlookupd: Sequence[str] = ()) -> Producer:
         """Make a Producer without a limit on message sizes: nsqd knows its own limit."""
         config = config_of("--producer-opt", self.producer_opt, {"max_msg_size": str(2**31 - 1)})
-        return Producer(*addresses, nsqlookupd=nsqlookupd, config=config, user_agent=_user_agent(prog))
+        return nsq.Producer(*addresses, nsqlookupd=nsqlookupd, config=config, user_agent=_user_agent(prog))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HttpFlags:
-    http_client_connect_timeout: float = duration(2.0, "timeout for HTTP connect", low=0.001)
-    http_client_request_timeout: float = duration(5.0, "timeout for HTTP request", low=0.001)
+    http_client_connect_timeout: float = duration(2.0, "timeout for HTTP connect (0 for an hour)", low=0.0)
+    http_client_request_timeout: float = duration(5.0, "timeout for HTTP request (0 for an hour)", low=0.0)
+
+    @property
+    def connect_timeout(self) -> float:
+        return self.http_client_connect_timeout or _NO_LIMIT
+
+    @property
+    def request_timeout(self) -> float:
+        return self.http_client_request_timeout or _NO_LIMIT
 
     def nsqd_api(self, address: str) -> NsqdApi:
+        from nsq.http.nsqd import NsqdApi
+
         return NsqdApi(address, **self._http_options())
 
     def lookupd_api(self, address: str) -> NsqlookupdApi:
+        from nsq.http.nsqlookupd import NsqlookupdApi
+
         return NsqlookupdApi(address, **self._http_options())
 
     def _http_options(self) -> dict[str, Any]:
-        transport = _QuickTransport(self.http_client_connect_timeout)
-        return {"timeout": self.http_client_request_timeout, "transport": transport}
+        return {"timeout": self.request_timeout, "transport": _QuickTransport(self.connect_timeout)}
 
 
 class _QuickTransport:
@@ -323,6 +349,8 @@ class _QuickTransport:
         self._longest = longest
 
     def connect(self, address: str, *, timeout: float) -> Stream:
+        from nsq.transport.dialing import default_transport
+
         return default_transport.connect(address, timeout=min(timeout, self._longest))
 
 
@@ -344,7 +372,7 @@ def config_of(flag_name: str, given: Iterable[str], defaults: Mapping[str, str])
     with status 2, as with any flag that cannot be parsed.
     """
     try:
-        return Config.from_flags(given, defaults)
+        return nsq.Config.from_flags(given, defaults)
     except ConfigError as error:
         raise FlagExit(2, f"{flag_name}: {error}\n") from None
 

@@ -57,7 +57,7 @@ def _publish(options: PubOptions, words: tuple[str, ...]) -> int:
 
 
 def _producer(options: PubOptions, cluster: Cluster) -> Producer:
-    if cluster.partitioned:  # only nsqlookupd tells who leads which partition
+    if cluster.lookupds and cluster.partitioned:  # only nsqlookupd tells who leads which partition
         return options.producer("nsq-pub", nsqlookupd=tuple(cluster.lookupds))
     return options.producer("nsq-pub", *cluster.tcp_addresses)
 

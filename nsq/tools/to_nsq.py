@@ -5,15 +5,21 @@ It sends records in order as it reads them, many in one MPUB; it stops reading w
 
 from __future__ import annotations
 
+from nsq.threads.stop_signals import hold_signals
+
+if __name__ == "__main__":
+    hold_signals()  # before the other imports
+
 import os
 import select
 import stat
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,7 +43,7 @@ class ToNsqOptions(ProducerFlags):
         str, "destination nsqd TCP address (may be given multiple times)"
     )
     delimiter: str = flag("\n", "character to split input from stdin")
-    rate: int = flag(0, "messages per second to publish (0 for no limit)", low=0, high=2**63 - 1)
+    rate: int = flag(0, "messages per second to publish (0 for no limit)")
 
     def __post_init__(self) -> None:
         if not self.topic:
@@ -78,10 +84,12 @@ class Splitter:
 
 
 class Throttle:
-    """Limits records per second; after a pause allows one second's number at once."""
+    """Limits records per second; after a pause allows one second's number at once. A rate of 0 or less is no
+    limit.
+    """
 
     def __init__(self, rate: int, now: float) -> None:
-        self._rate = rate
+        self._rate = max(0, rate)
         self._balance = 1.0
         self._at = now
 
@@ -103,24 +111,33 @@ class Throttle:
 class Publisher:
     """Sends batches to every nsqd, and tracks unanswered ones. A first signal during a wait for an answer
     sets ``signalled``, a second one exits the program.
+
+    ``stored`` has the messages that each nsqd has stored, ``uncertain`` those that it may have stored.
     """
 
     def __init__(self, topic: str, producers: Sequence[Producer], watch: SignalWatch, **options: Any) -> None:
-        self.published = 0
+        self.stored = [0] * len(producers)
+        self.uncertain = [0] * len(producers)
         self.signalled = False
         self._watch = watch
         self._topic = topic
         self._producers = producers
         self._options = options  # of every publish
-        self._unanswered: deque[tuple[list[bytes], Sequence[Future[None]]]] = deque()
+        self._reached = len(producers) == 1
+        self._unanswered: deque[tuple[list[bytes], deque[tuple[int, Future[None]]]]] = deque()
+
+    @property
+    def published(self) -> int:
+        return min(self.stored)
 
     def publish(self, records: list[bytes]) -> None:
         for batch in batches(records, len):
-            futures = [
-                producer.multi_publish_async(self._topic, batch, **self._options)
-                for producer in self._producers
-            ]
-            self._unanswered.append((batch, futures))
+            if not self._reached:
+                self._reach_all()
+            futures: deque[tuple[int, Future[None]]] = deque()
+            self._unanswered.append((batch, futures))  # now, because a later producer may raise
+            for place, producer in enumerate(self._producers):
+                futures.append((place, producer.multi_publish_async(self._topic, batch, **self._options)))
             if len(self._unanswered) > _UNANSWERED:
                 self._await_oldest()
 
@@ -128,32 +145,67 @@ class Publisher:
         while self._unanswered:
             self._await_oldest()
 
-    def _await_oldest(self) -> None:
-        batch, futures = self._unanswered.popleft()
-        for producer, future in zip(self._producers, futures, strict=True):
-            self._wait_for(future)
-            try:
-                future.result()
-            except (BadMessage, BadBody):
-                # nsqd has stored none of the batch: publish each record alone, up to the one that it refuses.
-                for place, record in enumerate(batch):
-                    try:
-                        producer.publish(self._topic, record, **self._options)
-                    except NsqError:
-                        self.published += place
-                        raise
-        self.published += len(batch)
-
     def count_the_rest(self) -> None:
         """After an error: count the batches that were on their way, if they are stored."""
         for batch, futures in self._unanswered:
-            if all(future.exception() is None for future in futures):
-                self.published += len(batch)
+            for place, future in futures:
+                with suppress(KeyboardInterrupt):  # the producers are closed: the future has ended
+                    self._wait_for([future])
+                self._count(batch, place, future)
         self._unanswered.clear()
 
-    def _wait_for(self, future: Future[None]) -> None:
-        future.add_done_callback(lambda _: self._watch.wake())
-        while not future.done():
+    def _reach_all(self) -> None:
+        """Raise if an nsqd cannot be reached. Otherwise the others would store records before that is known,
+        and store them twice when the user publishes them again.
+        """
+        pings = [_pinged(producer) for producer in self._producers]
+        self._wait_for(pings)
+        for ping in pings:
+            if ping.done():
+                ping.result()
+        self._reached = True
+
+    def _await_oldest(self) -> None:
+        batch, futures = self._unanswered[0]
+        errors = []
+        while futures:
+            place, future = futures[0]
+            self._wait_for([future])
+            futures.popleft()
+            try:
+                self._settle(batch, place, future)
+            except NsqError as error:
+                errors.append(error)
+        self._unanswered.popleft()
+        if errors:
+            raise errors[0]
+
+    def _settle(self, batch: list[bytes], place: int, future: Future[None]) -> None:
+        error = self._count(batch, place, future)
+        if isinstance(error, (BadMessage, BadBody)):
+            # nsqd has stored none of the batch: publish each record alone, up to the one that it refuses.
+            for record in batch:
+                self._producers[place].publish(self._topic, record, **self._options)
+                self.stored[place] += 1
+        elif error is not None:
+            raise error
+
+    def _count(self, batch: list[bytes], place: int, future: Future[None]) -> BaseException | None:
+        error = future.exception()
+        if error is None:
+            self.stored[place] += len(batch)
+        elif isinstance(error, NsqError) and error.maybe_stored:
+            self.uncertain[place] += len(batch)
+        return error
+
+    def _wait_for(self, futures: Sequence[Future[None]]) -> None:
+        """Wait until all have ended, or one has failed."""
+        for future in futures:
+            future.add_done_callback(lambda _: self._watch.wake())
+        while True:
+            ended = [future for future in futures if future.done()]
+            if len(ended) == len(futures) or any(future.exception() for future in ended):
+                return
             if self._watch.wait() is not None:
                 if self.signalled:
                     log.warning("a second signal: exiting at once")
@@ -161,6 +213,22 @@ class Publisher:
                         producer.close(0.0)
                     raise KeyboardInterrupt
                 self.signalled = True
+
+
+def _pinged(producer: Producer) -> Future[None]:
+    """Ping on a thread of its own, so that a signal can end the wait."""
+    future: Future[None] = Future()
+
+    def ping() -> None:
+        try:
+            producer.ping()
+        except BaseException as error:
+            future.set_exception(error)
+        else:
+            future.set_result(None)
+
+    threading.Thread(target=ping, name="nsq-to_nsq-ping", daemon=True).start()
+    return future
 
 
 class Progress:
@@ -200,17 +268,22 @@ def publish_stdin(options: ToNsqOptions) -> int:
             publish_records(sys.stdin.fileno(), publisher, watch, options.separator, options.rate)
         finally:
             publisher.count_the_rest()
-            took = time.monotonic() - began
-            rate = publisher.published / took if took else 0.0
-            log.info(
-                "published %d messages to %s of %s in %.1f s (%.0f/s)",
-                publisher.published,
-                options.topic,
-                " and ".join(options.nsqd_tcp_address),
-                took,
-                rate,
-            )
+            _report(options, publisher, time.monotonic() - began)
     return 0
+
+
+def _report(options: ToNsqOptions, publisher: Publisher, took: float) -> None:
+    addresses = dict.fromkeys(options.nsqd_tcp_address)
+    for address, stored, uncertain in zip(addresses, publisher.stored, publisher.uncertain, strict=True):
+        log.info(
+            "published %d messages to %s of %s in %.1f s (%.0f/s)%s",
+            stored,
+            options.topic,
+            address,
+            took,
+            stored / took if took else 0.0,
+            f"; {uncertain} more may be stored" if uncertain else "",
+        )
 
 
 def publish_records(

@@ -73,6 +73,7 @@ def main(argv: Sequence[str]) -> int:
 def _up(options: UpOptions, _: tuple[str, ...]) -> int:
     if importlib.util.find_spec("aiohttp") is None:
         raise UsageError(f"nsq up needs the daemons: {how_to_install('server')}")
+    _say("starting nsqlookupd, nsqd and nsqadmin")
     data = Path(options.data_path).absolute()
     daemons = _daemons(options, data)
     for daemon in daemons:
@@ -85,16 +86,20 @@ def _up(options: UpOptions, _: tuple[str, ...]) -> int:
             for several in ([nsqlookupd], others):  # nsqd registers when it starts
                 for daemon in several:
                     running.start(daemon)
-                if not all(running.await_answer(daemon, options.host) for daemon in several):
-                    return 0
-            sys.stdout.write(
-                "".join(f"{daemon.label}\n" for daemon in daemons) + "SIGTERM or Ctrl-C stops them\n"
-            )
-            sys.stdout.flush()
+                for daemon in several:
+                    if not running.await_answer(daemon, options.host):
+                        return 0
+                    _say(daemon.label)
+            _say("SIGTERM or Ctrl-C stops them")
             running.wait()
         finally:
             status = running.stop()
     return status
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
 
 
 def _daemons(options: UpOptions, data: Path) -> list[Daemon]:

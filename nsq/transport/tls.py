@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import ssl
 from functools import cache
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
-from nsq.config import Config
 from nsq.errors import ConfigError
 from nsq.wire.layers.tls import reason
+
+if TYPE_CHECKING:
+    from nsq.config import Config
 
 _VERSIONS = {"TLSv1.2": ssl.TLSVersion.TLSv1_2, "TLSv1.3": ssl.TLSVersion.TLSv1_3}
 
@@ -29,6 +31,8 @@ def context_of(config: Config) -> ssl.SSLContext | None:
 @cache
 def public_authorities() -> ssl.SSLContext:
     """Return the context for servers whose certificates certifi's authorities have signed."""
+    from nsq.config import Config
+
     return _made_for(Config(tls=True))
 
 

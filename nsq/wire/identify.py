@@ -112,6 +112,10 @@ class IdentifyReply(JsonBody):
     output_buffer_timeout: int = 0
     topology_region: str = ""
     topology_zone: str = ""
+    exiting_not_stored: bool = False
+    """Whether an error that says "exiting" means that no message of the command is stored."""
+    draining: bool = False
+    """Whether it takes no publishes because it will stop soon."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from nsq import Consumer
 from nsq.log import Logger
-from nsq.threads.signals import SignalWatch
+
+if TYPE_CHECKING:
+    from nsq import Consumer
+    from nsq.threads.signals import SignalWatch
 
 log = Logger("nsq.work")
 

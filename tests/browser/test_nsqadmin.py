@@ -19,6 +19,7 @@ from nsq.wire.envelope import DEAD_LETTER, wrap
 from tests.browser.conftest import REBOUND
 from tests.fakes import big_cluster
 from tests.fakes.big_cluster import NODES, TOPICS, CannedNsqd
+from tests.fakes.recorded_cluster import recorded_cluster
 from tests.integration.consuming import until
 
 HOSTILE_NAME = "<img src=x onerror=document.title='owned'>"
@@ -413,6 +414,24 @@ def test_a_large_cluster_is_shown_at_once_and_only_visible_rows_are_updated(
         page.get_by_label("Search", exact=True).fill("topic_499")
         page.get_by_role("row").filter(has_text="topic_498").wait_for(state="detached")
         assert rows.count() == 1
+
+
+def test_of_a_partitioned_topic_the_page_shows_the_bytes_that_its_leaders_store(browser: Any) -> None:
+    with (
+        recorded_cluster() as recorded,
+        Nsqadmin(lookupd=[recorded.address("lookup1")]) as admin,
+        visiting(browser, admin.http_address) as visit,
+    ):
+        page = visit.open("/topics")
+        visit.see("27 (1.3 KB stored)")
+        page.get_by_role("link", name="rec_plain", exact=True).click()
+        visit.see("1.3 KB stored")
+        visit.see("partition 0, 3")
+        page.get_by_role("button", name="Delete", exact=True).wait_for()
+        for name in ("Pause", "Empty"):
+            assert not page.get_by_role("button", name=name, exact=True).is_visible()
+        visit.open(f"/nodes/{recorded.address('nsqd1')}")
+        visit.see("1.3 KB stored")
 
 
 def test_an_nsqd_that_died_is_marked(visit: Visit, cluster: Cluster) -> None:

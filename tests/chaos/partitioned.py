@@ -129,8 +129,8 @@ class Handler:
 
 
 class Attack:
-    """A thread that moves leaders, kills and stalls nodes, and has nsqlookupds lag and lie, until it is
-    stopped. ``more`` has further faults.
+    """A thread that moves leaders, kills and stalls nodes, blocks partitions, has nsqlookupds lag and lie,
+    until it is stopped. ``more`` has further faults.
     """
 
     def __init__(self, cluster: PartitionedCluster, seed: int, *more: Callable[[], object]) -> None:
@@ -147,6 +147,7 @@ class Attack:
             self._move_leader,
             self._kill_node,
             self._lose_quorum,
+            self._block_partition,
             self._stall_node,
             self._restart_node,
             self._drop_connections,
@@ -202,6 +203,12 @@ class Attack:
         self._wait(_DOWN)
         for node in nodes:
             node.restart()
+
+    def _block_partition(self) -> None:
+        """Stop a replica of a partition: its leader holds publishes, and what is behind them."""
+        topic, partition = self._chance.choice((ORDERED, UNORDERED)), self._chance.randrange(8)
+        with self._cluster.blocked_partition(topic, partition, hold=0.5):
+            self._wait(_DOWN)
 
     def _restart_node(self) -> None:
         self._node().restart()

@@ -28,4 +28,4 @@ def test_order_and_no_loss_while_the_cluster_is_attacked(seed: int, tell: Tell) 
 
 @pytest.mark.timeout(300)
 def test_order_and_no_loss_in_a_short_attack_of_every_kind(tell: Tell) -> None:
-    tell(play(3, 5000, 13))
+    tell(play(3, 5000, 14))

@@ -6,6 +6,7 @@ docs/compatibility.md lists them for users, with those that no recording shows.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -57,6 +58,24 @@ DEVIATIONS: dict[tuple[str, str], Deviation] = {
         for name in ("orders", "orders/archive")
     },
 }
+
+
+#: What our nsqd adds to its answer to IDENTIFY.
+_ADDED_TO_IDENTIFY = {"exiting_not_stored": True, "draining": False}
+
+
+def with_added(case: Case) -> Case:
+    """Return a conversation with nsqd in which the answers to IDENTIFY have what ours adds."""
+    return {**case, "steps": [_with_added(step) for step in case["steps"]]}
+
+
+def _with_added(step: Case) -> Case:
+    received = step.get("recv")
+    if not (isinstance(received, dict) and "max_rdy_count" in received.get("json", ())):
+        return step
+    added = len(json.dumps(_ADDED_TO_IDENTIFY, separators=(",", ":"))) - len("{}") + len(",")
+    answer = received["json"] | _ADDED_TO_IDENTIFY
+    return {**step, "recv": {**received, "json": answer, "size": received["size"] + added}}
 
 
 #: Figures of deferred messages that our nsqd adds to a channel in /stats.

@@ -32,6 +32,9 @@ MEMORY = (
     "gc_total_runs",
 )
 
+#: Go's JSON escapes these, as the & in the address that an error of nsqadmin names.
+_ESCAPES_OF_GO = {ord(each): f"\\u{ord(each):04x}" for each in "<>&\u2028\u2029"}
+
 _TEXT_MASKS = [
     (re.compile(r"\(built w/[^)\n]+\)"), "(built w/*)"),
     (
@@ -87,7 +90,7 @@ def check(
 
 
 def _compact(value: Any) -> str:
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).translate(_ESCAPES_OF_GO)
 
 
 def _masked(value: Any, volatile: Collection[str]) -> Any:

@@ -15,6 +15,7 @@ from nsq.testing.plugin import Factory
 from nsq.tools.front_door import main
 from nsq.transport.addresses import split
 from nsq.wire import lookup
+from tests.golden.recordings import others_are_judged
 
 from .consuming import CHANNEL, TOPIC, create, publish, until
 
@@ -61,7 +62,7 @@ def test_commands_leave_out_nsqds_with_bad_registrations(
         (["topics"], TOPIC),
         (["channels", TOPIC], CHANNEL),
         (["stat", f"--topic={TOPIC}", f"--channel={CHANNEL}", "--count=1", "--interval=1ms"], "depth"),
-        (["peek", both], "hello"),
+        *([] if others_are_judged() else [(["peek", both], "hello")]),  # Go's nsqd has no peek
         (["pause", both], "ok"),
         (["doctor"], "(TCP): answers"),
         (["empty", both, "--yes"], "ok"),

@@ -33,6 +33,7 @@ from nsq.spark import cli as nsq_spark
 from nsq.testing import Nsqd, Nsqlookupd
 from nsq.testing.plugin import BIN_DIR, Factory
 from nsq.tools import (
+    completion,
     front_door,
     nsq_pubsub,
     nsq_stat,
@@ -223,7 +224,7 @@ def check_front_door(arguments: list[str]) -> None:
     if arguments == ["--help"]:
         return
     command = front_door.COMMANDS[arguments[0]]
-    known = front_door.flags_of(command)
+    known = completion.flags_of(command)
     for word in arguments[1:]:
         if word.startswith("--"):
             assert word.removeprefix("--").partition("=")[0] in known, (

@@ -20,6 +20,7 @@ from nsq.http.nsqd import NsqdApi
 from nsq.testing import Nsqd, Nsqlookupd
 from nsq.testing.plugin import Factory
 from nsq.tools.front_door import COMMANDS, filled_in, main
+from tests.golden.recordings import others_are_judged
 from tests.integration.authority import Authority
 from tests.integration.consuming import channel_of, create, numbered, publish, until
 from tests.integration.judged import only_ours
@@ -110,7 +111,8 @@ def test_commands_without_an_address_find_an_nsqlookupd_or_else_an_nsqd(
     assert topics()[0]["nsqds"] == 2
     monkeypatch.setattr("nsq.tools.cluster._USUAL", ("127.0.0.1:1", nsqd))
     assert topics()[0]["nsqds"] == 1
-    for words in (["pub", "orders", "x"], ["channels", "orders"], ["peek", "orders"], ["doctor"]):
+    peek = [] if others_are_judged() else [["peek", "orders"]]  # Go's nsqd has none
+    for words in (["pub", "orders", "x"], ["channels", "orders"], *peek, ["doctor"]):
         assert run(*words)[0] == 0, words
     assert run("create", "returns/audit") == (0, f"create returns/audit: nsqd {nsqd}: ok\n", "")
     assert run("channels", "returns", "--names")[1] == "audit\n"
@@ -277,7 +279,8 @@ def test_a_redrive_of_what_is_paused_says_so(nsqd: Nsqd, run: Run) -> None:
     assert "nsq unpause dead/redrive\n" in error
 
 
-def test_an_interrupted_redrive_loses_nothing(nsqd: Nsqd) -> None:
+def test_an_interrupted_redrive_loses_nothing(nsqd_factory: Factory[Nsqd]) -> None:
+    nsqd = nsqd_factory(msg_timeout="3s")
     create(nsqd, "dead", "redrive")
     create(nsqd, "orders")
     publish(nsqd, numbered(2000), "dead")
@@ -289,6 +292,11 @@ def test_an_interrupted_redrive_loses_nothing(nsqd: Nsqd) -> None:
         count: int = counts["depth"] + counts["in_flight_count"] + counts["deferred_count"]
         return count
 
+    def arrived() -> int:
+        # Of the topic: Go's nsqd hands messages to the channel later.
+        count: int = nsqd.get("/stats?format=json&topic=orders").json()["topics"][0]["message_count"]
+        return count
+
     until("in the channel", lambda: left() == 2000)
     for number, at in ((signal.SIGINT, 1500), (signal.SIGKILL, 1000), (signal.SIGTERM, 500)):
         with subprocess.Popen([*command, "--rate=1000"], stdout=subprocess.DEVNULL) as process:
@@ -296,10 +304,12 @@ def test_an_interrupted_redrive_loses_nothing(nsqd: Nsqd) -> None:
             process.send_signal(number)
             assert process.wait(60) == (1 if number != signal.SIGKILL else -number)
         assert left() > 0
-        assert left() + channel_of(nsqd)["message_count"] >= 2000
+        assert left() + arrived() >= 2000
+        # Go's nsqd keeps what a killed client had in flight until the timeout.
+        until("waiting", lambda: not channel_of(nsqd, "dead", "redrive")["in_flight_count"])
     assert subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode == 0
     assert left() == 0
-    assert channel_of(nsqd)["message_count"] >= 2000
+    assert arrived() >= 2000
 
 
 @only_ours("Go's nsqd has no peek")
@@ -325,7 +335,7 @@ def test_a_peek_takes_nothing(cluster: Cluster, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(NsqdApi, "peek", as_gos)
     status, _, error = cluster("peek", "orders")
     assert status == 1
-    assert "it is Go's" in error
+    assert "it is not one of ours" in error
     assert "nsq tail" in error
 
 
@@ -367,7 +377,10 @@ def test_the_doctor_causes_no_error_in_the_log_of_a_healthy_nsqd(nsqd: Nsqd, run
     assert (status, out.count("(TCP): answers")) == (0, 1)
     lines = nsqd.log.splitlines()
     assert lines
-    assert [line for line in lines if "ERROR" in line or "E_" in line] == []
+    # Go's nsqd logs such an error for the connection by which the fixture sees that it listens.
+    of_fixture = "failed to read protocol version - EOF"
+    errors = [line for line in lines if "ERROR" in line or "E_" in line]
+    assert [line for line in errors if of_fixture not in line] == []
 
 
 def test_an_nsqd_may_be_named_by_a_url(nsqd: Nsqd, run: Run) -> None:

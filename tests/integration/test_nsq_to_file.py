@@ -131,6 +131,15 @@ def test_topics_that_match_are_found_when_they_appear(
     assert channel_of(nsqd, "returns")["client_count"] == 0
 
 
+def test_an_invalid_option_of_the_consumer_is_refused_before_there_are_topics(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--topic-pattern=.", "--lookupd-http-address=127.0.0.1:1", f"--output-dir={tmp_path}"]
+    with tool_process("nsq_to_file", *flags, "--consumer-opt=nonsense,1") as process:
+        assert process.wait(20) == 2
+    assert "--consumer-opt: there is no option 'nonsense'" in capfd.readouterr().err
+
+
 @pytest.mark.parametrize("flag", ["--gzip=false", "--gzip", "--rotate-size=1000000"])
 def test_a_file_that_cannot_grow_costs_no_message(nsqd: Nsqd, tmp_path: Path, flag: str) -> None:
     create(nsqd)

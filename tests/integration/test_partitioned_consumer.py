@@ -130,10 +130,11 @@ class TestPartitions:
         assert changes == [(2, 6)]
         assert caplog.text.count("partitions changed from 2 to 6") == 1
 
-    def test_a_topic_that_is_created_later_is_found(self, cluster: PartitionedCluster) -> None:
+    @pytest.mark.parametrize("delay", [0.0, 0.3], ids=["at once", "without leaders first"])
+    def test_a_topic_that_is_created_later_is_found(self, cluster: PartitionedCluster, delay: float) -> None:
         handler = Handler()
         with consuming(cluster, handler, 0):
-            create(cluster, 2)
+            create(cluster, 2, writable_after=delay)
             publish(cluster, 1, [7])
             handler.wait_for(lambda: handler.got[1] == [7])
 
@@ -363,8 +364,26 @@ class TestOrder:
             assert consumer.stats().order_errors == 1
         assert "out of order" in caplog.text
 
-    def test_a_first_message_that_comes_twice_is_handled_once(self) -> None:
-        with PartitionedCluster(nodes=1, first_twice=True) as cluster:
+    def test_messages_whose_fins_died_with_the_leader_come_again_and_are_reported(
+        self, cluster: PartitionedCluster
+    ) -> None:
+        create(cluster, 1, ordered=True)
+        handler, hooks = Handler(), Hooks()
+        with consuming(cluster, handler, 1, ordered=True, hooks=hooks):
+            publish(cluster, 0, range(5))
+            until("all finished", lambda: cluster.channel(TOPIC, 0, CHANNEL).finished == 5)
+            killed = cluster.leader(TOPIC, 0)
+            assert killed is not None
+            killed.kill(lost_fins=3)
+            until("another leader", lambda: cluster.leader(TOPIC, 0) not in (None, killed))
+            publish(cluster, 0, [5])
+            handler.wait_for(lambda: handler.got[0][-1] == 5)
+        assert handler.got[0] == [*range(5), 2, 3, 4, 5]
+        assert hooks.disorder == [2]
+
+    @pytest.mark.parametrize("twice", [True, "at once"])
+    def test_a_first_message_that_comes_twice_is_handled_once(self, twice: Any) -> None:
+        with PartitionedCluster(nodes=1, first_twice=twice) as cluster:
             create(cluster, 1, ordered=True)
             publish(cluster, 0, range(5))
             handler, hooks = Handler(), Hooks()

@@ -15,7 +15,7 @@ import pytest
 
 import nsq
 from nsq import aio
-from nsq.partitioned import rules
+from nsq.partitioned import routing, rules
 from nsq.partitioned.keys import partition_for
 from nsq.testing import Nsqd, Nsqlookupd, PartitionedCluster
 from nsq.testing.partitioned import Lookup, Node
@@ -96,6 +96,63 @@ def test_a_producer_has_two_threads_for_each_nsqd_and_not_for_each_partition(
             each.result(PATIENCE)
         more = threading.active_count() - before
     assert 3 * 2 <= more < 3 * 2 + 10
+
+
+# A blocked partition: its leader waits for a replica, and executes nothing behind it on the same connection.
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing here ends because a producer's patience does."""
+    monkeypatch.setattr(routing, "PATIENCE", PATIENCE)
+
+
+@pytest.mark.parametrize("first", ["publish", "publish_async"])
+def test_a_blocked_partition_holds_up_no_other_of_its_nsqd(
+    cluster: PartitionedCluster, patient: None, monkeypatch: pytest.MonkeyPatch, first: str
+) -> None:
+    monkeypatch.setattr(rules.PartitionRules, "patience", 0.2)  # of a round trip
+    cluster.create_topic("orders", placement=[[0, 1]] * 3)
+    with nsq.Producer(nsqlookupd=cluster.lookup_addresses, publish_timeout=PATIENCE) as producer:
+        for number in range(20 if first == "publish" else 1):  # by then a connection for round trips is open
+            producer.publish("orders", b"%d" % number, partition=1)
+        with cluster.blocked_partition("orders", 0, hold=PATIENCE):
+            thread = threading.Thread(
+                target=producer.publish, args=("orders", b"held"), kwargs={"partition": 0}
+            )
+            if first == "publish":
+                thread.start()
+                eventually(lambda: "orders 0" in producer.health().problems)
+            else:
+                held = producer.publish_async("orders", b"held", partition=0)
+            behind = producer.publish_async("orders", b"behind it", partition=1)
+            for number in range(30):
+                producer.publish("orders", b"%d" % number, partition=1, timeout=10.0)
+                producer.publish_async("orders", b"a%d" % number, partition=2).result(10.0)
+                producer.publish("orders", b"any%d" % number, timeout=10.0)
+            behind.result(10.0)
+            assert b"held" not in bodies(cluster, 0)
+        if first == "publish":
+            thread.join()
+        else:
+            held.result(PATIENCE)
+        assert b"held" in bodies(cluster, 0)
+
+
+def test_a_partition_that_is_well_again_needs_no_connection_of_its_own(
+    cluster: PartitionedCluster, patient: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nsq.partitioned.blocked.AT_LEAST", 0.1)
+    monkeypatch.setattr("nsq.partitioned.blocked.UNUSED", 0.5)  # it may be stored over the shared connection
+    cluster.create_topic("orders", placement=[[0, 1]] * 2)
+    with nsq.Producer(nsqlookupd=cluster.lookup_addresses, publish_timeout=PATIENCE) as producer:
+        producer.publish("orders", b"the connection with the loops is open", partition=1)
+        with cluster.blocked_partition("orders", 0, hold=PATIENCE):
+            held = producer.publish_async("orders", b"held", partition=0)
+            eventually(lambda: "orders 0" in producer.health().problems)
+            assert len(producer.stats().connections) == 1  # one nsqd
+        held.result(PATIENCE)
+        eventually(lambda: "orders 0" not in producer.health().problems)
 
 
 # Each answer to a publish.
@@ -240,6 +297,23 @@ def lookup_list(lookup: Lookup) -> list[dict[str, Any]]:
 
 def port_of(lookup: Lookup) -> str:
     return lookup.http_address.rpartition(":")[2]
+
+
+def test_a_new_topic_is_waited_for_until_it_has_leaders(cluster: PartitionedCluster) -> None:
+    with nsq.Producer(nsqlookupd=cluster.lookup_addresses, publish_timeout=PATIENCE) as producer:
+        cluster.create_topic("orders", writable_after=0.3)
+        producer.publish("orders", b"x")
+    assert bodies(cluster, 0) == [b"x"]
+
+
+def test_a_producer_goes_on_while_etcd_is_away_and_leaders_are_still_found(
+    orders: PartitionedCluster, producer: nsq.Producer
+) -> None:
+    producer.publish("orders", b"before", partition=0)
+    set_list(orders, 500, "etcd cluster is unavailable or misconfigured")
+    orders.move_leader("orders", 0)
+    producer.publish("orders", b"after", partition=0)
+    assert bodies(orders, 0) == [b"before", b"after"]
 
 
 @pytest.mark.parametrize(

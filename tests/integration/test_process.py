@@ -86,48 +86,6 @@ def terminate(process: subprocess.Popen[str]) -> None:
     assert process.returncode == 0
 
 
-#: nsqd, whose first import of asyncio waits for stdin.
-SLOW_IMPORT = """
-import sys
-
-class Waiting:
-    def find_spec(self, name, path, target=None):
-        if name == "asyncio":
-            sys.meta_path.remove(self)
-            print("importing", flush=True)
-            sys.stdin.readline()
-
-sys.meta_path.insert(0, Waiting())
-from nsq.daemons.{program}.__main__ import main
-sys.exit(main())
-"""
-
-
-@pytest.mark.parametrize("program", ["nsqd", "nsqlookupd", "nsqadmin"])
-def test_signals_while_a_daemon_still_imports_its_modules_wait_for_its_start(
-    program: str, tmp_path: Path
-) -> None:
-    flags = {
-        "nsqd": ["--tcp-address=127.0.0.1:0", "--http-address=127.0.0.1:0", f"--data-path={tmp_path}"],
-        "nsqlookupd": ["--tcp-address=127.0.0.1:0", "--http-address=127.0.0.1:0"],
-        "nsqadmin": ["--http-address=127.0.0.1:0", "--nsqd-http-address=127.0.0.1:1"],
-    }[program]
-    with subprocess.Popen(
-        [sys.executable, "-c", SLOW_IMPORT.format(program=program), *flags],
-        cwd=ROOT,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        assert said(process) == "importing\n"
-        process.send_signal(signal.SIGHUP)
-        process.send_signal(signal.SIGTERM)
-        _, log = process.communicate("\n", timeout=60)
-    assert process.returncode == 0, log
-    assert "received SIGTERM, stopping" in log
-
-
 @pytest.mark.parametrize(("hidden", "loop"), [("", "uvloop"), ("uvloop", "asyncio.unix_events")])
 def test_a_daemon_runs_on_uvloop_if_it_is_installed(hidden: str, loop: str) -> None:
     start = "print(type(asyncio.get_running_loop()).__module__, flush=True)"

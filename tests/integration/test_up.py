@@ -45,7 +45,7 @@ class Up:
 
     def read_labels(self) -> list[str]:
         assert self.process.stdout is not None
-        self.labels = [self.process.stdout.readline() for _ in range(4)]
+        self.labels = [self.process.stdout.readline() for _ in range(5)]
         return self.labels
 
     def daemons(self) -> list[int]:
@@ -85,6 +85,7 @@ def test_up_labels_addresses_and_keeps_messages_for_the_next_run(tmp_path: Path)
     port = free_port()
     with running(port, tmp_path) as up:
         assert up.read_labels() == [
+            "starting nsqlookupd, nsqd and nsqadmin\n",
             f"nsqlookupd  tcp 127.0.0.1:{port + 10}  http 127.0.0.1:{port + 11}\n",
             f"nsqd        tcp 127.0.0.1:{port}  http 127.0.0.1:{port + 1}  data {tmp_path}/data\n",
             f"nsqadmin    http://127.0.0.1:{port + 21}/\n",

@@ -1,7 +1,7 @@
 """The program nsqadmin, also as ``python -m nsq.daemons.nsqadmin``.
 
-The other modules are imported while the daemon's signals are blocked: an early signal waits for its handler.
-aiohttp is imported only when the daemon is made, so that --help and --version work without it.
+Signals that come during the imports are held back until the daemon has handlers for them. aiohttp is imported
+only when the daemon is made, so that --help and --version work without it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from nsq.threads.stop_signals import daemon_signals_blocked
+from nsq.threads.stop_signals import hold_signals
 
 if TYPE_CHECKING:
     from nsq.daemons.nsqadmin.options import NsqadminOptions
@@ -19,11 +19,12 @@ if TYPE_CHECKING:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    with daemon_signals_blocked(for_good=argv is None):
-        from nsq.daemons.nsqadmin.options import NsqadminOptions
-        from nsq.daemons.serve.process import run_program
+    if argv is None:
+        hold_signals()
+    from nsq.daemons.nsqadmin.options import NsqadminOptions
+    from nsq.daemons.serve.process import run_program
 
-        return run_program("nsqadmin", NsqadminOptions, _make_daemon, argv)
+    return run_program("nsqadmin", NsqadminOptions, _make_daemon, argv)
 
 
 def _make_daemon(options: NsqadminOptions, log: DaemonLog) -> Daemon:

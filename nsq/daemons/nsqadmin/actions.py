@@ -3,11 +3,15 @@
 An action goes to the nsqlookupds first, so that consumers that look a topic up do not create it again; then
 to every nsqd that has it. A failure does not stop the rest, and is named in the reply. Every action is
 posted to the notification endpoint.
+
+In a partitioned NSQ an action on a channel goes to each partition's leader, and only the leading nsqlookupd
+deletes topics. It cannot pause or empty topics, and refuses to create one by its name alone.
 """
 
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 
 from nsq.daemons.nsqadmin.cluster import Cluster, UpstreamError, post
 from nsq.daemons.nsqadmin.guard import json_body, reply_with, text_in
@@ -42,6 +46,12 @@ class Actions:
         """Create on the nsqlookupds, and a channel on the topic's nsqds; without nsqlookupds on all nsqds."""
         cluster = self._cluster
         both = {"topic": topic, "channel": channel}
+        if channel:
+            with suppress(UpstreamError):
+                known = await cluster.nodes()
+                holders = [node for node in known.value if node.partitioned and topic in node.topics]
+                if holders:
+                    return known.failures + await cluster.post_nodes(holders, "/channel/create", both)
         if cluster.lookupds:
             failures = await cluster.post_lookupds("/topic/create", {"topic": topic})
             if not channel:
@@ -70,6 +80,8 @@ class Actions:
             raise HttpError(400, "INVALID_ACTION")
         try:
             nodes = await self._cluster.holders(topic)
+            if not channel and any(node.partitioned for node in nodes.value):
+                raise HttpError(400, f"A_PARTITIONED_NSQ_CANNOT_{action.upper()}_TOPICS_BUT_CHANNELS")
             path, args = f"/{kind}/{action}", _names(topic, channel)
             failures = nodes.failures + await self._cluster.post_nodes(nodes.value, path, args)
         finally:  # as Go's nsqadmin, even if the action failed
@@ -84,8 +96,16 @@ class Actions:
         if not channel:
             await self._live.close_tails(topic)
         nodes = await self._cluster.holders(topic)  # before the nsqlookupds forget them
-        failures = nodes.failures + await self._cluster.post_lookupds(path, args)
-        failures += await self._cluster.post_nodes(nodes.value, path, args)
+        failures = nodes.failures
+        if not any(node.partitioned for node in nodes.value):
+            failures += await self._cluster.post_lookupds(path, args)
+            failures += await self._cluster.post_nodes(nodes.value, path, args)
+        elif channel:
+            failures += await self._cluster.post_nodes(nodes.value, path, args)
+        else:
+            refused = await self._cluster.post_lookupds(path, {**args, "partition": "**"})
+            if len(refused) == len(self._cluster.lookupds):  # else only those refused that do not lead
+                failures += refused
         self._notify(f"delete_{kind}", request, topic, channel)
         return reply_with({}, failures)
 
@@ -114,7 +134,8 @@ class Actions:
             except ApiRefused as error:
                 failures.append(str(error))
 
-        await self._cluster.gather("nsqd", here, delete)  # an nsqd that does not answer is an error, as in Go
+        if not here[0].partitioned:  # such an nsqd deletes no topic: it is only hidden from producers
+            await self._cluster.gather("nsqd", here, delete)  # one that does not answer is an error, as in Go
         self._notify("tombstone_topic_producer", request, topic, node=name)
         return reply_with({}, failures)
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from nsq.http.calls import Misshapen
 from nsq.http.cluster import Node, an_object, rows, value, version_number
+from nsq.http.nsqd import plain_stats
 
 Json = dict[str, Any]
 
@@ -61,7 +62,18 @@ _CLIENT_KEYS: tuple[tuple[str, type], ...] = (
 
 def read_topics(stats: Any, node: str, hostname: str, now: float) -> list[Json]:
     """Return the topics of one nsqd's /stats. Raises Misshapen if they are invalid."""
-    return [_topic(each, node, hostname, now) for each in rows(an_object(stats), "topics")]
+    topics: dict[str, list[Json]] = {}
+    for each in rows(an_object(plain_stats(stats)), "topics"):
+        topic = _topic(each, node, hostname, now)
+        topics.setdefault(topic["topic_name"], []).append(topic)
+    return [parts[0] if len(parts) == 1 else _of_partitions(parts) for parts in topics.values()]
+
+
+def _of_partitions(parts: list[Json]) -> Json:
+    """Merge the partitions of a topic on one nsqd."""
+    here = {"node": parts[0]["node"], "hostname": parts[0]["hostname"], "nodes": None}
+    merged = merge_topics(parts[0]["topic_name"], parts)
+    return {**merged, **here, "channels": [{**each, **here} for each in merged["channels"] or ()]}
 
 
 def _topic(given: Any, node: str, hostname: str, now: float) -> Json:
@@ -81,7 +93,16 @@ def _topic(given: Any, node: str, hostname: str, now: float) -> Json:
         "channels": [_channel(each, name, node, hostname, now) for each in rows(given, "channels")],
         "paused": value(given, "paused", bool),
         "e2e_processing_latency": _latency(given),
+        **_partition(given),
     }
+
+
+def _partition(given: Json) -> Json:
+    """Return what only a topic of a partitioned nsqd has."""
+    if "topic_partition" not in given:
+        return {}
+    stored = value(given, "stored_bytes", int)
+    return {"partitions": [value(given, "topic_partition", str)], "stored_bytes": stored}
 
 
 def _channel(given: Any, topic: str, node: str, hostname: str, now: float) -> Json:
@@ -168,7 +189,16 @@ def merge_topics(name: str, parts: Iterable[Json]) -> Json:
         "channels": [_joined(name, each) for each in channels.values()] or None,
         "paused": any(part["paused"] for part in nodes),
         "e2e_processing_latency": _merge_latencies(nodes, name, "") if nodes else None,
+        **_merge_partitions(nodes),
     }
+
+
+def _merge_partitions(parts: list[Json]) -> Json:
+    led = [part for part in parts if "partitions" in part]
+    if not led:
+        return {}
+    names = sorted((name for part in led for name in part["partitions"]), key=lambda name: (len(name), name))
+    return {"partitions": names, "stored_bytes": sum(part["stored_bytes"] for part in led)}
 
 
 def _joined(topic: str, parts: list[Json]) -> Json:

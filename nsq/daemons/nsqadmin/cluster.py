@@ -23,6 +23,7 @@ from nsq.http.calls import ACCEPT, Call, endpoint, json_value
 from nsq.http.cluster import Node, by_host, merge_lookups, merge_nodes, named_node, rows, value
 from nsq.http.message import HttpReply, HttpRequest, Url, parse_url, tls_port
 from nsq.http.nsqd import parse_info as parse_nsqd_info
+from nsq.http.nsqd import plain_stats
 from nsq.http.nsqlookupd import (
     RegisteredNode,
     beside_lookup,
@@ -113,9 +114,7 @@ class Cluster:
             return await self.producers(topic)
         producers, nodes = await asyncio.gather(self.producers(topic), self.nodes())
         found = {node.info.tcp_address: node for node in producers.value}
-        for node in nodes.value:
-            if topic in node.topics:
-                found.setdefault(node.info.tcp_address, node)
+        found |= {node.info.tcp_address: node for node in nodes.value if topic in node.topics}
         failures = list(dict.fromkeys(producers.failures + nodes.failures))
         return Found(sorted(found.values(), key=by_host), failures)
 
@@ -157,10 +156,14 @@ class Cluster:
         return (await self._each(self.lookupds, one)).failures
 
     async def post_nodes(self, nodes: Sequence[Node], path: str, args: Mapping[str, str]) -> list[str]:
-        """Post to all of these nsqds; return the failures."""
+        """Post to all of these nsqds, to partitioned ones for each partition that they lead; return the
+        failures.
+        """
 
         async def one(node: Node) -> None:
-            await self.ask(post(node.url, path, args))
+            partitions = [{"partition": each} for each in node.partitions.get(args["topic"], ())]
+            for each in partitions or [{}]:
+                await self.ask(post(node.url, path, {**args, **each}))
 
         return (await self._each(nodes, one)).failures
 
@@ -245,11 +248,11 @@ class Cluster:
 
         async def one(address: str) -> Node:
             args = {"format": "json", "include_clients": "false"}
-            node, names = await asyncio.gather(
+            node, partitions = await asyncio.gather(
                 self.named_node(address),
-                self.ask(get(parse_url(address, NSQD_PORT), "/stats", args, _topic_names)),
+                self.ask(get(parse_url(address, NSQD_PORT), "/stats", args, _partitions)),
             )
-            return dataclasses.replace(node, topics=dict.fromkeys(names, False))
+            return dataclasses.replace(node, topics=dict.fromkeys(partitions, False), partitions=partitions)
 
         found = await self.gather("nsqd", self.nsqds, one)
         return Found(sorted(found.value.values(), key=by_host), found.failures)
@@ -271,8 +274,14 @@ def _names(reply: HttpReply, name: str) -> list[str]:
     return [text for text in rows(json_value(reply), name) if isinstance(text, str)]
 
 
-def _topic_names(reply: HttpReply) -> list[str]:
-    return [value(topic, "topic_name", str) for topic in rows(json_value(reply), "topics")]
+def _partitions(reply: HttpReply) -> dict[str, list[str]]:
+    """Return the topics of an nsqd, with the partitions that it leads; none of an original one."""
+    found: dict[str, list[str]] = {}
+    for topic in rows(plain_stats(json_value(reply)), "topics"):
+        partitions = found.setdefault(value(topic, "topic_name", str), [])
+        if "topic_partition" in topic:
+            partitions.append(value(topic, "topic_partition", str))
+    return found
 
 
 def _has_tls_options(options: NsqadminOptions) -> bool:

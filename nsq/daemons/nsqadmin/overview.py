@@ -315,6 +315,7 @@ def _describe_topic(topic: Topic) -> Json:
         "nodes": topic.nodes,
         "depth": topic.depth,
         "backend_depth": topic.backend_depth,
+        "stored_bytes": topic.stored_bytes,
         "messages": topic.messages,
         "rate": round(topic.rate, 2),
         "paused": topic.paused,

@@ -9,10 +9,9 @@ import time
 from collections.abc import Coroutine, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nsq.daemons import COMPATIBLE_VERSION
-from nsq.daemons.nsqd.authd import AuthServers
 from nsq.daemons.nsqd.connection import Connection
 from nsq.daemons.nsqd.core.broker import Broker
 from nsq.daemons.nsqd.core.channel import Channel
@@ -31,11 +30,17 @@ from nsq.daemons.serve.logs import DaemonLog
 from nsq.errors import NsqError
 from nsq.wire.lookup import PeerInfo
 
+if TYPE_CHECKING:
+    from nsq.daemons.nsqd.authd import AuthServers
+
 #: How long stop() waits for clients to read their last bytes.
 _STOP_SECONDS = 2.0
 #: While draining: seconds between two counts of the messages left, and between two progress lines.
 _COUNT_EVERY = 0.25
 _LOG_EVERY = 5.0
+#: The shortest time of a drain. A publisher that is busy must learn of it from a refusal: if nsqd just closed
+#: the connection, the publisher could not know whether its last messages are stored.
+_LEAST_SECONDS = 0.5
 #: The most log lines about queues whose messages stay on disk.
 _LINES = 20
 
@@ -96,7 +101,10 @@ class Nsqd:
         )
         self._registration = Registration(self._broker, options, log)
         self._broker.observer = self._registration
-        self._auth = AuthServers(options) if options.auth_http_addresses else None
+        if options.auth_http_addresses:
+            from nsq.daemons.nsqd.authd import AuthServers
+
+            self._auth = AuthServers(options)
         self._memory.start()
         try:
             self._storage.start(self._broker)
@@ -169,7 +177,9 @@ class Nsqd:
         self._log.info("--tls-cert %s: reloaded", self._options.tls_cert)
 
     async def drain(self) -> None:
-        """Refuse publishes, leave the nsqlookupds, and wait until consumers have finished their messages."""
+        """Refuse publishes, leave the nsqlookupds, and wait: for publishes that are stored in part, and until
+        consumers have finished their messages.
+        """
         if self._broker is None or self._registration is None:
             return
         self._broker.draining = True
@@ -337,12 +347,15 @@ def _total(channel: Channel) -> int:
 
 
 async def wait_until_drained(broker: Broker, log: DaemonLog, at_most: float) -> None:
-    """Wait until consumers have finished all messages they can get, or ``at_most`` seconds (0: no limit)."""
+    """Wait until no publish is stored in part and consumers have finished all messages they can get, or
+    ``at_most`` seconds (0: no limit).
+    """
     loop = asyncio.get_running_loop()
     began = logged_at = loop.time()
+    at_least = min(_LEAST_SECONDS, at_most or _LEAST_SECONDS)
     left = count_remaining(broker)
     log.info("draining: %s", left)
-    while not left.nothing:
+    while broker.unfinished or not left.nothing or loop.time() - began < at_least:
         if at_most and loop.time() - began >= at_most:
             log.warning("draining: --drain-timeout is over, the rest stays on disk: %s", left)
             break

@@ -24,7 +24,7 @@ from nsq.daemons.nsqd.core.backlog import StorageFailed, Waiting, show
 from nsq.daemons.nsqd.core.broker import Broker, Draining
 from nsq.daemons.nsqd.core.channel import Channel, Subscriber
 from nsq.daemons.nsqd.core.clock import pause_after
-from nsq.daemons.nsqd.core.topic import Topic, TopicStarting
+from nsq.daemons.nsqd.core.topic import PartlyStored, Topic, TopicStarting
 from nsq.daemons.nsqd.options import PEEK_LOOPBACK, PEEK_OFF, TLS_VERSIONS, NsqdOptions
 from nsq.daemons.nsqd.registration import Registration
 from nsq.daemons.nsqd.session.session import Environment, Session
@@ -44,7 +44,13 @@ from nsq.daemons.serve.routes import (
     Request,
     Route,
 )
-from nsq.daemons.serve.sites import on_this_machine, own_names, refuse_other_sites, unknown_name
+from nsq.daemons.serve.sites import (
+    on_this_machine,
+    own_names,
+    own_pages_only,
+    refuse_other_sites,
+    unknown_name,
+)
 from nsq.daemons.serve.slices import Slices
 from nsq.daemons.serve.worker_thread import in_thread
 from nsq.errors import ConfigError
@@ -54,6 +60,8 @@ from nsq.wire.names import valid_channel, valid_topic
 
 #: The values of binary= that mean no. Any other value, also an empty one, means yes.
 _NOT_BINARY = ("false", "0")
+#: The answer to a publish that was neither confirmed nor refused.
+_MAYBE_STORED = "MAYBE_STORED"
 #: A body of /mpub at least this large is split in a thread of its own.
 _LARGE = 128 * 1024
 
@@ -169,27 +177,32 @@ def routes(context: Context) -> list[Route]:
     if options.peek != PEEK_OFF:
         looks["/topic/peek"] = inspection.peek_topic
         looks["/channel/peek"] = inspection.peek_channel
+    publishes = {"/pub": publishing.pub, "/mpub": publishing.mpub}
+    publishes |= {"/put": publishing.pub, "/mput": publishing.mpub}  # of NSQ's first releases, as below
+    changes = [
+        Route("PUT", "/config/:opt", inspection.put_setting),
+        Route("POST", "/debug/freememory", inspection.free_memory),
+        *(Route("POST", path, handler) for path, handler in actions.items()),
+        # The paths of NSQ's first releases, which its guide still uses. Those releases also accepted GET,
+        # with which a web page or a crawler can delete a topic.
+        *(
+            Route(method, _older_name(path), handler)
+            for path, handler in actions.items()
+            for method in (("GET", "POST") if options.legacy_get else ("POST",))
+        ),
+    ]
     return [
         Route("GET", "/ping", inspection.ping, plain=True),
         Route("GET", "/info", inspection.info),
         Route("GET", "/stats", inspection.stats),
         *(Route("GET", path, handler) for path, handler in looks.items()),
         Route("GET", "/config/:opt", inspection.get_setting),
-        Route("PUT", "/config/:opt", inspection.put_setting),
-        Route("POST", "/debug/freememory", inspection.free_memory),
         *Debugging().routes(),
-        Route("POST", "/pub", publishing.pub, logged=False),
-        Route("POST", "/mpub", publishing.mpub, logged=False),
-        *(Route("POST", path, handler) for path, handler in actions.items()),
-        # The paths of NSQ's first releases, which its guide still uses. Those releases also accepted GET,
-        # with which a web page or a crawler can delete a topic.
-        Route("POST", "/put", publishing.pub, logged=False),
-        Route("POST", "/mput", publishing.mpub, logged=False),
-        *(
-            Route(method, _older_name(path), handler)
-            for path, handler in actions.items()
-            for method in (("GET", "POST") if options.legacy_get else ("POST",))
+        *own_pages_only(
+            (Route("POST", path, handler, logged=False) for path, handler in publishes.items()),
+            allowed=frozenset(options.allow_pub_origins),
         ),
+        *own_pages_only(changes),
     ]
 
 
@@ -251,7 +264,7 @@ class Publishing:
                 await self._publish(name, lambda: self._broker.publish(name, [body]))
             await self._wait_until_synced()
         except StorageFailed as error:
-            raise HttpError(503, _code(error, "PUB_FAILED")) from None
+            raise _refusal(error, "PUB_FAILED") from None
         return OK
 
     async def _publish(self, name: str, publish: Callable[[], object]) -> None:
@@ -271,7 +284,10 @@ class Publishing:
     async def _wait_until_synced(self) -> None:
         """With --durable, wait until the messages are fsynced."""
         if self._storage.publish_committer is not None:
-            await self._storage.publish_committer.wait_until_synced()
+            try:
+                await self._storage.publish_committer.wait_until_synced()
+            except StorageFailed as error:
+                raise HttpError(500, _MAYBE_STORED) from error
 
     def _defer(self, request: Request) -> float:
         text = request.args.get("defer", "0").removeprefix("+")
@@ -289,20 +305,23 @@ class Publishing:
         cut = self._lines if request.args.get("binary", "false") in _NOT_BINARY else self._binary
         # A large body may hold a million messages: splitting it on the loop would delay other clients.
         bodies = cut(body) if len(body) < _LARGE else await in_thread(lambda: cut(body), "nsqd-mpub")
-        if bodies:
-            try:
-                start = 0
-                while start < len(bodies):
-                    end = start + self._broker.at_once(name)
-                    began = time.monotonic()
-                    part = bodies[start:end]
-                    await self._publish(name, functools.partial(self._broker.publish, name, part))
-                    start = end
-                    if start < len(bodies):  # let other clients be served
-                        await asyncio.sleep(pause_after(time.monotonic() - began))
+        self._broker.unfinished.add(request)
+        try:
+            start = 0
+            while start < len(bodies):
+                end = start + self._broker.at_once(name)
+                began = time.monotonic()
+                part = bodies[start:end]
+                await self._publish(name, functools.partial(self._broker.publish, name, part, start > 0))
+                start = end
+                if start < len(bodies):  # let other clients be served
+                    await asyncio.sleep(pause_after(time.monotonic() - began))
+            if bodies:
                 await self._wait_until_synced()
-            except StorageFailed as error:
-                raise HttpError(503, _code(error, "MPUB_FAILED")) from None
+        except StorageFailed as error:
+            raise _refusal(error, "MPUB_FAILED") from None
+        finally:
+            self._broker.unfinished.discard(request)
         return OK
 
     def _lines(self, body: bytes) -> list[bytes]:
@@ -318,8 +337,11 @@ class Publishing:
             raise HttpError(413, error.code) from None
 
 
-def _code(error: StorageFailed, otherwise: str) -> str:
-    return "EXITING" if isinstance(error, Draining) else otherwise
+def _refusal(error: StorageFailed, code: str) -> HttpError:
+    """Return the answer to a publish that was refused. 503 to /pub means that the message is not stored."""
+    if isinstance(error, PartlyStored):
+        return HttpError(500, _MAYBE_STORED)
+    return HttpError(503, "EXITING" if isinstance(error, Draining) else code)
 
 
 class Administration:

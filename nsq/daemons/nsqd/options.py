@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import socket
 import zlib
 from dataclasses import dataclass
@@ -28,6 +29,8 @@ TOPOLOGY_AWARE = "topology-aware-consumption"
 EXPERIMENTS = (TOPOLOGY_AWARE,)
 
 PEEK_LOOPBACK, PEEK_ALL, PEEK_OFF = PEEK = ("loopback", "all", "off")
+
+_ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/A-Z]+")
 
 _TEN_YEARS = 10 * 365 * 86400
 
@@ -75,6 +78,12 @@ class NsqdOptions:
     )
     legacy_get: bool = flag(
         False, "accept GET for actions under their names from before 1.0, such as /create_topic"
+    )
+    allow_pub_origins: tuple[str, ...] = repeated(
+        str,
+        "origin of web pages that may POST to /pub and /mpub, such as https://shop.example; * for every page",
+        name="allow-pub-origin",
+        key="allow_pub_origins",
     )
     peek: str = flag(
         PEEK_LOOPBACK,
@@ -264,6 +273,12 @@ class NsqdOptions:
                 "--http-address is empty, but nsqlookupd registers no nsqd without an HTTP port: "
                 "give --broadcast-http-port, or no --lookupd-tcp-address"
             )
+        for origin in self.allow_pub_origins:
+            if not _ORIGIN.fullmatch(origin):
+                raise ConfigError(
+                    f"--allow-pub-origin {origin!r} is not an origin as browsers send it: give a scheme and "
+                    "a host in lower case, such as https://shop.example, or * for every page"
+                )
         if self.statsd_address:
             address_of("--statsd-address", self.statsd_address)
         self._check_percentiles()

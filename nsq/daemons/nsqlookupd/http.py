@@ -14,6 +14,7 @@ from nsq.daemons import COMPATIBLE_VERSION
 from nsq.daemons.nsqlookupd.registry import Peer, Registry
 from nsq.daemons.serve.debug import Debugging, local_only
 from nsq.daemons.serve.routes import EMPTY, JSON, OK, HttpError, Reply, Request, Route, go_json
+from nsq.daemons.serve.sites import own_pages_only
 from nsq.daemons.serve.slices import Slices
 from nsq.wire.names import valid_channel, valid_topic
 
@@ -30,15 +31,7 @@ def routes(
 ) -> list[Route]:
     """Make the routes. ``clock`` is the registry's; ``epoch`` is the Unix time in seconds when it was 0."""
     api = _Api(registry, slices, clock, epoch)
-    current = [
-        Route("GET", "/ping", api.ping, plain=True),
-        Route("GET", "/info", api.info),
-        Route("GET", "/topics", api.topics),
-        Route("GET", "/channels", api.channels),
-        Route("GET", "/lookup", api.lookup),
-        Route("GET", "/nodes", api.nodes),
-        Route("GET", "/debug", local_only(api.debug)),
-        *Debugging().routes(),
+    changes = [
         Route("POST", "/topic/create", api.create_topic),
         Route("POST", "/topic/delete", api.delete_topic),
         Route("POST", "/topic/tombstone", api.tombstone_topic),
@@ -46,7 +39,7 @@ def routes(
         Route("POST", "/channel/delete", api.delete_channel),
     ]
     # Paths from before 1.0. That API accepted any method, but a crawler's GET must not delete a topic.
-    former = [
+    changes += [
         Route(method, path, handler)
         for method in (("GET", "POST") if legacy_get else ("POST",))
         for path, handler in (
@@ -57,7 +50,17 @@ def routes(
             ("/delete_channel", api.delete_channel),
         )
     ]
-    return current + former
+    return [
+        Route("GET", "/ping", api.ping, plain=True),
+        Route("GET", "/info", api.info),
+        Route("GET", "/topics", api.topics),
+        Route("GET", "/channels", api.channels),
+        Route("GET", "/lookup", api.lookup),
+        Route("GET", "/nodes", api.nodes),
+        Route("GET", "/debug", local_only(api.debug)),
+        *Debugging().routes(),
+        *own_pages_only(changes),
+    ]
 
 
 class _Api:

@@ -20,7 +20,13 @@ from types import FrameType
 from typing import Any, TypeVar
 
 from nsq.daemons.serve.routes import HttpError, Reply, Request, Route
-from nsq.daemons.serve.sites import on_this_machine, own_names, refuse_other_sites, unknown_name
+from nsq.daemons.serve.sites import (
+    on_this_machine,
+    own_names,
+    own_pages_only,
+    refuse_other_sites,
+    unknown_name,
+)
 from nsq.daemons.serve.worker_thread import in_thread
 
 LONGEST = 60.0
@@ -68,7 +74,7 @@ class Debugging:
         }
         return [
             *(Route("GET", path, local_only(handler), plain=True) for path, handler in handlers.items()),
-            Route("PUT", "/debug/setblockrate", self.set_block_rate, plain=True),
+            *own_pages_only([Route("PUT", "/debug/setblockrate", self.set_block_rate, plain=True)]),
         ]
 
     async def index(self, request: Request) -> Reply:

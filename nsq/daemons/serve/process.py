@@ -23,7 +23,7 @@ from nsq.daemons.serve.logs import DaemonLog, LogOptions
 from nsq.errors import NsqError, how_to_install
 from nsq.flags import parse_or_exit
 from nsq.gc_settings import tune_gc
-from nsq.threads.stop_signals import DAEMON_SIGNALS, StopSignals
+from nsq.threads.stop_signals import SIGNALS, StopSignals, release_signals
 
 OptionsT = TypeVar("OptionsT", bound=LogOptions)
 
@@ -78,7 +78,7 @@ def run(make_daemon: Callable[[], Daemon], log: DaemonLog) -> int:
             return runner.run(_serve(make_daemon, log))
         finally:
             # The loop's end restores the signals' default action, which would replace the exit status.
-            signal.pthread_sigmask(signal.SIG_BLOCK, DAEMON_SIGNALS)
+            signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
 
 
 def _allow_many_files() -> None:
@@ -142,7 +142,7 @@ class _Signals:
             loop.add_signal_handler(number, self._asked_to_stop, number)
         loop.add_signal_handler(signal.SIGUSR1, self._drain.set)
         loop.add_signal_handler(signal.SIGHUP, self._reload.set)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, DAEMON_SIGNALS)
+        release_signals()
 
     async def obey(self, daemon: Daemon) -> None:
         """Drain and reload on their signals; return when the daemon must stop."""

@@ -2,36 +2,53 @@
 
 Requests from another site are recognised by Sec-Fetch-Site and Origin. With DNS rebinding (a foreign host
 name that points to this server's address) the browser takes the foreign page for ours, and only the host name
-differs. So the callers of this module answer only under names that a stranger cannot own.
+differs. So nsqadmin, and pages that show messages or a daemon's insides, are served only under names that a
+stranger cannot own.
 """
 
 from __future__ import annotations
 
 import ipaddress
 import socket
-from collections.abc import Collection
+from collections.abc import Awaitable, Collection, Iterable
+from dataclasses import replace
 
-from nsq.daemons.serve.routes import HttpError, Request
+from nsq.daemons.serve.routes import Handler, HttpError, Reply, Request, Route
 
 #: Top-level domains whose names cannot be registered in public DNS.
 _PRIVATE = ("localhost", "local", "internal", "test", "home.arpa")
 
 
-def refuse_other_sites(request: Request) -> None:
-    """Raise HttpError if a browser sends this from a page of another site. Programs send neither header."""
+def refuse_other_sites(request: Request, allowed: Collection[str] = ()) -> None:
+    """Raise HttpError if a browser sends this from a page of another site, unless its origin, or ``*``, is
+    ``allowed``. Programs send neither header.
+    """
     headers = request.headers
-    site = headers.get("Sec-Fetch-Site")
-    if site is not None:
-        if site in ("same-origin", "none"):
-            return
-        raise HttpError(403, "CROSS_SITE_REQUEST")
-    origin = headers.get("Origin")
-    if origin is None:
+    site, origin = headers.get("Sec-Fetch-Site"), headers.get("Origin")
+    if site is None and origin is None:
         return
-    # X-Forwarded-Host is the host of the browser's request to a proxy; no page can set it for another site.
-    ours = {headers.get("Host", ""), headers.get("X-Forwarded-Host", "")} - {""}
-    if origin_host(origin) not in ours:
+    if site is not None:
+        same = site in ("same-origin", "none")
+    else:  # from a page without https
+        # X-Forwarded-Host is the host of the browser's request to a proxy. No page can set it for another
+        # site.
+        ours = {headers.get("Host", ""), headers.get("X-Forwarded-Host", "")} - {""}
+        same = origin_host(origin or "") in ours
+    if not same and origin not in allowed and "*" not in allowed:
         raise HttpError(403, "CROSS_SITE_REQUEST")
+
+
+def own_pages_only(routes: Iterable[Route], allowed: Collection[str] = ()) -> list[Route]:
+    """Have these routes refuse requests that browsers send from pages of other sites."""
+    return [replace(route, handler=_refusing(route.handler, allowed)) for route in routes]
+
+
+def _refusing(handler: Handler, allowed: Collection[str]) -> Handler:
+    def checked(request: Request) -> Reply | Awaitable[Reply]:
+        refuse_other_sites(request, allowed)
+        return handler(request)
+
+    return checked
 
 
 def unknown_name(request: Request, known: Collection[str]) -> str | None:

@@ -5,13 +5,14 @@
     with PartitionedCluster() as cluster:
         cluster.create_topic("orders", partitions=4, ordered=True)
 
-``state`` is who leads what and what is stored, ``channel`` delivers, ``nsqd`` and ``http`` speak the
-protocols, ``serving`` has the sockets, ``cluster`` is what tests use. Must not import the client.
+``cluster`` is what tests use, ``serving`` carries out what they want. ``state`` is who leads what,
+``channel`` what is stored and how it is delivered. ``program`` has the ports, ``nsqd`` and ``http`` speak the
+protocols, ``nsqd_http`` and ``lookupd`` are the programs and their pages. Must not import the client.
 """
 
 from __future__ import annotations
 
+from .channel import ChannelState, StoredMessage
 from .cluster import Lookup, Node, PartitionedCluster
-from .reports import ChannelState, StoredMessage
 
 __all__ = ["ChannelState", "Lookup", "Node", "PartitionedCluster", "StoredMessage"]

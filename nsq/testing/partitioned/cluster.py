@@ -3,40 +3,29 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import os
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import nsq
 from nsq.errors import UsageError
 
 from ..daemons.errors import DaemonFailed
-from .reports import ChannelState, StoredMessage
+from .channel import ChannelState, StoredMessage
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
 _TIMEOUT = 30.0
 _PAUSE = 0.005
-#: Errors after which the server closes the connection.
-_CLOSING = (
-    "E_INVALID",
-    "E_BAD_",
-    "E_TOPIC_NOT_EXIST",
-    "E_PUB_TOO_MUCH_WAITING",
-    "E_SUB_",
-    "E_IDENTIFY_FAILED",
-    "E_AUTH_",
-    "E_UNAUTHORIZED",
-)
 
 
 class PartitionedCluster:
@@ -56,8 +45,9 @@ class PartitionedCluster:
 
     Its times are short. A real cluster takes about 25 s to elect the leader after a node has died
     (``election_time``), and 12 s until a publish that lacks its quorum is refused (``quorum_timeout``).
-    As in the real one, the first ordered subscription to a backlog gets its first message twice
-    (``first_twice``). Without ``coordinator`` nodes stand alone, and nothing moves.
+    As in the real one, the first ordered subscription to a backlog gets its first message twice: after
+    that message's FIN, or with ``first_twice="at once"`` before it. Without ``coordinator`` nodes stand
+    alone, and nothing moves.
     """
 
     def __init__(
@@ -67,14 +57,14 @@ class PartitionedCluster:
         lookups: int = 2,
         process: bool = False,
         coordinator: bool = True,
-        first_twice: bool = True,
+        first_twice: bool | Literal["at once"] = True,
         election_time: float = 0.3,
         quorum_timeout: float = 1.5,
         move_time: float = 0.02,
     ) -> None:
         if nodes < 1 or lookups < 1:
             raise UsageError(f"nodes={nodes}, lookups={lookups}: a cluster has at least one of each")
-        self._settings = {
+        self._settings: dict[str, Any] = {
             "nodes": nodes,
             "lookups": lookups,
             "coordinator": coordinator,
@@ -84,7 +74,9 @@ class PartitionedCluster:
         }
         self._process = process
         self._move_time = move_time
-        self._run: _Run | None = None
+        self._control: Connection | None = None  # our end of the pipe, while it runs
+        self._join: Callable[[], None] = lambda: None  # waits for the end
+        self._numbers = itertools.count()  # of requests
         self._lock = threading.Lock()  # one request at a time is under way
         #: The nsqds, after the start.
         self.nodes: list[Node] = []
@@ -94,30 +86,40 @@ class PartitionedCluster:
     # Lifetime
 
     def start(self) -> Self:
-        if self._run is not None:
+        from multiprocessing import Pipe
+
+        if self._control is not None:
             raise UsageError("this cluster is running already")
-        self._run = _ProcessRun(self._settings) if self._process else _ThreadRun(self._settings)
+        here, there = Pipe()
         try:
-            nodes, lookups = self._call("addresses")
+            self._join = (_serve_in_process if self._process else _serve_in_thread)(there)
+        except BaseException:
+            here.close()
+            there.close()
+            raise
+        self._control = here
+        try:
+            here.send(self._settings)
+            self.nodes = [Node(self, index) for index in range(self._settings["nodes"])]
+            self.lookups = [Lookup(self, index) for index in range(self._settings["lookups"])]
         except BaseException:
             self.stop()
             raise
-        self.nodes = [Node(self, index, *addresses) for index, addresses in enumerate(nodes)]
-        self.lookups = [Lookup(self, index, address) for index, address in enumerate(lookups)]
         return self
 
     def stop(self) -> None:
         """End everything and forget all messages; a second call does nothing."""
-        run, self._run = self._run, None
-        if run is not None:
-            run.stop()
+        control, self._control = self._control, None
+        if control is not None:
+            with contextlib.suppress(OSError):
+                control.send(None)  # a forked child may hold the pipe open
+            control.close()
+            self._join()
 
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     @property
@@ -137,14 +139,17 @@ class PartitionedCluster:
         replicas: int | None = None,
         placement: Sequence[Sequence[int]] | None = None,
         channels: Iterable[str] = (),
+        multi_part: bool = False,
         registered_channels_only: bool = False,
+        writable_after: float = 0.0,
     ) -> None:
         """Create a topic whose partitions are led by the nodes in turn.
 
         Each has as many replicas as there are nodes, at most three, unless given; it takes publishes while
         more than half of them are alive. ``placement`` has instead for each partition the numbers of its
         nodes, the leader first. A channel starts at the end of what is stored when it is created, by its
-        first consumer if not here.
+        first consumer if not here. The nsqlookupds know the topic at once, but no partition has a leader
+        before ``writable_after`` seconds. ``multi_part`` is only shown to clients.
         """
         count = min(3, len(self.nodes)) if replicas is None else replicas
         self._call(
@@ -155,8 +160,10 @@ class PartitionedCluster:
             placement=placement,
             ordered=ordered,
             extended=extended,
+            multi_part=multi_part,
             channels=list(channels),
             registered_channels_only=registered_channels_only,
+            writable_after=writable_after,
         )
 
     def add_partitions(self, topic: str, count: int) -> None:
@@ -189,6 +196,20 @@ class PartitionedCluster:
         finally:
             self._call("end_move", topic, partition, leader)
 
+    @contextmanager
+    def blocked_partition(self, topic: str, partition: int, hold: float = 12.0) -> Iterator[Node | None]:
+        """Within the ``with`` block a replica of the partition is stopped, and its leader waits for it.
+
+        The leader holds the next publish, and everything behind it on the same connection, for ``hold``
+        seconds; then it refuses this and all later publishes to the partition. Other partitions go on. At
+        the end of the block the replica goes on, and publishes that are still held are stored.
+        """
+        leader = self._call("block", topic, partition, hold)
+        try:
+            yield None if leader is None else self.nodes[leader]
+        finally:
+            self._call("block", topic, partition, None)
+
     def wait_until_writable(self, topic: str, timeout: float = _TIMEOUT) -> None:
         """Wait until every partition of the topic takes publishes."""
         deadline = time.monotonic() + timeout
@@ -213,11 +234,19 @@ class PartitionedCluster:
         """Let a channel continue at this message of the partition, counted from 0, whatever was finished."""
         self._call("seek", topic, partition, channel, message)
 
-    def _call(self, name: str, *args: object, **options: object) -> Any:
+    def _call(self, name: str, *args: object, at: tuple[str, int] = ("cluster", 0), **options: object) -> Any:
         with self._lock:
-            if self._run is None:
+            control, number, answered = self._control, next(self._numbers), -1
+            if control is None:
                 raise UsageError("this cluster is not running")
-            succeeded, answer = self._run.call(name, *args, **options)
+            try:
+                control.send((number, at, name, args, options))
+                while answered != number:  # a call that was interrupted has left its answer
+                    if not control.poll(_TIMEOUT):
+                        raise DaemonFailed(f"the cluster did not answer {name} within {_TIMEOUT:g} s")
+                    answered, succeeded, answer = control.recv()
+            except (EOFError, OSError) as error:
+                raise DaemonFailed(f"the cluster has ended: {error!r}") from error
         if not succeeded:
             raise answer
         return answer
@@ -226,185 +255,142 @@ class PartitionedCluster:
 class Node:
     """One nsqd of the cluster. Its addresses stay after ``kill`` and ``restart``."""
 
-    def __init__(self, cluster: PartitionedCluster, index: int, tcp_address: str, http_address: str) -> None:
+    def __init__(self, cluster: PartitionedCluster, index: int) -> None:
         #: Its place in ``cluster.nodes``.
         self.index = index
-        #: ``host:port`` for clients.
-        self.tcp_address = tcp_address
-        #: ``host:port`` for HTTP.
-        self.http_address = http_address
-        self._call = cluster._call
+        self._call = functools.partial(cluster._call, at=("nodes", index))
+        #: ``host:port`` for clients, and for HTTP.
+        self.tcp_address, self.http_address = self._call("addresses")
 
     def __repr__(self) -> str:
         return f"<Node {self.index} {self.tcp_address}>"
 
-    def kill(self) -> None:
-        """Close its ports and connections at once. After the election time other nodes lead."""
-        self._call("node", self.index, "kill")
+    def kill(self, *, lost_fins: int = 0) -> None:
+        """Close its ports and connections at once. After the election time other nodes lead.
+
+        They have not heard of the last ``lost_fins`` FINs of each channel that this node led: these messages
+        come again, although later ones may be finished.
+        """
+        self._call("kill", lost_fins)
 
     def restart(self) -> None:
         """Start a killed node, or kill and start a running one; it catches up at once."""
-        self._call("node", self.index, "restart")
+        self._call("restart")
 
     def stall(self) -> None:
         """Stop to read and write, as a stopped process does; connections stay open."""
-        self._call("node", self.index, "stall")
+        self._call("stall")
 
     def resume(self) -> None:
-        self._call("node", self.index, "resume")
+        self._call("resume")
 
     def refuse(self, command: str, answer: str, times: int = 1) -> None:
         """Give this answer to the next commands: ``node.refuse("PUB", "E_PUB_FAILED pub timeout")``.
 
         The connection is closed afterwards if the real server closes it with such an error.
         """
-        self._call("refuse", self.index, command, answer.encode(), times, answer.startswith(_CLOSING))
+        self._call("refuse", command, answer, times)
 
     def disable_writes(self, kind: str = "all") -> None:
         """Refuse publishes, ``"all"``, those to ``"ordered"`` topics, or none (``""``)."""
-        self._call("disable_writes", self.index, kind)
+        self._call("disable_writes", kind)
 
     def drop_connections(self) -> None:
         """Reset every connection; the node goes on."""
-        self._call("drop_connections", self.index)
+        self._call("drop_connections")
 
     @property
     def received(self) -> dict[str, int]:
         """How often each command was received."""
-        received: dict[str, int] = self._call("received", self.index)
+        received: dict[str, int] = self._call("received")
         return received
 
     @property
     def connections(self) -> int:
         """The number of open connections to the TCP port."""
-        count: int = self._call("connections", self.index)
+        count: int = self._call("connections")
         return count
 
 
 class Lookup:
     """One nsqlookupd of the cluster."""
 
-    def __init__(self, cluster: PartitionedCluster, index: int, http_address: str) -> None:
+    def __init__(self, cluster: PartitionedCluster, index: int) -> None:
         #: Its place in ``cluster.lookups``.
         self.index = index
+        self._call = functools.partial(cluster._call, at=("lookups", index))
         #: ``host:port``, for ``nsqlookupd=``.
-        self.http_address = http_address
-        self._call = cluster._call
+        (self.http_address,) = self._call("addresses")
 
     def __repr__(self) -> str:
         return f"<Lookup {self.index} {self.http_address}>"
 
     def kill(self) -> None:
-        self._call("lookup", self.index, "kill")
+        self._call("kill")
 
     def restart(self) -> None:
-        self._call("lookup", self.index, "restart")
+        self._call("restart")
 
     def stall(self) -> None:
         """Stop to read and write; connections stay open."""
-        self._call("lookup", self.index, "stall")
+        self._call("stall")
 
     def resume(self) -> None:
-        self._call("lookup", self.index, "resume")
+        self._call("resume")
 
     def freeze(self) -> None:
         """Answer from now on with the leaders of this moment: it lags behind."""
-        self._call("freeze_lookup", self.index, True)
+        self._call("freeze")
 
     def claim(self, topic: str, partition: int, node: Node | None) -> None:
         """Answer from now on that this node, or none, is the leader, even if that is false."""
-        self._call("claim", self.index, topic, partition, None if node is None else node.index)
+        self._call("claim", topic, partition, None if node is None else node.index)
 
     def answer(self, path: str, status: int, data: object) -> None:
         """Answer a path with this: ``lookup.answer("/listlookup", 404, "NOT_FOUND")``.
 
         ``data`` is the JSON without an envelope, the text of an error, or bytes that are sent as they are.
         """
-        self._call("answer", self.index, path, (status, data))
+        self._call("answer", path, status, data)
 
     def tell_the_truth(self) -> None:
         """End ``freeze``, ``claim`` and ``answer``."""
-        self._call("tell_the_truth", self.index)
+        self._call("tell_the_truth")
 
 
-class _Run:
-    """A served cluster, and this end of its control pipe."""
+def _serve_in_thread(control: Connection) -> Callable[[], None]:
+    """Serve in a thread; return how to wait for its end."""
+    from .serving import serve
 
-    def __init__(self, control: Connection) -> None:
-        self._control = control
-        self._numbers = itertools.count()
+    thread = threading.Thread(target=serve, args=[control], name="nsq-partitioned-cluster", daemon=True)
+    thread.start()
 
-    def call(self, name: str, *args: object, **options: object) -> tuple[bool, Any]:
-        number, answered = next(self._numbers), -1
-        try:
-            self._control.send((number, name, args, options))
-            while answered != number:  # a call that was interrupted has left its answer
-                if not self._control.poll(_TIMEOUT):
-                    raise DaemonFailed(f"the cluster did not answer {name} within {_TIMEOUT:g} s")
-                answered, succeeded, answer = self._control.recv()
-        except (EOFError, OSError) as error:
-            raise DaemonFailed(f"the cluster has ended: {error!r}") from error
-        return succeeded, answer
-
-    def stop(self) -> None:
-        with contextlib.suppress(DaemonFailed):
-            self.call("end")  # a forked child may hold the pipe open
-        self._control.close()
-        self._join()
-
-    def _join(self) -> None:
-        raise NotImplementedError
-
-
-class _ThreadRun(_Run):
-    def __init__(self, settings: dict[str, Any]) -> None:
-        from multiprocessing import Pipe
-
-        from .serving import Server
-
-        here, there = Pipe()
-        super().__init__(here)
-        try:
-            server = Server(there, **settings)
-        except BaseException:
-            here.close()
-            there.close()
-            raise
-        self._thread = threading.Thread(target=server.run, name="nsq-partitioned-cluster", daemon=True)
-        self._thread.start()
-
-    def _join(self) -> None:
-        self._thread.join(_TIMEOUT)
-        if self._thread.is_alive():
+    def join() -> None:
+        thread.join(_TIMEOUT)
+        if thread.is_alive():
             raise DaemonFailed(f"the cluster did not end within {_TIMEOUT:g} s")
 
+    return join
 
-class _ProcessRun(_Run):
-    def __init__(self, settings: dict[str, Any]) -> None:
-        from multiprocessing import Pipe
 
-        here, there = Pipe()
-        super().__init__(here)
-        root = str(Path(nsq.__file__).resolve().parents[1])
-        path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
-        program = f"from nsq.testing.partitioned.serving import main; main({there.fileno()})"
+def _serve_in_process(control: Connection) -> Callable[[], None]:
+    """Serve in a child process; return how to wait for its end."""
+    root = str(Path(nsq.__file__).resolve().parents[1])
+    path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
+    descriptor = control.fileno()
+    process = subprocess.Popen(
+        [sys.executable, "-c", f"from nsq.testing.partitioned.serving import main; main({descriptor})"],
+        stdin=subprocess.DEVNULL,
+        pass_fds=[descriptor],
+        env={**os.environ, "PYTHONPATH": path},
+    )
+    control.close()
+
+    def join() -> None:
         try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", program],
-                stdin=subprocess.DEVNULL,
-                pass_fds=[there.fileno()],
-                env={**os.environ, "PYTHONPATH": path},
-            )
-        except BaseException:
-            here.close()
-            raise
-        finally:
-            there.close()
-        here.send(settings)
-
-    def _join(self) -> None:
-        try:
-            self._process.wait(_TIMEOUT)
+            process.wait(_TIMEOUT)
         except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait(_TIMEOUT)
+            process.kill()
+            process.wait(_TIMEOUT)
+
+    return join

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import zlib
 
-import snappy
-
 from nsq.errors import ConfigError
 from nsq.wire.layers.base import MAX_OUTPUT, Breakable
 
@@ -86,6 +84,8 @@ class Snappy(_Compression):
 
     def __init__(self, max_output: int = MAX_OUTPUT) -> None:
         self._max_output = max_output
+        import snappy  # here, because few connections use it
+
         self._compressor = snappy.StreamCompressor()
         self._decompressor = snappy.StreamDecompressor()
         self._held = bytearray()

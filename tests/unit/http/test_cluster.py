@@ -80,19 +80,35 @@ def test_statistics_of_several_nsqds_are_added_up() -> None:
     assert orders.channels[1].rate == 0.0
 
 
-def test_a_topic_that_an_nsqd_lists_once_for_each_partition_is_added_up() -> None:
-    first, second = stats(depth=2, messages=10), stats(depth=3, messages=20, channels="bc")
-    for channel in second["topics"][0]["channels"]:  # as a partitioned nsqd names the number of its clients
-        del channel["client_count"]
-        channel |= {"client_num": 4, "clients": []}
-    first["topics"] += second["topics"]
-    (orders,) = count_topics([cast("NsqdStats", first)])
-    assert (orders.nodes, orders.depth, orders.messages) == (1, 2, 30)
+def partitions(*led: str, replicas: str = "", messages: int = 10) -> dict[str, Any]:
+    """What a partitioned nsqd answers: a topic for each partition, with bytes as its depth."""
+    topics = []
+    for partition in (*led, *replicas):
+        (topic,) = stats(depth=2, messages=messages)["topics"]
+        topic |= {"topic_partition": partition, "is_leader": partition in led, "depth": 500}
+        for channel in topic["channels"]:
+            channel["client_num"] = channel.pop("client_count")
+        topics.append(topic)
+    return {"health": "OK", "start_time": 1, "topics": topics}
+
+
+def test_a_topic_is_added_up_over_the_partitions_that_an_nsqd_leads() -> None:
+    given = [partitions("0", "2", replicas="13"), partitions("1", replicas="02"), partitions(replicas="3")]
+    (orders,) = count_topics([cast("NsqdStats", each) for each in given])
+    assert (orders.nodes, orders.messages) == (2, 30)
+    assert (orders.depth, orders.backend_depth, orders.stored_bytes) == (0, 0, 1500)
     assert [(each.name, each.depth, each.clients, each.paused) for each in orders.channels] == [
-        ("a", 2, 3, False),
-        ("b", 5, 7, True),
-        ("c", 3, 4, False),
+        ("a", 6, 9, False),
+        ("b", 6, 9, True),
     ]
+
+
+def test_a_partition_that_comes_to_another_leader_is_not_taken_for_new_messages() -> None:
+    track = Track()
+    for second, led in ((0.0, "0"), (1.0, "01")):
+        track.add(summarize(partitions(*led, messages=1000), second))
+    (orders,) = merge_topics([track])
+    assert (orders.messages, orders.rate, orders.channels[0].rate) == (2000, 0.0, 0.0)
 
 
 def test_rates_cover_the_span_of_a_track() -> None:

@@ -158,6 +158,9 @@ def test_a_reply_that_breaks_off_is_an_error(wire: bytes) -> None:
     [
         (b"\0\0\0\x0a\0\0\0\0OK\r\n\r\n", "does not answer in HTTP"),
         (b"SSH-2.0-x\r\n\r\n", "does not answer in HTTP"),
+        (b"\0\0\0\x12\0\0\0\x01E_BAD_PROTOCOL", "a TCP port of NSQ"),
+        (b"\0\0\0\x12", "a TCP port of NSQ"),  # Go's nsqd sends the size alone first
+        (b"\0\0\0\x0e", "a TCP port of NSQ"),  # nsqlookupd
         (b"HTTP/1.1 OK\r\n\r\n", "does not answer in HTTP"),
         (b"HTTP/1.1 200 OK\r\nno colon\r\n\r\n", "header line 'no colon'"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n", "Content-Length is '-1'"),

@@ -151,6 +151,36 @@ def test_the_leaders_of_a_topic_that_an_nsqlookupd_fails_on_are_not_taken_for_no
     assert lookups.ask("10.0.0.7:4161") == named == {"10.0.0.1:4150", "10.0.0.2:4150"}
 
 
+def test_an_nsqlookupd_that_cannot_list_its_cluster_still_names_leaders(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As while etcd is away: /listlookup is a 500, /lookup answers."""
+    listed: list[tuple[str, tuple[str, ...]]] = []
+
+    class Api:
+        def list_lookupds(self) -> tuple[str, tuple[str, ...]]:
+            if not listed:
+                raise ApiRefused("etcd is away", 500, "etcd is away")
+            return listed[0]
+
+        def partitions(self, topic: str, access: str) -> TopicAnswer:
+            return TopicAnswer({0: "10.0.0.2:4150" if not listed else "10.0.0.1:4150"}, Meta(1))
+
+    lookups: Any = Lookups(Config(), "w")
+    lookups._api = lambda lookupd, deadline: Api()
+    lookups.learn("orders")
+    with pytest.raises(ApiRefused):
+        lookups.ask("10.0.0.7:4161")
+    assert lookups.cluster.kind is None, "it may be the original"
+    listed.append(("10.0.0.7:4161", ("10.0.0.7:4161", "10.0.0.8:4161")))
+    assert lookups.ask("10.0.0.7:4161") == {"10.0.0.1:4150"}
+    listed.clear()
+    for _ in range(2):
+        assert lookups.ask("10.0.0.7:4161") == {"10.0.0.2:4150"}
+        assert lookups.cluster.lookupds() == {"10.0.0.7:4161", "10.0.0.8:4161"}
+    assert caplog.text.count("nsqlookupd 10.0.0.7:4161 does not list its cluster: etcd is away") == 1
+
+
 def test_the_topics_that_an_nsqlookupd_has_no_answer_about_are_warned_about_once_in_one_line(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from nsq.consumer.handlers import Requeue
-from nsq.errors import AlreadyResponded, ConfigError, InvalidMessage
+from nsq.consumer.handlers import GiveUp, Requeue
+from nsq.errors import AlreadyResponded, ConfigError, InvalidMessage, TopicNotExist
 from nsq.log import Logger
 from nsq.message import Message
 from nsq.partitioned.lanes import Decision, Stuck
@@ -71,12 +71,13 @@ class Site:
         self, handler: Callable[[Message], Any], *, threads: int = 4, pause: float = 0.001, **options: Any
     ) -> None:
         self.notes = Desk()
+        self.cannot_give_up: Exception | None = None
         self._ended = False
         self._owner = Owner("nsq-test-owner", Logger("nsq.test"), turn=self._turn)
         self.wake = self._owner.wake
         self.pool = OrderedPool(
             name="nsq-test",
-            give_up=lambda message, error: self.notes.note("give up", message.internal_id),
+            give_up=self._give_up,
             starved=lambda: False,
             pause=lambda attempts: pause,
             wake=self.wake,
@@ -89,6 +90,11 @@ class Site:
         self.pool.add(handler, threads)
         self.pool.start()
         self._owner.start()
+
+    def _give_up(self, message: Message, error: BaseException | None) -> None:
+        if self.cannot_give_up is not None:
+            raise self.cannot_give_up
+        self.notes.note("give up", message.internal_id)
 
     def _turn(self) -> float | None:
         return None if self._ended else self.pool.turn(time.monotonic())
@@ -362,3 +368,20 @@ class TestStuckMessages:
         nsqd.session.closing = True
         here.wake()
         here.notes.wait_for(("requeue", 1, 0.0, False))
+
+
+@pytest.mark.parametrize("error", [GiveUp("no use"), ValueError("broken"), Requeue()])
+def test_a_message_that_cannot_be_given_up_holds_up_its_partition_and_health_says_why(
+    site: Make, error: Exception
+) -> None:
+    def handler(message: Message) -> None:
+        raise error
+
+    made = site(handler, pause=PATIENCE, on_stuck=lambda stuck: Decision.SKIP, stuck_after=1)
+    made.cannot_give_up = TopicNotExist("E_TOPIC_NOT_EXIST dead")
+    made.deliver(made.connect(), 1)
+    made.wait_for_pause()
+    (health,) = made.pool.partitions(time.monotonic())
+    assert (health.attempts, health.stuck) == (1, True)
+    assert "E_TOPIC_NOT_EXIST dead" in health.error
+    assert made.notes.notes == [("stuck", 1, 1)]

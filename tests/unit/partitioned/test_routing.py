@@ -21,6 +21,7 @@ from nsq.errors import (
     TopicNotExist,
     UsageError,
 )
+from nsq.partitioned import blocked as blocked_partitions
 from nsq.partitioned.routing import Router
 from nsq.partitioned.table import ClusterAnswer, TopicAnswer
 from nsq.partitioned.wire import Meta
@@ -76,8 +77,8 @@ class Scene:
     def turn(self) -> None:
         """Let the pool's thread take its turn; end the connections that it gives up."""
         self.pool.turn()
-        for endpoint in self.endpoints.values():
-            if conn_of(endpoint).closes and not conn_of(endpoint).closed:
+        for endpoint in self.pool.endpoints.all:
+            if endpoint.conn is not None and conn_of(endpoint).closes and not conn_of(endpoint).closed:
                 lose(endpoint)
                 endpoint._error = None
         self.pool.turn()
@@ -96,23 +97,25 @@ class Scene:
 
     def answer(self, address: str, most: int = 1_000_000, *, hiccup: bool = False) -> None:
         """Have a node execute what was written to it, and answer. ``hiccup``: it refuses the first."""
-        endpoint = self.endpoints[address]
-        if endpoint.open is None:
-            return
-        write(endpoint)
-        for _ in range(min(most, len(endpoint._sent))):
-            if hiccup:
-                self.reply(address, NotWritable("E_FAILED_ON_NOT_WRITABLE "))
-                hiccup = False
-            elif self.execute(address, endpoint._sent[0]):
-                self.reply(address)
-            else:
-                self.reply(address, NotLeader("E_FAILED_ON_NOT_LEADER "))
+        for endpoint in self.connected(address):
+            write(endpoint)
+            for _ in range(min(most, len(endpoint._sent))):
+                if hiccup:
+                    self.reply(endpoint, NotWritable("E_FAILED_ON_NOT_WRITABLE "))
+                    hiccup = False
+                elif self.execute(address, endpoint._sent[0]):
+                    self.reply(endpoint)
+                else:
+                    self.reply(endpoint, NotLeader("E_FAILED_ON_NOT_LEADER "))
         self.turn()
 
-    def reply(self, address: str, error: ServerError | None = None) -> None:
-        """Have a node answer the oldest command, with OK or an error."""
-        endpoint: Any = self.endpoints[address]
+    def connected(self, address: str) -> list[Any]:
+        """The endpoints of a node that have a connection, that for a blocked partition too."""
+        return [each for each in self.pool.endpoints.all if each.address == address and each.open is not None]
+
+    def reply(self, to: Any, error: ServerError | None = None) -> None:
+        """Have a node answer the oldest command of an endpoint, with OK or an error."""
+        endpoint = self.endpoints[to] if isinstance(to, str) else to
         endpoint.on_error(endpoint.conn, error) if error else endpoint.on_ok(endpoint.conn, 1)
 
     def execute(self, address: str, batch: list[Publish]) -> bool:
@@ -124,18 +127,17 @@ class Scene:
 
     def break_off(self, address: str, executed: int) -> None:
         """End a connection after its node has executed some commands that it does not answer."""
-        endpoint = self.endpoints[address]
-        if endpoint.open is None:
-            return
-        write(endpoint)
-        for batch in list(endpoint._sent)[:executed]:
-            self.execute(address, batch)
-        lose(endpoint)
+        for endpoint in self.connected(address):
+            write(endpoint)
+            for batch in list(endpoint._sent)[:executed]:
+                self.execute(address, batch)
+            lose(endpoint)
         self.turn()
 
     def reconnect(self, address: str) -> None:
-        if self.endpoints[address].open is None:
-            connect(self.endpoints[address])
+        for endpoint in self.pool.endpoints.all:
+            if endpoint.address == address and endpoint.open is None and endpoint.wanted is not None:
+                connect(endpoint)
         self.turn()
 
     def heal(self) -> None:
@@ -376,6 +378,96 @@ def test_a_round_trip_that_failed_before_the_cluster_became_an_original_one_is_s
     assert "trace= needs a partitioned NSQ" in str(publish.error)
 
 
+def blocked(**options: Any) -> Scene:
+    """Node A leads both partitions. It has been silent about the first one, whose publishes get an endpoint
+    of their own.
+    """
+    scene = Scene({0: A, 1: A}, **options)
+    scene.publish(b"blocked", partition=0)
+    scene.publish(b"behind it", partition=1)
+    write(scene.endpoints[A])
+    scene.turn()
+    assert scene.router.due_at <= scene.pool.time.now + blocked_partitions.BLOCKED_AFTER
+    scene.pool.time.now += blocked_partitions.BLOCKED_AFTER + 0.01
+    scene.turn()
+    scene.reconnect(A)
+    return scene
+
+
+def lanes(endpoint: Any) -> list[str]:
+    return [each.lane for each in conn_of(endpoint).waiting]
+
+
+def test_a_blocked_partition_gets_an_endpoint_of_its_own_and_holds_up_no_other() -> None:
+    scene = blocked()
+    shared, own = scene.connected(A)
+    scene.publish(b"healthy", partition=1)
+    scene.publish(b"any")
+    scene.publish(b"waits too", partition=0)
+    scene.turn()
+    assert lanes(shared) == ["orders 1", "orders 1"]
+    scene.pool.time.now += 0.6  # nothing was answered on the shared connection: it is given up
+    scene.turn()
+    scene.pool.time.now += 0.1
+    scene.look_up()
+    assert [publish.body for publish in conn_of(own).waiting] == [b"blocked", b"waits too"]
+    scene.reconnect(A)
+    assert lanes(scene.endpoints[A]) == ["orders 1", "orders 1", "orders 1"]
+
+
+def test_a_partition_that_is_well_again_shares_the_connection_again() -> None:
+    scene = blocked()
+    scene.pool.time.now += 1.0
+    for _ in range(2):
+        scene.turn()
+        scene.reconnect(A)
+        scene.answer(A)
+        scene.pool.time.now += 0.1
+        scene.look_up()
+    scene.answer(A)
+    assert set(scene.stored[0]) == {b"blocked"}
+    (_, own) = scene.connected(A)
+    scene.pool.time.now += blocked_partitions.AT_LEAST
+    scene.turn()
+    scene.turn()
+    assert own.wanted is None
+    assert scene.pool.endpoints.all == tuple(scene.endpoints.values())
+    scene.publish(b"shared", partition=0)
+    assert lanes(scene.endpoints[A]) == ["orders 0"]
+
+
+@pytest.mark.parametrize("why", ["another leader", "nothing is sent", "no connection"])
+def test_a_blocked_partition_loses_its_endpoint_when_it_needs_none(why: str) -> None:
+    scene = blocked()
+    if why == "another leader":
+        scene.truth[0] = B
+        scene.look_up()
+    elif why == "no connection":
+        lose(scene.connected(A)[1])
+    else:
+        scene.reply(A)
+        scene.reply(A)
+        scene.pool.time.now += blocked_partitions.UNUSED + 1.0
+    for _ in range(3):
+        scene.turn()
+    assert scene.pool.endpoints.all == tuple(scene.endpoints.values())
+
+
+def test_a_caller_whose_round_trip_is_not_answered_does_not_queue_behind_others_nor_they_behind_it() -> None:
+    scene = Scene({0: A, 1: A})
+    publish = scene.publish(b"1", partition=0)
+    publish.rules.note_silence(publish, A)
+    scene.publish(b"2", partition=0)
+    scene.turn()
+    (own,) = [each for each in scene.pool.endpoints.all if each.number]
+    assert (own.address, own.label) == (A, f"{A}/1")
+    scene.answer(A)
+    scene.reconnect(A)
+    scene.publish(b"3", partition=0)
+    scene.turn()
+    assert [each.body for each in conn_of(own).waiting] == [b"3"]
+
+
 _events = st.lists(
     st.one_of(
         st.tuples(st.just("publish"), st.integers(0, 1)),
@@ -419,8 +511,8 @@ def test_whatever_happens_each_partition_of_an_ordered_topic_stores_all_in_the_o
         elif event == "hiccup":
             scene.answer(argument, hiccup=True)
         elif event == "write":
-            if scene.endpoints[argument].open is not None:
-                write(scene.endpoints[argument])
+            for endpoint in scene.connected(argument):
+                write(endpoint)
         elif event == "break":
             scene.break_off(*argument)
         elif event == "reconnect":

@@ -37,10 +37,10 @@ def publishing(p: Producer, body: bytes = b"body", **options: Any) -> Future[obj
     return in_thread(partial(p.publish, "orders", body, **options))
 
 
-def connected(p: Producer, transport: MemoryTransport) -> PublishedTo:
+def connected(p: Producer, transport: MemoryTransport, **told: Any) -> PublishedTo:
     """Accept a connection; return it when it has stored a publish, and the next one goes straight to it."""
     first = publishing(p, b"first")
-    nsqd = accept_publisher(transport)
+    nsqd = accept_publisher(transport, **told)
     nsqd.answer(b"first")
     first.result(PATIENCE)
     eventually(lambda: "connected to" in repr(p))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from nsq.transport import MemoryTransport
 from nsq.wire import commands
 from nsq.wire.frames import HEARTBEAT, encode_error, encode_message, encode_response
 from tests.fakes.nsqd import A, PublishedTo, accept_publisher
-from tests.fakes.threads import PATIENCE
+from tests.fakes.threads import PATIENCE, in_thread
 
 from .running import connected, connections, eventually, producer, publishing, waiting_together
 
@@ -99,6 +100,14 @@ REFUSALS: list[tuple[int, bool, str, type[nsq.NsqError] | None, bool, int]] = [
 ]
 
 
+#: nsqd's answer to an MPUB, what it has told at IDENTIFY, and whether messages may be stored.
+MPUB_REFUSALS: list[tuple[str, dict[str, bool], bool]] = [
+    ("E_MPUB_FAILED MPUB failed exiting", {"exiting_not_stored": True}, False),
+    ("E_MPUB_FAILED MPUB failed exiting", {}, True),  # Go's nsqd may have stored some
+    ("E_MPUB_FAILED MPUB failed [Errno 28] exiting", {"exiting_not_stored": True}, True),
+]
+
+
 @pytest.mark.parametrize(("count", "retry_uncertain", "answer", "error", "closed", "failed"), REFUSALS)
 def test_what_becomes_of_a_refused_command_and_its_connection(
     transport: MemoryTransport,
@@ -143,6 +152,44 @@ def test_after_a_batch_was_stored_in_part_nothing_is_joined_until_an_ok(transpor
         nsqd.ok()
         send_joined(p, nsqd, *BODIES)
         nsqd.ok()
+
+
+@pytest.mark.parametrize("joined", [True, False])
+@pytest.mark.parametrize(("answer", "told", "maybe_stored"), MPUB_REFUSALS)
+def test_a_refused_mpub_of_which_nothing_is_stored_is_sent_again(
+    transport: MemoryTransport, joined: bool, answer: str, told: dict[str, bool], maybe_stored: bool
+) -> None:
+    mpub, pubs = commands.mpub("orders", BODIES), [commands.pub("orders", body) for body in BODIES]
+    with producer(transport, coalesce=True) as p:
+        nsqd = connected(p, transport, **told)
+        if joined:
+            futures = send_joined(p, nsqd, *BODIES)
+        else:
+            futures = [in_thread(partial(p.multi_publish, "orders", BODIES))]
+            nsqd.peer.expect(mpub)
+        nsqd.refuse(answer)
+        if maybe_stored:
+            assert all(future.exception(PATIENCE).maybe_stored for future in futures)
+            return
+        nsqd = accept_publisher(transport)
+        for command in pubs if joined else [mpub]:
+            nsqd.peer.expect(command)
+            nsqd.ok()
+        assert errors(futures) == [type(None)] * len(futures)
+
+
+def test_an_nsqd_that_drains_gets_no_publishes(
+    transport: MemoryTransport, caplog: pytest.LogCaptureFixture
+) -> None:
+    with producer(transport) as p:
+        published = publishing(p, b"body")
+        for _ in range(2):
+            nsqd = accept_publisher(transport, draining=True)
+            nsqd.peer.wait_closed()
+            assert b"PUB" not in nsqd.peer.received
+        accept_publisher(transport).answer(b"body")
+        published.result(PATIENCE)
+    assert f"{A} is draining: it takes no publishes and will stop soon" in caplog.text
 
 
 def test_behind_a_fatal_error_nothing_was_executed(

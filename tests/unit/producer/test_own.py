@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -21,7 +21,7 @@ from nsq.transport.base import WrappedStream
 from nsq.wire import commands
 from nsq.wire.frames import HEARTBEAT, OK, encode_error, encode_response
 from tests.fakes.interrupts import Interrupted, interrupt
-from tests.fakes.nsqd import PublishedTo, accept_publisher
+from tests.fakes.nsqd import A, PublishedTo, accept_publisher
 from tests.fakes.threads import PATIENCE, in_thread
 
 from .running import SOON, connected, eventually, producer, publishing, who_got
@@ -64,12 +64,14 @@ class Wrapping:
 class Scene:
     """A producer with its shared connection ``loops``, and one idle connection of its own, ``own``."""
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, told: Mapping[str, bool] = {}, **options: Any) -> None:
+        """``told``: nsqd's answer to IDENTIFY."""
+        self._told = told
         self._numbers = itertools.count()
         self._accepted = 1
         self.transport = Wrapping()
         self.p = producer(self.transport, **{"publish_connections": 1, **options})
-        self.loops = connected(self.p, self.transport.memory)
+        self.loops = connected(self.p, self.transport.memory, **told)
         self.own = self.next_own()
 
     def next_own(self) -> PublishedTo:
@@ -78,7 +80,7 @@ class Scene:
         self._accepted += 1
         while len(memory.peers) < self._accepted:
             self.publish(b"through the loops %d" % next(self._numbers), self.loops)
-        own = accept_publisher(memory)
+        own = accept_publisher(memory, **self._told)
         while self.publish(b"through either %d" % next(self._numbers), self.loops, own) is not own:
             pass
         return own
@@ -175,6 +177,29 @@ def test_what_may_be_sent_again_goes_through_the_loops(answer: str) -> None:
     published.result(PATIENCE)
     scene.own.peer.wait_closed()
     scene.p.close()
+
+
+def test_an_mpub_that_is_refused_because_nsqd_stops_goes_through_the_loops() -> None:
+    scene = Scene({"exiting_not_stored": True})
+    mpub = commands.mpub("orders", [b"a", b"b"])
+    published = in_thread(partial(scene.p.multi_publish, "orders", [b"a", b"b"]))
+    scene.own.peer.expect(mpub)
+    scene.own.refuse("E_MPUB_FAILED MPUB failed exiting")
+    scene.loops.peer.expect(mpub)
+    scene.loops.ok()
+    published.result(PATIENCE)
+    scene.own.peer.wait_closed()
+    scene.p.close()
+
+
+def test_an_nsqd_that_drains_gets_no_connection_for_round_trips() -> None:
+    transport = MemoryTransport()
+    conns = OwnConns(Config(), time.monotonic, print)
+    conns.address = A
+    dialing = in_thread(partial(conns.dial, transport, None))
+    peer = accept_publisher(transport, draining=True).peer
+    assert dialing.result(PATIENCE) is None
+    peer.wait_closed()
 
 
 @pytest.mark.parametrize("stalled", [False, True], ids=["nsqd is silent", "nsqd does not take all of it"])

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import nsq
 from nsq.config import Config
-from nsq.producer.publishes import Publish, command_of, join, new_multi_publish, new_publish
+from nsq.producer.publishes import Publish, command_of, join, new_multi_publish, new_publish, unsent
 from nsq.wire import commands
 
 KIB = 1024
@@ -200,3 +200,11 @@ class TestJoin:
                 assert command_of(batch) == commands.mpub(batch[0].topic, [each.body for each in batch])
                 # nsqd counts the number of messages, then each with its size.
                 assert len(command_of(batch).partition(b"\n")[2]) - 4 <= largest
+
+
+def test_an_error_names_each_nsqd_once_that_may_have_stored_a_publish() -> None:
+    tried = publish()
+    tried.uncertain_at = ("a:4150", "b:4150", "a:4150", "a:4150")
+    assert "it was sent to a:4150 (3 times) and b:4150 and not answered (then: time is up)" in str(
+        unsent(tried, "time is up")
+    )

@@ -1,4 +1,4 @@
-"""Every flag of Go's tools exists, with its default."""
+"""Every flag of Go's tools exists, with its default; and the odd values that Go's tools accept."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 
+from nsq.flags import FlagExit, parse
+from nsq.tools.destinations import StatusLines
 from nsq.tools.nsq_stat import StatOptions
 from nsq.tools.nsq_tail import TailOptions
 from nsq.tools.nsq_to_file import ToFileOptions
 from nsq.tools.nsq_to_http import ToHttpOptions
 from nsq.tools.nsq_to_nsq import NsqToNsqOptions
-from nsq.tools.to_nsq import ToNsqOptions
+from nsq.tools.to_nsq import Throttle, ToNsqOptions
 
 HTTP: dict[str, Any] = {"http_client_connect_timeout": 2.0, "http_client_request_timeout": 5.0}
 CONSUMING: dict[str, Any] = {
@@ -106,3 +108,60 @@ def test_flags_have_the_defaults_of_gos_tools(options: type[Any]) -> None:
         for field in dataclasses.fields(options)
     }
     assert {name: ours.get(name, "missing") for name in FLAGS[options]} == FLAGS[options]
+
+
+TOPIC, NSQD, POST = "--topic=t", "--nsqd-tcp-address=a:1", "--post=http://a/"
+#: For each tool the flags that it needs.
+NEEDED: dict[type[Any], list[str]] = {
+    TailOptions: [TOPIC, NSQD],
+    ToFileOptions: [TOPIC, NSQD],
+    ToHttpOptions: [TOPIC, NSQD, POST],
+    NsqToNsqOptions: [TOPIC, NSQD, "--destination-nsqd-tcp-address=b:1"],
+    ToNsqOptions: [TOPIC, NSQD],
+}
+
+
+def given(options: type[Any], *flags: str) -> Any:
+    return parse(options, [*NEEDED[options], *flags], prog="tool", config_flag=False).options
+
+
+def test_what_means_never_or_no_limit_to_gos_tools_means_so_here() -> None:
+    assert given(ToFileOptions, "--topic-refresh=0").topic_refresh == 0.0
+    rotating = given(ToFileOptions, "--rotate-size=-1", "--rotate-interval=-1s")
+    assert not rotating.needs_revision
+    for options in (ToFileOptions, ToHttpOptions):
+        timeouts = given(options, "--http-client-connect-timeout=0", "--http-client-request-timeout=0s")
+        assert (timeouts.connect_timeout, timeouts.request_timeout) == (3600.0, 3600.0)
+    assert given(TailOptions, "-n", "-1").most is None
+    assert given(TailOptions, "-n", "3").most == 3
+    for forwarding in (ToHttpOptions, NsqToNsqOptions):
+        lines: list[str] = []
+        every = given(forwarding, "--status-every=-1").status_every
+        StatusLines(["a", "b"], every, lines.append).add("a", 1.0, 3)
+        assert lines == []
+    assert Throttle(given(ToNsqOptions, "--rate=-5").rate, now=0.0).take(100, 0.0) == 100
+
+
+def test_nsq_to_file_gives_no_message_up_whatever_max_attempts_is() -> None:
+    for option in ("--consumer-opt=max_attempts,5", "--reader-opt=max-attempts,65535"):
+        options = given(ToFileOptions, option)
+        assert options.consumer("p", "t", "c").config.max_attempts == 0
+        assert options.given_max_attempts > 0  # for the warning
+
+
+@pytest.mark.parametrize(
+    ("options", "flags", "said"),
+    [
+        (TailOptions, ["--max-in-flight=0"], "--max-in-flight is 0, but must be 1 to"),
+        (ToFileOptions, ["--topic-pattern=^[[:alpha:]]+$"], "is not a regular expression here: "),
+        (ToHttpOptions, ["--mode=random"], "Go's program takes an unknown mode for multicast"),
+        (NsqToNsqOptions, ["--mode=random"], "Go's program takes an unknown mode for round-robin"),
+        (NsqToNsqOptions, ["--require-json-value=1"], "--require-json-value needs --require-json-field"),
+    ],
+)
+def test_what_gos_tools_accept_by_accident_is_refused(
+    options: type[Any], flags: list[str], said: str
+) -> None:
+    with pytest.raises(FlagExit) as refused:
+        given(options, *flags)
+    assert (refused.value.status, said in refused.value.text) == (1, True), refused.value.text

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from nsq.errors import ConfigError
+from nsq.errors import ConfigError, UsageError
 from nsq.tools.archive import Archive, Names
 from nsq.tools.nsq_to_file import ToFileOptions
 from tests.fakes.clock import Clock
@@ -69,6 +69,7 @@ def files(tmp_path: Path, folder: str = "out") -> dict[str, bytes]:
         ({"rotate_size": 1}, "t<REV>.2026-11-23_12"),
         ({"filename_format": "<TOPIC>.<PID>.log"}, "t.PID.log"),
         ({"datetime_format": "%Y/%m/%d/%H%M%S%%"}, "t.2026/11/23/120000%"),
+        ({"datetime_format": "%F_%H%%Q%é%-d%"}, "t.%F_12%Q%é%-d%"),  # as Go's, without unknown directives
         ({"filename_format": "<HOST>", "host_identifier": "<HOSTNAME>-<SHORT_HOST>-x"}, f"{HOST}-{SHORT}-x"),
     ],
 )
@@ -85,10 +86,19 @@ def test_a_file_name_is_made_of_its_format(tmp_path: Path, given: dict[str, Any]
             "--topic or --topic-pattern required",
         ),
         ({"topic_pattern": "("}, "--topic-pattern"),
+        ({"channel": "a b"}, "channel name 'a b' contains ' '"),
         ({"filename_format": "<TOPIC>", "gzip": True}, "<REV>"),
         ({"filename_format": "<TOPIC>", "hand_over": True}, "<REV>"),
-        ({"datetime_format": "%Q"}, "%Q"),
-        ({"datetime_format": "%"}, "--datetime-format"),
+        (
+            {
+                "topic": (),
+                "topic_pattern": "x",
+                "topic_refresh": 0.0,
+                "nsqd_tcp_address": (),
+                "lookupd_http_address": ("a:1",),
+            },
+            "--topic-refresh is 0 s",
+        ),
         ({"gzip_level": 10}, "--gzip-level"),
         ({"gzip_compression": 4}, "--gzip-compression"),
         ({"log_level": "loud"}, "--log-level"),
@@ -96,7 +106,7 @@ def test_a_file_name_is_made_of_its_format(tmp_path: Path, given: dict[str, Any]
     ],
 )
 def test_contradictory_options_are_refused(tmp_path: Path, given: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(UsageError, match=said):
         options(tmp_path, **given)
 
 

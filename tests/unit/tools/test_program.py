@@ -97,6 +97,7 @@ NSQD = "--nsqd-tcp-address=127.0.0.1:4150"
         ([], 1, "", ".* tool: --nsqd-tcp-address or --lookupd-http-address required\n$"),
         ([NSQD, "--lookupd-http-address=h:1"], 1, "", ".* tool: use --nsqd-.* not both\n$"),
         ([NSQD, "stray"], 1, "", ".* tool: unknown arguments: stray\n$"),
+        (["--ordered", "true", NSQD], 1, "", ".* arguments: true .*; a switch has its value after =, as in"),
         (["stray", NSQD], 1, "", f".* tool: unknown arguments: stray {NSQD}\n$"),
         ([NSQD, "--reader-opt=snappy"], 200, "", ".* WARNING: --reader-opt is deprecated"),
     ],

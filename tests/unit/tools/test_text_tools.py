@@ -8,7 +8,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from nsq.errors import BadMessage
+from nsq.errors import BadMessage, DialFailed, PublishUncertain
 from nsq.http.cluster import Channel, count_topics
 from nsq.http.nsqd import NsqdStats
 from nsq.tools.nsq_stat import Poll, StatOptions, lines, row, screen
@@ -122,19 +122,45 @@ class OneTooLarge:
             future.set_result(None)
         return future
 
+    def ping(self) -> None:
+        pass
+
     def publish(self, topic: str, body: bytes) -> None:
         if body == b"large":
             raise BadMessage("too large", "E_BAD_MESSAGE")
         self.stored.append(body)
 
 
-def test_to_nsq_counts_what_is_stored_before_and_after_a_record_that_is_refused() -> None:
-    producer: Any = OneTooLarge()
-    publisher = Publisher("t", [producer], Mock())
+class Doubtful(OneTooLarge):
+    """A producer whose nsqd hangs."""
+
+    def multi_publish_async(self, topic: str, bodies: list[bytes]) -> Future[None]:
+        future: Future[None] = Future()
+        future.set_exception(PublishUncertain("no answer"))
+        return future
+
+
+def test_to_nsq_counts_what_each_nsqd_has_stored_before_and_after_a_record_that_is_refused() -> None:
+    first, second, third = OneTooLarge(), OneTooLarge(), Doubtful()
+    producers: list[Any] = [first, second, third]
+    publisher = Publisher("t", producers, Mock())
     for records in ([b"1", b"2"], [b"3", b"large", b"never"], [b"4"]):
         publisher.publish(records)
-    with pytest.raises(BadMessage):
-        publisher.finish()
+    for _ in range(2):
+        with pytest.raises((BadMessage, PublishUncertain)):
+            publisher.finish()
     publisher.count_the_rest()
-    assert producer.stored == [b"1", b"2", b"4", b"3"]
-    assert publisher.published == 4
+    assert first.stored == second.stored == [b"1", b"2", b"4", b"3"]
+    assert publisher.stored == [4, 4, 0]
+    assert publisher.uncertain == [0, 0, 6]
+
+
+def test_to_nsq_publishes_nothing_while_an_nsqd_cannot_be_reached() -> None:
+    fine, dead = OneTooLarge(), OneTooLarge()
+    dead.ping = Mock(side_effect=DialFailed("refused"))  # type: ignore[method-assign]
+    producers: list[Any] = [fine, dead]
+    publisher = Publisher("t", producers, Mock())
+    with pytest.raises(DialFailed):
+        publisher.publish([b"1"])
+    publisher.count_the_rest()
+    assert (fine.stored, publisher.stored) == ([], [0, 0])

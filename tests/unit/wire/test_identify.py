@@ -32,7 +32,7 @@ def test_the_reply_has_the_order_and_form_of_the_wire() -> None:
         b'{"max_rdy_count":2500,"version":"1.3.0","max_msg_timeout":0,"msg_timeout":60000,"tls_v1":true,'
         b'"deflate":false,"deflate_level":0,"max_deflate_level":0,"snappy":false,"sample_rate":0,'
         b'"auth_required":false,"output_buffer_size":0,"output_buffer_timeout":0,"topology_region":"",'
-        b'"topology_zone":""}'
+        b'"topology_zone":"","exiting_not_stored":false,"draining":false}'
     )
 
 

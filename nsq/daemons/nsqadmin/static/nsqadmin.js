@@ -97,6 +97,7 @@ function recall({ times, figures }) {
   }
 }
 
+const isPartitioned = (topic) => topic.stored_bytes !== undefined && topic.stored_bytes !== null;
 const waiting = (topic) => topic.depth + topic.channels.reduce((sum, channel) => sum + channel.depth, 0);
 const sum = (things, figure) => things.reduce((total, thing) => total + figure(thing), 0);
 
@@ -379,11 +380,14 @@ function apiOf(topic, channel) {
 function actions(topic, channel, figures) {
   if (!settings.admin) return h("p", { class: "soft" }, "Only admins may change things here.");
   const toggle = h("button", { type: "button", onclick: () => pause(topic, channel, figures().paused) }, "Pause");
-  const node = h("div", { class: "actions" }, toggle,
-    h("button", { type: "button", class: "danger", onclick: () => empty(topic, channel, figures()) }, "Empty"),
+  const emptying = h("button", { type: "button", class: "danger", onclick: () => empty(topic, channel, figures()) }, "Empty");
+  const node = h("div", { class: "actions" }, toggle, emptying,
     h("button", { type: "button", class: "danger", onclick: () => remove(topic, channel, figures()) }, "Delete"),
     channel ? h("button", { type: "button", onclick: () => redrive(topic, channel, figures()) }, "Send back …") : null);
-  node.show = () => setText(toggle, figures().paused ? "Unpause" : "Pause");
+  node.show = () => {
+    setText(toggle, figures().paused ? "Unpause" : "Pause");
+    toggle.hidden = emptying.hidden = isPartitioned(figures()); // a partitioned NSQ can do that to channels alone
+  };
   return node;
 }
 
@@ -415,7 +419,7 @@ function topicsView() {
   const table = new Table("Topics", [
     named("Topic", (row) => link(row.name, "topics", row.name)),
     sparkline((row) => `topic ${row.name}`),
-    number("Waiting", waiting),
+    number("Waiting", waiting, { text: (row) => (isPartitioned(row) ? `${count(waiting(row))} (${bytes(row.stored_bytes)} stored)` : count(waiting(row))) }),
     number("In", (row) => row.rate, { text: (row) => rate(row.rate), class: "number wide" }),
     number("In flight", (row) => sum(row.channels, (each) => each.in_flight), { class: "number wide" }),
     number("Channels", (row) => row.channels.length, { class: "number wide" }),
@@ -463,7 +467,8 @@ function topicView(topic) {
   ], (row) => row.node, "No nsqd has this topic now.");
   const facts = tiles(
     tile("Waiting", () => count(waiting(figures())), `topic ${topic}`),
-    tile("In the topic itself", () => count(figures().depth)),
+    // A partitioned nsqd counts the bytes that it keeps of a topic, not the messages.
+    tile("In the topic itself", () => (isPartitioned(figures()) ? `${bytes(figures().stored_bytes)} stored` : count(figures().depth))),
     tile("Published", () => rate(figures().rate)),
     tile("Messages so far", () => count(figures().messages)),
     tile("Health", () => healthOf(figures().health)),
@@ -487,11 +492,13 @@ function topicView(topic) {
   };
 }
 
+const depthOf = (row) => (isPartitioned(row) ? `${bytes(row.stored_bytes)} stored` : count(row.depth));
+
 function nodeColumns() {
   return [
     { title: "nsqd", node: (row) => link(row.node, "nodes", row.node), key: (row) => row.node, sort: (row) => row.node },
-    number("Depth", (row) => row.depth),
-    number("Memory + disk", (row) => row.depth, { text: (row) => `${count(row.memory_depth)} + ${count(row.backend_depth)}`, class: "number wide" }),
+    number("Depth", (row) => (isPartitioned(row) ? row.stored_bytes : row.depth), { text: depthOf }),
+    number("Memory + disk", (row) => row.depth, { text: (row) => (isPartitioned(row) ? `partition ${row.partitions.join(", ")}` : `${count(row.memory_depth)} + ${count(row.backend_depth)}`), class: "number wide" }),
     { title: "Paused", text: (row) => (row.paused ? "paused" : ""), class: "wide" },
   ];
 }
@@ -849,7 +856,7 @@ function nodeView(name) {
   );
   const topics = new Table(`Topics of ${name}`, [
     { title: "Topic", node: (row) => link(row.topic_name, "topics", row.topic_name), key: (row) => row.topic_name, sort: (row) => row.topic_name },
-    number("Depth", (row) => row.depth),
+    number("Depth", (row) => row.depth, { text: depthOf }),
     number("Messages", (row) => row.message_count, { class: "number wide" }),
     number("In channels", (row) => sum(row.channels, (each) => each.depth)),
     number("Consumers", (row) => sum(row.channels, (each) => each.client_count)),

@@ -30,12 +30,14 @@ requests that publish wait. A channel that is created during a release gets only
 (``Topic._late``, ``Portion._late``). After a kill, a durable topic releases again what it had not committed;
 a channel ignores messages that it has deferred (``Deferred.repeated``).
 
-**When a channel's disk is full,** its ``put`` raises StorageFailed, and a publisher gets the error. (Channels
-before it may have stored the messages: a publish that failed may be delivered.) But the messages of a portion
-were accepted long ago: the channel keeps its share in memory (``hold_in_memory``), up to a limit, so that
-consumers can empty the disk. The topic's backlog still has such messages, and forgets them when all channels
-with a copy only in memory have finished it (``Portion._memory_only``). Beyond the limit the portion stays in
-``Topic._portion``, and is tried again later.
+**When a channel's disk is full,** its ``put`` raises StorageFailed, and a publisher gets the error. If
+channels before it have the messages already, the error does not say that they are not stored
+(``PartlyStored``), and the topic asks the full channel first from then on. But the messages of a portion were
+accepted long ago: the channel keeps its share in memory (``hold_in_memory``), up to a limit, so that
+consumers can empty the disk. The topic's backlog still has such messages, also if the topic is emptied
+(``clear_waiting``), and forgets them when all channels with a copy only in memory have finished it
+(``Portion._memory_only``). Beyond the limit the portion stays in ``Topic._portion``, and is tried again
+later.
 
 **A message that is deferred** waits beside its channel's backlog, in the channel's ``Deferred``, and enters
 the backlog when it is due (``Backlog.put_due``). While the topic does not flow, it waits in the topic's

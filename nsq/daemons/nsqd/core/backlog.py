@@ -167,6 +167,9 @@ class Backlog(Protocol):
 
     def clear(self) -> None: ...
 
+    def clear_waiting(self) -> None:
+        """Discard the waiting messages, but none that was taken and not finished."""
+
     def delete(self) -> None:
         """Remove all messages and files."""
 
@@ -256,6 +259,9 @@ class MemoryBacklog:
         self._first.clear()
         self._behind.clear()
         self._count = 0
+
+    def clear_waiting(self) -> None:
+        self.clear()
 
     def delete(self) -> None:
         self.clear()

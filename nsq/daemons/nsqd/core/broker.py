@@ -114,6 +114,8 @@ class Broker:
         self.topics: dict[str, Topic] = {}
         self.observer: Observer = Unobserved()
         self.draining = False
+        #: Who has stored a part of a large publish, and not yet the rest.
+        self.unfinished: set[object] = set()
         self._clock = clock
         self.ids = MessageIds(node_id, clock.time_ns)
         self._backlogs = backlogs or InMemory()
@@ -129,11 +131,12 @@ class Broker:
         topic = self.topics.get(topic_name)
         return topic.at_once(AT_ONCE) if topic is not None else AT_ONCE
 
-    # Publishing. Raises StorageFailed, or TopicStarting: then the caller must publish again later.
+    # Publishing. Raises StorageFailed, or TopicStarting: then the caller must publish again later. A drain
+    # refuses no part of a publish of which an earlier part is stored (``begun``), but all others.
 
-    def publish(self, topic_name: str, bodies: list[bytes]) -> int:
+    def publish(self, topic_name: str, bodies: list[bytes], begun: bool = False) -> int:
         """Publish, and return the number of copies for all channels together, a measure of the work."""
-        if self.draining:
+        if self.draining and not begun:
             raise Draining
         topic = self.topics.get(topic_name) or self.topic(topic_name)
         if not topic.started:
@@ -141,9 +144,11 @@ class Broker:
         topic.put(Batch(self.ids.take(len(bodies)), bodies, self._clock.time_ns()))
         return len(bodies) * (len(topic.channels) or 1)
 
-    def publish_deferred(self, topic_name: str, messages: list[tuple[float, bytes]]) -> int:
+    def publish_deferred(
+        self, topic_name: str, messages: list[tuple[float, bytes]], begun: bool = False
+    ) -> int:
         """Publish messages with their delays, and return a measure of the work, as ``publish``."""
-        if self.draining:
+        if self.draining and not begun:
             raise Draining
         topic = self.topic(topic_name)
         if not topic.started:

@@ -58,9 +58,11 @@ class Portion:
             if not most:
                 return -1
             most -= 1
+            share = len(rest)
             try:
                 _give(channel, rest, alone)
             except StorageFailed:
+                self.begun |= len(rest) < share
                 if not channel.hold_in_memory([message.copy() for message in rest], self._finished):
                     raise
                 self._memory_only.update(message.id for message in rest)
@@ -109,6 +111,10 @@ COPIES_AT_ONCE = 5_000
 #: With more channels than this, of which each may write a file, published messages wait in the topic, which
 #: gives portions of this weight to some channels after the other.
 _CHANNELS_AT_ONCE, _SMALL_PORTION = 200, 100
+
+
+class PartlyStored(StorageFailed):
+    """A channel refused messages that another channel has already: they may be delivered."""
 
 
 class TopicStarting(Exception):
@@ -198,8 +204,12 @@ class Topic:
         held = self._asked or self._portion is not None
         channels = self.channels
         if self.started and not self.paused and channels and not held and len(channels) <= _CHANNELS_AT_ONCE:
-            for channel in channels.values():
-                channel.put(messages)
+            try:
+                for channel in channels.values():
+                    channel.put(messages)
+            except StorageFailed as error:
+                self._refused(channel, error)
+                raise
         else:
             self._keep(messages)
         self.message_count += len(messages.bodies)
@@ -208,12 +218,24 @@ class Topic:
     def put_deferred(self, messages: list[Message]) -> None:
         """Accept messages whose ``due`` is set."""
         if self._passes_on:
-            for copies, channel in enumerate(self.channels.values()):
-                channel.put_deferred([message.copy() for message in messages] if copies else messages)
+            try:
+                for copies, channel in enumerate(self.channels.values()):
+                    channel.put_deferred([message.copy() for message in messages] if copies else messages)
+            except StorageFailed as error:
+                self._refused(channel, error)
+                raise
         else:
             self._keep(messages)
         self.message_count += len(messages)
         self.message_bytes += sum([len(message.body) for message in messages])
+
+    def _refused(self, channel: Channel, error: StorageFailed) -> None:
+        """Raise PartlyStored if other channels have got what this channel refused. Ask it first from now on:
+        while its disk refuses, no other channel gets a message that its publisher is told is not stored.
+        """
+        if channel is not next(iter(self.channels.values())):
+            self.channels = {channel.name: channel} | self.channels
+            raise PartlyStored(f"{error} (channel {channel.name}; another has the messages)") from error
 
     def _keep(self, messages: Batch | list[Message]) -> None:
         if not self.flows:
@@ -274,8 +296,9 @@ class Topic:
         """Discard the waiting messages, but not those that some channels have got already."""
         self._finish_portion()
         if self._portion is not None and not self._portion.begun:
+            self.backlog.finished(self._portion.messages)
             self._portion = None
-        self.backlog.clear()
+        self.backlog.clear_waiting()
         self._late.clear()
 
     def close(self) -> list[Message]:

@@ -9,14 +9,16 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from nsq.daemons.nsqd.core.clock import Clock
-from nsq.daemons.nsqd.patterns import BadPattern, Pattern
 from nsq.daemons.nsqd.session.stream import Refused
 from nsq.errors import NsqError
 from nsq.wire.identify import values_of
 from nsq.wire.names import quoted
+
+if TYPE_CHECKING:  # only an nsqd with auth servers compiles patterns
+    from nsq.daemons.nsqd.patterns import Pattern
 
 _MAX_TTL = 2**31
 #: Cached decisions of one grant.
@@ -210,6 +212,8 @@ def _rule(entry: Any) -> Generator[None, None, Rule]:
 def _pattern(source: Any, what: str) -> Pattern:
     if not isinstance(source, str):
         raise AuthError(f"the {what} pattern {source!r:.100} is not text")
+    from nsq.daemons.nsqd.patterns import BadPattern
+
     try:
         return _patterns.get(source)
     except BadPattern as error:
@@ -227,6 +231,8 @@ class KnownPatterns:
         """Return the compiled pattern. Raises BadPattern."""
         pattern = self._patterns.get(source)
         if pattern is None:
+            from nsq.daemons.nsqd.patterns import Pattern
+
             pattern = Pattern(source)
             if self.steps + pattern.steps > MAX_STEPS:
                 self._patterns.clear()

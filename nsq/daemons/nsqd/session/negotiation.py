@@ -72,7 +72,7 @@ def negotiate(request: IdentifyRequest, options: NsqdOptions) -> Agreement:
     )
 
 
-def reply_to(agreement: Agreement, options: NsqdOptions) -> IdentifyReply:
+def reply_to(agreement: Agreement, options: NsqdOptions, *, draining: bool = False) -> IdentifyReply:
     return IdentifyReply(
         max_rdy_count=options.max_rdy_count,
         version=COMPATIBLE_VERSION,
@@ -89,6 +89,8 @@ def reply_to(agreement: Agreement, options: NsqdOptions) -> IdentifyReply:
         output_buffer_timeout=_milliseconds(agreement.output_buffer_timeout),
         topology_region=options.topology_region,
         topology_zone=options.topology_zone,
+        exiting_not_stored=True,
+        draining=draining,
     )
 
 

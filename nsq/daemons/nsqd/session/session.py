@@ -17,7 +17,7 @@ from nsq.daemons.nsqd.core.backlog import Message, StorageFailed
 from nsq.daemons.nsqd.core.broker import Broker
 from nsq.daemons.nsqd.core.channel import Subscriber
 from nsq.daemons.nsqd.core.clock import Alarm, Clock, call_after
-from nsq.daemons.nsqd.core.topic import COPIES_AT_ONCE, TopicStarting
+from nsq.daemons.nsqd.core.topic import COPIES_AT_ONCE, PartlyStored, TopicStarting
 from nsq.daemons.nsqd.options import NsqdOptions
 from nsq.daemons.nsqd.session.authorization import AuthError, Authority, Credentials, Grant, Permit
 from nsq.daemons.nsqd.session.negotiation import Agreement, Liveness, negotiate, reply_to
@@ -45,6 +45,8 @@ _MAX_SECRET = 64 * 1024
 #: A command's parsed body: None, bytes, a list of bytes (an MPUB's messages, the ids of a run of FINs), or a
 #: list of delays and bytes (a run of DPUBs).
 _Body = Any
+#: The broker's ``publish`` or ``publish_deferred``.
+_Publish = Callable[[str, Any, bool], int]
 
 
 class SyncNotifier(Protocol):
@@ -342,6 +344,7 @@ class Session:
         self._liveness.stop()
         self._room_alarm.cancel()
         self._subscription.end()
+        self._broker.unfinished.discard(self)
         if self._body_size:
             self._body_size = 0
             self._bodies.count(self, 0)
@@ -398,7 +401,9 @@ class Session:
         if not request.feature_negotiation:
             self._stream.write(_OK_FRAME)
             return
-        self._stream.write(encode_response(reply_to(agreement, self._options).encode()))
+        self._stream.write(
+            encode_response(reply_to(agreement, self._options, draining=self._broker.draining).encode())
+        )
         if agreement.tls and self._environment.tls is not None:
             layer = Tls(self._environment.tls, server_side=True, server_hostname=None)
             self._stream.push_tls(layer, self._encrypted)
@@ -491,57 +496,63 @@ class Session:
 
     def _pub(self, params: list[bytes], body: _Body) -> None:
         if self._environment.authority is None:  # one call less for each PUB
-            self._publish("PUB", self._broker.publish, params[0].decode(), body, len(body))
+            self._publish("PUB", self._broker.publish, params[0].decode(), body)
         else:
-            self._publish_if_allowed("PUB", self._broker.publish, params, body, len(body))
+            self._publish_if_allowed("PUB", self._broker.publish, params, body)
 
     def _mpub(self, params: list[bytes], body: _Body) -> None:
-        self._publish_if_allowed("MPUB", self._broker.publish, params, body, 1)
+        self._publish_if_allowed("MPUB", self._broker.publish, params, body)
 
     def _dpub(self, params: list[bytes], body: _Body) -> None:
         if body[0][0]:
-            self._publish_if_allowed("DPUB", self._broker.publish_deferred, params, body, len(body))
+            self._publish_if_allowed("DPUB", self._broker.publish_deferred, params, body)
         else:
-            self._publish_if_allowed("DPUB", self._broker.publish, params, [body[0][1]], 1)
+            self._publish_if_allowed("DPUB", self._broker.publish, params, [body[0][1]])
 
-    def _publish_if_allowed(
-        self, verb: str, publish: Callable[[str, Any], int], params: list[bytes], bodies: _Body, commands: int
-    ) -> None:
-        arguments = verb, publish, params[0].decode(), bodies, commands
+    def _publish_if_allowed(self, verb: str, publish: _Publish, params: list[bytes], bodies: _Body) -> None:
+        arguments = verb, publish, params[0].decode(), bodies
         self._permit.when_allowed(verb, params[0], b"", self._publish, *arguments)
 
-    def _publish(
-        self,
-        verb: str,
-        publish: Callable[[str, Any], int],
-        topic: str,
-        bodies: list[Any],
-        commands: int,
-        start: int = 0,
-    ) -> None:
-        """Publish the bodies from ``start`` on, in parts, and answer so many commands. ``publish`` is the
-        broker's ``publish``, or ``publish_deferred``, whose bodies come with delays.
+    def _publish(self, verb: str, publish: _Publish, topic: str, bodies: list[Any], start: int = 0) -> None:
+        """Publish the bodies from ``start`` on, in parts. Answer PUBs and DPUBs part by part, an MPUB at the
+        end. ``publish`` is the broker's ``publish``, or ``publish_deferred``, whose bodies come with delays.
         """
         end = start + self._broker.at_once(topic) if len(bodies) > 1 else 1
         part = bodies[start:end] if start or end < len(bodies) else bodies
         try:
-            self._copies += publish(topic, part)
+            self._copies += publish(topic, part, start > 0)
         except TopicStarting as starting:
-            again = functools.partial(self._publish, verb, publish, topic, bodies, commands, start)
+            again = functools.partial(self._publish, verb, publish, topic, bodies, start)
             self._wait_for(starting.topic.when_started, again)
+            return
+        except PartlyStored as error:
+            self._refuse_partly_stored(verb, error)
             return
         except StorageFailed as error:
             raise Refused(f"E_{verb}_FAILED", f"{verb} failed {error}") from None
         self.pub_counts[topic] = self.pub_counts.get(topic, 0) + len(part)
-        if end < len(bodies):
-            rest = functools.partial(self._publish, verb, publish, topic, bodies, commands, end)
-            self._end_turn(topic, rest)
+        last = end >= len(bodies)
+        if last or verb != "MPUB":
+            if self._durable:
+                self._stream.hold()
+            self._stream.write(_OK_FRAME if verb == "MPUB" else _OK_FRAME * len(part))
+        if not last:
+            self._broker.unfinished.add(self)
+            self._end_turn(topic, functools.partial(self._publish, verb, publish, topic, bodies, end))
             return
-        if self._durable:
-            self._stream.hold()
-        self._stream.write(_OK_FRAME * commands)
+        if start:
+            self._broker.unfinished.discard(self)
         if self._copies >= COPIES_AT_ONCE:
             self._end_turn(topic)
+
+    def _refuse_partly_stored(self, verb: str, error: PartlyStored) -> None:
+        """Refuse messages that consumers may get all the same. Only the error of an MPUB says so: instead of
+        that of a PUB or DPUB, close without an answer.
+        """
+        if verb == "MPUB":
+            raise Refused("E_MPUB_FAILED", f"MPUB failed {error}") from None
+        self._log.error("client(%s) %s neither stored nor refused: %s", self.remote_address, verb, error)
+        self._end()
 
     def _end_turn(self, topic_name: str, go_on: Callable[[], None] = lambda: None) -> None:
         """Serve other clients and let the topic's channels catch up, then go on."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 
 from nsq.daemons.nsqd.core.backlog import Batch, Message, StorageFailed, Waiting, weight
 from nsq.daemons.nsqd.disk.layout import Place, Position
@@ -308,6 +309,17 @@ class DurableBacklog:
         self._forget()
         self.disk.empty()
         self.dues.clear()
+
+    def clear_waiting(self) -> None:
+        """Empty the files, then write again what channels hold in memory only: now the disk has room."""
+        waiting = {message.id for message in self._ready}
+        taken = [e.message for e in self._by_id.values() if e.message and e.message.id not in waiting]
+        self.clear()
+        if taken:
+            with suppress(StorageFailed):
+                self.put(taken)
+            while self.take(_TAKE_LIMIT):
+                pass
 
     def _forget(self) -> None:
         self._ready.clear()

@@ -8,7 +8,7 @@ import pytest
 from nsq.daemons.nsqd.core.backlog import Batch, EphemeralBacklog, MemoryBacklog, Message, StorageFailed
 from nsq.daemons.nsqd.core.channel import Channel
 from nsq.daemons.nsqd.core.deferred import DeferredInMemory
-from nsq.daemons.nsqd.core.topic import Topic
+from nsq.daemons.nsqd.core.topic import PartlyStored, Topic
 from tests.fakes.clock import FakeClock
 
 _numbers = itertools.count()
@@ -235,10 +235,38 @@ class TestWhereAChannelsDiskRefuses:
         setup.try_again()
         assert setup.depths()[1] == [3, 0]
 
-    def test_a_publisher_is_refused(self) -> None:
+    @pytest.mark.parametrize("due", [0.0, 150.0], ids=["at once", "deferred"])
+    def test_a_publisher_is_told_what_other_channels_have_got(self, due: float) -> None:
         setup = Refusing()
         setup.topic.empty()
         setup.topic.pause(False)
-        with pytest.raises(StorageFailed):
-            setup.put(b"x")
+
+        def put() -> None:
+            if due:
+                setup.topic.put_deferred([message(b"x", due)])
+            else:
+                setup.put(b"x")
+
+        with pytest.raises(PartlyStored, match=r"no room \(channel full; another has the messages\)"):
+            put()
+        assert setup.depths() == (0, [0, 1])
+        # Now the full channel is asked first, so no other one gets what is refused.
+        with pytest.raises(StorageFailed) as refused:
+            put()
+        assert type(refused.value) is StorageFailed
+        assert setup.depths() == (0, [0, 1])
         assert setup.topic.message_count == 3
+        setup.disk.room = 10
+        put()
+        assert setup.depths() == (0, [1, 2])
+
+    def test_emptying_gives_all_channels_what_one_has_got_in_part(self) -> None:
+        setup = Refusing()
+        setup.disk.room = 2  # the deferred one does not fit
+        willing, full = setup.topic.channels.values()
+        setup.topic.channels = {"full": full, "willing": willing}
+        setup.topic.pause(False)
+        assert setup.depths() == (3, [2, 0])
+        setup.disk.room = 10
+        setup.topic.empty()
+        assert setup.depths() == (0, [3, 3])

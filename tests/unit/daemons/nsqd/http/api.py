@@ -34,11 +34,13 @@ class FakeStorage:
     """A disk that works without delay."""
 
     health = "OK"
-    publish_committer = None
+
+    def __init__(self, committer: Any) -> None:
+        self.publish_committer = committer
 
 
 class Api:
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, *, committer: Any = None, **options: Any) -> None:
         self.world = World(**options)
         self.clients: list[Client] = []
         context = Context(
@@ -48,9 +50,10 @@ class Api:
             ports=lambda: (4150, 4151),
             start_time=1_700_000_000,
             memory=Memory(),
-            storage=FakeStorage(),
+            storage=FakeStorage(committer),
         )
-        self.router = Router(routes(context))
+        self.routes = routes(context)
+        self.router = Router(self.routes)
 
     def client(self, **client: Any) -> Client:
         self.clients.append(self.world.client(**client))

@@ -6,7 +6,9 @@ from typing import cast
 
 import pytest
 
-from nsq.daemons.serve.routes import OK, Reply, Request
+from nsq.daemons.nsqd.core.backlog import StorageFailed
+from nsq.daemons.nsqd.core.broker import AT_ONCE
+from nsq.daemons.serve.routes import OK, HttpError, Reply, Request
 from nsq.wire.commands import pack_bodies
 from tests.unit.daemons.nsqd.http.api import Api
 
@@ -70,16 +72,65 @@ def test_an_mpub_may_be_empty() -> None:
     assert api.world.broker.topics == {} or waiting(api) == []
 
 
+def begin_mpub(api: Api, messages: int) -> asyncio.Task[Reply]:
+    body = b"x\n" * messages
+    request = Request("POST", "/mpub?topic=t", body=body, headers={"Content-Length": str(len(body))})
+    publishing = cast(Coroutine[None, None, Reply], api.router.find("POST", "/mpub")[0].handler(request))
+    return asyncio.create_task(publishing)
+
+
+def test_a_drain_lets_an_mpub_that_has_begun_end_and_refuses_later_ones() -> None:
+    api = Api()
+    broker = api.world.broker
+
+    async def main() -> None:
+        task = begin_mpub(api, 2 * AT_ONCE + 1)
+        await asyncio.sleep(0)
+        broker.draining = True
+        assert (broker.topics["t"].message_count, len(broker.unfinished)) == (AT_ONCE, 1)
+        assert await task == OK
+        assert (broker.topics["t"].message_count, broker.unfinished) == (2 * AT_ONCE + 1, set())
+        with pytest.raises(HttpError, match="503 EXITING"):
+            await begin_mpub(api, 1)
+        assert not broker.unfinished
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("target", ["/pub?topic=t", "/pub?topic=t&defer=1000", "/mpub?topic=t"])
+def test_a_publish_that_one_of_two_channels_refuses_is_not_called_refused(target: str) -> None:
+    api = Api()
+    topic = api.world.broker.topic("t")
+    topic.channel("willing")
+    full = topic.channel("full")
+
+    def refuse(messages: object) -> None:
+        raise StorageFailed("disk full")
+
+    full.backlog.put = full.deferred.add = refuse  # type: ignore[assignment, method-assign]
+    assert api.refused("POST", target, b"x") == (500, "MAYBE_STORED")
+    code = "MPUB_FAILED" if "mpub" in target else "PUB_FAILED"
+    assert api.refused("POST", target, b"x") == (503, code)
+
+
+@pytest.mark.parametrize("target", ["/pub?topic=t", "/pub?topic=t&defer=1000", "/mpub?topic=t"])
+def test_a_publish_whose_sync_fails_is_not_called_refused(target: str) -> None:
+    class Committer:
+        async def wait_until_synced(self) -> None:
+            raise StorageFailed("syncing to disk failed")
+
+    api = Api(committer=Committer())
+    assert api.refused("POST", target, b"x") == (500, "MAYBE_STORED")
+    assert api.world.broker.topics["t"].depth == 1
+
+
 def test_an_mpub_waits_until_hundreds_of_channels_have_got_its_messages() -> None:
     api = Api()
     topic = api.world.broker.topic("t")
     channels = [topic.channel(str(number)) for number in range(250)]
-    body = b"x\n" * 500
-    request = Request("POST", "/mpub?topic=t", body=body, headers={"Content-Length": str(len(body))})
 
     async def main() -> int:
-        publishing = cast(Coroutine[None, None, Reply], api.router.find("POST", "/mpub")[0].handler(request))
-        task = asyncio.create_task(publishing)
+        task = begin_mpub(api, 500)
         deepest = 0
         while not task.done():
             await asyncio.sleep(0)

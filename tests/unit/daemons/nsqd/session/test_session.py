@@ -10,7 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nsq.daemons.nsqd.core.backlog import StorageFailed
 from nsq.daemons.nsqd.core.broker import AT_ONCE, Unobserved
+from nsq.daemons.nsqd.core.channel import Channel
 from nsq.daemons.nsqd.core.topic import Topic
 from nsq.daemons.nsqd.session.subscription import CLOSING
 from nsq.daemons.serve.bodies import STALL_SECONDS
@@ -78,13 +80,91 @@ def test_a_publisher_waits_until_hundreds_of_channels_have_got_its_messages(wire
     assert set(client.frames()) == {OK}
 
 
-def test_a_drain_in_the_middle_of_many_messages_refuses_them() -> None:
+def test_a_drain_lets_an_mpub_that_has_begun_end_and_refuses_later_ones() -> None:
     world = World()
     client = world.client()
-    client.send(commands.mpub("t", [b"x"] * (AT_ONCE + 1)))
+    client.send(commands.mpub("t", [b"x"] * (2 * AT_ONCE + 1)))
     world.broker.draining = True
-    assert client.frames() == [ErrorReply(b"E_MPUB_FAILED MPUB failed exiting")]
-    assert world.broker.topic("t").message_count == AT_ONCE
+    assert world.broker.unfinished
+    client.overtake(commands.mpub("t", [b"x"]))
+    assert client.frames() == [OK, ErrorReply(b"E_MPUB_FAILED MPUB failed exiting")]
+    assert world.broker.topic("t").message_count == 2 * AT_ONCE + 1
+    assert not world.broker.unfinished
+
+
+def test_a_client_that_leaves_in_the_middle_of_its_mpub_does_not_hold_up_a_drain() -> None:
+    world = World()
+    client = world.client()
+    client.send(commands.mpub("t", [b"x"] * (2 * AT_ONCE)))
+    client.drop()
+    assert not world.broker.unfinished
+
+
+@pytest.mark.parametrize("draining", [False, True])
+def test_identify_tells_about_drains(draining: bool) -> None:
+    world = World()
+    world.broker.draining = draining
+    client = world.client()
+    client.send(commands.identify(b'{"feature_negotiation": true}'))
+    frame = client.frame()
+    assert isinstance(frame, Response)
+    reply = json.loads(frame.data)
+    assert (reply["exiting_not_stored"], reply["draining"]) == (True, draining)
+
+
+# Publishes that the disk refuses
+
+
+def refuse(place: Topic | Channel) -> None:
+    """Let its disk refuse all messages."""
+
+    def put(messages: object) -> None:
+        raise StorageFailed("disk full")
+
+    place.backlog.put = put  # type: ignore[assignment, method-assign]
+    if isinstance(place, Channel):
+        place.deferred.add = put  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize(
+    "command", [commands.pub("t", b"x"), commands.dpub("t", 1000, b"x")], ids=["PUB", "DPUB"]
+)
+def test_an_error_answers_only_the_command_that_is_not_stored(command: bytes) -> None:
+    world = World()
+    client = world.client()
+    client.send(command * (AT_ONCE + 3))
+    refuse(world.broker.topics["t"])
+    verb = command.partition(b" ")[0]
+    assert client.frames() == [OK] * AT_ONCE + [ErrorReply(b"E_%s_FAILED %s failed disk full" % (verb, verb))]
+    assert world.broker.topics["t"].message_count == AT_ONCE
+    assert client.link.finished
+
+
+@pytest.mark.parametrize("verb", ["PUB", "DPUB", "MPUB"])
+def test_a_publish_that_one_of_two_channels_refuses_is_not_called_refused(verb: str) -> None:
+    """An error of PUB and DPUB says that no consumer gets the message, that of MPUB does not."""
+    command = {
+        "PUB": commands.pub("t", b"x"),
+        "DPUB": commands.dpub("t", 1000, b"x"),
+        "MPUB": commands.mpub("t", [b"x"]),
+    }[verb]
+    world = World()
+    topic = world.broker.topic("t")
+    channels = [topic.channel(name) for name in ("willing", "full")]
+    client, another = world.client(), world.client()
+    client.send(commands.pub("u", b"y"))
+    refuse(topic.channels["full"])
+    client.send(command)
+    answers = [OK]
+    if verb == "MPUB":
+        answers.append(
+            ErrorReply(b"E_MPUB_FAILED MPUB failed disk full (channel full; another has the messages)")
+        )
+    assert (client.frames(), client.link.finished) == (answers, True)
+    # The next publish is refused before the other channel has it.
+    assert another.refused(command) == b"E_%s_FAILED %s failed disk full" % (verb.encode(), verb.encode())
+    assert [channel.depth + channel.deferred_count for channel in channels] == [1, 0]
+    assert "channel full; another has" in world.log.getvalue()
 
 
 def test_a_malformed_command_is_answered_after_those_before_it_and_ends_the_stream() -> None:

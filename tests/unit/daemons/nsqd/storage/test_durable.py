@@ -268,6 +268,25 @@ class TestBorrowed:
         backlog.finished(large[:1])
         assert backlog.hold_in_memory(messages(b"a"), lambda messages: None)
 
+    @pytest.mark.parametrize("limit", [0, 1, 9])
+    def test_a_topic_is_emptied_but_for_what_its_channels_have_not_finished(
+        self, tmp_path: Path, limit: int
+    ) -> None:
+        (tmp_path / "data").mkdir()
+        backlog = Durable(tmp_path / "data", limit)
+        backlog.put(messages(b"finished", b"a", b"b", b"waiting", b"waiting too"))
+        done, *left = backlog.take(3)
+        backlog.finished([done])
+        backlog.clear_waiting()
+        assert (len(backlog), backlog.take(10)) == (0, [])
+        reborn = killed(backlog, tmp_path / "after")
+        again = reborn.take(10)
+        assert ids(again) == ids(left)
+        reborn.finished(again)
+        reborn.clear_waiting()
+        assert (len(reborn), reborn.disk.depth) == (0, 0)
+        reborn.delete()
+
     def test_a_stop_writes_no_message_held_in_memory_only(self, backlog: Durable, tmp_path: Path) -> None:
         assert backlog.hold_in_memory([message(b"a")], lambda messages: None)
         (taken,) = backlog.take(1)

@@ -497,6 +497,40 @@ def test_a_removed_message_file_is_noticed_and_its_messages_are_written_again(
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("mem_queue_size", [0, 100])
+def test_emptying_a_topic_keeps_what_a_channel_on_a_full_disk_has_only_in_memory(
+    tmp_path: Path, mem_queue_size: int
+) -> None:
+    data, after = tmp_path / "data", tmp_path / "after"
+    data.mkdir()
+
+    async def scenario() -> None:
+        async with node(data, durable=True, mem_queue_size=mem_queue_size) as one:
+            topic = one.broker.topic("t")
+            topic.pause(True)
+            channels = [topic.channel(name) for name in ("a", "b")]
+            one.broker.publish("t", [b"1", b"2"])
+            one.broker.publish_deferred("t", [(3600.0, b"3")])
+            await one.wait_until_synced()
+            full = OSError(errno.ENOSPC, "No space left on device")
+            with patch.object(channels[1].backlog.disk, "append", side_effect=full):  # type: ignore[attr-defined]
+                topic.pause(False)
+            topic.pause(True)
+            one.broker.publish("t", [b"discarded"])
+            assert [each.depth for each in channels] == [2, 2]
+            topic.empty()
+            assert topic.depth == 0
+            await one.wait_until_synced()
+            shutil.copytree(data, after)
+            assert await one.consume("t", "b", 2) == [b"1", b"2"]
+        async with node(after, durable=True) as two:
+            two.broker.topics["t"].pause(False)
+            assert await two.consume("t", "b", 2) == [b"1", b"2"]
+            assert two.broker.topics["t"].channels["b"].deferred_count == 1
+
+    asyncio.run(scenario())
+
+
 def test_a_removed_file_is_noticed_without_a_publish(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with node(tmp_path, durable=True, sync_timeout=0.01) as one:
