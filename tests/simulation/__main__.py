@@ -18,11 +18,14 @@ def main() -> int:
     parser.add_argument("--seeds", help="run FIRST-LAST")
     parser.add_argument("--minutes", type=float, default=10.0, help="run new seeds for so long")
     parser.add_argument("--first", type=int, help="the first of the new seeds (default: by chance)")
+    parser.add_argument("--schedule", help="run a schedule by name, with its story; all: run all")
     parser.add_argument("--quiet", action="store_true", help="with --seed: only the result, no story")
     options = parser.parse_args()
     world.install()
     from tests.simulation import run
 
+    if options.schedule:
+        return scripted(run, options.schedule, quiet=options.quiet)
     if options.seed is not None:
         return replay(run, options.seed, quiet=options.quiet)
     if options.seeds:
@@ -77,6 +80,23 @@ def replay(run, seed: int, *, quiet: bool) -> int:  # type: ignore[no-untyped-de
         print("VIOLATION", violation)
     print(f"seed {seed}: hash {outcome.trace}, {outcome.virtual:.1f} virtual s, {outcome.cpu:.2f} CPU s")
     return 1 if outcome.violations else 0
+
+
+def scripted(run, name: str, *, quiet: bool) -> int:  # type: ignore[no-untyped-def]
+    """Run schedules; print what does not hold."""
+    from tests.simulation import schedules  # noqa: F401 - it fills the list
+    from tests.simulation.script import perform
+    from tests.simulation.script import schedules as known
+
+    failed = 0
+    for each in known if name == "all" else [name]:
+        tell = None if quiet or name == "all" else print
+        violations = run.child_of(lambda each=each, tell=tell: perform(each, tell))
+        failed += bool(violations)
+        print(f"{'FAILED' if violations else 'ok    '} {each}", flush=True)
+        for violation in violations:
+            print(f"    {violation}", flush=True)
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":

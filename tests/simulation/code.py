@@ -332,6 +332,11 @@ def begin_preempting() -> None:
         module.__dict__["_due"] = due
 
 
+def module(name: str) -> ModuleType:
+    """Return a module of the package by its full name."""
+    return _modules[name]
+
+
 def mark(module: str, site: int) -> None:
     """Have the scheduler asked whenever a thread comes to this statement."""
     _modules[module].__dict__["_marked"][site] = 1
@@ -358,4 +363,4 @@ def knob(module: str, name: str, value: object) -> None:
     setattr(_modules[full], name, value)
 
 
-__all__ = ["Set", "begin_preempting", "install", "knob", "mark", "sites", "sites_of"]
+__all__ = ["Set", "begin_preempting", "install", "knob", "mark", "module", "sites", "sites_of"]

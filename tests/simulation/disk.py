@@ -17,7 +17,7 @@ import pathlib
 import random
 import stat as real_stat
 from collections.abc import Callable, Iterator
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any, Self
 
 from tests.simulation.network import network
@@ -317,10 +317,10 @@ def stat(path: Any, **_: Any) -> Any:
         return real_os.stat(path)
     disk, name = _where(path)
     if not name:
-        return _Stat(real_stat.S_IFDIR | 0o700, 0)
+        return _stat(real_stat.S_IFDIR | 0o700, 0)
     if name not in disk.names:
         raise _error(errno.ENOENT, path)
-    return _Stat(real_stat.S_IFREG | 0o600, len(disk.names[name].content))
+    return _stat(real_stat.S_IFREG | 0o600, len(disk.names[name].content))
 
 
 def fstat(descriptor: int) -> Any:
@@ -328,13 +328,12 @@ def fstat(descriptor: int) -> Any:
         return real_os.fstat(descriptor)
     file = _open_file(descriptor).file
     if file is None:
-        return _Stat(real_stat.S_IFDIR | 0o700, 0)
-    return _Stat(real_stat.S_IFREG | 0o600, len(file.content))
+        return _stat(real_stat.S_IFDIR | 0o700, 0)
+    return _stat(real_stat.S_IFREG | 0o600, len(file.content))
 
 
-class _Stat:
-    def __init__(self, mode: int, size: int) -> None:
-        self.st_mode, self.st_size, self.st_ino, self.st_mtime, self.st_nlink = mode, size, 1, 0.0, 1
+def _stat(mode: int, size: int) -> Any:
+    return SimpleNamespace(st_mode=mode, st_size=size, st_ino=1, st_mtime=0.0, st_nlink=1)
 
 
 def listdir(path: Any) -> list[str]:
@@ -380,7 +379,7 @@ def statvfs(path: Any) -> Any:
         return real_os.statvfs(path)
     disk, _ = _where(path)
     room = int(min(disk.capacity, 10**12) - disk.used)
-    return type("Statvfs", (), {"f_bavail": max(room, 0), "f_frsize": 1, "f_blocks": room, "f_bfree": room})()
+    return SimpleNamespace(f_bavail=max(room, 0), f_frsize=1, f_blocks=room, f_bfree=room)
 
 
 def exists(path: Any) -> bool:
@@ -555,6 +554,7 @@ def modules() -> dict[str, ModuleType]:
             fdatasync=fsync,
             path=StandIn(real_os.path, exists=exists, isdir=isdir),
             getpid=_pid,
+            uname=lambda: SimpleNamespace(nodename="host"),
             register_at_fork=lambda **_: None,
             **calls,
         ),

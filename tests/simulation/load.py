@@ -29,6 +29,8 @@ class Sent:
     state: str = "pending"
     ended: float = 0.0
     error: str = ""
+    by: Any = None
+    """The producer."""
 
 
 @dataclass(eq=False)
@@ -41,6 +43,8 @@ class Handled:
     nsqd: str
     message_id: bytes
     attempts: int
+    by: Any
+    """The consumer."""
     succeeded: bool = False
     requeued_for: float = -1.0
     ended: float = 0.0
@@ -80,6 +84,8 @@ class Load:
         self.chance = random.Random(f"load {plan.seed}")
         self.sent: dict[bytes, Sent] = {}
         self.handled: list[Handled] = []
+        self.made: list[tuple[Process, Any]] = []
+        """Every producer and consumer that there was, with its process."""
         self.calls: list[Call] = []
         self.problems: list[str] = []
         self.over = False
@@ -141,7 +147,9 @@ class Load:
 
     def _new_producer(self) -> Any:
         options = {key: value for key, value in self.plan.client_options.items() if key != "max_in_flight"}
-        return self.nsq.Producer(**self._addresses(), **options)
+        producer = self.nsq.Producer(**self._addresses(), **options)
+        self.made.append((scheduler.me().process, producer))
+        return producer
 
     def _publish(self, client: Client, seed: float) -> None:
         chance = random.Random(seed)
@@ -168,10 +176,13 @@ class Load:
         count = chance.choice((2, 3, 10)) if call == "multi_publish" else 1
         defer = chance.uniform(0.02, self.plan.longest_defer) if call.startswith("defer") else 0.0
         bodies = [self._body(topic, chance) for _ in range(count)]
-        messages = [Sent(self.key(body), topic, call, scheduler.now, defer) for body in bodies]
-        self.sent.update((message.key, message) for message in messages)
         producer = client.made
-        if call == "multi_publish":
+        messages = [Sent(self.key(body), topic, call, scheduler.now, defer, by=producer) for body in bodies]
+        self.sent.update((message.key, message) for message in messages)
+        if call == "http":
+            api = self.api(chance.choice(self.nsqds))
+            self._judged(messages, lambda: api.publish(topic, bodies[0]), timeout=3.0)
+        elif call == "multi_publish":
             self._judged(messages, lambda: producer.multi_publish(topic, bodies, timeout=timeout), timeout)
         elif call in ("publish", "defer"):
             extra = {"defer": defer} if defer else {}
@@ -222,6 +233,8 @@ class Load:
                 message.state = "stored"
             elif error == "perhaps" or getattr(error, "maybe_stored", False):
                 message.state = "perhaps"
+            elif isinstance(error, self.nsq.ApiError) and getattr(error, "status", 0) != 503:
+                message.state = "perhaps"
             elif isinstance(error, self.nsq.NsqError):
                 message.state = "refused"
             else:
@@ -245,8 +258,7 @@ class Load:
         self.consumers.append(client)
 
         def begin() -> None:
-            client.made = client.make()
-            client.made.start()
+            client.made = client.make().start()
 
         client.threads.append(scheduler.start(begin, "main", client.process))
         return client
@@ -274,14 +286,15 @@ class Load:
         )
 
         def handle(message: Any) -> Any:
-            return self._handle(message, name, chance)
+            return self._handle(message, name, chance, consumer)
 
         consumer.add_handler(handle)
+        self.made.append((scheduler.me().process, consumer))
         return consumer
 
-    def _handle(self, message: Any, channel: str, chance: random.Random) -> Any:
+    def _handle(self, message: Any, channel: str, chance: random.Random, by: Any) -> Any:
         handled = Handled(
-            self.key(message.body), channel, scheduler.now, message.nsqd_address, message.id, message.attempts
+            self.key(message.body), channel, scheduler.now, message.nsqd_address, message.id, message.attempts, by
         )
         self.handled.append(handled)
         if scheduler.telling:
@@ -406,6 +419,7 @@ class Load:
 
     def close(self) -> None:
         """Close all producers and stop all consumers."""
+        self.world.until(lambda: all(client.made is not None for client in self.consumers), 60.0)
         left: list[None] = []
 
         def end(client: Client, what: str, action: Callable[..., Any], timeout: float) -> None:

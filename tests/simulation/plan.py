@@ -205,7 +205,7 @@ def _draw_load(chance: random.Random, plan: Plan) -> None:
     plan.producers = chance.choice((1, 1, 2))
     plan.publishers = chance.choice((1, 2, 4))
     plan.pause = chance.choice((0.02, 0.1, 0.3))
-    calls = ("publish", "multi_publish", "publish_async", "defer", "defer_async")
+    calls = ("publish", "multi_publish", "publish_async", "defer", "defer_async", "http")
     plan.calls = {call: chance.random() + 0.1 for call in calls if chance.random() < 0.6} or {"publish": 1.0}
     if plan.focus == "deferred":
         plan.calls["defer"] = 2.0

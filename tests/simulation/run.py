@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pickle
-import random
 import signal
-import sys
 import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from tests.simulation import code
 from tests.simulation.auditor import Auditor
@@ -20,7 +18,7 @@ from tests.simulation.faults import Faults
 from tests.simulation.load import Load
 from tests.simulation.network import network
 from tests.simulation.plan import Hold, Plan, draw
-from tests.simulation.scheduler import EPOCH, Hang, scheduler
+from tests.simulation.scheduler import Hang, scheduler
 from tests.simulation.world import ScenarioFailed, World
 
 #: Virtual seconds in which everything must be delivered once nothing fails any more.
@@ -167,17 +165,23 @@ def _sleep_until(when: float) -> None:
 
 def in_child(plan: Plan, story: bool = False) -> Outcome:
     """Run a plan in a forked child, so that the next run finds the package as this one did."""
+    tell = (lambda line: print(line, flush=True)) if story else None
+    result = child_of(lambda: perform(plan, tell))
+    return result if isinstance(result, Outcome) else Outcome(plan, result)
+
+
+def child_of(work: Callable[[], Any]) -> Any:
+    """Return the result of some work in a forked child, or what ended it as a list of violations."""
     reader, writer = os.pipe()
     child = os.fork()
     if not child:
         os.close(reader)
         try:
-            signal.setitimer(signal.ITIMER_PROF, _CPU_LIMIT)
             signal.signal(signal.SIGPROF, _say_where)
-            tell = (lambda line: print(line, flush=True)) if story else None
-            result = perform(plan, tell)
+            signal.setitimer(signal.ITIMER_PROF, _CPU_LIMIT)
+            result = work()
         except BaseException:
-            result = Outcome(plan, [f"TOOL: {traceback.format_exc()}"])
+            result = [f"TOOL: {traceback.format_exc()}"]
         with os.fdopen(writer, "wb") as pipe:
             pickle.dump(result, pipe)
         os._exit(0)
@@ -185,9 +189,7 @@ def in_child(plan: Plan, story: bool = False) -> Outcome:
     with os.fdopen(reader, "rb") as pipe:
         data = pipe.read()
     os.waitpid(child, 0)
-    if not data:
-        return Outcome(plan, ["TOOL: the run ended without a result"])
-    return pickle.loads(data)  # type: ignore[no-any-return]
+    return pickle.loads(data) if data else ["TOOL: the run ended without a result"]
 
 
 def _say_where(_number: int, frame: object) -> None:
@@ -226,4 +228,4 @@ def _without(items: list[object], size: int) -> Iterator[list[object]]:
         yield items[:start] + items[start + size :]
 
 
-__all__ = ["Outcome", "in_child", "perform", "plan_of", "shrink"]
+__all__ = ["Outcome", "child_of", "in_child", "perform", "plan_of", "shrink"]

@@ -1,0 +1,27 @@
+"""The schedules: each is a failure that was found once, and must not come back. See ``script.py``."""
+
+from __future__ import annotations
+
+import nsq
+from tests.simulation.script import Script, schedule
+
+
+@schedule
+def a_file_that_fills_up_during_a_sync_round_is_synced(script: Script) -> None:
+    """A round syncs a file up to where it was read. What is written to it meanwhile belongs to the next round,
+    also when the queue goes on in another file.
+    """
+    nsqd = script.nsqd(durable=True, max_bytes_per_file=1500)
+    script.hold("daemons.nsqd.disk.syncing:sync_file", "os.close(descriptor)", 0.5)
+    producer = nsq.Producer(nsqd.tcp_address)
+    bodies = [b"%04d" % number + b"x" * 400 for number in range(8)]
+    first = producer.publish_async("orders", bodies[0])
+    script.sleep(0.1)  # its round stands still
+    rest = [producer.publish_async("orders", body) for body in bodies[1:]]
+    for future in [first, *rest]:
+        future.result(10)
+    nsqd.cut_power()
+    script.restart(nsqd)
+    received = script.received(nsqd, "orders", "billing", len(bodies))
+    script.check(set(bodies) <= set(received), f"every confirmed message is there: {len(set(received))} of 8")
+    producer.close()

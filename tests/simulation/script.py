@@ -1,0 +1,138 @@
+"""Scripted schedules: runs in which the steps and the faults are written down by name.
+
+A seed means nothing once the package has changed. A failure that a seed has found is therefore kept as a
+schedule: a function in ``schedules.py`` that sets up what is needed, has threads stand still at a named
+statement, lets a fault happen before a named operation, and says what must hold. No thread is preempted but
+where the schedule says so.
+"""
+
+from __future__ import annotations
+
+import errno
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from tests.simulation import code, threads
+from tests.simulation.scheduler import Thread, scheduler
+from tests.simulation.world import Nsqd, World
+
+Schedule = Callable[["Script"], None]
+schedules: dict[str, Schedule] = {}
+
+
+def schedule(function: Schedule) -> Schedule:
+    schedules[function.__name__] = function
+    return function
+
+
+class Script:
+    """What a schedule uses. ``check`` collects what does not hold."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.violations: list[str] = []
+        self._held: dict[tuple[str, int], list[float]] = {}
+        self._reached: dict[str, int] = {}
+        scheduler.held = self._hold
+
+    def check(self, holds: object, what: str) -> None:
+        if not holds:
+            self.violations.append(f"does not hold: {what}")
+
+    # Daemons and clients.
+
+    def nsqd(self, name: str = "nsqd", **options: Any) -> Nsqd:
+        nsqd = self.world.nsqd(name, **options)
+        self.check(nsqd.start(), f"{name} starts ({nsqd.failure})")
+        return nsqd
+
+    def client(self, main: Callable[[], object], name: str = "client") -> Thread:
+        """Run a function as the main thread of a program."""
+        return scheduler.start(main, "main", self.world.client(name))
+
+    def thread(self, work: Callable[[], object], name: str = "thread") -> threads.Thread:
+        """Run a function on a further thread of the calling program."""
+        thread = threads.Thread(target=work, name=name)
+        thread.start()
+        return thread
+
+    def sleep(self, seconds: float) -> None:
+        threads.sleep(seconds)
+
+    def until(self, condition: Callable[[], object], what: str, seconds: float = 30.0) -> None:
+        """Wait for a condition, which must come."""
+        self.check(self.world.until(condition, seconds, every=0.001), f"{what} within {seconds:g} s")
+
+    def restart(self, nsqd: Nsqd) -> None:
+        self.check(nsqd.start(), f"{nsqd.name} starts again ({nsqd.failure})")
+
+    def received(self, nsqd: Nsqd, topic: str, channel: str, count: int, seconds: float = 10.0) -> list[bytes]:
+        """Consume until so many messages have come, or for ``seconds``; return their bodies."""
+        import nsq
+
+        bodies: list[bytes] = []
+        consumer = nsq.Consumer(topic, channel, nsqd=nsqd.tcp_address, max_in_flight=100, max_attempts=0)
+        consumer.add_handler(lambda message: bodies.append(message.body))
+        consumer.start()
+        self.world.until(lambda: len(bodies) >= count, seconds)
+        consumer.stop(5)
+        return bodies
+
+    # Where threads stand still, and faults.
+
+    def hold(self, function: str, statement: str, seconds: float, nth: int = 1) -> None:
+        """Have the ``nth`` thread that comes to a statement of a function stand still before it. ``function``
+        is ``module:Class.method``, ``statement`` is how the line begins.
+        """
+        module, site = self._place(function, statement)
+        self._held.setdefault((module, site), [0.0] * 50)[nth - 1] = seconds
+        code.mark(module, site)
+
+    def _place(self, function: str, statement: str) -> tuple[str, int]:
+        for module, site in code.sites_of(function):
+            line = code.sites[module][site][1]
+            source = inspect.getsourcelines(code.module(module))[0]
+            if source[line - 1].strip().startswith(statement):
+                return module, site
+        raise LookupError(f"{function} has no line that begins with {statement!r}")
+
+    def _hold(self, module: str, site: int) -> float:
+        seconds = self._held.get((module, site))
+        return seconds.pop(0) if seconds else 0.0
+
+    def before(self, nsqd: Nsqd, operation: str, name: str, act: Callable[[], int | None], nth: int = 1) -> None:
+        """Call ``act`` before the ``nth`` operation of this kind on a file whose name contains ``name``. It
+        may kill the nsqd, cut its power, or return an errno with which the operation fails.
+        """
+        left = [nth]
+
+        def fail(kind: str, file: str) -> int:
+            if kind == operation and name in file:
+                left[0] -= 1
+                if left[0] == 0:
+                    return act() or 0
+            return 0
+
+        nsqd.disk.fail = fail
+
+
+def perform(name: str, tell: Callable[[str], None] | None = None) -> list[str]:
+    """Run a schedule in this process, which must not have run anything; return what does not hold."""
+    world = World(name)
+    script = Script(world)
+    if tell is not None:
+        story = tell
+        scheduler.telling = True
+        scheduler.story = lambda line: story(f"{scheduler.now - 1000:11.6f}  {line}")
+    world.run(lambda: schedules[name](script), preempt=False)
+    for process in world.processes:
+        script.violations += process.crashed
+    for daemon in world.daemons:
+        script.violations += daemon.bugs()
+    return script.violations
+
+
+FULL, BROKEN = errno.ENOSPC, errno.EIO
+
+__all__ = ["BROKEN", "FULL", "Schedule", "Script", "perform", "schedule", "schedules"]
