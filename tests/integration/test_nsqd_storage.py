@@ -403,6 +403,40 @@ class TestAFullDisk:
             (small_disk / "somebody elses second file").unlink()
             eventually(lambda: nsqd.get("/ping").status, lambda status: status == 200)
 
+    @only_ours("durability")
+    def test_deferred_messages_come_when_they_are_due_and_make_room(
+        self, nsqd_factory: Factory[Nsqd], small_disk: Path
+    ) -> None:
+        nsqd = nsqd_factory(**options(True, mem_queue_size=10, msg_timeout=1.0, data_path=str(small_disk)))
+        with consumer(nsqd, "t", rdy=0):
+            pass
+        self.defer_until_refused(nsqd, 1000)
+        self.fill(small_disk)
+        count = channel_stats(nsqd, "t")["deferred_count"]
+        assert count > 50
+        with consumer(nsqd, "t", rdy=count) as client:
+            first, second, *others = take(client, count)
+            client.send(commands.req(first.id, 100))
+            finish_all(client, others)
+            again = {each.id: each for each in take(client, 2)}  # one requeued, the other timed out
+            assert again.keys() == {first.id, second.id}
+            assert {each.attempts for each in again.values()} == {2}
+            assert channel_stats(nsqd, "t")["in_flight_count"] == 2
+            finish_all(client, list(again.values()))
+            eventually(lambda: nsqd.get("/ping").status, lambda status: status == 200)
+        assert nsqd.terminate() == 0
+        nsqd.start()
+        assert channel_stats(nsqd, "t")["depth"] + channel_stats(nsqd, "t")["deferred_count"] == 0
+
+    def defer_until_refused(self, nsqd: Nsqd, delay: int) -> None:
+        with V2Client(nsqd.tcp_address) as client:
+            frame = None
+            while frame is None or frame.type == 0:
+                client.send(commands.dpub("t", delay, b"x" * 4000))
+                frame = client.frame()
+            assert frame.data.startswith(b"E_DPUB_FAILED")
+            assert b"No space left" in frame.data
+
     def agrees(self, nsqd: Nsqd) -> bool:
         """Whether publishers are served, as /ping says too."""
         before = nsqd.get("/ping").status

@@ -104,6 +104,8 @@ class DeferredOnDisk(DeferredInMemory):
         self._unread: list[tuple[int, int, DeferredFile]] = []
         self._current: dict[Bucket, DeferredFile] = {}
         self._in_memory: set[DeferredFile] = set()  # with --durable
+        # Due messages that the queue's disk has refused, and the files that keep them until they are finished.
+        self._memory_only: dict[bytes, tuple[Message, DeferredFile]] = {}
         self._dirty: set[DeferredFile] = set()
         self._failed_files: set[Path] = set()  # files whose last fsync failed; see ``SyncJob``
         self._rewritten: list[DeferredFile] = []
@@ -130,6 +132,9 @@ class DeferredOnDisk(DeferredInMemory):
         self._or_refuse(lambda: files.extend(self._store({None: entries})), size)
         for number, file in enumerate(files):
             self._push(messages[number * FILE_RECORDS : (number + 1) * FILE_RECORDS], file)
+        for message in messages if self._memory_only else ():
+            if (kept := self._memory_only.pop(message.id, None)) is not None:
+                kept[1].leave([message.id])
 
     def _entries(self, messages: list[Message]) -> list[Entry]:
         ahead = self._clock.time_ns() - int(self._clock.now() * 1e9)
@@ -176,7 +181,7 @@ class DeferredOnDisk(DeferredInMemory):
         found = by_bucket(self._entries([message for _, _, message, _ in rest]), self._clock.time_ns())
         soon = len(found.pop(None, ()))
         self._store(found)
-        self._released(rest[soon:])
+        self._released(rest[soon:], stored=True)
         self._heap[kept:] = sorted(rest[:soon] + held)
         if self._durable:
             self._write_rest_again()
@@ -239,12 +244,12 @@ class DeferredOnDisk(DeferredInMemory):
             check = min(check, self._clock.now() + min(seconds, _LOOK_EVERY))
         return check
 
-    def release(self, now: float, put: Callable[[list[Message]], None]) -> None:
+    def release(self, now: float, put: Callable[[list[Message]], bool]) -> None:
         if self._unread and self._unread[0][0] <= self._clock.time_ns():
             self._open_next_file(now, put)
         super().release(now, put)
 
-    def _open_next_file(self, now: float, put: Callable[[list[Message]], None]) -> None:
+    def _open_next_file(self, now: float, put: Callable[[list[Message]], bool]) -> None:
         """Read the next file if there is room in memory, or make it a file of the queue if all is due."""
         wall, file = self._clock.time_ns(), self._unread[0][2]
         whole = file.intact and file not in self._dirty
@@ -260,11 +265,36 @@ class DeferredOnDisk(DeferredInMemory):
         elif room or file.first <= wall:
             self._read_next_file(now)
 
-    def _released(self, entries: list[tuple[float, int, Message, object]]) -> None:
+    def _released(self, entries: list[tuple[float, int, Message, object]], stored: bool) -> None:
         self._weight -= sum([1 + (len(message.body) >> 10) for _, _, message, _ in entries])
         if self._weight < self._limit:
             self._spill_at = self._limit
-        self._leave(entries)
+        if stored:
+            self._leave(entries)
+        else:
+            self._keep_until_finished(entries)
+
+    def _keep_until_finished(self, entries: list[tuple[float, int, Message, object]]) -> None:
+        for _, _, message, file in entries:
+            if isinstance(file, DeferredFile):
+                self._memory_only[message.id] = message, file
+                self._forget_current(file)  # if the message is deferred again, another file gets it
+
+    def finished(self, messages: list[Message]) -> None:
+        for message in messages:
+            # A message that was deferred again is not in that file any more.
+            if (kept := self._memory_only.pop(message.id, None)) is not None:
+                kept[1].leave([message.id], finished=True)
+
+    def make_room(self) -> bool:
+        """Remove files whose last messages were finished. Returns whether there were any.
+
+        For a full disk. Messages that have moved must be synced elsewhere first; see ``synced``.
+        """
+        files = [file for file in self._in_memory if not file.left and all(file.leaving.values())]
+        for file in files:
+            self._forget_file(file)
+        return bool(files)
 
     def _leave(self, entries: list[tuple[float, int, Message, object]]) -> None:
         """Note that these messages are not in their files any more."""
@@ -514,9 +544,11 @@ class DeferredOnDisk(DeferredInMemory):
         unread = sorted((file for _, _, file in self._unread), key=lambda file: file.first)
         files = [file for file in unread if file.left and file.intact]
         self._rewritten += [file for file in unread if not file.left]
-        left = len(self)
+        in_memory = [message for _, _, message, _ in self._heap]
+        in_memory += [message for message, _ in self._memory_only.values()]
+        left = len(in_memory) + self.on_disk
         try:
-            files += self._write_files(sorted(self._entries([message for _, _, message, _ in self._heap])))
+            files += self._write_files(sorted(self._entries(in_memory)))
             self._rewritten += sorted(self._in_memory)
             for file in [file for file in unread if file.left and not file.intact]:
                 entries, problem = file.read(self._sizes)
@@ -610,6 +642,7 @@ class DeferredOnDisk(DeferredInMemory):
         self._unread.clear()
         self._current.clear()
         self._in_memory.clear()
+        self._memory_only.clear()
         self._dirty.clear()
         self._failed_files.clear()
         if len(files) > _REMOVED_AT_ONCE:

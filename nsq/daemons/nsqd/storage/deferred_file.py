@@ -89,7 +89,8 @@ class DeferredFile:
         self.first_due = self.last_due = 0  # not of a journal, whose messages come in any order
         self.count = self.left = 0  # messages in it, and those that have not left it
         self.sizes = (0, 0)  # of the index and of the records
-        self.leaving: dict[bytes, None] = {}  # messages that have left; the index does not say so yet
+        # Messages that have left, though the index does not say so yet; whether each is finished, not moved.
+        self.leaving: dict[bytes, bool] = {}
         self.intact = False  # whether it has exactly the messages that it says, so that it can be joined
         self.was_read = False  # into memory, in this run or an earlier one
         self.damaged = False  # whether some messages were lost, or their due times
@@ -150,10 +151,10 @@ class DeferredFile:
         index = self.index.stat().st_size if self.index.is_file() else 0
         self.sizes = (index // _ENTRY.size * _ENTRY.size, self.data.stat().st_size)
 
-    def leave(self, ids: Iterable[bytes]) -> None:
-        """Note in memory that these messages are elsewhere; see ``write_left``."""
+    def leave(self, ids: Iterable[bytes], *, finished: bool = False) -> None:
+        """Note in memory that these messages are elsewhere, or finished; see ``write_left``."""
         before = len(self.leaving)
-        self.leaving.update(dict.fromkeys(ids))
+        self.leaving.update(dict.fromkeys(ids, finished))
         self.left -= len(self.leaving) - before
         self.intact = False
 

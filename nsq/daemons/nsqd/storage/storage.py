@@ -470,6 +470,8 @@ class Storage:
         for name, backlog in there.items():
             if not self._options.durable or name not in unsynced:
                 made |= backlog.make_room()
+        for deferred in self._deferred.values():
+            made |= deferred.make_room()
         return made
 
     def _write_succeeded(self) -> None:

@@ -87,6 +87,7 @@ class Node:
         )
         self.released: list[tuple[float, Message]] = []
         self.joined = 0  # how many of them came in files that joined the queue
+        self.full = False  # whether the queue keeps them in memory only
         NODES.append(self)
 
     def add(self, *delays: float) -> None:
@@ -110,11 +111,12 @@ class Node:
         self.clock.advance_without_calls(end - self.clock.now())
         return bodies(each for _, each in self.released[before:])
 
-    def _put(self, found: list[Message]) -> None:
+    def _put(self, found: list[Message]) -> bool:
         """Take released messages, or those of a file that has joined the queue."""
         joined = [decode(record) for _, record in self.disk.read(10_000)] if not found else []
         self.joined += len(joined)
         self.released += [(self.clock.now(), each) for each in found + joined]
+        return not self.full
 
     def lateness(self) -> list[float]:
         """How late each message was released, in seconds; negative if it was early."""
@@ -449,6 +451,84 @@ def test_on_a_full_disk_files_are_read_without_room_for_narrower_buckets(tmp_pat
     with room_for(0):
         assert len(node.run(2 * DAY)) == 100
     assert max(node.lateness()) < 0.002
+
+
+class TestDueOnAFullDisk:
+    """The queue has such messages only in memory, so that consumers can make room."""
+
+    def node(self, directory: Path) -> tuple[Node, list[Message]]:
+        """Of four messages three are due."""
+        directory.mkdir()
+        node = Node(directory, durable=True)
+        node.add(1.0, 1.1, 1.2, 50.0)
+        node.sync()
+        node.full = True
+        node.run(2.0)
+        return node, [each for _, each in node.released]
+
+    def test_a_kill_repeats_them_all_until_finished_ones_are_synced(self, tmp_path: Path) -> None:
+        node, due = self.node(tmp_path / "a")
+        node.deferred.finished(due[:2])
+        after = later(node, node.copy(tmp_path / "b"))
+        assert (len(after.run(1.0)), len(after.deferred)) == (3, 1)
+        node.sync()
+        after = later(node, node.copy(tmp_path / "c"))
+        assert (after.run(1.0), len(after.deferred)) == ([due[2].body], 1)
+
+    def test_a_file_goes_at_once_when_all_its_messages_are_finished(self, tmp_path: Path) -> None:
+        node, due = self.node(tmp_path / "a")
+        node.deferred.finished(due)
+        assert not node.deferred.make_room()
+        node.run(50.0)
+        assert not node.deferred.make_room()
+        node.deferred.finished([node.released[-1][1]])
+        assert node.deferred.make_room()
+        assert names(node.directory) == []
+
+    def test_a_file_stays_until_messages_that_have_moved_are_synced(self, tmp_path: Path) -> None:
+        node, due = self.node(tmp_path / "a")
+        node.deferred.finished(due)
+        node.full = False
+        node.run(50.0)
+        assert not node.deferred.make_room()
+        node.sync()
+        assert names(node.directory) == []
+
+    def test_a_stop_writes_them_with_their_attempts(self, tmp_path: Path) -> None:
+        node, due = self.node(tmp_path / "a")
+        node.deferred.finished(due[:1])
+        due[1].attempts = 7
+        due[2].due = node.clock.now() + 30.0  # the disk refuses to defer it again
+        node.deferred.hold(due[2:])
+        assert node.deferred.take_held() == due[2:]
+        node = restarted(node)
+        assert node.run(1.0) == [due[1].body]
+        assert node.released[0][1].attempts == 7
+        assert node.run(28.0) == []
+        assert node.run(5.0) == [due[2].body]
+        assert len(node.run(50.0)) == 1
+
+    @pytest.mark.parametrize("synced", [False, True])
+    def test_one_that_is_deferred_again_is_in_one_file_with_its_new_due_time(
+        self, tmp_path: Path, synced: bool
+    ) -> None:
+        node, due = self.node(tmp_path / "a")
+        due[0].due = node.clock.now() + 20.0
+        node.deferred.add(due[:1])
+        node.deferred.finished(due)  # the backlog has forgotten the first
+        assert not node.deferred.make_room()
+        if synced:
+            node.sync()
+        after = later(node, node.copy(tmp_path / "b"))
+        assert len(after.run(19.0)) == (0 if synced else 2)
+        assert after.run(2.0) == [due[0].body]
+
+    def test_emptying_forgets_them(self, tmp_path: Path) -> None:
+        node, due = self.node(tmp_path / "a")
+        node.deferred.finished(due)  # the backlog is emptied first
+        node.deferred.clear()
+        node = restarted(node)
+        assert (len(node.deferred), names(node.directory)) == (0, [])
 
 
 @pytest.mark.parametrize("damage", ["cut records", "cut index", "no index", "no records"])

@@ -37,6 +37,10 @@ def killed(backlog: Durable, directory: Path, limit: int = 3, clock: FakeClock |
     return Durable(directory, limit, clock)
 
 
+def forgotten(finished: list[Message]) -> None:
+    """Called with messages that were in memory only."""
+
+
 def many(count: int) -> list[Message]:
     return messages(*[b"x"] * count)
 
@@ -99,7 +103,7 @@ class TestDeferred:
     def test_a_due_message_without_a_record_is_stored(self, backlog: Durable, tmp_path: Path) -> None:
         backlog.put(messages(b"a"))
         (held,) = backlog.take(1)  # the disk refused to defer it, so its record is still here
-        backlog.put_due([held, message(b"b")])
+        backlog.put_due([held, message(b"b")], forgotten)
         assert (bodies(backlog.take(5)), backlog.disk.depth) == ([b"b", b"a"], 2)
 
     @pytest.mark.parametrize("before", [0, 5])
@@ -153,7 +157,7 @@ def test_a_record_that_is_not_needed_hides_no_later_record_of_its_message(tmp_pa
     backlog.skip_records({place: each for each, place in backlog.disk.unread_ids(2)[1:]})
     backlog.close([])
     again = Durable(before, limit=0)
-    again.put_due([first])
+    again.put_due([first], forgotten)
     assert bodies(again.take(10)) == [b"waits", b"deferred"]
     after_kill = killed(again, tmp_path / "after")
     assert bodies(after_kill.take(10)) == [b"waits", b"deferred"]
@@ -267,6 +271,24 @@ class TestBorrowed:
         assert not backlog.hold_in_memory(messages(b"a"), lambda messages: None)
         backlog.finished(large[:1])
         assert backlog.hold_in_memory(messages(b"a"), lambda messages: None)
+
+    def test_due_messages_that_the_disk_refuses_are_delivered_up_to_so_many(self, backlog: Durable) -> None:
+        finished: list[bytes] = []
+        backlog.put(messages(b"a"))
+        (held,) = backlog.take(1)  # the disk refused to defer it, so its record is still here
+        due = [held, *messages(b"b", b"c")]
+        with room_for(10), patch.object(durable, "_MOST_MEMORY_ONLY", 2):
+            assert not backlog.put_due(due, lambda messages: finished.extend(bodies(messages)))
+            with pytest.raises(StorageFailed, match="No space left"):
+                backlog.put_due(messages(b"d"), forgotten)
+            taken = backlog.take(10)
+            assert bodies(taken) == [b"a", b"b", b"c"]
+            backlog.put_back(taken[1:2])  # requeued, or timed out
+            backlog.finished([taken[0], taken[2]])
+            assert finished == [b"c"]
+            assert not backlog.put_due(messages(b"d"), forgotten)
+        assert bodies(backlog.take(10)) == [b"b", b"d"]
+        assert backlog.put_due(messages(b"e"), forgotten)
 
     def test_a_stop_writes_no_message_held_in_memory_only(self, backlog: Durable, tmp_path: Path) -> None:
         assert backlog.hold_in_memory([message(b"a")], lambda messages: None)
