@@ -7,7 +7,7 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -427,6 +427,33 @@ class TestAFullDisk:
         assert nsqd.terminate() == 0
         nsqd.start()
         assert channel_stats(nsqd, "t")["depth"] + channel_stats(nsqd, "t")["deferred_count"] == 0
+
+    @only_ours("durability")
+    @pytest.mark.parametrize("end", [Nsqd.kill, Nsqd.terminate])
+    def test_the_end_of_nsqd_on_a_full_disk_loses_no_deferred_message(
+        self, nsqd_factory: Factory[Nsqd], small_disk: Path, end: Callable[[Nsqd], object]
+    ) -> None:
+        nsqd = nsqd_factory(**options(True, mem_queue_size=10, data_path=str(small_disk)))
+        with consumer(nsqd, "t", rdy=0):
+            publish(nsqd, "t", [b"requeued"])
+        (small_disk / "somebody elses file").write_bytes(b"x" * 320 * 1024)
+        self.defer_until_refused(nsqd, 1000)
+        self.fill(small_disk)
+        count = channel_stats(nsqd, "t")["deferred_count"]
+        with consumer(nsqd, "t", rdy=count) as client:
+            client.send(commands.req(client.expect_message().id, 60_000))
+            first, second, *others = take(client, count)
+            client.send(commands.req(first.id, 60_000))
+            finish_all(client, [second])
+            eventually(lambda: channel_stats(nsqd, "t")["in_flight_count"], lambda held: held == len(others))
+        end(nsqd)
+        (small_disk / "somebody elses file").unlink()
+        nsqd.start()
+        with consumer(nsqd, "t", rdy=count + 1) as client:
+            again = set[bytes]()
+            # Also the finished one, for which the full disk had no room.
+            while not again >= {each.id for each in [second, *others]}:
+                again.add(client.expect_message().id)
 
     def defer_until_refused(self, nsqd: Nsqd, delay: int) -> None:
         with V2Client(nsqd.tcp_address) as client:
