@@ -487,9 +487,9 @@ class DeferredOnDisk(DeferredInMemory):
             self._dirty.update(file for file in files if not file.removed)
             queued = self._disk.unread_ids(COMPARED)
             files = [file for _, _, file in self._unread]
-            self.obsolete = choose_records(queued, files, self._sizes)
-            self.on_disk = sum(file.left for file in files)
             in_topic = waiting_in_topic()
+            self.obsolete = choose_records(queued, files, self._sizes, in_topic)
+            self.on_disk = sum(file.left for file in files)
             known = {each for each, _ in queued}
             for file in files:
                 if not in_topic.isdisjoint(file.read_index()):

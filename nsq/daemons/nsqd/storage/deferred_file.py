@@ -193,7 +193,7 @@ class DeferredFile:
             self.unwritten = len(lost)
         elif lost:
             problem = problem or f"lacks {len(lost)} messages"
-        without = sum(each not in dues for each in records)
+        without = sum(each not in dues and each not in self.leaving for each in records)
         if without:
             problem = problem or f"lacks {without} due times: these messages are delivered at once"
         entries = [
@@ -211,6 +211,22 @@ class DeferredFile:
         for special in (_JOINED, _BYTES, _READ):
             dues.pop(special, None)
         return dues
+
+    def ids_without_due_time(self, dues: dict[bytes, int], sizes: Bounds) -> set[bytes]:
+        """Return the ids of messages with a record and no entry in the index, whose due times are ``dues``.
+        Only a power cut, or damage, can leave such messages.
+        """
+        try:
+            content = read_regular(self.data)[: self.sizes[1]]
+        except OSError:  # reading it later logs the problem
+            return set()
+        spans, _ = cut(content, 0, len(content), sizes)
+        found = {content[start + 10 : start + HEAD_SIZE] for start, _ in spans}.difference(dues)
+        if found:
+            self.left = len(found) + sum(due != HAS_LEFT for due in dues.values())
+            self.count = max(self.count, self.left)
+            self.intact = False
+        return found
 
     def known_ids(self, sizes: Bounds) -> set[bytes]:
         """Return the ids of the messages that have a record here or have left. The index may also have some
@@ -289,22 +305,29 @@ class DeferredFile:
 
 
 def choose_records(
-    queued: list[tuple[bytes, Place]], files: list[DeferredFile], sizes: Bounds
+    queued: list[tuple[bytes, Place]], files: list[DeferredFile], sizes: Bounds, in_topic: frozenset[bytes]
 ) -> dict[Place, bytes]:
     """Of each message that a kill left with several records, choose one; return those of the queue that do
-    not count. ``queued`` has the ids and places of the queue's records.
+    not count. ``queued`` has the ids and places of the queue's records, ``in_topic`` the ids of messages
+    that the topic will hand over again.
 
     A message gets its next record before the last one is given up. So the files can have it twice: the one
-    due last counts. And the queue can have it too: it was deferred after that, or is due already.
+    due last counts. And the queue can have it too: it was deferred after that, or is due already. A power cut
+    can leave a new record without its due time: then an older one counts, or that of the topic.
     """
     suspects = {each for each, _ in queued}
+    incomplete: set[DeferredFile] = set()
     for file in files:
         dues = file.read_index()
         if file.was_read:
             suspects.update(dues)
+        if without := file.ids_without_due_time(dues, sizes):
+            incomplete.add(file)
+            suspects.update(without)
+            file.leave(without & in_topic)
     chosen: dict[bytes, tuple[int, DeferredFile]] = {}
     for file in files:
-        if suspects.isdisjoint(file.read_index()):
+        if suspects.isdisjoint(file.read_index()) and file not in incomplete:
             continue
         with suppress(OSError):  # reading it later logs the problem
             for due, record in file.read(sizes)[0]:

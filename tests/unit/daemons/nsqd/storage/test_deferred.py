@@ -403,6 +403,55 @@ def test_two_records_of_a_message_in_one_file_spoil_no_other_after_a_stop_and_a_
     assert (after.run(1.0), sorted(after.run(1.0))) == ([], [b"50.0", b"50.1"])
 
 
+def after_power_cut(node: Node, target: Path, synced: Path, index_bytes: int) -> Node:
+    """Keep the files that were ``synced``, and of the new ones the records but not all of the index."""
+    node.copy(target)
+    for index in target.glob("*.dues.dat"):
+        if not (synced / index.name).exists():
+            index.write_bytes(index.read_bytes()[:index_bytes])
+    shutil.copytree(synced, target, dirs_exist_ok=True)
+    return later(node, target)
+
+
+@pytest.mark.parametrize("index_bytes", [0, 48])
+@pytest.mark.parametrize("to", ["another journal", "a narrower bucket"])
+def test_a_message_in_a_new_file_whose_index_a_power_cut_has_cut_keeps_the_due_time_in_its_old_file(
+    tmp_path: Path, to: str, index_bytes: int
+) -> None:
+    (tmp_path / "a").mkdir()
+    node = Node(tmp_path / "a", durable=True)
+    node.add(*[5000.0 + number for number in range(20)])
+    node.sync()
+    if to == "a narrower bucket":
+        node = restarted(node)
+        node.sync()
+    synced = node.copy(tmp_path / "synced")
+    if to == "another journal":
+        node.deferred.begin_new_files()
+        node.deferred._write_again({*node.deferred._in_memory})
+    else:
+        node.run(4999.5)
+    assert len(names(node.directory)) > len(names(synced))
+    after = after_power_cut(node, tmp_path / "after", synced, index_bytes)
+    found = after.run(6000.0)
+    assert (len(set(found)), min(after.lateness()) > -0.001) == (20, True)
+    assert after.log.complaints == []
+
+
+def test_a_message_whose_index_a_power_cut_has_cut_comes_again_from_its_topic(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "synced").mkdir()
+    node = Node(tmp_path / "a", durable=True)
+    sent = [message(body, node.clock.now() + 50.0) for body in (b"50.0", b"50.1")]
+    node.deferred.add(sent)
+    node.copy(tmp_path / "after")
+    (index,) = (tmp_path / "after").glob("*.dues.dat")
+    index.write_bytes(index.read_bytes()[:48])  # the mark of a journal, and the first message
+    after = later(node, tmp_path / "after", in_topic=frozenset(each.id for each in sent))
+    assert after.deferred.repeated == {sent[0].id}  # the channel takes the other one from the topic
+    assert (after.run(49.0), after.run(2.0)) == ([], [b"50.0"])
+
+
 def test_a_message_that_comes_back_before_the_sync_stays(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     node = Node(tmp_path / "a", durable=True)
