@@ -109,6 +109,7 @@ class DeferredOnDisk(DeferredInMemory):
         self._dirty: set[DeferredFile] = set()
         self._failed_files: set[Path] = set()  # files whose last fsync failed; see ``SyncJob``
         self._rewritten: list[DeferredFile] = []
+        self._joining: list[DeferredFile] = []  # at a stop: files that are going to be files of the queue
         self.on_disk = 0
         #: After a kill: records in the queue to skip, with the message's id; see ``choose_records``.
         self.obsolete: dict[Place, bytes] = {}
@@ -474,9 +475,18 @@ class DeferredOnDisk(DeferredInMemory):
     def _recover(self, numbers: list[int], waiting_in_topic: Callable[[], frozenset[bytes]]) -> None:
         self._number = numbers[-1] if numbers else 0
         files = [DeferredFile(self._directory, self._disk.name, number) for number in numbers]
+        joined = [
+            (place, size, file)
+            for file in files
+            if not file.data.exists()
+            for place, size in file.read_joined()
+        ]
         # From the queue's end to its beginning, as the last file can be taken out.
-        for file in sorted(files, key=lambda file: file.read_joined(), reverse=True):
-            if not file.data.exists() and not self._take_back(file):
+        for place, size, file in sorted(joined, reverse=True):
+            if not file.intact:
+                self._take_back(file, place, size)
+        for file in files:
+            if not file.data.exists():
                 file.remove()
         left = [file for file in files if not file.removed and not file.intact]
         for file in left:  # by a kill
@@ -496,22 +506,20 @@ class DeferredOnDisk(DeferredInMemory):
                     known |= file.known_ids(self._sizes)
             self.repeated = known & in_topic
 
-    def _take_back(self, file: DeferredFile) -> bool:
+    def _take_back(self, file: DeferredFile, place: int, size: int) -> None:
         """Take a file's records back from the queue, if no message of it has been read and it is the same."""
-        place, size = file.read_joined()
         path = self._disk.last_full_file(place)
         dues = file.read_index()
         if path is None or not dues or path.stat().st_size != size:
-            return False
+            return
         with open(path, "rb") as records:
             if message_id(records.read(SIZE_BYTES + HEAD_SIZE)[SIZE_BYTES:]) != next(iter(dues)):
-                return False
+                return
         count = file.count_joined()
         self._disk.take_out_last_file(place, file.data, count)
         self._take_in(file, dues)
         file.count = count
         file.note_taken_back(size)
-        return True
 
     def _take_in(self, file: DeferredFile, dues: dict[bytes, int]) -> None:
         """Note a file of an earlier run."""
@@ -537,10 +545,12 @@ class DeferredOnDisk(DeferredInMemory):
         return [message for _, _, message, _ in held]
 
     def persist(self) -> list[SyncJob]:
-        """Write the messages in memory, and join all files to the queue. Returns the jobs that sync them.
+        """Write the messages in memory to files, and note in all indexes which files of the queue they are
+        going to be. Returns the jobs that sync this; call ``join`` afterwards.
 
-        Raises StorageFailed if some of them are lost, or not in the queue.
+        Raises StorageFailed if some messages are lost, or will not be in the queue.
         """
+        self.make_room()
         unread = sorted((file for _, _, file in self._unread), key=lambda file: file.first)
         files = [file for file in unread if file.left and file.intact]
         self._rewritten += [file for file in unread if not file.left]
@@ -553,21 +563,44 @@ class DeferredOnDisk(DeferredInMemory):
             for file in [file for file in unread if file.left and not file.intact]:
                 entries, problem = file.read(self._sizes)
                 self._report(file, problem)
+                file.write_read()
+                self._dirty.add(file)
                 files += self._write_files(sorted(entries))
                 self._rewritten.append(file)
-            for file in files:
-                self._join(file)
-                left -= file.left
+            self._disk.begin_new_file()
+            for number, file in enumerate(files, self._disk.written.file):
+                file.write_joined(number)
         except OSError as error:
-            text = f"{left} deferred messages of {self._disk.name} are lost or not in the queue: {error}"
-            raise StorageFailed(text) from error
+            raise self._not_in_queue(left, error) from error
         finally:
             for file in [*self._in_memory, *self._dirty, *files]:
                 file.close()
+        self._joining = files
         if not files:
             return []
-        indexes = {file.index: file.sizes[0] for file in files}
-        return [SyncJob(self._directory, indexes, new_names=True, failed=self._failed_files)]
+        sizes = {file.index: file.sizes[0] for file in {*files, *self._dirty}}
+        sizes |= {file.data: file.sizes[1] for file in files}
+        return [SyncJob(self._directory, sizes, new_names=True, failed=self._failed_files)]
+
+    def join(self, *, synced: bool) -> None:
+        """Rename the files to be files of the queue. Their records and indexes should be ``synced`` before:
+        else a power cut could leave records in the queue whose index does not say so. Raises StorageFailed.
+        """
+        files, self._joining = self._joining, []
+        left = sum(file.left for file in files)
+        try:
+            for file in files:
+                os.truncate(file.data, file.sizes[1])
+                failed = file.data in self._failed_files
+                self._disk.join_file(file.data, file.count, file.sizes[1], synced=synced, failed=failed)
+                left -= file.left
+        except OSError as error:
+            raise self._not_in_queue(left, error) from error
+
+    def _not_in_queue(self, left: int, error: OSError) -> StorageFailed:
+        return StorageFailed(
+            f"{left} deferred messages of {self._disk.name} are lost or not in the queue: {error}"
+        )
 
     def _write_files(self, entries: list[Entry]) -> list[DeferredFile]:
         """Write messages to new files."""
@@ -589,14 +622,6 @@ class DeferredOnDisk(DeferredInMemory):
                     file.remove()
             raise
         return files
-
-    def _join(self, file: DeferredFile) -> None:
-        file.close()
-        os.truncate(file.data, file.sizes[1])
-        self._disk.begin_new_file()
-        file.write_joined(self._disk.written.file)
-        file.close()
-        self._disk.join_file(file.data, file.count, file.sizes[1], failed=file.data in self._failed_files)
 
     def remove_rewritten(self) -> None:
         """Remove files whose messages are elsewhere, after everything is synced."""

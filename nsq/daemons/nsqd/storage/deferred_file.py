@@ -8,6 +8,7 @@ into memory, or that its records were renamed to be a file of the channel's queu
 from __future__ import annotations
 
 import bisect
+import itertools
 import os
 import re
 import struct
@@ -243,13 +244,20 @@ class DeferredFile:
         last = max(place for place, (mark, _) in enumerate(entries) if mark == _JOINED)
         return sum(each not in (_JOINED, _BYTES, _READ) for each, _ in entries[:last])
 
-    def read_joined(self) -> tuple[int, int]:
-        """Return the number and size of the queue's file that the records were joined to; else (-1, 0)."""
+    def read_joined(self) -> list[tuple[int, int]]:
+        """Return the numbers and sizes of the queue's files that stops have made of the records.
+
+        A power cut can undo the renaming of later ones.
+        """
         try:
-            special = {mark: value for mark, value in self._index_entries() if mark in (_JOINED, _BYTES)}
+            entries = self._index_entries()
         except OSError:
-            return -1, 0
-        return (special[_JOINED], special[_BYTES]) if len(special) == 2 else (-1, 0)
+            return []
+        return [
+            (number, size)
+            for (mark, number), (other, size) in itertools.pairwise(entries)
+            if mark == _JOINED and other == _BYTES
+        ]
 
     def _index_entries(self) -> list[tuple[bytes, int]]:
         content = read_regular(self.index)

@@ -129,9 +129,10 @@ class Node:
         self.disk.sync()
 
     def stop(self) -> None:
-        jobs = self.deferred.persist()
+        run_together(self.deferred.persist())
+        self.deferred.join(synced=True)
         queue = self.disk.sync_job()
-        run_together(jobs + ([queue] if queue is not None else []))
+        run_together([queue] if queue is not None else [])
         self.deferred.remove_rewritten()
         self.disk.release()
 
@@ -282,6 +283,45 @@ def test_a_power_cut_that_undoes_the_renaming_at_the_start_costs_no_due_time(tmp
     again.run(300.0)
     assert len(again.released) == 3
     assert min(again.lateness()) > -0.001
+
+
+def test_a_power_cut_that_undoes_the_renaming_at_a_second_stop_costs_no_due_time(tmp_path: Path) -> None:
+    directory = tmp_path / "here"
+    directory.mkdir()
+    node = Node(directory, durable=True)
+    node.add(100.0, 200.0, 300.0)
+    node.stop()
+    cut = node.copy(tmp_path / "after the power cut")
+    node = later(node, directory)
+    node.disk.append([b"r" * HEAD_SIZE + b"waits"])
+    node.stop()  # under another number
+    for index in directory.glob("*.dues.dat"):
+        shutil.copy(index, cut)
+    again = later(node, cut)
+    again.run(300.0)
+    assert len(again.released) == 3
+    assert min(again.lateness()) > -0.001
+
+
+def test_a_stop_syncs_records_and_indexes_before_it_renames_them(tmp_path: Path) -> None:
+    node = Node(tmp_path, durable=True)
+    node.add(*delays(30))  # some in memory, some only on disk
+    (job,) = node.deferred.persist()
+    node.deferred.join(synced=True)
+    written = {path.name for path in job.files}
+    gone = {path.name for path in job.files if not path.exists()}
+    assert gone and {name.replace(".dat", ".dues.dat") for name in gone} < written
+
+
+def test_a_kill_in_a_stop_after_another_kill_repeats_nothing(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    node = Node(tmp_path / "a", durable=True)
+    node.add(*delays(30))
+    node = restarted(node)
+    again = later(node, node.copy(tmp_path / "b"))
+    again.deferred.persist()
+    last = later(again, again.copy(tmp_path / "c"))
+    assert (len(last.deferred), len(last.run(2 * DAY))) == (30, 30)
 
 
 @MODES
