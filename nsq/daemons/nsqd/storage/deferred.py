@@ -191,22 +191,22 @@ class DeferredOnDisk(DeferredInMemory):
 
     def _store(self, found: dict[Bucket, list[Entry]]) -> list[DeferredFile]:
         """Write messages to the files of their buckets; all or none. Raises OSError."""
-        done: list[tuple[DeferredFile, int, tuple[int, int]]] = []
+        done: list[tuple[DeferredFile, int, tuple[int, int], int]] = []
         try:
             for place, entries in found.items():
                 for start in range(0, len(entries), FILE_RECORDS):
                     file = self._current_file(place)
-                    done.append((file, file.count, file.sizes))
+                    done.append((file, file.count, file.sizes, file.latest))
                     file.append(entries[start : start + FILE_RECORDS])
         except OSError:
-            for file, count, sizes in reversed(done):
-                file.undo(count, sizes)
+            for file, *before in reversed(done):
+                file.undo(*before)
             raise
         finally:
             if not self._durable:
-                for file, _, _ in done:
+                for file, *_ in done:
                     file.close()
-        files = [file for file, _, _ in done]
+        files = [file for file, *_ in done]
         self.on_disk += sum(len(entries) for place, entries in found.items() if place is not None)
         if self._durable and files:
             self._dirty.update(files)

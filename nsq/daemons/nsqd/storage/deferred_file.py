@@ -2,7 +2,8 @@
 
 Its index, ``NAME.deferred.NNNNNN.dues.dat``, has each message's id and due time on the wall clock; 0 if the
 message has left. A later entry for an id replaces an earlier one. Other entries say that the file was read
-into memory, or that its records were renamed to be a file of the channel's queue.
+into memory, that its records were renamed to be a file of the channel's queue, or that no message is due
+later than at some time: any that is has a damaged due time.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import itertools
 import os
 import re
 import struct
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -26,6 +28,11 @@ HAS_LEFT = 0
 _JOINED, _BYTES = b"joined the queue", b"bytes of records"
 #: Instead of an id: the file was read into memory, so that its messages may have other records as well.
 _READ = b"read into memory"
+#: Instead of an id: no message is due later.
+LATEST = b"latest due times"
+_SPECIAL = (_JOINED, _BYTES, _READ, LATEST)
+#: Note a time so much later, in nanoseconds, than the latest due time: or many messages would need a new note.
+LATEST_AHEAD = 3600 * 10**9
 
 #: The most messages and bytes of one file: reading one must not keep clients waiting.
 FILE_RECORDS, FILE_BYTES = 2000, 1 << 20
@@ -77,6 +84,16 @@ def by_bucket(entries: list[Entry], wall: int) -> dict[Bucket, list[Entry]]:
     return found
 
 
+def late_due_times(dues: Mapping[bytes, int], latest: int) -> str:
+    """Describe the due times after the latest that was noted; empty if there are none, or nothing was noted."""
+    late = [due for due in dues.values() if latest and due > latest]
+    if not late:
+        return ""
+    until = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(max(late) / 1e9))
+    count = "a due time" if len(late) == 1 else f"{len(late)} due times"
+    return f"has {count} later than all that nsqd wrote there: deferring until then (at last {until} UTC)"
+
+
 class DeferredFile:
     """A file of records and its index. An append that fails changes nothing."""
 
@@ -88,6 +105,7 @@ class DeferredFile:
         self.journal = False  # whether its messages are in memory too, from the beginning
         self.first = self.last = 0  # of the bucket: all due times are between them
         self.first_due = self.last_due = 0  # not of a journal, whose messages come in any order
+        self.latest = 0  # all due times are before it, as the index says; 0 if it does not say
         self.count = self.left = 0  # messages in it, and those that have not left it
         self.sizes = (0, 0)  # of the index and of the records
         # Messages that have left, though the index does not say so yet; whether each is finished, not moved.
@@ -121,8 +139,13 @@ class DeferredFile:
         index = [_ENTRY.pack(record[10:HEAD_SIZE], due) for due, record in entries]
         if self.journal and not self.sizes[0]:
             index.insert(0, _ENTRY.pack(_READ, HAS_LEFT))
+        latest = max(entries)[0]
+        if latest > self.latest:
+            latest += LATEST_AHEAD
+            index.insert(0, _ENTRY.pack(LATEST, latest))
         # The index first: a kill in between must not leave a record without a due time.
         self._write(b"".join(index), b"".join([pack_size(len(each)) + each for _, each in entries]))
+        self.latest = max(self.latest, latest)
         self.count += len(entries)
         self.left += len(entries)
         self.first_due = min(self.first_due or entries[0][0], entries[0][0])
@@ -132,10 +155,10 @@ class DeferredFile:
             for _, record in entries:  # it has come back before the index said that it had left
                 self.leaving.pop(message_id(record), None)
 
-    def undo(self, count: int, sizes: tuple[int, int]) -> None:
+    def undo(self, count: int, sizes: tuple[int, int], latest: int) -> None:
         """Remove the messages behind the first ``count``."""
         self.left -= self.count - count
-        self.count, self.sizes = count, sizes
+        self.count, self.sizes, self.latest = count, sizes, latest
         self._truncate()
 
     def note_taken_back(self, size: int) -> None:
@@ -197,6 +220,7 @@ class DeferredFile:
         without = sum(each not in dues and each not in self.leaving for each in records)
         if without:
             problem = problem or f"lacks {without} due times: these messages are delivered at once"
+        problem = problem or late_due_times(dues, self.latest)
         entries = [
             (dues.get(each, 1), record) for each, record in records.items() if each not in self.leaving
         ]
@@ -209,7 +233,8 @@ class DeferredFile:
         except OSError:
             return {}
         self.was_read |= _READ in dues
-        for special in (_JOINED, _BYTES, _READ):
+        self.latest = max(self.latest, dues.get(LATEST, 0))
+        for special in _SPECIAL:
             dues.pop(special, None)
         return dues
 
@@ -242,7 +267,7 @@ class DeferredFile:
         """Return the number of records that were joined; a message can have two of them."""
         entries = self._index_entries()
         last = max(place for place, (mark, _) in enumerate(entries) if mark == _JOINED)
-        return sum(each not in (_JOINED, _BYTES, _READ) for each, _ in entries[:last])
+        return sum(each not in _SPECIAL for each, _ in entries[:last])
 
     def read_joined(self) -> list[tuple[int, int]]:
         """Return the numbers and sizes of the queue's files that stops have made of the records.

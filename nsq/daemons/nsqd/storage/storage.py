@@ -222,7 +222,7 @@ class Storage:
             files=self._found.pop(name, ()),
             open_files=self._open_files,
         )
-        dues = DueTimes(self._directory.path, name, self._clock, self._open_files)
+        dues = DueTimes(self._directory.path, name, self._clock, self._open_files, self._log)
         if not self._options.durable:
             return MemoryFirstBacklog(
                 disk, dues, limit, failed=self.failed, wrote=self._wrote, make_room=self._make_room

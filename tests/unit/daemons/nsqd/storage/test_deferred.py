@@ -453,7 +453,7 @@ def after_power_cut(node: Node, target: Path, synced: Path, index_bytes: int) ->
     return later(node, target)
 
 
-@pytest.mark.parametrize("index_bytes", [0, 48])
+@pytest.mark.parametrize("index_bytes", [0, 72])
 @pytest.mark.parametrize("to", ["another journal", "a narrower bucket"])
 def test_a_message_in_a_new_file_whose_index_a_power_cut_has_cut_keeps_the_due_time_in_its_old_file(
     tmp_path: Path, to: str, index_bytes: int
@@ -486,7 +486,7 @@ def test_a_message_whose_index_a_power_cut_has_cut_comes_again_from_its_topic(tm
     node.deferred.add(sent)
     node.copy(tmp_path / "after")
     (index,) = (tmp_path / "after").glob("*.dues.dat")
-    index.write_bytes(index.read_bytes()[:48])  # the mark of a journal, and the first message
+    index.write_bytes(index.read_bytes()[:72])  # two notes, and the first message
     after = later(node, tmp_path / "after", in_topic=frozenset(each.id for each in sent))
     assert after.deferred.repeated == {sent[0].id}  # the channel takes the other one from the topic
     assert (after.run(49.0), after.run(2.0)) == ([], [b"50.0"])
@@ -781,6 +781,40 @@ def test_a_stop_on_a_full_disk_says_what_is_lost_and_loses_no_more(tmp_path: Pat
     node.disk.close()
     after = later(node, tmp_path)
     assert len(after.run(2 * DAY)) == 102 - (0 if durable else in_memory)
+
+
+@MODES
+def test_a_damaged_due_time_is_kept_and_reported_once(tmp_path: Path, durable: bool) -> None:
+    """A flipped bit puts a message eighteen years ahead."""
+    node = Node(tmp_path, durable=durable)
+    node.add(*[5000.0 + number for number in range(20)])
+    node.stop()
+    (index, *_) = sorted(tmp_path.glob("*.dues.dat"))
+    content = bytearray(index.read_bytes())
+    content[24 + 16] ^= 0x08  # of the first message's due time
+    index.write_bytes(content)
+    for lines in (1, 0, 0):
+        node = later(node, tmp_path)
+        node.run(5100.0)
+        assert (len(node.deferred), min(node.lateness(), default=0.0) > -0.001) == (1, True)
+        assert node.deferred.next_due() - node.clock.now() > 18 * 365 * DAY
+        assert len(node.log.complaints) == lines
+        node.stop()
+
+
+@MODES
+def test_due_times_ever_later_are_no_damage(tmp_path: Path, durable: bool) -> None:
+    node = Node(tmp_path, durable=durable, limit=100)
+    node.add(*[10_000.0 * number for number in range(1, 300)])
+    with room_for(200), pytest.raises(StorageFailed):
+        node.add(*[8 * 10_000_000.0] * 1000)  # what was written of them is undone
+    node.clock.advance_without_calls(2.0)
+    node.add(*[10_000.0 * number for number in range(1, 300)])
+    node.sync()
+    for _ in range(3):
+        node = restarted(node)
+        node.run(1_000_000.0)
+    assert node.log.complaints == []
 
 
 def test_a_stop_right_after_the_start_keeps_messages_whose_index_is_gone(tmp_path: Path) -> None:
