@@ -38,8 +38,9 @@ with a copy only in memory have finished it (``Portion._memory_only``). Beyond t
 ``Topic._portion``, and is tried again later.
 
 **A message that is deferred** waits beside its channel's backlog, in the channel's ``Deferred``, and enters
-the backlog when it is due (``Backlog.put_due``). While the topic does not flow, it waits in the topic's
-backlog like any other, which knows its due time.
+the backlog when it is due (``Backlog.put_due``). On a full disk a durable backlog keeps it in memory only, up
+to the same limit, and ``Deferred`` on disk until it is finished. While the topic does not flow, it waits in
+the topic's backlog like any other, which knows its due time.
 
 **Three kinds of backlogs,** with one interface (``backlog.py``):
 

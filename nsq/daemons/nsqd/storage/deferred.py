@@ -10,12 +10,13 @@ times, a million of them need no more memory than ten thousand, and those due fi
 A file whose messages are due at the same time, or all due already, is renamed to be a file of the queue.
 
 With --durable, the index of a file notes which messages have left it, when they are synced elsewhere: in
-another file, or in the channel's queue. Now and then the rest of a journal is written to the next one.
+another file, or in the channel's queue. Now and then the rest of a journal is written to the next one. If
+the queue's disk is full, a due message stays in its file until a consumer has finished it.
 
 At a stop the records of each file are renamed to be a file of the channel's queue, where Go's nsqd finds
-them, and the index notes which one. A start takes the file back, if it is still there and unread. A message
-is in one place at a time, so an index that is out of date delivers nothing. Only a kill can leave a message
-in two places; the next start chooses one.
+them. The index has noted which one before. A start takes the file back, if it is still there and unread. A
+message is in one place at a time, so an index that is out of date delivers nothing. Only a kill or a power
+cut can leave a message in two places; the next start chooses one.
 """
 
 from __future__ import annotations
@@ -104,7 +105,8 @@ class DeferredOnDisk(DeferredInMemory):
         self._unread: list[tuple[int, int, DeferredFile]] = []
         self._current: dict[Bucket, DeferredFile] = {}
         self._in_memory: set[DeferredFile] = set()  # with --durable
-        # Due messages that the queue's disk has refused, and the files that keep them until they are finished.
+        # Due messages that the queue's disk has refused, and the files that keep them until they are
+        # finished.
         self._memory_only: dict[bytes, tuple[Message, DeferredFile]] = {}
         self._dirty: set[DeferredFile] = set()
         self._failed_files: set[Path] = set()  # files whose last fsync failed; see ``SyncJob``
@@ -199,8 +201,8 @@ class DeferredOnDisk(DeferredInMemory):
                     done.append((file, file.count, file.sizes, file.latest))
                     file.append(entries[start : start + FILE_RECORDS])
         except OSError:
-            for file, *before in reversed(done):
-                file.undo(*before)
+            for file, count, sizes, latest in reversed(done):
+                file.undo(count, sizes, latest)
             raise
         finally:
             if not self._durable:
@@ -567,7 +569,8 @@ class DeferredOnDisk(DeferredInMemory):
                 self._dirty.add(file)
                 files += self._write_files(sorted(entries))
                 self._rewritten.append(file)
-            self._disk.begin_new_file()
+            if files:
+                self._disk.begin_new_file()
             for number, file in enumerate(files, self._disk.written.file):
                 file.write_joined(number)
         except OSError as error:

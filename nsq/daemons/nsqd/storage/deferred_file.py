@@ -31,7 +31,7 @@ _READ = b"read into memory"
 #: Instead of an id: no message is due later.
 LATEST = b"latest due times"
 _SPECIAL = (_JOINED, _BYTES, _READ, LATEST)
-#: Note a time so much later, in nanoseconds, than the latest due time: or many messages would need a new note.
+#: The noted time is so many nanoseconds after the latest due time, so that few messages need a new note.
 LATEST_AHEAD = 3600 * 10**9
 
 #: The most messages and bytes of one file: reading one must not keep clients waiting.
@@ -85,7 +85,7 @@ def by_bucket(entries: list[Entry], wall: int) -> dict[Bucket, list[Entry]]:
 
 
 def late_due_times(dues: Mapping[bytes, int], latest: int) -> str:
-    """Describe the due times after the latest that was noted; empty if there are none, or nothing was noted."""
+    """Describe the due times after the latest that was noted, if it was and there are any."""
     late = [due for due in dues.values() if latest and due > latest]
     if not late:
         return ""
