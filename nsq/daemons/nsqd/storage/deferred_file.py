@@ -365,6 +365,8 @@ def choose_records(
         with suppress(OSError):  # reading it later logs the problem
             for due, record in file.read(sizes)[0]:
                 each = message_id(record)
+                if file.latest and due > file.latest:
+                    due = 0  # it is damaged: another record counts, if there is one
                 other_due, other = chosen.get(each, (due, file))
                 if due >= other_due:
                     chosen[each] = due, file

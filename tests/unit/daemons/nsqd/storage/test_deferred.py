@@ -803,6 +803,23 @@ def test_a_damaged_due_time_is_kept_and_reported_once(tmp_path: Path, durable: b
         node.stop()
 
 
+def test_of_two_records_that_a_kill_left_the_one_with_a_damaged_due_time_does_not_count(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "a").mkdir()
+    node = Node(tmp_path / "a", durable=True)
+    node.add(*[5000.0 + number for number in range(20)])
+    after_kill = node.copy(tmp_path / "b")
+    journal, other = sorted(after_kill.glob("*.dues.dat"))
+    content = bytearray(journal.read_bytes())
+    place = 4 * 24
+    assert content[place : place + 16] in other.read_bytes()
+    content[place + 16] ^= 0x08
+    journal.write_bytes(content)
+    after = later(node, after_kill)
+    assert (len(after.run(6000.0)), min(after.lateness()) > -0.001) == (20, True)
+
+
 @MODES
 def test_due_times_ever_later_are_no_damage(tmp_path: Path, durable: bool) -> None:
     node = Node(tmp_path, durable=durable, limit=100)
