@@ -7,7 +7,7 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -402,6 +402,66 @@ class TestAFullDisk:
             assert len(drain(nsqd, "t", 20)) == 20
             (small_disk / "somebody elses second file").unlink()
             eventually(lambda: nsqd.get("/ping").status, lambda status: status == 200)
+
+    @only_ours("durability")
+    def test_deferred_messages_come_when_they_are_due_and_make_room(
+        self, nsqd_factory: Factory[Nsqd], small_disk: Path
+    ) -> None:
+        nsqd = nsqd_factory(**options(True, mem_queue_size=10, msg_timeout=1.0, data_path=str(small_disk)))
+        with consumer(nsqd, "t", rdy=0):
+            pass
+        self.defer_until_refused(nsqd, 1000)
+        self.fill(small_disk)
+        count = channel_stats(nsqd, "t")["deferred_count"]
+        assert count > 50
+        with consumer(nsqd, "t", rdy=count) as client:
+            first, second, *others = take(client, count)
+            client.send(commands.req(first.id, 100))
+            finish_all(client, others)
+            again = {each.id: each for each in take(client, 2)}  # one requeued, the other timed out
+            assert again.keys() == {first.id, second.id}
+            assert {each.attempts for each in again.values()} == {2}
+            assert channel_stats(nsqd, "t")["in_flight_count"] == 2
+            finish_all(client, list(again.values()))
+            eventually(lambda: nsqd.get("/ping").status, lambda status: status == 200)
+        assert nsqd.terminate() == 0
+        nsqd.start()
+        assert channel_stats(nsqd, "t")["depth"] + channel_stats(nsqd, "t")["deferred_count"] == 0
+
+    @only_ours("durability")
+    @pytest.mark.parametrize("end", [Nsqd.kill, Nsqd.terminate])
+    def test_the_end_of_nsqd_on_a_full_disk_loses_no_deferred_message(
+        self, nsqd_factory: Factory[Nsqd], small_disk: Path, end: Callable[[Nsqd], object]
+    ) -> None:
+        nsqd = nsqd_factory(**options(True, mem_queue_size=10, data_path=str(small_disk)))
+        with consumer(nsqd, "t", rdy=0):
+            publish(nsqd, "t", [b"requeued"])
+        (small_disk / "somebody elses file").write_bytes(b"x" * 320 * 1024)
+        self.defer_until_refused(nsqd, 1000)
+        self.fill(small_disk)
+        count = channel_stats(nsqd, "t")["deferred_count"]
+        with consumer(nsqd, "t", rdy=count) as client:
+            client.send(commands.req(client.expect_message().id, 60_000))
+            first, second, *others = take(client, count)
+            client.send(commands.req(first.id, 60_000))
+            finish_all(client, [second])
+            eventually(lambda: channel_stats(nsqd, "t")["in_flight_count"], lambda held: held == len(others))
+        end(nsqd)
+        (small_disk / "somebody elses file").unlink()
+        nsqd.start()
+        with consumer(nsqd, "t", rdy=count + 1) as client:
+            again = set[bytes]()
+            while not again >= {each.id for each in others}:
+                again.add(client.expect_message().id)
+
+    def defer_until_refused(self, nsqd: Nsqd, delay: int) -> None:
+        with V2Client(nsqd.tcp_address) as client:
+            frame = None
+            while frame is None or frame.type == 0:
+                client.send(commands.dpub("t", delay, b"x" * 4000))
+                frame = client.frame()
+            assert frame.data.startswith(b"E_DPUB_FAILED")
+            assert b"No space left" in frame.data
 
     def agrees(self, nsqd: Nsqd) -> bool:
         """Whether publishers are served, as /ping says too."""

@@ -40,8 +40,9 @@ consumers can empty the disk. The topic's backlog still has such messages, also 
 later.
 
 **A message that is deferred** waits beside its channel's backlog, in the channel's ``Deferred``, and enters
-the backlog when it is due (``Backlog.put_due``). While the topic does not flow, it waits in the topic's
-backlog like any other, which knows its due time.
+the backlog when it is due (``Backlog.put_due``). On a full disk a durable backlog keeps it in memory only, up
+to the same limit, and ``Deferred`` on disk until it is finished. While the topic does not flow, it waits in
+the topic's backlog like any other, which knows its due time.
 
 **Three kinds of backlogs,** with one interface (``backlog.py``):
 

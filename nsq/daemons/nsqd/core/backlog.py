@@ -147,8 +147,11 @@ class Backlog(Protocol):
     def put_back(self, messages: list[Message]) -> None:
         """Append taken messages again. Never fails: messages that the disk refuses stay in memory."""
 
-    def put_due(self, messages: list[Message]) -> None:
-        """Append messages that were deferred until now. Raises StorageFailed."""
+    def put_due(self, messages: list[Message], finished: Callable[[list[Message]], None]) -> bool:
+        """Append messages that were deferred until now. Returns False if the disk refused those that it had
+        not: a durable backlog then keeps them in memory only, and calls ``finished`` when they are. Raises
+        StorageFailed if it keeps too many already.
+        """
 
     def take(self, limit: int) -> list[Message]:
         """Remove and return the first messages, at most ``limit``. Some may have a later ``due`` time."""
@@ -230,8 +233,9 @@ class MemoryBacklog:
     def put_back(self, messages: list[Message]) -> None:
         self.put(messages)
 
-    def put_due(self, messages: list[Message]) -> None:
+    def put_due(self, messages: list[Message], finished: Callable[[list[Message]], None]) -> bool:
         self.put_back(messages)
+        return True
 
     def finished(self, messages: list[Message]) -> None:
         """Do nothing: ``take`` has removed them."""

@@ -249,9 +249,10 @@ class Channel:
                 self.backlog.finished([message])
         self._alarm.set(self.deferred.next_check())
 
-    def _put_due(self, messages: list[Message]) -> None:
-        self.backlog.put_due(messages)
+    def _put_due(self, messages: list[Message]) -> bool:
+        stored = self.backlog.put_due(messages, self.deferred.finished)
         self.wake()
+        return stored
 
     def _put_back(self, messages: list[Message]) -> None:
         if messages:

@@ -42,10 +42,14 @@ class Deferred(Protocol):
     def next_check(self) -> float:
         """Return when to call ``release`` next."""
 
-    def release(self, now: float, put: Callable[[list[Message]], None]) -> None:
+    def release(self, now: float, put: Callable[[list[Message]], bool]) -> None:
         """Remove messages that are due, and call ``put`` with them, or with none if they have joined the
-        backlog's files. If it raises StorageFailed, they stay.
+        backlog's files. If it raises StorageFailed, they stay. If it returns False, they are in memory only:
+        those that are on disk here stay there until ``finished``.
         """
+
+    def finished(self, messages: list[Message]) -> None:
+        """Forget messages that were in memory only."""
 
     def next_due(self) -> float:
         """Return when the next message is due, roughly for those on disk."""
@@ -95,7 +99,7 @@ class DeferredInMemory:
     def next_due(self) -> float:
         return self._heap[0][0] if self._heap else float("inf")
 
-    def release(self, now: float, put: Callable[[list[Message]], None]) -> None:
+    def release(self, now: float, put: Callable[[list[Message]], bool]) -> None:
         heap = self._heap
         due: list[tuple[float, int, Message, object]] = []
         while heap and heap[0][0] <= now and len(due) < RELEASED_AT_ONCE:
@@ -103,15 +107,18 @@ class DeferredInMemory:
         if not due:
             return
         try:
-            put([message for _, _, message, _ in due])
+            stored = put([message for _, _, message, _ in due])
         except StorageFailed:
             for entry in due:
                 heapq.heappush(heap, entry)
             raise
-        self._released(due)
+        self._released(due, stored)
 
-    def _released(self, entries: list[tuple[float, int, Message, object]]) -> None:
-        """Note that these messages are elsewhere now."""
+    def _released(self, entries: list[tuple[float, int, Message, object]], stored: bool) -> None:
+        """Note that these messages are elsewhere now, ``stored`` or in memory only."""
+
+    def finished(self, messages: list[Message]) -> None:
+        """Do nothing: no message here is on disk."""
 
     def due_ranges(self) -> list[DueRange]:
         return [DueRange(due, due, 1) for due, _, _, _ in self._heap]

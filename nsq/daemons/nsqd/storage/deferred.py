@@ -10,12 +10,13 @@ times, a million of them need no more memory than ten thousand, and those due fi
 A file whose messages are due at the same time, or all due already, is renamed to be a file of the queue.
 
 With --durable, the index of a file notes which messages have left it, when they are synced elsewhere: in
-another file, or in the channel's queue. Now and then the rest of a journal is written to the next one.
+another file, or in the channel's queue. Now and then the rest of a journal is written to the next one. If
+the queue's disk is full, a due message stays in its file until a consumer has finished it.
 
 At a stop the records of each file are renamed to be a file of the channel's queue, where Go's nsqd finds
-them, and the index notes which one. A start takes the file back, if it is still there and unread. A message
-is in one place at a time, so an index that is out of date delivers nothing. Only a kill can leave a message
-in two places; the next start chooses one.
+them. The index has noted which one before. A start takes the file back, if it is still there and unread. A
+message is in one place at a time, so an index that is out of date delivers nothing. Only a kill or a power
+cut can leave a message in two places; the next start chooses one.
 """
 
 from __future__ import annotations
@@ -104,9 +105,13 @@ class DeferredOnDisk(DeferredInMemory):
         self._unread: list[tuple[int, int, DeferredFile]] = []
         self._current: dict[Bucket, DeferredFile] = {}
         self._in_memory: set[DeferredFile] = set()  # with --durable
+        # Due messages that the queue's disk has refused, and the files that keep them until they are
+        # finished.
+        self._memory_only: dict[bytes, tuple[Message, DeferredFile]] = {}
         self._dirty: set[DeferredFile] = set()
         self._failed_files: set[Path] = set()  # files whose last fsync failed; see ``SyncJob``
         self._rewritten: list[DeferredFile] = []
+        self._joining: list[DeferredFile] = []  # at a stop: files that are going to be files of the queue
         self.on_disk = 0
         #: After a kill: records in the queue to skip, with the message's id; see ``choose_records``.
         self.obsolete: dict[Place, bytes] = {}
@@ -130,6 +135,9 @@ class DeferredOnDisk(DeferredInMemory):
         self._or_refuse(lambda: files.extend(self._store({None: entries})), size)
         for number, file in enumerate(files):
             self._push(messages[number * FILE_RECORDS : (number + 1) * FILE_RECORDS], file)
+        for message in messages if self._memory_only else ():
+            if (kept := self._memory_only.pop(message.id, None)) is not None:
+                kept[1].leave([message.id])
 
     def _entries(self, messages: list[Message]) -> list[Entry]:
         ahead = self._clock.time_ns() - int(self._clock.now() * 1e9)
@@ -176,7 +184,7 @@ class DeferredOnDisk(DeferredInMemory):
         found = by_bucket(self._entries([message for _, _, message, _ in rest]), self._clock.time_ns())
         soon = len(found.pop(None, ()))
         self._store(found)
-        self._released(rest[soon:])
+        self._released(rest[soon:], stored=True)
         self._heap[kept:] = sorted(rest[:soon] + held)
         if self._durable:
             self._write_rest_again()
@@ -185,22 +193,22 @@ class DeferredOnDisk(DeferredInMemory):
 
     def _store(self, found: dict[Bucket, list[Entry]]) -> list[DeferredFile]:
         """Write messages to the files of their buckets; all or none. Raises OSError."""
-        done: list[tuple[DeferredFile, int, tuple[int, int]]] = []
+        done: list[tuple[DeferredFile, int, tuple[int, int], int]] = []
         try:
             for place, entries in found.items():
                 for start in range(0, len(entries), FILE_RECORDS):
                     file = self._current_file(place)
-                    done.append((file, file.count, file.sizes))
+                    done.append((file, file.count, file.sizes, file.latest))
                     file.append(entries[start : start + FILE_RECORDS])
         except OSError:
-            for file, count, sizes in reversed(done):
-                file.undo(count, sizes)
+            for file, count, sizes, latest in reversed(done):
+                file.undo(count, sizes, latest)
             raise
         finally:
             if not self._durable:
-                for file, _, _ in done:
+                for file, *_ in done:
                     file.close()
-        files = [file for file, _, _ in done]
+        files = [file for file, *_ in done]
         self.on_disk += sum(len(entries) for place, entries in found.items() if place is not None)
         if self._durable and files:
             self._dirty.update(files)
@@ -239,12 +247,12 @@ class DeferredOnDisk(DeferredInMemory):
             check = min(check, self._clock.now() + min(seconds, _LOOK_EVERY))
         return check
 
-    def release(self, now: float, put: Callable[[list[Message]], None]) -> None:
+    def release(self, now: float, put: Callable[[list[Message]], bool]) -> None:
         if self._unread and self._unread[0][0] <= self._clock.time_ns():
             self._open_next_file(now, put)
         super().release(now, put)
 
-    def _open_next_file(self, now: float, put: Callable[[list[Message]], None]) -> None:
+    def _open_next_file(self, now: float, put: Callable[[list[Message]], bool]) -> None:
         """Read the next file if there is room in memory, or make it a file of the queue if all is due."""
         wall, file = self._clock.time_ns(), self._unread[0][2]
         whole = file.intact and file not in self._dirty
@@ -260,11 +268,36 @@ class DeferredOnDisk(DeferredInMemory):
         elif room or file.first <= wall:
             self._read_next_file(now)
 
-    def _released(self, entries: list[tuple[float, int, Message, object]]) -> None:
+    def _released(self, entries: list[tuple[float, int, Message, object]], stored: bool) -> None:
         self._weight -= sum([1 + (len(message.body) >> 10) for _, _, message, _ in entries])
         if self._weight < self._limit:
             self._spill_at = self._limit
-        self._leave(entries)
+        if stored:
+            self._leave(entries)
+        else:
+            self._keep_until_finished(entries)
+
+    def _keep_until_finished(self, entries: list[tuple[float, int, Message, object]]) -> None:
+        for _, _, message, file in entries:
+            if isinstance(file, DeferredFile):
+                self._memory_only[message.id] = message, file
+                self._forget_current(file)  # if the message is deferred again, another file gets it
+
+    def finished(self, messages: list[Message]) -> None:
+        for message in messages:
+            # A message that was deferred again is not in that file any more.
+            if (kept := self._memory_only.pop(message.id, None)) is not None:
+                kept[1].leave([message.id], finished=True)
+
+    def make_room(self) -> bool:
+        """Remove files whose last messages were finished. Returns whether there were any.
+
+        For a full disk. Messages that have moved must be synced elsewhere first; see ``synced``.
+        """
+        files = [file for file in self._in_memory if not file.left and all(file.leaving.values())]
+        for file in files:
+            self._forget_file(file)
+        return bool(files)
 
     def _leave(self, entries: list[tuple[float, int, Message, object]]) -> None:
         """Note that these messages are not in their files any more."""
@@ -444,9 +477,18 @@ class DeferredOnDisk(DeferredInMemory):
     def _recover(self, numbers: list[int], waiting_in_topic: Callable[[], frozenset[bytes]]) -> None:
         self._number = numbers[-1] if numbers else 0
         files = [DeferredFile(self._directory, self._disk.name, number) for number in numbers]
+        joined = [
+            (place, size, file)
+            for file in files
+            if not file.data.exists()
+            for place, size in file.read_joined()
+        ]
         # From the queue's end to its beginning, as the last file can be taken out.
-        for file in sorted(files, key=lambda file: file.read_joined(), reverse=True):
-            if not file.data.exists() and not self._take_back(file):
+        for place, size, file in sorted(joined, reverse=True):
+            if not file.intact:
+                self._take_back(file, place, size)
+        for file in files:
+            if not file.data.exists():
                 file.remove()
         left = [file for file in files if not file.removed and not file.intact]
         for file in left:  # by a kill
@@ -457,31 +499,29 @@ class DeferredOnDisk(DeferredInMemory):
             self._dirty.update(file for file in files if not file.removed)
             queued = self._disk.unread_ids(COMPARED)
             files = [file for _, _, file in self._unread]
-            self.obsolete = choose_records(queued, files, self._sizes)
-            self.on_disk = sum(file.left for file in files)
             in_topic = waiting_in_topic()
+            self.obsolete = choose_records(queued, files, self._sizes, in_topic)
+            self.on_disk = sum(file.left for file in files)
             known = {each for each, _ in queued}
             for file in files:
                 if not in_topic.isdisjoint(file.read_index()):
                     known |= file.known_ids(self._sizes)
             self.repeated = known & in_topic
 
-    def _take_back(self, file: DeferredFile) -> bool:
+    def _take_back(self, file: DeferredFile, place: int, size: int) -> None:
         """Take a file's records back from the queue, if no message of it has been read and it is the same."""
-        place, size = file.read_joined()
         path = self._disk.last_full_file(place)
         dues = file.read_index()
         if path is None or not dues or path.stat().st_size != size:
-            return False
+            return
         with open(path, "rb") as records:
             if message_id(records.read(SIZE_BYTES + HEAD_SIZE)[SIZE_BYTES:]) != next(iter(dues)):
-                return False
+                return
         count = file.count_joined()
         self._disk.take_out_last_file(place, file.data, count)
         self._take_in(file, dues)
         file.count = count
         file.note_taken_back(size)
-        return True
 
     def _take_in(self, file: DeferredFile, dues: dict[bytes, int]) -> None:
         """Note a file of an earlier run."""
@@ -507,35 +547,63 @@ class DeferredOnDisk(DeferredInMemory):
         return [message for _, _, message, _ in held]
 
     def persist(self) -> list[SyncJob]:
-        """Write the messages in memory, and join all files to the queue. Returns the jobs that sync them.
+        """Write the messages in memory to files, and note in all indexes which files of the queue they are
+        going to be. Returns the jobs that sync this; call ``join`` afterwards.
 
-        Raises StorageFailed if some of them are lost, or not in the queue.
+        Raises StorageFailed if some messages are lost, or will not be in the queue.
         """
+        self.make_room()
         unread = sorted((file for _, _, file in self._unread), key=lambda file: file.first)
         files = [file for file in unread if file.left and file.intact]
         self._rewritten += [file for file in unread if not file.left]
-        left = len(self)
+        in_memory = [message for _, _, message, _ in self._heap]
+        in_memory += [message for message, _ in self._memory_only.values()]
+        left = len(in_memory) + self.on_disk
         try:
-            files += self._write_files(sorted(self._entries([message for _, _, message, _ in self._heap])))
+            files += self._write_files(sorted(self._entries(in_memory)))
             self._rewritten += sorted(self._in_memory)
             for file in [file for file in unread if file.left and not file.intact]:
                 entries, problem = file.read(self._sizes)
                 self._report(file, problem)
+                file.write_read()
+                self._dirty.add(file)
                 files += self._write_files(sorted(entries))
                 self._rewritten.append(file)
-            for file in files:
-                self._join(file)
-                left -= file.left
+            if files:
+                self._disk.begin_new_file()
+            for number, file in enumerate(files, self._disk.written.file):
+                file.write_joined(number)
         except OSError as error:
-            text = f"{left} deferred messages of {self._disk.name} are lost or not in the queue: {error}"
-            raise StorageFailed(text) from error
+            raise self._not_in_queue(left, error) from error
         finally:
             for file in [*self._in_memory, *self._dirty, *files]:
                 file.close()
+        self._joining = files
         if not files:
             return []
-        indexes = {file.index: file.sizes[0] for file in files}
-        return [SyncJob(self._directory, indexes, new_names=True, failed=self._failed_files)]
+        sizes = {file.index: file.sizes[0] for file in {*files, *self._dirty}}
+        sizes |= {file.data: file.sizes[1] for file in files}
+        return [SyncJob(self._directory, sizes, new_names=True, failed=self._failed_files)]
+
+    def join(self, *, synced: bool) -> None:
+        """Rename the files to be files of the queue. Their records and indexes should be ``synced`` before:
+        else a power cut could leave records in the queue whose index does not say so. Raises StorageFailed.
+        """
+        files, self._joining = self._joining, []
+        left = sum(file.left for file in files)
+        try:
+            for file in files:
+                os.truncate(file.data, file.sizes[1])
+                failed = file.data in self._failed_files
+                self._disk.join_file(file.data, file.count, file.sizes[1], synced=synced, failed=failed)
+                left -= file.left
+        except OSError as error:
+            raise self._not_in_queue(left, error) from error
+
+    def _not_in_queue(self, left: int, error: OSError) -> StorageFailed:
+        return StorageFailed(
+            f"{left} deferred messages of {self._disk.name} are lost or not in the queue: {error}"
+        )
 
     def _write_files(self, entries: list[Entry]) -> list[DeferredFile]:
         """Write messages to new files."""
@@ -557,14 +625,6 @@ class DeferredOnDisk(DeferredInMemory):
                     file.remove()
             raise
         return files
-
-    def _join(self, file: DeferredFile) -> None:
-        file.close()
-        os.truncate(file.data, file.sizes[1])
-        self._disk.begin_new_file()
-        file.write_joined(self._disk.written.file)
-        file.close()
-        self._disk.join_file(file.data, file.count, file.sizes[1], failed=file.data in self._failed_files)
 
     def remove_rewritten(self) -> None:
         """Remove files whose messages are elsewhere, after everything is synced."""
@@ -610,6 +670,7 @@ class DeferredOnDisk(DeferredInMemory):
         self._unread.clear()
         self._current.clear()
         self._in_memory.clear()
+        self._memory_only.clear()
         self._dirty.clear()
         self._failed_files.clear()
         if len(files) > _REMOVED_AT_ONCE:

@@ -2,16 +2,19 @@
 
 Its index, ``NAME.deferred.NNNNNN.dues.dat``, has each message's id and due time on the wall clock; 0 if the
 message has left. A later entry for an id replaces an earlier one. Other entries say that the file was read
-into memory, or that its records were renamed to be a file of the channel's queue.
+into memory, that its records were renamed to be a file of the channel's queue, or that no message is due
+later than at some time: any that is has a damaged due time.
 """
 
 from __future__ import annotations
 
 import bisect
+import itertools
 import os
 import re
 import struct
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -25,6 +28,11 @@ HAS_LEFT = 0
 _JOINED, _BYTES = b"joined the queue", b"bytes of records"
 #: Instead of an id: the file was read into memory, so that its messages may have other records as well.
 _READ = b"read into memory"
+#: Instead of an id: no message is due later.
+LATEST = b"latest due times"
+_SPECIAL = (_JOINED, _BYTES, _READ, LATEST)
+#: The noted time is so many nanoseconds after the latest due time, so that few messages need a new note.
+LATEST_AHEAD = 3600 * 10**9
 
 #: The most messages and bytes of one file: reading one must not keep clients waiting.
 FILE_RECORDS, FILE_BYTES = 2000, 1 << 20
@@ -76,6 +84,16 @@ def by_bucket(entries: list[Entry], wall: int) -> dict[Bucket, list[Entry]]:
     return found
 
 
+def late_due_times(dues: Mapping[bytes, int], latest: int) -> str:
+    """Describe the due times after the latest that was noted, if it was and there are any."""
+    late = [due for due in dues.values() if latest and due > latest]
+    if not late:
+        return ""
+    until = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(max(late) / 1e9))
+    count = "a due time" if len(late) == 1 else f"{len(late)} due times"
+    return f"has {count} later than all that nsqd wrote there: deferring until then (at last {until} UTC)"
+
+
 class DeferredFile:
     """A file of records and its index. An append that fails changes nothing."""
 
@@ -87,9 +105,11 @@ class DeferredFile:
         self.journal = False  # whether its messages are in memory too, from the beginning
         self.first = self.last = 0  # of the bucket: all due times are between them
         self.first_due = self.last_due = 0  # not of a journal, whose messages come in any order
+        self.latest = 0  # all due times are before it, as the index says; 0 if it does not say
         self.count = self.left = 0  # messages in it, and those that have not left it
         self.sizes = (0, 0)  # of the index and of the records
-        self.leaving: dict[bytes, None] = {}  # messages that have left; the index does not say so yet
+        # Messages that have left, though the index does not say so yet; whether each is finished, not moved.
+        self.leaving: dict[bytes, bool] = {}
         self.intact = False  # whether it has exactly the messages that it says, so that it can be joined
         self.was_read = False  # into memory, in this run or an earlier one
         self.damaged = False  # whether some messages were lost, or their due times
@@ -119,8 +139,13 @@ class DeferredFile:
         index = [_ENTRY.pack(record[10:HEAD_SIZE], due) for due, record in entries]
         if self.journal and not self.sizes[0]:
             index.insert(0, _ENTRY.pack(_READ, HAS_LEFT))
+        latest = max(entries)[0]
+        if latest > self.latest:
+            latest += LATEST_AHEAD
+            index.insert(0, _ENTRY.pack(LATEST, latest))
         # The index first: a kill in between must not leave a record without a due time.
         self._write(b"".join(index), b"".join([pack_size(len(each)) + each for _, each in entries]))
+        self.latest = max(self.latest, latest)
         self.count += len(entries)
         self.left += len(entries)
         self.first_due = min(self.first_due or entries[0][0], entries[0][0])
@@ -130,10 +155,10 @@ class DeferredFile:
             for _, record in entries:  # it has come back before the index said that it had left
                 self.leaving.pop(message_id(record), None)
 
-    def undo(self, count: int, sizes: tuple[int, int]) -> None:
+    def undo(self, count: int, sizes: tuple[int, int], latest: int) -> None:
         """Remove the messages behind the first ``count``."""
         self.left -= self.count - count
-        self.count, self.sizes = count, sizes
+        self.count, self.sizes, self.latest = count, sizes, latest
         self._truncate()
 
     def note_taken_back(self, size: int) -> None:
@@ -150,10 +175,10 @@ class DeferredFile:
         index = self.index.stat().st_size if self.index.is_file() else 0
         self.sizes = (index // _ENTRY.size * _ENTRY.size, self.data.stat().st_size)
 
-    def leave(self, ids: Iterable[bytes]) -> None:
-        """Note in memory that these messages are elsewhere; see ``write_left``."""
+    def leave(self, ids: Iterable[bytes], *, finished: bool = False) -> None:
+        """Note in memory that these messages are elsewhere, or finished; see ``write_left``."""
         before = len(self.leaving)
-        self.leaving.update(dict.fromkeys(ids))
+        self.leaving.update(dict.fromkeys(ids, finished))
         self.left -= len(self.leaving) - before
         self.intact = False
 
@@ -192,9 +217,10 @@ class DeferredFile:
             self.unwritten = len(lost)
         elif lost:
             problem = problem or f"lacks {len(lost)} messages"
-        without = sum(each not in dues for each in records)
+        without = sum(each not in dues and each not in self.leaving for each in records)
         if without:
             problem = problem or f"lacks {without} due times: these messages are delivered at once"
+        problem = problem or late_due_times(dues, self.latest)
         entries = [
             (dues.get(each, 1), record) for each, record in records.items() if each not in self.leaving
         ]
@@ -207,9 +233,26 @@ class DeferredFile:
         except OSError:
             return {}
         self.was_read |= _READ in dues
-        for special in (_JOINED, _BYTES, _READ):
+        self.latest = max(self.latest, dues.get(LATEST, 0))
+        for special in _SPECIAL:
             dues.pop(special, None)
         return dues
+
+    def ids_without_due_time(self, dues: dict[bytes, int], sizes: Bounds) -> set[bytes]:
+        """Return the ids of messages with a record and no entry in the index, whose due times are ``dues``.
+        Only a power cut, or damage, can leave such messages.
+        """
+        try:
+            content = read_regular(self.data)[: self.sizes[1]]
+        except OSError:  # reading it later logs the problem
+            return set()
+        spans, _ = cut(content, 0, len(content), sizes)
+        found = {content[start + 10 : start + HEAD_SIZE] for start, _ in spans}.difference(dues)
+        if found:
+            self.left = len(found) + sum(due != HAS_LEFT for due in dues.values())
+            self.count = max(self.count, self.left)
+            self.intact = False
+        return found
 
     def known_ids(self, sizes: Bounds) -> set[bytes]:
         """Return the ids of the messages that have a record here or have left. The index may also have some
@@ -224,15 +267,22 @@ class DeferredFile:
         """Return the number of records that were joined; a message can have two of them."""
         entries = self._index_entries()
         last = max(place for place, (mark, _) in enumerate(entries) if mark == _JOINED)
-        return sum(each not in (_JOINED, _BYTES, _READ) for each, _ in entries[:last])
+        return sum(each not in _SPECIAL for each, _ in entries[:last])
 
-    def read_joined(self) -> tuple[int, int]:
-        """Return the number and size of the queue's file that the records were joined to; else (-1, 0)."""
+    def read_joined(self) -> list[tuple[int, int]]:
+        """Return the numbers and sizes of the queue's files that stops have made of the records.
+
+        A power cut can undo the renaming of later ones.
+        """
         try:
-            special = {mark: value for mark, value in self._index_entries() if mark in (_JOINED, _BYTES)}
+            entries = self._index_entries()
         except OSError:
-            return -1, 0
-        return (special[_JOINED], special[_BYTES]) if len(special) == 2 else (-1, 0)
+            return []
+        return [
+            (number, size)
+            for (mark, number), (other, size) in itertools.pairwise(entries)
+            if mark == _JOINED and other == _BYTES
+        ]
 
     def _index_entries(self) -> list[tuple[bytes, int]]:
         content = read_regular(self.index)
@@ -288,26 +338,35 @@ class DeferredFile:
 
 
 def choose_records(
-    queued: list[tuple[bytes, Place]], files: list[DeferredFile], sizes: Bounds
+    queued: list[tuple[bytes, Place]], files: list[DeferredFile], sizes: Bounds, in_topic: frozenset[bytes]
 ) -> dict[Place, bytes]:
     """Of each message that a kill left with several records, choose one; return those of the queue that do
-    not count. ``queued`` has the ids and places of the queue's records.
+    not count. ``queued`` has the ids and places of the queue's records, ``in_topic`` the ids of messages
+    that the topic will hand over again.
 
     A message gets its next record before the last one is given up. So the files can have it twice: the one
-    due last counts. And the queue can have it too: it was deferred after that, or is due already.
+    due last counts. And the queue can have it too: it was deferred after that, or is due already. A power cut
+    can leave a new record without its due time: then an older one counts, or that of the topic.
     """
     suspects = {each for each, _ in queued}
+    incomplete: set[DeferredFile] = set()
     for file in files:
         dues = file.read_index()
         if file.was_read:
             suspects.update(dues)
+        if without := file.ids_without_due_time(dues, sizes):
+            incomplete.add(file)
+            suspects.update(without)
+            file.leave(without & in_topic)
     chosen: dict[bytes, tuple[int, DeferredFile]] = {}
     for file in files:
-        if suspects.isdisjoint(file.read_index()):
+        if suspects.isdisjoint(file.read_index()) and file not in incomplete:
             continue
         with suppress(OSError):  # reading it later logs the problem
             for due, record in file.read(sizes)[0]:
                 each = message_id(record)
+                if file.latest and due > file.latest:
+                    due = 0  # it is damaged: another record counts, if there is one
                 other_due, other = chosen.get(each, (due, file))
                 if due >= other_due:
                     chosen[each] = due, file

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from nsq.daemons.nsqd.core.backlog import Message
 from nsq.daemons.nsqd.core.clock import Clock
-from nsq.daemons.nsqd.disk.layout import Place
+from nsq.daemons.nsqd.disk.layout import Log, Place
 from nsq.daemons.nsqd.disk.syncing import (
     OpenFiles,
     Replacement,
@@ -22,12 +22,11 @@ from nsq.daemons.nsqd.disk.syncing import (
     read_regular,
     replace_content,
 )
+from nsq.daemons.nsqd.storage.deferred_file import LATEST, LATEST_AHEAD, late_due_times
 
 _ENTRY = struct.Struct(">16sq")
 #: The bits of an offset in ``_finished``; the rest of 63 bits is for the file's number.
 _OFFSET_BITS = 40
-#: A year in nanoseconds. An entry due later is damaged: its message is delivered at once.
-_LONGEST = 366 * 86_400 * 10**9
 #: The file is rewritten when it holds more obsolete entries than this plus the number of needed ones.
 _SPARE = 4096
 
@@ -42,18 +41,28 @@ class DueSync(SyncJob):
 
 class DueTimes:
     """An append-only file of message ids and due times. An entry of a finished or due message is obsolete.
+    Entries with ``LATEST`` instead of an id say that no message is due later.
 
     Methods that write may raise OSError, and then change nothing.
     """
 
     def __init__(
-        self, directory: Path, queue_name: str, clock: Clock, open_files: OpenFiles | None = None
+        self,
+        directory: Path,
+        queue_name: str,
+        clock: Clock,
+        open_files: OpenFiles | None = None,
+        log: Log | None = None,
     ) -> None:
         self._files = OpenFiles(1) if open_files is None else open_files
         self._failed: set[Path] = set()  # this file, if its last fsync failed
         self._path = directory / f"{queue_name}.dues.dat"
         self._clock = clock
-        self._dues, self._finished, self._size = _load(self._path, clock.time_ns())
+        self._dues, self._finished, self._size, self._latest = _load(self._path, clock.time_ns())
+        problem = late_due_times(self._dues, self._latest)
+        if problem and log is not None:
+            log.error("%s %s", self._path.name, problem)
+        self._latest = max([self._latest, *self._dues.values()])
         self._file = -1  # opened by the first write
         self._written = self._synced = 0  # entries in this run
         self._released = False
@@ -74,7 +83,13 @@ class DueTimes:
         if not later:
             return
         self._tidy()
-        self._write(b"".join([_ENTRY.pack(*entry) for entry in later.items()]))
+        entries = list(later.items())
+        latest = max(later.values())
+        if latest > self._latest:
+            latest += LATEST_AHEAD
+            entries.insert(0, (LATEST, latest))
+        self._write(b"".join([_ENTRY.pack(*entry) for entry in entries]))
+        self._latest = max(self._latest, latest)
         self._written += len(later)
         self._dues |= later
 
@@ -120,7 +135,8 @@ class DueTimes:
         self._size = len(content)
 
     def _content(self) -> bytes:
-        return b"".join([_ENTRY.pack(*entry) for entry in [*self._dues.items(), *self._finished]])
+        latest = [(LATEST, self._latest)] if self._dues else []
+        return b"".join([_ENTRY.pack(*entry) for entry in [*latest, *self._dues.items(), *self._finished]])
 
     def sync_job(self) -> DueSync | None:
         if self._synced == self._written:
@@ -185,13 +201,16 @@ def _finished(place: Place) -> int:
     return -(file << _OFFSET_BITS & (1 << 63) - 1 | end)
 
 
-def _load(path: Path, now: int) -> tuple[dict[bytes, int], set[tuple[bytes, int]], int]:
-    """Return due times in the future, records that are not needed, and the size without a torn entry."""
+def _load(path: Path, now: int) -> tuple[dict[bytes, int], set[tuple[bytes, int]], int, int]:
+    """Return due times in the future, records that are not needed, the size without a torn entry, and the
+    latest due time that was noted, or 0.
+    """
     try:
         content = read_regular(path)
     except FileNotFoundError:
-        return {}, set(), 0
+        return {}, set(), 0, 0
     size = len(content) // _ENTRY.size * _ENTRY.size
     entries = list(_ENTRY.iter_unpack(content[:size]))
-    dues = {message_id: due for message_id, due in entries if now < due <= now + _LONGEST}
-    return dues, {entry for entry in entries if entry[1] < 0}, size
+    dues = {message_id: due for message_id, due in entries if due > now and message_id != LATEST}
+    latest = max((due for message_id, due in entries if message_id == LATEST), default=0)
+    return dues, {entry for entry in entries if entry[1] < 0}, size, latest

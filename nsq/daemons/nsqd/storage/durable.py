@@ -80,7 +80,8 @@ class DurableBacklog:
         # Unread records to skip, with the message's id: another record or a deferred file has the message.
         # By place, because the message can come back later, and then has another record behind them.
         self._obsolete: dict[Place, bytes] = {}
-        # Messages that only the topic has on disk, and the function to call when they are finished.
+        # Messages that only the topic, or the store of deferred messages, has on disk, and the function to
+        # call when they are finished.
         self._memory_only: dict[bytes, tuple[Message, Callable[[list[Message]], None]]] = {}
         self._finished_to: Position | None = None
         self._finished_unread: dict[Place, bytes] = {}  # at a stop: unread records that are not needed
@@ -105,21 +106,34 @@ class DurableBacklog:
             self._enter(zip(positions, messages, strict=True))
 
     def hold_in_memory(self, messages: list[Message], finished: Callable[[list[Message]], None]) -> bool:
+        if not self._hold(messages, finished):
+            return False
+        self._ready.extend(message for message in messages if not message.due)
+        return True
+
+    def _hold(self, messages: list[Message], finished: Callable[[list[Message]], None]) -> bool:
         if weight([message for message, _ in self._memory_only.values()]) >= _MOST_MEMORY_ONLY:
             return False
         self._memory_only.update((message.id, (message, finished)) for message in messages)
-        self._ready.extend(message for message in messages if not message.due)
         return True
 
     def put_back(self, messages: list[Message]) -> None:
         self._ready.extend(messages)
 
-    def put_due(self, messages: list[Message]) -> None:
+    def put_due(self, messages: list[Message], finished: Callable[[list[Message]], None]) -> bool:
         stored = [message for message in messages if self._has(message)]
         new = [message for message in messages if not self._has(message)]
-        if new:
-            self.put(new)
+        try:
+            if new:
+                self.put(new)
+        except StorageFailed:
+            # Consumers must get them all the same: on a full disk only they can make room.
+            if not self._hold(new, finished):
+                raise
+            self.put_back(messages)
+            return False
         self.put_back(stored)
+        return True
 
     def _has(self, message: Message) -> bool:
         """Whether the unfinished message is here: the disk refused it when it was deferred."""

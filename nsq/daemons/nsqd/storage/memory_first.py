@@ -89,9 +89,10 @@ class MemoryFirstBacklog(MemoryBacklog):
                 return
         self._stuck.extend(rest)
 
-    def put_due(self, messages: list[Message]) -> None:
+    def put_due(self, messages: list[Message], finished: Callable[[list[Message]], None]) -> bool:
         self._spilled = bool(self.disk.unread)  # a file of deferred messages may have joined it
         self.put_back(messages)
+        return True
 
     @property
     def room(self) -> int:

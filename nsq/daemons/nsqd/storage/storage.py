@@ -6,7 +6,7 @@ import asyncio
 import errno
 import functools
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -222,7 +222,7 @@ class Storage:
             files=self._found.pop(name, ()),
             open_files=self._open_files,
         )
-        dues = DueTimes(self._directory.path, name, self._clock, self._open_files)
+        dues = DueTimes(self._directory.path, name, self._clock, self._open_files, self._log)
         if not self._options.durable:
             return MemoryFirstBacklog(
                 disk, dues, limit, failed=self.failed, wrote=self._wrote, make_room=self._make_room
@@ -470,6 +470,8 @@ class Storage:
         for name, backlog in there.items():
             if not self._options.durable or name not in unsynced:
                 made |= backlog.make_room()
+        for deferred in self._deferred.values():
+            made |= deferred.make_room()
         return made
 
     def _write_succeeded(self) -> None:
@@ -513,28 +515,47 @@ def persist(
     """
     errors: dict[OnDisk, StorageFailed] = {}
     backlogs = [backlog for backlog, _ in left]
-    jobs: dict[OnDisk, list[SyncJob]] = {backlog: [] for backlog in backlogs}
+    stores = {backlog: deferred[backlog.disk.name] for backlog in backlogs if backlog.disk.name in deferred}
+    jobs: dict[OnDisk, list[SyncJob]] = {}
     for backlog, taken in left:
         try:
             backlog.persist(taken)
         except StorageFailed as error:
             errors[backlog] = error
         try:
-            if backlog.disk.name in deferred:
-                jobs[backlog] = deferred[backlog.disk.name].persist()
+            if backlog in stores:
+                jobs[backlog] = stores[backlog].persist()
         except StorageFailed as error:
             errors.setdefault(backlog, error)
+    _sync(jobs, jobs.__getitem__, errors)
+    for backlog in jobs:
+        try:
+            stores[backlog].join(synced=backlog not in errors)
+        except StorageFailed as error:
+            errors.setdefault(backlog, error)
+    _sync(backlogs, lambda backlog: backlog.sync_jobs(), errors, make_room=True)
+    for backlog in backlogs:
+        if backlog not in errors and backlog in stores:
+            stores[backlog].remove_rewritten()
+        backlog.release()
+    return [errors[backlog] for backlog in backlogs if backlog in errors]
+
+
+def _sync(
+    backlogs: Iterable[OnDisk],
+    jobs: Callable[[OnDisk], list[SyncJob]],
+    errors: dict[OnDisk, StorageFailed],
+    *,
+    make_room: bool = False,
+) -> None:
     try:
-        run_together([job for backlog in backlogs for job in jobs[backlog] + backlog.sync_jobs()])
+        if together := [job for backlog in backlogs for job in jobs(backlog)]:
+            run_together(together)
     except OSError:
         for backlog in backlogs:  # one by one, to find those that cannot be synced
             try:
-                backlog.make_room()
-                run_together(jobs[backlog] + backlog.sync_jobs())
+                if make_room:
+                    backlog.make_room()
+                run_together(jobs(backlog))
             except OSError as error:
                 errors.setdefault(backlog, backlog.not_synced(error))
-    for backlog in backlogs:
-        if backlog not in errors and backlog.disk.name in deferred:
-            deferred[backlog.disk.name].remove_rewritten()
-        backlog.release()
-    return [errors[backlog] for backlog in backlogs if backlog in errors]

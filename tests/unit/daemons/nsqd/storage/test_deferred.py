@@ -87,6 +87,7 @@ class Node:
         )
         self.released: list[tuple[float, Message]] = []
         self.joined = 0  # how many of them came in files that joined the queue
+        self.full = False  # whether the queue keeps them in memory only
         NODES.append(self)
 
     def add(self, *delays: float) -> None:
@@ -110,11 +111,12 @@ class Node:
         self.clock.advance_without_calls(end - self.clock.now())
         return bodies(each for _, each in self.released[before:])
 
-    def _put(self, found: list[Message]) -> None:
+    def _put(self, found: list[Message]) -> bool:
         """Take released messages, or those of a file that has joined the queue."""
         joined = [decode(record) for _, record in self.disk.read(10_000)] if not found else []
         self.joined += len(joined)
         self.released += [(self.clock.now(), each) for each in found + joined]
+        return not self.full
 
     def lateness(self) -> list[float]:
         """How late each message was released, in seconds; negative if it was early."""
@@ -127,9 +129,10 @@ class Node:
         self.disk.sync()
 
     def stop(self) -> None:
-        jobs = self.deferred.persist()
+        run_together(self.deferred.persist())
+        self.deferred.join(synced=True)
         queue = self.disk.sync_job()
-        run_together(jobs + ([queue] if queue is not None else []))
+        run_together([queue] if queue is not None else [])
         self.deferred.remove_rewritten()
         self.disk.release()
 
@@ -282,6 +285,46 @@ def test_a_power_cut_that_undoes_the_renaming_at_the_start_costs_no_due_time(tmp
     assert min(again.lateness()) > -0.001
 
 
+def test_a_power_cut_that_undoes_the_renaming_at_a_second_stop_costs_no_due_time(tmp_path: Path) -> None:
+    directory = tmp_path / "here"
+    directory.mkdir()
+    node = Node(directory, durable=True)
+    node.add(100.0, 200.0, 300.0)
+    node.stop()
+    cut = node.copy(tmp_path / "after the power cut")
+    node = later(node, directory)
+    node.disk.append([b"r" * HEAD_SIZE + b"waits"])
+    node.stop()  # under another number
+    for index in directory.glob("*.dues.dat"):
+        shutil.copy(index, cut)
+    again = later(node, cut)
+    again.run(300.0)
+    assert len(again.released) == 3
+    assert min(again.lateness()) > -0.001
+
+
+def test_a_stop_syncs_records_and_indexes_before_it_renames_them(tmp_path: Path) -> None:
+    node = Node(tmp_path, durable=True)
+    node.add(*delays(30))  # some in memory, some only on disk
+    (job,) = node.deferred.persist()
+    node.deferred.join(synced=True)
+    written = {path.name for path in job.files}
+    gone = {path.name for path in job.files if not path.exists()}
+    assert gone
+    assert {name.replace(".dat", ".dues.dat") for name in gone} < written
+
+
+def test_a_kill_in_a_stop_after_another_kill_repeats_nothing(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    node = Node(tmp_path / "a", durable=True)
+    node.add(*delays(30))
+    node = restarted(node)
+    again = later(node, node.copy(tmp_path / "b"))
+    again.deferred.persist()
+    last = later(again, again.copy(tmp_path / "c"))
+    assert (len(last.deferred), len(last.run(2 * DAY))) == (30, 30)
+
+
 @MODES
 def test_after_a_stop_gos_nsqd_finds_every_message_in_the_queue(tmp_path: Path, durable: bool) -> None:
     node = Node(tmp_path, durable=durable)
@@ -401,6 +444,55 @@ def test_two_records_of_a_message_in_one_file_spoil_no_other_after_a_stop_and_a_
     assert (after.run(1.0), sorted(after.run(1.0))) == ([], [b"50.0", b"50.1"])
 
 
+def after_power_cut(node: Node, target: Path, synced: Path, index_bytes: int) -> Node:
+    """Keep the files that were ``synced``, and of the new ones the records but not all of the index."""
+    node.copy(target)
+    for index in target.glob("*.dues.dat"):
+        if not (synced / index.name).exists():
+            index.write_bytes(index.read_bytes()[:index_bytes])
+    shutil.copytree(synced, target, dirs_exist_ok=True)
+    return later(node, target)
+
+
+@pytest.mark.parametrize("index_bytes", [0, 72])
+@pytest.mark.parametrize("to", ["another journal", "a narrower bucket"])
+def test_a_message_in_a_new_file_whose_index_a_power_cut_has_cut_keeps_the_due_time_in_its_old_file(
+    tmp_path: Path, to: str, index_bytes: int
+) -> None:
+    (tmp_path / "a").mkdir()
+    node = Node(tmp_path / "a", durable=True)
+    node.add(*[5000.0 + number for number in range(20)])
+    node.sync()
+    if to == "a narrower bucket":
+        node = restarted(node)
+        node.sync()
+    synced = node.copy(tmp_path / "synced")
+    if to == "another journal":
+        node.deferred.begin_new_files()
+        node.deferred._write_again({*node.deferred._in_memory})
+    else:
+        node.run(4999.5)
+    assert len(names(node.directory)) > len(names(synced))
+    after = after_power_cut(node, tmp_path / "after", synced, index_bytes)
+    found = after.run(6000.0)
+    assert (len(set(found)), min(after.lateness()) > -0.001) == (20, True)
+    assert after.log.complaints == []
+
+
+def test_a_message_whose_index_a_power_cut_has_cut_comes_again_from_its_topic(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "synced").mkdir()
+    node = Node(tmp_path / "a", durable=True)
+    sent = [message(body, node.clock.now() + 50.0) for body in (b"50.0", b"50.1")]
+    node.deferred.add(sent)
+    node.copy(tmp_path / "after")
+    (index,) = (tmp_path / "after").glob("*.dues.dat")
+    index.write_bytes(index.read_bytes()[:72])  # two notes, and the first message
+    after = later(node, tmp_path / "after", in_topic=frozenset(each.id for each in sent))
+    assert after.deferred.repeated == {sent[0].id}  # the channel takes the other one from the topic
+    assert (after.run(49.0), after.run(2.0)) == ([], [b"50.0"])
+
+
 def test_a_message_that_comes_back_before_the_sync_stays(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     node = Node(tmp_path / "a", durable=True)
@@ -449,6 +541,84 @@ def test_on_a_full_disk_files_are_read_without_room_for_narrower_buckets(tmp_pat
     with room_for(0):
         assert len(node.run(2 * DAY)) == 100
     assert max(node.lateness()) < 0.002
+
+
+class TestDueOnAFullDisk:
+    """The queue has such messages only in memory, so that consumers can make room."""
+
+    def node(self, directory: Path) -> tuple[Node, list[Message]]:
+        """Of four messages three are due."""
+        directory.mkdir()
+        node = Node(directory, durable=True)
+        node.add(1.0, 1.1, 1.2, 50.0)
+        node.sync()
+        node.full = True
+        node.run(2.0)
+        return node, [each for _, each in node.released]
+
+    def test_a_kill_repeats_them_all_until_finished_ones_are_synced(self, tmp_path: Path) -> None:
+        node, due = self.node(tmp_path / "a")
+        node.deferred.finished(due[:2])
+        after = later(node, node.copy(tmp_path / "b"))
+        assert (len(after.run(1.0)), len(after.deferred)) == (3, 1)
+        node.sync()
+        after = later(node, node.copy(tmp_path / "c"))
+        assert (after.run(1.0), len(after.deferred)) == ([due[2].body], 1)
+
+    def test_a_file_goes_at_once_when_all_its_messages_are_finished(self, tmp_path: Path) -> None:
+        node, due = self.node(tmp_path / "a")
+        node.deferred.finished(due)
+        assert not node.deferred.make_room()
+        node.run(50.0)
+        assert not node.deferred.make_room()
+        node.deferred.finished([node.released[-1][1]])
+        assert node.deferred.make_room()
+        assert names(node.directory) == []
+
+    def test_a_file_stays_until_messages_that_have_moved_are_synced(self, tmp_path: Path) -> None:
+        node, due = self.node(tmp_path / "a")
+        node.deferred.finished(due)
+        node.full = False
+        node.run(50.0)
+        assert not node.deferred.make_room()
+        node.sync()
+        assert names(node.directory) == []
+
+    def test_a_stop_writes_them_with_their_attempts(self, tmp_path: Path) -> None:
+        node, due = self.node(tmp_path / "a")
+        node.deferred.finished(due[:1])
+        due[1].attempts = 7
+        due[2].due = node.clock.now() + 30.0  # the disk refuses to defer it again
+        node.deferred.hold(due[2:])
+        assert node.deferred.take_held() == due[2:]
+        node = restarted(node)
+        assert node.run(1.0) == [due[1].body]
+        assert node.released[0][1].attempts == 7
+        assert node.run(28.0) == []
+        assert node.run(5.0) == [due[2].body]
+        assert len(node.run(50.0)) == 1
+
+    @pytest.mark.parametrize("synced", [False, True])
+    def test_one_that_is_deferred_again_is_in_one_file_with_its_new_due_time(
+        self, tmp_path: Path, synced: bool
+    ) -> None:
+        node, due = self.node(tmp_path / "a")
+        due[0].due = node.clock.now() + 20.0
+        node.deferred.add(due[:1])
+        node.deferred.finished(due)  # the backlog has forgotten the first
+        assert not node.deferred.make_room()
+        if synced:
+            node.sync()
+        after = later(node, node.copy(tmp_path / "b"))
+        assert len(after.run(19.0)) == (0 if synced else 2)
+        assert after.run(2.0) == [due[0].body]
+
+    def test_emptying_forgets_them(self, tmp_path: Path) -> None:
+        node, due = self.node(tmp_path / "a")
+        node.deferred.finished(due)  # the backlog is emptied first
+        node.deferred.clear()
+        node = restarted(node)
+        assert (len(node.deferred), names(node.directory)) == (0, [])
 
 
 @pytest.mark.parametrize("damage", ["cut records", "cut index", "no index", "no records"])
@@ -612,6 +782,57 @@ def test_a_stop_on_a_full_disk_says_what_is_lost_and_loses_no_more(tmp_path: Pat
     node.disk.close()
     after = later(node, tmp_path)
     assert len(after.run(2 * DAY)) == 102 - (0 if durable else in_memory)
+
+
+@MODES
+def test_a_damaged_due_time_is_kept_and_reported_once(tmp_path: Path, durable: bool) -> None:
+    """A flipped bit puts a message eighteen years ahead."""
+    node = Node(tmp_path, durable=durable)
+    node.add(*[5000.0 + number for number in range(20)])
+    node.stop()
+    (index, *_) = sorted(tmp_path.glob("*.dues.dat"))
+    content = bytearray(index.read_bytes())
+    content[24 + 16] ^= 0x08  # of the first message's due time
+    index.write_bytes(content)
+    for lines in (1, 0, 0):
+        node = later(node, tmp_path)
+        node.run(5100.0)
+        assert (len(node.deferred), min(node.lateness(), default=0.0) > -0.001) == (1, True)
+        assert node.deferred.next_due() - node.clock.now() > 18 * 365 * DAY
+        assert len(node.log.complaints) == lines
+        node.stop()
+
+
+def test_of_two_records_that_a_kill_left_the_one_with_a_damaged_due_time_does_not_count(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "a").mkdir()
+    node = Node(tmp_path / "a", durable=True)
+    node.add(*[5000.0 + number for number in range(20)])
+    after_kill = node.copy(tmp_path / "b")
+    journal, other = sorted(after_kill.glob("*.dues.dat"))
+    content = bytearray(journal.read_bytes())
+    place = 4 * 24
+    assert content[place : place + 16] in other.read_bytes()
+    content[place + 16] ^= 0x08
+    journal.write_bytes(content)
+    after = later(node, after_kill)
+    assert (len(after.run(6000.0)), min(after.lateness()) > -0.001) == (20, True)
+
+
+@MODES
+def test_due_times_ever_later_are_no_damage(tmp_path: Path, durable: bool) -> None:
+    node = Node(tmp_path, durable=durable, limit=100)
+    node.add(*[10_000.0 * number for number in range(1, 300)])
+    with room_for(200), pytest.raises(StorageFailed):
+        node.add(*[8 * 10_000_000.0] * 1000)  # what was written of them is undone
+    node.clock.advance_without_calls(2.0)
+    node.add(*[10_000.0 * number for number in range(1, 300)])
+    node.sync()
+    for _ in range(3):
+        node = restarted(node)
+        node.run(1_000_000.0)
+    assert node.log.complaints == []
 
 
 def test_a_stop_right_after_the_start_keeps_messages_whose_index_is_gone(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from nsq.daemons.nsqd.storage import dues, durable
 from nsq.daemons.nsqd.storage.dues import DueTimes
 from tests.fakes.clock import FakeClock
 from tests.integration import go_reader
-from tests.unit.daemons.nsqd.disk.files import meta, room_for
+from tests.unit.daemons.nsqd.disk.files import Lines, meta, room_for
 from tests.unit.daemons.nsqd.storage.backlogs import Durable, bodies, ids, message, messages
 
 RECORD = 4 + 26 + 1  # what a body of one byte takes
@@ -35,6 +35,10 @@ def killed(backlog: Durable, directory: Path, limit: int = 3, clock: FakeClock |
     shutil.copytree(backlog.dues._path.parent, directory)
     backlog.delete()
     return Durable(directory, limit, clock)
+
+
+def forgotten(finished: list[Message]) -> None:
+    """Called with messages that were in memory only."""
 
 
 def many(count: int) -> list[Message]:
@@ -99,7 +103,7 @@ class TestDeferred:
     def test_a_due_message_without_a_record_is_stored(self, backlog: Durable, tmp_path: Path) -> None:
         backlog.put(messages(b"a"))
         (held,) = backlog.take(1)  # the disk refused to defer it, so its record is still here
-        backlog.put_due([held, message(b"b")])
+        backlog.put_due([held, message(b"b")], forgotten)
         assert (bodies(backlog.take(5)), backlog.disk.depth) == ([b"b", b"a"], 2)
 
     @pytest.mark.parametrize("before", [0, 5])
@@ -153,7 +157,7 @@ def test_a_record_that_is_not_needed_hides_no_later_record_of_its_message(tmp_pa
     backlog.skip_records({place: each for each, place in backlog.disk.unread_ids(2)[1:]})
     backlog.close([])
     again = Durable(before, limit=0)
-    again.put_due([first])
+    again.put_due([first], forgotten)
     assert bodies(again.take(10)) == [b"waits", b"deferred"]
     after_kill = killed(again, tmp_path / "after")
     assert bodies(after_kill.take(10)) == [b"waits", b"deferred"]
@@ -287,6 +291,24 @@ class TestBorrowed:
         assert (len(reborn), reborn.disk.depth) == (0, 0)
         reborn.delete()
 
+    def test_due_messages_that_the_disk_refuses_are_delivered_up_to_so_many(self, backlog: Durable) -> None:
+        finished: list[bytes] = []
+        backlog.put(messages(b"a"))
+        (held,) = backlog.take(1)  # the disk refused to defer it, so its record is still here
+        due = [held, *messages(b"b", b"c")]
+        with room_for(10), patch.object(durable, "_MOST_MEMORY_ONLY", 2):
+            assert not backlog.put_due(due, lambda messages: finished.extend(bodies(messages)))
+            with pytest.raises(StorageFailed, match="No space left"):
+                backlog.put_due(messages(b"d"), forgotten)
+            taken = backlog.take(10)
+            assert bodies(taken) == [b"a", b"b", b"c"]
+            backlog.put_back(taken[1:2])  # requeued, or timed out
+            backlog.finished([taken[0], taken[2]])
+            assert finished == [b"c"]
+            assert not backlog.put_due(messages(b"d"), forgotten)
+        assert bodies(backlog.take(10)) == [b"b", b"d"]
+        assert backlog.put_due(messages(b"e"), forgotten)
+
     def test_a_stop_writes_no_message_held_in_memory_only(self, backlog: Durable, tmp_path: Path) -> None:
         assert backlog.hold_in_memory([message(b"a")], lambda messages: None)
         (taken,) = backlog.take(1)
@@ -353,7 +375,7 @@ def test_a_due_time_survives_with_all_its_digits(due_times: DueTimes, tmp_path: 
     assert due_times.get(one.id) == pytest.approx(1060.25, abs=1e-6)
     assert reopened(tmp_path, 1010.0).get(one.id) == pytest.approx(1060.25, abs=1e-6)
     assert due_times.get(b"f" * 16) == 0.0
-    assert (tmp_path / FILE).stat().st_size == ENTRY
+    assert (tmp_path / FILE).stat().st_size == 2 * ENTRY  # the latest due time is noted too
 
 
 def test_a_due_time_that_has_passed_is_forgotten(due_times: DueTimes, tmp_path: Path) -> None:
@@ -363,13 +385,34 @@ def test_a_due_time_that_has_passed_is_forgotten(due_times: DueTimes, tmp_path: 
     assert (later.get(early.id), later.get(late.id) > 0) == (0.0, True)
 
 
-def test_an_impossible_due_time_is_ignored(due_times: DueTimes, tmp_path: Path) -> None:
-    (one,) = deferred(1)
-    due_times.add([one])
+def test_a_damaged_due_time_is_kept_and_reported_once(due_times: DueTimes, tmp_path: Path) -> None:
+    one, two = deferred(2)
+    due_times.add([one, two])
     content = bytearray((tmp_path / FILE).read_bytes())
-    content[16] ^= 0x40  # the highest bits of the moment: the year 2169
+    content[ENTRY + 16] ^= 0x40  # the highest bits of the first message's due time
     (tmp_path / FILE).write_bytes(content)
-    assert reopened(tmp_path).get(one.id) == 0.0
+    log = Lines()
+    again = DueTimes(tmp_path, "t:c", FakeClock(), log=log)
+    assert again.get(one.id) > 1e9
+    assert again.get(two.id) == pytest.approx(1060.0)
+    assert log.complaints == [
+        f"{FILE} has a due time later than all that nsqd wrote there: "
+        "deferring until then (at last 2170-01-03 22:07:58 UTC)"
+    ]
+    close(again, {})
+    third = DueTimes(tmp_path, "t:c", FakeClock(), log=log)
+    assert (third.get(one.id) > 1e9, len(log.complaints)) == (True, 1)
+
+
+def test_a_due_time_in_ten_years_is_kept(due_times: DueTimes, tmp_path: Path) -> None:
+    ten_years = 3650 * 86_400.0
+    (first,), (last,) = deferred(1), deferred(1, 1000.0 + ten_years)
+    due_times.add([first])
+    due_times.add([last])
+    log = Lines()
+    again = DueTimes(tmp_path, "t:c", FakeClock(), log=log)
+    assert again.get(last.id) == pytest.approx(1000.0 + ten_years)
+    assert log.complaints == []
 
 
 def test_the_last_entry_of_a_message_counts(due_times: DueTimes, tmp_path: Path) -> None:
@@ -422,7 +465,7 @@ def test_a_clean_stop_leaves_a_file_only_if_it_is_needed(due_times: DueTimes, tm
     due_times.add([one, two])
     due_times.remove(one.id)
     close(due_times, {})
-    assert (tmp_path / FILE).stat().st_size == ENTRY
+    assert (tmp_path / FILE).stat().st_size == 2 * ENTRY
     again = reopened(tmp_path)
     again.remove(two.id)
     close(again, {})

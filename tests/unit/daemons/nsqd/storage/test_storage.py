@@ -567,8 +567,10 @@ def test_a_removed_file_of_deferred_messages_is_noticed_and_written_again(tmp_pa
 
     async def scenario() -> None:
         async with node(data, durable=True) as one:
+            assert one.storage.committer is not None
+            one.storage.committer._retry_after = 0.001
             channel = one.broker.topic("t").channel("c")
-            for delay in (1.0, 3600.0):
+            for delay in (2.0, 3600.0):
                 one.broker.publish_deferred("t", [(delay, b"%d" % delay)])
             for path in data.glob("t:c.deferred.*"):
                 path.unlink()
@@ -579,6 +581,6 @@ def test_a_removed_file_of_deferred_messages_is_noticed_and_written_again(tmp_pa
             assert channel.deferred_count == 2
             shutil.copytree(data, after)
         async with node(after, durable=True) as two:
-            assert await two.consume("t", "c", 1) == [b"1"]
+            assert await two.consume("t", "c", 1) == [b"2"]
 
     asyncio.run(scenario())
