@@ -180,10 +180,7 @@ class Auditor:
             if message.call != "http":
                 stored[id(message.by)] += message.state == "stored"
                 perhaps[id(message.by)] += message.state == "perhaps"
-        for process, made in self.load.made:
-            if not process.alive:
-                continue
-            stats = made.stats()
+        for process, made, stats in self.load.counted:
             if hasattr(stats, "finished"):
                 left = stats.in_flight or stats.waiting
                 wrong = stats.finished > handled[id(made)]

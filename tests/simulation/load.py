@@ -84,8 +84,8 @@ class Load:
         self.chance = random.Random(f"load {plan.seed}")
         self.sent: dict[bytes, Sent] = {}
         self.handled: list[Handled] = []
-        self.made: list[tuple[Process, Any]] = []
-        """Every producer and consumer that there was, with its process."""
+        self.counted: list[tuple[Process, Any, Any]] = []
+        """The last statistics of producers and consumers."""
         self.calls: list[Call] = []
         self.problems: list[str] = []
         self.over = False
@@ -147,9 +147,7 @@ class Load:
 
     def _new_producer(self) -> Any:
         options = {key: value for key, value in self.plan.client_options.items() if key != "max_in_flight"}
-        producer = self.nsq.Producer(**self._addresses(), **options)
-        self.made.append((scheduler.me().process, producer))
-        return producer
+        return self.nsq.Producer(**self._addresses(), **options)
 
     def _publish(self, client: Client, seed: float) -> None:
         chance = random.Random(seed)
@@ -289,7 +287,6 @@ class Load:
             return self._handle(message, name, chance, consumer)
 
         consumer.add_handler(handle)
-        self.made.append((scheduler.me().process, consumer))
         return consumer
 
     def _handle(self, message: Any, channel: str, chance: random.Random, by: Any) -> Any:
@@ -425,7 +422,11 @@ class Load:
         def end(client: Client, what: str, action: Callable[..., Any], timeout: float) -> None:
             def run() -> None:
                 try:
+                    if what == "close":  # it counts anew after a close
+                        self.counted.append((client.process, client.made, client.made.stats()))
                     report = self.ended(what, action, timeout)
+                    if what == "stop":
+                        self.counted.append((client.process, client.made, client.made.stats()))
                     if not report:
                         self.problems.append(f"{client.process.name} at the end: {report}")
                 finally:

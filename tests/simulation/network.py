@@ -496,16 +496,21 @@ class Network:
         """The dialing end of every connection that there was."""
         self._links: dict[frozenset[str], Link] = {}
         self._descriptors = 1_000_000
+        self._addresses = 0
 
     def host(self, name: str) -> Host:
-        host = Host(name, f"10.0.0.{len(self.hosts) + 1}")
+        host = Host(name, self._free_address())
         self.hosts[host.address] = host
         return host
+
+    def _free_address(self) -> str:
+        self._addresses += 1
+        return f"10.0.{self._addresses // 250}.{self._addresses % 250 + 1}"
 
     def move(self, host: Host) -> None:
         """Give a host that is off another address."""
         del self.hosts[host.address]
-        host.address = f"10.0.{len(self._links) % 200 + 1}.{len(self.hosts) + 1}"
+        host.address = self._free_address()
         self.hosts[host.address] = host
 
     def link(self, one: Host, other: Host) -> Link:
