@@ -61,6 +61,9 @@ _IN_A_ROW = 50
 _CANCEL_SHARE, _CANCEL_SECONDS = 0.2, 2.0
 #: Seconds that a stop leaves to cancelled handlers even when its time is up.
 _LEAST_TO_CANCEL = 0.1
+#: Seconds until a handler's task that was cancelled is replaced. A loop that ends cancels all tasks, and is
+#: closed by then.
+_REPLACE_SECONDS = 0.05
 #: Seconds until a publish ends that has just got room; it may not be zero.
 _LEAST_TIMEOUT = 0.001
 
@@ -381,12 +384,13 @@ class Consumer:
         self.consumer.add_handler(self._take_over)
         self._engine = self.consumer._engine
         self._handlers: list[tuple[AsyncHandler, int, Exceptions]] = []
-        self._workers: list[asyncio.Task[None]] = []
+        self._workers: set[asyncio.Task[None]] = set()
         self._messages: _FromThreads[Message] | None = None
         self._takers: deque[asyncio.Future[None]] = deque()
         self._taken = 0
         self._ended = asyncio.Event()
         self._returns = False  # a stop has begun: messages that no handler has taken go back
+        self._handlers_cancelled = False  # by a stop
         self._background: set[asyncio.Task[StopReport]] = set()
 
     def __repr__(self) -> str:
@@ -451,6 +455,23 @@ class Consumer:
                         extra=pool.fields_of(message),
                     )
             _answer(message, again)
+
+    def _start_worker(self, name: str, handler: AsyncHandler, no_backoff: Exceptions) -> None:
+        """Start a task that calls a handler. Only a stop ends it for good: a handler may cancel its task."""
+        if self._over or self._handlers_cancelled:
+            return
+
+        def ended(worker: asyncio.Task[None]) -> None:
+            self._workers.discard(worker)
+            error = None if worker.cancelled() else worker.exception()
+            if isinstance(error, Exception):
+                log.error("%s failed", name, exc_info=error)
+            loop.call_later(_REPLACE_SECONDS, self._start_worker, name, handler, no_backoff)
+
+        loop = asyncio.get_running_loop()
+        worker = loop.create_task(self._work(handler, no_backoff), name=name)
+        self._workers.add(worker)
+        worker.add_done_callback(ended)
 
     async def _on_thread(self, job: str, call: Callable[[], T]) -> T:
         return await _on_own_thread(f"{self._engine.name}-{job}", call)
@@ -572,8 +593,7 @@ class Consumer:
             raise
         for handler, concurrency, no_backoff in self._handlers:
             for number in range(concurrency):
-                name = f"{self._engine.name}-handler-{number}"
-                self._workers.append(loop.create_task(self._work(handler, no_backoff), name=name))
+                self._start_worker(f"{self._engine.name}-handler-{number}", handler, no_backoff)
         return self
 
     async def stop(self, timeout: float = 30.0) -> StopReport:
@@ -650,6 +670,7 @@ class Consumer:
         return report
 
     def _cancel_handlers(self) -> None:
+        self._handlers_cancelled = True
         for worker in self._workers:
             worker.cancel()
 
