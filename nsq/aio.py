@@ -171,8 +171,8 @@ class Producer:
         async with aio.Producer("10.0.0.2:4150") as producer:
             await producer.publish("orders", b"body")
 
-    A publish ends as one of nsq.Producer does. If its task is cancelled, the message may be stored, unless it
-    still waited for room among max_pending. ``producer`` is the nsq.Producer itself: its ``stats`` and
+    A publish ends as one of nsq.Producer does. If its task is cancelled, a message that was not sent yet never
+    will be, and one that was sent may be stored. ``producer`` is the nsq.Producer itself: its ``stats`` and
     ``health`` do not block.
     """
 
@@ -233,7 +233,11 @@ class Producer:
             result.ended.add_done_callback(lambda _: self._leave_queue(result))
             if self._room_waiter is None:
                 self._send_waiting()
-        error = await result.ended
+        try:
+            error = await result.ended
+        except asyncio.CancelledError:
+            self.producer._pool.withdraw(publish)
+            raise
         if error is not None:
             raise error
         return publish.published

@@ -169,6 +169,32 @@ def test_cancelled_publishes_leave_nothing_behind(nsqd: Nsqd, run: Run) -> None:
     assert channel_of(nsqd)["depth"] >= 501
 
 
+def test_a_publish_that_is_cancelled_before_it_is_sent_is_never_sent(nsqd: Nsqd, run: Run) -> None:
+    nsqd.stop(keep_data=True)
+
+    async def main() -> tuple[int, float]:
+        async with aio.Producer(nsqd.tcp_address, publish_timeout=10.0) as producer:
+            for _ in range(3):
+                with pytest.raises(TimeoutError):
+                    async with asyncio.timeout(0.05):
+                        await producer.publish(TOPIC, b"cancelled")
+            pending = producer.producer.stats().pending
+            await asyncio.to_thread(nsqd.start)
+            await producer.publish(TOPIC, b"after them")
+            nsqd.stop(keep_data=True)
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.05):
+                    await producer.multi_publish(TOPIC, [b"cancelled"])
+            began = time.monotonic()
+        return pending, time.monotonic() - began
+
+    pending, leaving = run(main())
+    nsqd.start()
+    assert pending == 0
+    assert leaving < 5
+    assert channel_of(nsqd)["depth"] == 1
+
+
 def test_a_producer_belongs_to_one_loop(nsqd: Nsqd) -> None:
     producer = aio.Producer(nsqd.tcp_address)
     asyncio.run(producer.publish(TOPIC, b"body"))
