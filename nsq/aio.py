@@ -38,7 +38,7 @@ from nsq.log import Logger
 from nsq.message import Message
 from nsq.producer import producer as threads_producer
 from nsq.producer.futures import PublishFuture
-from nsq.producer.producer import around
+from nsq.producer.producer import Watched
 from nsq.producer.publishes import Defer, PublishOptions, checked_timeout, with_options_shown
 from nsq.producer.reports import CloseReport, FlushReport
 from nsq.threads.stop_signals import StopSignals
@@ -171,8 +171,8 @@ class Producer:
         async with aio.Producer("10.0.0.2:4150") as producer:
             await producer.publish("orders", b"body")
 
-    A publish ends as one of nsq.Producer does. If its task is cancelled, a message that was not sent yet never
-    will be, and one that was sent may be stored. ``producer`` is the nsq.Producer itself: its ``stats`` and
+    A publish ends as one of nsq.Producer does. If its task is cancelled, a message that was not sent yet is
+    withdrawn, and one that was sent may be stored. ``producer`` is the nsq.Producer itself: its ``stats`` and
     ``health`` do not block.
     """
 
@@ -199,12 +199,13 @@ class Producer:
         **options: Unpack[PublishOptions],
     ) -> Published:
         """Return when an nsqd has stored the message. ``timeout`` covers everything, waiting for room too."""
-        hook, config = self.producer._around_publish, self.producer._config
-        make = self.producer._pool.book.new_publish
-        if hook is None:
+        make, config = self.producer._pool.book.new_publish, self.producer._config
+        if not self.producer._watches:
             return await self._send(make(PublishFuture, topic, body, defer, config, options), timeout)
-        with around(hook, topic, [body], options) as ((body,), options):
-            return await self._send(make(PublishFuture, topic, body, defer, config, options), timeout)
+        with Watched(self.producer, topic, [body], options) as given:
+            body, options = given.bodies[0], given.options
+            given.publish = publish = make(PublishFuture, topic, body, defer, config, options)
+            return await self._send(publish, timeout)
 
     @with_options_shown
     async def multi_publish(
@@ -216,12 +217,13 @@ class Producer:
         **options: Unpack[PublishOptions],
     ) -> Published:
         """Publish all messages at once to one nsqd, which stores all or, unless it fails midway, none."""
-        hook, config = self.producer._around_publish, self.producer._config
-        make = self.producer._pool.book.new_multi_publish
-        if hook is None:
+        make, config = self.producer._pool.book.new_multi_publish, self.producer._config
+        if not self.producer._watches:
             return await self._send(make(PublishFuture, topic, bodies, config, options), timeout)
-        with around(hook, topic, bodies, options) as (several, options):
-            return await self._send(make(PublishFuture, topic, several, config, options), timeout)
+        with Watched(self.producer, topic, bodies, options) as given:
+            bodies, options = given.bodies, given.options
+            given.publish = publish = make(PublishFuture, topic, bodies, config, options)
+            return await self._send(publish, timeout)
 
     async def _send(self, publish: PublishFuture, timeout: float | None) -> Published:
         results = self._own_results()
