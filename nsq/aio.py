@@ -38,7 +38,7 @@ from nsq.log import Logger
 from nsq.message import Message
 from nsq.producer import producer as threads_producer
 from nsq.producer.futures import PublishFuture
-from nsq.producer.producer import around
+from nsq.producer.producer import Watched
 from nsq.producer.publishes import Defer, PublishOptions, checked_timeout, with_options_shown
 from nsq.producer.reports import CloseReport, FlushReport
 from nsq.threads.stop_signals import StopSignals
@@ -61,6 +61,9 @@ _IN_A_ROW = 50
 _CANCEL_SHARE, _CANCEL_SECONDS = 0.2, 2.0
 #: Seconds that a stop leaves to cancelled handlers even when its time is up.
 _LEAST_TO_CANCEL = 0.1
+#: Seconds until a handler's task that was cancelled is replaced. A loop that ends cancels all tasks, and is
+#: closed by then.
+_REPLACE_SECONDS = 0.05
 #: Seconds until a publish ends that has just got room; it may not be zero.
 _LEAST_TIMEOUT = 0.001
 
@@ -168,8 +171,8 @@ class Producer:
         async with aio.Producer("10.0.0.2:4150") as producer:
             await producer.publish("orders", b"body")
 
-    A publish ends as one of nsq.Producer does. If its task is cancelled, the message may be stored, unless it
-    still waited for room among max_pending. ``producer`` is the nsq.Producer itself: its ``stats`` and
+    A publish ends as one of nsq.Producer does. If its task is cancelled, a message that was not sent yet is
+    withdrawn, and one that was sent may be stored. ``producer`` is the nsq.Producer itself: its ``stats`` and
     ``health`` do not block.
     """
 
@@ -196,12 +199,13 @@ class Producer:
         **options: Unpack[PublishOptions],
     ) -> Published:
         """Return when an nsqd has stored the message. ``timeout`` covers everything, waiting for room too."""
-        hook, config = self.producer._around_publish, self.producer._config
-        make = self.producer._pool.book.new_publish
-        if hook is None:
+        make, config = self.producer._pool.book.new_publish, self.producer._config
+        if not self.producer._watches:
             return await self._send(make(PublishFuture, topic, body, defer, config, options), timeout)
-        with around(hook, topic, [body], options) as ((body,), options):
-            return await self._send(make(PublishFuture, topic, body, defer, config, options), timeout)
+        with Watched(self.producer, topic, [body], options) as given:
+            body, options = given.bodies[0], given.options
+            given.publish = publish = make(PublishFuture, topic, body, defer, config, options)
+            return await self._send(publish, timeout)
 
     @with_options_shown
     async def multi_publish(
@@ -213,12 +217,13 @@ class Producer:
         **options: Unpack[PublishOptions],
     ) -> Published:
         """Publish all messages at once to one nsqd, which stores all or, unless it fails midway, none."""
-        hook, config = self.producer._around_publish, self.producer._config
-        make = self.producer._pool.book.new_multi_publish
-        if hook is None:
+        make, config = self.producer._pool.book.new_multi_publish, self.producer._config
+        if not self.producer._watches:
             return await self._send(make(PublishFuture, topic, bodies, config, options), timeout)
-        with around(hook, topic, bodies, options) as (several, options):
-            return await self._send(make(PublishFuture, topic, several, config, options), timeout)
+        with Watched(self.producer, topic, bodies, options) as given:
+            bodies, options = given.bodies, given.options
+            given.publish = publish = make(PublishFuture, topic, bodies, config, options)
+            return await self._send(publish, timeout)
 
     async def _send(self, publish: PublishFuture, timeout: float | None) -> Published:
         results = self._own_results()
@@ -230,7 +235,11 @@ class Producer:
             result.ended.add_done_callback(lambda _: self._leave_queue(result))
             if self._room_waiter is None:
                 self._send_waiting()
-        error = await result.ended
+        try:
+            error = await result.ended
+        except asyncio.CancelledError:
+            self.producer._pool.withdraw(publish)
+            raise
         if error is not None:
             raise error
         return publish.published
@@ -381,12 +390,13 @@ class Consumer:
         self.consumer.add_handler(self._take_over)
         self._engine = self.consumer._engine
         self._handlers: list[tuple[AsyncHandler, int, Exceptions]] = []
-        self._workers: list[asyncio.Task[None]] = []
+        self._workers: set[asyncio.Task[None]] = set()
         self._messages: _FromThreads[Message] | None = None
         self._takers: deque[asyncio.Future[None]] = deque()
         self._taken = 0
         self._ended = asyncio.Event()
         self._returns = False  # a stop has begun: messages that no handler has taken go back
+        self._handlers_cancelled = False  # by a stop
         self._background: set[asyncio.Task[StopReport]] = set()
 
     def __repr__(self) -> str:
@@ -451,6 +461,23 @@ class Consumer:
                         extra=pool.fields_of(message),
                     )
             _answer(message, again)
+
+    def _start_worker(self, name: str, handler: AsyncHandler, no_backoff: Exceptions) -> None:
+        """Start a task that calls a handler. Only a stop ends it for good: a handler may cancel its task."""
+        if self._over or self._handlers_cancelled:
+            return
+
+        def ended(worker: asyncio.Task[None]) -> None:
+            self._workers.discard(worker)
+            error = None if worker.cancelled() else worker.exception()
+            if isinstance(error, Exception):
+                log.error("%s failed", name, exc_info=error)
+            loop.call_later(_REPLACE_SECONDS, self._start_worker, name, handler, no_backoff)
+
+        loop = asyncio.get_running_loop()
+        worker = loop.create_task(self._work(handler, no_backoff), name=name)
+        self._workers.add(worker)
+        worker.add_done_callback(ended)
 
     async def _on_thread(self, job: str, call: Callable[[], T]) -> T:
         return await _on_own_thread(f"{self._engine.name}-{job}", call)
@@ -572,8 +599,7 @@ class Consumer:
             raise
         for handler, concurrency, no_backoff in self._handlers:
             for number in range(concurrency):
-                name = f"{self._engine.name}-handler-{number}"
-                self._workers.append(loop.create_task(self._work(handler, no_backoff), name=name))
+                self._start_worker(f"{self._engine.name}-handler-{number}", handler, no_backoff)
         return self
 
     async def stop(self, timeout: float = 30.0) -> StopReport:
@@ -650,6 +676,7 @@ class Consumer:
         return report
 
     def _cancel_handlers(self) -> None:
+        self._handlers_cancelled = True
         for worker in self._workers:
             worker.cancel()
 

@@ -85,7 +85,7 @@ ARGUMENTS = _by_name("""
     nsqd nsqlookupd transport config: it is an argument of Consumer and Producer here
     channel threads dead_letters dead_letter_reasons give_up hooks: it is an argument of Consumer here
     rewrite_address accept_addresses: it is an argument of Consumer here
-    on_acknowledged on_failed: it is an argument of Producer here
+    on_acknowledged on_failed on_refused: it is an argument of Producer here
     topic: Consumer takes it as an argument, Producer with every publish
 """)
 

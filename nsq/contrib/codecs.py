@@ -41,9 +41,8 @@ class Codec(Generic[T]):
 
     def of(self, message: Message) -> T:
         """Decode a message, with or without an envelope. Raises GiveUp if that is impossible."""
-        envelope = unwrap(message.body)
         try:
-            return self.decode(message.body if envelope is None else envelope.body)
+            return self.decode(body_of(message))
         except (ValueError, RecursionError) as error:
             raise GiveUp(f"the body cannot be decoded: {error}") from error
 

@@ -39,6 +39,10 @@ from nsq.transport.addresses import is_unix, split, unix_path
 from nsq.wire.envelope import wrap
 from nsq.wire.names import check_topic
 
+#: The version of the conventions whose names are used here.
+_SCHEMA = "https://opentelemetry.io/schemas/1.44.0"
+#: Seconds: the buckets that the conventions advise for durations. The SDK's own are made for milliseconds.
+_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
 #: The parts of a trace's context that may stand in an envelope.
 _CONTEXT = ("traceparent", "tracestate")
 
@@ -62,14 +66,20 @@ class Telemetry:
         if source and headers:
             raise ConfigError("source and headers exclude each other: an extended topic needs no envelope")
         self._source, self._headers, self._parents = source, headers, parents
-        self._tracer = trace.get_tracer("nsq", __version__, tracer_provider)
-        meter = metrics.get_meter("nsq", __version__, meter_provider)
+        self._tracer = trace.get_tracer("nsq", __version__, tracer_provider, _SCHEMA)
+        meter = metrics.get_meter("nsq", __version__, meter_provider, _SCHEMA)
         self._operation_seconds = meter.create_histogram(
-            "messaging.client.operation.duration", "s", "Duration of a publish."
+            "messaging.client.operation.duration",
+            "s",
+            "Duration of a publish.",
+            explicit_bucket_boundaries_advisory=_BUCKETS,
         )
         self._sent = meter.create_counter("messaging.client.sent.messages", "{message}", "Messages sent.")
         self._process_seconds = meter.create_histogram(
-            "messaging.process.duration", "s", "Duration of a handler."
+            "messaging.process.duration",
+            "s",
+            "Duration of a handler.",
+            explicit_bucket_boundaries_advisory=_BUCKETS,
         )
         self._consumed = meter.create_counter(
             "messaging.client.consumed.messages", "{message}", "Messages given to handlers."
@@ -97,6 +107,9 @@ class Telemetry:
         count = len(bodies)
 
         def ended(error: BaseException | None) -> None:
+            where = _server(ended.nsqd_address)  # type: ignore[attr-defined]
+            span.set_attributes(where)
+            common.update(where)
             if error is not None:
                 common["error.type"] = type(error).__qualname__
                 _fail(span, error)
@@ -104,6 +117,7 @@ class Telemetry:
             self._operation_seconds.record(time.perf_counter() - began, common)
             self._sent.add(count, common)
 
+        ended.nsqd_address = ""  # type: ignore[attr-defined]  # the producer sets it
         if self._source:
             try:
                 head = {"source": self._source, "type": check_topic(topic), **carrier}
@@ -139,11 +153,15 @@ class Telemetry:
     def _processing(self, given: Message | list[Message], common: dict[str, Any]) -> Iterator[None]:
         began = time.perf_counter()
         messages = given if isinstance(given, list) else [given]
-        about, result = dict(common), dict(common)
+        result = dict(common)
+        if len({message.nsqd_address for message in messages}) == 1:
+            result |= _server(messages[0].nsqd_address)
+        about = dict(result)
         if isinstance(given, list):
             about["messaging.batch.message_count"] = len(given)
         else:
-            about |= _attributes_of(given)
+            about["messaging.message.id"] = given.id_text
+            about["messaging.message.body.size"] = len(given.body)
         contexts = list(map(_context_of, messages))
         parent = contexts[0] if self._parents and not isinstance(given, list) else None
         found = [trace.get_current_span(each).get_span_context() for each in contexts if each is not None]
@@ -180,15 +198,13 @@ def _attributes(name: str, kind: str, topic: str) -> dict[str, Any]:
     }
 
 
-def _attributes_of(message: Message) -> dict[str, Any]:
-    about = {
-        "messaging.message.id": message.id_text,
-        "messaging.message.body.size": len(message.body),
-    }
-    if is_unix(message.nsqd_address):
-        return about | {"server.address": unix_path(message.nsqd_address)}
-    host, port = split(message.nsqd_address)
-    return about | {"server.address": host, "server.port": port}
+def _server(nsqd_address: str) -> dict[str, Any]:
+    if not nsqd_address:
+        return {}
+    if is_unix(nsqd_address):
+        return {"server.address": unix_path(nsqd_address)}
+    host, port = split(nsqd_address)
+    return {"server.address": host, "server.port": port}
 
 
 def _context_of(message: Message) -> Context | None:

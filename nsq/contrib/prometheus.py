@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable
 from functools import wraps
 from typing import Any
 
-from nsq.errors import how_to_install
+from nsq.errors import InvalidName, how_to_install
 
 try:
     from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
@@ -29,8 +29,9 @@ except ImportError as error:
         f"nsq.contrib.prometheus needs prometheus_client: {how_to_install('prometheus')}"
     ) from error
 
-from nsq import Acknowledged, Consumer, ConsumerHooks, Failed, Message, NsqError, Producer
+from nsq import Acknowledged, Consumer, ConsumerHooks, Message, NsqError, Producer
 from nsq.consumer.handlers import is_async
+from nsq.wire.names import check_topic
 
 #: Seconds: the buckets of both histograms.
 BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -81,15 +82,23 @@ class Metrics:
 
     def of_producer(self) -> dict[str, Any]:
         """Return arguments for a Producer."""
-        return {"on_acknowledged": self._on_acknowledged, "on_failed": self._on_failed}
+        return {
+            "on_acknowledged": self._on_acknowledged,
+            "on_failed": lambda event: self._count_failure(event.topic, event.error),
+            "on_refused": self._count_failure,
+        }
 
     def _on_acknowledged(self, event: Acknowledged) -> None:
         self._published.labels(event.topic, event.nsqd_address).inc(event.messages)
         self._bytes.labels(event.topic).inc(event.bytes)
         self._publish_seconds.labels(event.topic).observe(event.latency)
 
-    def _on_failed(self, event: Failed) -> None:
-        self._failures.labels(event.topic, type(event.error).__name__).inc()
+    def _count_failure(self, topic: str, error: NsqError) -> None:
+        try:
+            topic = check_topic(topic)
+        except InvalidName:
+            topic = ""  # there may be any number of them
+        self._failures.labels(topic, type(error).__name__).inc()
 
     def of_consumer(self, topic: str, channel: str) -> dict[str, Any]:
         """Return arguments for a Consumer of this topic and channel."""

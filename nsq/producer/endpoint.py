@@ -115,7 +115,7 @@ class PublishingEndpoint(Endpoint, ConnDelegate):
     def refused(self, error: NsqError, news: bool) -> None:
         if not self._stopped:
             log.log(
-                logging.WARNING if self.backoff.failures == 1 else logging.INFO,
+                logging.WARNING if news else logging.DEBUG,
                 "no connection to %s, next try in %.1f s or when it is needed: %s",
                 self.address,
                 self.backoff.pause,

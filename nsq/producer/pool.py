@@ -235,16 +235,22 @@ class Pool:
         return self._bytes_left > 0
 
     def cancel(self, publish: Publish) -> None:
-        """Cancel a publish whose caller was interrupted, unless the loops have claimed it."""
-        if publish.claim.acquire(False):
-            self.forget(publish)
-            publish.end(unsent(publish, "the call was interrupted"))
-            if self.closed:
-                self.owner.wake()
-        elif publish.caller or publish.state is not SENT:
+        """End a publish whose caller was interrupted, unless a loop has claimed it."""
+        if not self.withdraw(publish) and (publish.caller or publish.state is not SENT):
             # No loop has it: we sent it, or had the claim before.
             address = "an nsqd" if publish.endpoint is None else publish.endpoint.address
             self.complete([publish], unanswered(publish, address, "the call was interrupted"))
+
+    def withdraw(self, publish: Publish) -> bool:
+        """End a publish that is not sent, without a report; return False if it is claimed: perhaps sent."""
+        if not publish.claim.acquire(False):
+            return False
+        self.forget(publish)
+        publish.end(unsent(publish, "the call was interrupted"))
+        publish.body, publish.command = b"", None  # it may stay queued for long
+        if self.closed or self.book.bursts:
+            self.owner.wake()
+        return True
 
     def give_up(self, publish: Publish, reason: str = "") -> None:
         """End a publish at its deadline or at the producer's close. For its caller and the pool's thread."""

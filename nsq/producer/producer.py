@@ -6,8 +6,7 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, NoReturn, Self, Unpack
@@ -15,6 +14,7 @@ from typing import Any, NoReturn, Self, Unpack
 from nsq.config import Config, Options, SignatureWithOptions
 from nsq.connection.handshake import describe, dial
 from nsq.errors import ConfigError, ConnectionFailed, NsqError, Unanswered, UsageError
+from nsq.log import Logger
 from nsq.producer.book import AddressBook
 from nsq.producer.futures import PublishFuture
 from nsq.producer.nsqds import Setup
@@ -36,8 +36,11 @@ from nsq.transport.dialing import SocketTransport
 from nsq.transport.tls import context_of
 from nsq.wire.frames import Published
 
+log = Logger("nsq.producer")
+
 #: Called before a publish with its topic and its bodies. Returns the bodies to send, as many, and a function
-#: that is called once with the publish's error, or with None when nsqd has stored it.
+#: that is called once with the publish's error, or with None when nsqd has stored it. An attribute
+#: ``nsqd_address`` of that function, if it has one, is set before.
 PublishEnded = Callable[[BaseException | None], object]
 PublishHook = Callable[
     [str, list[bytes]], tuple[list[bytes], PublishEnded] | tuple[list[bytes], PublishEnded, Mapping[str, Any]]
@@ -75,6 +78,7 @@ class Producer:
         transport: Transport | None = None,
         on_acknowledged: Callable[[Acknowledged], None] | None = None,
         on_failed: Callable[[Failed], None] | None = None,
+        on_refused: Callable[[str, NsqError], object] | None = None,
         around_publish: PublishHook | None = None,
         key_hash: Callable[[Any], int] | None = None,
         key_partitions: Mapping[str, int] | None = None,
@@ -83,11 +87,14 @@ class Producer:
     ) -> None:
         """``nsqd`` and ``nsqlookupd`` take one address or several. ``on_acknowledged`` is called for every
         publish that was stored, ``on_failed`` for every other, on the thread that runs futures' callbacks.
+        ``on_refused(topic, error)`` is called on the publishing thread for a call that raises before anything
+        is sent, as with QueueFull, InvalidMessage or Closed.
 
         ``around_publish(topic, bodies)`` is called on the publishing thread, before anything is sent. It
         returns the bodies to send instead, and a function that gets the publish's error, or None; of
-        ``publish_async`` that function is called on the thread that runs futures' callbacks. For a
-        partitioned NSQ it may return a third value: headers, beside those of the publish.
+        ``publish_async`` that function is called on the thread that runs futures' callbacks. What it raises
+        is logged. For a partitioned NSQ the hook may return a third value: headers, beside those of the
+        publish.
 
         For a partitioned NSQ: ``key_hash`` maps a key, as it was given, to an int from 0 on; by default it is
         murmur3. The key's partition is that number modulo the topic's number of partitions, or modulo the
@@ -113,11 +120,13 @@ class Producer:
         for name, hook in (
             ("on_acknowledged", on_acknowledged),
             ("on_failed", on_failed),
+            ("on_refused", on_refused),
             ("around_publish", around_publish),
         ):
             if hook is not None and not callable(hook):
                 raise ConfigError(f"{name} is {hook!r}, must be a function")
-        self._around_publish = around_publish
+        self._around_publish, self._on_refused = around_publish, on_refused
+        self._watches = around_publish is not None or on_refused is not None
         if key_hash is not None and not callable(key_hash):
             raise ConfigError(f"key_hash is {key_hash!r}, must be a function from a key to an int")
         self._tracing: Any = None
@@ -169,9 +178,11 @@ class Producer:
         The result has the ids and the offset that nsqd gave the message.
         """
         pool = self._pool
-        if self._around_publish is not None:
-            with around(self._around_publish, topic, [body], options) as ((body,), options):
+        if self._watches:
+            with Watched(self, topic, [body], options) as given:
+                body, options = given.bodies[0], given.options
                 publish: Publish = pool.book.new_publish(Publish, topic, body, defer, self._config, options)
+                given.publish = publish
                 pool.publish_and_wait(publish, timeout)
             return publish.published
         publish = pool.book.new_publish(Publish, topic, body, defer, self._config, options)
@@ -193,9 +204,11 @@ class Producer:
         the first message, and the size of all.
         """
         pool = self._pool
-        if self._around_publish is not None:
-            with around(self._around_publish, topic, bodies, options) as (several, options):
-                publish: Publish = pool.book.new_multi_publish(Publish, topic, several, self._config, options)
+        if self._watches:
+            with Watched(self, topic, bodies, options) as given:
+                bodies, options = given.bodies, given.options
+                publish: Publish = pool.book.new_multi_publish(Publish, topic, bodies, self._config, options)
+                given.publish = publish
                 pool.publish_and_wait(publish, timeout)
             return publish.published
         publish = pool.book.new_multi_publish(Publish, topic, bodies, self._config, options)
@@ -222,8 +235,8 @@ class Producer:
         for other futures.
         """
         pool = self._pool
-        if self._around_publish is not None:
-            return self._send_around(topic, [body], options, timeout, block, defer=defer)
+        if self._watches:
+            return self._send_watched(topic, [body], options, timeout, block, defer=defer)
         publish: PublishFuture = pool.book.new_publish(
             PublishFuture, topic, body, defer, self._config, options
         )
@@ -245,8 +258,8 @@ class Producer:
         way at a time keep nsqd busy while you make the next one.
         """
         pool = self._pool
-        if self._around_publish is not None:
-            return self._send_around(topic, bodies, options, timeout, block, several=True)
+        if self._watches:
+            return self._send_watched(topic, bodies, options, timeout, block, several=True)
         publish: PublishFuture = pool.book.new_multi_publish(
             PublishFuture, topic, bodies, self._config, options
         )
@@ -260,7 +273,7 @@ class Producer:
         """
         self._current().book.trace(topic, on)
 
-    def _send_around(
+    def _send_watched(
         self,
         topic: str,
         bodies: Iterable[bytes],
@@ -271,22 +284,25 @@ class Producer:
         several: bool = False,
         defer: Defer | None = None,
     ) -> PublishFuture:
-        """Publish with ``around_publish``; its second function is called when the future ends."""
-        assert self._around_publish is not None
+        """Publish with hooks; the function of ``around_publish`` is called when the future ends."""
         pool, config = self._pool, self._config
-        sent, ended, options = begin(self._around_publish, topic, bodies, options)
+        given = Watched(self, topic, bodies, options)
+        publish: PublishFuture
         try:
-            publish: PublishFuture
             if several:
-                publish = pool.book.new_multi_publish(PublishFuture, topic, sent, config, options)
+                publish = pool.book.new_multi_publish(
+                    PublishFuture, topic, given.bodies, config, given.options
+                )
             else:
-                publish = pool.book.new_publish(PublishFuture, topic, sent[0], defer, config, options)
+                body = given.bodies[0]
+                publish = pool.book.new_publish(PublishFuture, topic, body, defer, config, given.options)
+            given.publish = publish
             publish.callbacks = pool.callbacks
             pool.publish(publish, timeout, block)
         except BaseException as error:
-            ended(error)
+            given.end(error)
             raise
-        publish.add_done_callback(lambda future: ended(future.exception()))
+        publish.add_done_callback(lambda future: given.end(future.exception()))
         return publish
 
     def _current(self) -> Pool:
@@ -435,41 +451,65 @@ class Producer:
         return ProducerHealth(healthy=healthy, problems=problems)
 
 
-# The hook around a publish.
+# Hooks on the publishing thread.
 
 _BODY = (bytes, bytearray, memoryview)
 
 
-def begin(
-    hook: PublishHook, topic: str, bodies: Iterable[bytes], options: PublishOptions
-) -> tuple[list[bytes], PublishEnded, PublishOptions]:
-    """Call the hook, unless the bodies are none: then the checks of a publish say so. Return what to publish,
-    the function to call at its end, and the options with the headers that the hook adds.
+class Watched:
+    """One call of a publish whose producer has ``around_publish`` or ``on_refused``: a block that tells them
+    how it ends.
     """
-    if isinstance(bodies, (*_BODY, str)) or not isinstance(bodies, Iterable):
-        return bodies, lambda _: None, options  # type: ignore[return-value]
-    given = list(bodies)
-    if not all(isinstance(body, _BODY) for body in given):
-        return given, lambda _: None, options
-    several, ended, *added = hook(topic, given)
-    if len(several) != len(given):
-        raise UsageError(f"around_publish returned {len(several)} bodies for {len(given)}")
-    if added:
-        options = {**options, "headers": {**added[0], **(options.get("headers") or {})}}
-    return several, ended, options
 
+    publish: Publish | None = None
+    """Set by the block."""
+    _ended: PublishEnded | None = None
 
-@contextmanager
-def around(
-    hook: PublishHook, topic: str, bodies: Iterable[bytes], options: PublishOptions
-) -> Iterator[tuple[list[bytes], PublishOptions]]:
-    """Give the bodies that the hook returns, and the options with its headers, and tell it how the block
-    ends.
-    """
-    several, ended, options = begin(hook, topic, bodies, options)
-    try:
-        yield several, options
-    except BaseException as error:
-        ended(error)
-        raise
-    ended(None)
+    def __init__(
+        self, producer: Producer, topic: str, bodies: Iterable[bytes], options: PublishOptions
+    ) -> None:
+        self.options = options
+        self.bodies: Any = bodies
+        self._topic, self._on_refused = topic, producer._on_refused
+        hook = producer._around_publish
+        if hook is None or isinstance(bodies, (*_BODY, str)) or not isinstance(bodies, Iterable):
+            return
+        self.bodies = given = list(bodies)
+        if not all(isinstance(body, _BODY) for body in given):
+            return  # the checks of a publish say what is wrong
+        try:
+            several, ended, *added = hook(topic, given)
+            if len(several) != len(given):
+                raise UsageError(f"around_publish returned {len(several)} bodies for {len(given)}")
+        except NsqError as error:
+            self.end(error)
+            raise
+        self.bodies, self._ended = several, ended
+        if added:
+            self.options = {**options, "headers": {**added[0], **(options.get("headers") or {})}}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.end(error)
+
+    def end(self, error: BaseException | None) -> None:
+        """Tell the hooks. Their own errors must not change the result of the publish."""
+        publish, ended = self.publish, self._ended
+        if ended is not None:
+            if publish is not None and publish.endpoint is not None and hasattr(ended, "nsqd_address"):
+                ended.nsqd_address = publish.endpoint.address
+            self._tell("the end of around_publish", ended, error)
+        # A publish that has ended with an error was reported to ``on_failed``.
+        refused = isinstance(error, NsqError) and (publish is None or not publish.done())
+        if refused and self._on_refused is not None:
+            self._tell("on_refused", self._on_refused, self._topic, error)
+
+    def _tell(self, name: str, hook: Callable[..., object], *args: object) -> None:
+        try:
+            hook(*args)
+        except Exception:
+            log.exception("%s failed for a publish to %r", name, self._topic)

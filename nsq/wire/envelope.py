@@ -84,7 +84,7 @@ def unwrap(data: bytes) -> Envelope | None:
         return Envelope(attributes, b"", content_type)
     content = event["data"]
     if isinstance(content, str) and content_type and not _is_json(content_type):
-        return Envelope(attributes, content.encode(), content_type)
+        return Envelope(attributes, content.encode("utf-8", "surrogatepass"), content_type)
     body = json.dumps(content, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "surrogatepass")
     return Envelope(attributes, body, content_type or _JSON)
 

@@ -31,6 +31,11 @@ CODECS: list[tuple[Codec[Any], Any]] = [
     (Pydantic(Model), Model(number=1)),
 ]
 
+#: An envelope whose text is no UTF-8.
+LONE_SURROGATE = (
+    rb'{"specversion":"1.0","id":"1","source":"s","type":"t","datacontenttype":"text/plain","data":"\ud800"}'
+)
+
 
 def create(nsqd: Nsqd) -> None:
     for topic, channel in (("orders", "billing"), ("orders.dead", "dead")):
@@ -68,11 +73,12 @@ def test_a_typed_handler_gets_its_object_and_the_dead_letters_the_rest(
         producer.publish("orders", codec.encode(value))
         producer.publish("orders", b"\xff no JSON")
         producer.publish("orders", b"[" * 100_000)
+        producer.publish("orders", LONE_SURROGATE)
     consumer = consumer_of(nsqd, dead_letters="orders.dead").add_handler(bill)
     with consumer:
-        until(lambda: consumer.stats().given_up == 2 and len(seen) == 2)
+        until(lambda: consumer.stats().given_up == 3 and len(seen) == 2)
     assert seen == [(value, 1), (value, 2)]
-    assert dead_letters(nsqd, 2) == [b"[" * 100_000, b"\xff no JSON"]
+    assert dead_letters(nsqd, 3) == [b"[" * 100_000, LONE_SURROGATE, b"\xff no JSON"]
 
 
 def test_a_typed_handler_of_a_loop_and_of_a_batch_can_give_up_too(nsqd: Nsqd) -> None:

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 from opentelemetry.sdk.metrics import MeterProvider
-from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader, ScopeMetrics
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.semconv._incubating.attributes import messaging_attributes
 from opentelemetry.semconv._incubating.metrics import messaging_metrics
+from opentelemetry.semconv.schemas import Schemas
 from opentelemetry.trace import SpanKind
 
 import nsq
@@ -41,10 +42,16 @@ class Recorded:
         return [span for span in self._spans.get_finished_spans() if span.kind is kind]
 
     def metrics(self) -> dict[str, list[Any]]:
+        found = [metric for scope in self._scopes() for metric in scope.metrics]
+        return {metric.name: list(metric.data.data_points) for metric in found}
+
+    def schemas(self) -> list[str | None]:
+        return [scope.scope.schema_url for scope in self._scopes()]
+
+    def _scopes(self) -> list[ScopeMetrics]:
         data = self._reader.get_metrics_data()
         assert data is not None
-        scopes = [scope for resource in data.resource_metrics for scope in resource.scope_metrics]
-        return {metric.name: list(metric.data.data_points) for scope in scopes for metric in scope.metrics}
+        return [scope for resource in data.resource_metrics for scope in resource.scope_metrics]
 
 
 @pytest.fixture
@@ -178,6 +185,8 @@ def test_spans_are_linked_through_the_envelope(orders: Nsqd, recorded: Recorded)
         "messaging.operation.type": "send",
         "messaging.destination.name": "orders",
         "messaging.message.body.size": 3,
+        "server.address": host,
+        "server.port": int(port),
     }
     attributes = dict(processed.attributes or {})
     assert len(str(attributes.pop("messaging.message.id"))) == 16
@@ -266,6 +275,26 @@ def test_without_a_source_bodies_are_unchanged_and_batches_and_errors_are_record
     assert sum(point.count for point in metrics["messaging.process.duration"]) == len(batches)
     known = {value for name, value in vars(messaging_metrics).items() if name.startswith("MESSAGING_")}
     assert set(metrics) <= known
-    used = {name for point in metrics["messaging.process.duration"] for name in point.attributes}
     known = {value for name, value in vars(messaging_attributes).items() if name.startswith("MESSAGING_")}
-    assert used - {"error.type"} <= known
+    for points in metrics.values():
+        for point in points:
+            assert set(point.attributes) - {"error.type", "server.address", "server.port"} <= known
+            invalid = point.attributes.get("error.type") == "InvalidName"  # it never came to an nsqd
+            assert ("server.address" in point.attributes) is not invalid
+
+
+def test_histograms_have_the_buckets_and_the_scope_has_the_schema_of_the_conventions(
+    orders: Nsqd, recorded: Recorded
+) -> None:
+    telemetry = recorded.telemetry()
+    with nsq.Producer(orders.tcp_address, **telemetry.of_producer()) as producer:
+        producer.publish_async("orders", b"1").result(PATIENCE)
+    with consumer_of(orders, telemetry).add_handler(lambda message: None):
+        until(lambda: recorded.spans(SpanKind.CONSUMER))
+    for name in ("messaging.client.operation.duration", "messaging.process.duration"):
+        (point,) = recorded.metrics()[name]
+        assert (point.explicit_bounds[0], point.explicit_bounds[-1]) == (0.005, 10)
+        assert point.attributes["server.address"] == orders.tcp_address.rpartition(":")[0]
+    (sent,) = recorded.spans(SpanKind.PRODUCER)
+    assert sent.instrumentation_scope is not None
+    assert {sent.instrumentation_scope.schema_url, *recorded.schemas()} == {Schemas.V1_44_0.value}

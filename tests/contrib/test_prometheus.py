@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -15,6 +16,7 @@ from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.parser import text_string_to_metric_families
 
 import nsq
+from nsq import aio
 from nsq.contrib.prometheus import Metrics
 from nsq.testing import Nsqd, PartitionedCluster
 
@@ -126,12 +128,44 @@ def test_a_failed_publish_is_counted_by_its_error() -> None:
         with pytest.raises(nsq.PublishFailed):
             producer.publish("orders", b"body", timeout=0.1)
         assert producer.flush().clean
-    assert scrape(registry)["nsq_client_publish_failures_total"] == {of("orders", "PublishFailed"): 1}
+        for topic, body in (("orders", b""), ("no topic", b"body")):
+            with pytest.raises(nsq.UsageError):
+                producer.publish(topic, body)
+    with pytest.raises(nsq.Closed):
+        producer.publish_async("orders", b"body")
+    assert scrape(registry)["nsq_client_publish_failures_total"] == {
+        of("orders", "PublishFailed"): 1,
+        of("orders", "InvalidMessage"): 1,
+        of("", "InvalidName"): 1,
+        of("orders", "Closed"): 1,
+    }
+
+
+def test_a_publish_on_a_loop_that_finds_no_room_is_counted_once() -> None:
+    registry = CollectorRegistry()
+
+    async def main() -> None:
+        options = Metrics(registry).of_producer()
+        async with aio.Producer("127.0.0.1:1", max_pending=1, publish_timeout=0.5, **options) as producer:
+            stuck = asyncio.create_task(producer.publish("orders", b"stuck"))
+            await asyncio.sleep(0)
+            with pytest.raises(nsq.QueueFull):
+                await producer.publish("orders", b"no room", timeout=0.1)
+            with pytest.raises(nsq.PublishFailed):
+                await stuck
+            await producer.flush()
+
+    asyncio.run(main())
+    assert scrape(registry)["nsq_client_publish_failures_total"] == {
+        of("orders", "PublishFailed"): 1,
+        of("orders", "QueueFull"): 1,
+    }
 
 
 def test_in_the_multiprocess_mode_gauges_are_set_and_added_up(tmp_path: Path) -> None:
     program = """
 import nsq
+from nsq import aio
 from nsq.contrib.prometheus import Metrics
 consumer = nsq.Consumer("orders", "billing", nsqd="127.0.0.1:1")
 Metrics().update(consumer)

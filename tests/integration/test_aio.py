@@ -169,6 +169,32 @@ def test_cancelled_publishes_leave_nothing_behind(nsqd: Nsqd, run: Run) -> None:
     assert channel_of(nsqd)["depth"] >= 501
 
 
+def test_a_publish_that_is_cancelled_before_it_is_sent_is_never_sent(nsqd: Nsqd, run: Run) -> None:
+    nsqd.stop(keep_data=True)
+
+    async def main() -> tuple[int, float]:
+        async with aio.Producer(nsqd.tcp_address, publish_timeout=10.0) as producer:
+            for _ in range(3):
+                with pytest.raises(TimeoutError):
+                    async with asyncio.timeout(0.05):
+                        await producer.publish(TOPIC, b"cancelled")
+            pending = producer.producer.stats().pending
+            await asyncio.to_thread(nsqd.start)
+            await producer.publish(TOPIC, b"after them")
+            nsqd.stop(keep_data=True)
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.05):
+                    await producer.multi_publish(TOPIC, [b"cancelled"])
+            began = time.monotonic()
+        return pending, time.monotonic() - began
+
+    pending, leaving = run(main())
+    nsqd.start()
+    assert pending == 0
+    assert leaving < 5
+    assert channel_of(nsqd)["depth"] == 1
+
+
 def test_a_producer_belongs_to_one_loop(nsqd: Nsqd) -> None:
     producer = aio.Producer(nsqd.tcp_address)
     asyncio.run(producer.publish(TOPIC, b"body"))
@@ -229,6 +255,69 @@ def test_what_a_handler_returns_or_raises_is_the_answer(nsqd: Nsqd, run: Run) ->
     assert seen == {b"raise": 2, b"false": 2, b"requeue": 2, b"answered": 1, b"fine": 1}
     assert sum("handler failed" in line for line in log.lines) == 2
     expect_drained(nsqd, requeues=3)
+
+
+@pytest.mark.parametrize("when", ["at its next await", "at its end", "without uncancel", "while idle"])
+def test_a_handler_whose_task_is_cancelled_goes_on_with_other_messages(
+    nsqd: Nsqd, run: Run, when: str
+) -> None:
+    handled, tasks = set[bytes](), list[asyncio.Task[Any]]()
+
+    async def handle(message: nsq.Message) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        tasks.append(task)
+        if message.attempts == 1 and when == "at its next await":
+            task.cancel()
+            await asyncio.sleep(0)
+        if message.attempts == 1 and when == "without uncancel":  # as some libraries do for a timeout
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await asyncio.sleep(0)
+            own = asyncio.get_running_loop().create_future()
+            own.cancel()
+            await own
+        handled.add(message.body)
+        if when == "at its end":
+            task.cancel()
+
+    async def main() -> bool:
+        consumer = make(nsqd).add_handler(handle)
+        running = asyncio.create_task(consumer.run())
+        for number in range(4):
+            publish(nsqd, numbered(10)[number : number + 1])
+            await until(lambda: len(handled) > number)  # noqa: B023
+            if when == "while idle":
+                tasks[-1].cancel()
+                await asyncio.sleep(0)
+        healthy = bool(consumer.consumer.health().ok)
+        await consumer.stop()
+        await running
+        return healthy
+
+    assert run(main())
+    assert len(handled) == 4
+    expect_drained(nsqd, requeues=4 if when in ("at its next await", "without uncancel") else 0)
+
+
+def test_a_loop_can_end_though_its_consumer_was_not_stopped(nsqd: Nsqd, run: Run) -> None:
+    publish(nsqd, [b"message"])
+    at_work, consumers, complaints = list[bool](), list[aio.Consumer](), list[str]()
+
+    async def handle(_: nsq.Message) -> None:
+        at_work.append(True)
+        await asyncio.sleep(PATIENCE)
+
+    async def main() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, about: complaints.append(str(about)))
+        consumers.append(await make(nsqd).add_handler(handle, concurrency=2).start())
+        await until(lambda: at_work)
+
+    run(main())
+    consumers[0].consumer.stop()
+    consumers.clear()
+    gc.collect()
+    assert complaints == []
 
 
 def test_a_message_that_a_handler_gives_up_is_not_finished_before_that_is_done(

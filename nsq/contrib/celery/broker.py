@@ -56,6 +56,8 @@ class Broker:
         self.queues: dict[str, Queue] = {}
         self.created: set[tuple[str, str]] = set()
         """The channels of durable queues that this process has created."""
+        self.told_limits: set[tuple[str, float]] = set()
+        """The queues whose limit for tasks with acks_late has been logged, with that limit."""
         self._last_listed: tuple[str, ...] = ()  # by the nsqlookupds
         # What nsqd has delivered it also takes back, whatever our own limit is: see ``publish`` for that.
         config = replace(settings.config, max_msg_size=_LARGEST)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -14,6 +15,19 @@ _VERSION = "nsq-celery"
 
 #: The header that counts how often the process that ran the task has died.
 _DEATHS = "x-nsq-deaths"
+
+_TEXT = (str, type(None))
+_SECONDS = (int, float, type(None))
+#: The types of what identifies a task and its result. Of others a worker ends, or never acknowledges them.
+_TYPES: dict[str, tuple[type, ...]] = {
+    "task": (str,),
+    "shadow": _TEXT,
+    "id": (str, int, uuid.UUID),
+    "correlation_id": (str, int, uuid.UUID, type(None)),
+    "reply_to": _TEXT,
+}
+#: The types of what stands in a task's body: args, kwargs, and the tasks that follow.
+_BODIES = ([list, dict, dict], [list, dict, type(None)])
 
 # What kombu's ``dumps`` does, without making an encoder for each message.
 _json = JSONEncoder().encode
@@ -81,6 +95,39 @@ class Envelope:
         self.headers[_DEATHS] = deaths
         return deaths
 
+    def check_task(self) -> None:
+        """Raise InvalidMessage for what says that it is a task and cannot be one. Other messages pass."""
+        fields, body = self.headers, None
+        if self._is_plain_json:
+            try:
+                body = loads(self.body)
+            except Exception as error:  # kombu's decoders of dates and the like raise whatever they want
+                if self.is_task:
+                    raise InvalidMessage(f"no task: its body cannot be decoded: {error}") from error
+            if isinstance(body, dict):  # the first version of Celery's protocol
+                fields = {**body, **fields}
+                body = [body.get("args"), body.get("kwargs"), None]
+        if not self.is_task and not ("task" in fields and "id" in fields):
+            return
+        if self._is_plain_json and not (isinstance(body, list) and list(map(type, body)) in _BODIES):
+            raise InvalidMessage("no task: its body has no args and kwargs")
+        if "id" not in fields:
+            raise InvalidMessage("no task: it has no id")
+        for name, kinds in _TYPES.items():
+            for given in (fields, self.properties):
+                if name in given and not isinstance(given[name], kinds):
+                    raise InvalidMessage(f"no task: its {name!r} is {given[name]!r}")
+        limits = fields.get("timelimit") or [None, None]
+        if not (isinstance(limits, list) and len(limits) == 2):
+            raise InvalidMessage(f"no task: its 'timelimit' is {limits!r}")
+        if not all(isinstance(each, _SECONDS) for each in limits):
+            raise InvalidMessage(f"no task: its 'timelimit' is {limits!r}")
+
+    @property
+    def _is_plain_json(self) -> bool:
+        is_json = self.content_type == "application/json" and self.content_encoding in ("utf-8", None)
+        return is_json and "compression" not in self.headers
+
     def encode(self) -> bytes:
         head = {
             _VERSION: 1,
@@ -105,6 +152,10 @@ class Envelope:
             envelope = cls(body, **head)
             if not (isinstance(envelope.headers, dict) and isinstance(envelope.properties, dict)):
                 raise ValueError("its headers or properties are no object")
+            if not (
+                isinstance(envelope.content_type, _TEXT) and isinstance(envelope.content_encoding, _TEXT)
+            ):
+                raise ValueError("its content type or encoding is not a string")
             if not (isinstance(envelope.exchange, str) and isinstance(envelope.routing_key, str)):
                 raise ValueError("its exchange or routing key is not a string")
             return envelope

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -239,6 +240,8 @@ class Subscription:
         deferred = unwrap(message.body)
         try:
             envelope = Envelope.decode(message.body if deferred is None else deferred[0])
+            if in_worker():
+                envelope.check_task()
         except InvalidMessage as error:
             topic = dead_letters(self.topic)
             self._broker.producer.publish(topic, message.body)
@@ -276,6 +279,11 @@ def address_to(queue: Queue, envelope: Envelope) -> None:
     envelope.exchange, envelope.routing_key = "", queue.name
 
 
+def in_worker() -> bool:
+    """Whether this is a Celery worker, and no other program that uses kombu."""
+    return "celery.worker.consumer.consumer" in sys.modules
+
+
 def dead_letters(topic: str) -> str:
     """Return the topic of messages that no worker can work on."""
     return f"{topic.removesuffix(EPHEMERAL)}.dead"
@@ -297,8 +305,20 @@ def requeue_after_death(broker: Broker, delivery: Delivery) -> None:
             "task %s has lost its process %d times, max_deaths is %d: it goes to the topic %s",
             envelope.headers.get("id"), deaths, most, topic,
         )  # fmt: skip
+    _replace(broker, message, topic, envelope.encode())
+
+
+def publish_dead(broker: Broker, delivery: Delivery, reason: str) -> None:
+    """Publish a message that cannot be a task as a dead letter. Does not wait."""
+    topic = dead_letters(own_topic(delivery.queue))
+    log.error("%r goes to the topic %s: %s", delivery.message, topic, reason)
+    _replace(broker, delivery.message, topic, delivery.message.body)
+
+
+def _replace(broker: Broker, message: Message, topic: str, body: bytes) -> None:
+    """Publish a message's successor, then finish the message."""
     try:
-        future = broker.producer.publish_async(topic, envelope.encode(), block=False)
+        future = broker.producer.publish_async(topic, body, block=False)
     except NsqError as error:
         _put_back(message, error)
     else:

@@ -20,13 +20,21 @@ from kombu.transport import base
 
 import nsq
 from nsq.consumer.rdy import Backoff, RdyWindows, exponential
-from nsq.contrib.celery.broker import Queue
+from nsq.contrib.celery.broker import Broker, Queue
 from nsq.contrib.celery.connection import Connection, purge
 from nsq.contrib.celery.envelope import Envelope
-from nsq.contrib.celery.receiving import Delivery, Held, Subscription, requeue_after_death
-from nsq.contrib.celery.settings import split_secret
+from nsq.contrib.celery.receiving import (
+    Delivery,
+    Held,
+    Subscription,
+    in_worker,
+    publish_dead,
+    requeue_after_death,
+)
+from nsq.contrib.celery.settings import settings_of, split_secret
 from nsq.errors import ConfigError, ConnectionFailed, PublishFailed, PublishUncertain, UsageError
 from nsq.log import Logger
+from nsq.transport.addresses import is_unix, split
 
 log = Logger("nsq.celery")
 
@@ -37,6 +45,16 @@ _GET_PATIENCE = 1.0
 #: After so many seconds without a message a subscription keeps only one place of the prefetch, and while
 #: there are more subscriptions than places, one has a place for so long.
 _IDLE, _TURN = 2.0, 10.0
+#: What Celery raises for a message that is no task. Others are no fault of the message, such as OSError.
+_FAULTS_OF_A_MESSAGE = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
 #: Arguments of queues that cannot be kept, with the reasons.
 _REFUSED = {
     "x-max-priority": "nsq has no priorities: use one queue for each, and more workers for the urgent one",
@@ -170,7 +188,7 @@ class Channel(base.StdChannel):  # type: ignore[misc]
         subscriptions = self.connection.subscribe(self._broker.queue(queue))
         self._subscriptions[tag] = subscriptions
         if not no_ack:
-            _check_time_limits(min(each.longest_delivery for each in subscriptions))
+            _check_time_limits(self._broker, queue, min(each.longest_delivery for each in subscriptions))
         for subscription in subscriptions:
             subscription.deliver_to(self.held, tag, lambda delivery: self.connection.arrived(self, delivery))
             if no_ack:
@@ -212,24 +230,37 @@ class Channel(base.StdChannel):  # type: ignore[misc]
         if delivery.consumer_tag in self.no_ack_consumers:
             self.held.finish(delivery.tag)
         envelope = delivery.envelope
-        callback(
-            self.Message(
-                body=envelope.body,
-                delivery_tag=delivery.tag,
-                content_type=envelope.content_type,
-                content_encoding=envelope.content_encoding,
-                headers=envelope.headers,
-                properties=envelope.properties,
-                delivery_info={
-                    "exchange": envelope.exchange,
-                    "routing_key": envelope.routing_key,
-                    "consumer_tag": delivery.consumer_tag,
-                    "redelivered": delivery.message.attempts > 1,
-                },
-                channel=self,
-            )
+        message = self.Message(
+            body=envelope.body,
+            delivery_tag=delivery.tag,
+            content_type=envelope.content_type,
+            content_encoding=envelope.content_encoding,
+            headers=envelope.headers,
+            properties=envelope.properties,
+            delivery_info={
+                "exchange": envelope.exchange,
+                "routing_key": envelope.routing_key,
+                "consumer_tag": delivery.consumer_tag,
+                "redelivered": delivery.message.attempts > 1,
+            },
+            channel=self,
         )
+        try:
+            callback(message)
+        except _FAULTS_OF_A_MESSAGE as error:
+            # Celery's own error would end the worker, and the message would come to the next one, and so on.
+            if not in_worker() or delivery.consumer_tag in self.no_ack_consumers:
+                raise
+            self.bury(delivery.tag, error)
         return True
+
+    def bury(self, delivery_tag: int, error: Exception) -> None:
+        """Make a message a dead letter on which Celery has failed, unless it is acknowledged."""
+        log.error("Celery has failed on a message", exc_info=error)
+        delivery = self.held.release(delivery_tag)
+        if delivery is not None:
+            publish_dead(self._broker, delivery, repr(error))
+        self._make_room()
 
     # Answers. They raise nothing: an error that is no connection error would end the worker.
 
@@ -305,12 +336,13 @@ class Channel(base.StdChannel):  # type: ignore[misc]
             self.held.give_back(tag)
 
 
-def _check_time_limits(longest: float) -> None:
-    """Say how long a task may take whose message is acknowledged at its end, and refuse longer time limits.
+def _check_time_limits(broker: Broker, queue: str, longest: float) -> None:
+    """Refuse time limits that are longer than nsqd allows for a task whose message is acknowledged at its
+    end, and say once for each queue how long such a task may take. Does nothing but in a worker.
 
-    ``longest`` is the time in seconds that nsqd allows for one delivery. Does nothing but in a worker.
+    ``longest`` is the time in seconds that nsqd allows for one delivery.
     """
-    if "celery.worker.consumer.consumer" not in sys.modules:
+    if not in_worker():
         return
     late = [task for task in current_app.tasks.values() if task.acks_late]
     for task in late:
@@ -320,11 +352,13 @@ def _check_time_limits(longest: float) -> None:
                 f"task {task.name} has acks_late and a time_limit of {limit:g} s, but after {longest:g} s "
                 "nsqd gives it to another worker: raise nsqd's --max-msg-timeout, or lower the limit"
             )
-    if late:
+    if late and (queue, longest) not in broker.told_limits:
+        broker.told_limits.add((queue, longest))
         log.info(
             "acks_late: a task may take %g s from its delivery to its end (nsqd's --max-msg-timeout), then "
-            "another worker may get it too",
+            "another worker of the queue %s may get it too",
             longest,
+            queue,
         )
 
 
@@ -350,13 +384,20 @@ class Transport(base.Transport):  # type: ignore[misc]
         _hide_secrets(client)
         _admit_to_mingle_and_gossip()
         _tell_rejects_from_deaths()
+        _bury_what_cannot_begin()
 
     def driver_version(self) -> str:
         return nsq.__version__
 
     @property
     def default_connection_params(self) -> dict[str, Any]:
-        return {"hostname": "127.0.0.1", "port": self.default_port}
+        """What ``inspect stats`` shows where kombu knows nothing: it does not look into the URL."""
+        port = self.default_port
+        with suppress(UsageError):  # an error of the URL is raised when a connection is made
+            settings = settings_of(self.client)
+            for first in (settings.nsqds or settings.lookupds)[:1]:
+                port = port if is_unix(first) else split(first)[1]
+        return {"hostname": "127.0.0.1", "port": port}
 
     def as_uri(self, uri: str, include_password: bool = False, mask: str = "**") -> str:
         url, secret = split_secret(uri)
@@ -404,9 +445,8 @@ def _admit_to_mingle_and_gossip() -> None:
 
 
 def _tell_rejects_from_deaths() -> None:
-    """Have Celery's requests mark messages whose tasks ask to be put back.
-
-    ``basic_reject`` is called in the same way for tasks that have lost their process.
+    """Have Celery's requests mark messages whose tasks ask to be put back: ``basic_reject`` is called in the
+    same way for tasks that have lost their process. And have them acknowledged when Celery itself fails.
     """
     request = getattr(sys.modules.get("celery.worker.request"), "Request", None)
     if request is None or hasattr(request.on_failure, "__wrapped__"):
@@ -415,9 +455,39 @@ def _tell_rejects_from_deaths() -> None:
 
     @wraps(original)
     def on_failure(self: Any, exc_info: Any, *args: Any, **options: Any) -> Any:
-        error = exc_info.exception
-        if isinstance(getattr(error, "exc", error), Reject) and isinstance(self._message.channel, Channel):
-            self._message.channel.expect_reject(self._message.delivery_tag)
-        return original(self, exc_info, *args, **options)
+        error, channel, tag = exc_info.exception, self._message.channel, self._message.delivery_tag
+        if not isinstance(channel, Channel):
+            return original(self, exc_info, *args, **options)
+        if isinstance(getattr(error, "exc", error), Reject):
+            channel.expect_reject(tag)
+        try:
+            return original(self, exc_info, *args, **options)
+        except _FAULTS_OF_A_MESSAGE as fault:  # such as a header that names what to call after a failure
+            channel.bury(tag, fault)
 
     request.on_failure = on_failure
+
+
+def _bury_what_cannot_begin() -> None:
+    """Have the worker survive a task that it cannot hand to a process, for what is in its message.
+
+    A task that has waited for a free process begins outside of ``Channel.deliver``.
+    """
+    worker = getattr(sys.modules.get("celery.worker.worker"), "WorkController", None)
+    if worker is None or hasattr(worker._process_task, "__wrapped__"):
+        return
+    original = worker._process_task
+
+    @wraps(original)
+    def _process_task(self: Any, request: Any) -> None:
+        try:
+            original(self, request)
+        except _FAULTS_OF_A_MESSAGE as error:
+            if not isinstance(request.message.channel, Channel):
+                raise
+            with suppress(AttributeError):  # as Celery frees the process of a task that was revoked
+                self._quick_release()
+            self.state.task_ready(request)
+            request.message.channel.bury(request.message.delivery_tag, error)
+
+    worker._process_task = _process_task

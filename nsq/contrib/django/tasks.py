@@ -4,7 +4,8 @@
 
 The queue ``mails`` is the topic ``tasks.mails``. An exception of a task is its result, FAILED, and final: the
 message is finished. A message that the worker cannot turn into a task (its function is gone, its queue is
-unknown) goes to the dead letters.
+unknown) goes to the dead letters. A message names its task: a worker imports tasks only from modules below
+the packages of INSTALLED_APPS, or of the option MODULES.
 
 Django makes a backend for each thread, when a module with tasks is imported. So a backend has no state, and
 making one touches neither models nor nsqd. Django calls methods with keywords: parameters keep its names.
@@ -16,13 +17,14 @@ import json
 import os
 import platform
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from traceback import format_exception
 from typing import Any
 
 from asgiref.sync import sync_to_async
+from django.apps import apps
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.db import InterfaceError, OperationalError, connections
@@ -36,10 +38,10 @@ from nsq.log import Logger
 from nsq.wire.names import check_channel, check_topic
 
 try:
-    from django.tasks import TaskContext, TaskResult, TaskResultStatus, task_backends
+    from django.tasks import Task, TaskContext, TaskResult, TaskResultStatus, task_backends
     from django.tasks.backends.base import BaseTaskBackend
     from django.tasks.base import TaskError
-    from django.tasks.exceptions import TaskResultDoesNotExist
+    from django.tasks.exceptions import InvalidTask, TaskResultDoesNotExist
     from django.tasks.signals import task_enqueued, task_finished, task_started
     from django.utils.json import normalize_json
 except ModuleNotFoundError as error:
@@ -62,6 +64,8 @@ class Options:
     #: Send when the transaction of ``database`` commits. Django's own rule is: at once.
     enqueue_on_commit: bool = False
     database: str = "default"
+    #: Packages or modules, beside those of INSTALLED_APPS, in which a worker looks for the task of a message.
+    modules: Sequence[str] = ()
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Options:
@@ -70,6 +74,11 @@ class Options:
         if unknown:
             raise ImproperlyConfigured(
                 f"OPTIONS of a task backend has {unknown[0]!r}; known are {', '.join(sorted(known))}"
+            )
+        modules = given.get("MODULES", ())
+        if isinstance(modules, str) or not all(isinstance(each, str) for each in modules):
+            raise ImproperlyConfigured(
+                f"OPTIONS['MODULES'] of a task backend is {modules!r}; it must be a list of names of modules"
             )
         return cls(**{name.lower(): value for name, value in given.items()})
 
@@ -100,6 +109,7 @@ class NsqBackend(BaseTaskBackend):
 
     def enqueue(self, task: Any, args: Any, kwargs: Any) -> Any:
         self.validate_task(task)
+        self.check_module(task.module_path)
         result = new_result(task, self.alias, str(uuid.uuid4()), args, kwargs, timezone.now())
         body = encode(result)
         self.add_result(result)
@@ -177,7 +187,7 @@ class NsqBackend(BaseTaskBackend):
             row = StoredResult.objects.using(self.nsq.database).get(pk=result_id)
         except StoredResult.DoesNotExist:
             raise TaskResultDoesNotExist(result_id) from None
-        task = find_task(row.task, row.backend, row.queue_name, row.run_after)
+        task = self.find_task(row.task, row.backend, row.queue_name, row.run_after)
         return row.to_result(new_result(task, row.backend, row.id, row.args, row.kwargs, row.enqueued_at))
 
     # Running
@@ -187,7 +197,7 @@ class NsqBackend(BaseTaskBackend):
         GiveUp.
         """
         try:
-            result = decode(message.body)
+            result = self.decode(message.body)
         except Exception as error:
             raise GiveUp(f"no task that can run here: {error!r}") from error
         if seconds_until(result.task.run_after) > 0:
@@ -208,6 +218,36 @@ class NsqBackend(BaseTaskBackend):
             # How often nsqd has sent it is all that is known of earlier workers.
             result.worker_ids.extend([worker_id()] * message.attempts)
         self.execute(result)
+
+    def decode(self, body: bytes) -> Any:
+        """Return the result of the task in a body. Raises whatever is wrong with it."""
+        read = json.loads(body)
+        if not isinstance(read["args"], list) or not isinstance(read["kwargs"], dict):
+            raise ValueError(
+                f"args is {read['args']!r} and kwargs {read['kwargs']!r}; they must be [] and {{}}"
+            )
+        run_after = read["run_after"] and datetime.fromisoformat(read["run_after"])
+        task = self.find_task(read["task"], read["backend"], read["queue"], run_after)
+        enqueued_at = datetime.fromisoformat(read["enqueued_at"])
+        return new_result(task, read["backend"], read["id"], read["args"], read["kwargs"], enqueued_at)
+
+    def find_task(self, path: str, backend: str, queue: str, run_after: datetime | None) -> Any:
+        """Import a task. Raises ImportError if it is gone, InvalidTask if it or its queue is not allowed."""
+        self.check_module(path)
+        found = import_string(path)
+        if not isinstance(found, Task):
+            raise ImportError(f"{path} is no task")
+        return found.using(backend=backend, queue_name=queue, run_after=run_after)
+
+    def check_module(self, path: str) -> None:
+        """Raise InvalidTask for a task of a module that a message must not have imported."""
+        module = path.rpartition(".")[0]
+        packages = [*(app.name for app in apps.get_app_configs()), *self.nsq.modules]
+        if not any(module == each or module.startswith(f"{each}.") for each in packages):
+            raise InvalidTask(
+                f"{path} is in no package of INSTALLED_APPS: to allow it, name its module in "
+                f"OPTIONS['MODULES'] of TASKS[{self.alias!r}]"
+            )
 
     def execute(self, result: Any) -> None:
         now = timezone.now()
@@ -294,22 +334,3 @@ def encode(result: Any) -> bytes:
         "run_after": None if task.run_after is None else task.run_after.isoformat(),
     }
     return json.dumps(body, separators=(",", ":")).encode()
-
-
-def decode(body: bytes) -> Any:
-    """Return the result of the task in a body. Raises whatever is wrong with it."""
-    read = json.loads(body)
-    if not isinstance(read["args"], list) or not isinstance(read["kwargs"], dict):
-        raise ValueError(f"args is {read['args']!r} and kwargs {read['kwargs']!r}; they must be [] and {{}}")
-    run_after = read["run_after"] and datetime.fromisoformat(read["run_after"])
-    task = find_task(read["task"], read["backend"], read["queue"], run_after)
-    enqueued_at = datetime.fromisoformat(read["enqueued_at"])
-    return new_result(task, read["backend"], read["id"], read["args"], read["kwargs"], enqueued_at)
-
-
-def find_task(path: str, backend: str, queue: str, run_after: datetime | None) -> Any:
-    """Import a task. Raises ImportError if it is gone, InvalidTask if the queue is unknown here."""
-    found = import_string(path)
-    if not hasattr(found, "using"):
-        raise ImportError(f"{path} is no task")
-    return found.using(backend=backend, queue_name=queue, run_after=run_after)

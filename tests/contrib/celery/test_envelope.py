@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from typing import Any
@@ -92,3 +93,48 @@ print(sorted(name for name in sys.modules if name.split(".")[0] == "nsq"))
     assert done.stdout.strip() == str(
         ["nsq", "nsq.contrib", "nsq.contrib.celery", "nsq.contrib.celery.register", "nsq.errors"]
     )
+
+
+V2 = {"task": "t", "id": "1", "timelimit": [None, 5.0]}
+V1 = {"task": "t", "id": "1", "args": [1], "kwargs": {}, "timelimit": [None, None]}
+
+
+@pytest.mark.parametrize(
+    ("headers", "body", "said"),
+    [
+        (V2, b"[[1], {}, {}]", ""),
+        (V2, b"[[1], {}, null]", ""),
+        (V2 | {"id": 17, "shadow": None, "timelimit": None}, b"[[], {}, {}]", ""),
+        (V2 | {"compression": "application/x-gzip"}, b"\x1f\x8b", ""),
+        ({}, json.dumps(V1).encode(), ""),
+        ({"kind": "no task"}, b"null", ""),
+        ({}, b"not JSON", ""),
+        ({}, b'{"task": "of another program"}', ""),
+        (V2, b"null", "its body has no args and kwargs"),
+        (V2, b"17", "its body has no args and kwargs"),
+        (V2, b"{}", "its body has no args and kwargs"),
+        (V2, b"[[1], {}]", "its body has no args and kwargs"),
+        (V2, b"[{}, [], {}]", "its body has no args and kwargs"),
+        (V2, b"not JSON", "its body cannot be decoded"),
+        (V2, b"[" * 100_000, "its body cannot be decoded"),
+        (V2, b"\xff", "its body cannot be decoded"),
+        (V2, b'[[{"__type__": "datetime", "__value__": 5}], {}, {}]', "its body cannot be decoded"),
+        ({"task": "t"}, b"[[1], {}, {}]", "it has no id"),
+        (V2 | {"task": ["t"]}, b"[[1], {}, {}]", r"its 'task' is \['t'\]"),
+        (V2 | {"id": {}}, b"[[1], {}, {}]", "its 'id' is {}"),
+        (V2 | {"shadow": [1]}, b"[[1], {}, {}]", "its 'shadow' is"),
+        (V2 | {"timelimit": "long"}, b"[[1], {}, {}]", "its 'timelimit' is 'long'"),
+        (V2 | {"timelimit": ["a", "b"]}, b"[[1], {}, {}]", "its 'timelimit' is"),
+        ({}, json.dumps(V1 | {"timelimit": 17}).encode(), "its 'timelimit' is 17"),
+        ({}, json.dumps(V1 | {"kwargs": None}).encode(), "its body has no args and kwargs"),
+    ],
+)
+def test_what_says_that_it_is_a_task_and_cannot_be_one_is_refused(
+    headers: dict[str, Any], body: bytes, said: str
+) -> None:
+    envelope = Envelope(body, "application/json", "utf-8", headers)
+    if said:
+        with pytest.raises(InvalidMessage, match=f"no task: {said}"):
+            envelope.check_task()
+    else:
+        envelope.check_task()

@@ -198,5 +198,20 @@ def test_a_late_task_must_not_be_allowed_more_time_than_nsqd_allows(
     with pytest.raises(AssertionError, match=r"time_limit of 61 s, but after 60 s nsqd gives it to another"):
         here.worker("-P", "solo")
     here = site(f"nsq://{nsqd.tcp_address}", TIME_LIMIT="60")
+    here.worker("-P", "solo", "-Q", "one,two")
+    control = here.app.control
+    for ask in (control.cancel_consumer, control.add_consumer):
+        assert ask("one", reply=True, timeout=PATIENCE, limit=1)
+    said = [line for line in here.log().splitlines() if "a task may take 60 s from its delivery" in line]
+    assert [sum(f"worker of the queue {name} may" in line for line in said) for name in ("one", "two")] == [
+        1,
+        1,
+    ]
+    assert len(said) == 2
+
+
+def test_inspect_stats_shows_the_port_of_the_url(site: Callable[..., Site], nsqd: Nsqd) -> None:
+    here = site(f"nsq://{nsqd.tcp_address}")
     here.worker("-P", "solo")
-    assert "a task may take 60 s from its delivery to its end" in here.log()
+    stats = here.app.control.inspect(["w1@here"], timeout=PATIENCE).stats()
+    assert stats["w1@here"]["broker"]["port"] == int(nsqd.tcp_address.rpartition(":")[2])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 from django.tasks.exceptions import TaskResultDoesNotExist
@@ -20,6 +21,7 @@ class DummyBackend(NsqBackend):
 
     def __init__(self, alias: str, params: dict[str, Any]) -> None:
         super().__init__(alias, params)
+        self.nsq = replace(self.nsq, modules=["tasks"])  # Django's tests are no app
         self.results: list[Any] = []
 
     def add_result(self, result: Any) -> None:

@@ -112,6 +112,54 @@ def test_a_message_that_nsqd_cannot_defer_for_so_long_is_set_aside(
     assert "out of range" in left.error
 
 
+@pytest.mark.parametrize(("behind", "refused"), [(3.6, 0), (9.9, 0), (60.0, 1)])
+def test_the_clock_of_a_relay_may_be_behind_the_one_of_the_writer(
+    database: None, settings_nsq: None, behind: float, refused: int
+) -> None:
+    publish("orders", b"late", defer=3600.0)
+    OutboxMessage.objects.update(due_at=timezone.now() + timedelta(seconds=3600.0 + behind))
+    call_command("nsq_relay", "--once", verbosity=0)
+    errors = list(OutboxMessage.objects.values_list("error", flat=True))
+    assert len(errors) == refused
+    assert all("max_defer" in error for error in errors)
+
+
+def test_a_relay_says_each_change_once(
+    outbox: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    relay = Relay("default", 500, lambda: False)
+    for topic in ("orders", "invoices"):
+        publish(topic, b"1", key="ada")
+    errors: list[nsq.NsqError] = []
+
+    def fail(topic: str, bodies: list[bytes], timeout: float) -> None:
+        raise errors[-1]
+
+    caplog.set_level("INFO", "nsq")
+    with monkeypatch.context() as patch:
+        patch.setattr(locmem, "multi_publish", fail)
+        for error in (nsq.PublishFailed("orders: down"), nsq.PublishFailed("invoices: down")):
+            errors.append(error)
+            assert relay.run_once()
+        errors.append(nsq.PublishUncertain("not answered"))
+        assert relay.run_once()
+        errors.append(nsq.Unauthorized("E_UNAUTHORIZED"))
+        for _ in range(3):
+            relay.refused.clear()
+            relay.run_once()
+    relay.refused.clear()
+    assert relay.run_once() == 0.0
+    assert [(each.levelname, each.getMessage().split(":")[0]) for each in caplog.records] == [
+        ("ERROR", "cannot publish"),
+        ("ERROR", "cannot publish"),
+        ("ERROR", "cannot publish to orders"),
+        ("ERROR", "cannot publish to invoices"),
+        ("INFO", "the relay works again"),
+    ]
+    assert "down" in caplog.records[0].getMessage()
+    assert "not answered" in caplog.records[1].getMessage()
+
+
 def test_a_relay_leaves_a_leased_shard_alone_until_the_lease_ends(outbox: Any) -> None:
     first, second = (Relay("default", 500, lambda: False) for _ in range(2))
     first.run_once()
@@ -151,6 +199,9 @@ def test_while_nsqd_is_down_messages_wait_with_the_reason(site: Site, nsqd: Nsqd
     site.environment["SHOP_PUBLISH_TIMEOUT"] = "0.3"
     said = site.manage("nsq_relay", "--once", status=1)
     assert "cannot publish" in said
+    assert f"from the database 'default' (sqlite, {site.environment['SHOP_SQLITE']}) to 127.0.0.1:1" in said
+    lines = [line for line in said.splitlines() if "127.0.0.1:1" in line]
+    assert len(lines) == 3, lines  # the line above, one of the producer, one of the relay
     ((attempts, error),) = site.query("select attempts, error from nsq_outbox_outboxmessage")
     assert attempts == 1
     assert "Connection refused" in error

@@ -8,6 +8,7 @@ import shutil
 import sys
 from datetime import timedelta
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import django
@@ -29,7 +30,7 @@ from .conftest import PROJECT, Site, bodies
 from .postgres import Postgres
 
 if django.VERSION >= (6,):
-    from django.tasks import task_backends
+    from django.tasks import task, task_backends
     from django.tasks.exceptions import InvalidTask
     from django.tasks.signals import task_finished
     from shop import tasks
@@ -92,6 +93,11 @@ def test_a_second_delivery_of_a_finished_task_does_not_run_it(outbox: Any) -> No
     [
         ({"task": "shop.tasks.gone"}, "does not define a"),
         ({"task": "shop.models.Order"}, "is no task"),
+        ({"task": "shop.impostors.one"}, "is no task"),
+        ({"task": "antigravity.fly_to"}, r"OPTIONS\['MODULES'\] of TASKS\['default'\]"),
+        ({"task": "shopping.tasks.add"}, "in no package of INSTALLED_APPS"),
+        ({"task": "add"}, "in no package of INSTALLED_APPS"),
+        ({"task": 17}, "has no attribute|must be"),
         ({"queue": "unknown"}, "Queue 'unknown' is not valid"),
         ({"args": None}, "args is None"),
         ({"run_after": "soon"}, "Invalid isoformat"),
@@ -105,6 +111,29 @@ def test_a_message_that_is_no_task_of_this_project_is_given_up(change: Any, said
     with pytest.raises(nsq.GiveUp, match=f"no task that can run here: .*{said}"):
         deliver(body)
     assert outbox == []
+    assert "antigravity" not in sys.modules
+
+
+def test_a_task_outside_of_the_apps_needs_a_setting(outbox: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("jobs.nightly")
+    monkeypatch.setitem(sys.modules, "jobs", ModuleType("jobs"))
+    monkeypatch.setitem(sys.modules, "jobs.nightly", module)
+
+    def clean() -> int:
+        return 5
+
+    clean.__module__, clean.__qualname__ = module.__name__, "clean"
+    module.clean = task(clean)  # type: ignore[attr-defined]
+    with pytest.raises(InvalidTask, match=r"jobs\.nightly\.clean is in no package of INSTALLED_APPS"):
+        module.clean.enqueue()
+    assert (outbox, StoredResult.objects.count()) == ([], 0)
+    for modules in (["jobs"], ("jobs.nightly",)):
+        options = {"BACKEND": "nsq.contrib.django.NsqBackend", "OPTIONS": {"MODULES": modules}}
+        with override_settings(TASKS={"default": options}):
+            result = module.clean.enqueue()
+            deliver(outbox.pop().body)
+            result.refresh()
+            assert result.return_value == 5
 
 
 def test_run_after_is_reached_by_hops_of_what_nsqd_allows(outbox: Any) -> None:
@@ -175,6 +204,8 @@ def test_without_the_results_app_nothing_is_stored_and_attempts_are_nsqds(outbox
 def test_a_wrong_option_is_named() -> None:
     with pytest.raises(ImproperlyConfigured, match="has 'TOPIC'; known are CHANNEL, DATABASE"):
         NsqBackend("default", {"OPTIONS": {"TOPIC": "x"}})
+    with pytest.raises(ImproperlyConfigured, match=r"OPTIONS\['MODULES'\].* is 'jobs'; it must be a list"):
+        NsqBackend("default", {"OPTIONS": {"MODULES": "jobs"}})
 
 
 def test_workers_run_tasks_that_other_processes_have_enqueued(site: Site, nsqd: Nsqd) -> None:

@@ -376,7 +376,7 @@ def test_of_a_long_pause_a_publish_that_waits_leaves_a_second(transport: MemoryT
 @pytest.mark.parametrize(
     ("error", "bug"), [(None, False), (RuntimeError("proxy misconfigured"), True), (SystemExit(), True)]
 )
-def test_a_failed_dial_is_logged_the_first_as_a_warning(
+def test_a_dial_that_fails_for_another_reason_than_before_is_logged_as_a_warning(
     error: BaseException | None, bug: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Failing(MemoryTransport):
@@ -387,7 +387,7 @@ def test_a_failed_dial_is_logged_the_first_as_a_warning(
     transport = Failing()
     if error is None:
         transport.refuse()
-    with caplog.at_level(logging.INFO, "nsq.producer"), producer(transport) as p:
+    with caplog.at_level(logging.DEBUG, "nsq.producer"), producer(transport) as p:
         future = p.publish_async("orders", b"body")
         transport.wait_for_dials(4)
         assert repr(error or "connection refused").strip("'") in connections(p)[A].reason
@@ -395,7 +395,7 @@ def test_a_failed_dial_is_logged_the_first_as_a_warning(
     assert isinstance(future.exception(), nsq.PublishFailed)
     assert (f"{A} failed" in caplog.text) is bug
     levels = [each.levelno for each in caplog.records if "no connection to" in each.message]
-    assert levels[:3] == [logging.WARNING, logging.INFO, logging.INFO]
+    assert levels[:3] == [logging.WARNING, logging.DEBUG, logging.DEBUG]
 
 
 def test_a_loss_is_logged_and_the_end_by_a_close_is_not(

@@ -249,6 +249,62 @@ def test_around_publish_gets_the_error_that_the_caller_gets(transport: MemoryTra
     assert set(map(id, hook.ends)) == set(map(id, raised))
 
 
+def test_an_error_of_a_hook_changes_no_result(
+    transport: MemoryTransport, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> None:
+        raise ValueError("no span")
+
+    hooks: dict[str, Any] = {"around_publish": lambda topic, bodies: (bodies, fail), "on_refused": fail}
+    with producer(transport, **hooks) as p:
+        stored = p.publish_async("orders", b"1")
+        nsqd = accept_publisher(transport)
+        nsqd.answer(b"1")
+        stored.result(PATIENCE)
+        one = publishing(p, b"2")
+        nsqd.answer(b"2")
+        one.result(PATIENCE)
+        several = in_thread(lambda: p.multi_publish("orders", [b"3"]))
+        nsqd.peer.expect(commands.mpub("orders", [b"3"]))
+        nsqd.refuse("E_MPUB_FAILED")
+        with pytest.raises(nsq.MpubFailed):
+            several.result(PATIENCE)
+        with pytest.raises(nsq.InvalidName):
+            p.publish("no topic", b"4")
+    said = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert len(said) == 5, said
+    assert sum("on_refused failed for a publish to 'no topic'" in each for each in said) == 1
+
+
+def test_calls_that_are_refused_at_once_are_reported_and_no_others(transport: MemoryTransport) -> None:
+    refused: list[tuple[str, str]] = []
+
+    def note(topic: str, error: nsq.NsqError) -> None:
+        refused.append((topic, type(error).__name__))
+
+    events: list[Failed] = []
+    with producer(transport, on_refused=note, on_failed=events.append, max_pending=1) as p:
+        stuck = p.publish_async("orders", b"stuck")
+        calls: dict[str, Callable[[], object]] = {
+            "InvalidName": lambda: p.publish("no topic", b"body"),
+            "InvalidMessage": lambda: p.publish_async("orders", b""),
+            "UsageError": lambda: p.multi_publish("orders", b"one body"),
+            "QueueFull": lambda: p.multi_publish_async("orders", [b"body"], block=False),
+        }
+        for call in calls.values():
+            with pytest.raises(nsq.NsqError):
+                call()
+        nsqd = accept_publisher(transport)
+        nsqd.expect(b"stuck")
+        nsqd.refuse("E_BAD_MESSAGE")
+        assert stuck.exception(PATIENCE) is not None
+    with pytest.raises(nsq.Closed):
+        p.publish("orders", b"late")
+    assert [name for _, name in refused] == [*calls, "Closed"]
+    assert [topic for topic, _ in refused] == ["no topic", *["orders"] * 4]
+    assert [type(event.error) for event in events] == [nsq.BadMessage]
+
+
 def test_headers_of_around_publish_are_refused_by_the_original_nsq() -> None:
     hook = Around({"traceparent": "00-ab-cd-01"})
     with (

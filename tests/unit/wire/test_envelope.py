@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from cloudevents.core.formats.json import JSONFormat
 from cloudevents.core.v1.event import CloudEvent
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from nsq.errors import InvalidMessage
@@ -72,6 +72,24 @@ def test_a_body_without_an_envelope_is_unchanged(data: bytes) -> None:
 def test_any_bytes_are_an_envelope_or_none(data: bytes) -> None:
     for each in (data, b'{"specversion"' + data):
         assert isinstance(unwrap(each), Envelope | None)
+
+
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters()) | st.just("\ud800"),
+    lambda each: st.lists(each, max_size=3) | st.dictionaries(st.text(st.characters()), each, max_size=3),
+    max_leaves=4,
+)
+
+
+@given(
+    st.fixed_dictionaries(
+        {}, optional={"data": anything, "data_base64": anything, "datacontenttype": anything, "x": anything}
+    )
+)
+@example({"data": "a lone surrogate: \ud800", "datacontenttype": "text/plain"})
+def test_any_json_in_an_envelope_is_an_envelope_or_none(members: dict[str, Any]) -> None:
+    data = json.dumps({"specversion": "1.0", **HEAD, **members}).encode()
+    assert isinstance(unwrap(data), Envelope | None)
 
 
 def test_text_of_another_type_is_the_body_itself() -> None:

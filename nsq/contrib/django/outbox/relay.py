@@ -5,7 +5,8 @@ transaction of its own, so that no lock is held while nsqd is slow. One relay at
 shard, and it publishes in the order of the ids; so messages of a key, which are of one shard, keep their
 order. A relay that is killed may have published a batch that it has not deleted: that is published again.
 
-A lease is compared with the clocks of the relays' machines, which must agree within half of ``_CLOCKS``.
+Leases and due times are compared with the clocks of the machines of relays and writers, which must agree
+within half of ``_CLOCKS``.
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ from collections.abc import Callable, Iterable
 from itertools import groupby
 from typing import Any
 
-from django.db import DatabaseError, InterfaceError
+from django.db import DatabaseError, InterfaceError, connections
 from django.db.models import F
 from django.utils import timezone
 
 from nsq import NsqError
+from nsq.contrib.django.conf import NSQD_BACKEND
 from nsq.contrib.django.connections import close_old_connections
 from nsq.contrib.django.outbox.models import SHARDS, OutboxMessage, Shard
 from nsq.contrib.django.publishing import current_settings, cut, multi_publish
@@ -50,14 +52,29 @@ class Relay:
         self._owner = uuid.uuid4().hex
         self._messages = OutboxMessage.objects.using(using)
         self._shards = Shard.objects.using(using)
-        self._timeout = current_settings().config.publish_timeout
+        config = current_settings().config
+        self._timeout, self._longest = config.publish_timeout, config.max_defer
         # Long enough for a publish that times out, and another one.
         self._lease = 2 * self._timeout + _CLOCKS
         self._lease_ends = 0.0  # of the current shard, on the monotonic clock
         self._failures = 0
+        self._told: set[type[Exception] | str] = set()  # problems that were logged and are not over
         self._prepared = False
         self.refused: dict[str, float] = {}
         """Topics that nsqd has refused, as to an unauthorized client, and when to try them again."""
+
+    def begin(self) -> None:
+        """Say in the log what is relayed."""
+        database, read = self._messages.db, current_settings()
+        connection = connections[database]
+        nsqds = ", ".join([*read.nsqd, *(f"those of nsqlookupd {address}" for address in read.nsqlookupd)])
+        log.info(
+            "relays the outbox from the database %r (%s, %s) to %s",
+            database,
+            connection.vendor,
+            connection.settings_dict["NAME"],
+            nsqds if read.backend == NSQD_BACKEND else read.backend,
+        )
 
     def run_once(self) -> float | None:
         """Publish a batch of each shard; return the seconds to pause before the next call. None means that
@@ -71,17 +88,27 @@ class Relay:
                 self._prepared = True
             done = self._publish_shards()
         except (DatabaseError, InterfaceError) as error:
-            return self._pause(f"the database fails: {error}")
+            return self._pause("the database fails", error)
         except NsqError as error:
-            return self._pause(f"cannot publish: {error}")
-        self._failures = 0
+            return self._pause("cannot publish", error)
+        if self._failures:
+            log.info("the relay works again")
+            self._failures = 0
+            self._told = {each for each in self._told if isinstance(each, str)}
         return 0.0 if done else None
 
-    def _pause(self, problem: str) -> float:
+    def _pause(self, problem: str, error: Exception) -> float:
         pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2.0 ** min(self._failures, 30))
         self._failures += 1
-        log.error("%s; the next attempt is in %g s", problem, pause)
+        ahead = f"the messages wait, and the relay tries again after pauses of up to {_LONGEST_PAUSE:g} s"
+        self._tell(type(error), f"{problem}: {error}; {ahead}")
         return pause
+
+    def _tell(self, key: type[Exception] | str, text: str) -> None:
+        """Log a problem when it begins, not at each attempt."""
+        if key not in self._told:
+            self._told.add(key)
+            log.error("%s", text)
 
     def _publish_shards(self) -> int:
         """Publish one batch of every shard that can be leased; return the number of messages."""
@@ -144,9 +171,11 @@ class Relay:
                 if error.retry:
                     raise  # other topics would fail too
                 self.refused[topic] = time.monotonic() + _LONGEST_PAUSE
-                log.error(
-                    "cannot publish to %s: %s; the next attempt is in %g s", topic, error, _LONGEST_PAUSE
+                self._tell(
+                    topic, f"cannot publish to {topic}: {error}; tried again every {_LONGEST_PAUSE:g} s"
                 )
+            else:
+                self._told.discard(topic)
         return len(rows)
 
     def _publish_topic(self, number: int, topic: str, rows: list[OutboxMessage]) -> None:
@@ -182,6 +211,8 @@ class Relay:
 
     def _publish_alone(self, row: OutboxMessage) -> None:
         left = 0.0 if row.due_at is None else (row.due_at - timezone.now()).total_seconds()
+        if self._longest < left <= self._longest + _CLOCKS / 2:  # our clock is behind the writer's
+            left = self._longest
         # To a deferred message nsqd answers E_INVALID when it does not defer for so long.
         final = (*_FINAL, InvalidCommand) if left > 0 else _FINAL
         try:

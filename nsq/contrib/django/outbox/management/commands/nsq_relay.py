@@ -57,6 +57,7 @@ class Command(BaseCommand):
                 return stopped
 
             relay = Relay(using, batch, stop_requested)
+            relay.begin()
             while not stop_requested():
                 pause = relay.run_once()
                 if once and (pause or (pause is None and relay.refused)):
