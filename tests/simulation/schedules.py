@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import nsq
+from nsq.http.nsqd import NsqdApi
 from tests.simulation.script import Script, schedule
 
 
@@ -25,3 +26,25 @@ def a_file_that_fills_up_during_a_sync_round_is_synced(script: Script) -> None:
     received = script.received(nsqd, "orders", "billing", len(bodies))
     script.check(set(bodies) <= set(received), f"every confirmed message is there: {len(set(received))} of 8")
     producer.close()
+
+
+@schedule
+def a_publish_over_http_that_waits_for_its_fsync_is_answered_by_a_stop(script: Script) -> None:
+    """A stop waits for the fsync of what was published, and only then closes HTTP connections."""
+    nsqd = script.nsqd(durable=True)
+    script.hold("daemons.nsqd.disk.syncing:sync_file", "os.fsync(descriptor)", 1.0)
+    api = NsqdApi(nsqd.http_address, timeout=5.0)
+    ends: list[str] = []
+
+    def publish() -> None:
+        try:
+            api.publish("orders", b"one")
+            ends.append("stored")
+        except nsq.NsqError as error:
+            ends.append(repr(error))
+
+    script.thread(publish)
+    script.sleep(0.1)
+    script.check(nsqd.stop(), "nsqd stops")
+    script.until(lambda: ends, "the publish ends")
+    script.check(ends == ["stored"], f"the publish is confirmed: {ends}")

@@ -201,6 +201,8 @@ class Nsqd:
         if listener is not None:
             await listener.close()
             self._log.info("nsqd: stopping")
+        if self._storage is not None and self._storage.publish_committer is not None:
+            await self._unless_hurried(self._storage.settle())  # first: publishes over HTTP wait for it
         for server in (self._http, self._https):
             if server is not None:
                 await server.close()
@@ -209,8 +211,6 @@ class Nsqd:
             await self._auth.close()
         if self._registration is not None:
             await self._registration.close()
-        if self._storage is not None and self._storage.publish_committer is not None:
-            await self._unless_hurried(self._storage.settle())
         await self._disconnect_clients()
         if self._statsd is not None:
             await self._unless_hurried(self._statsd.close())
