@@ -116,6 +116,7 @@ def _scenario(world: World, plan: Plan, parts: list[tuple[Load, Faults]], outcom
         faults.do(fault)
     _sleep_until(began + plan.seconds)
     scheduler.story("the load ends, and everything is mended")
+    load.over = True
     faults.mend(60.0)
     load.finish()
     load.begin_late()
