@@ -47,9 +47,6 @@ class Set(MutableSet[T]):
     def __repr__(self) -> str:
         return f"{{{', '.join(map(repr, self._items))}}}"
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, (Set, set, frozenset)) and set(self) == set(other)
-
     __hash__ = MutableSet._hash  # frozensets are keys
 
     def add(self, item: T) -> None:

@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from tests.simulation.network import Socket
-from tests.simulation.scheduler import Thread, scheduler
+from tests.simulation.scheduler import Waiters, scheduler
 
 
 class _Selector(selectors.BaseSelector):
@@ -20,7 +20,7 @@ class _Selector(selectors.BaseSelector):
     def __init__(self) -> None:
         self._keys: dict[int, selectors.SelectorKey] = {}
         self._sockets: dict[int, Socket] = {}
-        self._thread: Thread | None = None
+        self._waiters = Waiters()
         self._woken = False
 
     def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
@@ -38,27 +38,29 @@ class _Selector(selectors.BaseSelector):
         return self._keys
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        deadline = scheduler.deadline(timeout)
-        looked = False  # once at least: also a loop that is never idle lets other threads run
-        while True:
-            ready = [(key, events) for key in self._keys.values() if (events := self._ready(key))]
-            if ready or self._woken or (scheduler.now >= deadline and looked):
-                self._woken = False
-                return ready
-            looked = True
-            self._thread = scheduler.me()
-            for sock in self._sockets.values():
-                sock.end.watchers[self._thread] = None
-            scheduler.wait(deadline - scheduler.now)
+        ready = self._ready()
+        if not ready and not self._woken:
+            if timeout is not None and timeout <= 0:
+                scheduler.give_way()  # a loop that is never idle lets other threads run too
+            else:
+                places = [sock.end.watchers for sock in self._sockets.values()]
+                scheduler.wait_until(lambda: self._woken or self._ready(), timeout, self._waiters, *places)
+            ready = self._ready()
+        self._woken = False
+        return ready
 
-    def _ready(self, key: selectors.SelectorKey) -> int:
-        end = self._sockets[key.fd].end
-        return key.events & (selectors.EVENT_READ * end.readable | selectors.EVENT_WRITE * end.writable)
+    def _ready(self) -> list[tuple[selectors.SelectorKey, int]]:
+        ready = []
+        for number, key in self._keys.items():
+            end = self._sockets[number].end
+            events = selectors.EVENT_READ * end.readable | selectors.EVENT_WRITE * end.writable
+            if events & key.events:
+                ready.append((key, events & key.events))
+        return ready
 
     def wake(self) -> None:
         self._woken = True
-        if self._thread is not None:
-            scheduler.wake(self._thread)
+        self._waiters.wake()
 
 
 class Loop(asyncio.selector_events.BaseSelectorEventLoop):

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
-from tests.simulation.scheduler import Process, Thread, scheduler
+from tests.simulation.scheduler import Process, Waiters, scheduler
 from tests.simulation.threads import StandIn
 
 _FIRST_PORT = 40_000
@@ -47,30 +47,33 @@ class Host:
 
 
 class Link:
-    """What lies between two hosts."""
+    """What lies between two hosts. It keeps what it cannot deliver yet, as TCP does that sends again."""
 
     def __init__(self, delay: float) -> None:
         self.delay = delay
         self.silent = False
-        self.kept: list[Callable[[], None]] = []
+        self._kept: list[tuple[Host, Callable[[], None]]] = []
 
-    def send(self, arrive: Callable[[], None], after: float) -> float:
-        """Have something arrive, not before ``after``; return when."""
+    def send(self, there: Host, arrive: Callable[[], None], after: float = 0.0) -> float:
+        """Have something arrive at a host, not before ``after``; return when."""
         when = max(scheduler.now + self.delay * (0.5 + network.chance()), after)
-        scheduler.at(when, lambda: self._arrive(arrive))
+        scheduler.at(when, lambda: self._arrive(there, arrive))
         return when
 
-    def _arrive(self, arrive: Callable[[], None]) -> None:
-        if self.silent:
-            self.kept.append(arrive)
+    def _arrive(self, there: Host, arrive: Callable[[], None]) -> None:
+        if self.silent or not there.powered:
+            self._kept.append((there, arrive))
         else:
             arrive()
 
     def mend(self) -> None:
         self.silent = False
-        kept, self.kept = self.kept, []
-        for arrive in kept:
-            arrive()
+        self.send_again()
+
+    def send_again(self) -> None:
+        kept, self._kept = self._kept, []
+        for there, arrive in kept:
+            self._arrive(there, arrive)
 
 
 class End:
@@ -84,23 +87,18 @@ class End:
         self.read_timeout: float | None = None
         self.accepting: deque[End] | None = None
         self.connecting = False
-        self.connect_error = 0
         self.received = bytearray()
         self.on_way = 0
         self.at_end = False  # the other end sends nothing more
-        self.deaf = False  # this end reads nothing more
+        self.deaf = False  # this end reads only what is there already
         self.finished = False  # this end sends nothing more
-        self.broken = 0  # an errno
-        self.watchers: dict[Thread, None] = {}
+        self.broken = False
+        self.error = 0  # an errno, until a call has raised it
+        self.watchers = Waiters()
         self.last_arrival = 0.0
         self.said: list[tuple[float, bytes]] = []
         """What it sent, and when: for the auditor."""
         self.closed_at = math.inf
-
-    def changed(self) -> None:
-        watchers, self.watchers = self.watchers, {}
-        for thread in watchers:
-            scheduler.wake(thread)
 
     @property
     def room(self) -> int:
@@ -128,40 +126,41 @@ class End:
         self.connecting = True
         there = network.hosts.get(address[0])
         if there is not None:
-            link = network.link(self.host, there)
-            link.send(lambda: self._knock(there, link), 0.0)
+            network.link(self.host, there).send(there, lambda: self._knock(there))
 
-    def _knock(self, there: Host, link: Link) -> None:
+    def _knock(self, there: Host) -> None:
         """The first packet arrives at the other host."""
+        link = network.link(self.host, there)
         listener = there.listeners.get(self.peer_name[1])
-        if not there.powered:
-            return
         if listener is None or listener.accepting is None:
-            link.send(lambda: self.connected(errno.ECONNREFUSED), 0.0)
+            link.send(self.host, lambda: self._connected(errno.ECONNREFUSED))
             return
         other = End(there)
         other.name, other.peer_name, other.peer, self.peer = self.peer_name, self.name, self, other
         there.ends[other] = None
         network.connections.append(self)
         listener.accepting.append(other)
-        listener.changed()
-        link.send(lambda: self.connected(0), 0.0)
+        listener.watchers.wake()
+        link.send(self.host, lambda: self._connected(0))
 
-    def connected(self, code: int) -> None:
-        if self in self.host.ends:
-            self.connecting = False
-            self.connect_error = code
-            if code:
-                self.broken = code
-            self.changed()
+    def _connected(self, code: int) -> None:
+        if self.connecting and self in self.host.ends:
+            self.connecting, self.broken, self.error = False, bool(code), code
+            self.watchers.wake()
+        elif self.peer is not None:  # closed meanwhile
+            self._send(self.peer.reset)
+
+    def give_up(self) -> None:
+        """Connect no more."""
+        self.connecting, self.broken, self.error = False, True, errno.ECONNRESET
+        self.watchers.wake()
 
     # Talking.
 
     def send(self, data: bytes) -> int:
         """Take as much as there is room for."""
-        if self.broken:
-            raise _error(self.broken)
-        if self.finished or self.peer is None:
+        self.raise_error()
+        if self.broken or self.finished or self.peer is None:
             raise _error(errno.EPIPE)
         taken = bytes(data[: max(self.room, 0)])
         scheduler.note("sent", self.name, taken)
@@ -176,24 +175,28 @@ class End:
             self._send(lambda piece=piece: self._arrived(piece))
         return len(taken)
 
+    def raise_error(self) -> None:
+        """Raise what has broken the connection; only one call learns it."""
+        code, self.error = self.error, 0
+        if code:
+            raise _error(code)
+
     def _send(self, arrive: Callable[[], None]) -> None:
         assert self.peer is not None
-        link = network.link(self.host, self.peer.host)
-        self.last_arrival = link.send(arrive, self.last_arrival)
+        there = self.peer.host
+        self.last_arrival = network.link(self.host, there).send(there, arrive, self.last_arrival)
 
     def _arrived(self, piece: bytes) -> None:
         self.on_way -= len(piece)
         peer = self.peer
         assert peer is not None
-        if not peer.host.powered:
+        if peer not in peer.host.ends or peer.broken or (peer.deaf and peer.finished):
+            # Nobody has that end any more, or nobody reads it: the answer is a reset.
+            peer.reset()
+            peer._send(self.reset)
             return
-        if peer not in peer.host.ends or peer.broken:
-            # Nobody has that end any more: the answer is a reset.
-            peer._send(lambda: self.break_off(errno.ECONNRESET))
-            return
-        if not peer.deaf:
-            peer.received += piece
-        peer.changed()
+        peer.received += piece
+        peer.watchers.wake()
 
     def finish(self) -> None:
         """Send nothing more, and tell the other end so."""
@@ -201,18 +204,17 @@ class End:
             self.finished = True
             if self.peer is not None:
                 self._send(self.peer._ended)
-            self.changed()
+            self.watchers.wake()
 
     def _ended(self) -> None:
-        if self.host.powered:
-            self.at_end = True
-            self.changed()
+        self.at_end = True
+        self.watchers.wake()
 
-    def break_off(self, code: int) -> None:
-        if self.host.powered and not self.broken:
-            self.broken = code
+    def reset(self) -> None:
+        if not self.broken:
+            self.broken, self.error = True, errno.ECONNRESET
             self.closed_at = min(self.closed_at, scheduler.now)
-            self.changed()
+            self.watchers.wake()
 
     def close(self) -> None:
         """Close it, as the kernel does when the last descriptor is gone."""
@@ -222,11 +224,12 @@ class End:
                 end.received += b"unread"  # so that it is reset
                 end.close()
             return
-        peer = self.peer
         self.closed_at = min(self.closed_at, scheduler.now)
         self.host.ends.pop(self, None)
-        if peer is not None and (self.received or self.broken) and not peer.broken:
-            self._send(lambda: peer.break_off(errno.ECONNRESET))
+        if self.connecting:
+            self.give_up()
+        if self.peer is not None and self.received and not self.broken:
+            self._send(self.peer.reset)
             self.finished = True
         self.finish()
 
@@ -261,7 +264,7 @@ class Socket:
     def getsockopt(self, _level: int, name: int) -> int:
         self._check()
         assert name == real_socket.SO_ERROR
-        code, self.end.connect_error = self.end.connect_error, 0
+        code, self.end.error = self.end.error, 0
         return code
 
     def setblocking(self, flag: bool) -> None:
@@ -308,22 +311,16 @@ class Socket:
     def recv(self, limit: int) -> bytes:
         self._check()
         end = self.end
-        deadline = scheduler.deadline(end.read_timeout)
-        while not end.readable:
-            if not self.blocking or scheduler.now >= deadline:
-                raise _error(errno.EAGAIN)
-            end.watchers[scheduler.me()] = None
-            scheduler.wait(deadline - scheduler.now)
-            self._check()
-        if end.received and not end.deaf:
-            data = bytes(end.received[:limit])
-            del end.received[:limit]
-            if end.peer is not None and end.peer.watchers:
-                end.peer.changed()
-            return data
-        if end.broken:
-            raise _error(end.broken)
-        return b""
+        timeout = end.read_timeout if self.blocking else 0
+        if not scheduler.wait_until(lambda: end.readable, timeout, end.watchers):
+            raise _error(errno.EAGAIN)
+        if not end.received:
+            end.raise_error()
+        data = bytes(end.received[:limit])
+        del end.received[:limit]
+        if end.peer is not None:
+            end.peer.watchers.wake()
+        return data
 
     def send(self, data: Any, flags: int = real_socket.MSG_DONTWAIT) -> int:
         self._check()
@@ -338,14 +335,15 @@ class Socket:
     def shutdown(self, how: int) -> None:
         self._check()
         end = self.end
-        if end.broken or end.connecting or end.peer is None:
-            if end.connecting:
-                end.connected(errno.ECONNABORTED)
+        if end.connecting:
+            end.give_up()
+            return
+        if end.broken or end.peer is None:
             raise _error(errno.ENOTCONN)
         end.deaf = end.deaf or how != real_socket.SHUT_WR
         if how != real_socket.SHUT_RD:
             end.finish()
-        end.changed()
+        end.watchers.wake()
 
     def close(self) -> None:
         if self.closed:
@@ -374,14 +372,12 @@ class Poll:
         del self._sockets[descriptor]
 
     def poll(self, milliseconds: float) -> list[tuple[int, int]]:
-        deadline = scheduler.now + milliseconds / 1000
-        while True:
-            ready = [(number, events) for number in self._sockets if (events := self._ready(number))]
-            if ready or scheduler.now >= deadline:
-                return ready
-            for sock, _ in self._sockets.values():
-                sock.end.watchers[scheduler.me()] = None
-            scheduler.wait(deadline - scheduler.now)
+        places = [sock.end.watchers for sock, _ in self._sockets.values()]
+        scheduler.wait_until(self._all_ready, milliseconds / 1000, *places)
+        return self._all_ready()
+
+    def _all_ready(self) -> list[tuple[int, int]]:
+        return [(number, events) for number in self._sockets if (events := self._ready(number))]
 
     def _ready(self, number: int) -> int:
         sock, events = self._sockets[number]
@@ -430,7 +426,7 @@ class Network:
         """Break a connection for both ends."""
         for each in (end, end.peer):
             if each is not None:
-                each.break_off(errno.ECONNRESET)
+                each.reset()
 
     def process_died(self, process: Process) -> None:
         """Close what a killed process had open, as the kernel does."""
@@ -438,13 +434,16 @@ class Network:
             item.close()
 
     def power_off(self, host: Host) -> None:
-        """Silence: the other ends learn nothing until they send something after the host is back."""
+        """Silence: the other ends learn nothing, until what they send meanwhile arrives when it is back."""
         host.powered = False
         host.listeners.clear()
         host.ends.clear()
 
     def power_on(self, host: Host) -> None:
         host.powered = True
+        for names, link in self._links.items():
+            if host.name in names:
+                link.send_again()
 
     def chance(self) -> float:
         return scheduler.chance.random()

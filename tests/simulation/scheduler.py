@@ -65,12 +65,21 @@ class Thread:
     woken: bool = False
     timer: list[Any] | None = None
     interrupt: Callable[[], object] | None = None
-    joiners: list[Thread] = field(default_factory=list)
+    joiners: Waiters = field(default_factory=lambda: Waiters())
     loop: asyncio.AbstractEventLoop | None = None
     face: Any = None
 
     def __repr__(self) -> str:
         return f"{self.process.name}/{self.name}"
+
+
+class Waiters(dict[Thread, None]):
+    """The threads that wait for one thing to change, such as a lock; the first has waited longest."""
+
+    def wake(self, count: int | None = None) -> None:
+        for thread in list(self)[:count]:
+            del self[thread]
+            scheduler.wake(thread)
 
 
 class Scheduler:
@@ -140,8 +149,7 @@ class Scheduler:
             except BaseException:
                 process.crashed.append(f"{thread} died of {traceback.format_exc()}")
             thread.alive = False
-            for joiner in thread.joiners:
-                self.wake(joiner)
+            thread.joiners.wake()
             self.note("ended", thread.number)
             self._next()
 
@@ -157,8 +165,7 @@ class Scheduler:
             thread.alive = False
             if thread.timer is not None:
                 thread.timer[2] = None
-            for joiner in thread.joiners:
-                self.wake(joiner)
+            thread.joiners.wake()
         if self.current is not None and self.current.process is process:
             self._next()
 
@@ -183,6 +190,29 @@ class Scheduler:
         self._rest(me)
         return me.woken
 
+    def wait_until(self, holds: Callable[[], object], timeout: float | None, *places: Waiters) -> bool:
+        """Have the current thread wait until a condition holds; return whether it does in time. Who changes
+        something that the condition looks at wakes the waiters of one of the places.
+        """
+        me = self.me()
+        deadline = math.inf if timeout is None else self.now + timeout
+        while not holds():
+            if self.now >= deadline:
+                return False
+            for place in places:
+                place[me] = None
+            try:
+                self.wait(deadline - self.now)
+            except BaseException:
+                for place in places:
+                    if me not in place:  # woken, and interrupted: the turn is the next one's
+                        place.wake(1)
+                raise
+            finally:
+                for place in places:
+                    place.pop(me, None)
+        return True
+
     def wake(self, thread: Thread) -> None:
         if thread.waiting and thread.alive:
             self._awake(thread, woken=True)
@@ -204,9 +234,6 @@ class Scheduler:
         thread.interrupt = action
         if thread.waiting:
             self._awake(thread, woken=True)
-
-    def deadline(self, timeout: float | None) -> float:
-        return math.inf if timeout is None else self.now + timeout
 
     def me(self) -> Thread:
         assert self.current is not None, "no thread of the simulation runs here"

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from types import ModuleType
 from typing import Any, NoReturn
 
-from tests.simulation.scheduler import EPOCH, scheduler
+from tests.simulation.scheduler import EPOCH, Waiters, scheduler
 from tests.simulation.scheduler import Thread as Runner
 
 
@@ -31,40 +31,23 @@ class StandIn(ModuleType):
         return getattr(self.__dict__["_real"], name)
 
 
-def _wait_in(waiting: deque[Runner], deadline: float) -> None:
-    """Wait until another thread takes this one out of the line and wakes it, or for no reason."""
-    me = scheduler.me()
-    waiting.append(me)
-    try:
-        scheduler.wait(deadline - scheduler.now)
-    finally:
-        if me in waiting:
-            waiting.remove(me)
-
-
 # _thread
 
 
 class Lock:
     """A raw lock. Whoever comes first gets it when it is free, as with a real one."""
 
-    __slots__ = ("_held", "_waiting")
+    __slots__ = ("_held", "_waiters")
 
     def __init__(self) -> None:
         self._held = False
-        self._waiting: deque[Runner] = deque()
+        self._waiters = Waiters()
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
-        if not self._held:
-            self._held = True
-            return True
-        if not blocking:
-            return False
-        deadline = scheduler.deadline(None if timeout < 0 else timeout)
-        while self._held:
-            if scheduler.now >= deadline:
+        if self._held:
+            limit = None if timeout < 0 else timeout
+            if not blocking or not scheduler.wait_until(lambda: not self._held, limit, self._waiters):
                 return False
-            _wait_in(self._waiting, deadline)
         self._held = True
         return True
 
@@ -72,8 +55,7 @@ class Lock:
         if not self._held:
             raise RuntimeError("release unlocked lock")
         self._held = False
-        if self._waiting:
-            scheduler.wake(self._waiting.popleft())
+        self._waiters.wake(1)
 
     def locked(self) -> bool:
         return self._held
@@ -130,10 +112,7 @@ class Thread:
         runner = self._runner
         if runner is None:
             raise RuntimeError("cannot join thread before it is started")
-        deadline = scheduler.deadline(timeout)
-        while runner.alive and scheduler.now < deadline:
-            runner.joiners.append(scheduler.me())
-            scheduler.wait(deadline - scheduler.now)
+        scheduler.wait_until(lambda: not runner.alive, timeout, runner.joiners)
 
 
 class _Main(Thread):
@@ -144,15 +123,16 @@ class _Main(Thread):
 
 
 def current_thread() -> Thread:
-    return _face(scheduler.me(), Thread)
+    return _face(scheduler.me())
 
 
 def main_thread() -> Thread:
-    return _face(scheduler.me().process.threads[0], _Main)
+    return _face(scheduler.me().process.threads[0])
 
 
-def _face(runner: Runner, kind: type[Thread]) -> Thread:
+def _face(runner: Runner) -> Thread:
     if runner.face is None:
+        kind = _Main if runner is runner.process.threads[0] else Thread
         runner.face = kind(name=runner.name)
         runner.face._runner = runner
     return runner.face  # type: ignore[no-any-return]
@@ -161,26 +141,20 @@ def _face(runner: Runner, kind: type[Thread]) -> Thread:
 class Event:
     def __init__(self) -> None:
         self._set = False
-        self._waiting: list[Runner] = []
+        self._waiters = Waiters()
 
     def is_set(self) -> bool:
         return self._set
 
     def set(self) -> None:
         self._set = True
-        waiting, self._waiting = self._waiting, []
-        for runner in waiting:
-            scheduler.wake(runner)
+        self._waiters.wake()
 
     def clear(self) -> None:
         self._set = False
 
     def wait(self, timeout: float | None = None) -> bool:
-        deadline = scheduler.deadline(timeout)
-        while not self._set and scheduler.now < deadline:
-            self._waiting.append(scheduler.me())
-            scheduler.wait(deadline - scheduler.now)
-        return self._set
+        return scheduler.wait_until(self.is_set, timeout, self._waiters)
 
 
 # queue
@@ -189,19 +163,16 @@ class Event:
 class SimpleQueue:
     def __init__(self) -> None:
         self._items: deque[Any] = deque()
-        self._waiting: deque[Runner] = deque()
+        self._waiters = Waiters()
 
     def put(self, item: Any) -> None:
         self._items.append(item)
-        if self._waiting:
-            scheduler.wake(self._waiting.popleft())
+        self._waiters.wake(1)
 
     def get(self, block: bool = True, timeout: float | None = None) -> Any:
-        if block:
-            deadline = scheduler.deadline(timeout)
-            while not self._items and scheduler.now < deadline:
-                _wait_in(self._waiting, deadline)
-        if not self._items:
+        if not self._items and not (
+            block and scheduler.wait_until(lambda: self._items, timeout, self._waiters)
+        ):
             raise real_queue.Empty
         return self._items.popleft()
 
@@ -248,18 +219,11 @@ class ThreadPoolExecutor(concurrent.futures.Executor):
 
     def map(self, function: Callable[..., Any], *iterables: Iterable[Any], **_: Any) -> Iterator[Any]:
         futures = [self.submit(function, *args) for args in zip(*iterables, strict=False)]
-        done = Event()
-        left = [len(futures)]
-
-        def one_done(_future: object) -> None:
-            left[0] -= 1
-            if not left[0]:
-                done.set()
-
+        done = SimpleQueue()
         for future in futures:
-            future.add_done_callback(one_done)
-        if futures:
-            done.wait()
+            future.add_done_callback(done.put)
+        for _ in futures:
+            done.get()
         return iter([future.result() for future in futures])
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
@@ -282,9 +246,7 @@ def wall() -> float:
 
 
 def sleep(seconds: float) -> None:
-    deadline = scheduler.deadline(seconds)
-    while scheduler.now < deadline:
-        scheduler.wait(deadline - scheduler.now)
+    scheduler.wait_until(lambda: False, seconds)
 
 
 chance = real_random.Random(0)
