@@ -212,7 +212,7 @@ class End:
 
     def reset(self) -> None:
         if not self.broken:
-            self.broken, self.error = True, errno.ECONNRESET
+            self.broken, self.error = True, errno.EPIPE if self.at_end else errno.ECONNRESET
             self.closed_at = min(self.closed_at, scheduler.now)
             self.watchers.wake()
 
