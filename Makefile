@@ -33,7 +33,7 @@ ifneq ($(usable),yes)
 anew := anew
 endif
 
-.PHONY: help run test django lint types format coverage packages docs bench chaos races soak clean anew
+.PHONY: help run test django lint types format coverage packages docs bench chaos races simulate soak clean anew
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' Makefile
@@ -63,6 +63,7 @@ format: .venv/installed-dev ## put the code into ruff's format
 coverage: .venv/installed-dev .venv/installed-spark ## the branches that the unit tests take, file by file
 	@$(python) -m coverage erase
 	@$(python) -m coverage run -m pytest -q -m 'not daemons' tests/unit tests/behaviour $(ARGS)
+	@$(python) -m coverage run --concurrency=greenlet -m tests.simulation --seeds 1-24
 	@$(python) -m coverage combine -q
 	@$(python) -m coverage report
 
@@ -76,14 +77,17 @@ docs: .venv/installed-docs ## the pages of docs/ and the reference, as HTML in b
 bench: .venv/installed-dev .venv/installed-spark .venv/installed-interop ## the benchmarks (OLD=DIRECTORY: only beside the package in that older checkout)
 	@$(python) -m benchmarks $(if $(OLD),--old='$(OLD)') $(ARGS)
 
-chaos: .venv/installed-dev .venv/installed-spark ## make races; then cut networks, killed daemons, damaged frames (ARGS='-k name': only these tests)
-	@$(if $(ARGS),,$(MAKE) races)
+chaos: .venv/installed-dev .venv/installed-spark ## make races and simulate; then cut networks, killed daemons, damaged frames (ARGS='-k name': only these tests)
+	@$(if $(ARGS),,$(MAKE) races && $(MAKE) simulate)
 	@$(pytest) -m chaos $(ARGS)
 
 races: .venv/installed-dev .venv/installed-spark ## tests with a thread switch every microsecond, delays at random lines (LATE=7: others), many random examples
 	@NSQ_TEST_SWITCH_INTERVAL=1e-6 $(pytest) -m 'not chaos and not daemons' tests/unit tests/behaviour tests/chaos $(ARGS)
 	@NSQ_TEST_LATE=$(or $(LATE),1) $(pytest) -m 'not daemons' tests/unit/producer tests/unit/consumer tests/unit/connection tests/behaviour $(ARGS)
 	@NSQ_TEST_EXAMPLES=500 $(pytest) tests/unit -k 'runTest or lives or flipped or garbage' $(ARGS)
+
+simulate: .venv/installed-dev ## client and daemons in virtual time: new seeds for MINUTES=10, or one with its story (SEED=1046)
+	@$(python) -m tests.simulation $(if $(SEED),--seed $(SEED),--minutes $(or $(MINUTES),10)) $(ARGS)
 
 soak: .venv/installed-dev ## a steady load for SOAK seconds (1800): memory, threads and descriptors stay flat
 	@SOAK=$(or $(SOAK),1800) $(pytest) -m chaos tests/chaos/test_soak.py $(ARGS)

@@ -48,3 +48,24 @@ def a_publish_over_http_that_waits_for_its_fsync_is_answered_by_a_stop(script: S
     script.check(nsqd.stop(), "nsqd stops")
     script.until(lambda: ends, "the publish ends")
     script.check(ends == ["stored"], f"the publish is confirmed: {ends}")
+
+
+@schedule
+def time_that_passes_while_a_file_is_read_makes_no_message_early(script: Script) -> None:
+    """Due times are converted from the wall clock to the monotonic one by a look at both. nsqd may stand still
+    between the two looks.
+    """
+    nsqd = script.nsqd(durable=True)
+    producer = nsq.Producer(nsqd.tcp_address)
+    api = NsqdApi(nsqd.http_address)
+    api.create_topic("orders")
+    api.create_channel("orders", "billing")
+    due = script.now + 4.0
+    producer.publish("orders", b"late", defer=4.0)
+    nsqd.stop()
+    script.restart(nsqd)
+    script.hold("daemons.nsqd.storage.deferred:DeferredOnDisk._read_next_file", "", 0.015)
+    bodies = script.received(nsqd, "orders", "billing", 1)
+    script.check(bodies == [b"late"], "the message comes")
+    script.check(script.at[0] >= due, f"it comes when it is due, not {due - script.at[0]:.3f} s before")
+    producer.close()

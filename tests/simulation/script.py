@@ -33,7 +33,7 @@ class Script:
         self.world = world
         self.violations: list[str] = []
         self._held: dict[tuple[str, int], list[float]] = {}
-        self._reached: dict[str, int] = {}
+        self.at: list[float] = []
         scheduler.held = self._hold
 
     def check(self, holds: object, what: str) -> None:
@@ -57,6 +57,10 @@ class Script:
         thread.start()
         return thread
 
+    @property
+    def now(self) -> float:
+        return scheduler.now
+
     def sleep(self, seconds: float) -> None:
         threads.sleep(seconds)
 
@@ -67,13 +71,23 @@ class Script:
     def restart(self, nsqd: Nsqd) -> None:
         self.check(nsqd.start(), f"{nsqd.name} starts again ({nsqd.failure})")
 
-    def received(self, nsqd: Nsqd, topic: str, channel: str, count: int, seconds: float = 10.0) -> list[bytes]:
-        """Consume until so many messages have come, or for ``seconds``; return their bodies."""
+    def received(
+        self, nsqd: Nsqd, topic: str, channel: str, count: int, seconds: float = 10.0
+    ) -> list[bytes]:
+        """Consume until so many messages have come, or for ``seconds``; return their bodies. ``at`` has the
+        times at which they came.
+        """
         import nsq
 
         bodies: list[bytes] = []
         consumer = nsq.Consumer(topic, channel, nsqd=nsqd.tcp_address, max_in_flight=100, max_attempts=0)
-        consumer.add_handler(lambda message: bodies.append(message.body))
+        self.at = []
+
+        def handle(message: nsq.Message) -> None:
+            bodies.append(message.body)
+            self.at.append(scheduler.now)
+
+        consumer.add_handler(handle)
         consumer.start()
         self.world.until(lambda: len(bodies) >= count, seconds)
         consumer.stop(5)
@@ -101,7 +115,9 @@ class Script:
         seconds = self._held.get((module, site))
         return seconds.pop(0) if seconds else 0.0
 
-    def before(self, nsqd: Nsqd, operation: str, name: str, act: Callable[[], int | None], nth: int = 1) -> None:
+    def before(
+        self, nsqd: Nsqd, operation: str, name: str, act: Callable[[], int | None], nth: int = 1
+    ) -> None:
         """Call ``act`` before the ``nth`` operation of this kind on a file whose name contains ``name``. It
         may kill the nsqd, cut its power, or return an errno with which the operation fails.
         """

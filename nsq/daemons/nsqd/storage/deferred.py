@@ -140,7 +140,7 @@ class DeferredOnDisk(DeferredInMemory):
                 kept[1].leave([message.id])
 
     def _entries(self, messages: list[Message]) -> list[Entry]:
-        ahead = self._clock.time_ns() - int(self._clock.now() * 1e9)
+        ahead = -int(self._clock.now() * 1e9) + self._clock.time_ns()  # in this order: late rather than early
         return [(ahead + int(message.due * 1e9), encode(message)) for message in messages]
 
     def _or_refuse(self, write: Callable[[], None], size: int) -> None:
@@ -262,11 +262,11 @@ class DeferredOnDisk(DeferredInMemory):
             heapq.heapreplace(self._unread, (file.last_due, file.number, file))
         elif self._heap and self._heap[0][0] <= now:
             if room and not (whole and file.last_due <= wall):
-                self._read_next_file(now)
+                self._read_next_file()
         elif whole and file.last_due <= wall and self._join_queue(file):
             put([])
         elif room or file.first <= wall:
-            self._read_next_file(now)
+            self._read_next_file()
 
     def _released(self, entries: list[tuple[float, int, Message, object]], stored: bool) -> None:
         self._weight -= sum([1 + (len(message.body) >> 10) for _, _, message, _ in entries])
@@ -332,8 +332,10 @@ class DeferredOnDisk(DeferredInMemory):
         if self._current.get(file.bucket) is file:
             del self._current[file.bucket]
 
-    def _read_next_file(self, now: float) -> None:
-        wall, file = self._clock.time_ns(), self._unread[0][2]
+    def _read_next_file(self) -> None:
+        wall = self._clock.time_ns()
+        now = self._clock.now()  # after ``wall``: time that passes in between must make no message early
+        file = self._unread[0][2]
         try:
             entries, problem = file.read(self._sizes)
         except FileNotFoundError:

@@ -74,7 +74,8 @@ class DueTimes:
     def get(self, message_id: bytes) -> float:
         """Return a message's due time on the monotonic clock; 0 if it has none."""
         due = self._dues.get(message_id)
-        return 0.0 if due is None else self._clock.now() + (due - self._clock.time_ns()) / 1e9
+        # The wall clock first: time that passes in between must make no message early.
+        return 0.0 if due is None else (due - self._clock.time_ns()) / 1e9 + self._clock.now()
 
     def add(self, messages: Iterable[Message]) -> None:
         """Write the due times of those messages that are due later."""
