@@ -226,7 +226,13 @@ class Daemon:
     tcp_port = http_port = 0
 
     def make(self, log: Any) -> Any:
-        raise NotImplementedError
+        """Make the daemon of the package."""
+        name = self.kind.capitalize()
+        daemon = getattr(importlib.import_module(f"nsq.daemons.{self.kind}.daemon"), name)
+        options = getattr(importlib.import_module(f"nsq.daemons.{self.kind}.options"), f"{name}Options")
+        address = self.host.address
+        listens = {"tcp_address": self.tcp_address, "http_address": self.http_address}
+        return daemon(options(**listens, broadcast_address=address, **self.options), log=log)
 
     def start(self, timeout: float = 60.0) -> bool:
         """Start it and wait until it listens; return whether it does."""
@@ -302,20 +308,7 @@ class Nsqd(Daemon):
     def __init__(self, world: World, name: str, options: dict[str, Any]) -> None:
         super().__init__(world, name, options)
         self.disk = disks[name] = Disk(name)
-        self.node_id = len(disks)
-
-    def make(self, log: Any) -> Any:
-        daemon = importlib.import_module("nsq.daemons.nsqd.daemon")
-        options = importlib.import_module("nsq.daemons.nsqd.options")
-        chosen = {
-            "tcp_address": f"{self.host.address}:{self.tcp_port}",
-            "http_address": f"{self.host.address}:{self.http_port}",
-            "broadcast_address": self.host.address,
-            "data_path": f"{disk.ROOT}/{self.name}",
-            "node_id": self.node_id,
-            **self.options,
-        }
-        return daemon.Nsqd(options.NsqdOptions(**chosen), log=log)
+        self.options = {"data_path": f"{disk.ROOT}/{name}", "node_id": len(disks), **options}
 
     def cut_power(self) -> None:
         """Cut the host off its power: the disk keeps what it has, in part what was not fsynced."""
@@ -355,14 +348,3 @@ class Nsqd(Daemon):
 
 class Nsqlookupd(Daemon):
     kind, tcp_port, http_port = "nsqlookupd", 4160, 4161
-
-    def make(self, log: Any) -> Any:
-        daemon = importlib.import_module("nsq.daemons.nsqlookupd.daemon")
-        options = importlib.import_module("nsq.daemons.nsqlookupd.options")
-        chosen = {
-            "tcp_address": f"{self.host.address}:{self.tcp_port}",
-            "http_address": f"{self.host.address}:{self.http_port}",
-            "broadcast_address": self.host.address,
-            **self.options,
-        }
-        return daemon.Nsqlookupd(options.NsqlookupdOptions(**chosen), log=log)
