@@ -63,7 +63,7 @@ def many(run, seeds, deadline) -> int:  # type: ignore[no-untyped-def]
             print(f"seed {seed} ({outcome.plan.focus}): {outcome.violations[0][:1500]}", flush=True)
             print(f"    replay: make simulate SEED={seed}", flush=True)
     print(
-        f"{count} seeds, {len(failed)} failed; {sum(faults.values())} faults, {confirmed} messages confirmed, "
+        f"{count} seeds, {len(failed)} failed; {faults.total()} faults, {confirmed} messages confirmed, "
         f"{handled} handled; {virtual:.0f} s of virtual time in {cpu:.1f} s of CPU; hash {total.hexdigest()}"
     )
     print("faults: " + ", ".join(f"{kind} {number}" for kind, number in sorted(faults.items())))

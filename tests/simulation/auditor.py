@@ -77,7 +77,7 @@ class Auditor:
 
     def only_what_was_published_arrives(self) -> None:
         for key in self.by_key:
-            # What was not fsynced may have holes after a power cut; what was confirmed is looked at elsewhere.
+            # Unsynced messages may have holes after a power cut; confirmed ones are looked at elsewhere.
             if key not in self.load.sent and not self._power_was_cut:
                 self.found(f"UNKNOWN message delivered: {key[:100]!r}")
                 break

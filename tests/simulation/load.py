@@ -112,7 +112,9 @@ class Load:
 
         def listed() -> bool:
             rosters = [nsqd.disk.names["nsqd.dat"].content for nsqd in self.nsqds]
-            return all(roster.count(b'"%s"' % name) >= last.count(name) for roster in rosters for name in last)
+            return all(
+                roster.count(b'"%s"' % name) >= last.count(name) for roster in rosters for name in last
+            )
 
         self.world.until(listed, 30.0)
         for number in range(self.plan.producers):

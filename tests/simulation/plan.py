@@ -1,6 +1,6 @@
 """What happens in one run: the cluster, the load, the faults, all drawn from a seed beforehand.
 
-Each seed draws its own subset of what can happen (a swarm): a fault that is always there hides what others do.
+Each seed draws its own subset of what can happen: a fault that is always there hides what others do.
 A plan is data, so that a failing run can be repeated with fewer faults.
 """
 
@@ -54,11 +54,16 @@ FOCUSES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("connection", "producer", "consumer", "transport", "discovery"),
     ),
     "client": (
-        ("reset", "interrupt", "close_producer", "stop_consumer", "kill_client", "restart", "stand", "silence", "adjust"),
+        (
+            "reset", "interrupt", "close_producer", "stop_consumer", "kill_client", "restart", "stand", "silence",
+            "adjust",
+        ),
         ("connection", "producer", "consumer", "threads", "transport"),
     ),
     "topics": (
-        ("kill_at", "cut_at", "cut", "restart", "guests", "pause", "lookupd", "kill", "reset", "late", "full"),
+        (
+            "kill_at", "cut_at", "cut", "kill", "restart", "full", "reset", "lookupd", "guests", "pause", "late",
+        ),
         ("daemons.nsqd.core", "daemons.nsqd.registration", "daemons.nsqd.session", "discovery"),
     ),
     "all": (

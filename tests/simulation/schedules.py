@@ -9,8 +9,8 @@ from tests.simulation.script import Script, schedule
 
 @schedule
 def a_file_that_fills_up_during_a_sync_round_is_synced(script: Script) -> None:
-    """A round syncs a file up to where it was read. What is written to it meanwhile belongs to the next round,
-    also when the queue goes on in another file.
+    """A round syncs a file up to where it was read. What is written to it meanwhile belongs to the next
+    round, also when the queue goes on in another file.
     """
     nsqd = script.nsqd(durable=True, max_bytes_per_file=1500)
     script.hold("daemons.nsqd.disk.syncing:sync_file", "os.close(descriptor)", 0.5)
@@ -52,8 +52,8 @@ def a_publish_over_http_that_waits_for_its_fsync_is_answered_by_a_stop(script: S
 
 @schedule
 def time_that_passes_while_a_file_is_read_makes_no_message_early(script: Script) -> None:
-    """Due times are converted from the wall clock to the monotonic one by a look at both. nsqd may stand still
-    between the two looks.
+    """Due times are converted from the wall clock to the monotonic one by a look at both. nsqd may stand
+    still between the two looks.
     """
     nsqd = script.nsqd(durable=True)
     producer = nsq.Producer(nsqd.tcp_address)
