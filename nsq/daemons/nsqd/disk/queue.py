@@ -62,7 +62,7 @@ class QueueSync(SyncJob):
             new_names=new_names,
             failed=failed,
         )
-        self.numbers = sizes.keys()
+        self.sizes = sizes  # by the files' numbers
         self.written = written
         self.committed = committed
         self.content = content
@@ -243,9 +243,9 @@ class DiskQueue:
     def flushed(self, job: QueueSync) -> None:
         """Note that ``job`` has succeeded. Raises OSError if records were lost all the same."""
         job.check()
-        self._check_files(self._segments[number] for number in job.numbers if number in self._segments)
+        self._check_files(self._segments[number] for number in job.sizes if number in self._segments)
         self._named = max(self._named, _last_file(job.written))
-        self._writer.synced(job.numbers, job.written)
+        self._writer.synced(job.sizes)
 
     def check_files(self) -> None:
         """Raise OSError, once, if another program has removed files of uncommitted records."""
@@ -351,7 +351,7 @@ class DiskQueue:
         job.check()
         self._synced_meta = job.content
         self._named = max(self._named, _last_file(job.written))
-        self._writer.synced(job.numbers, job.written)
+        self._writer.synced(job.sizes)
         self._forget_files(job.committed.file)
 
     def empty(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import functools
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from nsq.daemons.nsqd.disk.layout import (
@@ -80,11 +80,10 @@ class Writer:
         self._segments.add(Segment(self._segments.last.number + 1, 0, self._segments.count))
         self._close_what_is_synced()
 
-    def synced(self, numbers: Iterable[int], written: Position) -> None:
-        """Note that these files were synced when the end was at ``written``."""
-        last = self._segments.last
-        for number in numbers:
-            if number != last.number or written.place == (last.number, last.end):
+    def synced(self, sizes: Mapping[int, int]) -> None:
+        """Note that these files were synced, each up to this size. A file may have grown since, and be full."""
+        for number, size in sizes.items():
+            if number in self.unsynced and self._segments[number].end <= size:
                 self.unsynced.discard(number)
                 if number in self._open:
                     self._files.synced(self._open[number])

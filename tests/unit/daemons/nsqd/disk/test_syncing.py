@@ -12,7 +12,7 @@ from unittest.mock import patch
 import pytest
 
 from nsq.daemons.nsqd.disk import syncing
-from nsq.daemons.nsqd.disk.queue import DiskQueue
+from nsq.daemons.nsqd.disk.queue import DiskQueue, QueueSync
 from nsq.daemons.nsqd.disk.syncing import (
     OpenFiles,
     Replacement,
@@ -65,7 +65,7 @@ def test_a_file_about_to_be_removed_is_not_synced(tmp_path: Path) -> None:
     drain(queue, 5)
     job = queue.sync_job()
     assert job is not None
-    assert job.numbers == {1}
+    assert job.sizes.keys() == {1}
     queue.close()
 
 
@@ -499,6 +499,24 @@ def test_a_file_whose_sync_failed_before_the_close_is_written_again(
         round_(queues.all[0])
         round_(queues.all[9])  # was not closed
     assert written == ["q0.diskqueue.000000.dat"]
+
+
+@pytest.mark.parametrize("full", [False, True])
+@pytest.mark.parametrize("done", [DiskQueue.flushed, DiskQueue.synced])
+def test_what_is_written_during_a_sync_is_synced_by_the_next_one(
+    tmp_path: Path, done: Callable[[DiskQueue, QueueSync], None], full: bool
+) -> None:
+    queue = open_queue(tmp_path)
+    queue.append(FIVE[:2])
+    job = queue.flush_job() if done is DiskQueue.flushed else queue.sync_job()
+    assert job is not None
+    job()
+    queue.append([*FIVE[:3], b"in the next file"] if full else FIVE[:1])
+    done(queue, job)
+    following = queue.flush_job()
+    assert following is not None
+    assert following.sizes == ({0: 100, 1: 20} if full else {0: 60})
+    queue.close()
 
 
 def test_a_failed_early_sync_fails_a_round_under_way(queues: Queues) -> None:
