@@ -23,7 +23,12 @@ class Log(Protocol):
     def error(self, message: str, *args: object) -> None: ...
 
 
-_META = re.compile(r"(-?[0-9]{1,18})\n([0-9]{1,18}),([0-9]{1,18})\n([0-9]{1,18}),([0-9]{1,18})\n?").fullmatch
+_DEPTH, _PLACE = r"(-?[0-9]{1,18})", r"([0-9]{1,18}),([0-9]{1,18})"
+_META = re.compile(rf"{_DEPTH}\n{_PLACE}\n{_PLACE}\n?\0*").fullmatch
+_PADDED_META = re.compile(rf"[ 0-9-]+\n{_PLACE}\n[0-9,\n]+fsynced {_DEPTH} {_PLACE}\n*").fullmatch
+
+#: Offsets in the meta file of a running queue: of what was fsynced, and of the end. A disk's sector is larger.
+_META_FSYNCED, _META_SIZE = 100, 180
 
 _INFIX = ".diskqueue."
 
@@ -68,13 +73,30 @@ class Meta(NamedTuple):
     def text(self) -> str:
         return f"{self.depth}\n{self.read_file},{self.read_end}\n{self.write_file},{self.write_end}\n"
 
+    def with_end(self, depth: int, write_file: int, write_end: int) -> str:
+        """Encode it with another depth and end for Go's nsqd, which skips the spaces and does not read on
+        after the write position; ``parse_meta`` returns this one.
+
+        Two such texts differ only in the depth and end. So one can overwrite the other in place: if that is
+        torn, this one can still be read.
+        """
+        text = f"{depth:>18}\n{self.read_file},{self.read_end}\n{write_file},{write_end}\n"
+        fsynced = f"fsynced {self.depth} {self.write_file},{self.write_end}\n"
+        return (text.ljust(_META_FSYNCED, "\n") + fsynced).ljust(_META_SIZE, "\n")
+
+    def padded(self) -> str:
+        return self.with_end(self.depth, self.write_file, self.write_end)
+
 
 def parse_meta(text: str) -> Meta | None:
     """Parse a meta file; None if it is invalid. Go's nsqd can write a negative depth."""
-    match = _META(text)
-    if match is None:
+    if (padded := _PADDED_META(text)) is not None:
+        read_file, read_end, depth, *end = map(int, padded.groups())
+        meta = Meta(depth, read_file, read_end, *end)
+    elif (plain := _META(text)) is not None:
+        meta = Meta(*map(int, plain.groups()))
+    else:
         return None
-    meta = Meta(*map(int, match.groups()))
     backwards = (meta.read_file, meta.read_end) > (meta.write_file, meta.write_end)
     return None if backwards else meta
 

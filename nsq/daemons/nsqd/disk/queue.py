@@ -19,6 +19,7 @@ from nsq.daemons.nsqd.disk.layout import (
     Segment,
     bounds,
 )
+from nsq.daemons.nsqd.disk.meta import MetaFile
 from nsq.daemons.nsqd.disk.reading import FileRange, PeekedRecord, Reader, peek_records, record_ids
 from nsq.daemons.nsqd.disk.recovery import recover
 from nsq.daemons.nsqd.disk.syncing import (
@@ -40,7 +41,7 @@ _LARGE = 4 * 1024 * 1024
 
 
 class QueueSync(SyncJob):
-    """Syncs a queue's records up to ``written``; with ``content``, writes the meta file as well."""
+    """Syncs a queue's records up to ``written``; with ``meta``, writes the meta file as well."""
 
     def __init__(
         self,
@@ -50,11 +51,15 @@ class QueueSync(SyncJob):
         *,
         written: Position,
         committed: Position,
-        content: str | None = None,
+        meta: Meta | None = None,
+        padded: bool = True,
         new_names: bool = False,
         failed: set[Path],
     ) -> None:
-        replacement = Replacement(directory / layout.meta, content.encode()) if content is not None else None
+        replacement = None
+        if meta is not None:
+            content = meta.padded() if padded else meta.text()
+            replacement = Replacement(directory / layout.meta, content.encode())
         super().__init__(
             directory,
             {directory / layout.data(number): size for number, size in sizes.items()},
@@ -65,7 +70,7 @@ class QueueSync(SyncJob):
         self.sizes = sizes  # by the files' numbers
         self.written = written
         self.committed = committed
-        self.content = content
+        self.meta = meta
 
 
 class DiskQueue:
@@ -108,8 +113,18 @@ class DiskQueue:
         self._segments, self._committed, self._synced_meta, unsynced = recover(
             directory, os.listdir(directory) if files is None else files, self._layout, sizes, log
         )
+        self._meta_file = MetaFile(
+            directory / self._layout.meta, self._synced_meta, self._committed, open_files
+        )
         self._writer = Writer(
-            directory, self._layout, self._segments, sizes, max_bytes_per_file, log, open_files
+            directory,
+            self._layout,
+            self._segments,
+            sizes,
+            max_bytes_per_file,
+            log,
+            open_files,
+            self._meta_file.name,
         )
         self._writer.unsynced |= unsynced
         self._reader = Reader(
@@ -206,15 +221,16 @@ class DiskQueue:
             self.skip(position)
             self._skip_full_files()
 
-    def sync(self) -> None:
+    def sync(self, *, last: bool = False) -> None:
         """Sync everything so far, in this thread."""
-        job = self.sync_job()
+        job = self.sync_job(last=last)
         if job is not None:
             job()
             self.synced(job)
 
-    def sync_job(self) -> QueueSync | None:
-        """Return a job that syncs everything so far, in any thread; None if nothing has changed.
+    def sync_job(self, *, last: bool = False) -> QueueSync | None:
+        """Return a job that syncs everything so far, in any thread; None if nothing has changed. After the
+        ``last`` one nothing is written.
 
         The queue can be used meanwhile. Call ``synced`` with the job when it has succeeded. There is one job
         at a time: making the next one cancels the previous one. Raises OSError if another program has removed
@@ -225,13 +241,15 @@ class DiskQueue:
         self._cancel_job()
         if self._segments.last.end >= _WORTH_REMOVING:
             self._roll_if_consumed()
-        content = self._meta().text()
-        if self._synced_meta == content and not self._writer.unsynced:
+        meta = self._meta()
+        if self._synced_meta == meta and not self._writer.unsynced:
             return None
         if self._synced_meta is None and self._segments.written.place == (0, 0):
             return None  # a new queue without records needs no files
-        self._job = self._make_job(content)
-        return self._job
+        self._job = job = self._make_job(meta, padded=not last)
+        if job.replacement is not None:
+            self._meta_file.replaced_by(job.replacement, meta, job.committed)
+        return job
 
     def flush_job(self) -> QueueSync | None:
         """Return a job that syncs the records so far, in any thread; None if they are synced. Call
@@ -291,6 +309,7 @@ class DiskQueue:
         last = self._segments.last
         self._writer.forget(last.number)
         target = self._directory / self._layout.data(last.number)
+        self._meta_file.name(self._segments.written)
         os.rename(path, target)
         if failed:
             self._writer.failed.add(target)
@@ -313,8 +332,10 @@ class DiskQueue:
 
     def take_out_last_file(self, number: int, target: Path, records: int) -> None:
         """Rename the ``last_full_file``, with so many records, to ``target``."""
-        os.rename(self._directory / self._layout.data(number), target)
         first = max(0, self._segments.count - records)
+        # First: after a kill in between, the records are behind the end that the meta file gives, not missing.
+        self._meta_file.name(Position(number, 0, first))
+        os.rename(self._directory / self._layout.data(number), target)
         empty = Segment(number, 0, first)
         self._writer.forget(self._segments.last.number)
         self._segments.remove(self._segments.last.number)
@@ -349,7 +370,8 @@ class DiskQueue:
             return
         self._job = None
         job.check()
-        self._synced_meta = job.content
+        self._synced_meta = job.meta
+        self._meta_file.synced()
         self._named = max(self._named, _last_file(job.written))
         self._writer.synced(job.sizes)
         self._forget_files(job.committed.file)
@@ -365,13 +387,14 @@ class DiskQueue:
         self._reader.move(self._committed)
         self._forget_files(self._committed.file)
         self._unlink(self._layout.meta)
+        self._meta_file.removed(self._committed)
         self._synced_meta = None
 
     def close(self) -> None:
         """Sync and close the files. If the sync raises, the files are closed all the same."""
         if not self._closed:
             try:
-                self.sync()
+                self.sync(last=True)
             finally:
                 self.release()
 
@@ -400,14 +423,15 @@ class DiskQueue:
         written = self._segments.written
         return Meta(self.depth, *self._committed.place, *written.place)
 
-    def _make_job(self, content: str | None) -> QueueSync:
+    def _make_job(self, meta: Meta | None, *, padded: bool = True) -> QueueSync:
         return QueueSync(
             self._directory,
             self._layout,
             {number: self._segments[number].end for number in sorted(self._worth_syncing())},
             written=self._segments.written,
             committed=self._committed,
-            content=content,
+            meta=meta,
+            padded=padded,
             new_names=_last_file(self._segments.written) > self._named,
             failed=self._writer.failed,
         )

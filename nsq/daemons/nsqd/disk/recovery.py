@@ -30,7 +30,7 @@ from nsq.daemons.nsqd.disk.syncing import read_regular
 class Recovered(NamedTuple):
     segments: Segments
     committed: Position
-    meta: str | None  # the text of the meta file, if there is one
+    meta: Meta | None  # the meta file, if there is one
     unsynced: set[int]  # the files with records that the meta file does not cover
 
 
@@ -55,14 +55,18 @@ class Recovery:
         if meta is None:
             self._explain_missing_meta(text)
             meta, believed = self._without_meta(), False
+            found = None if text is None else meta._replace(depth=-1)  # differs from any valid one
         else:
+            found = meta
             self._remove_what_was_read(meta)
             believed = self._agrees_with_data(meta)
         segments = [Segment(number, length) for number, length in sorted(self._lengths.items())]
         depth = self._count(segments, meta, believed)
-        return self._recovered(segments, meta, depth, text)
+        return self._recovered(segments, meta, depth, found)
 
-    def _recovered(self, segments: list[Segment], meta: Meta, depth: int, text: str | None) -> Recovered:
+    def _recovered(
+        self, segments: list[Segment], meta: Meta, depth: int, found: Meta | None
+    ) -> Recovered:
         number = self._number_to_write(segments, meta)
         files = {segment.number: segment for segment in segments}
         last = files.pop(number, None) or Segment(number, 0, depth)
@@ -70,7 +74,7 @@ class Recovery:
         known = Segments(ordered[0], depth)
         for segment in ordered[1:]:
             known.add(segment)
-        return Recovered(known, self._committed(known, meta), text, self._unsynced)
+        return Recovered(known, self._committed(known, meta), found, self._unsynced)
 
     def _committed(self, segments: Segments, meta: Meta) -> Position:
         first = next(segments.since(meta.read_file))

@@ -31,8 +31,8 @@ _numbers = itertools.count()
 class Replacement:
     """Replaces a file's content: writes a temporary file and renames it.
 
-    Any thread may call ``cancel`` at any time; afterwards the file is not replaced. Each side first makes its
-    own change and then checks for the other's, so no lock is needed.
+    Another thread may call ``change`` and ``cancel`` at any time; after ``cancel`` the file is not replaced.
+    Each side first makes its own change and then checks for the other's, so no lock is needed.
     """
 
     def __init__(self, target: Path, content: bytes) -> None:
@@ -40,13 +40,35 @@ class Replacement:
         self.temporary = target.with_name(f"{target.name}.{os.getpid()}-{next(_numbers)}{TEMPORARY}")
         self._content = content
         self._cancelled = False
+        #: Of the temporary file; so it tells whether the target has been replaced.
+        self.inode: int | None = None
 
     def write(self) -> None:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
-        with open(os.open(self.temporary, flags, 0o600), "wb") as file:
-            file.write(self._content)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+        with open(open_regular(self.temporary, flags), "wb") as file:
+            self.inode = os.fstat(file.fileno()).st_ino
+            content = None
+            while content is not self._content:  # it was changed meanwhile
+                content = self._content
+                file.seek(0)
+                file.write(content)
+                file.flush()
         if self._cancelled:
             self.temporary.unlink(missing_ok=True)
+
+    def change(self, content: bytes) -> None:
+        """Change the content to another one of the same size. If the target has been replaced already, it
+        keeps the former one.
+        """
+        self._content = content
+        try:
+            descriptor = open_regular(self.temporary, os.O_WRONLY)
+        except FileNotFoundError:  # ``write`` comes later, or the file was renamed
+            return
+        try:
+            write_at(descriptor, content, 0)
+        finally:
+            os.close(descriptor)
 
     def rename(self) -> None:
         with suppress(FileNotFoundError):  # it was cancelled
@@ -136,6 +158,17 @@ def run_together(jobs: Sequence[SyncJob]) -> None:
 def replace_content(target: Path, content: bytes) -> None:
     """Replace a file's content. After a power cut it has either the old content or the new one."""
     run_together([SyncJob(target.parent, {}, replacement=Replacement(target, content))])
+
+
+def write_at(descriptor: int, content: bytes, offset: int) -> None:
+    """Write the whole content at an offset."""
+    unwritten = memoryview(content)
+    while unwritten:
+        written = os.pwrite(descriptor, unwritten, offset)
+        if not written:
+            raise OSError(errno.EIO, "nothing was written")
+        offset += written
+        unwritten = unwritten[written:]
 
 
 def sync_files(paths: Sequence[Path]) -> dict[Path, OSError]:
@@ -262,16 +295,19 @@ class OpenFiles:
         """Open a file. ``close_early`` is called when it must be closed; it calls ``close``, never raises."""
         while len(self) >= self._limit:
             self._close_one()
+        descriptor = self.open_briefly(path, flags)
+        self._idle[descriptor] = close_early
+        return descriptor
+
+    def open_briefly(self, path: Path, flags: int) -> int:
+        """Open a file that the caller closes at once; so it does not count."""
         while True:
             try:
-                descriptor = open_regular(path, flags)
-                break
+                return open_regular(path, flags)
             except OSError as error:
                 if error.errno not in (errno.EMFILE, errno.ENFILE) or not len(self):
                     raise
                 self._close_one()  # clients use more than their half of the limit
-        self._idle[descriptor] = close_early
-        return descriptor
 
     def used(self, descriptor: int) -> None:
         for files in (self._idle, self._dirty):

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import errno
 import functools
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from nsq.daemons.nsqd.disk.layout import (
@@ -18,7 +17,7 @@ from nsq.daemons.nsqd.disk.layout import (
     Segments,
     pack_size,
 )
-from nsq.daemons.nsqd.disk.syncing import OpenFiles
+from nsq.daemons.nsqd.disk.syncing import OpenFiles, write_at
 from nsq.errors import InvalidMessage
 
 
@@ -48,7 +47,9 @@ class Writer:
         max_bytes: int,
         log: Log,
         files: OpenFiles,
+        name_file: Callable[[Position], None],
     ) -> None:
+        """``name_file`` is called before an append succeeds, with the end of its last file as it was."""
         self._directory = directory
         self._layout = layout
         self._segments = segments
@@ -56,6 +57,7 @@ class Writer:
         self._max_bytes = max_bytes
         self._log = log
         self._files = files
+        self._name_file = name_file
         # A full file stays open until it is synced: the system reports a failed write-back only to
         # descriptors that were open at that time.
         self._open: dict[int, int] = {}
@@ -69,6 +71,8 @@ class Writer:
         try:
             for piece in pieces:
                 self._write(piece)
+            if (last := pieces[-1]).parts:
+                self._name_file(Position(last.number, last.offset, last.first))
         except OSError:
             self._undo(pieces)
             raise
@@ -153,17 +157,11 @@ class Writer:
     def _write(self, piece: _Piece) -> None:
         if not piece.parts:
             return
-        unwritten = memoryview(b"".join(piece.parts))
+        content = b"".join(piece.parts)
         descriptor = self._descriptor(piece)
         self._files.wrote(descriptor)
         piece.begun = True
-        offset = piece.offset
-        while unwritten:
-            written = os.pwrite(descriptor, unwritten, offset)
-            if not written:
-                raise OSError(errno.EIO, "nothing was written", self._layout.data(piece.number))
-            offset += written
-            unwritten = unwritten[written:]
+        write_at(descriptor, content, piece.offset)
 
     def _descriptor(self, piece: _Piece) -> int:
         descriptor = self._open.get(piece.number)

@@ -365,7 +365,7 @@ class DurableBacklog:
 
     def sync_jobs(self) -> list[SyncJob]:
         """Return the jobs that sync the writes of ``persist``."""
-        jobs = [self.dues.last_job(self._finished_unread), self.disk.sync_job()]
+        jobs = [self.dues.last_job(self._finished_unread), self.disk.sync_job(last=True)]
         return [job for job in jobs if job is not None]
 
     def not_synced(self, error: OSError) -> StorageFailed:

@@ -189,7 +189,7 @@ class MemoryFirstBacklog(MemoryBacklog):
 
     def sync_jobs(self) -> list[SyncJob]:
         """Return the jobs that sync all writes."""
-        jobs = [self._dues.last_job({}), self.disk.sync_job()]
+        jobs = [self._dues.last_job({}), self.disk.sync_job(last=True)]
         return [job for job in jobs if job is not None]
 
     def not_synced(self, error: OSError) -> StorageFailed:

@@ -69,6 +69,11 @@ def meta(directory: Path, name: str = "q") -> Path:
     return directory / f"{name}.diskqueue.meta.dat"
 
 
+def meta_positions(directory: Path, name: str = "q") -> str:
+    """The depth, read and write position of the meta file, as Go's nsqd reads them."""
+    return "".join(f"{each}\n" for each in meta(directory, name).read_text().split()[:3])
+
+
 def names(directory: Path) -> list[str]:
     return sorted(path.name for path in directory.iterdir())
 

@@ -73,6 +73,15 @@ def test_the_meta_file_is_read(meta: Meta) -> None:
     assert parse_meta(meta.text()) == meta
 
 
+def test_a_meta_file_is_read_as_it_was_synced_while_others_overwrite_it() -> None:
+    meta = Meta(99, 10**17, 3, 10**17 + 1, 10**17)
+    synced, *others = meta.padded(), meta.with_end(100, 10**17 + 2, 0), meta.with_end(10**6, 10**17 + 30, 0)
+    assert [line.strip() for line in others[0].splitlines()[:3]] == ["100", f"{10**17},3", f"{10**17 + 2},0"]
+    for before, after in zip([synced, *others], others, strict=False):
+        for torn in range(len(synced) + 1):
+            assert parse_meta(after[:torn] + before[torn:]) == meta
+
+
 @pytest.mark.parametrize(
     "text",
     [
