@@ -12,6 +12,7 @@ import contextlib
 import errno
 import fcntl as real_fcntl
 import io
+import itertools
 import math
 import os as real_os
 import pathlib
@@ -34,7 +35,10 @@ CHANGES = ("open", "pwrite", "truncate", "rename", "unlink", "fsync")
 class File:
     """An inode: its content, what is on the platters, and the changes since the last fsync."""
 
+    _numbers = itertools.count(1)
+
     def __init__(self) -> None:
+        self.number = next(File._numbers)
         self.content = bytearray()
         self.durable = b""
         self.changes: list[tuple[int, bytes]] = []  # (offset, data), or (size, b"") for a truncation
@@ -313,8 +317,8 @@ def fstat(descriptor: int) -> Any:
 
 def _status(file: File | None) -> Any:
     if file is None:
-        return SimpleNamespace(st_mode=real_stat.S_IFDIR | 0o700, st_size=0)
-    return SimpleNamespace(st_mode=real_stat.S_IFREG | 0o600, st_size=len(file.content))
+        return SimpleNamespace(st_mode=real_stat.S_IFDIR | 0o700, st_size=0, st_ino=0)
+    return SimpleNamespace(st_mode=real_stat.S_IFREG | 0o600, st_size=len(file.content), st_ino=file.number)
 
 
 def listdir(path: Any) -> list[str]:
