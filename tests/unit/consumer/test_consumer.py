@@ -380,6 +380,16 @@ def test_a_hook_may_stop_the_consumer(make: Make, transport: MemoryTransport) ->
     assert consumer.stop() == CLEAN
 
 
+def test_a_stop_can_be_requested_without_waiting_for_it(make: Make, transport: MemoryTransport) -> None:
+    consumer = make().add_handler(nothing).start()
+    nsqd = accept(transport)
+    nsqd.expect(rdy(2))
+    consumer.request_stop(PATIENCE)
+    assert not consumer.wait(0.0)
+    nsqd.see_off()
+    assert consumer.stop() == CLEAN
+
+
 def test_a_forked_child_closes_the_connections_of_a_consumer_without_references(
     make: Make, transport: MemoryTransport
 ) -> None:
