@@ -128,8 +128,10 @@ class _Result:
 
     def release(self) -> None:
         """Called by the thread that ends the publish."""
-        with suppress(RuntimeError):  # the loop is closed
+        try:
             self._results.put(self)
+        except RuntimeError:
+            log.debug("the event loop of %r is closed", self.publish)
 
     def end_without_room(self) -> None:
         """Called at the deadline of a publish that still waits for room."""
@@ -191,9 +193,10 @@ class Producer:
 
     async def _send(self, publish: PublishFuture, timeout: float | None) -> Published:
         results = self._own_results()
-        deadline = time.monotonic() + checked_timeout(timeout, self.producer.config.publish_timeout)
-        result = _Result(results, publish, deadline)
-        if self._queue or not self._try(result):
+        default = self.producer.config.publish_timeout
+        seconds = default if timeout is None else checked_timeout(timeout, default)
+        result = _Result(results, publish, time.monotonic() + seconds)
+        if self._queue or not self._try(result, seconds):
             self._wait_for_room(result, results)
         try:
             error = await result.ended
@@ -212,11 +215,10 @@ class Producer:
             raise UsageError(f"{self!r} belongs to another event loop: make one for each loop")
         return self._results
 
-    def _try(self, result: _Result) -> bool:
+    def _try(self, result: _Result, seconds: float) -> bool:
         """Send a publish, or return False if there is no room for it."""
         publish = result.publish
-        left = max(_LEAST_TIMEOUT, result.deadline - time.monotonic())
-        if not self.producer.try_to_send(publish, left):
+        if not self.producer.try_to_send(publish, seconds):
             return False
         publish.add(result)
         if publish.done():  # it may have ended before the line above
@@ -247,7 +249,7 @@ class Producer:
             result = next(iter(self._queue))
             if not result.ended.done():
                 try:
-                    if not self._try(result):
+                    if not self._try(result, max(_LEAST_TIMEOUT, result.deadline - time.monotonic())):
                         return
                 except Exception as error:
                     result.ended.set_result(error)  # such as Closed

@@ -7,6 +7,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, NoReturn, Self, Unpack
@@ -102,7 +103,8 @@ class Producer:
         that owes fewer answers.
         """
         refuse_eventlet()
-        self._config = Config.of(config, options)
+        #: The options, with those that were given as keywords.
+        self.config = self._config = Config.of(config, options)
         several = (*checked("nsqd", addresses), *checked("nsqd", nsqd))
         self._setup = Setup(
             self._config,
@@ -285,7 +287,7 @@ class Producer:
         defer: Defer | None = None,
     ) -> PublishFuture:
         """Publish with hooks; the function of ``around_publish`` is called when the future ends."""
-        given, publish = self.prepare(topic, bodies, options, several=several, defer=defer)
+        given, publish = self._watched(topic, bodies, options, several, defer)
         try:
             publish.callbacks = self._pool.callbacks
             self._pool.publish(publish, timeout, block)
@@ -305,23 +307,40 @@ class Producer:
         *,
         several: bool = False,
         defer: Defer | None = None,
-    ) -> tuple[Watched, PublishFuture]:
+    ) -> tuple[AbstractContextManager[object], PublishFuture]:
         """Return a publish for ``try_to_send``, and the block in which to send it and to wait for its end:
         that tells the hooks.
         """
-        book, config, given = self._pool.book, self._config, Watched(self, topic, bodies, options)
-        publish: PublishFuture
+        if self._watches:
+            return self._watched(topic, bodies, options, several, defer)
+        return _UNWATCHED, self._made(topic, bodies, options, several, defer)
+
+    def _watched(
+        self,
+        topic: str,
+        bodies: Iterable[bytes],
+        options: PublishOptions,
+        several: bool,
+        defer: Defer | None,
+    ) -> tuple[Watched, PublishFuture]:
+        given = Watched(self, topic, bodies, options)
         try:
-            if several:
-                publish = book.new_multi_publish(PublishFuture, topic, given.bodies, config, given.options)
-            else:
-                body = given.bodies[0]
-                publish = book.new_publish(PublishFuture, topic, body, defer, config, given.options)
+            given.publish = publish = self._made(topic, given.bodies, given.options, several, defer)
         except BaseException as error:
             given.end(error)
             raise
-        given.publish = publish
         return given, publish
+
+    def _made(
+        self, topic: str, bodies: Any, options: PublishOptions, several: bool, defer: Defer | None
+    ) -> PublishFuture:
+        book, config = self._pool.book, self._config
+        publish: PublishFuture
+        if several:
+            publish = book.new_multi_publish(PublishFuture, topic, bodies, config, options)
+        else:
+            publish = book.new_publish(PublishFuture, topic, bodies[0], defer, config, options)
+        return publish
 
     def try_to_send(self, publish: PublishFuture, timeout: float) -> bool:
         """Send a prepared publish without blocking; return False if there is no room for it. Then wait for
@@ -342,11 +361,6 @@ class Producer:
     def room(self) -> Waiters:
         """Woken when another publish may have become possible, and when the producer is closed."""
         return self._pool.room
-
-    @property
-    def config(self) -> Config:
-        """The options, with those that were given as keywords."""
-        return self._config
 
     def _current(self) -> Pool:
         # A child that C code has forked runs no fork hook of Python's.
@@ -497,6 +511,9 @@ class Producer:
 # Hooks on the publishing thread.
 
 _BODY = (bytes, bytearray, memoryview)
+
+
+_UNWATCHED = nullcontext()
 
 
 class Watched:
