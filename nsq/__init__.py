@@ -80,8 +80,8 @@ if TYPE_CHECKING:
     from nsq.consumer.consumer import Consumer as Consumer
     from nsq.consumer.dead_letters import DeadLetterFile as DeadLetterFile
     from nsq.consumer.dead_letters import DeadLetterTopic as DeadLetterTopic
-    from nsq.consumer.handlers import GiveUp as GiveUp
-    from nsq.consumer.handlers import Requeue as Requeue
+    from nsq.consumer.decisions import GiveUp as GiveUp
+    from nsq.consumer.decisions import Requeue as Requeue
     from nsq.consumer.reports import ConsumerHooks as ConsumerHooks
     from nsq.consumer.reports import StopReport as StopReport
     from nsq.message import Message as Message
@@ -102,8 +102,8 @@ _HOME = {
     "Consumer": "nsq.consumer.consumer",
     "DeadLetterFile": "nsq.consumer.dead_letters",
     "DeadLetterTopic": "nsq.consumer.dead_letters",
-    "GiveUp": "nsq.consumer.handlers",
-    "Requeue": "nsq.consumer.handlers",
+    "GiveUp": "nsq.consumer.decisions",
+    "Requeue": "nsq.consumer.decisions",
     "ConsumerHooks": "nsq.consumer.reports",
     "StopReport": "nsq.consumer.reports",
     "Message": "nsq.message",

@@ -17,32 +17,23 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterat
 from contextlib import contextmanager, suppress
 from functools import partial
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar, Unpack, cast
+from typing import Any, Generic, Self, TypeVar, Unpack
 
 from nsq.config import SignatureWithOptions
 from nsq.consumer import consumer as threads_consumer
 from nsq.consumer.consumer import checked_callable, checked_seconds, checked_whole
-from nsq.consumer.handlers import (
-    Exceptions,
-    GiveUp,
-    Requeue,
-    RequeueDecision,
-    check_no_backoff,
-    is_async,
-    requeue_for_exception,
-    requeue_for_result,
-)
+from nsq.consumer.decisions import Exceptions, check_result
+from nsq.consumer.handlers import HandlerPool, check_no_backoff, is_async
 from nsq.consumer.reports import StopReport
 from nsq.errors import AlreadyResponded, Closed, ConfigError, QueueFull, UsageError
 from nsq.log import Logger
 from nsq.message import Message
 from nsq.producer import producer as threads_producer
 from nsq.producer.futures import PublishFuture
-from nsq.producer.producer import Watched
 from nsq.producer.publishes import Defer, PublishOptions, checked_timeout, with_options_shown
 from nsq.producer.reports import CloseReport, FlushReport
 from nsq.threads.stop_signals import StopSignals
-from nsq.threads.waiters import Waiters, start_thread
+from nsq.threads.waiters import start_thread
 from nsq.wire.frames import Published
 
 log = Logger("nsq.aio")
@@ -92,6 +83,8 @@ class _FromThreads(Generic[T]):
                 self._requested = False
                 raise
 
+    release = wake  # among Waiters
+
     def _run(self) -> None:
         self._requested = False
         self._deliver()
@@ -123,7 +116,7 @@ async def _on_own_thread(name: str, call: Callable[[], T]) -> T:
 
 
 class _Result:
-    """Stands in a publish's list of waiters, and passes its end to the loop."""
+    """Waits for the end of a publish, and passes it to the loop."""
 
     __slots__ = ("_results", "deadline", "ended", "publish")
 
@@ -135,34 +128,16 @@ class _Result:
 
     def release(self) -> None:
         """Called by the thread that ends the publish."""
-        with suppress(RuntimeError):  # the loop is closed
+        try:
             self._results.put(self)
+        except RuntimeError:
+            log.debug("the event loop of %r is closed", self.publish)
 
     def end_without_room(self) -> None:
         """Called at the deadline of a publish that still waits for room."""
         if not self.ended.done():
             full = "as many publishes are unanswered as max_pending or max_pending_bytes allow"
             self.ended.set_result(QueueFull(f"{full}, and none was answered in time"))
-
-
-class _RoomWaiter:
-    """Stands in the pool's list of threads that wait for room; one for all coroutines that do."""
-
-    def __init__(self, room: Waiters, loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
-        self._locks: list[Any] = cast(list[Any], room.locks)
-        self._loop, self._call = loop, call
-        self._released = False
-        self._locks.append(self)
-
-    def release(self) -> None:
-        if self._released:
-            raise RuntimeError("released before")
-        self._released = True
-        self._loop.call_soon_threadsafe(self._call)
-
-    def remove(self) -> None:
-        with suppress(ValueError):
-            self._locks.remove(self)
 
 
 class Producer:
@@ -183,7 +158,6 @@ class Producer:
         self._results: _FromThreads[_Result] | None = None
         # Publishes that wait for room, in the order of their calls, and what ends them at their deadline.
         self._queue: OrderedDict[_Result, asyncio.TimerHandle] = OrderedDict()
-        self._room_waiter: _RoomWaiter | None = None
 
     def __repr__(self) -> str:
         return f"<aio.{repr(self.producer)[1:]}"
@@ -199,12 +173,8 @@ class Producer:
         **options: Unpack[PublishOptions],
     ) -> Published:
         """Return when an nsqd has stored the message. ``timeout`` covers everything, waiting for room too."""
-        make, config = self.producer._pool.book.new_publish, self.producer._config
-        if not self.producer._watches:
-            return await self._send(make(PublishFuture, topic, body, defer, config, options), timeout)
-        with Watched(self.producer, topic, [body], options) as given:
-            body, options = given.bodies[0], given.options
-            given.publish = publish = make(PublishFuture, topic, body, defer, config, options)
+        watched, publish = self.producer.prepare(topic, [body], options, defer=defer)
+        with watched:
             return await self._send(publish, timeout)
 
     @with_options_shown
@@ -217,28 +187,21 @@ class Producer:
         **options: Unpack[PublishOptions],
     ) -> Published:
         """Publish all messages at once to one nsqd, which stores all or, unless it fails midway, none."""
-        make, config = self.producer._pool.book.new_multi_publish, self.producer._config
-        if not self.producer._watches:
-            return await self._send(make(PublishFuture, topic, bodies, config, options), timeout)
-        with Watched(self.producer, topic, bodies, options) as given:
-            bodies, options = given.bodies, given.options
-            given.publish = publish = make(PublishFuture, topic, bodies, config, options)
+        watched, publish = self.producer.prepare(topic, bodies, options, several=True)
+        with watched:
             return await self._send(publish, timeout)
 
     async def _send(self, publish: PublishFuture, timeout: float | None) -> Published:
         results = self._own_results()
-        deadline = time.monotonic() + checked_timeout(timeout, self.producer._config.publish_timeout)
-        result = _Result(results, publish, deadline)
-        if self._queue or not self._try(result):
-            seconds = max(0.0, deadline - time.monotonic())
-            self._queue[result] = results.loop.call_later(seconds, result.end_without_room)
-            result.ended.add_done_callback(lambda _: self._leave_queue(result))
-            if self._room_waiter is None:
-                self._send_waiting()
+        default = self.producer.config.publish_timeout
+        seconds = default if timeout is None else checked_timeout(timeout, default)
+        result = _Result(results, publish, time.monotonic() + seconds)
+        if self._queue or not self._try(result, seconds):
+            self._wait_for_room(result, results)
         try:
             error = await result.ended
         except asyncio.CancelledError:
-            self.producer._pool.withdraw(publish)
+            self.producer.withdraw(publish)
             raise
         if error is not None:
             raise error
@@ -252,15 +215,12 @@ class Producer:
             raise UsageError(f"{self!r} belongs to another event loop: make one for each loop")
         return self._results
 
-    def _try(self, result: _Result) -> bool:
+    def _try(self, result: _Result, seconds: float) -> bool:
         """Send a publish, or return False if there is no room for it."""
-        publish, pool = result.publish, self.producer._pool
-        publish.callbacks = pool.callbacks
-        try:
-            pool.publish(publish, max(_LEAST_TIMEOUT, result.deadline - time.monotonic()), block=False)
-        except QueueFull:
+        publish = result.publish
+        if not self.producer.try_to_send(publish, seconds):
             return False
-        publish.locks.append(result)
+        publish.add(result)
         if publish.done():  # it may have ended before the line above
             result.release()
         return True
@@ -272,15 +232,24 @@ class Producer:
             result = items.popleft()
             if not result.ended.done():  # else its task was cancelled, or it came twice
                 result.ended.set_result(result.publish.error)
+        self._send_waiting()
+
+    def _wait_for_room(self, result: _Result, results: _FromThreads[_Result]) -> None:
+        """Queue a publish. While any is queued, ``_deliver`` is called when there may be room."""
+        if not self._queue:
+            self.producer.room.add(results)
+            results.wake()  # room may have come before the line above
+        seconds = max(0.0, result.deadline - time.monotonic())
+        self._queue[result] = results.loop.call_later(seconds, result.end_without_room)
+        result.ended.add_done_callback(lambda _: self._leave_queue(result))
 
     def _send_waiting(self) -> None:
         """Send the publishes that wait for room, in order, as far as there is room now."""
-        self._stop_waiting_for_room()
         while self._queue:
             result = next(iter(self._queue))
             if not result.ended.done():
                 try:
-                    if not self._try(result) and not self._wait_for_room(result):
+                    if not self._try(result, max(_LEAST_TIMEOUT, result.deadline - time.monotonic())):
                         return
                 except Exception as error:
                     result.ended.set_result(error)  # such as Closed
@@ -290,20 +259,8 @@ class Producer:
         timer = self._queue.pop(result, None)
         if timer is not None:
             timer.cancel()
-
-    def _wait_for_room(self, result: _Result) -> bool:
-        """Have ``_send_waiting`` called when there is room, then try once more: room may have come before."""
-        loop = self._own_results().loop
-        self._room_waiter = _RoomWaiter(self.producer._pool._room, loop, self._send_waiting)
-        if not self._try(result):
-            return False
-        self._stop_waiting_for_room()
-        return True
-
-    def _stop_waiting_for_room(self) -> None:
-        if self._room_waiter is not None:
-            self._room_waiter.remove()
-            self._room_waiter = None
+        if not self._queue and self._results is not None:
+            self.producer.room.remove(self._results)
 
     async def flush(self, timeout: float | None = None) -> FlushReport:
         """Wait until nsqd has answered all publishes so far, as ``nsq.Producer.flush`` does."""
@@ -326,29 +283,14 @@ class Producer:
 # Consuming.
 
 
-class _Watch:
-    """Wakes the event loop when the consumer stops, or when every nsqd refuses the subscription."""
-
-    def __init__(self, wake: Callable[[], None]) -> None:
-        self._wake = wake
+class _EndWatch(_FromThreads[None]):
+    """Wakes the loop when the consumer stops, or when every nsqd refuses the subscription."""
 
     def wake(self) -> None:
         with suppress(RuntimeError):  # the loop is closed
-            self._wake()
+            super().wake()
 
     def abandon(self) -> None: ...
-
-
-class _TakenOver(threads_consumer.Consumer):
-    """Its messages are answered later, on the event loop, and touched until then."""
-
-    _touches_unanswered = True
-    tasks = 1
-    """How many messages are worked on at once."""
-
-    @property
-    def _at_once(self) -> int:
-        return self.tasks
 
 
 class Consumer:
@@ -385,16 +327,17 @@ class Consumer:
         if options.get("on_stuck") is not None:
             raise ConfigError("aio.Consumer has no on_stuck: raise nsq.GiveUp, or nsq.Requeue with a delay")
         self._around_handler = checked_callable("around_handler", around_handler)
-        self._taken_over = _TakenOver(topic, channel, **options)
-        self.consumer: threads_consumer.Consumer = self._taken_over
-        self.consumer.add_handler(self._take_over)
-        self._engine = self.consumer._engine
+        self.consumer = threads_consumer.Consumer(topic, channel, **options)
+        self._name = f"nsq-{topic}/{channel}"
+        self._pool: HandlerPool | None = None  # of the consumer, once it is started
         self._handlers: list[tuple[AsyncHandler, int, Exceptions]] = []
         self._workers: set[asyncio.Task[None]] = set()
         self._messages: _FromThreads[Message] | None = None
+        self._end: _EndWatch | None = None
         self._takers: deque[asyncio.Future[None]] = deque()
         self._taken = 0
         self._ended = asyncio.Event()
+        self._over = False  # no handler and no iteration gets another message
         self._returns = False  # a stop has begun: messages that no handler has taken go back
         self._handlers_cancelled = False  # by a stop
         self._background: set[asyncio.Task[StopReport]] = set()
@@ -426,41 +369,28 @@ class Consumer:
         return self
 
     async def _work(self, handler: AsyncHandler, no_backoff: Exceptions) -> None:
-        pool = self._engine.pool
+        assert self._pool is not None
         while (message := await self._take()) is not None:
-            again: RequeueDecision | None
             try:
                 result = await handler(message)
-                again = None if result is None else requeue_for_result(result)
+                if result is not None:
+                    check_result(result)
             except asyncio.CancelledError:
-                _answer(message, (0.0, False))
+                _give_back(message)
                 task = asyncio.current_task()
                 if task is not None and task.cancelling():
                     raise
                 continue  # the handler has cancelled something of its own
             except (KeyboardInterrupt, SystemExit):
-                _answer(message, (0.0, False))
+                _give_back(message)
                 raise
-            except GiveUp as error:
-                await self._on_thread("give-up", partial(pool.give_up_for, error, [message]))
-                continue
             except BaseException as error:
-                again = requeue_for_exception(error, no_backoff)
-                if not isinstance(error, Requeue):
-                    if pool.failed_for_good(message):
-                        log.exception(
-                            "handler failed on %r; given up", message, extra=pool.fields_of(message)
-                        )
-                        await self._on_thread("give-up", partial(pool.give_up, message, error))
-                        continue
-                    again = pool.requeue_delay(message.attempts), again[1]
-                    log.exception(
-                        "handler failed on %r; again in %g s",
-                        message,
-                        again[0],
-                        extra=pool.fields_of(message),
-                    )
-            _answer(message, again)
+                for each, given_up in self._pool.failed([message], error, no_backoff, handed_over=True):
+                    await self._on_thread("give-up", partial(self._pool.give_up, each, given_up))
+                continue
+            if not message.responded:
+                with suppress(AlreadyResponded):
+                    message.finish()
 
     def _start_worker(self, name: str, handler: AsyncHandler, no_backoff: Exceptions) -> None:
         """Start a task that calls a handler. Only a stop ends it for good: a handler may cancel its task."""
@@ -480,7 +410,7 @@ class Consumer:
         worker.add_done_callback(ended)
 
     async def _on_thread(self, job: str, call: Callable[[], T]) -> T:
-        return await _on_own_thread(f"{self._engine.name}-{job}", call)
+        return await _on_own_thread(f"{self._name}-{job}", call)
 
     # Messages: from the handler thread to the loop.
 
@@ -502,9 +432,10 @@ class Consumer:
         """Drop messages that timed out before they were taken: nsqd delivers them again, and their attempts
         do not count towards max_attempts. Runs on the handler thread, before another message is put.
         """
+        assert self._pool is not None
         with suppress(IndexError):
             while _is_late(oldest := items.popleft()):
-                self._engine.pool.expire(oldest)
+                self._pool.expire(oldest)
             items.appendleft(oldest)
 
     def _return_waiting(self) -> None:
@@ -515,13 +446,11 @@ class Consumer:
                 message = messages.items.popleft()
             except IndexError:
                 return
-            _answer(message, (0.0, False))
+            _give_back(message)
 
     def _wake_takers(self) -> None:
         """Wake a taker for each message that waits; at the end, all of them."""
         assert self._messages is not None
-        if self._over:
-            self._ended.set()
         count = len(self._takers) if self._over else min(len(self._messages.items), len(self._takers))
         while count and self._takers:
             taker = self._takers.popleft()
@@ -529,14 +458,16 @@ class Consumer:
                 taker.set_result(None)
                 count -= 1
 
-    @property
-    def _over(self) -> bool:
-        return self._returns or self._engine.report is not None or self._engine.refusal is not None
+    def _look_for_end(self) -> None:
+        if self._returns or self.consumer.refusal is not None or self.consumer.wait(0.0):
+            self._over = True
+            self._ended.set()
+            self._wake_takers()
 
     async def _take(self) -> Message | None:
         """Return the next message; None at the end."""
-        messages = self._messages
-        if messages is None:
+        messages, pool = self._messages, self._pool
+        if messages is None or pool is None:
             raise UsageError(f"{self!r} has not been started: use it in `async with`")
         while True:
             while messages.items and not self._over:
@@ -549,7 +480,8 @@ class Consumer:
                     break  # another one has taken it
                 if not _is_late(message):
                     return message
-                self._engine.owner.ask(partial(self._engine.pool.expire, message))
+                if message.expired:
+                    pool.inbox.put(message)  # its thread drops messages that are late, and counts them
             if self._over:
                 return None
             taker = messages.loop.create_future()
@@ -578,8 +510,8 @@ class Consumer:
         message = await self._take()
         if message is not None:
             return message
-        if self._engine.refusal is not None and not self._returns:
-            raise self._engine.refusal
+        if self.consumer.refusal is not None and not self._returns:
+            raise self.consumer.refusal
         raise StopAsyncIteration
 
     # Lifecycle.
@@ -590,16 +522,18 @@ class Consumer:
         if self._messages is not None:
             raise Closed(f"{self!r} cannot be started again: make a new one")
         self._messages = _FromThreads(loop, self._wake_takers)
-        self._engine.wake_at_end(_Watch(self._messages.wake))
-        self._taken_over.tasks = sum(concurrency for _, concurrency, _ in self._handlers) or 1
+        self._end = _EndWatch(loop, self._look_for_end)
+        self.consumer.wake_at_end(self._end)
+        tasks = sum(concurrency for _, concurrency, _ in self._handlers) or 1
+        self._pool = self.consumer.hand_over(self._take_over, tasks)
         try:
             await self._on_thread("start", self.consumer.start)
         except asyncio.CancelledError:
-            self._engine.ask_to_stop(time.monotonic())  # the thread starts it all the same
+            self.consumer.request_stop(0.0)  # the thread starts it all the same
             raise
         for handler, concurrency, no_backoff in self._handlers:
             for number in range(concurrency):
-                self._start_worker(f"{self._engine.name}-handler-{number}", handler, no_backoff)
+                self._start_worker(f"{self._name}-handler-{number}", handler, no_backoff)
         return self
 
     async def stop(self, timeout: float = 30.0) -> StopReport:
@@ -631,17 +565,12 @@ class Consumer:
 
     def _stop_in_thread(self, timeout: float) -> StopReport:
         deadline = time.monotonic() + timeout
-        engine = self._engine
-        engine.ask_to_stop(deadline)
-        begun: list[bool] = []
-        engine.owner.ask(lambda: begun.append(True))
-        # Not before RDY is 0: nsqd would send a message that is requeued before back at once.
-        engine.owner.changed.wait_for(lambda: begun or engine.state == "stopped", deadline)
+        # First: nsqd would send a message that is requeued before RDY is 0 back at once.
+        self.consumer.pause()
         self._returns = True
         self._return_waiting()
-        if self._messages is not None:
-            with suppress(RuntimeError):
-                self._messages.wake()
+        if self._end is not None:
+            self._end.wake()
         return self.consumer.stop(max(0.0, deadline - time.monotonic()))
 
     async def run(self, timeout: float = 30.0) -> StopReport:
@@ -671,8 +600,8 @@ class Consumer:
                 await self._ended.wait()
             finally:
                 report = await self.stop(timeout)
-        if self._engine.refusal is not None and not signalled:
-            raise self._engine.refusal
+        if self.consumer.refusal is not None and not signalled:
+            raise self.consumer.refusal
         return report
 
     def _cancel_handlers(self) -> None:
@@ -693,15 +622,11 @@ def _is_late(message: Message) -> bool:
     return message.expired or message.responded
 
 
-def _answer(message: Message, again: RequeueDecision | None) -> None:
-    """Finish the message or requeue it, unless it has an answer."""
+def _give_back(message: Message) -> None:
+    """Requeue a message that was not handled, unless it has an answer."""
     with suppress(AlreadyResponded):
-        if message.responded:
-            return
-        if again is None:
-            message.finish()
-        else:
-            message.requeue(again[0], backoff=again[1])
+        if not message.responded:
+            message.requeue(0.0, backoff=False)
 
 
 @contextmanager

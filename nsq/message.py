@@ -33,7 +33,8 @@ class MessageDelegate(Protocol):
     @property
     def topic(self) -> str: ...
 
-    def finish(self, message: Message) -> None: ...
+    def finish(self, message: Message, success: bool = True) -> None:
+        """Finish a message. ``success`` tells whether that may end a backoff."""
 
     def finish_all(self, messages: list[Message]) -> None:
         """Finish the messages that still need an answer; raise nothing for the others."""
@@ -169,7 +170,7 @@ class Message:
         return None
 
     def json(self) -> Any:
-        """Return the body, parsed as JSON. Raises ValueError if it is none."""
+        """Return the body, parsed as JSON. Raises ValueError if the body is not JSON."""
         return json.loads(self.body)
 
     def finish(self) -> None:
@@ -226,6 +227,11 @@ def finish_all(messages: Iterable[Message]) -> None:
     """Finish the messages that still need an answer; skip the others."""
     for delegate, own in groupby(messages, attrgetter("_delegate")):
         delegate.finish_all(list(own))
+
+
+def finish_given_up(message: Message) -> None:
+    """Finish a message that is given up: for backoff it counts neither as a success nor as a failure."""
+    message._delegate.finish(message, False)
 
 
 def time_out(message: Message) -> None:

@@ -85,8 +85,10 @@ class ConnDelegate:
         """Whether ``on_finished`` must be called for each message of a batch that is finished together."""
         return True
 
-    def on_finished(self, conn: Conn, message: Message) -> bool:
-        """Called by the answering thread, which has claimed the message. True: the delegate puts it later."""
+    def on_finished(self, conn: Conn, message: Message, success: bool) -> bool:
+        """Called by the answering thread, which has claimed the message. True: the delegate puts it later.
+        ``success`` is False for a message that is given up.
+        """
         return False
 
     def on_requeued(self, conn: Conn, message: Message, delay_ms: int, backoff: bool) -> bool:
@@ -375,7 +377,9 @@ class Conn:
             self.put(commands.NOP)
             self._delegate.on_heartbeat(self)
         elif frame.data == CLOSE_WAIT:
-            if not self.session.closing:  # as an end of our own it would be dialed again without a pause
+            # Without this check, its end would count as one that we asked for, and nsqd would be dialed again
+            # at once, without a pause.
+            if not self.session.closing:
                 raise WireError(f"{self.address} sent CLOSE_WAIT, although no CLS was sent")
             self.session.close_wait = True
             self._wake()
@@ -440,10 +444,10 @@ class Conn:
     def holds(self, message: Message) -> bool:
         return self.session.holds(message)
 
-    def finish(self, message: Message) -> None:
+    def finish(self, message: Message, success: bool = True) -> None:
         if self.closed or message.expires_at <= time.monotonic() or not self.session.take(message):
             self._refuse(message)
-        if not self._delegate.on_finished(self, message):
+        if not self._delegate.on_finished(self, message, success):
             self.waiting.append(message)  # ``put``, inlined on the hot path
             if self._asleep:
                 self._wake()

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self, TypedDict, TypeVar, Unpac
 from nsq.config import Config, Options, SignatureWithOptions
 from nsq.connection.subscription import Subscription
 from nsq.consumer.dead_letters import give_up_policy
-from nsq.consumer.engine import Engine, Parts, plain_parts
-from nsq.consumer.handlers import BatchHandler, Handler, check_handler
-from nsq.consumer.reports import ConsumerHealth, ConsumerHooks, ConsumerStats, StopReport
+from nsq.consumer.engine import Engine, Parts, Watch, plain_parts
+from nsq.consumer.handlers import BatchHandler, Handler, HandlerPool, check_handler
+from nsq.consumer.reports import ConsumerHealth, ConsumerHooks, ConsumerStats, StopReport, health_of, stats_of
 from nsq.discovery.lookups import Discovery
 from nsq.errors import Closed, ConfigError, Forked, NsqError, UsageError
 from nsq.log import Logger
@@ -91,8 +91,6 @@ class Consumer:
     """
 
     __signature__ = SignatureWithOptions(more=PartitionOptions)
-    #: Whether ``auto_touch`` also touches messages that are answered after their handler's end.
-    _touches_unanswered = False
 
     def __init__(
         self,
@@ -146,7 +144,6 @@ class Consumer:
             give_up_policy(subscription, self.config, transport, dead_letters, dead_letter_reasons, give_up),
             transport=transport,
             hooks=hooks,
-            touches_unanswered=self._touches_unanswered,
             threads=checked_whole("threads", threads),
             at_thread_end=checked_callable("at_thread_end", at_thread_end),
         )
@@ -257,6 +254,16 @@ class Consumer:
         check_handler(handler)  # before another function stands in for it
         return handler if self._around_handler is None else cast(H, self._around_handler(handler))
 
+    def hand_over(self, take: Handler, at_once: int) -> HandlerPool:
+        """Have ``take`` called with each message, on one thread, instead of a handler. Other code handles
+        them, as nsq.aio does: up to ``at_once`` at the same time. auto_touch touches all until they are
+        answered. Return the pool, which has the answers for messages that fail or come too late.
+        """
+        self._refuse_started("hand_over")
+        self._engine.connections.touches_unanswered = True
+        self._engine.pool.add(take, threads=1, at_once=checked_whole("at_once", at_once))
+        return self._engine.pool
+
     def set_threads(self, threads: int) -> None:
         """Set the threads of each handler that was added without a number. Call it before the start."""
         engine = self._own_engine
@@ -275,19 +282,14 @@ class Consumer:
         engine = self._own_engine
         if self._state != "new":
             raise Closed(f"{self!r} cannot be started again: make a new one")
-        engine.flow.follow_handlers(self._at_once)
+        engine.connections.follow_handlers()
         self._warn_of_idleness()
         engine.start()
         return self
 
-    @property
-    def _at_once(self) -> int:
-        """How many messages the handlers work on at once."""
-        return self._engine.pool.at_once
-
     def _warn_of_idleness(self) -> None:
         """Warn of settings that are probably a mistake and would only show as slowness."""
-        allowed, wanted = self._engine.windows.max_in_flight, self._at_once
+        allowed, wanted = self._engine.connections.windows.max_in_flight, self._engine.pool.at_once
         if not wanted:
             log.warning("%r has no handler: add one before it starts", self)
         elif 0 < allowed < wanted:
@@ -301,7 +303,7 @@ class Consumer:
             self._warn_of_zero()
 
     def _warn_of_zero(self) -> None:
-        windows = self._engine.windows
+        windows = self._engine.connections.windows
         if windows.max_in_flight == 0 and not windows.paused and not self._warned_of_zero:
             self._warned_of_zero = True
             log.warning(
@@ -316,6 +318,16 @@ class Consumer:
         for it, and shortens it if that call's timeout ends sooner.
         """
         return self._own_engine.stop(time.monotonic() + checked_seconds(timeout))
+
+    def request_stop(self, timeout: float = 30.0) -> None:
+        """Ask for a stop within ``timeout`` seconds, and return at once."""
+        self._own_engine.ask_to_stop(time.monotonic() + checked_seconds(timeout))
+
+    def wake_at_end(self, watch: Watch | None) -> None:
+        """Call ``watch.wake()`` when the consumer is asked to stop, when it has stopped, and when it gets a
+        ``refusal``. A forked child calls ``watch.abandon()``.
+        """
+        self._engine.wake_at_end(watch)
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until the consumer has stopped; return whether it has within ``timeout``."""
@@ -391,7 +403,7 @@ class Consumer:
         """Change how many messages may be here at once. Messages that are here already stay."""
         engine = self._own_engine
         checked_whole("max_in_flight", max_in_flight, least=0)
-        engine.flow.set_max_in_flight(max_in_flight)
+        engine.connections.set_max_in_flight(max_in_flight)
         self._warn_of_zero()
 
     def trace(self, on: bool = True) -> None:
@@ -403,11 +415,11 @@ class Consumer:
 
     def pause(self) -> None:
         """Take no new messages until ``resume``."""
-        self._own_engine.flow.pause(True)
+        self._own_engine.connections.pause(True)
 
     def resume(self) -> None:
         """Take new messages again."""
-        self._own_engine.flow.pause(False)
+        self._own_engine.connections.pause(False)
 
     @property
     def refusal(self) -> NsqError | None:
@@ -419,7 +431,7 @@ class Consumer:
     @property
     def is_starved(self) -> bool:
         """Whether some nsqd can hardly send more before messages that are here are answered."""
-        return self._engine.flow.starved
+        return self._engine.connections.starved
 
     def add_nsqd(self, address: str) -> None:
         """Connect to another nsqd. The consumer must have been started, here and in the next three."""
@@ -445,11 +457,11 @@ class Consumer:
 
     def stats(self) -> ConsumerStats:
         """Return the totals so far."""
-        return self._engine.stats()
+        return stats_of(self._engine)
 
     def health(self) -> ConsumerHealth:
         """Return the consumer's health, and for every connection the reason for its RDY."""
-        return self._engine.health()
+        return health_of(self._engine)
 
     # Forks.
 

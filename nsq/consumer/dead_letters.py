@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from nsq.config import Config
 from nsq.connection.subscription import Subscription
-from nsq.consumer.handlers import GiveUp
+from nsq.consumer.decisions import GivenUp, GiveUp
 from nsq.errors import BadMessage, Closed, ConfigError
 from nsq.log import Logger
 from nsq.message import Message
@@ -54,7 +54,7 @@ class GiveUpPolicy:
     def __init__(self, topic: str) -> None:
         self.topic = topic
 
-    def __call__(self, message: Message, error: BaseException | None, known: Known) -> str:
+    def __call__(self, message: Message, given_up: GivenUp, known: Known) -> str:
         """Store a message; return what has become of it, for the log."""
         return f"it is lost. Consumer(…, dead_letters={self.topic!r}) would keep it in that topic"
 
@@ -72,7 +72,7 @@ class UserGiveUp(GiveUpPolicy):
         super().__init__("")
         self._give_up = give_up
 
-    def __call__(self, message: Message, error: BaseException | None, known: Known) -> str:
+    def __call__(self, message: Message, given_up: GivenUp, known: Known) -> str:
         self._give_up(message)
         return "give_up has it"
 
@@ -99,17 +99,17 @@ class DeadLetters(GiveUpPolicy):
             config=replace(config, max_msg_size=_MAX_SIZE),
         )
         self._timeout = config.publish_timeout
-        self._reasons_of, self._max_attempts = reasons_of, config.max_attempts
+        self._reasons_of = reasons_of
         self._lock = threading.Lock()
         self._producer: Producer | None = None
         self._nsqds: set[str] = set()
         self._closed = False
 
-    def __call__(self, message: Message, error: BaseException | None, known: Known) -> str:
+    def __call__(self, message: Message, given_up: GivenUp, known: Known) -> str:
         nsqds, nsqlookupds = known()
         if not nsqlookupds:
             nsqds.add(message.nsqd_address)
-        self._publish(self._producer_for(nsqds, nsqlookupds), message, error)
+        self._publish(self._producer_for(nsqds, nsqlookupds), message, given_up)
         return f"topic {self.topic} has it"
 
     def _producer_for(self, nsqds: set[str], nsqlookupds: set[str]) -> Producer:
@@ -123,9 +123,9 @@ class DeadLetters(GiveUpPolicy):
             self._nsqds = nsqds
             return self._producer
 
-    def _publish(self, producer: Producer, message: Message, error: BaseException | None) -> None:
+    def _publish(self, producer: Producer, message: Message, given_up: GivenUp) -> None:
         if self._reasons_of:
-            letter = dead_letter(message, error, self._reasons_of, self._max_attempts)
+            letter = dead_letter(message, given_up, self._reasons_of)
             try:
                 producer.publish(self.topic, letter, timeout=self._time_for(message))
                 return
@@ -145,20 +145,15 @@ class DeadLetters(GiveUpPolicy):
         return [] if self._producer is None else self._producer.close(timeout).unfinished_threads
 
 
-def dead_letter(message: Message, error: BaseException | None, consumer: str, max_attempts: int) -> bytes:
+def dead_letter(message: Message, given_up: GivenUp, consumer: str) -> bytes:
     """Return the message in an envelope whose headers say why ``consumer`` has given it up."""
-    if isinstance(error, GiveUp):
-        reason = "its handler gave it up"
-    elif error is not None:
-        reason = f"it failed at its last attempt (max_attempts is {max_attempts})"
-    else:
-        reason = f"its attempts were used up, by requeues or timeouts (max_attempts is {max_attempts})"
+    error = given_up.error
     headers = {
         "id": f"{message.id_text}-{message.attempts}",
         "source": f"/{consumer}",
         "type": DEAD_LETTER,
         "time": _iso(time.time()),
-        "reason": reason,
+        "reason": given_up.reason,
         "error": "" if error is None else _in_one_line(error),
         "place": "" if error is None else _place_of(error),
         "attempts": str(message.attempts),

@@ -8,11 +8,13 @@
     the owner         (NAME-rdy) carries out the requests, one after the other, and looks at the clock
 
 Connections, windows and the stop belong to the owner alone, so they need no lock, and a signal may interrupt
-a user's thread at any bytecode. Other threads read ``conns_and_totals``, which is swapped, never changed.
+a user's thread at any bytecode. ``Connections`` has what is open: messages, answers, RDY. Here: which nsqds
+are dialed, what becomes of a connection that comes or goes, the start and the stop.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 import random
 import threading
@@ -25,46 +27,35 @@ from typing import Any, Protocol
 from nsq.config import Config
 from nsq.connection.backoff import Pauses
 from nsq.connection.conn import Conn
-from nsq.connection.endpoint import Endpoints, Key, Status, Wanted
+from nsq.connection.endpoint import Endpoint, Endpoints, Key, Status, Wanted
 from nsq.connection.handshake import describe
 from nsq.connection.subscription import Subscription
+from nsq.consumer.connections import Connections
 from nsq.consumer.dead_letters import GiveUpPolicy
-from nsq.consumer.endpoint import ConsumingEndpoint
-from nsq.consumer.flow import FlowControl
-from nsq.consumer.handlers import GiveUp, HandlerPool, requeue_delay
+from nsq.consumer.decisions import GivenUp
+from nsq.consumer.handlers import HandlerPool
 from nsq.consumer.rdy import RdyWindows
-from nsq.consumer.reports import (
-    ConsumerHealth,
-    ConsumerHooks,
-    ConsumerStats,
-    StopReport,
-    added,
-    health_of,
-    stats_of,
-)
+from nsq.consumer.reports import ConsumerHooks, Reporter, StopReport
 from nsq.discovery.lookups import Discovery
 from nsq.errors import Closed, NsqError, ServerError
 from nsq.log import Logger
 from nsq.message import Message
 from nsq.threads.forks import abandon_in_children
-from nsq.threads.owner import Owner
-from nsq.threads.waiters import Callbacks
+from nsq.threads.owner import Ending, Owner, last_moment
 from nsq.transport.base import Transport
 from nsq.transport.dialing import SocketTransport
 from nsq.transport.tls import context_of
 
 log = Logger("nsq.consumer")
 
-#: The part of a stop's time that is reserved for threads to end, which handlers and nsqds cannot use up: this
-#: share, and at most so many seconds.
-_ENDING_SHARE, _ENDING_SECONDS = 0.1, 0.25
-#: Seconds that a stop allows its own threads even when its timeout is zero.
-_LEAST_TO_STOP = 0.1
 #: During a stop, seconds between two checks whether it has become more urgent.
 _STEP = 0.05
 #: Seconds to wait for the answer to CLS: of a partition's former leader; and during a stop of any nsqd whose
 #: messages are answered, since its last message, as others may be on their way.
 _CLS_PATIENCE = 5.0
+#: Seconds. If a connection lived at least so long, and longer than the longest pause before the next dial, it
+#: was a good one: pauses begin anew. An nsqd that accepts and then hangs up never gets there.
+_STEADY = 10.0
 
 
 class Watch(Protocol):
@@ -88,10 +79,55 @@ class Parts:
     """Switches the tracing of a topic on or off."""
 
 
+class ConsumingEndpoint(Endpoint):
+    """One nsqd of a consumer, for one subscription. Its read thread calls the methods."""
+
+    def __init__(self, wanted: Wanted, engine: Engine, pauses: Pauses) -> None:
+        super().__init__(wanted, engine.config, time.monotonic, pauses.draw)
+        self._engine, self._pauses = engine, pauses
+
+    def make_conn(self) -> Conn:
+        engine = self._engine
+        return Conn(
+            self.address,
+            self._config,
+            engine.connections,
+            transport=engine.transport,
+            context=engine.context,
+            subscription=self.subscription,
+        )
+
+    def connected(self, conn: Conn) -> None:
+        self._engine.adopt(self, conn)
+        if self.status is not Status.CONNECTED:  # the owner stops, and carries the request out no more
+            raise Closed(f"the connection to {self.address} is not needed any more")
+
+    def refused(self, error: NsqError, news: bool) -> None:
+        """Log and report that a dial has failed, unless it failed so before."""
+        reporter, wanted = self._engine.reporter, self.wanted
+        passing = wanted is not None and self._engine.discovery.refused(wanted.key, error)
+        if not news or isinstance(error, Closed):
+            return
+        level, fields = logging.INFO if passing else logging.WARNING, reporter.fields(self.address)
+        reason = describe(self.address, error)
+        log.log(level, "no connection to an nsqd, trying again: %s", reason, extra=fields)
+        if isinstance(error, ServerError) and not error.retry:
+            reporter.tell(reporter.hooks.server_error, self.address, error)
+
+    def ended(self, conn: Conn, cause: NsqError | None) -> None:
+        now = self._clock()
+        if cause is None:  # as we ordered; it may be wanted again meanwhile
+            self.backoff.lost(None, now)
+            return
+        if now - conn.connected_at >= max(_STEADY, self._pauses.ceiling(self.backoff.failures)):
+            self.backoff.failures = 0
+        self.backoff.failed(cause, now)
+        self._engine.discovery.ask_soon()
+
+
 class Engine:
-    """The owner and its state. Discovery reports to ``found`` and ``dropped``. With ``touches_unanswered``
-    auto_touch also touches messages that the program answers after their handler's end. ``handlers`` are
-    arguments of ``HandlerPool``.
+    """The owner and its state. Discovery reports to ``found`` and ``dropped``. ``handlers`` are arguments of
+    ``HandlerPool``.
     """
 
     def __init__(
@@ -103,12 +139,12 @@ class Engine:
         *,
         transport: Transport | None = None,
         hooks: ConsumerHooks | None = None,
-        touches_unanswered: bool = False,
         **handlers: Any,
     ) -> None:
         self.config = config
-        self.topic, self.channel = subscription.topic, subscription.channel
-        self.name = f"nsq-{self.topic}/{self.channel}"
+        self.topic = subscription.topic
+        self.reporter = Reporter(self.topic, subscription.channel, hooks)
+        self.name = self.reporter.name
         self.owner = Owner(f"{self.name}-rdy", log, begin=self._begin, turn=self._turn)
         self.report: StopReport | None = None  # set when the consumer has stopped
         self.refusal: NsqError | None = None
@@ -117,48 +153,39 @@ class Engine:
         self._own_transport = SocketTransport(config.local_address)
         self.transport = transport or self._own_transport
         self.context = context_of(config)
-        self.hooks = hooks or ConsumerHooks()
-        self.hooked = hooks is not None  # without hooks, events cost nothing
-        self._callbacks = Callbacks(f"{self.name}-hooks", log)
         self._give_up_policy = give_up_policy
-        self.flow = FlowControl(self, parts.windows, touches_unanswered)
-        self.windows = self.flow.windows
-        # The connections, and the totals of ended ones: received, finished, requeued, timed out.
-        self.conns_and_totals: tuple[dict[Key, Conn], list[int]] = {}, [0, 0, 0, 0]
+        self.given_up = 0
+        self._counting = threading.Lock()  # guards the line above; taken by handler threads alone
+        arguments = {
+            "name": self.name,
+            "fields": self.reporter.fields(),
+            "give_up": self._give_up,
+            "gives_up_at_last_failure": give_up_policy.wants_error,
+            "starved": lambda: self.connections.starved,
+        }
+        self.pool = parts.make_pool(self, {**arguments, **handlers})
+        self.connections: Connections = Connections(
+            config, self.owner, self.pool, parts.windows, self.reporter, self._forget
+        )
         pauses = Pauses(config.reconnect_initial, config.reconnect_max, random.random)
         self.endpoints: Endpoints[ConsumingEndpoint] = Endpoints(
             self.name,
             self.owner,
-            lambda wanted: ConsumingEndpoint(wanted, self, config, pauses),
+            lambda wanted: ConsumingEndpoint(wanted, self, pauses),
             time.monotonic,
             search=lambda: self.discovery.ask_soon(),
         )
-        self.given_up = 0
-        self._counting = threading.Lock()  # guards the line above; taken by handler threads alone
+        self.discovery: Discovery = parts.make_discovery(self)
         self._former: dict[Conn, float] = {}  # of partitions: they got CLS, and have until then to answer it
         # The beginning and the end.
         self._failed: Exception | None = None  # why not all threads could be started
         self._inherited = False  # by a forked child, from the parent process
         self._stop_requested = False  # a stop was asked for
-        self._closing: list[Conn] | None = None  # during a stop: the connections that got CLS
+        self._stopping = False  # the owner has begun to stop
+        self._ending = Ending()
+        self._cls_by = math.inf
         self._unheard: list[str] = []  # nsqds that have not answered CLS
         self._left: StopReport | None = None  # for a ``stop`` whose time is up before the threads have ended
-        self._stop_by = self._handlers_by = self._join_by = self._cls_by = math.inf
-        arguments = {
-            "name": self.name,
-            "fields": self.fields(),
-            "give_up": self.give_up,
-            "gives_up_at_last_failure": give_up_policy.wants_error,
-            "starved": lambda: self.flow.starved,
-        }
-        self.pool = parts.make_pool(self, {**arguments, **handlers})
-        self.discovery = parts.make_discovery(self)
-
-    # Requests: any thread.
-
-    def do(self, action: Callable[[], object], deadline: float) -> None:
-        """Have the owner carry out an action, and wait for that, unless it stops."""
-        self.owner.do(action, deadline, lambda: self._closing is not None)
 
     # Beginning and end: any thread.
 
@@ -193,9 +220,7 @@ class Engine:
         self._wake_watch()
 
     def wake_at_end(self, watch: Watch | None) -> None:
-        """Wake ``watch`` when the consumer is asked to stop or has stopped, and when every nsqd refuses it. A
-        forked child abandons it.
-        """
+        """Do as ``Consumer.wake_at_end`` says."""
         self._watch = watch
 
     def _wake_watch(self) -> None:
@@ -210,17 +235,17 @@ class Engine:
         if not self.owner.exists:
             return StopReport(clean=True)
         if not self.owns_current_thread():
-            hard = max(deadline, time.monotonic() + _LEAST_TO_STOP)
-            self.owner.changed.wait_for(lambda: self.report is not None, hard)
-            self.owner.join(hard)
+            end = last_moment(deadline, time.monotonic())
+            self.owner.changed.wait_for(lambda: self.report is not None, end)
+            self.owner.join(end)
         for report in (self.report, self._left):  # not ``or``: an unclean report is false
             if report is not None:
                 return report
-        return StopReport(clean=False, in_flight=sum(self.flow.in_flight().values()))
+        return StopReport(clean=False, in_flight=sum(self.connections.in_flight().values()))
 
     def owns_current_thread(self) -> bool:
         """Whether this is a thread of ours that runs user code: it cannot wait for its own end."""
-        others = (self.pool, self._callbacks, self.discovery)
+        others = (self.pool, self.reporter.callbacks, self.discovery)
         return self.owner.is_current or any(other.owns_current_thread() for other in others)
 
     def abandon(self) -> None:
@@ -230,7 +255,7 @@ class Engine:
         self.discovery.abandon()
         self._own_transport.abandon()
         self.endpoints.abandon()
-        self.conns_and_totals = {}, self.conns_and_totals[1]
+        self.connections.abandon()
         self._inherited = True
         watch, self._watch = self._watch, None
         if watch is not None:
@@ -241,8 +266,8 @@ class Engine:
     def _begin(self) -> None:
         try:
             if not self._stop_requested:
-                if self.hooked:
-                    self._callbacks.start()
+                if self.reporter.hooked:
+                    self.reporter.callbacks.start()
                 self.pool.start()
                 self.discovery.start()
         except RuntimeError as error:
@@ -252,18 +277,18 @@ class Engine:
             self._begin_to_stop(math.inf)
 
     def _turn(self) -> float | None:
-        self.flow.tick()
+        self.connections.tick()
         self._leave_silent()
-        if self._closing is None:
+        if not self._stopping:
             self._see_to_endpoints()
-        self.flow.decide_if_due()
-        if self._closing is not None:
+        self.connections.decide_if_due()
+        if self._stopping:
             self._stop_when_done()
         if self.report is not None:
             self._wake_watch()
             return None
         due = self.pool.turn(time.monotonic())
-        return min(due, self.flow.next_tick(), self._stop_by, self.endpoints.next_due())
+        return min(due, self.connections.next_tick(), self._ending.work_by, self.endpoints.next_due())
 
     # The stop: the owner.
 
@@ -271,36 +296,28 @@ class Engine:
         """Begin to stop, or make the stop under way more urgent."""
         self._stop_requested = True
         now = time.monotonic()
-        hard = max(deadline, now + _LEAST_TO_STOP)
-        keep = min(_ENDING_SECONDS, _ENDING_SHARE * (hard - now))
-        self._stop_by = min(self._stop_by, max(deadline - keep, now))
-        self._handlers_by = min(self._handlers_by, hard - keep * 0.6)
-        self._join_by = min(self._join_by, hard - keep * 0.2)  # the rest is for ``stop`` to take the report
-        if self._closing is not None:
+        self._ending.hasten(deadline, now)
+        if self._stopping:
             return
         self._cls_by = now + _CLS_PATIENCE
-        self._closing = conns = list(self.conns.values())
+        self._stopping = self.connections.stopping = True
         self.owner.changed.wake()
         self.discovery.stop()
         self.endpoints.stop()
         self._own_transport.interrupt()
-        # Close all before deciding: one's RDY must not go to another that is about to close.
-        for conn in conns:
-            conn.send_cls()
-            self.windows.closing(conn)
-        self.flow.decide()
+        self.connections.send_cls(self.connections.table.values())
 
     def _stop_when_done(self) -> None:
-        now = time.monotonic()
+        now, ending, conns = time.monotonic(), self._ending, self.connections
         if now >= self._cls_by:  # leave those that owe nothing but the answer to CLS
-            for conn in self.conns.values():
+            for conn in conns.table.values():
                 silent = now >= conn.last_message_at + _CLS_PATIENCE
                 if silent and conn.open and conn.session.answered and not conn.session.close_wait:
                     self._unheard.append(conn.address)
                     conn.close(after_writing=True)
-        if self.conns and now < self._stop_by:
+        if conns.table and now < ending.work_by:
             return
-        left = list(self.conns.values())
+        left = list(conns.table.values())
         self._left = StopReport(
             clean=False,
             in_flight=sum(conn.session.in_flight for conn in left),
@@ -310,28 +327,32 @@ class Engine:
         for conn in left:
             conn.close()
         # Their loops report events until their end. Those that still dial are joined later.
-        self._join(partial(self.endpoints.join, dialing=False), lambda: self._join_by)
-        # First, as handlers may wait for it: those of messages that are not ours any more.
-        seconds = max(0.0, (self._handlers_by - time.monotonic()) / 2)
+        self._join(partial(self.endpoints.join, dialing=False), lambda: ending.join_by)
+        # Before the handlers: one that still gives a message up waits for nsqd to store the dead letter. Its
+        # message's connection is cut off, so nsqd delivers the message again anyway.
+        seconds = max(0.0, (ending.users_by - time.monotonic()) / 2)
         threads = [*self._left.unfinished_threads, *self._give_up_policy.close(seconds)]
         self._left = replace(self._left, unfinished_threads=threads)
-        self._join(self.pool.stop, lambda: self._handlers_by)
-        self._join(self.endpoints.join, lambda: self._join_by)
-        self._join(self.discovery.join, lambda: self._join_by)
+        self._join(self.pool.stop, lambda: ending.users_by)
+        self._join(self.endpoints.join, lambda: ending.join_by)
+        self._join(self.discovery.join, lambda: ending.join_by)
         self.owner.run_requests()
-        for conn in list(self.conns.values()):  # cut off, but its threads have not ended yet
-            self.forget(conn, None)
-        self._join(self._callbacks.stop, lambda: self._join_by)
+        for conn in list(conns.table.values()):  # cut off, but its threads have not ended yet
+            self._forget(conn, None)
+        self._join(self.reporter.callbacks.stop, lambda: ending.join_by)
         report = self._left
         if not (report.in_flight or report.cut_off or report.unfinished_threads):
             report = StopReport(clean=True)
         elif answered and not report.unfinished_threads:  # as after ``stop(0)``
             cut_off = ", ".join(report.cut_off)
             log.info(
-                "%s stopped, nothing was in flight; cut off: %s", self.name, cut_off, extra=self.fields()
+                "%s stopped, nothing was in flight; cut off: %s",
+                self.name,
+                cut_off,
+                extra=self.reporter.fields(),
             )
         else:
-            log.warning("%s did not stop cleanly: %s", self.name, report, extra=self.fields())
+            log.warning("%s did not stop cleanly: %s", self.name, report, extra=self.reporter.fields())
         self.report = report
 
     def _join(self, join: Callable[[float], list[str]], by: Callable[[], float]) -> None:
@@ -350,22 +371,14 @@ class Engine:
             step = _STEP
         self._left = before
 
-    def tell(self, hook: Callable[..., None], *args: object) -> None:
-        if self.hooked:
-            self._callbacks.tell(hook, *args)
-
     # Connections come and go. Requests of discovery and of endpoints, and the owner.
 
-    @property
-    def conns(self) -> dict[Key, Conn]:
-        return self.conns_and_totals[0]
-
     def connected_keys(self) -> list[Key]:
-        return list(self.conns)
+        return list(self.connections.table)
 
     def give_each_room(self) -> None:
         """Let each connection have a message at a time, unless the user has set a smaller max_in_flight."""
-        self.owner.ask(self.flow.give_each_room)
+        self.owner.ask(lambda: self.connections.give_each_room(len(self.endpoints.table)))
 
     def found(self, wanted: dict[Key, Wanted]) -> None:
         self.owner.ask(partial(self.endpoints.want, wanted))
@@ -375,13 +388,11 @@ class Engine:
 
     def _drop(self, key: Key) -> None:
         """Close a connection that is not wanted any more."""
-        conn = self.conns.get(key)
+        conn = self.connections.table.get(key)
         if conn is not None and not conn.session.closing:
-            conn.send_cls()
+            self.connections.send_cls([conn])
             if key[1] is not None:  # a partition
                 self._former[conn] = time.monotonic() + _CLS_PATIENCE
-            self.windows.closing(conn)
-            self.flow.decide()
 
     def _leave_silent(self) -> None:
         """Leave the former leaders that do not even answer CLS: they stall, and hold up the new ones, which
@@ -391,7 +402,7 @@ class Engine:
         for conn, by in list(self._former.items()):
             silent = not (conn.closed or conn.session.close_wait)
             if silent and now >= by:
-                fields = self.fields(conn.address)
+                fields = self.reporter.fields(conn.address)
                 log.warning("%s: %s does not answer CLS, and is left", self.name, conn.address, extra=fields)
                 conn.close()
             if not silent or now >= by:
@@ -401,56 +412,34 @@ class Engine:
         if self.endpoints.changed:
             self.endpoints.changed = False
             # Before the dials, so that RDY is shared among all connections to come, not among the first.
-            expected = self.endpoints.expected()
-            if expected != self.windows.expected:
-                self.windows.expected = expected
-                self.flow.decision_due = True
+            self.connections.expect(self.endpoints.expected())
             self._see_whether_all_refuse()
         self.endpoints.dial_due()
 
     def adopt(self, endpoint: ConsumingEndpoint, conn: Conn) -> None:
         """Have the owner accept a new connection. Raises Closed if it is not needed any more."""
-        self.do(partial(self._adopt, endpoint, conn), math.inf)
+        self.owner.do(partial(self._adopt, endpoint, conn), math.inf, lambda: self._stopping)
 
     def _adopt(self, endpoint: ConsumingEndpoint, conn: Conn) -> None:
         if self._stop_requested or endpoint.wanted is None:
             raise Closed(f"the connection to {conn.address} is not needed any more")
         endpoint.status = Status.CONNECTED  # here: a stop from now on must not cut it off
         endpoint.backoff.reason, endpoint.backoff.final = None, False
-        self.windows.connected(conn, conn.session.max_rdy, time.monotonic())
-        self.flow.decide()
-        # When it has its share: ``wait_until_connected`` counts it from now on.
-        conns, gone = self.conns_and_totals
-        self.conns_and_totals = {**conns, conn.key: conn}, gone
-        # Before the loops run: hooks must hear of a connection's beginning before its end.
-        self.tell(self.hooks.connected, conn.address)
+        self.connections.add(conn)
         self.discovery.connected(conn)
-        log.info("%s: connected to nsqd %s", self.name, conn.address, extra=self.fields(conn.address))
 
-    def forget(self, conn: Conn, cause: NsqError | None) -> None:
-        self.conns_and_totals = (
-            {key: each for key, each in self.conns.items() if each is not conn},
-            added(self.conns_and_totals[1], [conn]),
-        )
-        self.windows.disconnected(conn)
-        self.flow.decide()
-        fields = self.fields(conn.address)
-        if cause is None:
-            log.info("%s: connection to nsqd %s closed", self.name, conn.address, extra=fields)
-        else:
-            log.warning("%s: connection lost: %s", self.name, describe(conn.address, cause), extra=fields)
-        self.tell(self.hooks.disconnected, conn.address, cause)
+    def _forget(self, conn: Conn, cause: NsqError | None) -> None:
+        self.connections.remove(conn, cause)
         self.discovery.disconnected(conn.key, cause)
 
     def _see_whether_all_refuse(self) -> None:
         """End ``run`` if every known nsqd has refused the subscription for good."""
-        if self.refusal is not None or self.conns:
+        if self.refusal is not None or self.connections.table:
             return
         reasons = [each.backoff.reason for each in self.endpoints.all]
         refusals = [each for each in reasons if isinstance(each, ServerError) and not each.retry]
         if refusals and len(refusals) == len(reasons):
-            self.refusal = refusals[0]
-            self._wake_watch()
+            self._refuse(refusals[0])
 
     def refuse(self, error: NsqError) -> None:
         """Note that the topic cannot be consumed with the user's options. Called by discovery."""
@@ -464,46 +453,32 @@ class Engine:
 
     # The handlers' threads.
 
-    def requeue_delay(self, attempts: int) -> float:
-        return requeue_delay(attempts, self.config, random.random())
-
     def _known_addresses(self) -> tuple[set[str], set[str]]:
         """Return where to publish dead letters: nsqds, or the nsqlookupds of a partitioned NSQ."""
         nsqlookupds = self.discovery.partitioned_by
         return set() if nsqlookupds else {each.address for each in self.endpoints.all}, nsqlookupds
 
-    def give_up(self, message: Message, error: BaseException | None) -> None:
-        fate = self._give_up_policy(message, error, self._known_addresses)
-        # The log has the reason of a handler, and of a user's decision to skip, already.
-        why = "" if isinstance(error, GiveUp) else f" (max_attempts is {self.config.max_attempts})"
-        text, fields = "gave up on %r from %s%s: %s", self.pool.fields_of(message)
-        log.error(text, message, message.nsqd_address, why, fate, extra=fields)
+    def _give_up(self, message: Message, given_up: GivenUp) -> None:
+        fate = self._give_up_policy(message, given_up, self._known_addresses)
+        fields = self.pool.fields_of(message)
+        text = "gave up on %r from %s: %s: %s"
+        log.error(text, message, message.nsqd_address, given_up, fate, extra=fields)
         with self._counting:
             self.given_up += 1
-        self.tell(self.hooks.given_up, message)
+        self.reporter.tell(self.reporter.hooks.given_up, message)
 
     # State and reports: any thread.
 
     def wait_until_connected(self, connections: int, deadline: float) -> bool:
-        self.owner.changed.wait_for(lambda: len(self.conns) >= connections or self._stop_requested, deadline)
-        return len(self.conns) >= connections
+        changed, conns = self.owner.changed, self.connections
+        changed.wait_for(lambda: len(conns.table) >= connections or self._stop_requested, deadline)
+        return len(conns.table) >= connections
 
     @property
     def threads(self) -> int:
-        own = self.owner.exists + (self.hooked and self.running)
+        own = self.owner.exists + (self.reporter.hooked and self.running)
         others = sum([each.is_alive() for each in self.endpoints.threads]) + len(self.discovery.threads)
         return own + others + (len(self.pool) if self.running else 0)
-
-    def stats(self) -> ConsumerStats:
-        return stats_of(self)
-
-    def health(self) -> ConsumerHealth:
-        return health_of(self)
-
-    def fields(self, address: str = "") -> dict[str, str]:
-        """Return the fields of a structured log line."""
-        fields = {"nsq_topic": self.topic, "nsq_channel": self.channel}
-        return fields | ({"nsqd_address": address} if address else {})
 
 
 def plain_parts(discovery: Mapping[str, Any]) -> Parts:
@@ -516,5 +491,8 @@ def plain_parts(discovery: Mapping[str, Any]) -> Parts:
 
 
 def plain_pool(engine: Engine, arguments: Mapping[str, Any]) -> HandlerPool:
-    most = engine.config.max_attempts
-    return HandlerPool(max_attempts=most, requeue_delay=engine.requeue_delay, **arguments)
+    return HandlerPool(
+        max_attempts=engine.config.max_attempts,
+        requeue_delay=lambda attempts: engine.connections.requeue_delay(attempts),
+        **arguments,
+    )

@@ -4,7 +4,7 @@
     handler threads  inbox.get -> the user's handler -> finish or requeue
 
 A message that times out in the inbox is dropped, not handled: nsqd delivers it again. No exception of a
-handler ends its thread. Below: which handlers are refused, and how a handler's result becomes an answer.
+handler ends its thread. What it means for the message is decided in ``decisions``; here it is carried out.
 """
 
 from __future__ import annotations
@@ -20,25 +20,29 @@ from functools import partial
 from types import MethodType
 from typing import Any
 
-from nsq.config import Config
-from nsq.consumer.reports import PartitionHealth
-from nsq.errors import (
-    AlreadyResponded,
-    ConfigError,
-    InvalidMessage,
-    NsqError,
-    ServerError,
-    UsageError,
+from nsq.consumer.decisions import (
+    NO_AWAIT,
+    Again,
+    Decision,
+    Exceptions,
+    GivenUp,
+    GiveUp,
+    Requeue,
+    check_result,
+    decide,
+    decide_before,
+    outlook,
 )
+from nsq.consumer.reports import PartitionHealth
+from nsq.errors import AlreadyResponded, ConfigError, ServerError
 from nsq.log import Logger
-from nsq.message import Message, finish_all, time_out
+from nsq.message import Message, finish_all, finish_given_up, time_out
 from nsq.threads.waiters import join_threads
 
 log = Logger("nsq.consumer")
 
 Handler = Callable[[Message], Any]
 BatchHandler = Callable[[list[Message]], Any]
-Exceptions = tuple[type[BaseException], ...]
 
 #: The most messages for which we count how often they timed out before a handler saw them.
 _MAX_TIMED_OUT_UNHANDLED = 10_000
@@ -47,13 +51,12 @@ _MAX_TIMED_OUT_UNHANDLED = 10_000
 class HandlerPool:
     """Threads in groups, one group for each handler; all of them take from one inbox.
 
-    ``give_up`` is called with a message that has failed too often, and with its last error if that is known:
-    the message is finished if it returns, requeued if it raises. ``starved`` says whether nsqds send nothing
-    more until a message here is answered. ``requeue_delay`` maps a message's attempts to the seconds after
-    which it comes again. ``threads`` is the number for each handler that is added without one;
-    ``at_thread_end`` is called by each thread before it ends. With ``gives_up_at_last_failure`` a message is
-    given up right when it fails at its last attempt, while its error is known; otherwise when it comes once
-    more. ``fields`` are those of log records.
+    ``give_up`` is called with a message to give up, and why: the message is finished if it returns, requeued
+    if it raises. ``starved`` says whether nsqds send nothing more until a message here is answered.
+    ``requeue_delay`` maps a message's attempts to the seconds after which it comes again. ``threads`` is the
+    number for each handler that is added without one; ``at_thread_end`` is called by each thread before it
+    ends. ``gives_up_at_last_failure`` is ``at_last_failure`` of ``decide``. ``fields`` are those of log
+    records.
     """
 
     def __init__(
@@ -61,7 +64,7 @@ class HandlerPool:
         name: str,
         *,
         max_attempts: int,
-        give_up: Callable[[Message, BaseException | None], None],
+        give_up: Callable[[Message, GivenUp], None],
         starved: Callable[[], bool],
         requeue_delay: Callable[[int], float],
         threads: int = 1,
@@ -103,10 +106,15 @@ class HandlerPool:
         """Set the number of threads for each handler that is added without one. Call it before the start."""
         self._threads_each = threads
 
-    def add(self, handler: Handler, threads: int | None = None, no_backoff: Exceptions = ()) -> None:
+    def add(
+        self, handler: Handler, threads: int | None = None, no_backoff: Exceptions = (), at_once: int = 1
+    ) -> None:
+        """Add a handler. Each of its threads keeps ``at_once`` messages in work: more than one if it hands
+        them to other code.
+        """
         check_handler(handler)
         check_no_backoff(no_backoff)
-        self._groups.append((lambda: self._handle_each(handler, no_backoff), threads, 1))
+        self._groups.append((lambda: self._handle_each(handler, no_backoff), threads, at_once))
 
     def add_batch(
         self, handler: BatchHandler, size: int, wait: float, threads: int, no_backoff: Exceptions = ()
@@ -252,30 +260,18 @@ class HandlerPool:
                     continue
                 try:
                     result = handler(message)
-                    again = None if result is None else requeue_for_result(result)
+                    if result is not None:
+                        check_result(result)
                 except BaseException as error:
                     if self._inherited:
                         raise
                     # SystemExit and KeyboardInterrupt too: the thread goes on with the next message.
-                    if isinstance(error, GiveUp):
-                        if message.auto_response:
-                            self.give_up_for(error, [message])
-                        continue
-                    again = requeue_for_exception(error, no_backoff)
-                    if not isinstance(error, Requeue):
-                        delay = self.requeue_delay(message.attempts)
-                        again = delay, again[1]
-                        outlook, extra = self._outlook(message, delay), self.fields_of(message)
-                        log.exception("handler failed on %r; %s", message, outlook, extra=extra)
-                        if message.auto_response and self.failed_for_good(message):
-                            self.give_up(message, error)
-                            continue
-                if again is None and message.auto_response:
+                    self._answer_failed([message], error, no_backoff)
+                    continue
+                if message.auto_response:
                     message.finish()
                     if timed_out_unhandled:
                         self._forget(message)
-                elif again is not None and message.auto_response:
-                    message.requeue(again[0], backoff=again[1])
             except AlreadyResponded:
                 # The handler has answered it, or it timed out and nsqd has it again.
                 log.debug("%r needs no answer any more", message)
@@ -292,30 +288,56 @@ class HandlerPool:
         about = {"nsq_message_id": message.id_text, "nsq_attempts": message.attempts}
         return {**self._fields, "nsqd_address": message.nsqd_address, **about}
 
-    def failed_for_good(self, message: Message) -> bool:
-        """Whether the message, which has just failed, must be given up now."""
-        if not self._gives_up_at_last_failure or message.responded:
-            return False
-        return self._handled_attempts(message) >= self._max_attempts
+    # Handlers that have raised.
 
-    def _outlook(self, message: Message, delay: float) -> str:
-        """Return what becomes of a message whose handler has raised."""
-        if message.responded:
-            return "it was answered before, or has timed out"
-        if not message.auto_response:
-            return "the program answers it later"
-        if self.failed_for_good(message):
-            return f"given up (max_attempts is {self._max_attempts})"
-        last = self._handled_attempts(message) >= self._max_attempts
-        return f"again in {delay:g} s" + (f", then given up (max_attempts is {self._max_attempts})" * last)
+    def failed(
+        self, messages: list[Message], error: BaseException, no_backoff: Exceptions, handed_over: bool = False
+    ) -> list[tuple[Message, GivenUp]]:
+        """Requeue the messages whose handler has raised. Return those to give up instead: that may take long,
+        so the caller does it last, or on another thread. ``handed_over`` messages have auto_response off.
+        """
+        most, at_last = self._max_attempts, self._gives_up_at_last_failure
+        decided: list[tuple[Message, Decision]] = []
+        for message in messages:
+            if (message.auto_response or handed_over) and not message.responded:
+                attempts, delay = self._handled_attempts(message), self.requeue_delay(message.attempts)
+                decision = decide(error, attempts, most, delay, no_backoff, at_last_failure=at_last)
+                decided.append((message, decision))
+        if not isinstance(error, (Requeue, GiveUp)):
+            said = outlook([decision for _, decision in decided], most, counted=len(messages) > 1)
+            if len(messages) == 1:
+                fields = self.fields_of(messages[0])
+                log.error("handler failed on %r; %s", messages[0], said, exc_info=error, extra=fields)
+            else:
+                text = "batch handler failed on %d messages; %s"
+                log.error(text, len(messages), said, exc_info=error, extra=self._fields)
+        for message, decision in decided:
+            if isinstance(decision, Again):
+                with suppress(AlreadyResponded):
+                    message.requeue(decision.delay, backoff=decision.backoff)
+        return [(message, decision) for message, decision in decided if isinstance(decision, GivenUp)]
 
-    def _outlook_of(self, batch: list[Message]) -> str:
-        left = [message for message in batch if message.auto_response and not message.responded]
-        if not left:
-            return "all were answered before, have timed out, or are answered later"
-        delays = [self.requeue_delay(message.attempts) for message in left]
-        first, last = f"{min(delays):g}", f"{max(delays):g}"
-        return f"{len(left)} again in {first if first == last else f'{first} to {last}'} s"
+    def _answer_failed(self, messages: list[Message], error: BaseException, no_backoff: Exceptions) -> None:
+        for message, given_up in self.failed(messages, error, no_backoff):
+            self.give_up(message, given_up)
+
+    def give_up(self, message: Message, given_up: GivenUp) -> None:
+        """Give a message up, and finish it; requeue it if that fails."""
+        with suppress(AlreadyResponded):  # ``give_up`` has answered it, or was too slow
+            try:
+                self._give_up(message, given_up)
+            except BaseException as failure:
+                log.exception(
+                    "giving up on %r failed; nsqd delivers it again", message, extra=self.fields_of(message)
+                )
+                self.give_up_failed(message, failure)
+                message.requeue(backoff=False)
+            else:
+                finish_given_up(message)
+                self._forget(message)
+
+    def give_up_failed(self, message: Message, error: BaseException) -> None:
+        """Note why a message could not be given up."""
 
     # A batch.
 
@@ -374,67 +396,23 @@ class HandlerPool:
         if message.expires_at <= time.monotonic():
             self.expire(message)
             return False
-        if self._handled_attempts(message) <= self._max_attempts:
+        given_up = decide_before(self._handled_attempts(message), self._max_attempts)
+        if given_up is None:
             return True
-        self.give_up(message)
+        self.give_up(message, given_up)
         return False
 
-    def give_up(self, message: Message, error: BaseException | None = None) -> None:
-        """Give a message up, and finish it; requeue it if that fails."""
-        with suppress(AlreadyResponded):  # ``give_up`` has answered it, or was too slow
-            try:
-                self._give_up(message, error)
-            except BaseException as failure:
-                log.exception(
-                    "giving up on %r failed; nsqd delivers it again", message, extra=self.fields_of(message)
-                )
-                self.give_up_failed(message, failure)
-                message.requeue(backoff=False)
-            else:
-                message.finish()
-                self._forget(message)
-
-    def give_up_failed(self, message: Message, error: BaseException) -> None:
-        """Note why a message could not be given up."""
-
-    def give_up_for(self, error: GiveUp, messages: list[Message]) -> None:
-        """Give up the messages that have no answer."""
-        for message in messages:
-            if not message.responded:
-                extra = self.fields_of(message)
-                log.error("the handler gives up on %r: %s", message, error, extra=extra)
-                self.give_up(message, error)
-
     def _handle_batch(self, handler: BatchHandler, no_backoff: Exceptions, batch: list[Message]) -> None:
-        failure: BaseException | None = None
         try:
             result = handler(batch)
-            again = None if result is None else requeue_for_result(result)
+            if result is not None:
+                check_result(result)
         except BaseException as error:
             if self._inherited:
                 raise
-            if isinstance(error, GiveUp):
-                self.give_up_for(error, [message for message in batch if message.auto_response])
-                return
-            again = requeue_for_exception(error, no_backoff)
-            if not isinstance(error, Requeue):
-                outlook = self._outlook_of(batch)
-                log.exception(
-                    "batch handler failed on %d messages; %s", len(batch), outlook, extra=self._fields
-                )
-                failure = error
-        unanswered = [message for message in batch if message.auto_response]
-        if again is not None:
-            final: list[Message] = []
-            for message in unanswered:
-                if failure is not None and self.failed_for_good(message):
-                    final.append(message)
-                    continue
-                with suppress(AlreadyResponded):
-                    message.requeue(again[0], backoff=again[1])
-            for message in final:  # last, as this may take long
-                self.give_up(message, failure)
+            self._answer_failed(batch, error, no_backoff)
             return
+        unanswered = [message for message in batch if message.auto_response]
         now = time.monotonic()
         finish_all(unanswered)
         if self.timed_out_unhandled:
@@ -443,15 +421,12 @@ class HandlerPool:
                     self._forget(message)
 
 
-_NO_AWAIT = "Give an async def to the add_handler of nsq.aio.Consumer, which runs it on your event loop"
-
-
 def check_handler(handler: object) -> None:
     if not callable(handler):
         raise ConfigError(f"handler {handler!r} is not callable")
     functions = _called(handler)
     if is_async(handler) or any(map(inspect.isasyncgenfunction, functions)):
-        raise ConfigError(f"handler {handler!r} is an async def, but handlers run in threads. {_NO_AWAIT}")
+        raise ConfigError(f"handler {handler!r} is an async def, but handlers run in threads. {NO_AWAIT}")
     if any(map(inspect.isgeneratorfunction, functions)):
         raise ConfigError(f"handler {handler!r} has a yield: to call it runs nothing. Write a plain function")
 
@@ -476,58 +451,3 @@ def check_no_backoff(no_backoff: object) -> None:
         isinstance(c, type) and issubclass(c, BaseException) for c in classes
     ):
         raise ConfigError(f"no_backoff is {no_backoff!r}; it must be a tuple of exception classes")
-
-
-# Answers from a handler's result.
-
-
-class Requeue(NsqError):
-    """Raised by a handler to have the message delivered again, after ``delay`` seconds, with or without
-    backing off. Not an error, so nothing is logged."""
-
-    def __init__(self, delay: float | None = None, *, backoff: bool = True) -> None:
-        super().__init__()  # no arguments: unpickling would pass them to __init__
-        if delay is not None and not (isinstance(delay, (int, float)) and math.isfinite(delay)):
-            raise InvalidMessage(f"a requeue delay of {delay!r}; it must be a number of seconds")
-        self.delay = delay
-        self.backoff = backoff
-
-    def __str__(self) -> str:
-        return "requeue"
-
-    def __repr__(self) -> str:
-        return f"Requeue(delay={self.delay!r}, backoff={self.backoff!r})"
-
-
-class GiveUp(NsqError):
-    """Raised by a handler that can never handle the message: it is given up at once, as after max_attempts,
-    and goes to the dead letters. The text says why.
-    """
-
-
-#: How to requeue a message: the delay (None: the default one), and whether to back off.
-RequeueDecision = tuple[float | None, bool]
-
-
-def requeue_for_result(result: object) -> RequeueDecision | None:
-    """Return how to requeue: a result of False asks for it, as in pynsq; any other result is a success."""
-    if inspect.iscoroutine(result):
-        result.close()  # else Python warns that it was never awaited
-        raise UsageError(f"the handler returned a coroutine, which nothing here runs. {_NO_AWAIT}")
-    if inspect.isasyncgen(result) or inspect.isgenerator(result):
-        raise UsageError(
-            f"the handler returned a {type(result).__name__}, which nothing here runs. Write a plain function"
-        )
-    return (None, True) if result is False else None
-
-
-def requeue_for_exception(error: BaseException, no_backoff: Exceptions) -> RequeueDecision:
-    if isinstance(error, Requeue):
-        return error.delay, error.backoff
-    return None, not isinstance(error, no_backoff)
-
-
-def requeue_delay(attempts: int, config: Config, chance: float) -> float:
-    """Return the default delay of a requeued message, which grows with every attempt."""
-    delay = min(config.default_requeue_delay * attempts, config.max_requeue_delay)
-    return min(delay * (1 + config.requeue_jitter * chance), config.max_requeue_delay)

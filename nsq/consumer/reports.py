@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from nsq.errors import NsqError, ServerError
+from nsq.log import Logger
 from nsq.message import Message
+from nsq.threads.waiters import Callbacks
 
 if TYPE_CHECKING:
     from nsq.connection.conn import Conn
     from nsq.consumer.engine import Engine
+
+log = Logger("nsq.consumer")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +109,7 @@ class StopReport:
 
 
 def stats_of(engine: Engine) -> ConsumerStats:
-    conns, gone = engine.conns_and_totals
+    conns, gone = engine.connections.table_and_totals
     received, finished, requeued, timed_out = added(gone, conns.values())
     return ConsumerStats(
         received=received,
@@ -122,12 +126,12 @@ def stats_of(engine: Engine) -> ConsumerStats:
 
 def health_of(engine: Engine) -> ConsumerHealth:
     now = time.monotonic()
-    conns = sorted(engine.conns.values(), key=lambda conn: conn.address)
+    conns = sorted(engine.connections.table.values(), key=lambda conn: conn.address)
     connections = [
         ConnectionHealth(
             nsqd_address=conn.address,
             rdy=conn.session.rdy,
-            reason=engine.windows.reason(conn),
+            reason=engine.connections.windows.reason(conn),
             in_flight=conn.session.in_flight,
             seconds_connected=now - conn.connected_at,
             seconds_since_message=now - conn.last_message_at,
@@ -139,10 +143,10 @@ def health_of(engine: Engine) -> ConsumerHealth:
         ok=any(connection.rdy for connection in connections),
         summary=_summary(engine, connections),
         state=engine.state,
-        max_in_flight=engine.windows.max_in_flight,
-        paused=engine.windows.paused,
-        starved=engine.flow.starved,
-        backoff_level=engine.windows.backoff.level,
+        max_in_flight=engine.connections.windows.max_in_flight,
+        paused=engine.connections.windows.paused,
+        starved=engine.connections.starved,
+        backoff_level=engine.connections.windows.backoff.level,
         connections=connections,
         partitions=engine.pool.partitions(now),
         missing_partitions=list(engine.discovery.missing),
@@ -245,3 +249,24 @@ class ConsumerHooks:
 
     def backing_off(self, level: int) -> None:
         """Called when delivery stops for a while; ``level`` is 0 when it is back to normal."""
+
+
+class Reporter:
+    """How a consumer says what happens: log lines with its name and fields, and the user's hooks, which are
+    called on a thread of their own.
+    """
+
+    def __init__(self, topic: str, channel: str, hooks: ConsumerHooks | None) -> None:
+        self.name = f"nsq-{topic}/{channel}"
+        self.hooks = hooks or ConsumerHooks()
+        self.hooked = hooks is not None  # without hooks, events cost nothing
+        self.callbacks = Callbacks(f"{self.name}-hooks", log)
+        self._fields = {"nsq_topic": topic, "nsq_channel": channel}
+
+    def tell(self, hook: Callable[..., None], *args: object) -> None:
+        if self.hooked:
+            self.callbacks.tell(hook, *args)
+
+    def fields(self, address: str = "") -> dict[str, str]:
+        """Return the fields of a structured log line."""
+        return {**self._fields, "nsqd_address": address} if address else self._fields.copy()

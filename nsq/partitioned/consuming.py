@@ -16,8 +16,8 @@ from nsq.config import Config
 from nsq.connection.conn import Conn
 from nsq.connection.endpoint import Key, Wanted
 from nsq.connection.subscription import Subscription
+from nsq.consumer.connections import backoff_strategy
 from nsq.consumer.engine import Engine, Parts, plain_pool
-from nsq.consumer.flow import backoff_strategy
 from nsq.consumer.rdy import OneEach
 from nsq.discovery.lookups import Discovery
 from nsq.errors import (
@@ -78,9 +78,9 @@ def _ordered_pool(policy: dict[str, Any], engine: Engine, arguments: Mapping[str
         pause=lambda attempts: min(strategy(attempts), longest),
         wake=engine.owner.wake,
         stop_partition=lambda partition: engine.discovery.stop_partition(partition),
-        requeued=lambda message: engine.tell(engine.hooks.requeued, message),
-        stuck=lambda message: engine.tell(engine.hooks.stuck, message),
-        disorder=lambda message: engine.tell(engine.hooks.out_of_order, message),
+        requeued=lambda message: engine.reporter.tell(engine.reporter.hooks.requeued, message),
+        stuck=lambda message: engine.reporter.tell(engine.reporter.hooks.stuck, message),
+        disorder=lambda message: engine.reporter.tell(engine.reporter.hooks.out_of_order, message),
         **policy,
         **arguments,
     )
@@ -259,9 +259,9 @@ class PartitionDiscovery(Discovery):
                 self._engine.name,
                 before,
                 count,
-                extra=self._engine.fields(),
+                extra=self._engine.reporter.fields(),
             )
-            self._engine.tell(self._engine.hooks.partitions_changed, before, count)
+            self._engine.reporter.tell(self._engine.reporter.hooks.partitions_changed, before, count)
 
     def _partition(self, table: TopicTable, partition: int, address: str) -> Wanted:
         pool = self._engine.pool

@@ -20,15 +20,8 @@ from functools import partial
 from typing import Any
 
 from nsq.connection.conn import Conn
-from nsq.consumer.handlers import (
-    BatchHandler,
-    Exceptions,
-    GiveUp,
-    Handler,
-    HandlerPool,
-    Requeue,
-    requeue_for_result,
-)
+from nsq.consumer.decisions import Exceptions, GiveUp, Requeue, check_result
+from nsq.consumer.handlers import BatchHandler, Handler, HandlerPool
 from nsq.consumer.reports import PartitionHealth
 from nsq.errors import AlreadyResponded, ConfigError, FinFailed, InvalidMessage, ServerError
 from nsq.log import Logger
@@ -84,10 +77,10 @@ class LaneDelegate:
     def holds(self, message: Message) -> bool:
         return self.track.may_answer(message) and self.conn.holds(message)
 
-    def finish(self, message: Message) -> None:
+    def finish(self, message: Message, success: bool = True) -> None:
         self._claim(message)
         try:
-            self.conn.finish(message)
+            self.conn.finish(message, success)
         finally:  # it is handled, even if its answer reaches nsqd no more
             self._pool.post(self.track, partial(self.track.lane.finished, message))
 
@@ -234,8 +227,10 @@ class OrderedPool(HandlerPool):
 
     # The handlers.
 
-    def add(self, handler: Handler, threads: int | None = None, no_backoff: Exceptions = ()) -> None:
-        super().add(self._in_order(handler), threads, no_backoff)
+    def add(
+        self, handler: Handler, threads: int | None = None, no_backoff: Exceptions = (), at_once: int = 1
+    ) -> None:
+        super().add(self._in_order(handler), threads, no_backoff, at_once)
 
     def add_batch(self, handler: BatchHandler, *args: Any, **options: Any) -> None:
         raise ConfigError(
@@ -251,8 +246,7 @@ class OrderedPool(HandlerPool):
             track.begin(message)
             succeeded = False
             try:
-                if requeue_for_result(handler(message)) is not None:
-                    raise Requeue()
+                check_result(handler(message))
                 succeeded = True
             except BaseException as error:
                 if self._inherited or isinstance(error, GiveUp):

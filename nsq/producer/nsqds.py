@@ -1,11 +1,11 @@
-"""The nsqds of a producer: found, connected to, and let go of.
+"""The nsqds of a producer: how it finds them, connects to them and closes the connections.
 
-    the pool's thread    says which are wanted and may be dialed, and closes idle connections
+    the pool's thread    decides which to connect to and when to dial them, and closes idle connections
     endpoints' threads   dial, and run the loops of the shared connections
     the dialing thread   dials connections for the round trips of blocking publishes
     discovery's thread   asks nsqlookupds
 
-What is sent over the connections is the pool's matter. Only the pool's thread calls the methods here, except
+The pool decides what is sent over the connections. Only the pool's thread calls the methods here, except
 where a method says otherwise.
 """
 

@@ -365,7 +365,9 @@ class OwnConns:
         conn = OwnConn(self.address, ready, self._config)
         if ready.rest or conn.readable is None:
             conn.dispose()
-            self._limit = 0  # so are all streams of this transport
+            # It cannot tell whether nsqd has sent something, as it must before each publish. No connection of
+            # this transport can: dial no more.
+            self._limit = 0
             return None
         return conn
 

@@ -45,17 +45,13 @@ from nsq.producer.publishes import (
     unsent,
 )
 from nsq.producer.reports import Acknowledged, CloseReport, Failed, FlushReport, ProducerStats
-from nsq.threads.owner import Owner
+from nsq.threads.owner import Ending, Owner, last_moment
 from nsq.threads.waiters import Callbacks, Waiters, event_loop
 
 log = Logger("nsq.producer")
 
-#: The part of close's time that is reserved for threads to end: this share, and at most so many seconds.
-_ENDING_SHARE, _ENDING_SECONDS = 0.1, 0.25
 #: Seconds; connections get half of this to say goodbye before they are cut off.
 _FAREWELL_SECONDS = 2.0
-#: Seconds that close allows its own threads even when its timeout is zero.
-_LEAST_TO_CLOSE = 0.1
 #: How often, and every how many seconds, to look what another thread does with a claim that it has just got.
 _LOOKS, _MOMENT = 50, 0.01
 
@@ -78,6 +74,8 @@ class Pool:
         """Whether new publishes are refused."""
         self.exiting = False
         """Whether the program ends: every publish is then waited for, as background work may not go on."""
+        self.room = Waiters()
+        """Woken when another publish may have become possible, and when the pool is closed."""
         self.report: CloseReport | None = None  # once it is closed
         self.callbacks = Callbacks(f"{NAME}-callbacks", log)
         self.book = book or AddressBook()
@@ -96,11 +94,10 @@ class Pool:
         self._config, self._clock = setup.config, setup.clock
         self._hooks = (setup.on_acknowledged, setup.on_failed)
         self._turn = itertools.count()
-        self._room = Waiters()
         self._bytes_left = 0  # a hint: see ``_has_room``
         self._wakes_at = math.inf  # when the pool's thread looks at deadlines next
         self._closers: set[int] = set()  # threads that have called ``close``
-        self._close_by = self._join_by = math.inf
+        self._ending = Ending()
         self._gone = False  # the owner ends: it carries out no more requests
         self._left = 0  # publishes that the close has ended
         self._warned_of_loop = False
@@ -200,7 +197,9 @@ class Pool:
         else:
             self.waiting.append(publish)
             self.owner.wake()
-        publish.caller = 0  # after it is queued: a signal handler of ours must not wait for it before
+        # Only now: ``flush`` and ``close`` wait for publishes without a caller. If a signal handler on this
+        # thread calls them before this line, they must not wait for a publish that is not queued yet.
+        publish.caller = 0
         if publish.deadline < self._wakes_at:
             self.owner.ask(self.look_at_deadlines)
         if self._gone:
@@ -217,7 +216,7 @@ class Pool:
         self.refuse_own_thread("publish, which would wait for room,")
         if event_loop() is not None:
             self._warn_of_event_loop(topic)
-        if not self._room.wait_for(lambda: self.closed or self._has_room(), deadline):
+        if not self.room.wait_for(lambda: self.closed or self._has_room(), deadline):
             raise QueueFull(f"{full}, and none was answered in time")
 
     def _has_room(self) -> bool:
@@ -309,8 +308,8 @@ class Pool:
                 self._tell(publish, error)
         self.pending.difference_update(publishes)
         self.futures.difference_update(publishes)
-        if self._room.locks.copy():  # locks the list, as ``bool`` does not: a thread may be about to wait
-            self._room.wake()
+        if self.room.locks.copy():  # locks the list, as ``bool`` does not: a thread may be about to wait
+            self.room.wake()
         if self.closed or self.book.bursts:
             self.owner.wake()
 
@@ -367,11 +366,11 @@ class Pool:
         if self.nsqds.sweep():
             self.look_at_deadlines()
         self._expire()
-        if self._close_by < math.inf:
+        if self._ending.work_by < math.inf:
             self._close_when_done()
         if self._gone:
             return None
-        return min(self._wakes_at, self._close_by, self.book.due_at, self.nsqds.next_due())
+        return min(self._wakes_at, self._ending.work_by, self.book.due_at, self.nsqds.next_due())
 
     def _choose(self) -> None:
         """Choose the connections to use from now on. Waiting publishes go first."""
@@ -420,7 +419,7 @@ class Pool:
         """Forget a publish that ended while it waited to be sent again."""
         self.pending.discard(publish)
         self.futures.discard(publish)
-        self._room.wake()
+        self.room.wake()
 
     def _forget_ended(self) -> None:
         """Forget ended publishes in ``waiting``: they must not pile up while no nsqd can be reached."""
@@ -528,9 +527,9 @@ class Pool:
         self.ask_to_close(deadline)
         if not self.owner.exists:
             self._close_unstarted()
-        hard = max(deadline, self._clock() + _LEAST_TO_CLOSE)
-        self.owner.changed.wait_for(lambda: self.report is not None, hard)
-        self.owner.join(hard)
+        end = last_moment(deadline, self._clock())
+        self.owner.changed.wait_for(lambda: self.report is not None, end)
+        self.owner.join(end)
         if self.report is None:
             unanswered = max(self.unended, self._left)
             return CloseReport(clean=False, unanswered=unanswered, unfinished_threads=[NAME])
@@ -548,26 +547,25 @@ class Pool:
         self._closers.add(_thread.get_ident())
         self.owner.ask(partial(self._begin_close, deadline))
         self.closed = True
-        self._room.wake()
+        self.room.wake()
 
     def _begin_close(self, deadline: float) -> None:
         self.closed = True  # ``ask_to_close`` may have been interrupted
-        keep = min(_ENDING_SECONDS, _ENDING_SHARE * max(0.0, deadline - self._clock()))
-        self._close_by = min(self._close_by, deadline - keep)
-        self._join_by = min(self._join_by, max(deadline, self._clock() + _LEAST_TO_CLOSE))
+        self._ending.hasten(deadline, self._clock())
 
     def _close_when_done(self) -> None:
         """End the publishes left when the time is up, then all threads. Runs on the pool's thread."""
         left = self._unended()
-        if left and self._clock() < self._close_by:
+        if left and self._clock() < self._ending.work_by:
             return
         self._left = len(left)
         for publish in left:
             self.give_up(publish, "the producer was closed")
         self.nsqds.stop()
         if not self.pending:  # else a connection still owes an answer: cut it off
-            self.endpoints.join(min(self._join_by - self._clock(), _FAREWELL_SECONDS) / 2 + self._clock())
-        unfinished = self.nsqds.cut_off(self._closers, self._join_by)
+            now = self._clock()
+            self.endpoints.join(now + min(self._ending.join_by - now, _FAREWELL_SECONDS) / 2)
+        unfinished = self.nsqds.cut_off(self._closers, self._ending.join_by)
         self._gone = True
         self.owner.run_requests()
         for publish in self.pending.copy():  # added while we closed; later ones look at ``_gone``
@@ -575,7 +573,7 @@ class Pool:
                 self.give_up(publish, "the producer was closed")
         for endpoint in self.endpoints.all:
             endpoint.own.dispose_of_lost()
-        unfinished += self.callbacks.stop(self._join_by)
+        unfinished += self.callbacks.stop(self._ending.join_by)
         at_exit.forget(self)
         if left:
             log.warning("closed with %d publishes unanswered", len(left), extra={"left": len(left)})

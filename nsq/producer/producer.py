@@ -7,13 +7,14 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, NoReturn, Self, Unpack
 
 from nsq.config import Config, Options, SignatureWithOptions
 from nsq.connection.handshake import describe, dial
-from nsq.errors import ConfigError, ConnectionFailed, NsqError, Unanswered, UsageError
+from nsq.errors import ConfigError, ConnectionFailed, NsqError, QueueFull, Unanswered, UsageError
 from nsq.log import Logger
 from nsq.producer.book import AddressBook
 from nsq.producer.futures import PublishFuture
@@ -102,7 +103,8 @@ class Producer:
         that owes fewer answers.
         """
         refuse_eventlet()
-        self._config = Config.of(config, options)
+        #: The options, with those that were given as keywords.
+        self.config = self._config = Config.of(config, options)
         several = (*checked("nsqd", addresses), *checked("nsqd", nsqd))
         self._setup = Setup(
             self._config,
@@ -285,25 +287,80 @@ class Producer:
         defer: Defer | None = None,
     ) -> PublishFuture:
         """Publish with hooks; the function of ``around_publish`` is called when the future ends."""
-        pool, config = self._pool, self._config
-        given = Watched(self, topic, bodies, options)
-        publish: PublishFuture
+        given, publish = self._watched(topic, bodies, options, several, defer)
         try:
-            if several:
-                publish = pool.book.new_multi_publish(
-                    PublishFuture, topic, given.bodies, config, given.options
-                )
-            else:
-                body = given.bodies[0]
-                publish = pool.book.new_publish(PublishFuture, topic, body, defer, config, given.options)
-            given.publish = publish
-            publish.callbacks = pool.callbacks
-            pool.publish(publish, timeout, block)
+            publish.callbacks = self._pool.callbacks
+            self._pool.publish(publish, timeout, block)
         except BaseException as error:
             given.end(error)
             raise
         publish.add_done_callback(lambda future: given.end(future.exception()))
         return publish
+
+    # Publishes that are made first and sent later, by code that may not block, such as nsq.aio.
+
+    def prepare(
+        self,
+        topic: str,
+        bodies: Iterable[bytes],
+        options: PublishOptions,
+        *,
+        several: bool = False,
+        defer: Defer | None = None,
+    ) -> tuple[AbstractContextManager[object], PublishFuture]:
+        """Return a publish for ``try_to_send``, and the block in which to send it and to wait for its end:
+        that tells the hooks.
+        """
+        if self._watches:
+            return self._watched(topic, bodies, options, several, defer)
+        return _UNWATCHED, self._made(topic, bodies, options, several, defer)
+
+    def _watched(
+        self,
+        topic: str,
+        bodies: Iterable[bytes],
+        options: PublishOptions,
+        several: bool,
+        defer: Defer | None,
+    ) -> tuple[Watched, PublishFuture]:
+        given = Watched(self, topic, bodies, options)
+        try:
+            given.publish = publish = self._made(topic, given.bodies, given.options, several, defer)
+        except BaseException as error:
+            given.end(error)
+            raise
+        return given, publish
+
+    def _made(
+        self, topic: str, bodies: Any, options: PublishOptions, several: bool, defer: Defer | None
+    ) -> PublishFuture:
+        book, config = self._pool.book, self._config
+        publish: PublishFuture
+        if several:
+            publish = book.new_multi_publish(PublishFuture, topic, bodies, config, options)
+        else:
+            publish = book.new_publish(PublishFuture, topic, bodies[0], defer, config, options)
+        return publish
+
+    def try_to_send(self, publish: PublishFuture, timeout: float) -> bool:
+        """Send a prepared publish without blocking; return False if there is no room for it. Then wait for
+        ``room``, and try again.
+        """
+        publish.callbacks = self._pool.callbacks
+        try:
+            self._pool.publish(publish, timeout, block=False)
+        except QueueFull:
+            return False
+        return True
+
+    def withdraw(self, publish: PublishFuture) -> bool:
+        """End a publish that is not sent, without a report; return False if it may be sent."""
+        return self._pool.withdraw(publish)
+
+    @property
+    def room(self) -> Waiters:
+        """Woken when another publish may have become possible, and when the producer is closed."""
+        return self._pool.room
 
     def _current(self) -> Pool:
         # A child that C code has forked runs no fork hook of Python's.
@@ -454,6 +511,9 @@ class Producer:
 # Hooks on the publishing thread.
 
 _BODY = (bytes, bytearray, memoryview)
+
+
+_UNWATCHED = nullcontext()
 
 
 class Watched:

@@ -2,8 +2,8 @@
 
 What one thread alone changes needs no lock, and a signal handler may interrupt every other thread at any
 bytecode. So ``Pool``, ``Engine`` and ``Discovery`` each have an owner. Other threads ask, and wait for a
-change. In between the owner takes its ``turn``: it brings the state to what was requested,
-and says when to look again.
+change. In between the owner takes its ``turn``: it brings the state to what was requested, and says when to
+look again. ``Ending`` divides the time of its end.
 """
 
 from __future__ import annotations
@@ -23,6 +23,12 @@ from nsq.threads.waiters import Waiters, join_threads, start_thread
 _LONGEST = 3600.0
 #: Seconds to pause after a bug of ours, so that it does not repeat as fast as the machine can.
 _RESPITE = 0.1
+
+#: The part of an end's time that is kept for threads to end, which nsqds and users' functions cannot use up:
+#: this share, and at most so many seconds.
+_ENDING_SHARE, _ENDING_SECONDS = 0.1, 0.25
+#: Seconds that an end allows our threads even when its timeout is zero.
+_LEAST_TO_END = 0.1
 
 Request = Callable[[], object]
 
@@ -159,3 +165,30 @@ class Owner:
         self.failure = error
         self._failed()
         self.changed.wake()
+
+
+class Ending:
+    """The time of a stop or a close, divided: first for the work that is under way, then for the threads to
+    end. Times are monotonic.
+    """
+
+    def __init__(self) -> None:
+        self.work_by = math.inf
+        """Until then answers may still come and go."""
+        self.users_by = math.inf
+        """Until then the threads that run users' functions may end."""
+        self.join_by = math.inf
+        """Until then all others may. After that the caller has a moment to take the report."""
+
+    def hasten(self, deadline: float, now: float) -> None:
+        """Keep to a deadline. A later one than that of an earlier call changes nothing."""
+        end = last_moment(deadline, now)
+        keep = min(_ENDING_SECONDS, _ENDING_SHARE * (end - now))
+        self.work_by = min(self.work_by, max(deadline - keep, now))
+        self.users_by = min(self.users_by, end - keep * 0.6)
+        self.join_by = min(self.join_by, end - keep * 0.2)
+
+
+def last_moment(deadline: float, now: float) -> float:
+    """Return until when the caller of a stop or a close waits for its report."""
+    return max(deadline, now + _LEAST_TO_END)

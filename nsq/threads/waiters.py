@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
 from importlib import import_module
+from typing import Protocol
 
 from nsq.errors import ConfigError
 from nsq.log import Logger
@@ -27,6 +28,13 @@ from nsq.log import Logger
 _LONGEST = 3600.0
 #: The most events that may wait for a slow hook.
 _MAX_EVENTS = 100_000
+
+
+class Waiter(Protocol):
+    """A raw lock, or what stands for one."""
+
+    def release(self) -> object:
+        """Called by the thread that changed the condition. It may raise RuntimeError to be removed."""
 
 
 class Waiters:
@@ -40,7 +48,17 @@ class Waiters:
     __slots__ = ("locks",)
 
     def __init__(self) -> None:
-        self.locks: list[_thread.LockType] = []
+        self.locks: list[Waiter] = []
+
+    def add(self, waiter: Waiter) -> None:
+        """Have ``wake`` release a waiter, until it is removed. Then look at the condition: no call of
+        ``wake`` before this one counts.
+        """
+        self.locks.append(waiter)
+
+    def remove(self, waiter: Waiter) -> None:
+        with suppress(ValueError):
+            self.locks.remove(waiter)
 
     def wait_for(self, condition: Callable[[], object], deadline: float = math.inf) -> bool:
         """Wait until the condition holds or ``deadline`` (monotonic) has passed; return whether it holds.
@@ -58,8 +76,7 @@ class Waiters:
                     lock.acquire(True, min(left, _LONGEST))
             finally:
                 if lock in self.locks:  # else the thread that woke us has removed it
-                    with suppress(ValueError):
-                        self.locks.remove(lock)
+                    self.remove(lock)
         return True
 
     def wake(self) -> None:
@@ -68,8 +85,7 @@ class Waiters:
             try:
                 lock.release()
             except RuntimeError:  # released before; its waiter will remove it, or was interrupted
-                with suppress(ValueError):
-                    self.locks.remove(lock)
+                self.remove(lock)
 
 
 class SafeEvent(Waiters):

@@ -294,7 +294,7 @@ def _archive_until_signal(options: ToFileOptions, writers: list[Writer], watch: 
             made = _make_writers(fresh, options, watch)
             writers += made
             for writer in made:
-                writer.consumer._engine.wake_at_end(watch)
+                writer.consumer.wake_at_end(watch)
                 writer.start()
         number = watch.wait(None if math.isinf(refresh_at) else max(0.0, refresh_at - now))
         if number is signal.SIGHUP:

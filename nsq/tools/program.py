@@ -392,7 +392,7 @@ def run_consumers(
     error if every nsqd refuses a consumer.
     """
     for consumer in consumers:
-        consumer._engine.wake_at_end(watch)
+        consumer.wake_at_end(watch)
         consumer.start()
     refusal = None
     while refusal is None and not ended() and watch.wait() is None:

@@ -131,7 +131,7 @@ class Witness(ConnDelegate):
         self.cause = cause
         self.closed.set()
 
-    def on_finished(self, conn: Conn, message: Message) -> bool:
+    def on_finished(self, conn: Conn, message: Message, success: bool) -> bool:
         self.seen["finished"] += 1
         return False
 

@@ -60,7 +60,7 @@ class Delegate(ConnDelegate):
             self.causes.append(cause)
             self._changed.notify_all()
 
-    def on_finished(self, conn: Conn, message: Message) -> bool:
+    def on_finished(self, conn: Conn, message: Message, success: bool) -> bool:
         self.on_answer(conn)
         self._note("finished", message)
         return False

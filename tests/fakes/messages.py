@@ -8,6 +8,7 @@ import threading
 from contextlib import suppress
 from typing import Any
 
+from nsq.consumer.decisions import GivenUp
 from nsq.errors import AlreadyResponded
 from nsq.message import Message
 from tests.fakes.nsqd import A, id_of
@@ -36,7 +37,7 @@ class Delegate:
         if self.too_late:
             raise AlreadyResponded("too late")
 
-    def finish(self, message: Message) -> None:
+    def finish(self, message: Message, success: bool = True) -> None:
         self._note("finish", message)
 
     def finish_all(self, messages: list[Message]) -> None:
@@ -82,7 +83,7 @@ class Desk:
         self.answered.add(message.id)
         self.note(*note)
 
-    def finish(self, message: Message) -> None:
+    def finish(self, message: Message, success: bool = True) -> None:
         self._answer(message, "finish", int(message.id))
 
     def finish_all(self, messages: list[Message]) -> None:
@@ -98,8 +99,8 @@ class Desk:
     def holds(self, message: Message) -> bool:
         return message.id not in self.answered
 
-    def give_up(self, message: Message, error: BaseException | None = None) -> None:
-        self.note("give up", int(message.id), *([] if error is None else [str(error)]))
+    def give_up(self, message: Message, given_up: GivenUp) -> None:
+        self.note("give up", int(message.id), *([] if given_up.error is None else [str(given_up.error)]))
         if self.trouble is not None:
             raise self.trouble
 

@@ -73,6 +73,6 @@ def leave_handlers_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
     Otherwise the few milliseconds left of a short timeout would have to suffice for all threads.
     """
-    monkeypatch.setattr("nsq.consumer.engine._LEAST_TO_STOP", PATIENCE)
-    monkeypatch.setattr("nsq.consumer.engine._ENDING_SHARE", 2.0)
-    monkeypatch.setattr("nsq.consumer.engine._ENDING_SECONDS", 2 * PATIENCE)
+    monkeypatch.setattr("nsq.threads.owner._LEAST_TO_END", PATIENCE)
+    monkeypatch.setattr("nsq.threads.owner._ENDING_SHARE", 2.0)
+    monkeypatch.setattr("nsq.threads.owner._ENDING_SECONDS", 2 * PATIENCE)

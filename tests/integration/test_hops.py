@@ -109,7 +109,7 @@ def test_a_message_is_few_hops() -> None:
     for (path, name), thread in hops.items():
         print(f"  {thread:40} {path}: {name}")
     assert "Message.finish" in {name for _, name in hops}
-    assert len(hops) <= 25
+    assert len(hops) <= 23
     assert len(files) <= 8
 
 

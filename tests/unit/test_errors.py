@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from nsq import errors
-from nsq.consumer.handlers import Requeue
+from nsq.consumer.decisions import Requeue
 from nsq.errors import ApiRefused, NsqError, ServerError, server_error
 
 

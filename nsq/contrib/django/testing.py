@@ -91,7 +91,7 @@ class _Delegate:
     def time_out(self, message: Message) -> bool:
         return not self._answered
 
-    def finish(self, message: Message) -> None:
+    def finish(self, message: Message, success: bool = True) -> None:
         self._answer()
 
     def finish_all(self, messages: list[Message]) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nsq.config import Config
 from nsq.consumer.consumer import Consumer
-from nsq.consumer.handlers import Requeue
+from nsq.consumer.decisions import Requeue
 from nsq.errors import WalError
 from nsq.log import Logger
 from nsq.message import Message, finish_all

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from nsq import ConsumerHooks, Message, Requeue
+from nsq import ConsumerHooks, GiveUp, Message, Requeue
 from nsq.errors import ConfigError
 from tests.behaviour.conftest import NsqdFactory
 from tests.fakes.wire import Wire
@@ -223,6 +223,8 @@ def handle(message: Message) -> object:
     word = words[min(message.attempts, len(words)) - 1]
     if word == b"later":
         raise Requeue(backoff=False)
+    if word == b"hopeless":
+        raise GiveUp("cannot be read")
     if word == b"exempt":
         raise KeyNotFound
     return RETURNS[word]
@@ -254,6 +256,8 @@ BACKOFFS: dict[str, tuple[list[bytes], list[int], list[int], str]] = {
         "REQ REQ FIN",
     ),
     "a requeue without backoff changes nothing": ([b"later good"], [], [5], "REQ FIN"),
+    "giving up repeats the test": ([b"bad hopeless", b"good"], [1, 1, 0], [5, 0, 1, 0, 1, 5], "REQ FIN FIN"),
+    "giving up changes nothing": ([b"hopeless"], [], [5], "FIN"),
     "an exempt exception changes nothing": ([b"exempt good"], [], [5], "REQ FIN"),
 }
 

@@ -187,7 +187,7 @@ def test_a_stop_that_cannot_wait_says_what_is_left_and_nsqd_sends_it_again(
 def test_a_stop_without_time_warns_only_if_a_message_is_in_flight(
     nsqd: AnyNsqd, in_flight: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nsq.consumer.engine._LEAST_TO_STOP", PATIENCE)  # for all threads to end
+    monkeypatch.setattr("nsq.threads.owner._LEAST_TO_END", PATIENCE)  # for all threads to end
     consumer = make_consumer(nsqd).add_handler(Message.disable_auto_response).start()
     if in_flight:
         publish(nsqd, [b"m"])

@@ -15,8 +15,8 @@ import pytest
 
 from nsq.connection.endpoint import Key
 from nsq.consumer.consumer import Consumer
+from nsq.consumer.decisions import Requeue
 from nsq.consumer.engine import Engine
-from nsq.consumer.handlers import Requeue
 from nsq.consumer.reports import ConsumerHooks, StopReport
 from nsq.errors import AlreadyResponded, ConfigError, InvalidName, NsqError, ServerError, UsageError
 from nsq.message import Message
@@ -68,7 +68,7 @@ def make(transport: MemoryTransport) -> Iterator[Make]:
 @pytest.fixture
 def time_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give the consumer's own threads time to end, whatever the timeout of the stop."""
-    monkeypatch.setattr("nsq.consumer.engine._LEAST_TO_STOP", PATIENCE)
+    monkeypatch.setattr("nsq.threads.owner._LEAST_TO_END", PATIENCE)
 
 
 def nothing(message: Message) -> None: ...
@@ -345,7 +345,7 @@ def test_a_stop_waits_for_an_nsqd_that_does_not_answer_cls_only_while_messages_c
     stopping = Running(lambda: consumer.stop(timeout=20 * PATIENCE))
     nsqd.expect(CLS)
     assert not consumer.wait(0.1)
-    [conn] = consumer._engine.conns.values()
+    [conn] = consumer._engine.connections.table.values()
     conn.last_message_at = math.inf  # others are on their way, behind them the answer to CLS
     message.finish()
     nsqd.expect(fin(1))
@@ -377,6 +377,16 @@ def test_a_hook_may_stop_the_consumer(make: Make, transport: MemoryTransport) ->
     nsqd.refuse("E_FIN_FAILED FIN 0 failed")
     nsqd.see_off()
     assert consumer.wait(PATIENCE)
+    assert consumer.stop() == CLEAN
+
+
+def test_a_stop_can_be_requested_without_waiting_for_it(make: Make, transport: MemoryTransport) -> None:
+    consumer = make().add_handler(nothing).start()
+    nsqd = accept(transport)
+    nsqd.expect(rdy(2))
+    consumer.request_stop(PATIENCE)
+    assert not consumer.wait(0.0)
+    nsqd.see_off()
     assert consumer.stop() == CLEAN
 
 
@@ -423,7 +433,7 @@ def test_heartbeats_can_be_switched_off(make: Make, transport: MemoryTransport) 
     nsqd = accept(transport)
     assert (nsqd.identify["heartbeat_interval"], nsqd.identify["output_buffer_timeout"]) == (-1, -1)
     nsqd.expect(rdy(2))
-    (conn,) = consumer._engine.conns.values()
+    (conn,) = consumer._engine.connections.table.values()
     assert conn._stream.read_timeout is None  # no silence is too long
     see_off(consumer, nsqd)
 

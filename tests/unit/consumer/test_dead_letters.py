@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from nsq.consumer.dead_letters import DeadLetterFile, DeadLetterTopic, dead_letter
-from nsq.consumer.handlers import GiveUp
+from nsq.consumer.decisions import GivenUp, GiveUp
 from nsq.errors import InvalidName
 from nsq.message import Message
 from nsq.wire.envelope import dead_letter_in
@@ -52,7 +52,7 @@ def test_a_dead_letter_says_why(error: Exception | None, reason: str, shown: str
     if error is not None:
         with pytest.raises(type(error)):
             raise error
-    letter = dead_letter_in(dead_letter(dead(), error, "orders/billing", 5))
+    letter = dead_letter_in(dead_letter(dead(), GivenUp(reason, error), "orders/billing"))
     assert letter is not None
     about = letter.attributes
     assert letter.body == b"body"

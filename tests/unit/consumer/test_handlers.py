@@ -57,8 +57,8 @@ def adder(pool: HandlerPool, kind: str) -> Callable[..., None]:
     [
         (lambda message: None, 2, "; again in 180 s\n"),
         (lambda message: None, 5, "; again in 450 s, then given up (max_attempts is 5)\n"),
-        (lambda message: message.finish(), 1, "; it was answered before, or has timed out\n"),
-        (lambda message: message.disable_auto_response(), 1, "; the program answers it later\n"),
+        (lambda message: message.finish(), 1, "; no answer now: "),
+        (lambda message: message.disable_auto_response(), 1, "; no answer now: "),
     ],
 )
 def test_the_log_says_when_a_failed_message_comes_again(
@@ -219,7 +219,7 @@ def test_the_log_says_when_the_messages_of_a_failed_batch_come_again(
 
     batches_of(pool, handle, no_backoff=(KeyError,))
     work(pool, *[desk.message(number, attempts=number) for number in (1, 2, 3)])
-    desk.wait_for(*[("requeue", number, None, False) for number in (2, 3)])
+    desk.wait_for(*[("requeue", number, 90.0 * number, False) for number in (2, 3)])
     assert f"batch handler failed on {said}" in caplog.text
 
 
@@ -268,7 +268,7 @@ class TestLastFailure:
 
         add(act)
         work(pool, desk.message(1, attempts=5))
-        desk.wait_for(("requeue", 1, 1.0 if result else None, True))
+        desk.wait_for(("requeue", 1, 1.0 if result else 450.0, True))
         assert len(desk.notes) == 1
 
     def test_a_requeue_shows_how(self) -> None:

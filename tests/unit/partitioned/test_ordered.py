@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from nsq.consumer.handlers import GiveUp, Requeue
+from nsq.consumer.decisions import GivenUp, GiveUp, Requeue
 from nsq.errors import AlreadyResponded, ConfigError, InvalidMessage, TopicNotExist
 from nsq.log import Logger
 from nsq.message import Message
@@ -40,7 +40,7 @@ class Nsqd:
         self.held.discard(message)
         self._notes.note(*note)
 
-    def finish(self, message: Message) -> None:
+    def finish(self, message: Message, success: bool = True) -> None:
         self._answer(message, "finish", message.internal_id)
 
     def requeue(self, message: Message, delay: float, backoff: bool) -> None:
@@ -72,6 +72,7 @@ class Site:
     ) -> None:
         self.notes = Desk()
         self.cannot_give_up: Exception | None = None
+        self.given_up: list[str] = []
         self._ended = False
         self._owner = Owner("nsq-test-owner", Logger("nsq.test"), turn=self._turn)
         self.wake = self._owner.wake
@@ -91,9 +92,10 @@ class Site:
         self.pool.start()
         self._owner.start()
 
-    def _give_up(self, message: Message, error: BaseException | None) -> None:
+    def _give_up(self, message: Message, given_up: GivenUp) -> None:
         if self.cannot_give_up is not None:
             raise self.cannot_give_up
+        self.given_up.append(str(given_up))
         self.notes.note("give up", message.internal_id)
 
     def _turn(self) -> float | None:
@@ -321,7 +323,7 @@ class TestStuckMessages:
         here.notes.wait_for(first)
         assert here.notes.notes[0] == first
         assert [(each.message, each.attempts, each.error) for each in asked] == [(message, 1, error)]
-        assert logged in caplog.text
+        assert logged in "\n".join([caplog.text, *here.given_up])
 
     def test_the_user_is_asked_when_a_handler_returns_false_too(self, site: Make) -> None:
         asked: list[BaseException | None] = []

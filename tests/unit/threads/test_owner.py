@@ -11,7 +11,7 @@ import pytest
 
 from nsq.log import Logger
 from nsq.threads import owner as module
-from nsq.threads.owner import Owner
+from nsq.threads.owner import Ending, Owner
 from tests.fakes.threads import PATIENCE
 
 LOG = Logger("nsq.test")
@@ -137,3 +137,23 @@ def test_a_forked_child_carries_out_nothing(scene: Scene) -> None:
     scene.owner.abandon()
     scene.owner.run_requests()
     assert seen == []
+
+
+@pytest.mark.parametrize(
+    ("deadlines", "expected"),
+    [
+        ([10.0], (9.75, 9.85, 9.95)),  # a quarter of a second is kept
+        ([1.0], (0.9, 0.94, 0.98)),  # a tenth is
+        ([0.0], (0.0, 0.094, 0.098)),  # our threads have a moment all the same
+        ([-5.0], (0.0, 0.094, 0.098)),
+        ([math.inf], (math.inf, math.inf, math.inf)),
+        ([math.inf, 1.0, 10.0], (0.9, 0.94, 0.98)),  # the most urgent call counts
+    ],
+)
+def test_an_end_leaves_time_for_the_threads(
+    deadlines: list[float], expected: tuple[float, float, float]
+) -> None:
+    ending = Ending()
+    for deadline in deadlines:
+        ending.hasten(deadline, now=0.0)
+    assert (ending.work_by, ending.users_by, ending.join_by) == pytest.approx(expected)

@@ -28,6 +28,7 @@ from nsq.daemons.nsqd.disk.syncing import (
     SyncJob,
     remove_in_thread,
     rename_to_temporary,
+    replace_link,
     share_of_limit,
 )
 from nsq.daemons.nsqd.disk.writing import Writer
@@ -335,7 +336,9 @@ class DiskQueue:
         first = max(0, self._segments.count - records)
         # First: after a kill in between, the records are behind the end that the meta file gives, not missing.
         self._meta_file.name(Position(number, 0, first))
-        os.rename(self._directory / self._layout.data(number), target)
+        path = self._directory / self._layout.data(number)
+        replace_link(path)
+        os.rename(path, target)
         empty = Segment(number, 0, first)
         self._writer.forget(self._segments.last.number)
         self._segments.remove(self._segments.last.number)

@@ -174,8 +174,11 @@ class Recovery:
         """Return the file to append to; a new one unless the data ends exactly where the meta file says.
 
         New records must not follow unread records in the same file: damage found there later would hide them.
+        And nsqd writes through no link.
         """
         last = segments[-1] if segments else Segment(meta.write_file, 0)
+        if (self._directory / self._layout.data(last.number)).is_symlink():
+            return max(last.number, meta.write_file) + 1
         if (
             last.number == meta.write_file
             and last.end

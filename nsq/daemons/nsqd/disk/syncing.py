@@ -205,7 +205,7 @@ def _write_again(path: Path, size: int) -> None:
     not write, and the next fsync succeeds all the same. The content is still in the system's cache.
     """
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        descriptor = open_regular(path, os.O_RDWR)
     except FileNotFoundError:
         return
     try:
@@ -262,12 +262,39 @@ def share_of_limit() -> int:
 
 
 def open_regular(path: Path, flags: int) -> int:
-    """Open a file; a new one gets mode 0600. Raises OSError for a FIFO or a device."""
-    descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
+    """Open a file; a new one gets mode 0600. Raises OSError for a FIFO or a device, and for a link unless the
+    file is only read: a link would let nsqd overwrite a file outside of its directory.
+    """
+    writes = flags & os.O_ACCMODE != os.O_RDONLY
+    flags |= os.O_CLOEXEC | os.O_NONBLOCK | (os.O_NOFOLLOW if writes else 0)
+    try:
+        descriptor = os.open(path, flags, 0o600)
+    except OSError as error:
+        if writes and path.is_symlink():
+            text = "is a link, through which nsqd does not write: put the file in its place"
+            raise OSError(errno.ELOOP, text, str(path)) from error
+        raise
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise OSError(errno.EINVAL, "is no regular file", str(path))
     return descriptor
+
+
+def truncate_regular(path: Path, size: int) -> None:
+    descriptor = open_regular(path, os.O_WRONLY)
+    try:
+        os.ftruncate(descriptor, size)
+    finally:
+        os.close(descriptor)
+
+
+def replace_link(path: Path) -> None:
+    """Replace a link by a copy of the file that it leads to, as nsqd is going to write to it. If that fails,
+    nsqd refuses to write to it.
+    """
+    with suppress(OSError):
+        if path.is_symlink():
+            replace_content(path, path.read_bytes())
 
 
 def read_regular(path: Path) -> bytes:

@@ -17,7 +17,7 @@ from nsq.daemons.nsqd.disk.layout import (
     Segments,
     pack_size,
 )
-from nsq.daemons.nsqd.disk.syncing import OpenFiles, write_at
+from nsq.daemons.nsqd.disk.syncing import OpenFiles, truncate_regular, write_at
 from nsq.errors import InvalidMessage
 
 
@@ -191,7 +191,7 @@ class Writer:
                 elif last in self._open:
                     os.ftruncate(self._open[last], piece.offset)
                 elif piece.begun:
-                    os.truncate(self._directory / self._layout.data(last), piece.offset)
+                    truncate_regular(self._directory / self._layout.data(last), piece.offset)
             except OSError as error:
                 file = self._layout.data(piece.number)
                 self._log.error(

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import errno
 import heapq
-import os
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -34,7 +33,7 @@ from nsq.daemons.nsqd.core.deferred import DeferredInMemory, DueRange
 from nsq.daemons.nsqd.disk.layout import BAD, HEAD_SIZE, SIZE_BYTES, Log, Place, message_id
 from nsq.daemons.nsqd.disk.queue import DiskQueue
 from nsq.daemons.nsqd.disk.reading import survey
-from nsq.daemons.nsqd.disk.syncing import SyncJob, remove_in_thread
+from nsq.daemons.nsqd.disk.syncing import SyncJob, remove_in_thread, truncate_regular
 from nsq.daemons.nsqd.storage.deferred_file import (
     FILE_BYTES,
     FILE_RECORDS,
@@ -314,7 +313,7 @@ class DeferredOnDisk(DeferredInMemory):
         """Make the next file, whose messages are all due, a file of the queue. Returns False on an error."""
         try:
             file.close()
-            os.truncate(file.data, file.sizes[1])
+            truncate_regular(file.data, file.sizes[1])
             self._disk.join_file(file.data, file.count, file.sizes[1], synced=self._durable)
         except OSError:
             return False
@@ -595,7 +594,7 @@ class DeferredOnDisk(DeferredInMemory):
         left = sum(file.left for file in files)
         try:
             for file in files:
-                os.truncate(file.data, file.sizes[1])
+                truncate_regular(file.data, file.sizes[1])
                 failed = file.data in self._failed_files
                 self._disk.join_file(file.data, file.count, file.sizes[1], synced=synced, failed=failed)
                 left -= file.left

@@ -17,7 +17,13 @@ from nsq.daemons.nsqd.disk.layout import (
     encode_roster,
     files_by_queue,
 )
-from nsq.daemons.nsqd.disk.syncing import Replacement, SyncJob, read_regular
+from nsq.daemons.nsqd.disk.syncing import (
+    Replacement,
+    SyncJob,
+    open_regular,
+    read_regular,
+    replace_link,
+)
 from nsq.daemons.nsqd.storage.deferred_file import deferred_files
 from nsq.errors import ConfigError
 
@@ -52,6 +58,7 @@ class DataDirectory:
         try:
             self._check_writable()
             self._refuse_special_files()
+            self._replace_links()
         except BaseException:
             self.unlock()
             raise
@@ -102,7 +109,7 @@ class DataDirectory:
         """Raise OSError if the disk has no room for ``size`` bytes."""
         path = self.path / f"{_ROSTER}.probe{TEMPORARY}"
         try:
-            with open(path, "wb") as file:
+            with open(open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as file:
                 for start in range(0, size, _PROBE_PIECE):
                     file.write(bytes(min(_PROBE_PIECE, size - start)))
                 file.flush()
@@ -127,7 +134,8 @@ class DataDirectory:
         """Refuse a directory without write permission. A full disk is accepted: it may get room later."""
         probe = self.path / f"{_ROSTER}.probe{TEMPORARY}"
         try:
-            probe.touch()
+            probe.unlink(missing_ok=True)
+            os.close(open_regular(probe, os.O_WRONLY | os.O_CREAT))
             probe.unlink()
         except OSError as error:
             if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
@@ -148,6 +156,14 @@ class DataDirectory:
                 raise ConfigError(
                     f"{entry.path!r} is no regular file: remove it, or name another --data-path"
                 )
+
+    def _replace_links(self) -> None:
+        """Replace links by copies, except those to files that are never written to again."""
+        with os.scandir(self.path) as entries:
+            links = [entry.name for entry in entries if entry.is_symlink()]
+        for name in links:
+            if name.endswith((".diskqueue.meta.dat", ".dues.dat")) or deferred_files([name]):
+                replace_link(self.path / name)
 
     def _roster_path(self) -> Path | None:
         path = self.path / _ROSTER

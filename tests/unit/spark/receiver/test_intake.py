@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from nsq.consumer.handlers import Requeue
+from nsq.consumer.decisions import Requeue
 from nsq.errors import WalError
 from nsq.message import Message
 from nsq.spark.receiver import receiving

@@ -340,6 +340,24 @@ def test_after_a_stop_gos_nsqd_finds_every_message_in_the_queue(tmp_path: Path, 
     assert sorted(go_reader.bodies(tmp_path, "t:c")) == sorted(found)
 
 
+@MODES
+@pytest.mark.parametrize("waiting", [0, 1])
+def test_a_kill_after_a_stop_and_a_start_is_not_taken_for_lost_files(
+    tmp_path: Path, durable: bool, waiting: int
+) -> None:
+    node = Node(tmp_path, durable=durable)
+    node.disk.append([b"r" * HEAD_SIZE + b"waits"] * waiting)
+    node.add(*delays(300))
+    node.stop()
+    killed = Node(tmp_path, durable=durable, clock=node.clock)
+    found = go_reader.GoQueue(tmp_path, "t:c").bodies()
+    assert found == [b"waits"] * waiting  # and none of the files that were taken out
+    killed.log.complaints.clear()
+    again = Node(tmp_path, durable=durable, clock=node.clock)
+    assert (len(again.deferred), again.disk.depth) == (300, waiting)
+    assert again.log.complaints == []
+
+
 def go_worked(directory: Path, count: int, *, adds: bool) -> list[bytes]:
     """Consume the first messages of the queue, and leave the rest as Go's nsqd does."""
     queue = DiskQueue(

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from nsq.daemons.nsqd.disk.layout import ChannelEntry, TopicEntry
-from nsq.daemons.nsqd.disk.syncing import open_regular
+from nsq.daemons.nsqd.disk.syncing import open_regular, read_regular, truncate_regular
 from nsq.daemons.nsqd.storage.directory import DataDirectory
 from nsq.errors import ConfigError
 from tests.unit.daemons.nsqd.disk.files import GOLDEN, Lines, names
@@ -37,10 +37,10 @@ def test_a_path_that_is_no_directory_is_named(tmp_path: Path) -> None:
 
 
 def test_a_read_only_path_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def touch(path: Path) -> None:
+    def refuse(path: Path, flags: int) -> int:
         raise OSError(errno.EROFS, "Read-only file system")
 
-    monkeypatch.setattr(Path, "touch", touch)
+    monkeypatch.setattr("nsq.daemons.nsqd.storage.directory.open_regular", refuse)
     directory = DataDirectory(tmp_path, Lines())
     with pytest.raises(ConfigError, match=rf"{tmp_path}.*takes no writes \(Read-only file system\)"):
         directory.lock()
@@ -124,3 +124,32 @@ def test_opening_a_fifo_fails_at_once(tmp_path: Path, flags: int) -> None:
     os.mkfifo(tmp_path / "fifo")
     with pytest.raises(OSError, match=r"no regular file|No such device"):
         open_regular(tmp_path / "fifo", flags)
+
+
+@pytest.mark.parametrize("flags", [os.O_WRONLY, os.O_RDWR, os.O_WRONLY | os.O_CREAT | os.O_TRUNC])
+def test_no_file_is_written_through_a_link(tmp_path: Path, flags: int) -> None:
+    outside, link = tmp_path / "outside", tmp_path / "link"
+    outside.write_bytes(b"content")
+    link.symlink_to(outside)
+    with pytest.raises(OSError, match="is a link"):
+        open_regular(link, flags)
+    with pytest.raises(OSError, match="is a link"):
+        truncate_regular(link, 0)
+    assert read_regular(link) == outside.read_bytes() == b"content"
+
+
+@pytest.mark.parametrize("target", ["outside", "nowhere"])
+def test_a_probe_removes_a_link_of_its_name(tmp_path: Path, target: str) -> None:
+    data, outside = tmp_path / "data", tmp_path / "outside"
+    data.mkdir()
+    outside.write_bytes(b"content")
+    probe = data / "nsqd.dat.probe.tmp"
+    probe.symlink_to(tmp_path / target)
+    directory = DataDirectory(data, Lines())
+    directory.lock()
+    probe.symlink_to(tmp_path / target)
+    with pytest.raises(OSError, match="is a link"):
+        directory.probe(1)
+    directory.probe(1)
+    directory.unlock()
+    assert (names(data), names(tmp_path), outside.read_bytes()) == ([], ["data", "outside"], b"content")

@@ -227,6 +227,51 @@ def test_ephemeral_topics_touch_no_disk(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
+@MODES
+@pytest.mark.parametrize("killed", [False, True], ids=["stopped", "killed"])
+def test_files_may_have_become_links_and_nsqd_writes_through_none(
+    tmp_path: Path, durable: bool, killed: bool
+) -> None:
+    (data := tmp_path / "data").mkdir()
+    (outside := tmp_path / "outside").mkdir()
+    options = {"durable": durable, "mem_queue_size": 0}
+
+    async def first_life() -> None:
+        async with node(data, **options) as one:
+            one.broker.topic("t").channel("c")
+            one.broker.publish("t", [b"1", b"2"])
+            one.broker.publish("without channel", [b"x"])
+            one.broker.publish_deferred("without channel", [(3600.0, b"y")])
+            one.broker.publish_deferred("t", [(3600.0, b"deferred %d" % number) for number in range(300)])
+            await one.wait_until_synced()
+            if killed:
+                shutil.copytree(data, outside, dirs_exist_ok=True)
+
+    async def second_life() -> None:
+        async with node(data, **options) as one:
+            one.broker.publish("t", [b"3"])
+            one.broker.publish("without channel", [b"z"])
+            one.broker.publish_deferred("without channel", [(3600.0, b"later")])
+            one.broker.publish_deferred("t", [(3600.0, b"4")])
+            await one.wait_until_synced()
+            assert await one.consume("t", "c", 3) == [b"1", b"2", b"3"]
+            deferred = one.broker.topics["t"].channels["c"].deferred
+            assert len(deferred) == 301 if durable or not killed else 1 <= len(deferred) <= 301
+            assert one.storage.health == HEALTHY
+
+    asyncio.run(first_life())
+    if not killed:
+        shutil.copytree(data, outside, dirs_exist_ok=True)
+    before = {path.name: path.read_bytes() for path in outside.iterdir()}
+    assert len(before) > 6
+    shutil.rmtree(data)
+    data.mkdir()
+    for path in outside.iterdir():
+        (data / path.name).symlink_to(path)
+    asyncio.run(second_life())
+    assert {path.name: path.read_bytes() for path in outside.iterdir()} == before
+
+
 class TestRounds:
     def test_a_topic_forgets_only_what_its_channels_have_on_disk(self, tmp_path: Path) -> None:
         async def scenario() -> None:

@@ -1,0 +1,381 @@
+"""The open connections of a consumer: messages come in, answers and RDY go out.
+
+    read loops       a message -> the handlers' inbox; they never wait
+    handler threads  an answer, which its thread has claimed -> the connection's queue
+    the owner        RDY, as ``RdyWindows`` decides -> the connections' queues; touches, timeouts
+
+While the consumer backs off, the owner puts the answer there, behind the RDY that follows from it.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import random
+import time
+from collections.abc import Callable, Hashable, Iterable
+from functools import partial
+
+from nsq.config import Config
+from nsq.connection.conn import Conn, ConnDelegate
+from nsq.connection.endpoint import Key
+from nsq.connection.handshake import describe
+from nsq.consumer.decisions import requeue_delay
+from nsq.consumer.handlers import HandlerPool
+from nsq.consumer.rdy import Backoff, Outcome, RdyWindows, Strategy, exponential
+from nsq.consumer.reports import Reporter, added
+from nsq.errors import NsqError, ServerError
+from nsq.log import Logger
+from nsq.message import Message
+from nsq.threads.owner import Owner
+
+log = Logger("nsq.consumer")
+
+#: Messages that keep one handler busy, a thread or a task: one in work and the next one at hand. More would
+#: only wait in the inbox, while their timeout runs.
+_IN_FLIGHT_PER_HANDLER = 2
+#: The share of RDY in flight from which on hardly more messages can come.
+_STARVED_AT = 0.85
+#: Seconds that a caller waits for the owner to carry out a request such as ``pause``.
+_PATIENCE = 5.0
+
+
+class Connections(ConnDelegate):
+    """The table of open connections, their windows, and the delegate of them all. The owner calls the
+    methods, except where noted.
+
+    ``closed`` is called by the owner when a connection has ended, with the cause.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        owner: Owner,
+        pool: HandlerPool,
+        windows: type[RdyWindows],
+        reporter: Reporter,
+        closed: Callable[[Conn, NsqError | None], object],
+    ) -> None:
+        self.windows = windows(
+            config.max_in_flight or 0,
+            Backoff(backoff_strategy(config), config.max_backoff_duration),
+            random.choice,
+            config.low_rdy_idle_timeout,
+            config.low_rdy_timeout,
+        )
+        self.table_and_totals: tuple[dict[Key, Conn], list[int]] = {}, [0, 0, 0, 0]
+        """The connections, and the totals of ended ones: received, finished, requeued, timed out. Swapped,
+        never changed, as any thread reads it.
+        """
+        self.stopping = False
+        """Whether no connection is added any more."""
+        self.touches_unanswered = False
+        """Whether auto_touch also touches messages that the program answers after their handler's end."""
+        self.max_in_flight_given = config.max_in_flight is not None
+        """Whether max_in_flight is the user's. Otherwise it follows from the handlers."""
+        self._config, self._owner, self._pool = config, owner, pool
+        self._reporter, self._hooks, self._hooked = reporter, reporter.hooks, reporter.hooked
+        self._closed = closed
+        self._decision_due = False  # the windows may have to change
+        self._ticked_at = 0.0
+        self._warned_of_turns = False
+        self._shrunk = False  # the log has a warning about the handlers' limit
+
+    # Settings: any thread.
+
+    def set_max_in_flight(self, max_in_flight: int) -> None:
+        self.max_in_flight_given = True
+        self.windows.max_in_flight = max_in_flight
+        self._decide_soon()
+
+    def pause(self, paused: bool) -> None:
+        self.windows.paused = paused
+        self._decide_soon()
+
+    def _decide_soon(self) -> None:
+        """Have the owner decide about RDY with the new settings, and wait for that."""
+        if self._owner.is_current or not self._owner.begun:  # a user's backoff_strategy
+            self._request_decision()
+        else:
+            self._owner.do(self.decide, time.monotonic() + _PATIENCE, lambda: self.stopping)
+
+    def follow_handlers(self) -> None:
+        """Let max_in_flight follow from the messages that the handlers work on at once, unless the user has
+        set it.
+        """
+        if not self.max_in_flight_given:
+            self.windows.max_in_flight = self._pool.at_once * _IN_FLIGHT_PER_HANDLER
+
+    def _request_decision(self) -> None:
+        """Have the owner check soon whether windows change."""
+        if not self._decision_due:
+            self._decision_due = True
+            self._owner.wake()
+
+    # Reports: any thread.
+
+    @property
+    def table(self) -> dict[Key, Conn]:
+        return self.table_and_totals[0]
+
+    @property
+    def starved(self) -> bool:
+        """Whether some nsqd can hardly send more before messages that are here are answered."""
+        sessions = [conn.session for conn in self.table.values()]
+        return any(each.in_flight > 0 and each.in_flight >= each.rdy * _STARVED_AT for each in sessions)
+
+    def in_flight(self) -> dict[Hashable, int]:
+        return {conn: conn.session.in_flight for conn in self.table.values()}
+
+    # Connections come and go.
+
+    def expect(self, connections: int) -> None:
+        """Share RDY among so many connections, also while some are still dialed."""
+        if connections != self.windows.expected:
+            self.windows.expected = connections
+            self._decision_due = True
+
+    def give_each_room(self, endpoints: int) -> None:
+        """Let each connection have a message at a time, unless the user has set a smaller max_in_flight."""
+        self.windows.grows = not self.max_in_flight_given
+        self._decision_due = True
+        if self.windows.must_take_turns(endpoints) and not self._warned_of_turns:
+            self._warned_of_turns = True
+            self._log(
+                logging.WARNING,
+                "%s: max_in_flight is %d, but there are %d partitions: they take turns, one message each. "
+                "Leave it out, or give at least their number",
+                self.windows.max_in_flight,
+                endpoints,
+            )
+
+    def add(self, conn: Conn) -> None:
+        """Note a new connection, before its loops run."""
+        self.windows.connected(conn, conn.session.max_rdy, time.monotonic())
+        self.decide()
+        # When it has its share: ``wait_until_connected`` counts it from now on.
+        table, gone = self.table_and_totals
+        self.table_and_totals = {**table, conn.key: conn}, gone
+        # Before the loops run: hooks must hear of a connection's beginning before its end.
+        self._reporter.tell(self._hooks.connected, conn.address)
+        self._log(logging.INFO, "%s: connected to nsqd %s", conn.address, address=conn.address)
+
+    def send_cls(self, conns: Iterable[Conn]) -> None:
+        """Ask nsqds to send no more messages. Each connection ends once its last message is answered."""
+        # All before deciding: one's RDY must not go to another that is about to close.
+        for conn in conns:
+            conn.send_cls()
+            self.windows.closing(conn)
+        self.decide()
+
+    def remove(self, conn: Conn, cause: NsqError | None) -> None:
+        """Forget a connection that has ended."""
+        table, gone = self.table_and_totals
+        self.table_and_totals = (
+            {key: each for key, each in table.items() if each is not conn},
+            added(gone, [conn]),
+        )
+        self.windows.disconnected(conn)
+        self.decide()
+        address = conn.address
+        if cause is None:
+            self._log(logging.INFO, "%s: connection to nsqd %s closed", address, address=address)
+        else:
+            reason = describe(address, cause)
+            self._log(logging.WARNING, "%s: connection lost: %s", reason, address=address)
+        self._reporter.tell(self._hooks.disconnected, address, cause)
+
+    def abandon(self) -> None:
+        """Forget the connections in a forked child."""
+        self.table_and_totals = {}, self.table_and_totals[1]
+
+    # What the connections report: their loops, and threads that answer.
+
+    def on_messages(self, conn: Conn, messages: list[Message]) -> None:
+        now = conn.last_message_at
+        nsqd = self.windows.nsqds.get(conn)
+        if nsqd is not None:
+            silent = now - nsqd.last_message_at
+            nsqd.last_message_at = nsqd.has_sent_at = now
+            if silent >= self._config.low_rdy_idle_timeout:
+                self._request_decision()  # this nsqd's share grows again
+        if self._hooked:
+            self._reporter.tell(self._hooks.received, messages)
+        self._pool.put(messages)
+
+    def on_error(self, conn: Conn, error: ServerError) -> None:
+        if self._pool.expects(error):
+            return
+        level = logging.ERROR if error.fatal else logging.WARNING
+        self._log(level, "%s: nsqd %s: %s", conn.address, error, address=conn.address)
+        self._reporter.tell(self._hooks.server_error, conn.address, error)
+
+    def on_heartbeat(self, conn: Conn) -> None:
+        self._reporter.tell(self._hooks.heartbeat, conn.address)
+
+    def on_close(self, conn: Conn, cause: NsqError | None) -> None:
+        self._owner.ask(partial(self._closed, conn, cause))
+
+    def wants_answers(self) -> bool:
+        return self._hooked or self.windows.backoff.level > 0 or self.windows.below_target
+
+    def on_finished(self, conn: Conn, message: Message, success: bool) -> bool:
+        if self._hooked:
+            self._reporter.tell(self._hooks.finished, message)
+        windows = self.windows
+        if windows.backoff.level:  # the RDY that follows from this answer goes out before it
+            outcome = Outcome.SUCCESS if success else Outcome.NEUTRAL
+            self._owner.ask(partial(self._answer, outcome, conn, message))
+            return True
+        if windows.below_target:
+            self._request_decision()
+        return False
+
+    def on_requeued(self, conn: Conn, message: Message, delay_ms: int, backoff: bool) -> bool:
+        self._reporter.tell(self._hooks.requeued, message)
+        if backoff or self.windows.backoff.level:
+            outcome = Outcome.FAILURE if backoff else Outcome.NEUTRAL
+            self._owner.ask(partial(self._answer, outcome, conn, (message, delay_ms)))
+            return True
+        if self.windows.below_target:
+            self._request_decision()
+        return False
+
+    def requeue_delay(self, attempts: int) -> float:
+        return requeue_delay(attempts, self._config, random.random())
+
+    def on_timed_out(self, conn: Conn, message: Message) -> None:
+        fields = self._pool.fields_of(message)
+        log.warning("%r from %s timed out here", message, conn.address, extra=fields)
+        self._reporter.tell(self._hooks.timed_out, message)
+        if message.auto_response:  # it was in the inbox, or its handler began it too late
+            self._owner.ask(self._handlers_are_late)
+        if self.windows.below_target:
+            self._request_decision()
+
+    # Windows, and the outcomes that change them.
+
+    def decide_if_due(self) -> None:
+        if self._decision_due:
+            self._decision_due = False
+            self.decide()
+
+    def decide(self) -> None:
+        """Send each nsqd its RDY, where that changes."""
+        was_below_target = self.windows.below_target
+        self._send_rdy()
+        if self.windows.below_target and not was_below_target:
+            # Again: an answer given meanwhile did not see ``below_target``, and so requested no decision.
+            self._send_rdy()
+
+    def _send_rdy(self) -> None:
+        for conn, rdy in self.windows.decide(time.monotonic(), self.in_flight()):
+            assert isinstance(conn, Conn)
+            conn.send_rdy(rdy)
+
+    def _answer(self, outcome: Outcome, conn: Conn, answer: Message | tuple[Message, int]) -> None:
+        """Note an outcome, and send the answer after the RDY: the answer makes room for another message."""
+        backoff, now = self.windows.backoff, time.monotonic()
+        before = backoff.level, backoff.until
+        try:
+            if self.windows.outcome(outcome, now) or self.windows.below_target:
+                self.decide()
+        finally:
+            conn.put(answer)
+        if (backoff.level, backoff.until) != before:
+            if backoff.until is None:
+                self._log(logging.INFO, "%s: backing off is over")
+            else:
+                self._log(
+                    logging.WARNING if outcome is Outcome.FAILURE else logging.INFO,
+                    "%s: paused for %.3g s, then one message to try (backing off, step %d)",
+                    backoff.until - now,
+                    backoff.level,
+                )
+            self._reporter.tell(self._hooks.backing_off, backoff.level)
+
+    def _handlers_are_late(self) -> None:
+        """Lower the handlers' limit: a message has timed out before its handler was done."""
+        now, timeout, most = time.monotonic(), self._handling_time(), self.windows.max_in_flight
+        if self.windows.handled_late(now, timeout, len(self._pool)):
+            self._log(
+                logging.INFO if self._shrunk else logging.WARNING,
+                "%s: messages time out before their handlers are done. At most %d are taken at once from "
+                "now on, not max_in_flight (%d), until the handlers are quicker: give more threads, a longer "
+                "msg_timeout (now %g s), or a lower max_in_flight",
+                self.windows.allowed,
+                most,
+                timeout,
+            )
+            self._shrunk = True
+            self.decide()
+
+    # The clock.
+
+    def next_tick(self) -> float:
+        """Return when to call ``tick`` again."""
+        interval = self._config.rdy_redistribute_interval
+        if self._config.auto_touch:
+            interval = min(interval, self._shortest_timeout() / 4)
+        if self.windows.handling.active:
+            interval = min(interval, self._shortest_timeout() / 8)
+        until = self.windows.backoff.until
+        return min(self._ticked_at + interval, math.inf if until is None else until)
+
+    def _shortest_timeout(self) -> float:
+        return min((conn.session.msg_timeout for conn in self.table.values()), default=60.0)
+
+    def tick(self) -> None:
+        """Do what the clock asks for, if that is due."""
+        now = time.monotonic()
+        if now < self.next_tick():
+            return
+        self._ticked_at = now
+        conns = list(self.table.values())
+        if self._config.auto_touch:
+            working = None if self.touches_unanswered else set(self._pool.in_work())
+            for conn in conns:
+                conn.touch_expiring(now, working)
+        for conn in conns:
+            conn.expire(now)
+        if self._pool.inbox.qsize() > self.windows.max_in_flight:
+            self._pool.sweep(now)
+        handling = self.windows.handling
+        if handling.active:
+            oldest = max((conn.session.oldest(now) for conn in conns), default=0.0)
+            if handling.relax(now, self._handling_time(), self.windows.max_in_flight, oldest):
+                self._log(
+                    logging.INFO, "%s: the handlers are quick: at most %d messages now", self.windows.allowed
+                )
+        self.windows.tick(now, self.in_flight())
+        self.decide()
+
+    def _handling_time(self) -> float:
+        """Return the seconds within which a handler must begin with a message."""
+        if not self._config.auto_touch:
+            return self._shortest_timeout()
+        return min((conn.session.max_msg_timeout for conn in self.table.values()), default=900.0)
+
+    def _log(self, level: int, text: str, *values: object, address: str = "") -> None:
+        """Log a line that begins with the consumer's name."""
+        log.log(level, text, self._reporter.name, *values, extra=self._reporter.fields(address))
+
+
+def backoff_strategy(config: Config) -> Strategy:
+    """Return the option ``backoff_strategy`` as a function."""
+    fallback = exponential(config.backoff_multiplier)
+    strategy = config.backoff_strategy
+    if strategy == "full_jitter":
+        return exponential(config.backoff_multiplier, random.random)
+    if not callable(strategy):
+        return fallback
+
+    def wait(level: int) -> float:
+        """Call the user's function; its exceptions must not reach the code that answers messages."""
+        try:
+            return float(strategy(level))
+        except BaseException:  # SystemExit too: the calling thread of ours must go on
+            log.exception("backoff_strategy %r failed at level %d: exponential this time", strategy, level)
+            return fallback(level)
+
+    return wait

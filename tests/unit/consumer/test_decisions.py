@@ -1,0 +1,91 @@
+"""What a handler's result or error means for its message."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from nsq.consumer.decisions import (
+    Again,
+    Decision,
+    GivenUp,
+    GiveUp,
+    Requeue,
+    check_result,
+    decide,
+    decide_before,
+    outlook,
+)
+from nsq.errors import UsageError
+
+FAILED = ValueError("no such order")
+EXEMPT = LookupError("not yet")
+HOPELESS = GiveUp("cannot be read")
+
+
+@pytest.mark.parametrize(
+    ("error", "attempts", "options", "expected"),
+    [
+        (FAILED, 1, {}, Again(90.0, True)),
+        (EXEMPT, 1, {"no_backoff": (LookupError,)}, Again(90.0, False)),
+        (Requeue(), 1, {}, Again(90.0, True)),
+        (Requeue(0.0, backoff=False), 1, {}, Again(0.0, False)),
+        (HOPELESS, 1, {}, GivenUp("its handler gave it up", HOPELESS)),
+        (FAILED, 5, {}, Again(90.0, True, is_last=True)),
+        (FAILED, 4, {"at_last_failure": True}, Again(90.0, True)),
+        (
+            FAILED,
+            5,
+            {"at_last_failure": True},
+            GivenUp("it failed at its last attempt (max_attempts is 5)", FAILED),
+        ),
+        (Requeue(), 5, {"at_last_failure": True}, Again(90.0, True, is_last=True)),
+    ],
+)
+def test_an_error_requeues_or_gives_up(
+    error: BaseException, attempts: int, options: dict[str, Any], expected: Decision
+) -> None:
+    assert decide(error, attempts, 5, 90.0, **options) == expected
+
+
+def test_a_handler_gets_a_message_until_its_attempts_are_used_up() -> None:
+    assert decide_before(5, 5) is None
+    given_up = decide_before(6, 5)
+    assert str(given_up) == "its attempts were used up, by requeues or timeouts (max_attempts is 5)"
+    assert decide_before(6, float("inf")) is None
+
+
+def test_the_reason_has_the_words_of_a_handler_that_gives_up() -> None:
+    assert str(GivenUp("its handler gave it up", HOPELESS)) == "its handler gave it up: cannot be read"
+    assert str(GivenUp("it failed", FAILED)) == "it failed"  # the log has the error already
+
+
+async def coroutine() -> None: ...
+
+
+def test_only_false_and_what_has_not_run_are_no_success() -> None:
+    for result in (None, True, 0, "", b"False"):
+        check_result(result)
+    with pytest.raises(Requeue):
+        check_result(False)
+    for result in (coroutine(), (each for each in [1])):
+        with pytest.raises(UsageError):
+            check_result(result)
+
+
+@pytest.mark.parametrize(
+    ("decisions", "counted", "expected"),
+    [
+        ([Again(90.0, True)], False, "again in 90 s"),
+        ([Again(450.0, True, is_last=True)], False, "again in 450 s, then given up (max_attempts is 5)"),
+        ([GivenUp("why")], False, "given up"),
+        ([], False, "no answer now: answered before, timed out, or left to the program for later"),
+        ([Again(90.0, True), Again(270.0, True)], True, "2 again in 90 to 270 s"),
+        ([Again(90.0, True), GivenUp("why")], True, "1 again in 90 s, 1 given up"),
+    ],
+)
+def test_the_log_says_what_becomes_of_the_messages(
+    decisions: list[Decision], counted: bool, expected: str
+) -> None:
+    assert outlook(decisions, 5, counted=counted) == expected
