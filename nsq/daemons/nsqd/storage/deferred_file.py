@@ -121,6 +121,9 @@ class DeferredFile:
         self.sizes = (0, 0)  # of the index and of the records
         # Messages that have left, though the index does not say so yet; whether each is finished, not moved.
         self.leaving: dict[bytes, bool] = {}
+        # Messages whose whole record, or due time, only the topic has. The index must not say that they have left:
+        # after another kill the topic's records would be ignored.
+        self.ignored: set[bytes] = set()
         self.intact = False  # whether it has exactly the messages that it says, so that it can be joined
         self.was_read = False  # into memory, in this run or an earlier one
         self.damaged = False  # whether some messages were lost, or their due times
@@ -193,6 +196,13 @@ class DeferredFile:
         self.left -= len(self.leaving) - before
         self.intact = False
 
+    def ignore(self, ids: Iterable[bytes]) -> None:
+        """Leave these messages to the topic, which will hand them over again."""
+        before = len(self.ignored)
+        self.ignored.update(ids)
+        self.left -= len(self.ignored) - before
+        self.intact = False
+
     def write_left(self, ids: Iterable[bytes]) -> None:
         """Note in the index that these messages have left."""
         gone = [each for each in ids if each in self.leaving]
@@ -231,13 +241,12 @@ class DeferredFile:
             self.unwritten = len(lost)
         elif lost:
             problem = problem or f"lacks {len(lost)} messages"
-        without = sum(each not in dues and each not in self.leaving for each in records)
+        gone = self.leaving.keys() | self.ignored
+        without = sum(each not in dues and each not in gone for each in records)
         if without:
             problem = problem or f"lacks {without} due times: these messages are delivered at once"
         problem = problem or late_due_times(dues, self.latest)
-        entries = [
-            (dues.get(each, 1), record) for each, record in records.items() if each not in self.leaving
-        ]
+        entries = [(dues.get(each, 1), record) for each, record in records.items() if each not in gone]
         return [entry for entry in entries if entry[0] != HAS_LEFT], problem
 
     def read_index(self) -> dict[bytes, int]:
@@ -376,7 +385,7 @@ def choose_records(
         if without := file.ids_without_due_time(dues, sizes):
             incomplete.add(file)
             suspects.update(without)
-            file.leave(without & in_topic.keys())
+            file.ignore(without & in_topic.keys())
     chosen: dict[bytes, tuple[int, int, DeferredFile]] = {}
     for file in files:
         if suspects.isdisjoint(file.read_index()) and file not in incomplete:
@@ -391,10 +400,11 @@ def choose_records(
                 chosen[each] = max(found, other)
                 if other[2] is not file:
                     min(found, other)[2].leave([each])
-    last = {each.id: each for each in sorted(queued, key=lambda each: each.wholeness)}  # and most whole
+    last = {each.id: each for each in sorted(queued, key=lambda each: each.wholeness)}  # of the whole ones
     for each, (whole, _, file) in [*chosen.items()]:
-        if whole < in_topic.get(each, 0) or (each in last and whole < last[each].wholeness):
-            file.leave([each])
+        queue, topic = last[each].wholeness if each in last else 0, in_topic.get(each, 0)
+        if whole < max(queue, topic):
+            (file.ignore if queue < topic else file.leave)([each])
             del chosen[each]
     obsolete = {
         place: each

@@ -511,6 +511,27 @@ def test_zeros_that_a_power_cut_leaves_in_an_index_do_not_say_that_a_message_has
     assert messages_of(after) == ([], [b"50.0"] * (not in_topic) + [b"60.0"])
 
 
+@pytest.mark.parametrize("damage", ["torn", "without a due time"])
+def test_a_message_that_only_its_topic_has_whole_is_not_taken_for_one_that_has_left(
+    tmp_path: Path, damage: str
+) -> None:
+    (tmp_path / "a").mkdir()
+    node = Node(tmp_path / "a", durable=True)
+    sent = message(b"50.0", node.clock.now() + 50.0)
+    node.deferred.add([message(b"5000.0", node.clock.now() + 5000.0)])
+    node.deferred.add([sent])
+    after_cut = node.copy(tmp_path / "b")
+    (path,) = after_cut.glob("*.deferred.000001.dat" if damage == "torn" else "*.dues.dat")
+    path.write_bytes(torn(path.read_bytes()) if damage == "torn" else path.read_bytes()[:-24])
+    in_topic = {sent.id: wholeness(encode(sent))}
+    after = later(node, after_cut, in_topic=in_topic)
+    assert messages_of(after) == ([], [])
+    after.sync()
+    after_kill = later(after, after.copy(tmp_path / "c"), in_topic=in_topic)  # the topic is paused
+    assert after_kill.deferred.repeated == set()
+    assert messages_of(after_kill) == ([], [])
+
+
 def test_two_records_of_a_message_in_one_file_spoil_no_other_after_a_stop_and_a_kill(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     node = Node(tmp_path / "a", durable=True)
