@@ -287,11 +287,14 @@ class DeferredFile:
     def read_joined(self) -> list[tuple[int, int]]:
         """Return the numbers and sizes of the queue's files that stops have made of the records.
 
-        A power cut can undo the renaming of later ones.
+        A power cut can undo the renaming of later ones. But after the first note that a message has left, the
+        records are here for good: if they are gone, the file was about to be removed.
         """
         try:
             entries = self._index_entries()
         except OSError:
+            return []
+        if any(due == HAS_LEFT and each != _READ for each, due in entries):
             return []
         return [
             (number, size)

@@ -388,6 +388,24 @@ def test_an_index_of_a_channel_that_gos_nsqd_made_anew_is_ignored(tmp_path: Path
     assert not any("dues" in name for name in names(tmp_path))
 
 
+def test_an_index_that_a_kill_has_left_alone_claims_no_new_file_of_the_queue(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    node = Node(tmp_path / "a", durable=True)
+    node.add(50.0, 60.0)
+    node.stop()
+    after = later(node, tmp_path / "a")
+    for _ in range(2):  # now the queue writes a file of that name, with the same records
+        after.run(55.0)
+        after.disk.append([encode(after.released[-1][1])])
+        after_kill = after.copy(tmp_path / f"{len(after.released)}")
+        after.sync()
+    (records,) = after_kill.glob("*.deferred.00000?.dat")
+    assert records.stat().st_size == (after_kill / "t:c.diskqueue.000000.dat").stat().st_size
+    records.unlink()
+    last = later(after, after_kill)
+    assert [record[HEAD_SIZE:] for _, record in last.disk.read(10)] == bodies(each for _, each in after.released)
+
+
 @MODES
 def test_a_kill_loses_only_what_was_in_memory(tmp_path: Path, durable: bool) -> None:
     (tmp_path / "a").mkdir()
