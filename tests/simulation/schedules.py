@@ -87,7 +87,7 @@ def _receive_all_after_a_tear(script: Script, nsqd: Nsqd, bodies: list[bytes]) -
 
 @schedule
 def what_a_stop_writes_again_and_a_power_cut_tears_does_not_replace_it(script: Script) -> None:
-    """A stop writes messages in flight again, with their attempts. The records before those count until then."""
+    """A stop writes messages in flight again, with their attempts. Their older records count until then."""
     nsqd = script.nsqd(durable=True, max_bytes_per_file=1500)
     producer = nsq.Producer(nsqd.tcp_address)
     NsqdApi(nsqd.http_address).create_topic("orders")

@@ -173,7 +173,7 @@ def message_id(record: bytes) -> bytes:
 def wholeness(record: bytes) -> int:
     """Return the greatest number for the whole one of a message's records, whose bodies are equal.
 
-    A power cut can tear a record that was not fsynced: it has zeros instead of other bytes, or a smaller size.
+    A power cut can tear one that was not fsynced: it has zeros instead of other bytes, or a smaller size.
     """
     return 2 * len(record) - record.count(0, HEAD_SIZE)
 

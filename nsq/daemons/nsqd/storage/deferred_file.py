@@ -121,8 +121,8 @@ class DeferredFile:
         self.sizes = (0, 0)  # of the index and of the records
         # Messages that have left, though the index does not say so yet; whether each is finished, not moved.
         self.leaving: dict[bytes, bool] = {}
-        # Messages whose whole record, or due time, only the topic has. The index must not say that they have left:
-        # after another kill the topic's records would be ignored.
+        # Messages whose whole record, or due time, only the topic has. The index must not say that they have
+        # left: after another kill the topic's records would be ignored.
         self.ignored: set[bytes] = set()
         self.intact = False  # whether it has exactly the messages that it says, so that it can be joined
         self.was_read = False  # into memory, in this run or an earlier one
@@ -356,8 +356,8 @@ class DeferredFile:
 
 
 class Choice(NamedTuple):
-    """``obsolete`` are the queue's records that do not count, with their messages' ids; ``known`` the ids of the
-    topic's messages that it need not hand over.
+    """``obsolete`` are the queue's records that do not count, with their messages' ids; ``known`` the ids of
+    the topic's messages that it need not hand over.
     """
 
     obsolete: dict[Place, bytes]
@@ -369,8 +369,8 @@ def choose_records(
 ) -> Choice:
     """Of each message that a kill or a power cut left with several records, choose one.
 
-    ``queued`` are the queue's records. ``in_topic`` has the messages that the topic will hand over again: their
-    ids, and how whole their records are.
+    ``queued`` are the queue's records. ``in_topic`` has the messages that the topic will hand over again:
+    their ids, and how whole their records are.
 
     A message gets its next record before the last one is given up. So the files can have it twice: the one
     due last counts. And the queue can have it too: it was deferred after that, or is due already. A power cut
