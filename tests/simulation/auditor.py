@@ -91,7 +91,8 @@ class Auditor:
             return
         for handled in self.load.handled:
             message = self.load.sent.get(handled.key)
-            if message is None or any(message.began <= at <= message.ended for at in self.faults.lossy):
+            ended = math.inf if message is None or message.state == "perhaps" else message.ended
+            if message is None or any(message.began <= at <= ended for at in self.faults.lossy):
                 continue  # it was not confirmed before nsqd ended
             if message.defer and handled.at < message.began + message.defer - _EARLY:
                 early = message.began + message.defer - handled.at

@@ -60,17 +60,18 @@ class File:
         """An fsync has failed: what was written counts as clean, and is not on the platters."""
         self.changes = []
 
-    def cut_power(self, chance: random.Random) -> None:
+    def cut_power(self, chance: random.Random | None) -> None:
         states = [self.durable]
         content = bytearray(self.durable)
         for offset, data in self.changes:
             _apply(content, offset, data)
             states.append(bytes(content))
         if len(states) > 1:
-            size = len(chance.choice(states))
+            size = len(chance.choice(states) if chance else content)
             kept = bytearray(size)
             for start in range(0, size, _SECTOR):
-                piece = chance.choice(states)[start : start + _SECTOR][: size - start]
+                state = chance.choice(states) if chance else states[-1 if start // _SECTOR % 2 == 0 else 0]
+                piece = state[start : start + _SECTOR][: size - start]
                 kept[start : start + len(piece)] = piece
             self.durable = bytes(kept)
         self.content, self.changes = bytearray(self.durable), []
@@ -127,9 +128,10 @@ class Disk:
     def sync_names(self) -> None:
         self._durable_names, self._journal = dict(self.names), []
 
-    def cut_power(self, chance: random.Random) -> None:
+    def cut_power(self, chance: random.Random | None) -> None:
+        """Forget some of what was not fsynced; without ``chance``, every other sector."""
         names = dict(self._durable_names)
-        for step in self._journal[: chance.randint(0, len(self._journal))]:
+        for step in self._journal[: chance.randint(0, len(self._journal)) if chance else None]:
             _rename(names, step)
         self.names = names
         self.sync_names()
@@ -173,6 +175,14 @@ class _Open(io.RawIOBase):
 
     def writable(self) -> bool:
         return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        assert self.file is not None
+        self._position = offset + (0, self._position, len(self.file.content))[whence]
+        return self._position
 
     def readinto(self, buffer: Any) -> int:
         data = pread(self._number, len(buffer), self._position)

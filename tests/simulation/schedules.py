@@ -5,6 +5,7 @@ from __future__ import annotations
 import nsq
 from nsq.http.nsqd import NsqdApi
 from tests.simulation.script import Script, schedule
+from tests.simulation.world import Nsqd
 
 
 @schedule
@@ -68,4 +69,72 @@ def time_that_passes_while_a_file_is_read_makes_no_message_early(script: Script)
     bodies = script.received(nsqd, "orders", "billing", 1)
     script.check(bodies == [b"late"], "the message comes")
     script.check(script.at[0] >= due, f"it comes when it is due, not {due - script.at[0]:.3f} s before")
+    producer.close()
+
+
+def _bodies() -> list[bytes]:
+    """Return bodies larger than a sector, of which a power cut can leave a part."""
+    return [b"%04d" % number + b"x" * 1200 for number in range(6)]
+
+
+def _receive_all_after_a_tear(script: Script, nsqd: Nsqd, bodies: list[bytes]) -> None:
+    script.until(lambda: not nsqd.alive, "the power goes")
+    script.restart(nsqd)
+    received = script.received(nsqd, "orders", "billing", len(bodies))
+    missing = set(bodies) - set(received)
+    script.check(not missing, f"every confirmed message comes whole: {len(missing)} of {len(bodies)} do not")
+
+
+@schedule
+def what_a_stop_writes_again_and_a_power_cut_tears_does_not_replace_it(script: Script) -> None:
+    """A stop writes messages in flight again, with their attempts. Their older records count until then."""
+    nsqd = script.nsqd(durable=True, max_bytes_per_file=1500)
+    producer = nsq.Producer(nsqd.tcp_address)
+    NsqdApi(nsqd.http_address).create_topic("orders")
+    NsqdApi(nsqd.http_address).create_channel("orders", "billing")
+    producer.multi_publish("orders", _bodies())
+    delivered: list[bytes] = []
+
+    def handle(message: nsq.Message) -> None:
+        delivered.append(message.body)
+        script.sleep(20)
+
+    consumer = nsq.Consumer("orders", "billing", nsqd=nsqd.tcp_address, max_in_flight=100)
+    consumer.add_handler(handle, threads=len(_bodies()))
+    consumer.start()
+    script.until(lambda: len(delivered) == len(_bodies()), "all are in flight")
+    script.before(nsqd, "fsync", "billing.diskqueue", lambda: nsqd.cut_power(holes=True))
+    nsqd.stop()
+    consumer.stop(0.1)
+    _receive_all_after_a_tear(script, nsqd, _bodies())
+    producer.close()
+
+
+@schedule
+def what_a_topic_hands_over_and_a_power_cut_tears_comes_again(script: Script) -> None:
+    """The topic has a message until its channels have fsynced it."""
+    nsqd = script.nsqd(durable=True, max_bytes_per_file=1500)
+    producer = nsq.Producer(nsqd.tcp_address)
+    producer.multi_publish("orders", _bodies())
+    script.before(nsqd, "fsync", "billing.diskqueue", lambda: nsqd.cut_power(holes=True))
+    script.thread(lambda: NsqdApi(nsqd.http_address, timeout=1.0).create_channel("orders", "billing"))
+    _receive_all_after_a_tear(script, nsqd, _bodies())
+    producer.close()
+
+
+@schedule
+def what_is_requeued_with_a_delay_and_a_power_cut_tears_does_not_replace_it(script: Script) -> None:
+    """A requeue writes the message to a file of deferred ones. Its record in the queue counts until then."""
+    nsqd = script.nsqd(durable=True)
+    producer = nsq.Producer(nsqd.tcp_address)
+    NsqdApi(nsqd.http_address).create_topic("orders")
+    NsqdApi(nsqd.http_address).create_channel("orders", "billing")
+    producer.multi_publish("orders", _bodies())
+    script.before(nsqd, "fsync", ".deferred.", lambda: nsqd.cut_power(holes=True))
+    consumer = nsq.Consumer("orders", "billing", nsqd=nsqd.tcp_address, max_in_flight=100)
+    consumer.add_handler(lambda message: message.requeue(2.0))
+    consumer.start()
+    script.until(lambda: not nsqd.alive, "the power goes")
+    consumer.stop(0.1)
+    _receive_all_after_a_tear(script, nsqd, _bodies())
     producer.close()

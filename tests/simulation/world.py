@@ -310,12 +310,14 @@ class Nsqd(Daemon):
         self.disk = disks[name] = Disk(name)
         self.options = {"data_path": f"{disk.ROOT}/{name}", "node_id": len(disks), **options}
 
-    def cut_power(self) -> None:
-        """Cut the host off its power: the disk keeps what it has, in part what was not fsynced."""
+    def cut_power(self, *, holes: bool = False) -> None:
+        """Cut the host off its power: the disk keeps what it has, in part what was not fsynced. With
+        ``holes``, all of that but every other sector.
+        """
         process, self.running = self.process, False
         scheduler.story(f"{self.name} loses its power")
         network.network.power_off(self.host)
-        self.disk.cut_power(self.world.chance)
+        self.disk.cut_power(None if holes else self.world.chance)
         if process is not None and process.alive:
             process.descriptors.clear()
             scheduler.kill(process)

@@ -192,6 +192,14 @@ def message_id(record: bytes) -> bytes:
     return record[HEAD_SIZE - 16 : HEAD_SIZE]
 
 
+def wholeness(record: bytes) -> int:
+    """Return the greatest number for the whole one of a message's records, whose bodies are equal.
+
+    A power cut can tear one that was not fsynced: it has zeros instead of other bytes, or a smaller size.
+    """
+    return 2 * len(record) - record.count(0, HEAD_SIZE)
+
+
 #: A file's number and the offset after a record in it.
 Place = tuple[int, int]
 

@@ -20,7 +20,14 @@ from nsq.daemons.nsqd.disk.layout import (
     bounds,
 )
 from nsq.daemons.nsqd.disk.meta import MetaFile
-from nsq.daemons.nsqd.disk.reading import FileRange, PeekedRecord, Reader, peek_records, record_ids
+from nsq.daemons.nsqd.disk.reading import (
+    FileRange,
+    PeekedRecord,
+    Reader,
+    UnreadRecord,
+    peek_records,
+    unread_records,
+)
 from nsq.daemons.nsqd.disk.recovery import recover
 from nsq.daemons.nsqd.disk.syncing import (
     OpenFiles,
@@ -192,9 +199,9 @@ class DiskQueue:
         """
         return functools.partial(peek_records, self._unread_ranges(), self.sizes, n, max_bytes, but)
 
-    def unread_ids(self, n: int) -> list[tuple[bytes, Place]]:
-        """Return the message ids and places of the next ``n`` records, without moving the cursor."""
-        return record_ids(self._unread_ranges(), self.sizes, n)
+    def unread_records(self, n: int) -> list[UnreadRecord]:
+        """Describe the next ``n`` records, without moving the cursor."""
+        return unread_records(self._unread_ranges(), self.sizes, n)
 
     def _unread_ranges(self) -> list[FileRange]:
         file, end, _ = self._reader.cursor

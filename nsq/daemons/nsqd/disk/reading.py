@@ -27,6 +27,7 @@ from nsq.daemons.nsqd.disk.layout import (
     decode_record,
     message_id,
     size_at,
+    wholeness,
 )
 from nsq.daemons.nsqd.disk.syncing import OpenFiles
 from nsq.errors import InvalidMessage
@@ -338,9 +339,17 @@ def _records(descriptor: int, file_range: FileRange, sizes: Bounds) -> Iterator[
         at += SIZE_BYTES + size
 
 
-def record_ids(ranges: Iterable[FileRange], sizes: Bounds, n: int) -> list[tuple[bytes, Place]]:
-    """Return the message ids of the first ``n`` records, with the records' places."""
-    found: list[tuple[bytes, Place]] = []
+class UnreadRecord(NamedTuple):
+    """A record that was not read yet: its message's id, its place, and how whole it is."""
+
+    id: bytes
+    place: Place
+    wholeness: int
+
+
+def unread_records(ranges: Iterable[FileRange], sizes: Bounds, n: int) -> list[UnreadRecord]:
+    """Describe the first ``n`` records."""
+    found: list[UnreadRecord] = []
     for file_range in ranges:
         try:
             reader = FileReader(file_range.path, file_range.begin, sizes)
@@ -349,10 +358,10 @@ def record_ids(ranges: Iterable[FileRange], sizes: Bounds, n: int) -> list[tuple
         try:
             while len(found) < n and (spans := reader.spans(n - len(found), file_range.end)):
                 shift = reader.offset - spans[-1][1]
-                found += [
-                    (message_id(reader.buffer[start:stop]), (file_range.number, shift + stop))
-                    for start, stop in spans
-                ]
+                for start, stop in spans:
+                    record = reader.buffer[start:stop]
+                    place = file_range.number, shift + stop
+                    found.append(UnreadRecord(message_id(record), place, wholeness(record)))
         finally:
             reader.close()
     return found

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import errno
 import heapq
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -79,10 +79,10 @@ class DeferredOnDisk(DeferredInMemory):
         written: Callable[[], None],
         sync_error: Callable[[], Exception | None],
         make_room: Callable[[OSError], bool],
-        waiting_in_topic: Callable[[], frozenset[bytes]],
+        waiting_in_topic: Callable[[], Mapping[bytes, int]],
     ) -> None:
         """``written`` is called after every write of a durable nsqd; ``waiting_in_topic`` returns the ids of
-        the topic's first messages; see the backlogs for the others.
+        the topic's first messages, and how whole they are; see the backlogs for the others.
         """
         super().__init__()
         self._directory = directory
@@ -475,7 +475,7 @@ class DeferredOnDisk(DeferredInMemory):
 
     # Starting.
 
-    def _recover(self, numbers: list[int], waiting_in_topic: Callable[[], frozenset[bytes]]) -> None:
+    def _recover(self, numbers: list[int], waiting_in_topic: Callable[[], Mapping[bytes, int]]) -> None:
         self._number = numbers[-1] if numbers else 0
         files = [DeferredFile(self._directory, self._disk.name, number) for number in numbers]
         joined = [
@@ -498,16 +498,10 @@ class DeferredOnDisk(DeferredInMemory):
             self._take_in(file, dues)
         if self._durable and (left or self._disk.unsynced):
             self._dirty.update(file for file in files if not file.removed)
-            queued = self._disk.unread_ids(COMPARED)
+            queued = self._disk.unread_records(COMPARED)
             files = [file for _, _, file in self._unread]
-            in_topic = waiting_in_topic()
-            self.obsolete = choose_records(queued, files, self._sizes, in_topic)
+            self.obsolete, self.repeated = choose_records(queued, files, self._sizes, waiting_in_topic())
             self.on_disk = sum(file.left for file in files)
-            known = {each for each, _ in queued}
-            for file in files:
-                if not in_topic.isdisjoint(file.read_index()):
-                    known |= file.known_ids(self._sizes)
-            self.repeated = known & in_topic
 
     def _take_back(self, file: DeferredFile, place: int, size: int) -> None:
         """Take a file's records back from the queue, if no message of it has been read and it is the same."""

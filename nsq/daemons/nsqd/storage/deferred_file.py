@@ -1,6 +1,6 @@
 """A file of deferred messages: ``NAME.deferred.NNNNNN.dat`` has records as in a queue's file.
 
-Its index, ``NAME.deferred.NNNNNN.dues.dat``, has each message's id and due time on the wall clock; 0 if the
+Its index, ``NAME.deferred.NNNNNN.dues.dat``, has each message's id and due time on the wall clock; -1 if the
 message has left. A later entry for an id replaces an earlier one. Other entries say that the file was read
 into memory, that its records were renamed to be a file of the channel's queue, or that no message is due
 later than at some time: any that is has a damaged due time.
@@ -17,13 +17,24 @@ import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
-from nsq.daemons.nsqd.disk.layout import BAD, HEAD_SIZE, Bounds, Place, cut, message_id, pack_size
+from nsq.daemons.nsqd.disk.layout import (
+    BAD,
+    HEAD_SIZE,
+    Bounds,
+    Place,
+    cut,
+    message_id,
+    pack_size,
+    wholeness,
+)
+from nsq.daemons.nsqd.disk.reading import UnreadRecord
 from nsq.daemons.nsqd.disk.syncing import SyncJob, open_regular, read_regular, rename_to_temporary
 
 _ENTRY = struct.Struct(">16sq")
-#: Instead of a due time: the message is not in this file any more.
-HAS_LEFT = 0
+#: Instead of a due time: the message is not in this file any more. Not 0, which a power cut can leave.
+HAS_LEFT = -1
 #: Instead of an id: the records were joined to the queue as the file of this number, which has so many bytes.
 _JOINED, _BYTES = b"joined the queue", b"bytes of records"
 #: Instead of an id: the file was read into memory, so that its messages may have other records as well.
@@ -110,6 +121,9 @@ class DeferredFile:
         self.sizes = (0, 0)  # of the index and of the records
         # Messages that have left, though the index does not say so yet; whether each is finished, not moved.
         self.leaving: dict[bytes, bool] = {}
+        # Messages whose whole record, or due time, only the topic has. The index must not say that they have
+        # left: after another kill the topic's records would be ignored.
+        self.ignored: set[bytes] = set()
         self.intact = False  # whether it has exactly the messages that it says, so that it can be joined
         self.was_read = False  # into memory, in this run or an earlier one
         self.damaged = False  # whether some messages were lost, or their due times
@@ -182,6 +196,13 @@ class DeferredFile:
         self.left -= len(self.leaving) - before
         self.intact = False
 
+    def ignore(self, ids: Iterable[bytes]) -> None:
+        """Leave these messages to the topic, which will hand them over again."""
+        before = len(self.ignored)
+        self.ignored.update(ids)
+        self.left -= len(self.ignored) - before
+        self.intact = False
+
     def write_left(self, ids: Iterable[bytes]) -> None:
         """Note in the index that these messages have left."""
         gone = [each for each in ids if each in self.leaving]
@@ -209,7 +230,10 @@ class DeferredFile:
         spans, bad = cut(content, 0, len(content), sizes)
         end = spans[-1][1] if spans else 0
         for start, stop in spans:
-            records[content[start + 10 : start + HEAD_SIZE]] = content[start:stop]
+            each, record = content[start + 10 : start + HEAD_SIZE], content[start:stop]
+            # A message that came again has two; a power cut can have torn the second.
+            if each not in records or wholeness(record) >= wholeness(records[each]):
+                records[each] = record
         if bad or end < self.sizes[1]:
             problem = problem or f"cannot be read after byte {end} of {self.sizes[1]}"
         lost = [each for each, due in dues.items() if due != HAS_LEFT and each not in records]
@@ -217,22 +241,22 @@ class DeferredFile:
             self.unwritten = len(lost)
         elif lost:
             problem = problem or f"lacks {len(lost)} messages"
-        without = sum(each not in dues and each not in self.leaving for each in records)
+        gone = self.leaving.keys() | self.ignored
+        without = sum(each not in dues and each not in gone for each in records)
         if without:
             problem = problem or f"lacks {without} due times: these messages are delivered at once"
         problem = problem or late_due_times(dues, self.latest)
-        entries = [
-            (dues.get(each, 1), record) for each, record in records.items() if each not in self.leaving
-        ]
+        entries = [(dues.get(each, 1), record) for each, record in records.items() if each not in gone]
         return [entry for entry in entries if entry[0] != HAS_LEFT], problem
 
     def read_index(self) -> dict[bytes, int]:
         """Return the due times; those that cannot be read are missing."""
         try:
-            dues = dict(self._index_entries())
+            entries = self._index_entries()
         except OSError:
             return {}
-        self.was_read |= _READ in dues
+        self.was_read |= any(each == _READ for each, _ in entries)
+        dues = {each: due for each, due in entries if due}  # a power cut leaves zeros
         self.latest = max(self.latest, dues.get(LATEST, 0))
         for special in _SPECIAL:
             dues.pop(special, None)
@@ -254,15 +278,6 @@ class DeferredFile:
             self.intact = False
         return found
 
-    def known_ids(self, sizes: Bounds) -> set[bytes]:
-        """Return the ids of the messages that have a record here or have left. The index may also have some
-        whose records a kill or a power cut kept from being written.
-        """
-        known = {each for each, due in self.read_index().items() if due == HAS_LEFT}
-        with suppress(OSError):  # reading it later logs the problem
-            known.update(message_id(record) for _, record in self.read(sizes)[0])
-        return known
-
     def count_joined(self) -> int:
         """Return the number of records that were joined; a message can have two of them."""
         entries = self._index_entries()
@@ -272,11 +287,14 @@ class DeferredFile:
     def read_joined(self) -> list[tuple[int, int]]:
         """Return the numbers and sizes of the queue's files that stops have made of the records.
 
-        A power cut can undo the renaming of later ones.
+        A power cut can undo the renaming of later ones. But after the first note that a message has left, the
+        records are here for good: if they are gone, the file was about to be removed.
         """
         try:
             entries = self._index_entries()
         except OSError:
+            return []
+        if any(due == HAS_LEFT and each != _READ for each, due in entries):
             return []
         return [
             (number, size)
@@ -337,28 +355,41 @@ class DeferredFile:
                 os.ftruncate(descriptor, size)
 
 
+class Choice(NamedTuple):
+    """``obsolete`` are the queue's records that do not count, with their messages' ids; ``known`` the ids of
+    the topic's messages that it need not hand over.
+    """
+
+    obsolete: dict[Place, bytes]
+    known: set[bytes]
+
+
 def choose_records(
-    queued: list[tuple[bytes, Place]], files: list[DeferredFile], sizes: Bounds, in_topic: frozenset[bytes]
-) -> dict[Place, bytes]:
-    """Of each message that a kill left with several records, choose one; return those of the queue that do
-    not count. ``queued`` has the ids and places of the queue's records, ``in_topic`` the ids of messages
-    that the topic will hand over again.
+    queued: list[UnreadRecord], files: list[DeferredFile], sizes: Bounds, in_topic: Mapping[bytes, int]
+) -> Choice:
+    """Of each message that a kill or a power cut left with several records, choose one.
+
+    ``queued`` are the queue's records. ``in_topic`` has the messages that the topic will hand over again:
+    their ids, and how whole their records are.
 
     A message gets its next record before the last one is given up. So the files can have it twice: the one
     due last counts. And the queue can have it too: it was deferred after that, or is due already. A power cut
-    can leave a new record without its due time: then an older one counts, or that of the topic.
+    can tear each record that was not fsynced: then a whole one counts, or that of the topic. And it can leave
+    a new record without its due time: then an older one counts, or that of the topic.
     """
-    suspects = {each for each, _ in queued}
+    suspects = {each.id for each in queued} | in_topic.keys()
     incomplete: set[DeferredFile] = set()
+    known: set[bytes] = set()
     for file in files:
         dues = file.read_index()
+        known.update(each for each, due in dues.items() if due == HAS_LEFT and each in in_topic)
         if file.was_read:
             suspects.update(dues)
         if without := file.ids_without_due_time(dues, sizes):
             incomplete.add(file)
             suspects.update(without)
-            file.leave(without & in_topic)
-    chosen: dict[bytes, tuple[int, DeferredFile]] = {}
+            file.ignore(without & in_topic.keys())
+    chosen: dict[bytes, tuple[int, int, DeferredFile]] = {}
     for file in files:
         if suspects.isdisjoint(file.read_index()) and file not in incomplete:
             continue
@@ -367,13 +398,25 @@ def choose_records(
                 each = message_id(record)
                 if file.latest and due > file.latest:
                     due = 0  # it is damaged: another record counts, if there is one
-                other_due, other = chosen.get(each, (due, file))
-                if due >= other_due:
-                    chosen[each] = due, file
-                if other is not file:
-                    (other if due >= other_due else file).leave([each])
-    last = dict(queued)
-    return {place: each for each, place in queued if each in chosen or last[each] != place}
+                found = wholeness(record), due, file
+                other = chosen.get(each, found)
+                chosen[each] = max(found, other)
+                if other[2] is not file:
+                    min(found, other)[2].leave([each])
+    last = {each.id: each for each in sorted(queued, key=lambda each: each.wholeness)}  # of the whole ones
+    for each, (whole, _, file) in [*chosen.items()]:
+        queue, topic = last[each].wholeness if each in last else 0, in_topic.get(each, 0)
+        if whole < max(queue, topic):
+            (file.ignore if queue < topic else file.leave)([each])
+            del chosen[each]
+    obsolete = {
+        place: each
+        for each, place, whole in queued
+        if each in chosen or last[each].place != place or whole < in_topic.get(each, 0)
+    }
+    known.update(each for each, place, _ in queued if place not in obsolete)
+    known.update(chosen)
+    return Choice(obsolete, known & in_topic.keys())
 
 
 class DeferredSync(SyncJob):

@@ -31,6 +31,7 @@ from nsq.daemons.nsqd.disk.syncing import (
 from nsq.daemons.nsqd.options import NsqdOptions
 from nsq.daemons.nsqd.storage.committer import Committer, Round
 from nsq.daemons.nsqd.storage.deferred import COMPARED, DeferredOnDisk
+from nsq.daemons.nsqd.storage.deferred_file import choose_records
 from nsq.daemons.nsqd.storage.directory import LAST_TICK, DataDirectory
 from nsq.daemons.nsqd.storage.dues import DueTimes
 from nsq.daemons.nsqd.storage.durable import DurableBacklog
@@ -88,7 +89,7 @@ class Storage:
         self._deferred: dict[str, DeferredOnDisk] = {}
         self._found: dict[str, list[str]] = {}  # files of earlier runs, by queue, until it is opened
         self._found_deferred: dict[str, set[int]] = {}
-        self._first_ids: dict[str, frozenset[bytes]] = {}  # during the start: of messages in topics
+        self._in_topics: dict[str, dict[bytes, int]] = {}  # during the start; see ``_waiting_in_topic``
         self._broker: Broker | None = None
         self._roster_changed = False
         self._reserved = -1  # the last tick whose ids may be used, according to the disk
@@ -117,7 +118,7 @@ class Storage:
         self._start_ids(broker)
         for topic in self._directory.read_roster():
             self._restore(broker, topic)
-        self._first_ids.clear()
+        self._in_topics.clear()
         self._broker = broker
         self._ticking = asyncio.get_running_loop().create_task(self._tick(), name="nsqd-sync-timer")
 
@@ -232,7 +233,7 @@ class Storage:
             self._to_sync.appendleft(name)
             self._ask()
 
-        return DurableBacklog(
+        backlog = DurableBacklog(
             disk,
             dues,
             limit,
@@ -242,6 +243,9 @@ class Storage:
             sync_error=self._sync_error,
             make_room=self._make_room,
         )
+        if ":" not in name and disk.unsynced:  # ``deferred`` does it for a channel
+            backlog.skip_records(choose_records(disk.unread_records(COMPARED), [], disk.sizes, {}).obsolete)
+        return backlog
 
     def deferred(self, topic: str, channel: str) -> Deferred:
         name = queue_name(topic, channel)
@@ -266,13 +270,16 @@ class Storage:
             backlog.skip_records(made.obsolete)
         return made
 
-    def _waiting_in_topic(self, topic: str) -> frozenset[bytes]:
-        """Return the ids of messages that the topic had not handed to all channels when nsqd was killed."""
-        if topic not in self._first_ids:
+    def _waiting_in_topic(self, topic: str) -> Mapping[bytes, int]:
+        """Return the ids of messages that the topic had not handed to all channels when nsqd was killed, and
+        how whole their records are.
+        """
+        if topic not in self._in_topics:
             backlog = self._backlogs.get(topic)
-            found = backlog.disk.unread_ids(COMPARED) if backlog is not None else ()
-            self._first_ids[topic] = frozenset(each for each, _ in found)
-        return self._first_ids[topic]
+            found = backlog.disk.unread_records(COMPARED) if backlog is not None else []
+            found.sort(key=lambda record: record.wholeness)  # the greatest is last, and stays
+            self._in_topics[topic] = {record.id: record.wholeness for record in found}
+        return self._in_topics[topic]
 
     def _wrote_durably(self, name: str) -> None:
         self._written.add(name)

@@ -7,15 +7,16 @@ import errno
 import random
 import shutil
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 
 from nsq.daemons.nsqd.core.backlog import Message, StorageFailed
-from nsq.daemons.nsqd.disk.layout import HEAD_SIZE, cut
+from nsq.daemons.nsqd.disk.layout import HEAD_SIZE, cut, wholeness
 from nsq.daemons.nsqd.disk.queue import DiskQueue
 from nsq.daemons.nsqd.disk.syncing import run_together
 from nsq.daemons.nsqd.storage import deferred
@@ -56,7 +57,7 @@ class Node:
         durable: bool = False,
         limit: int = 10,
         clock: FakeClock | None = None,
-        in_topic: frozenset[bytes] = frozenset(),
+        in_topic: Mapping[bytes, int] = MappingProxyType({}),
     ) -> None:
         self.directory = directory
         self.clock = clock or FakeClock()
@@ -405,6 +406,24 @@ def test_an_index_of_a_channel_that_gos_nsqd_made_anew_is_ignored(tmp_path: Path
     assert not any("dues" in name for name in names(tmp_path))
 
 
+def test_an_index_that_a_kill_has_left_alone_claims_no_new_file_of_the_queue(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    node = Node(tmp_path / "a", durable=True)
+    node.add(50.0, 60.0)
+    node.stop()
+    after = later(node, tmp_path / "a")
+    for _ in range(2):  # now the queue writes a file of that name, with the same records
+        after.run(55.0)
+        after.disk.append([encode(after.released[-1][1])])
+        after_kill = after.copy(tmp_path / f"{len(after.released)}")
+        after.sync()
+    (records,) = after_kill.glob("*.deferred.00000?.dat")
+    assert records.stat().st_size == (after_kill / "t:c.diskqueue.000000.dat").stat().st_size
+    records.unlink()
+    last = later(after, after_kill)
+    assert [record[HEAD_SIZE:] for _, record in last.disk.read(10)] == [b"50.000", b"60.000"]
+
+
 @MODES
 def test_a_kill_loses_only_what_was_in_memory(tmp_path: Path, durable: bool) -> None:
     (tmp_path / "a").mkdir()
@@ -433,7 +452,7 @@ def test_after_a_kill_older_records_in_the_queue_are_known(tmp_path: Path) -> No
     node.sync()
     node.disk.append([b"x" * HEAD_SIZE, entry[1], left, entry[1], b"y" * HEAD_SIZE, b"y" * HEAD_SIZE])
     after = later(node, node.copy(tmp_path / "b"))
-    places = [place for _, place in node.disk.unread_ids(5)]
+    places = [each.place for each in node.disk.unread_records(5)]
     deferred = entry[1][10:HEAD_SIZE]
     assert after.deferred.obsolete == {places[1]: deferred, places[3]: deferred, places[4]: b"y" * 16}
 
@@ -448,6 +467,105 @@ def test_of_two_records_that_a_kill_left_in_files_the_one_due_last_comes(tmp_pat
     node.deferred.add([again])
     after = later(node, node.copy(tmp_path / "b"))
     assert (len(after.deferred), after.run(99.0), len(after.run(2.0))) == (1, [], 1)
+
+
+def torn(records: bytes) -> bytes:
+    """Return them as a power cut can leave them, with zeros at the end."""
+    return records[:-3] + bytes(3)
+
+
+def messages_of(node: Node) -> tuple[list[bytes], list[bytes]]:
+    """Return the bodies of the queue's records that count, and of the messages that become due."""
+    found = node.disk.read(1000)
+    queued = [each[HEAD_SIZE:] for place, each in found if place.place not in node.deferred.obsolete]
+    return queued, node.run(100.0)
+
+
+@pytest.mark.parametrize("whole", ["in the queue", "in an older file", "in the same file", "in the topic"])
+def test_a_deferred_record_that_a_power_cut_has_torn_does_not_replace_another(
+    tmp_path: Path, whole: str
+) -> None:
+    (tmp_path / "a").mkdir()
+    node = Node(tmp_path / "a", durable=True)
+    sent = message(b"50.0", node.clock.now() + 50.0)
+    node.deferred.add([sent])
+    if whole == "in the queue":
+        node.disk.append([encode(sent)])
+    if whole == "in an older file":
+        node.deferred.begin_new_files()
+    if "file" in whole:
+        node.deferred.add([sent])
+    after_cut = node.copy(tmp_path / "b")
+    records = sorted(after_cut.glob("*.deferred.00000?.dat"))[-1]
+    records.write_bytes(torn(records.read_bytes()))
+    in_topic = {sent.id: wholeness(encode(sent))} if whole == "in the topic" else {}
+    after = later(node, after_cut, in_topic=in_topic)
+    assert after.deferred.repeated == set()
+    queued, due = messages_of(after)
+    assert queued == [b"50.0"] * (whole == "in the queue")
+    assert due == [b"50.0"] * ("file" in whole)
+
+
+@pytest.mark.parametrize("which", ["the second", "the first", "none", "both"])
+@pytest.mark.parametrize("topic", ["has it", "has it torn", "has it no more"])
+def test_of_a_queues_records_the_last_that_is_whole_counts(tmp_path: Path, which: str, topic: str) -> None:
+    (tmp_path / "a").mkdir()
+    node = Node(tmp_path / "a", durable=True)
+    record = b"\0" * 8 + b"\0\1" + b"i" * 16 + b"body"
+    again = record.replace(b"\0\1", b"\0\2")  # attempts
+    first = torn(record) if which in ("the first", "both") else record
+    second = torn(again) if which in ("the second", "both") else again
+    node.disk.append([first, second])
+    in_topic = {"has it": wholeness(record), "has it torn": wholeness(torn(record))}
+    after = later(
+        node,
+        node.copy(tmp_path / "b"),
+        in_topic={b"i" * 16: in_topic[topic]} if topic in in_topic else {},
+    )
+    (one, two) = [each.place for each in after.disk.unread_records(2)]
+    if which == "both" and topic == "has it":
+        assert (set(after.deferred.obsolete), after.deferred.repeated) == ({one, two}, set())
+    else:
+        assert set(after.deferred.obsolete) == {two if which == "the second" else one}
+        assert after.deferred.repeated == ({b"i" * 16} if topic in in_topic else set())
+
+
+@pytest.mark.parametrize("in_topic", [True, False])
+def test_zeros_that_a_power_cut_leaves_in_an_index_do_not_say_that_a_message_has_left(
+    tmp_path: Path, in_topic: bool
+) -> None:
+    (tmp_path / "a").mkdir()
+    node = Node(tmp_path / "a", durable=True)
+    sent = message(b"50.0", node.clock.now() + 50.0)
+    node.deferred.add([message(b"60.0", node.clock.now() + 60.0)])
+    node.deferred.add([sent])
+    after_cut = node.copy(tmp_path / "b")
+    (index,) = after_cut.glob("*.dues.dat")
+    index.write_bytes(index.read_bytes()[:-8] + bytes(8))
+    after = later(node, after_cut, in_topic={sent.id: wholeness(encode(sent))} if in_topic else {})
+    assert after.deferred.repeated == set()
+    assert messages_of(after) == ([], [b"50.0"] * (not in_topic) + [b"60.0"])
+
+
+@pytest.mark.parametrize("damage", ["torn", "without a due time"])
+def test_a_message_that_only_its_topic_has_whole_is_not_taken_for_one_that_has_left(
+    tmp_path: Path, damage: str
+) -> None:
+    (tmp_path / "a").mkdir()
+    node = Node(tmp_path / "a", durable=True)
+    sent = message(b"50.0", node.clock.now() + 50.0)
+    node.deferred.add([message(b"5000.0", node.clock.now() + 5000.0)])
+    node.deferred.add([sent])
+    after_cut = node.copy(tmp_path / "b")
+    (path,) = after_cut.glob("*.deferred.000001.dat" if damage == "torn" else "*.dues.dat")
+    path.write_bytes(torn(path.read_bytes()) if damage == "torn" else path.read_bytes()[:-24])
+    in_topic = {sent.id: wholeness(encode(sent))}
+    after = later(node, after_cut, in_topic=in_topic)
+    assert messages_of(after) == ([], [])
+    after.sync()
+    after_kill = later(after, after.copy(tmp_path / "c"), in_topic=in_topic)  # the topic is paused
+    assert after_kill.deferred.repeated == set()
+    assert messages_of(after_kill) == ([], [])
 
 
 def test_two_records_of_a_message_in_one_file_spoil_no_other_after_a_stop_and_a_kill(tmp_path: Path) -> None:
@@ -506,7 +624,7 @@ def test_a_message_whose_index_a_power_cut_has_cut_comes_again_from_its_topic(tm
     node.copy(tmp_path / "after")
     (index,) = (tmp_path / "after").glob("*.dues.dat")
     index.write_bytes(index.read_bytes()[:72])  # two notes, and the first message
-    after = later(node, tmp_path / "after", in_topic=frozenset(each.id for each in sent))
+    after = later(node, tmp_path / "after", in_topic=dict.fromkeys([each.id for each in sent], 0))
     assert after.deferred.repeated == {sent[0].id}  # the channel takes the other one from the topic
     assert (after.run(49.0), after.run(2.0)) == ([], [b"50.0"])
 
@@ -878,7 +996,7 @@ def test_after_a_kill_messages_with_a_record_here_are_not_taken_from_the_topic_a
     (records,) = after_kill.glob("*.deferred.000001.dat")
     records.write_bytes(records.read_bytes()[:-1])
     first, second, third = (each.id for each in sent)
-    after = later(node, after_kill, in_topic=frozenset({first, second, third, b"x" * 16}))
+    after = later(node, after_kill, in_topic=dict.fromkeys([first, second, third, b"x" * 16], 0))
     assert after.deferred.repeated == {first, second}
     assert len(after.run(100.0)) == 1
 
