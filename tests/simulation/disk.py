@@ -356,6 +356,9 @@ class Path(pathlib.PurePosixPath):
 
     is_file = exists
 
+    def is_symlink(self) -> bool:
+        return False
+
     def stat(self) -> Any:
         return stat(self)
 

@@ -39,12 +39,15 @@ class MetaFile:
         self._content = _Content(meta, committed)
         self._named = meta.write_file if meta is not None else -1
         self._next: tuple[Replacement, _Content] | None = None
+        self.changed = False
+        """Whether the file may differ from what the last sync wrote that has succeeded."""
 
     def name(self, end: Position) -> None:
         """Name the file at the queue's end, which was at ``end`` before the new records. Raises OSError."""
         if end.file == self._named:
             return
         self._named = -1  # if this fails, the next call tries again
+        self.changed = True
         inode = None
         if self._next is not None:
             replacement, content = self._next
@@ -62,6 +65,7 @@ class MetaFile:
     def replaced_by(self, replacement: Replacement, meta: Meta, committed: Position) -> None:
         """Note that a sync is going to replace the file."""
         self._next = replacement, _Content(meta, committed)
+        self.changed = False
 
     def synced(self) -> None:
         """Note that the sync has succeeded. Meanwhile a later file may have been named."""

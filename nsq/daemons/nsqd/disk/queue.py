@@ -250,7 +250,7 @@ class DiskQueue:
         if self._segments.last.end >= _WORTH_REMOVING:
             self._roll_if_consumed()
         meta = self._meta()
-        if self._synced_meta == meta and not self._writer.unsynced:
+        if self._synced_meta == meta and not self._writer.unsynced and not self._meta_file.changed:
             return None
         if self._synced_meta is None and self._segments.written.place == (0, 0):
             return None  # a new queue without records needs no files
@@ -459,6 +459,7 @@ class DiskQueue:
         if self._job is not None:
             self._job.cancel()
             self._job = None
+            self._meta_file.changed = True  # perhaps it has replaced the file already
 
     def _skip_full_files(self) -> None:
         """Move the commit point from the end of a full file to the start of the next one."""

@@ -132,7 +132,7 @@ class Node:
     def stop(self) -> None:
         run_together(self.deferred.persist())
         self.deferred.join(synced=True)
-        queue = self.disk.sync_job()
+        queue = self.disk.sync_job(last=True)
         run_together([queue] if queue is not None else [])
         self.deferred.remove_rewritten()
         self.disk.release()
