@@ -33,10 +33,10 @@ ifneq ($(usable),yes)
 anew := anew
 endif
 
-.PHONY: help run test django lint types format coverage packages docs bench chaos races soak clean anew
+.PHONY: help run test django lint types format coverage packages docs bench chaos races put-back soak clean anew
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' Makefile
 
 run: .venv/installed-run $(if $(SPARK),.venv/installed-spark) ## a web shop on a whole NSQ of its own (KEEP=1: goes on until Ctrl-C; SPARK=1), or PARTITIONED=1
 	@$(python) -m $(if $(PARTITIONED),examples.ordered,examples.demo $(if $(KEEP),--keep) $(if $(SPARK),--spark)) $(ARGS)
@@ -84,6 +84,9 @@ races: .venv/installed-dev .venv/installed-spark ## tests with a thread switch e
 	@NSQ_TEST_SWITCH_INTERVAL=1e-6 $(pytest) -m 'not chaos and not daemons' tests/unit tests/behaviour tests/chaos $(ARGS)
 	@NSQ_TEST_LATE=$(or $(LATE),1) $(pytest) -m 'not daemons' tests/unit/producer tests/unit/consumer tests/unit/connection tests/behaviour $(ARGS)
 	@NSQ_TEST_EXAMPLES=500 $(pytest) tests/unit -k 'runTest or lives or flipped or garbage' $(ARGS)
+
+put-back: .venv/installed-dev ## hours: old defects, put back one at a time, and whether the simulation finds them (ARGS='NAME --cpu 60')
+	@$(python) -m tests.simulation.defects $(ARGS)
 
 soak: .venv/installed-dev ## a steady load for SOAK seconds (1800): memory, threads and descriptors stay flat
 	@SOAK=$(or $(SOAK),1800) $(pytest) -m chaos tests/chaos/test_soak.py $(ARGS)
