@@ -33,7 +33,7 @@ ifneq ($(usable),yes)
 anew := anew
 endif
 
-.PHONY: help run test django lint types format coverage packages docs bench chaos races put-back soak clean anew
+.PHONY: help run test django lint types format coverage packages docs bench chaos races simulate put-back soak clean anew
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' Makefile
@@ -63,6 +63,7 @@ format: .venv/installed-dev ## put the code into ruff's format
 coverage: .venv/installed-dev .venv/installed-spark ## the branches that the unit tests take, file by file
 	@$(python) -m coverage erase
 	@$(python) -m coverage run -m pytest -q -m 'not daemons' tests/unit tests/behaviour $(ARGS)
+	@$(python) -m coverage run --concurrency=greenlet -m tests.simulation --seeds 1-24
 	@$(python) -m coverage combine -q
 	@$(python) -m coverage report
 
@@ -76,8 +77,8 @@ docs: .venv/installed-docs ## the pages of docs/ and the reference, as HTML in b
 bench: .venv/installed-dev .venv/installed-spark .venv/installed-interop ## the benchmarks (OLD=DIRECTORY: only beside the package in that older checkout)
 	@$(python) -m benchmarks $(if $(OLD),--old='$(OLD)') $(ARGS)
 
-chaos: .venv/installed-dev .venv/installed-spark ## make races; then cut networks, killed daemons, damaged frames (ARGS='-k name': only these tests)
-	@$(if $(ARGS),,$(MAKE) races)
+chaos: .venv/installed-dev .venv/installed-spark ## make races and simulate; then cut networks, killed daemons, damaged frames (ARGS='-k name': only these tests)
+	@$(if $(ARGS),,$(MAKE) races && $(MAKE) simulate)
 	@$(pytest) -m chaos $(ARGS)
 
 races: .venv/installed-dev .venv/installed-spark ## tests with a thread switch every microsecond, delays at random lines (LATE=7: others), many random examples
@@ -87,6 +88,8 @@ races: .venv/installed-dev .venv/installed-spark ## tests with a thread switch e
 
 put-back: .venv/installed-dev ## hours: old defects, put back one at a time, and whether the simulation finds them (ARGS='NAME --cpu 60')
 	@$(python) -m tests.simulation.defects $(ARGS)
+simulate: .venv/installed-dev ## client and daemons in virtual time: new seeds for MINUTES=10, or one with its story (SEED=1046)
+	@$(python) -m tests.simulation $(if $(SEED),--seed $(SEED),--minutes $(or $(MINUTES),10)) $(ARGS)
 
 soak: .venv/installed-dev ## a steady load for SOAK seconds (1800): memory, threads and descriptors stay flat
 	@SOAK=$(or $(SOAK),1800) $(pytest) -m chaos tests/chaos/test_soak.py $(ARGS)

@@ -62,7 +62,9 @@ class Auditor:
             for message in self.load.sent.values()
             if message.state == "stored" and not self._excused(message)
             for channel in self._channels(message)
-            if not any(each.channel == channel and each.succeeded for each in self.by_key.get(message.key, ()))
+            if not any(
+                each.channel == channel and each.succeeded for each in self.by_key.get(message.key, ())
+            )
         ]
         if lost:
             self.found(f"LOST {len(lost)} confirmed messages, the first: {lost[0]}")
@@ -85,7 +87,7 @@ class Auditor:
         return bool(self.faults.happened.keys() & {"cut", "cut_at"})
 
     def nothing_deferred_is_early(self) -> None:
-        if self.faults.clock_changed or not self.plan.durable and self._power_was_cut:
+        if self.faults.clock_changed or (self._power_was_cut and not self.plan.durable):
             return
         for handled in self.load.handled:
             message = self.load.sent.get(handled.key)
@@ -202,7 +204,7 @@ class Auditor:
             for bug in daemon.bugs():
                 self.found(f"LOGGED by {daemon.name}: {bug}")
         for line in self.world.logged:
-            if "bug of ours" in line or "Traceback" in line and "a handler that fails" not in line:
+            if "bug of ours" in line or ("Traceback" in line and "a handler that fails" not in line):
                 self.found(f"LOGGED by a client: {line}")
                 break
 
@@ -220,4 +222,3 @@ class Auditor:
 
     def _may_stay(self, thread: Thread) -> bool:
         return thread.name.startswith("nsq-resolve")
-

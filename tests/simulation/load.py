@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from tests.simulation import threads
@@ -100,11 +102,11 @@ class Load:
     # Setting up.
 
     def begin(self) -> None:
-        for topic, channels in self.plan.topics.items():
-            for nsqd in self.nsqds:
-                self._surely(lambda api, topic=topic: api.create_topic(topic), nsqd)
+        for nsqd in self.nsqds:
+            for topic, channels in self.plan.topics.items():
+                self._surely(nsqd, "create_topic", topic)
                 for channel in channels:
-                    self._surely(lambda api, topic=topic, channel=channel: api.create_channel(topic, channel), nsqd)
+                    self._surely(nsqd, "create_channel", topic, channel)
         for number in range(self.plan.producers):
             self._begin_producer(number)
         for topic, channels in self.plan.topics.items():
@@ -115,14 +117,13 @@ class Load:
     def api(self, nsqd: Nsqd) -> Any:
         return self._api(nsqd.http_address, timeout=3.0)
 
-    def _surely(self, request: Callable[[Any], object], nsqd: Nsqd) -> None:
+    def _surely(self, nsqd: Nsqd, verb: str, *names: str) -> None:
         """Send a request until it is answered."""
-        while True:
-            try:
-                request(self.api(nsqd))
+        for _ in range(1000):
+            with suppress(self.nsq.NsqError):
+                getattr(self.api(nsqd), verb)(*names)
                 return
-            except self.nsq.NsqError:
-                threads.sleep(0.1)
+            threads.sleep(0.2)
 
     def _addresses(self) -> dict[str, Any]:
         if self.plan.found_by_lookup:
@@ -138,8 +139,8 @@ class Load:
         def begin() -> None:
             client.made = client.make()
             for i in range(self.plan.publishers):
-                seed = self.chance.random()
-                thread = threads.Thread(target=lambda: self._publish(client, seed), name=f"user{i}")
+                user = partial(self._publish, client, self.chance.random())
+                thread = threads.Thread(target=user, name=f"user{i}")
                 thread.start()
                 client.threads.append(thread._runner)  # type: ignore[arg-type]
 
@@ -157,14 +158,10 @@ class Load:
             call = chance.choices(calls, weights)[0]
             topic = chance.choice([*self.plan.topics, *self.plan.late_topics])
             timeout = chance.choice((0.3, 2.0, 10.0))
-            try:
+            with suppress(Interrupted):
                 self._publish_once(client, chance, call, topic, timeout, futures)
-            except Interrupted:
-                pass  # it came between two calls
-            try:
+            with suppress(Interrupted):
                 threads.sleep(chance.expovariate(1 / self.plan.pause))
-            except Interrupted:
-                pass
         for future, messages in futures:
             self._judged(messages, lambda future=future: future.result(60.0))
 
@@ -184,7 +181,9 @@ class Load:
             self._judged(messages, lambda: producer.multi_publish(topic, bodies, timeout=timeout), timeout)
         elif call in ("publish", "defer"):
             extra = {"defer": defer} if defer else {}
-            self._judged(messages, lambda: producer.publish(topic, bodies[0], timeout=timeout, **extra), timeout)
+            self._judged(
+                messages, lambda: producer.publish(topic, bodies[0], timeout=timeout, **extra), timeout
+            )
         else:
             extra = {"defer": defer} if defer else {}
             made: list[Any] = []
@@ -229,15 +228,17 @@ class Load:
             message.error = "" if error is None else str(error)
             if error is None:
                 message.state = "stored"
-            elif error == "perhaps" or getattr(error, "maybe_stored", False):
-                message.state = "perhaps"
-            elif isinstance(error, self.nsq.ApiError) and getattr(error, "status", 0) != 503:
+            elif error == "perhaps" or getattr(error, "maybe_stored", False) or self._is_unclear(error):
                 message.state = "perhaps"
             elif isinstance(error, self.nsq.NsqError):
                 message.state = "refused"
             else:
                 message.state = "perhaps"
                 self.problems.append(f"{message.call} raised {error!r}, which is no error of the package")
+
+    def _is_unclear(self, error: Any) -> bool:
+        """Whether an HTTP request may have been carried out: only a 503 says that it was not."""
+        return isinstance(error, self.nsq.ApiError) and getattr(error, "status", 0) != 503
 
     def _body(self, topic: str, chance: random.Random) -> bytes:
         key = f"{topic} {next(self._numbers)}".encode()
@@ -252,7 +253,9 @@ class Load:
 
     def begin_consumer(self, topic: str, channel: str) -> Client:
         number = len(self.consumers) + len(self.gone)
-        client = Client(self.world.client(f"consumer{number}"), lambda: self._new_consumer(topic, channel, number))
+        client = Client(
+            self.world.client(f"consumer{number}"), lambda: self._new_consumer(topic, channel, number)
+        )
         self.consumers.append(client)
 
         def begin() -> None:
@@ -291,11 +294,19 @@ class Load:
 
     def _handle(self, message: Any, channel: str, chance: random.Random, by: Any) -> Any:
         handled = Handled(
-            self.key(message.body), channel, scheduler.now, message.nsqd_address, message.id, message.attempts, by
+            self.key(message.body),
+            channel,
+            scheduler.now,
+            message.nsqd_address,
+            message.id,
+            message.attempts,
+            by,
         )
         self.handled.append(handled)
         if scheduler.telling:
-            scheduler.story(f"{channel} handles {handled.key!r}, attempt {handled.attempts}, from {handled.nsqd}")
+            scheduler.story(
+                f"{channel} handles {handled.key!r}, attempt {handled.attempts}, from {handled.nsqd}"
+            )
         if chance.random() < self.plan.slow and not self.over:
             threads.sleep(self.plan.slow_seconds * chance.uniform(0.5, 1.5))
         handled.ended = scheduler.now
@@ -375,34 +386,27 @@ class Load:
 
     def visit(self, nsqd: Nsqd, number: int, lasts: float) -> None:
         """Make, use and delete a topic of which nothing is expected."""
-        topic = f"guest{number % 3}"
-        try:
-            api = self.api(nsqd)
+        topic, channel, api = f"guest{number % 3}", f"c{number % 5}", self.api(nsqd)
+        with suppress(self.nsq.NsqError):  # it is down, or the topic is gone already
             if number % 2:
-                api.create_channel(topic, f"c{number % 5}")
+                api.create_channel(topic, channel)
             for i in range(number % 7):
                 api.publish(topic, b"guest %d" % i, defer=0.5 if i % 3 == 2 else 0)
             threads.sleep(lasts / 2)
-            (api.empty_topic, api.delete_topic, lambda t: api.delete_channel(t, f"c{number % 5}"))[number % 3](topic)
-        except self.nsq.NsqError:
-            pass  # it is down, or the topic is gone already
+            if number % 3 == 2:
+                api.delete_channel(topic, channel)
+            else:
+                (api.empty_topic, api.delete_topic)[number % 3](topic)
 
     def pause(self, nsqd: Nsqd, number: int, lasts: float) -> None:
+        """Pause a topic or a channel for a while."""
         topic = list(self.plan.topics)[number % len(self.plan.topics)]
         channel = self.plan.topics[topic][number % len(self.plan.topics[topic])]
-        name = (topic,) if number % 2 else (topic, channel)
-        kind = "topic" if number % 2 else "channel"
-        for verb in (f"pause_{kind}", f"unpause_{kind}"):
-            for _ in range(200):
-                try:
-                    getattr(self.api(nsqd), verb)(*name)
-                    break
-                except self.nsq.NsqError:
-                    if verb.startswith("pause"):
-                        break  # it is down: nothing to pause
-                    threads.sleep(0.2)
-            if verb.startswith("pause"):
-                threads.sleep(lasts)
+        kind, names = ("topic", (topic,)) if number % 2 else ("channel", (topic, channel))
+        with suppress(self.nsq.NsqError):  # it is down: nothing to pause
+            getattr(self.api(nsqd), f"pause_{kind}")(*names)
+        threads.sleep(lasts)
+        self._surely(nsqd, f"unpause_{kind}", *names)
 
     # The end.
 

@@ -148,7 +148,9 @@ class Plan:
 def draw(seed: int, sites: dict[str, list[tuple[str, int]]]) -> Plan:
     """Draw a plan. ``sites`` are the statements at which threads can stand still, by module."""
     chance = random.Random(f"plan {seed}")
-    focus = chance.choice(("disk", "disk", "deferred", "deferred", "network", "client", "client", "topics", "all"))
+    focus = chance.choice(
+        ("disk", "disk", "deferred", "deferred", "network", "client", "client", "topics", "all")
+    )
     kinds, parts = FOCUSES[focus]
     plan = Plan(seed, focus)
     plan.seconds = chance.choice((2.0, 5.0, 10.0))

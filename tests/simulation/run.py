@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import signal
+import sys
 import time
 import traceback
 from collections import Counter
@@ -184,6 +185,9 @@ def child_of(work: Callable[[], Any]) -> Any:
             result = [f"TOOL: {traceback.format_exc()}"]
         with os.fdopen(writer, "wb") as pipe:
             pickle.dump(result, pipe)
+        if (coverage := getattr(sys.modules.get("coverage"), "Coverage", None)) and coverage.current():
+            coverage.current().stop()
+            coverage.current().save()
         os._exit(0)
     os.close(writer)
     with os.fdopen(reader, "rb") as pipe:

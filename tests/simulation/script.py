@@ -71,7 +71,9 @@ class Script:
     def restart(self, nsqd: Nsqd) -> None:
         self.check(nsqd.start(), f"{nsqd.name} starts again ({nsqd.failure})")
 
-    def received(self, nsqd: Nsqd, topic: str, channel: str, count: int, seconds: float = 10.0) -> list[bytes]:
+    def received(
+        self, nsqd: Nsqd, topic: str, channel: str, count: int, seconds: float = 10.0
+    ) -> list[bytes]:
         """Consume until so many messages have come, or for ``seconds``; return their bodies. ``at`` has the
         times at which they came.
         """
@@ -113,7 +115,9 @@ class Script:
         seconds = self._held.get((module, site))
         return seconds.pop(0) if seconds else 0.0
 
-    def before(self, nsqd: Nsqd, operation: str, name: str, act: Callable[[], int | None], nth: int = 1) -> None:
+    def before(
+        self, nsqd: Nsqd, operation: str, name: str, act: Callable[[], int | None], nth: int = 1
+    ) -> None:
         """Call ``act`` before the ``nth`` operation of this kind on a file whose name contains ``name``. It
         may kill the nsqd, cut its power, or return an errno with which the operation fails.
         """

@@ -1,4 +1,4 @@
-"""Runs the schedules and a fixed set of seeds, each in a process of its own: the package is imported anew there."""
+"""Runs the schedules and fixed seeds, in processes of their own: there the package is imported anew."""
 
 from __future__ import annotations
 
