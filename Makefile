@@ -86,10 +86,11 @@ races: .venv/installed-dev .venv/installed-spark ## tests with a thread switch e
 	@NSQ_TEST_LATE=$(or $(LATE),1) $(pytest) -m 'not daemons' tests/unit/producer tests/unit/consumer tests/unit/connection tests/behaviour $(ARGS)
 	@NSQ_TEST_EXAMPLES=500 $(pytest) tests/unit -k 'runTest or lives or flipped or garbage' $(ARGS)
 
-put-back: .venv/installed-dev ## hours: old defects, put back one at a time, and whether the simulation finds them (ARGS='NAME --cpu 60')
-	@$(python) -m tests.simulation.defects $(ARGS)
 simulate: .venv/installed-dev ## client and daemons in virtual time: new seeds for MINUTES=10, or one with its story (SEED=1046)
 	@$(python) -m tests.simulation $(if $(SEED),--seed $(SEED),--minutes $(or $(MINUTES),10)) $(ARGS)
+
+put-back: .venv/installed-dev ## hours: old defects, put back one at a time, and whether the simulation finds them (ARGS='NAME --cpu 60')
+	@$(python) -m tests.simulation.defects $(ARGS)
 
 soak: .venv/installed-dev ## a steady load for SOAK seconds (1800): memory, threads and descriptors stay flat
 	@SOAK=$(or $(SOAK),1800) $(pytest) -m chaos tests/chaos/test_soak.py $(ARGS)
