@@ -261,7 +261,13 @@ class Faults:
     # Clients; ``load`` knows them.
 
     def interrupt(self, fault: Fault) -> None:
-        self.load.interrupt(fault.number)
+        self._later("interrupt", lambda: self.load.interrupt(fault.number))
+
+    def adjust(self, fault: Fault) -> None:
+        self.load.adjust(fault.number, fault.lasts)
+
+    def late(self, _fault: Fault) -> None:
+        self.load.begin_late()
 
     def close_producer(self, fault: Fault) -> None:
         self.load.replace_producer(fault.number)

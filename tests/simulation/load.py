@@ -97,7 +97,7 @@ class Load:
         self.budgets: dict[str, int] = {}
         """max_in_flight by the name of the consumer's process."""
         self._numbers = iter(range(10**9))
-        self._calm = plan.calm
+        self._begun: list[str] = []
 
     # Setting up.
 
@@ -289,7 +289,15 @@ class Load:
         def handle(message: Any) -> Any:
             return self._handle(message, name, chance, consumer)
 
-        consumer.add_handler(handle)
+        if self.plan.batch:
+            consumer.add_batch_handler(
+                lambda batch: [handle(message) for message in batch],
+                self.plan.batch,
+                0.05,
+                threads=self.plan.threads,
+            )
+        else:
+            consumer.add_handler(handle)
         return consumer
 
     def _handle(self, message: Any, channel: str, chance: random.Random, by: Any) -> Any:
@@ -321,13 +329,56 @@ class Load:
     # Faults of clients.
 
     def interrupt(self, number: int) -> None:
-        users = [thread for client in self.producers for thread in client.threads[1:] if thread.alive]
+        """Have signal handlers run in users' threads: they raise, or they publish."""
+        users = [
+            (client, thread) for client in self.producers for thread in client.threads[1:] if thread.alive
+        ]
 
-        def act() -> None:
+        def publish(client: Client) -> None:
+            with suppress(Interrupted):
+                self._publish_once(
+                    client, random.Random(number), "publish_async", next(iter(self.plan.topics)), 2.0, []
+                )
+
+        def fail() -> None:
             raise Interrupted
 
-        if users:
-            scheduler.interrupt(users[number % len(users)], act)
+        for again in range(number % 5 + 1):
+            if users:
+                client, thread = users[(number + again) % len(users)]
+                scheduler.interrupt(thread, fail if number % 3 else partial(publish, client))
+                threads.sleep(self.chance.expovariate(20))
+
+    def adjust(self, number: int, lasts: float) -> None:
+        """Pause a consumer for a while, or give it another max_in_flight."""
+        clients = [
+            client
+            for client in self.consumers
+            if client.process.alive and client.made and not client.stopping
+        ]
+        if not clients:
+            return
+        client = clients[number % len(clients)]
+
+        def work() -> None:
+            if number % 2:
+                client.made.pause()
+                self.world.until(lambda: self.over, lasts)
+                client.made.resume()
+            else:
+                most = number % 7 + 1
+                name = client.process.name
+                self.budgets[name] = max(self.budgets[name], most)
+                client.made.set_max_in_flight(most)
+
+        scheduler.start(work, f"adjuster{number}", client.process)
+
+    def begin_late(self) -> None:
+        """Begin to consume the topics that had no channel until now."""
+        for topic in self.plan.late_topics:
+            if topic not in self._begun:
+                self._begun.append(topic)
+                self.begin_consumer(topic, "late")
 
     def replace_producer(self, number: int) -> None:
         client = self.producers[number % len(self.producers)]

@@ -50,22 +50,22 @@ FOCUSES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("daemons.nsqd.storage", "daemons.nsqd.core"),
     ),
     "network": (
-        ("reset", "silence", "slow", "stand", "kill", "restart", "drain", "lookupd", "move"),
+        ("reset", "silence", "slow", "stand", "kill", "restart", "drain", "lookupd", "move", "adjust"),
         ("connection", "producer", "consumer", "transport", "discovery"),
     ),
     "client": (
-        ("reset", "interrupt", "close_producer", "stop_consumer", "kill_client", "restart", "stand", "silence"),
+        ("reset", "interrupt", "close_producer", "stop_consumer", "kill_client", "restart", "stand", "silence", "adjust"),
         ("connection", "producer", "consumer", "threads", "transport"),
     ),
     "topics": (
-        ("kill_at", "cut", "restart", "guests", "pause", "lookupd", "kill", "reset"),
+        ("kill_at", "cut_at", "cut", "restart", "guests", "pause", "lookupd", "kill", "reset", "late", "full"),
         ("daemons.nsqd.core", "daemons.nsqd.registration", "daemons.nsqd.session", "discovery"),
     ),
     "all": (
         (
             "kill_at", "cut_at", "kill", "cut", "restart", "drain", "full", "fsync_fails", "writes_fail",
             "short_writes", "clock", "reset", "silence", "slow", "stand", "lookupd", "move", "interrupt",
-            "close_producer", "stop_consumer", "kill_client", "guests", "pause",
+            "close_producer", "stop_consumer", "kill_client", "guests", "pause", "late", "adjust",
         ),
         ("daemons.nsqd", "connection", "producer", "consumer", "threads", "transport", "discovery"),
     ),
@@ -122,6 +122,8 @@ class Plan:
     longest_defer: float = 3.0
     consumers: int = 1
     threads: int = 1
+    batch: int = 0
+    """The size of the batches that handlers get; 0: single messages."""
     failing: float = 0.0
     slow: float = 0.0
     """Share of the messages whose handler takes long; how long, in seconds."""
@@ -215,6 +217,7 @@ def _draw_load(chance: random.Random, plan: Plan) -> None:
     plan.longest_defer = chance.choice((0.5, 4.0, 15.0))
     plan.consumers = chance.choice((1, 1, 2))
     plan.threads = chance.choice((1, 3, 8))
+    plan.batch = chance.choice((0, 0, 0, 4))
     plan.failing = chance.choice((0.0, 0.0, 0.1, 0.4))
     plan.slow = chance.choice((0.0, 0.05, 0.3))
     plan.slow_seconds = chance.choice((0.01, 0.3, 1.0))

@@ -118,8 +118,7 @@ def _scenario(world: World, plan: Plan, parts: list[tuple[Load, Faults]], outcom
     scheduler.story("the load ends, and everything is mended")
     faults.mend(60.0)
     load.finish()
-    for topic in plan.late_topics:
-        load.begin_consumer(topic, "late")
+    load.begin_late()
 
     def drained() -> bool:
         return all(nsqd.running and not _left(nsqd) for nsqd in nsqds)
