@@ -91,7 +91,9 @@ class Auditor:
             return
         for handled in self.load.handled:
             message = self.load.sent.get(handled.key)
-            if message is not None and message.defer and handled.at < message.began + message.defer - _EARLY:
+            if message is None or any(message.began <= at <= message.ended for at in self.faults.lossy):
+                continue  # it was not confirmed before nsqd ended
+            if message.defer and handled.at < message.began + message.defer - _EARLY:
                 early = message.began + message.defer - handled.at
                 self.found(f"EARLY by {early:.3f} s: {message.key!r}, deferred {message.defer:.3f} s")
                 break

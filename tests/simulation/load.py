@@ -107,6 +107,14 @@ class Load:
                 self._surely(nsqd, "create_topic", topic)
                 for channel in channels:
                     self._surely(nsqd, "create_channel", topic, channel)
+        # Without --durable a kill loses channels that are not in the list of topics yet.
+        last = [channels[-1].encode() for channels in self.plan.topics.values()]
+
+        def listed() -> bool:
+            rosters = [nsqd.disk.names["nsqd.dat"].content for nsqd in self.nsqds]
+            return all(roster.count(b'"%s"' % name) >= last.count(name) for roster in rosters for name in last)
+
+        self.world.until(listed, 30.0)
         for number in range(self.plan.producers):
             self._begin_producer(number)
         for topic, channels in self.plan.topics.items():

@@ -20,7 +20,7 @@ from tests.simulation.load import Load
 from tests.simulation.network import network
 from tests.simulation.plan import Hold, Plan, draw
 from tests.simulation.scheduler import Hang, scheduler
-from tests.simulation.world import ScenarioFailed, World
+from tests.simulation.world import Nsqd, ScenarioFailed, World
 
 #: Virtual seconds in which everything must be delivered once nothing fails any more.
 _DRAIN = 150.0
@@ -116,16 +116,21 @@ def _scenario(world: World, plan: Plan, parts: list[tuple[Load, Faults]], outcom
         faults.do(fault)
     _sleep_until(began + plan.seconds)
     scheduler.story("the load ends, and everything is mended")
+    load.over = True
     faults.mend(60.0)
     load.finish()
     load.begin_late()
 
+    def left(nsqd: Nsqd) -> object:
+        found = nsqd.left()
+        return found and {name: counts for name, counts in found.items() if not name.startswith("guest")}
+
     def drained() -> bool:
-        return all(nsqd.running and not _left(nsqd) for nsqd in nsqds)
+        return all(left(nsqd) == {} for nsqd in nsqds)
 
     if not world.until(drained, _DRAIN + plan.longest_defer, every=0.1):
-        left = {nsqd.name: _left(nsqd) if nsqd.running else nsqd.failure for nsqd in nsqds}
-        outcome.violations.append(f"STUCK: after {_DRAIN:.0f} s without faults there are still {left}")
+        rest = {nsqd.name: nsqd.failure if (found := left(nsqd)) is None else found for nsqd in nsqds}
+        outcome.violations.append(f"STUCK: after {_DRAIN:.0f} s without faults there are still {rest}")
     load.close()
     for nsqd in nsqds:
         if not nsqd.stop():
@@ -136,21 +141,6 @@ def _scenario(world: World, plan: Plan, parts: list[tuple[Load, Faults]], outcom
         if not lookupd.stop():
             outcome.violations.append(f"DAEMON {lookupd.name} did not stop at the end")
     _sleep_until(scheduler.now + 1.0)
-
-
-def _left(nsqd: object) -> dict[str, tuple[int, int, int]]:
-    """Return what an nsqd still has to deliver: waiting, in flight and deferred messages by queue."""
-    left = {}
-    for topic in nsqd.broker.topics.values():  # type: ignore[attr-defined]
-        if topic.name.startswith("guest"):
-            continue
-        if topic.depth:
-            left[topic.name] = (topic.depth, 0, 0)
-        for channel in topic.channels.values():
-            counts = (channel.depth, channel.in_flight_count, channel.deferred_count)
-            if any(counts):
-                left[f"{topic.name}/{channel.name}"] = counts
-    return left
 
 
 def _sleep_until(when: float) -> None:

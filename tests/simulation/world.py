@@ -331,9 +331,26 @@ class Nsqd(Daemon):
         network.network.power_on(self.host)
         return super().start(timeout)
 
-    @property
-    def broker(self) -> Any:
-        return None if self._server is None else self._server._broker
+    def left(self) -> dict[str, tuple[int, int, int]] | None:
+        """Return what it has to deliver: waiting, in flight and deferred messages by queue; None without an
+        answer.
+        """
+        answer: list[dict[str, tuple[int, int, int]]] = []
+
+        def count() -> None:
+            found = {}
+            for topic in self._server._broker.topics.values():
+                found[topic.name] = (topic.depth, 0, 0)
+                for channel in topic.channels.values():
+                    counts = (channel.depth, channel.in_flight_count, channel.deferred_count)
+                    found[f"{topic.name}/{channel.name}"] = counts
+            answer.append({name: counts for name, counts in found.items() if any(counts)})
+
+        if not self.running or self._loop is None:
+            return None
+        self._loop.call_soon_threadsafe(count)
+        self.world.until(lambda: answer, 5.0)
+        return answer[0] if answer else None
 
 
 class Nsqlookupd(Daemon):
