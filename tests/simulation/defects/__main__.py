@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import pickle
 import random
 import re
 import shutil
@@ -25,6 +26,8 @@ ROOT = HERE.parents[2]
 _SHOWN = 110
 #: How much of it says what kind it is.
 _TELLING = 44
+#: The plan of the last run, seen from the tree.
+_PLAN = Path("../plan")
 
 
 @dataclass
@@ -63,16 +66,18 @@ def copy_tree(target: Path) -> None:
         shutil.copy(package, target / "tests")
 
 
-def hunt(tree: Path, first: int, cpu: float, most: int = 10**6) -> Hunt:
-    """Run seeds from ``first`` on in a process of its own, until one fails or the CPU time is used up."""
-    command = [sys.executable, "-m", "tests.simulation.defects", "--here", str(first), str(most), str(cpu)]
+def hunt(tree: Path, *what: object) -> Hunt:
+    """Call ``hunt_here`` in a process of its own, with the package of ``tree``."""
+    command = [sys.executable, "-m", "tests.simulation.defects", "--here", *map(str, what)]
     environment = os.environ | {"TMPDIR": str(tree.parent)}  # of the cache of the package's code
     result = subprocess.run(command, cwd=tree, env=environment, check=True, stdout=subprocess.PIPE)
     return Hunt(**json.loads(result.stdout.splitlines()[-1]))
 
 
-def hunt_here(first: int, most: int, cpu: float) -> Hunt:
-    """As ``hunt``, in this process, with the package of this directory."""
+def hunt_here(first: int, most: int, cpu: float, plan: str = "") -> Hunt:
+    """Run seeds from ``first`` on, until one fails or the CPU time is used up, and leave the last plan in
+    ``_PLAN``; or run ``plan``.
+    """
     from tests.simulation import world
 
     world.install()
@@ -81,10 +86,12 @@ def hunt_here(first: int, most: int, cpu: float) -> Hunt:
     done = Hunt()
     while done.seeds < most and done.cpu < cpu and not done.violation:
         done.seed = first + done.seeds
-        outcome = run.in_child(run.plan_of(done.seed))
+        outcome = run.in_child(pickle.loads(Path(plan).read_bytes()) if plan else run.plan_of(done.seed))
         done.violation = outcome.violations[0] if outcome.violations else ""
         done.seeds += 1
         done.cpu = sum(os.times()[:4])
+        if not plan:
+            _PLAN.write_bytes(pickle.dumps(outcome.plan))
     return done
 
 
@@ -94,11 +101,15 @@ def put_back(patch: Path, tree: Path, first: int, cpu: float, known: set[str]) -
     while spent < cpu and not violation:
         apply(patch, tree)
         try:
-            found = hunt(tree, seed, cpu - spent)
+            found = hunt(tree, seed, 10**6, cpu - spent)
         finally:
             apply(patch, tree, "--reverse")
         spent, seed = spent + found.cpu, found.seed + 1
-        if found.violation and not hunt(tree, found.seed, cpu, most=1).violation:
+        # Judge by the plan that failed, too: a patch moves the statements at which its threads stand still.
+        # That one first: the other one takes its place.
+        if found.violation and not any(
+            hunt(tree, found.seed, 1, cpu, *it).violation for it in ((_PLAN,), ())
+        ):
             verdict = "perhaps" if found.kind in known else "found"
             violation = f"seed {found.seed}: {' '.join(found.violation.split())[:_SHOWN]}"
     return f"{patch.stem:36} {verdict:8} {spent:6.0f} {seed - first:6}  {violation}".rstrip()
@@ -113,11 +124,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("names", nargs="*", help="the defects (default: all)")
     parser.add_argument("--cpu", type=float, default=600.0, help="CPU seconds for each (default: 600)")
     parser.add_argument("--first", type=int, help="the first seed of each (default: by chance)")
-    parser.add_argument("--here", nargs=3, type=float, help=argparse.SUPPRESS)  # FIRST, MOST, CPU: ``hunt``
+    parser.add_argument("--here", nargs="+", help=argparse.SUPPRESS)  # for ``hunt``
     options = parser.parse_args(arguments)
     if options.here:
-        first, most, cpu = options.here
-        print(json.dumps(asdict(hunt_here(int(first), int(most), cpu))))
+        first, most, cpu, *plan = options.here
+        print(json.dumps(asdict(hunt_here(int(first), int(most), float(cpu), *plan))))
         return
     chosen = [patch for patch in patches() if not options.names or patch.stem in options.names]
     if missing := set(options.names) - {patch.stem for patch in chosen}:
@@ -128,7 +139,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         copy_tree(tree)
         spent, seed, known = 0.0, first, set[str]()
         while spent < options.cpu:
-            step = hunt(tree, seed, options.cpu - spent)
+            step = hunt(tree, seed, 10**6, options.cpu - spent)
             spent, seed = spent + step.cpu, step.seed + 1
             if step.violation:
                 known.add(step.kind)
