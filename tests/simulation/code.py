@@ -1,7 +1,8 @@
-"""Imports the package so that it runs in the simulation: with stand-ins for the modules that touch the outside,
-a place to preempt before each statement of a function, and sets that keep the order of insertion.
+"""Imports the package so that it runs in the simulation.
 
-The order of a set's items depends on addresses and on PYTHONHASHSEED, so a run could not be repeated.
+It gets stand-ins for the modules that touch the outside, a place to preempt before each statement of a
+function, and sets that keep the order of insertion: the order of a real set's items depends on addresses and
+on PYTHONHASHSEED, so a run could not be repeated.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import importlib.abc
 import importlib.machinery
 import importlib.util
 import marshal
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, MutableSet, Sequence
 from hashlib import blake2b
@@ -33,10 +35,6 @@ class Set(MutableSet[T]):
     def __init__(self, items: Iterable[T] = ()) -> None:
         self._items: dict[T, None] = dict.fromkeys(items)
 
-    @classmethod
-    def __class_getitem__(cls, _item: object) -> type:
-        return cls
-
     def __contains__(self, item: object) -> bool:
         return item in self._items
 
@@ -49,24 +47,13 @@ class Set(MutableSet[T]):
     def __repr__(self) -> str:
         return f"{{{', '.join(map(repr, self._items))}}}"
 
+    __hash__ = MutableSet._hash  # frozensets are keys
+
     def add(self, item: T) -> None:
         self._items[item] = None
 
     def discard(self, item: T) -> None:
         self._items.pop(item, None)
-
-    def remove(self, item: T) -> None:
-        del self._items[item]
-
-    def pop(self) -> T:
-        if not self._items:
-            raise KeyError("pop from an empty set")
-        first = next(iter(self._items))
-        del self._items[first]
-        return first
-
-    def clear(self) -> None:
-        self._items.clear()
 
     def copy(self) -> Set[T]:
         return Set(self._items)
@@ -80,53 +67,22 @@ class Set(MutableSet[T]):
         result.update(*others)
         return result
 
-    def intersection(self, *others: Iterable[T]) -> Set[T]:
-        kept = [set(other) for other in others]
-        return Set(item for item in self._items if all(item in other for other in kept))
+    def intersection(self, other: Iterable[object]) -> Set[T]:
+        other = set(other)
+        return Set(item for item in self._items if item in other)
 
-    def difference(self, *others: Iterable[T]) -> Set[T]:
-        gone = set().union(*others)
-        return Set(item for item in self._items if item not in gone)
+    __and__ = intersection  # MutableSet's has the order of ``other``
 
-    def difference_update(self, *others: Iterable[T]) -> None:
-        for other in others:
-            for item in list(other):
-                self._items.pop(item, None)
+    def difference(self, other: Iterable[object]) -> Set[T]:
+        other = set(other)
+        return Set(item for item in self._items if item not in other)
 
-    def symmetric_difference(self, other: Iterable[T]) -> Set[T]:
-        return self ^ Set(other)
+    def difference_update(self, other: Iterable[T]) -> None:
+        for item in list(other):
+            self.discard(item)
 
-    def issubset(self, other: Iterable[T]) -> bool:
-        return set(self._items) <= set(other)
 
-    def issuperset(self, other: Iterable[T]) -> bool:
-        return set(self._items) >= set(other)
-
-    def isdisjoint(self, other: Iterable[T]) -> bool:
-        return set(self._items).isdisjoint(other)
-
-    def __or__(self, other: Iterable[Any]) -> Set[Any]:
-        return self.union(other)
-
-    __ror__ = __or__
-
-    def __and__(self, other: Iterable[Any]) -> Set[Any]:
-        return self.intersection(other)
-
-    def __sub__(self, other: Iterable[Any]) -> Set[T]:
-        return self.difference(other)
-
-    def __ior__(self, other: Iterable[Any]) -> Set[Any]:  # type: ignore[override, misc]
-        self.update(other)
-        return self
-
-    def __hash__(self) -> int:
-        return hash(frozenset(self._items))
-
-    def __eq__(self, other: object) -> bool:
-        if isinstance(other, (Set, set, frozenset)):
-            return set(self._items) == set(other)
-        return NotImplemented
+_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
 class _Transform(ast.NodeTransformer):
@@ -134,7 +90,7 @@ class _Transform(ast.NodeTransformer):
         self.sites: list[tuple[str, int]] = []
         """The function and the line of each statement before which a thread can be preempted."""
         self._stand_ins = set(stand_ins)
-        self._functions: list[str] = []
+        self._scopes: list[str] = []
 
     # Stand-ins.
 
@@ -188,48 +144,35 @@ class _Transform(ast.NodeTransformer):
 
     # Preemption.
 
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
-        return self._function(node)
-
-    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> ast.AST:
-        return self._function(node)
-
-    def _function(self, node: Any) -> ast.AST:
-        self._functions.append(node.name)
+    def visit(self, node: ast.AST) -> Any:
+        if not isinstance(node, _SCOPES):
+            return super().visit(node)
+        self._scopes.append(node.name)
         self.generic_visit(node)
-        self._interrupt_blocks(node)
-        self._functions.pop()
-        return node  # type: ignore[no-any-return]
-
-    def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
-        self._functions.append(node.name)
-        self.generic_visit(node)
-        self._functions.pop()
+        if not isinstance(node, ast.ClassDef):
+            self._interrupt_blocks(node)
+        self._scopes.pop()
         return node
 
     def _interrupt_blocks(self, node: Any) -> None:
-        for field in ("body", "orelse", "finalbody", "handlers", "cases"):
-            block = getattr(node, field, None)
-            if not isinstance(block, list):
-                continue
-            if field in ("handlers", "cases"):
-                for part in block:
-                    self._interrupt_blocks(part)
-                continue
+        for field in ("body", "orelse", "finalbody"):
+            block: list[ast.stmt] = getattr(node, field, [])
             filled: list[ast.stmt] = []
-            for number, statement in enumerate(block):
-                nested = isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
-                docstring = number == 0 and isinstance(statement, ast.Expr) and _is_text(statement.value)
+            for statement in block:
+                nested = isinstance(statement, _SCOPES)
+                docstring = not filled and isinstance(statement, ast.Expr) and _is_text(statement.value)
                 if not (nested or docstring or isinstance(statement, (ast.Global, ast.Nonlocal, ast.Pass))):
                     filled.append(self._point(statement))
                 filled.append(statement)
                 if not nested:
                     self._interrupt_blocks(statement)
             block[:] = filled
+        for part in (*getattr(node, "handlers", ()), *getattr(node, "cases", ())):
+            self._interrupt_blocks(part)
 
     def _point(self, statement: ast.stmt) -> ast.stmt:
         site = len(self.sites)
-        self.sites.append((".".join(self._functions), statement.lineno))
+        self.sites.append((".".join(self._scopes), statement.lineno))
         text = f"(_due() or _marked[{site}]) and _statement(__name__, {site}, _marked[{site}])"
         return _parsed(text, statement)
 
@@ -246,9 +189,7 @@ def _parsed(text: str, where: ast.stmt) -> ast.stmt:
     """Parse a statement, and put it on the line of another."""
     made = ast.parse(text).body[0]
     for node in ast.walk(made):
-        if isinstance(node, (ast.expr, ast.stmt)):
-            node.lineno = node.end_lineno = where.lineno
-            node.col_offset = node.end_col_offset = where.col_offset
+        ast.copy_location(node, where)
     return made
 
 
@@ -264,18 +205,18 @@ class _Loader(importlib.machinery.SourceFileLoader):
 
     def get_code(self, fullname: str) -> CodeType:
         source = self.get_data(self.path)
-        tools = Path(__file__).read_bytes()
-        key = blake2b(b"\0".join([source, self.path.encode(), tools, sys.version.encode()]), digest_size=12)
-        cached = self._cache / f"{fullname}.{key.hexdigest()}"
+        parts = [source, self.path.encode(), Path(__file__).read_bytes(), sys.version.encode()]
+        key = blake2b(b"\0".join(parts), digest_size=12).hexdigest()
+        cached = self._cache / f"{fullname}.{key}"
+        code: CodeType
         if cached.is_file():
             sites[fullname], code = marshal.loads(cached.read_bytes())
-            return code  # type: ignore[no-any-return]
+            return code
         transform = _Transform(self._stand_ins)
-        tree = transform.visit(ast.parse(source, self.path))
-        code = compile(tree, self.path, "exec", dont_inherit=True)
+        code = compile(transform.visit(ast.parse(source)), self.path, "exec", dont_inherit=True)
         sites[fullname] = transform.sites
         self._cache.mkdir(parents=True, exist_ok=True)
-        fresh = cached.with_suffix(f".{id(self)}.new")
+        fresh = cached.with_suffix(f".{os.getpid()}.new")
         fresh.write_bytes(marshal.dumps((transform.sites, code)))
         fresh.replace(cached)
         return code
@@ -285,18 +226,13 @@ class _Loader(importlib.machinery.SourceFileLoader):
         module.__dict__.update(
             _simulated=self._stand_ins,
             _Set=Set,
-            _due=_never,
+            _due=lambda: 0,
             _marked=bytearray(len(sites[module.__name__])),
             _statement=scheduler.statement,
+            open=self._stand_ins["os"].open_file,
         )
-        if "open" in self._stand_ins["os"].__dict__:
-            module.__dict__["open"] = self._stand_ins["os"].open_file
         _modules[module.__name__] = module
         exec(code, module.__dict__)
-
-
-def _never() -> int:
-    return 0
 
 
 class _Finder(importlib.abc.MetaPathFinder):
@@ -304,23 +240,17 @@ class _Finder(importlib.abc.MetaPathFinder):
         self._stand_ins, self._cache = stand_ins, cache
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: Any = None) -> Any:
-        if name != PACKAGE and not name.startswith(PACKAGE + "."):
+        if name.partition(".")[0] != PACKAGE:
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, path)
-        if spec is None or not isinstance(spec.loader, importlib.machinery.SourceFileLoader):
-            return spec
-        loader = _Loader(name, spec.loader.path, self._stand_ins, self._cache)
-        return importlib.util.spec_from_file_location(
-            name,
-            spec.loader.path,
-            loader=loader,
-            submodule_search_locations=spec.submodule_search_locations,
-        )
+        if spec is not None and isinstance(spec.loader, importlib.machinery.SourceFileLoader):
+            spec.loader = _Loader(name, spec.loader.path, self._stand_ins, self._cache)
+        return spec
 
 
 def install(stand_ins: dict[str, ModuleType], cache: Path) -> None:
     """From now on import the package for the simulation. It must not have been imported before."""
-    loaded = [name for name in sys.modules if name == PACKAGE or name.startswith(PACKAGE + ".")]
+    loaded = [name for name in sys.modules if name.partition(".")[0] == PACKAGE]
     assert not loaded, f"imported before the simulation was installed: {loaded}"
     sys.meta_path.insert(0, _Finder(stand_ins, cache))
 

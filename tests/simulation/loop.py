@@ -5,76 +5,62 @@ from __future__ import annotations
 import asyncio
 import asyncio.base_events
 import asyncio.selector_events
-import math
 import selectors
 from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
-from tests.simulation.scheduler import Thread, scheduler
+from tests.simulation.network import Socket
+from tests.simulation.scheduler import Waiters, scheduler
 
 
 class _Selector(selectors.BaseSelector):
+    """Knows sockets by their descriptors: asyncio passes nothing else."""
+
     def __init__(self) -> None:
         self._keys: dict[int, selectors.SelectorKey] = {}
-        self._sockets: dict[int, Any] = {}
-        self.thread: Thread | None = None
-        self.woken = False
+        self._sockets: dict[int, Socket] = {}
+        self._waiters = Waiters()
+        self._woken = False
 
     def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
-        number = self._number(fileobj)
-        key = selectors.SelectorKey(fileobj, number, events, data)
-        self._keys[number] = key
-        self._sockets[number] = scheduler.me().process.descriptors[number]
+        self._sockets[fileobj] = scheduler.me().process.descriptors[fileobj]
+        key = self._keys[fileobj] = selectors.SelectorKey(fileobj, fileobj, events, data)
         return key
+
+    modify = register
 
     def unregister(self, fileobj: Any) -> selectors.SelectorKey:
-        number = self._number(fileobj)
-        self._sockets.pop(number, None)
-        return self._keys.pop(number)
-
-    def modify(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
-        number = self._number(fileobj)
-        self._keys[number] = key = selectors.SelectorKey(fileobj, number, events, data)
-        return key
-
-    def _number(self, fileobj: Any) -> int:
-        return fileobj if isinstance(fileobj, int) else fileobj.fileno()
-
-    def get_key(self, fileobj: Any) -> selectors.SelectorKey:
-        return self._keys[self._number(fileobj)]
+        del self._sockets[fileobj]
+        return self._keys.pop(fileobj)
 
     def get_map(self) -> Mapping[Any, selectors.SelectorKey]:
         return self._keys
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        deadline = math.inf if timeout is None else scheduler.now + timeout
-        looked = False
-        while True:
-            ready = [(key, events) for key in self._keys.values() if (events := self._ready(key))]
-            if ready or self.woken or (scheduler.now >= deadline and looked):
-                self.woken = False
-                return ready
-            looked = True
-            self.thread = scheduler.me()
-            for sock in self._sockets.values():
-                sock.watch(self.thread)
-            scheduler.wait(deadline - scheduler.now)
+        ready = self._ready()
+        if not ready and not self._woken:
+            if timeout is not None and timeout <= 0:
+                scheduler.give_way()  # a loop that is never idle lets other threads run too
+            else:
+                places = [sock.end.watchers for sock in self._sockets.values()]
+                scheduler.wait_until(lambda: self._woken or self._ready(), timeout, self._waiters, *places)
+            ready = self._ready()
+        self._woken = False
+        return ready
 
-    def _ready(self, key: selectors.SelectorKey) -> int:
-        sock = self._sockets[key.fd]
-        readable = selectors.EVENT_READ if sock.readable else 0
-        writable = selectors.EVENT_WRITE if sock.writable else 0
-        return key.events & (readable | writable)
+    def _ready(self) -> list[tuple[selectors.SelectorKey, int]]:
+        ready = []
+        for number, key in self._keys.items():
+            end = self._sockets[number].end
+            events = selectors.EVENT_READ * end.readable | selectors.EVENT_WRITE * end.writable
+            if events & key.events:
+                ready.append((key, events & key.events))
+        return ready
 
     def wake(self) -> None:
-        self.woken = True
-        if self.thread is not None:
-            scheduler.wake(self.thread)
-
-    def close(self) -> None:
-        self._keys.clear()
-        self._sockets.clear()
+        self._woken = True
+        self._waiters.wake()
 
 
 class Loop(asyncio.selector_events.BaseSelectorEventLoop):
@@ -100,21 +86,17 @@ class Loop(asyncio.selector_events.BaseSelectorEventLoop):
         finally:
             scheduler.me().loop = scheduler._running_loop = None
 
-    # No pipe wakes it.
+    def _write_to_self(self) -> None:
+        self._virtual.wake()
 
     def _make_self_pipe(self) -> None:
-        self._internal_fds = 1
+        self._internal_fds = 1  # none, in truth: ``_write_to_self`` needs no pipe
 
     def _close_self_pipe(self) -> None:
         pass
 
-    def _write_to_self(self) -> None:
-        self._virtual.wake()
-
-    # Only real descriptors would need it.
-
     def _ensure_fd_no_transport(self, fd: Any) -> None:
-        pass
+        pass  # only real descriptors need it
 
 
 def install(sockets: ModuleType) -> None:

@@ -1,8 +1,9 @@
 """The network in memory: hosts, connections, and what the package gets in place of ``socket`` and ``select``.
 
 A connection is two ends; what one sends arrives at the other after the delay of the link between their hosts,
-in order, in pieces, and as fast as the other makes room. Faults: a link that is *silent* keeps everything back
-until it is mended, as TCP does that sends again; ``reset`` breaks connections; a host without power says nothing.
+in order, in pieces, and as fast as the other makes room. Faults: a link that is *silent* keeps everything
+back until it is mended, as TCP does that sends again; ``reset`` breaks connections; a host without power says
+nothing.
 """
 
 from __future__ import annotations
@@ -15,101 +16,151 @@ import socket as real_socket
 import struct
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
-from tests.simulation.scheduler import Process, Thread, scheduler
+from tests.simulation.scheduler import Process, Waiters, scheduler
 from tests.simulation.threads import StandIn
 
 _FIRST_PORT = 40_000
 _TIMEVAL = struct.Struct("@ll")
-_OPTIONS = {real_socket.SO_RCVTIMEO: "receive_timeout", real_socket.SO_SNDTIMEO: "send_timeout"}
 
 
+@dataclass(eq=False)
 class Host:
     """A machine: an address, listeners, and the ends of connections."""
 
-    def __init__(self, name: str, address: str) -> None:
-        self.name = name
-        self.address = address
-        self.powered = True
-        self.listeners: dict[int, Socket] = {}
-        self.ends: dict[End, None] = {}
-        self.next_port = _FIRST_PORT
+    name: str
+    address: str
+    powered: bool = True
+    listeners: dict[int, End] = field(default_factory=dict)
+    ends: dict[End, None] = field(default_factory=dict)
+    last_port: int = 40_000
 
     def __repr__(self) -> str:
         return self.name
 
+    def free_port(self) -> int:
+        self.last_port += 1
+        return self.last_port
+
 
 class Link:
-    """What lies between two hosts."""
+    """What lies between two hosts. It keeps what it cannot deliver yet, as TCP does that sends again."""
 
     def __init__(self, delay: float) -> None:
         self.delay = delay
         self.silent = False
-        self.kept: list[Callable[[], None]] = []
+        self._kept: list[tuple[Host, Callable[[], None]]] = []
 
-    def send(self, arrive: Callable[[], None], after: float) -> float:
-        """Have something arrive, not before ``after``; return when."""
+    def send(self, there: Host, arrive: Callable[[], None], after: float = 0.0) -> float:
+        """Have something arrive at a host, not before ``after``; return when."""
         when = max(scheduler.now + self.delay * (0.5 + network.chance()), after)
-        scheduler.at(when, lambda: self._arrive(arrive))
+        scheduler.at(when, lambda: self._arrive(there, arrive))
         return when
 
-    def _arrive(self, arrive: Callable[[], None]) -> None:
-        if self.silent:
-            self.kept.append(arrive)
+    def _arrive(self, there: Host, arrive: Callable[[], None]) -> None:
+        if self.silent or not there.powered:
+            self._kept.append((there, arrive))
         else:
             arrive()
 
     def mend(self) -> None:
         self.silent = False
-        kept, self.kept = self.kept, []
-        for arrive in kept:
-            arrive()
+        self.send_again()
+
+    def send_again(self) -> None:
+        kept, self._kept = self._kept, []
+        for there, arrive in kept:
+            self._arrive(there, arrive)
 
 
 class End:
-    """One end of a connection."""
+    """One end of a connection, or a listener, which is ``accepting``: what duplicates of a socket share."""
 
-    def __init__(self, host: Host, name: tuple[str, int], peer_name: tuple[str, int]) -> None:
-        self.host, self.name, self.peer_name = host, name, peer_name
+    def __init__(self, host: Host) -> None:
+        self.host = host
+        self.name, self.peer_name = ("0.0.0.0", 0), ("", 0)
         self.peer: End | None = None
+        self.descriptors = 0
+        self.read_timeout: float | None = None
+        self.accepting: deque[End] | None = None
+        self.connecting = False
         self.received = bytearray()
         self.on_way = 0
         self.at_end = False  # the other end sends nothing more
-        self.deaf = False  # this end reads nothing more
+        self.deaf = False  # this end reads only what is there already
         self.finished = False  # this end sends nothing more
-        self.broken = 0  # an errno
-        self.watchers: dict[Thread, None] = {}
+        self.broken = False
+        self.error = 0  # an errno, until a call has raised it
+        self.watchers = Waiters()
         self.last_arrival = 0.0
         self.said: list[tuple[float, bytes]] = []
         """What it sent, and when: for the auditor."""
         self.closed_at = math.inf
-        host.ends[self] = None
-
-    def changed(self) -> None:
-        watchers, self.watchers = self.watchers, {}
-        for thread in watchers:
-            scheduler.wake(thread)
 
     @property
     def room(self) -> int:
-        peer = self.peer
-        return 0 if peer is None else network.window - len(peer.received) - self.on_way
+        return 0 if self.peer is None else network.window - len(self.peer.received) - self.on_way
 
     @property
     def readable(self) -> bool:
-        return bool(self.received or self.at_end or self.broken or self.deaf)
+        return not self.connecting and bool(
+            self.accepting or self.received or self.at_end or self.broken or self.deaf
+        )
 
     @property
     def writable(self) -> bool:
-        return bool(self.room > 0 or self.broken or self.finished)
+        return not self.connecting and bool(self.room > 0 or self.broken or self.finished)
+
+    # Connecting.
+
+    def listen(self) -> None:
+        self.accepting = deque()
+        self.host.listeners[self.name[1]] = self
+
+    def connect(self, address: tuple[str, int]) -> None:
+        self.name, self.peer_name = (self.host.address, self.host.free_port()), address
+        self.host.ends[self] = None
+        self.connecting = True
+        there = network.hosts.get(address[0])
+        if there is not None:
+            network.link(self.host, there).send(there, lambda: self._knock(there))
+
+    def _knock(self, there: Host) -> None:
+        """The first packet arrives at the other host."""
+        link = network.link(self.host, there)
+        listener = there.listeners.get(self.peer_name[1])
+        if listener is None or listener.accepting is None:
+            link.send(self.host, lambda: self._connected(errno.ECONNREFUSED))
+            return
+        other = End(there)
+        other.name, other.peer_name, other.peer, self.peer = self.peer_name, self.name, self, other
+        there.ends[other] = None
+        network.connections.append(self)
+        listener.accepting.append(other)
+        listener.watchers.wake()
+        link.send(self.host, lambda: self._connected(0))
+
+    def _connected(self, code: int) -> None:
+        if self.connecting and self in self.host.ends:
+            self.connecting, self.broken, self.error = False, bool(code), code
+            self.watchers.wake()
+        elif self.peer is not None:  # closed meanwhile
+            self._send(self.peer.reset)
+
+    def give_up(self) -> None:
+        """Connect no more."""
+        self.connecting, self.broken, self.error = False, True, errno.ECONNRESET
+        self.watchers.wake()
+
+    # Talking.
 
     def send(self, data: bytes) -> int:
         """Take as much as there is room for."""
-        if self.broken:
-            raise _error(self.broken)
-        if self.finished or self.peer is None:
+        self.raise_error()
+        if self.broken or self.finished or self.peer is None:
             raise _error(errno.EPIPE)
         taken = bytes(data[: max(self.room, 0)])
         scheduler.note("sent", self.name, taken)
@@ -124,332 +175,188 @@ class End:
             self._send(lambda piece=piece: self._arrived(piece))
         return len(taken)
 
+    def raise_error(self) -> None:
+        """Raise what has broken the connection; only one call learns it."""
+        code, self.error = self.error, 0
+        if code:
+            raise _error(code)
+
     def _send(self, arrive: Callable[[], None]) -> None:
         assert self.peer is not None
-        link = network.link(self.host, self.peer.host)
-        self.last_arrival = link.send(arrive, self.last_arrival)
+        there = self.peer.host
+        self.last_arrival = network.link(self.host, there).send(there, arrive, self.last_arrival)
 
     def _arrived(self, piece: bytes) -> None:
         self.on_way -= len(piece)
         peer = self.peer
         assert peer is not None
-        if not peer.host.powered:
+        if peer not in peer.host.ends or peer.broken or (peer.deaf and peer.finished):
+            # Nobody has that end any more, or nobody reads it: the answer is a reset.
+            peer.reset()
+            peer._send(self.reset)
             return
-        if peer not in peer.host.ends or peer.broken:
-            # Nobody has that end any more: the answer is a reset.
-            peer._send(lambda: self.break_off(errno.ECONNRESET))
-            return
-        if not peer.deaf:
-            peer.received += piece
-        peer.changed()
+        peer.received += piece
+        peer.watchers.wake()
 
     def finish(self) -> None:
         """Send nothing more, and tell the other end so."""
-        if self.finished or self.broken:
-            return
-        self.finished = True
-        peer = self.peer
-        if peer is not None:
-            self._send(peer._ended)
-        self.changed()
+        if not self.finished and not self.broken:
+            self.finished = True
+            if self.peer is not None:
+                self._send(self.peer._ended)
+            self.watchers.wake()
 
     def _ended(self) -> None:
-        if self.host.powered:
-            self.at_end = True
-            self.changed()
+        self.at_end = True
+        self.watchers.wake()
 
-    def break_off(self, code: int) -> None:
-        if self.host.powered and not self.broken:
-            self.broken = code
+    def reset(self) -> None:
+        if not self.broken:
+            self.broken, self.error = True, errno.EPIPE if self.at_end else errno.ECONNRESET
             self.closed_at = min(self.closed_at, scheduler.now)
-            self.changed()
+            self.watchers.wake()
 
     def close(self) -> None:
         """Close it, as the kernel does when the last descriptor is gone."""
-        peer = self.peer
+        if self.accepting is not None:
+            self.host.listeners.pop(self.name[1], None)
+            for end in self.accepting:
+                end.received += b"unread"  # so that it is reset
+                end.close()
+            return
         self.closed_at = min(self.closed_at, scheduler.now)
         self.host.ends.pop(self, None)
-        if peer is not None and (self.received or self.broken) and not peer.broken:
-            self._send(lambda: peer.break_off(errno.ECONNRESET))
+        if self.connecting:
+            self.give_up()
+        if self.peer is not None and self.received and not self.broken:
+            self._send(self.peer.reset)
             self.finished = True
         self.finish()
 
 
 class Socket:
-    """Stands in for ``socket.socket``. A duplicate shares the connection."""
+    """Stands in for ``socket.socket``. A duplicate shares the end."""
 
-    def __init__(self, family: int = real_socket.AF_INET, type: int = -1, proto: int = -1, fileno: Any = None):
-        self.family = real_socket.AddressFamily(family)
-        self.type = real_socket.SOCK_STREAM if type in (-1, real_socket.SOCK_STREAM) else type
-        self.proto = 6
+    def __init__(
+        self,
+        family: int = real_socket.AF_INET,
+        type: int = real_socket.SOCK_STREAM,  # noqa: A002
+        proto: int = 6,
+        end: End | None = None,
+    ) -> None:
+        self.family, self.type, self.proto = real_socket.AddressFamily(family), type, proto
         self.process = scheduler.me().process
-        self._shared = _Shared(self.process.host)
-        self._open()
-
-    def _open(self) -> None:
-        self._shared.descriptors += 1
+        self.end = end or End(self.process.host)
+        self.end.descriptors += 1
         self._number = network.descriptor(self.process, self)
         self.closed = False
         self.blocking = True
 
     def dup(self) -> Socket:
-        copy = object.__new__(Socket)
-        copy.family, copy.type, copy.proto = self.family, self.type, self.proto
-        copy.process, copy._shared = self.process, self._shared
-        copy._open()
-        return copy
-
-    # What is not simulated in detail.
+        return Socket(self.family, self.type, self.proto, self.end)
 
     def setsockopt(self, _level: int, name: int, value: Any) -> None:
         self._check()
-        if name in _OPTIONS:
+        if name == real_socket.SO_RCVTIMEO:
             seconds, micros = _TIMEVAL.unpack(value)
-            setattr(self._shared, _OPTIONS[name], seconds + micros / 1e6 or None)
+            self.end.read_timeout = seconds + micros / 1e6 or None
 
-    def getsockopt(self, _level: int, name: int, *_: Any) -> int:
+    def getsockopt(self, _level: int, name: int) -> int:
         self._check()
-        if name == real_socket.SO_ERROR:
-            code, self._shared.connect_error = self._shared.connect_error, 0
-            return code
-        return 0
+        assert name == real_socket.SO_ERROR
+        code, self.end.error = self.end.error, 0
+        return code
 
     def setblocking(self, flag: bool) -> None:
         self._check()
         self.blocking = flag
-
-    def getblocking(self) -> bool:
-        return self.blocking
-
-    def settimeout(self, seconds: float | None) -> None:
-        self.blocking = seconds is None or seconds > 0
-
-    def gettimeout(self) -> float | None:
-        return None if self.blocking else 0.0
 
     def fileno(self) -> int:
         return -1 if self.closed else self._number
 
     def getsockname(self) -> tuple[str, int]:
         self._check()
-        end = self._shared.end
-        return self._shared.name if end is None else end.name
+        return self.end.name
 
     def getpeername(self) -> tuple[str, int]:
-        end = self._end()
-        if end.broken:
+        self._check()
+        if self.end.broken or self.end.peer is None:
             raise _error(errno.ENOTCONN)
-        return end.peer_name
-
-    # Connections.
+        return self.end.peer_name
 
     def bind(self, address: Any) -> None:
-        host, shared = self._shared.host, self._shared
-        port = address[1] or _free_port(host)
+        host = self.end.host
+        port = address[1] or host.free_port()
         if port in host.listeners:
             raise _error(errno.EADDRINUSE)
-        shared.name = (host.address, port)
+        self.end.name = (host.address, port)
 
     def listen(self, backlog: int = 128) -> None:
-        if self._shared.accepting is None:
-            self._shared.accepting = deque()
-            self._shared.host.listeners[self._shared.name[1]] = self
+        if self.end.accepting is None:
+            self.end.listen()
 
     def accept(self) -> tuple[Socket, tuple[str, int]]:
         self._check()
-        accepting = self._shared.accepting
-        assert accepting is not None
-        while not accepting:
-            self._wait_if_blocking()
-        end = accepting.popleft()
-        sock = object.__new__(Socket)
-        sock.family, sock.type, sock.proto, sock.process = self.family, self.type, self.proto, self.process
-        sock._shared = _Shared(self._shared.host)
-        sock._shared.end = end
-        sock._open()
-        return sock, end.peer_name
+        if not self.end.accepting:
+            raise _error(errno.EAGAIN)
+        end = self.end.accepting.popleft()
+        return Socket(self.family, self.type, self.proto, end), end.peer_name
 
     def connect(self, address: Any) -> None:
-        shared = self._shared
-        here = shared.host
-        end = End(here, (here.address, _free_port(here)), (str(address[0]), int(address[1])))
-        shared.end = end
+        assert not self.blocking
         scheduler.note("connect", address)
-        there = network.hosts.get(end.peer_name[0])
-        shared.connecting = True
-        if there is not None:
-            link = network.link(here, there)
-            link.send(lambda: self._knock(end, there, link), 0.0)
-        if not self.blocking:
-            raise BlockingIOError(errno.EINPROGRESS, "in progress")
-        deadline = scheduler.now + (shared.send_timeout or math.inf)
-        while shared.connecting:
-            if scheduler.now >= deadline:
-                raise BlockingIOError(errno.EAGAIN, "timed out")
-            end.watchers[scheduler.me()] = None
-            scheduler.wait(deadline - scheduler.now)
-        if shared.connect_error:
-            raise _error(shared.connect_error)
+        self.end.connect((str(address[0]), int(address[1])))
+        raise _error(errno.EINPROGRESS)
 
-    def _knock(self, end: End, there: Host, link: Link) -> None:
-        """The first packet arrives at the other host."""
-        listener = there.listeners.get(end.peer_name[1])
-        if not there.powered:
-            return
-        if listener is None:
-            link.send(lambda: self._connected(end, errno.ECONNREFUSED), 0.0)
-            return
-        other = End(there, end.peer_name, end.name)
-        other.peer, end.peer = end, other
-        network.connections.append(end)
-        accepting = listener._shared.accepting
-        assert accepting is not None
-        accepting.append(other)
-        listener.changed()
-        link.send(lambda: self._connected(end, 0), 0.0)
+    def recv(self, limit: int) -> bytes:
+        self._check()
+        end = self.end
+        timeout = end.read_timeout if self.blocking else 0
+        if not scheduler.wait_until(lambda: end.readable, timeout, end.watchers):
+            raise _error(errno.EAGAIN)
+        if not end.received:
+            end.raise_error()
+        data = bytes(end.received[:limit])
+        del end.received[:limit]
+        if end.peer is not None:
+            end.peer.watchers.wake()
+        return data
 
-    def _connected(self, end: End, code: int) -> None:
-        if end in end.host.ends:
-            self._shared.connecting = False
-            self._shared.connect_error = code
-            if code:
-                end.broken = code
-            end.changed()
-
-    def recv(self, limit: int, _flags: int = 0) -> bytes:
-        end = self._end()
-        deadline = scheduler.now + (self._shared.receive_timeout or math.inf)
-        while not end.readable:
-            self._wait_if_blocking(deadline)
-        if end.received and not end.deaf:
-            data = bytes(end.received[:limit])
-            del end.received[:limit]
-            if end.peer is not None and end.peer.watchers:
-                end.peer.changed()
-            return data
-        if end.broken:
-            raise _error(end.broken)
-        return b""
-
-    def recv_into(self, buffer: Any, nbytes: int = 0, flags: int = 0) -> int:
-        data = self.recv(nbytes or len(buffer), flags)
-        buffer[: len(data)] = data
-        return len(data)
-
-    def send(self, data: Any, flags: int = 0) -> int:
-        end = self._end()
-        while not end.writable or (not end.room > 0 and not end.broken and not end.finished):
-            if flags & real_socket.MSG_DONTWAIT:
-                raise BlockingIOError(errno.EAGAIN, "would block")
-            self._wait_if_blocking()
-        return end.send(data)
+    def send(self, data: Any, flags: int = real_socket.MSG_DONTWAIT) -> int:
+        self._check()
+        assert not self.blocking or flags & real_socket.MSG_DONTWAIT
+        if not self.end.writable:
+            raise _error(errno.EAGAIN)
+        return self.end.send(data)
 
     def sendmsg(self, buffers: Any) -> int:
         return self.send(b"".join(buffers))
 
-    def sendall(self, data: Any) -> None:
-        view = memoryview(data)
-        while view:
-            view = view[self.send(view) :]
-
     def shutdown(self, how: int) -> None:
-        end = self._end()
-        if end.broken or self._shared.connecting:
-            if self._shared.connecting:
-                self._connected(end, errno.ECONNABORTED)
+        self._check()
+        end = self.end
+        if end.connecting:
+            end.give_up()
+            return
+        if end.broken or end.peer is None:
             raise _error(errno.ENOTCONN)
-        if how in (real_socket.SHUT_RD, real_socket.SHUT_RDWR):
-            end.deaf = True
-        if how in (real_socket.SHUT_WR, real_socket.SHUT_RDWR):
+        end.deaf = end.deaf or how != real_socket.SHUT_WR
+        if how != real_socket.SHUT_RD:
             end.finish()
-        end.changed()
+        end.watchers.wake()
 
     def close(self) -> None:
         if self.closed:
             return
         self.closed = True
         del self.process.descriptors[self._number]
-        self._shared.descriptors -= 1
-        if self._shared.descriptors == 0:
-            self._shared.close()
-
-    def detach(self) -> int:
-        raise NotImplementedError("a simulated socket stays what it is")
-
-    def __enter__(self) -> Socket:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    # Waiting.
-
-    @property
-    def readable(self) -> bool:
-        shared = self._shared
-        if shared.accepting is not None:
-            return bool(shared.accepting)
-        return shared.end is not None and not shared.connecting and shared.end.readable
-
-    @property
-    def writable(self) -> bool:
-        shared = self._shared
-        return shared.end is not None and not shared.connecting and (shared.end.writable)
-
-    def watch(self, thread: Thread) -> None:
-        """Wake the thread at the next change."""
-        shared = self._shared
-        (shared.watchers if shared.end is None else shared.end.watchers)[thread] = None
-
-    def changed(self) -> None:
-        watchers, self._shared.watchers = self._shared.watchers, {}
-        for thread in watchers:
-            scheduler.wake(thread)
-
-    def _wait_if_blocking(self, deadline: float = math.inf) -> None:
-        if not self.blocking or scheduler.now >= deadline:
-            raise BlockingIOError(errno.EAGAIN, "would block")
-        self.watch(scheduler.me())
-        scheduler.wait(deadline - scheduler.now)
-        self._check()
-
-    def _end(self) -> End:
-        self._check()
-        if self._shared.end is None:
-            raise _error(errno.ENOTCONN)
-        return self._shared.end
+        self.end.descriptors -= 1
+        if self.end.descriptors == 0:
+            self.end.close()
 
     def _check(self) -> None:
         if self.closed:
             raise _error(errno.EBADF)
-
-    def __repr__(self) -> str:
-        return f"<socket {self._number}>"
-
-
-class _Shared:
-    """What duplicates of a socket share."""
-
-    def __init__(self, host: Host) -> None:
-        self.host = host
-        self.descriptors = 0
-        self.name = ("0.0.0.0", 0)
-        self.end: End | None = None
-        self.accepting: deque[End] | None = None
-        self.watchers: dict[Thread, None] = {}
-        self.connecting = False
-        self.connect_error = 0
-        self.receive_timeout: float | None = None
-        self.send_timeout: float | None = None
-
-    def close(self) -> None:
-        if self.accepting is not None:
-            self.host.listeners.pop(self.name[1], None)
-            for end in self.accepting:
-                end.received += b"unread"  # so that it is reset
-                end.close()
-        if self.end is not None:
-            self.end.close()
 
 
 class Poll:
@@ -464,23 +371,19 @@ class Poll:
     def unregister(self, descriptor: int) -> None:
         del self._sockets[descriptor]
 
-    def poll(self, milliseconds: float | None = None) -> list[tuple[int, int]]:
-        deadline = math.inf if milliseconds is None else scheduler.now + milliseconds / 1000
-        while True:
-            ready = [(number, events) for number in self._sockets if (events := self._ready(number))]
-            if ready or scheduler.now >= deadline:
-                return ready
-            for sock, _ in self._sockets.values():
-                sock.watch(scheduler.me())
-            scheduler.wait(deadline - scheduler.now)
+    def poll(self, milliseconds: float) -> list[tuple[int, int]]:
+        places = [sock.end.watchers for sock, _ in self._sockets.values()]
+        scheduler.wait_until(self._all_ready, milliseconds / 1000, *places)
+        return self._all_ready()
+
+    def _all_ready(self) -> list[tuple[int, int]]:
+        return [(number, events) for number in self._sockets if (events := self._ready(number))]
 
     def _ready(self, number: int) -> int:
         sock, events = self._sockets[number]
         if sock.closed:
             return real_select.POLLNVAL
-        readable = real_select.POLLIN if sock.readable else 0
-        writable = real_select.POLLOUT if sock.writable else 0
-        return events & (readable | writable)
+        return events & (real_select.POLLIN * sock.end.readable | real_select.POLLOUT * sock.end.writable)
 
 
 class Network:
@@ -523,7 +426,7 @@ class Network:
         """Break a connection for both ends."""
         for each in (end, end.peer):
             if each is not None:
-                each.break_off(errno.ECONNRESET)
+                each.reset()
 
     def process_died(self, process: Process) -> None:
         """Close what a killed process had open, as the kernel does."""
@@ -531,13 +434,16 @@ class Network:
             item.close()
 
     def power_off(self, host: Host) -> None:
-        """Silence: the other ends learn nothing until they send something after the host is back."""
+        """Silence: the other ends learn nothing, until what they send meanwhile arrives when it is back."""
         host.powered = False
         host.listeners.clear()
         host.ends.clear()
 
     def power_on(self, host: Host) -> None:
         host.powered = True
+        for names, link in self._links.items():
+            if host.name in names:
+                link.send_again()
 
     def chance(self) -> float:
         return scheduler.chance.random()
@@ -562,11 +468,6 @@ def begin() -> None:
 
 def _shown(data: bytes) -> str:
     return f"{data[:160]!r}" + (f" … {len(data)} bytes" if len(data) > 160 else "")
-
-
-def _free_port(host: Host) -> int:
-    host.next_port += 1
-    return host.next_port
 
 
 def _error(code: int) -> OSError:

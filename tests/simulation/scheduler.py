@@ -1,9 +1,9 @@
 """Virtual time, and threads that run one at a time in an order that a seed decides.
 
-A thread is a greenlet. It runs until it waits, or until it is *preempted*: ``code.py`` puts a call before each
-statement of the package, and every so many statements that call comes here. Then another thread may run, or
-this one *stands still* for a while. When no thread can run, time jumps to the next timer. Nothing else moves
-time but a microsecond for each switch, so a run does not depend on how fast the machine is.
+A thread is a greenlet. It runs until it waits, or until it is *preempted*: ``code.py`` puts a call before
+each statement of the package, and every so many statements that call comes here. Then another thread may run,
+or this one *stands still* for a while. When no thread can run, time jumps to the next timer. Nothing else
+moves time but a microsecond for each switch, so a run does not depend on how fast the machine is.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ import math
 import random
 import traceback
 from collections.abc import Callable, Iterator
-from typing import Any, NoReturn
+from dataclasses import dataclass, field
+from typing import Any
 
-import greenlet
+from greenlet import getcurrent, greenlet  # type: ignore[import-untyped]
 
 #: Seconds that pass whenever another thread runs.
 _SWITCH = 1e-6
@@ -34,47 +35,51 @@ class Hang(Exception):
     """Threads run for ever without any of them waiting."""
 
 
+@dataclass(eq=False)
 class Process:
     """What dies together: threads, sockets and open files. ``clock_error`` is how wrong its wall clock is."""
 
-    def __init__(self, name: str, pid: int, host: Any = None) -> None:
-        self.name = name
-        self.pid = pid
-        self.host = host
-        self.threads: list[Thread] = []
-        self.alive = True
-        self.clock_error = 0.0
-        self.descriptors: dict[int, Any] = {}
-        self.crashed: list[str] = []
-        """Errors that ended a thread."""
-        self.stopped: list[Thread] | None = None
-        """Threads that would run if the process were not stopped; None while it is not."""
+    name: str
+    pid: int
+    host: Any = None
+    threads: list[Thread] = field(default_factory=list)
+    alive: bool = True
+    clock_error: float = 0.0
+    descriptors: dict[int, Any] = field(default_factory=dict)
+    crashed: list[str] = field(default_factory=list)
+    """Errors that ended a thread."""
+    stopped: list[Thread] | None = None
+    """Threads that would run if the process were not stopped; None while it is not."""
 
 
+@dataclass(eq=False)
 class Thread:
-    """A thread of the run; see ``threads.Thread`` for what the package sees of it."""
+    """A thread of the run; see ``threads.Thread`` for what the package sees of it, which is its ``face``."""
 
-    __slots__ = (
-        "alive", "face", "greenlet", "interrupt", "joiners", "loop", "name", "number", "process", "timer",
-        "waiting", "woken",
-    )  # fmt: skip
-
-    def __init__(self, number: int, name: str, process: Process) -> None:
-        self.number = number
-        self.name = name
-        self.process = process
-        self.alive = True
-        self.waiting = False
-        self.woken = False
-        self.timer: list[Any] | None = None
-        self.interrupt: Callable[[], object] | None = None
-        self.joiners: list[Thread] = []
-        self.loop: asyncio.AbstractEventLoop | None = None
-        self.face: Any = None
-        self.greenlet: greenlet.greenlet
+    number: int
+    name: str
+    process: Process
+    stack: Any = None  # its greenlet
+    alive: bool = True
+    waiting: bool = False
+    woken: bool = False
+    timer: list[Any] | None = None
+    interrupt: Callable[[], object] | None = None
+    joiners: Waiters = field(default_factory=lambda: Waiters())
+    loop: asyncio.AbstractEventLoop | None = None
+    face: Any = None
 
     def __repr__(self) -> str:
         return f"{self.process.name}/{self.name}"
+
+
+class Waiters(dict[Thread, None]):
+    """The threads that wait for one thing to change, such as a lock; the first has waited longest."""
+
+    def wake(self, count: int | None = None) -> None:
+        for thread in list(self)[:count]:
+            del self[thread]
+            scheduler.wake(thread)
 
 
 class Scheduler:
@@ -85,21 +90,21 @@ class Scheduler:
         self.now = _BEGIN
         self.current: Thread | None = None
         self.threads: list[Thread] = []
-        self.story: Callable[[str], None] = _say_nothing
+        self.story: Callable[[str], None] = lambda _line: None
         """Gets a line for each thing that happens, in a replay."""
         self.telling = False
         self.switches = 0
         #: How many statements run between two preemptions on average; how often one stands still, how long.
         self.pace = 200
         self.lag_share, self.lag_longest = 0.01, 0.3
-        self.held: Callable[[str, int], float] = _not_held
+        self.held: Callable[[str, int], float] = lambda _module, _site: 0.0
         """Says for how many seconds a thread stands still at a marked statement."""
         self._trace = hashlib.blake2b(digest_size=8)
         self._runnable: list[Thread] = []
         self._timers: list[list[Any]] = []
         self._numbers = itertools.count(1)
         self._since_timer = 0
-        self._main: greenlet.greenlet | None = None
+        self._main: Any = None  # the greenlet that called ``run``
         self._over = False
         self._running_loop: asyncio.AbstractEventLoop | None = None
         self._failure: BaseException | None = None
@@ -108,7 +113,7 @@ class Scheduler:
 
     def run(self, until: float = math.inf) -> None:
         """Let threads run until ``stop``, until none can ever run again, or until ``until``."""
-        self._main = greenlet.getcurrent()
+        self._main = getcurrent()
         self._over = False
         self.at(until, self.stop)
         self._next()
@@ -144,12 +149,11 @@ class Scheduler:
             except BaseException:
                 process.crashed.append(f"{thread} died of {traceback.format_exc()}")
             thread.alive = False
-            for joiner in thread.joiners:
-                self.wake(joiner)
+            thread.joiners.wake()
             self.note("ended", thread.number)
             self._next()
 
-        thread.greenlet = greenlet.greenlet(run, self._main)
+        thread.stack = greenlet(run, self._main)
         self._runnable.append(thread)
         self.note("started", thread.number, name)
         return thread
@@ -161,8 +165,7 @@ class Scheduler:
             thread.alive = False
             if thread.timer is not None:
                 thread.timer[2] = None
-            for joiner in thread.joiners:
-                self.wake(joiner)
+            thread.joiners.wake()
         if self.current is not None and self.current.process is process:
             self._next()
 
@@ -176,7 +179,7 @@ class Scheduler:
         self._runnable += stopped or ()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Have the current thread wait until it is woken, which it may be for no reason; False if not in time."""
+        """Have the current thread wait until it is woken, perhaps for no reason; False if not in time."""
         me = self.me()
         if timeout is not None and timeout <= 0:
             self.give_way()
@@ -184,10 +187,31 @@ class Scheduler:
         me.waiting, me.woken = True, False
         if timeout is not None and timeout < math.inf:
             me.timer = self.at(self.now + timeout, lambda: self._awake(me, woken=False))
-        self._next()
-        if me.interrupt is not None:
-            self._run_interrupt(me)
+        self._rest(me)
         return me.woken
+
+    def wait_until(self, holds: Callable[[], object], timeout: float | None, *places: Waiters) -> bool:
+        """Have the current thread wait until a condition holds; return whether it does in time. Who changes
+        something that the condition looks at wakes the waiters of one of the places.
+        """
+        me = self.me()
+        deadline = math.inf if timeout is None else self.now + timeout
+        while not holds():
+            if self.now >= deadline:
+                return False
+            for place in places:
+                place[me] = None
+            try:
+                self.wait(deadline - self.now)
+            except BaseException:
+                for place in places:
+                    if me not in place:  # woken, and interrupted: the turn is the next one's
+                        place.wake(1)
+                raise
+            finally:
+                for place in places:
+                    place.pop(me, None)
+        return True
 
     def wake(self, thread: Thread) -> None:
         if thread.waiting and thread.alive:
@@ -197,15 +221,13 @@ class Scheduler:
         """Let other threads run; the current one may go on at any time."""
         me = self.me()
         self._runnable.append(me)
-        self._next()
-        if me.interrupt is not None:
-            self._run_interrupt(me)
+        self._rest(me)
 
     def stand_still(self, seconds: float) -> None:
         """Keep the current thread from running for so long, whatever it is woken for."""
         me = self.me()
         self.at(self.now + seconds, lambda: self._runnable.append(me))
-        self._next()
+        self._rest(me)
 
     def interrupt(self, thread: Thread, action: Callable[[], object]) -> None:
         """Have a thread call ``action`` before its next statement, as a signal handler; it may raise."""
@@ -227,20 +249,16 @@ class Scheduler:
     def statement(self, module: str, site: int, marked: bool) -> None:
         """Called before a statement of the package, when a preemption is due or the statement is marked."""
         me = self.current
-        if me is None or greenlet.getcurrent() is not me.greenlet:
+        if me is None or getcurrent() is not me.stack:
             return  # importing, or inside of a timer's action
         if marked and (seconds := self.held(module, site)):
             self.note("held", me.number, seconds)
             self.story(f"{me} stands still for {seconds:.6f} s in {module}")
             self.stand_still(seconds)
-            if me.interrupt is not None:
-                self._run_interrupt(me)
         elif self.chance.random() < self.lag_share:
             seconds = _SHORTEST_LAG * (self.lag_longest / _SHORTEST_LAG) ** self.chance.random()
             self.note("lag", me.number, seconds)
             self.stand_still(seconds)
-            if me.interrupt is not None:
-                self._run_interrupt(me)
         else:
             self.give_way()
 
@@ -253,7 +271,9 @@ class Scheduler:
             yield (0,) * int(self.chance.expovariate(1 / self.pace))
             yield (1,)
 
-    def _run_interrupt(self, me: Thread) -> None:
+    def _rest(self, me: Thread) -> None:
+        """Let others run; when this thread runs again, run its interrupt first."""
+        self._next()
         action, me.interrupt = me.interrupt, None
         if action is not None:
             self.note("interrupt", me.number)
@@ -293,7 +313,8 @@ class Scheduler:
             self.switches += 1
             self._since_timer += 1
             if self._since_timer > _BUSY:
-                self._fail(Hang(f"{thread} and others run without waiting"))
+                self._failure = Hang(f"{thread} and others run without waiting")
+                break
             if thread is before:
                 return
             self.current = thread
@@ -301,11 +322,10 @@ class Scheduler:
             if thread.loop is not self._running_loop:
                 self._running_loop = thread.loop
                 asyncio._set_running_loop(thread.loop)
-            thread.greenlet.switch()
+            thread.stack.switch()
             return
         self.current = None
-        assert self._main is not None
-        if greenlet.getcurrent() is not self._main:
+        if getcurrent() is not self._main:
             self._main.switch()
 
     def _fire(self) -> None:
@@ -314,22 +334,6 @@ class Scheduler:
             action = heapq.heappop(timers)[2]
             if action is not None:
                 action()
-
-    def _fail(self, error: BaseException) -> NoReturn:
-        self._failure = error
-        self._over = True
-        assert self._main is not None
-        self.current = None
-        self._main.switch()
-        raise error
-
-
-def _say_nothing(_line: str) -> None:
-    pass
-
-
-def _not_held(_module: str, _site: int) -> float:
-    return 0.0
 
 
 scheduler = Scheduler()

@@ -4,19 +4,19 @@
 
 from __future__ import annotations
 
+import _thread as real_thread
 import concurrent.futures
-import itertools
-import math
 import queue as real_queue
 import random as real_random
 import threading as real_threading
 import time as real_time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from types import ModuleType
-from typing import Any, Self
+from typing import Any, NoReturn
 
-from tests.simulation.scheduler import EPOCH, Thread as Runner, scheduler
+from tests.simulation.scheduler import EPOCH, Waiters, scheduler
+from tests.simulation.scheduler import Thread as Runner
 
 
 class StandIn(ModuleType):
@@ -37,30 +37,17 @@ class StandIn(ModuleType):
 class Lock:
     """A raw lock. Whoever comes first gets it when it is free, as with a real one."""
 
-    __slots__ = ("_held", "_waiting")
+    __slots__ = ("_held", "_waiters")
 
     def __init__(self) -> None:
         self._held = False
-        self._waiting: deque[Runner] = deque()
+        self._waiters = Waiters()
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
-        if not self._held:
-            self._held = True
-            return True
-        if not blocking:
-            return False
-        deadline = math.inf if timeout < 0 else scheduler.now + timeout
-        me = scheduler.me()
-        while self._held:
-            left = deadline - scheduler.now
-            if left <= 0:
+        if self._held:
+            limit = None if timeout < 0 else timeout
+            if not blocking or not scheduler.wait_until(lambda: not self._held, limit, self._waiters):
                 return False
-            self._waiting.append(me)
-            try:
-                scheduler.wait(left)
-            finally:
-                if me in self._waiting:
-                    self._waiting.remove(me)
         self._held = True
         return True
 
@@ -68,8 +55,7 @@ class Lock:
         if not self._held:
             raise RuntimeError("release unlocked lock")
         self._held = False
-        if self._waiting:
-            scheduler.wake(self._waiting.popleft())
+        self._waiters.wake(1)
 
     def locked(self) -> bool:
         return self._held
@@ -94,21 +80,15 @@ def start_new_thread(function: Callable[..., object], args: tuple[Any, ...] = ()
 
 
 class Thread:
-    _numbers = itertools.count(1)
-
     def __init__(
         self,
-        group: None = None,
         target: Callable[..., object] | None = None,
-        name: str | None = None,
+        name: str = "thread",
         args: Iterable[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-        *,
-        daemon: bool | None = None,
+        daemon: bool = False,
     ) -> None:
-        self._target, self._args, self._kwargs = target, tuple(args), dict(kwargs or {})
-        self.name = name or f"Thread-{next(self._numbers)}"
-        self.daemon = bool(daemon)
+        self._target, self._args = target, args
+        self.name, self.daemon = name, daemon
         self._runner: Runner | None = None
 
     def start(self) -> None:
@@ -119,13 +99,11 @@ class Thread:
 
     def run(self) -> None:
         if self._target is not None:
-            self._target(*self._args, **self._kwargs)
+            self._target(*self._args)
 
     @property
     def ident(self) -> int | None:
         return None if self._runner is None else self._runner.number
-
-    native_id = ident
 
     def is_alive(self) -> bool:
         return self._runner is not None and self._runner.alive
@@ -134,21 +112,7 @@ class Thread:
         runner = self._runner
         if runner is None:
             raise RuntimeError("cannot join thread before it is started")
-        deadline = math.inf if timeout is None else scheduler.now + timeout
-        while runner.alive and scheduler.now < deadline:
-            runner.joiners.append(scheduler.me())
-            scheduler.wait(deadline - scheduler.now)
-
-    def __repr__(self) -> str:
-        return f"<Thread {self.name}>"
-
-
-def current_thread() -> Thread:
-    me = scheduler.me()
-    if me.face is None:
-        me.face = face = Thread(name=me.name)
-        face._runner = me
-    return me.face  # type: ignore[no-any-return]
+        scheduler.wait_until(lambda: not runner.alive, timeout, runner.joiners)
 
 
 class _Main(Thread):
@@ -158,107 +122,39 @@ class _Main(Thread):
         return True
 
 
+def current_thread() -> Thread:
+    return _face(scheduler.me())
+
+
 def main_thread() -> Thread:
-    first = scheduler.me().process.threads[0]
-    if first.face is None:
-        first.face = face = _Main(name=first.name)
-        face._runner = first
-    return first.face  # type: ignore[no-any-return]
+    return _face(scheduler.me().process.threads[0])
 
 
-def enumerate_threads() -> list[Thread]:
-    return [runner.face for runner in scheduler.me().process.threads if runner.alive and runner.face]
-
-
-class Condition:
-    def __init__(self, lock: Any = None) -> None:
-        self._lock = lock or RLock()
-        self.acquire, self.release = self._lock.acquire, self._lock.release
-        self._waiting: deque[Runner] = deque()
-
-    def __enter__(self) -> bool:
-        return bool(self._lock.__enter__())
-
-    def __exit__(self, *error: object) -> None:
-        self._lock.__exit__(*error)
-
-    def wait(self, timeout: float | None = None) -> bool:
-        me = scheduler.me()
-        self._waiting.append(me)
-        self._lock.release()
-        deadline = math.inf if timeout is None else scheduler.now + timeout
-        try:
-            while me in self._waiting and scheduler.now < deadline:
-                scheduler.wait(deadline - scheduler.now)
-            return me not in self._waiting
-        finally:
-            if me in self._waiting:
-                self._waiting.remove(me)
-            self._lock.acquire()
-
-    def wait_for(self, predicate: Callable[[], Any], timeout: float | None = None) -> Any:
-        deadline = math.inf if timeout is None else scheduler.now + timeout
-        while not (result := predicate()) and scheduler.now < deadline:
-            self.wait(deadline - scheduler.now)
-        return result
-
-    def notify(self, n: int = 1) -> None:
-        for _ in range(min(n, len(self._waiting))):
-            scheduler.wake(self._waiting.popleft())
-
-    def notify_all(self) -> None:
-        self.notify(len(self._waiting))
-
-
-class RLock:
-    def __init__(self) -> None:
-        self._lock = Lock()
-        self._owner: int | None = None
-        self._depth = 0
-
-    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
-        if self._owner == get_ident() or self._lock.acquire(blocking, timeout):
-            self._owner = get_ident()
-            self._depth += 1
-            return True
-        return False
-
-    def release(self) -> None:
-        self._depth -= 1
-        if not self._depth:
-            self._owner = None
-            self._lock.release()
-
-    def __enter__(self) -> bool:
-        return self.acquire()
-
-    def __exit__(self, *_: object) -> None:
-        self.release()
+def _face(runner: Runner) -> Thread:
+    if runner.face is None:
+        kind = _Main if runner is runner.process.threads[0] else Thread
+        runner.face = kind(name=runner.name)
+        runner.face._runner = runner
+    return runner.face  # type: ignore[no-any-return]
 
 
 class Event:
     def __init__(self) -> None:
         self._set = False
-        self._waiting: list[Runner] = []
+        self._waiters = Waiters()
 
     def is_set(self) -> bool:
         return self._set
 
     def set(self) -> None:
         self._set = True
-        waiting, self._waiting = self._waiting, []
-        for runner in waiting:
-            scheduler.wake(runner)
+        self._waiters.wake()
 
     def clear(self) -> None:
         self._set = False
 
     def wait(self, timeout: float | None = None) -> bool:
-        deadline = math.inf if timeout is None else scheduler.now + timeout
-        while not self._set and scheduler.now < deadline:
-            self._waiting.append(scheduler.me())
-            scheduler.wait(deadline - scheduler.now)
-        return self._set
+        return scheduler.wait_until(self.is_set, timeout, self._waiters)
 
 
 # queue
@@ -267,27 +163,16 @@ class Event:
 class SimpleQueue:
     def __init__(self) -> None:
         self._items: deque[Any] = deque()
-        self._waiting: deque[Runner] = deque()
+        self._waiters = Waiters()
 
-    def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
+    def put(self, item: Any) -> None:
         self._items.append(item)
-        if self._waiting:
-            scheduler.wake(self._waiting.popleft())
-
-    put_nowait = put
+        self._waiters.wake(1)
 
     def get(self, block: bool = True, timeout: float | None = None) -> Any:
-        if not self._items and block:
-            deadline = math.inf if timeout is None else scheduler.now + timeout
-            me = scheduler.me()
-            while not self._items and scheduler.now < deadline:
-                self._waiting.append(me)
-                try:
-                    scheduler.wait(deadline - scheduler.now)
-                finally:
-                    if me in self._waiting:
-                        self._waiting.remove(me)
-        if not self._items:
+        if not self._items and not (
+            block and scheduler.wait_until(lambda: self._items, timeout, self._waiters)
+        ):
             raise real_queue.Empty
         return self._items.popleft()
 
@@ -307,20 +192,16 @@ class SimpleQueue:
 class ThreadPoolExecutor(concurrent.futures.Executor):
     """As the real one; its futures are waited for only through callbacks and through ``map``."""
 
-    def __init__(self, max_workers: int = 4, thread_name_prefix: str = "pool", **_: object) -> None:
+    def __init__(self, max_workers: int, thread_name_prefix: str) -> None:
         self._most, self._prefix = max_workers, thread_name_prefix
-        self._work: SimpleQueue = SimpleQueue()
+        self._work = SimpleQueue()
         self._threads: list[Thread] = []
-        self._closed = False
 
     def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        if self._closed:
-            raise RuntimeError("cannot schedule new futures after shutdown")
         future: concurrent.futures.Future[Any] = concurrent.futures.Future()
         self._work.put((future, function, args, kwargs))
         if len(self._threads) < self._most:
-            name = f"{self._prefix}_{len(self._threads)}"
-            self._threads.append(Thread(target=self._run, name=name, daemon=True))
+            self._threads.append(Thread(self._run, f"{self._prefix}_{len(self._threads)}"))
             self._threads[-1].start()
         return future
 
@@ -338,33 +219,18 @@ class ThreadPoolExecutor(concurrent.futures.Executor):
 
     def map(self, function: Callable[..., Any], *iterables: Iterable[Any], **_: Any) -> Iterator[Any]:
         futures = [self.submit(function, *args) for args in zip(*iterables, strict=False)]
-        done = Event()
-        left = [len(futures)]
-
-        def one_done(_future: object) -> None:
-            left[0] -= 1
-            if not left[0]:
-                done.set()
-
+        done = SimpleQueue()
         for future in futures:
-            future.add_done_callback(one_done)
-        if futures:
-            done.wait()
+            future.add_done_callback(done.put)
+        for _ in futures:
+            done.get()
         return iter([future.result() for future in futures])
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        self._closed = True
         for _ in self._threads:
             self._work.put(None)
-        if wait:
-            for thread in self._threads:
-                thread.join()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.shutdown()
+        for thread in self._threads if wait else ():
+            thread.join()
 
 
 # time and random
@@ -380,34 +246,37 @@ def wall() -> float:
 
 
 def sleep(seconds: float) -> None:
-    deadline = scheduler.now + seconds
-    while scheduler.now < deadline:
-        scheduler.wait(deadline - scheduler.now)
+    scheduler.wait_until(lambda: False, seconds)
 
 
 chance = real_random.Random(0)
 """What the package draws from; ``begin`` seeds it."""
 
 
+def _not_simulated(*_: object) -> NoReturn:
+    raise NotImplementedError("not simulated; the real one would block all threads of the run")
+
+
 def modules() -> dict[str, ModuleType]:
     """Return the stand-ins by the name under which the package imports them."""
-    import _thread
-
-    names = ("random", "uniform", "shuffle", "randrange", "randint", "getrandbits", "choice", "sample")
+    drawing = {name: getattr(chance, name) for name in real_random.__all__ if hasattr(chance, name)}
     return {
         "_thread": StandIn(
-            _thread, allocate_lock=Lock, LockType=Lock, get_ident=get_ident, start_new_thread=start_new_thread
+            real_thread,
+            allocate_lock=Lock,
+            LockType=Lock,
+            get_ident=get_ident,
+            start_new_thread=start_new_thread,
         ),
         "threading": StandIn(
             real_threading,
             Lock=Lock,
-            RLock=RLock,
-            Condition=Condition,
+            RLock=_not_simulated,
+            Condition=_not_simulated,
             Event=Event,
             Thread=Thread,
             current_thread=current_thread,
             main_thread=main_thread,
-            enumerate=enumerate_threads,
             get_ident=get_ident,
         ),
         "queue": StandIn(real_queue, SimpleQueue=SimpleQueue),
@@ -421,5 +290,5 @@ def modules() -> dict[str, ModuleType]:
             time_ns=lambda: int(wall() * 1e9),
             sleep=sleep,
         ),
-        "random": StandIn(real_random, **{name: getattr(chance, name) for name in names}),
+        "random": StandIn(real_random, **drawing),
     }
