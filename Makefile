@@ -33,10 +33,10 @@ ifneq ($(usable),yes)
 anew := anew
 endif
 
-.PHONY: help run test django lint types format coverage packages docs bench chaos races simulate soak clean anew
+.PHONY: help run test django lint types format coverage packages docs bench chaos races simulate put-back soak clean anew
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' Makefile
 
 run: .venv/installed-run $(if $(SPARK),.venv/installed-spark) ## a web shop on a whole NSQ of its own (KEEP=1: goes on until Ctrl-C; SPARK=1), or PARTITIONED=1
 	@$(python) -m $(if $(PARTITIONED),examples.ordered,examples.demo $(if $(KEEP),--keep) $(if $(SPARK),--spark)) $(ARGS)
@@ -88,6 +88,9 @@ races: .venv/installed-dev .venv/installed-spark ## tests with a thread switch e
 
 simulate: .venv/installed-dev ## client and daemons in virtual time: new seeds for MINUTES=10, or one with its story (SEED=1046)
 	@$(python) -m tests.simulation $(if $(SEED),--seed $(SEED),--minutes $(or $(MINUTES),10)) $(ARGS)
+
+put-back: .venv/installed-dev ## hours: old defects, put back one at a time, and whether the simulation finds them (ARGS='NAME --cpu 60')
+	@$(python) -m tests.simulation.defects $(ARGS)
 
 soak: .venv/installed-dev ## a steady load for SOAK seconds (1800): memory, threads and descriptors stay flat
 	@SOAK=$(or $(SOAK),1800) $(pytest) -m chaos tests/chaos/test_soak.py $(ARGS)
