@@ -55,14 +55,15 @@ FOCUSES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
     "client": (
         (
-            "reset", "interrupt", "close_producer", "stop_consumer", "kill_client", "restart", "stand", "silence",
-            "adjust",
+            "reset", "interrupt", "close_producer", "stop_consumer", "kill_client", "restart", "stand",
+            "silence", "adjust",
         ),
         ("connection", "producer", "consumer", "threads", "transport"),
     ),
     "topics": (
         (
-            "kill_at", "cut_at", "cut", "kill", "restart", "full", "reset", "lookupd", "guests", "pause", "late",
+            "kill_at", "cut_at", "cut", "kill", "restart", "full", "reset", "lookupd", "guests", "pause",
+            "late",
         ),
         ("daemons.nsqd.core", "daemons.nsqd.registration", "daemons.nsqd.session", "discovery"),
     ),

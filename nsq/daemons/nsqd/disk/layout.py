@@ -27,7 +27,7 @@ _DEPTH, _PLACE = r"(-?[0-9]{1,18})", r"([0-9]{1,18}),([0-9]{1,18})"
 _META = re.compile(rf"{_DEPTH}\n{_PLACE}\n{_PLACE}\n?\0*").fullmatch
 _PADDED_META = re.compile(rf"[ 0-9-]+\n{_PLACE}\n[0-9,\n]+fsynced {_DEPTH} {_PLACE}\n*").fullmatch
 
-#: Offsets in the meta file of a running queue: of what was fsynced, and of the end. A disk's sector is larger.
+#: Offsets in the meta file of a running queue: of what was fsynced, and of the end. A sector is larger.
 _META_FSYNCED, _META_SIZE = 100, 180
 
 _INFIX = ".diskqueue."

@@ -341,7 +341,7 @@ class DiskQueue:
     def take_out_last_file(self, number: int, target: Path, records: int) -> None:
         """Rename the ``last_full_file``, with so many records, to ``target``."""
         first = max(0, self._segments.count - records)
-        # First: after a kill in between, the records are behind the end that the meta file gives, not missing.
+        # First: after a kill in between, the records are behind the end in the meta file, not missing.
         self._meta_file.name(Position(number, 0, first))
         path = self._directory / self._layout.data(number)
         replace_link(path)

@@ -64,9 +64,7 @@ class Recovery:
         depth = self._count(segments, meta, believed)
         return self._recovered(segments, meta, depth, found)
 
-    def _recovered(
-        self, segments: list[Segment], meta: Meta, depth: int, found: Meta | None
-    ) -> Recovered:
+    def _recovered(self, segments: list[Segment], meta: Meta, depth: int, found: Meta | None) -> Recovered:
         number = self._number_to_write(segments, meta)
         files = {segment.number: segment for segment in segments}
         last = files.pop(number, None) or Segment(number, 0, depth)

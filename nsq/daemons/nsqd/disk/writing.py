@@ -85,7 +85,7 @@ class Writer:
         self._close_what_is_synced()
 
     def synced(self, sizes: Mapping[int, int]) -> None:
-        """Note that these files were synced, each up to this size. A file may have grown since, and be full."""
+        """Note that these files were synced, each up to this size. A file may have grown since."""
         for number, size in sizes.items():
             if number in self.unsynced and self._segments[number].end <= size:
                 self.unsynced.discard(number)
