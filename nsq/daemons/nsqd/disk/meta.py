@@ -32,22 +32,25 @@ class _Content:
 class MetaFile:
     """Knows what the meta file says, and what a running sync is going to write."""
 
-    def __init__(self, path: Path, meta: Meta | None, committed: Position, files: OpenFiles) -> None:
-        """``meta`` is the meta file, if there is one; ``committed`` is its read position."""
+    def __init__(
+        self, path: Path, exists: bool, meta: Meta | None, committed: Position, files: OpenFiles
+    ) -> None:
+        """``meta`` is None if the file does not exist or is invalid; ``committed`` is its read position."""
         self._path = path
         self._files = files
         self._content = _Content(meta, committed)
         self._named = meta.write_file if meta is not None else -1
         self._next: tuple[Replacement, _Content] | None = None
-        self.changed = False
-        """Whether the file may differ from what the last sync wrote that has succeeded."""
+        self.exists = exists
+        #: What a sync wrote, unless it was changed since.
+        self.synced_meta = meta
 
     def name(self, end: Position) -> None:
         """Name the file at the queue's end, which was at ``end`` before the new records. Raises OSError."""
         if end.file == self._named:
             return
         self._named = -1  # if this fails, the next call tries again
-        self.changed = True
+        self.synced_meta = None
         inode = None
         if self._next is not None:
             replacement, content = self._next
@@ -61,20 +64,23 @@ class MetaFile:
         finally:
             os.close(descriptor)
         self._named = end.file
+        self.exists = True
 
     def replaced_by(self, replacement: Replacement, meta: Meta, committed: Position) -> None:
         """Note that a sync is going to replace the file."""
         self._next = replacement, _Content(meta, committed)
-        self.changed = False
 
     def synced(self) -> None:
-        """Note that the sync has succeeded. Meanwhile a later file may have been named."""
+        """Note that the sync has succeeded."""
         if self._next is not None:
-            self._content = self._next[1]
-            self._named = max(self._named, self._content.meta.write_file)
-            self._next = None
+            self._content, self._next = self._next[1], None
+            self.exists = True
+            if self._named <= self._content.meta.write_file:  # else a later file was named meanwhile
+                self._named = self._content.meta.write_file
+                self.synced_meta = self._content.meta
 
     def removed(self, committed: Position) -> None:
         """Note that the file was removed, when this was the commit point."""
         self._content = _Content(None, committed)
         self._named, self._next = -1, None
+        self.exists, self.synced_meta = False, None

@@ -118,11 +118,12 @@ class DiskQueue:
         self.lost_files = False
         self._named = -1  # the last file that existed when the directory was synced
         sizes = self.sizes = bounds(min_record, max_record)
-        self._segments, self._committed, self._synced_meta, unsynced = recover(
+        found = recover(
             directory, os.listdir(directory) if files is None else files, self._layout, sizes, log
         )
+        self._segments, self._committed = found.segments, found.committed
         self._meta_file = MetaFile(
-            directory / self._layout.meta, self._synced_meta, self._committed, open_files
+            directory / self._layout.meta, found.has_meta, found.meta, found.committed, open_files
         )
         self._writer = Writer(
             directory,
@@ -134,7 +135,7 @@ class DiskQueue:
             open_files,
             self._meta_file.name,
         )
-        self._writer.unsynced |= unsynced
+        self._writer.unsynced |= found.unsynced
         self._reader = Reader(
             directory, self._layout, self._segments, self._committed, sizes, log, open_files
         )
@@ -250,9 +251,9 @@ class DiskQueue:
         if self._segments.last.end >= _WORTH_REMOVING:
             self._roll_if_consumed()
         meta = self._meta()
-        if self._synced_meta == meta and not self._writer.unsynced and not self._meta_file.changed:
+        if self._meta_file.synced_meta == meta and not self._writer.unsynced:
             return None
-        if self._synced_meta is None and self._segments.written.place == (0, 0):
+        if not self._meta_file.exists and self._segments.written.place == (0, 0):
             return None  # a new queue without records needs no files
         self._job = job = self._make_job(meta, padded=not last)
         if job.replacement is not None:
@@ -380,7 +381,6 @@ class DiskQueue:
             return
         self._job = None
         job.check()
-        self._synced_meta = job.meta
         self._meta_file.synced()
         self._named = max(self._named, _last_file(job.written))
         self._writer.synced(job.sizes)
@@ -398,7 +398,6 @@ class DiskQueue:
         self._forget_files(self._committed.file)
         self._unlink(self._layout.meta)
         self._meta_file.removed(self._committed)
-        self._synced_meta = None
 
     def close(self) -> None:
         """Sync and close the files. If the sync raises, the files are closed all the same."""
@@ -459,7 +458,7 @@ class DiskQueue:
         if self._job is not None:
             self._job.cancel()
             self._job = None
-            self._meta_file.changed = True  # perhaps it has replaced the file already
+            self._meta_file.synced_meta = None  # perhaps it has replaced the file already
 
     def _skip_full_files(self) -> None:
         """Move the commit point from the end of a full file to the start of the next one."""

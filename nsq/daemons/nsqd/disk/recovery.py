@@ -30,7 +30,8 @@ from nsq.daemons.nsqd.disk.syncing import read_regular
 class Recovered(NamedTuple):
     segments: Segments
     committed: Position
-    meta: Meta | None  # the meta file, if there is one
+    has_meta: bool  # whether there is a meta file
+    meta: Meta | None  # the meta file, if it is valid
     unsynced: set[int]  # the files with records that the meta file does not cover
 
 
@@ -51,20 +52,19 @@ class Recovery:
     def run(self) -> Recovered:
         self._list_data_files()
         text = self._meta_text()
-        meta = parse_meta(text) if text is not None else None
-        if meta is None:
+        found = parse_meta(text) if text is not None else None
+        if found is None:
             self._explain_missing_meta(text)
             meta, believed = self._without_meta(), False
-            found = None if text is None else meta._replace(depth=-1)  # differs from any valid one
         else:
-            found = meta
+            meta = found
             self._remove_what_was_read(meta)
             believed = self._agrees_with_data(meta)
         segments = [Segment(number, length) for number, length in sorted(self._lengths.items())]
-        depth = self._count(segments, meta, believed)
-        return self._recovered(segments, meta, depth, found)
+        known = self._known(segments, meta, self._count(segments, meta, believed))
+        return Recovered(known, self._committed(known, meta), text is not None, found, self._unsynced)
 
-    def _recovered(self, segments: list[Segment], meta: Meta, depth: int, found: Meta | None) -> Recovered:
+    def _known(self, segments: list[Segment], meta: Meta, depth: int) -> Segments:
         number = self._number_to_write(segments, meta)
         files = {segment.number: segment for segment in segments}
         last = files.pop(number, None) or Segment(number, 0, depth)
@@ -72,7 +72,7 @@ class Recovery:
         known = Segments(ordered[0], depth)
         for segment in ordered[1:]:
             known.add(segment)
-        return Recovered(known, self._committed(known, meta), found, self._unsynced)
+        return known
 
     def _committed(self, segments: Segments, meta: Meta) -> Position:
         first = next(segments.since(meta.read_file))

@@ -125,9 +125,9 @@ class Committer:
             except Exception as error:
                 # Any error, not only OSError: if the rounds ended, no waiter would get a reply.
                 self.error = error
-                # Linux discards pages that a failed fsync could not write, and the next fsync succeeds: so
-                # no earlier write may count as synced any more.
-                self._answer(ticket, LOST)
+                # Linux discards pages that a failed fsync could not write, and the next fsync succeeds. That
+                # concerns also what was written while it ran: so no write before now may count as synced.
+                self._answer(self.ticket, LOST)
                 self._begin_new_files()
                 self._failed(error)
                 self._wanted.set()

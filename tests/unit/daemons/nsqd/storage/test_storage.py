@@ -7,6 +7,7 @@ import errno
 import io
 import json
 import shutil
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
@@ -424,14 +425,54 @@ class TestFaults:
                 await until(lambda: one.storage.health != HEALTHY)
                 with pytest.raises(StorageFailed, match="Input/output"):
                     one.broker.publish("t", [b"refused"])
-                assert not waiting.done()
                 errors.clear()
-                await waiting
+                await until(lambda: one.storage.health == HEALTHY)
+                with pytest.raises(StorageFailed, match="syncing to disk failed"):
+                    await waiting
                 one.broker.publish("t", [b"taken"])
                 assert one.broker.topics["t"].depth == 2
                 assert one.storage.health == HEALTHY
 
         asyncio.run(scenario())
+
+    def test_what_was_written_during_a_failed_fsync_is_not_confirmed_by_the_next_one(
+        self, tmp_path: Path
+    ) -> None:
+        """The fsync has dropped the records, and the system then their pages: the file holds zeros."""
+        begun, goes_on = threading.Event(), threading.Event()
+        sync = syncing.sync_file
+
+        def sync_file(path: Path) -> None:
+            if path.name == "t.diskqueue.000000.dat" and not goes_on.is_set():
+                begun.set()
+                assert goes_on.wait(40)
+                path.write_bytes(bytes(path.stat().st_size))
+                raise OSError(errno.EIO, "Input/output error")
+            sync(path)
+
+        async def scenario() -> None:
+            async with node(tmp_path, durable=True) as one:
+                assert one.storage.committer is not None
+                one.storage.committer._retry_after = 0.001
+                one.broker.topic("t")
+                await one.wait_until_synced()
+                one.broker.publish("t", [b"first"])
+                first = asyncio.create_task(one.wait_until_synced())
+                await until(begun.is_set)
+                one.broker.publish("t", [b"second"])
+                second = asyncio.create_task(one.wait_until_synced())
+                await asyncio.sleep(0)
+                goes_on.set()
+                for waiting in (first, second):
+                    with pytest.raises(StorageFailed, match="syncing to disk failed"):
+                        await waiting
+                await until(lambda: one.storage.health == HEALTHY)
+                one.broker.publish("t", [b"third"])
+                await one.wait_until_synced()
+
+        with patch.object(syncing, "sync_file", sync_file):
+            asyncio.run(scenario())
+        assert (tmp_path / "t.diskqueue.000001.dat").read_bytes().endswith(b"third")
 
     def test_a_list_of_topics_that_could_not_be_written_is_written_later(
         self, tmp_path: Path, broken_syncs: Callable[[], list[str]]
