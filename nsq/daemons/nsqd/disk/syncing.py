@@ -207,7 +207,8 @@ def _write_again(path: Path, size: int) -> None:
     The content is still in the system's cache, unless memory is so short that it has dropped these pages.
     Then this writes what is on the disk. That has all that was ever confirmed in this file: an earlier fsync
     wrote it, the committer confirms nothing that was written before the failure, and later records are in new
-    files. Not covered: a message that a topic has just handed to this channel, and that is only in such pages.
+    files. Not covered: a message that a topic has just handed to this channel and that is only in such
+    pages.
     """
     try:
         descriptor = open_regular(path, os.O_RDWR)
