@@ -111,7 +111,8 @@ class Load:
         last = [channels[-1].encode() for channels in self.plan.topics.values()]
 
         def listed() -> bool:
-            rosters = [nsqd.disk.names["nsqd.dat"].content for nsqd in self.nsqds]
+            files = [nsqd.disk.names.get("nsqd.dat") for nsqd in self.nsqds]
+            rosters = [b"" if file is None else bytes(file.content) for file in files]
             return all(
                 roster.count(b'"%s"' % name) >= last.count(name) for roster in rosters for name in last
             )
