@@ -285,6 +285,28 @@ class TestAKill:
         assert channel_stats(nsqd, "t")["deferred_count"] == 1
         assert drain(nsqd, "u", 1) == [b"new topic"]
 
+    @MODES
+    def test_after_a_kill_gos_nsqd_finds_every_message(
+        self, nsqd_factory: Factory[Nsqd], tmp_path: Path, durable: bool
+    ) -> None:
+        nsqd = nsqd_factory(
+            **options(durable, mem_queue_size=0, max_bytes_per_file=700, data_path=str(tmp_path))
+        )
+        with consumer(nsqd, "t", rdy=0):
+            pass
+        with connected(nsqd) as client:
+            for body in numbered(100):
+                client.send(commands.pub("t", body))
+                client.expect_ok()
+            eventually(lambda: topic_stats(nsqd, "t")["depth"], lambda seen: seen == 0)
+            nsqd.kill()
+        go = go_reader.GoQueue(tmp_path, "t:channel")
+        assert go.bodies() == numbered(100)
+        go.publish(b"of Go")
+        go.stop()
+        nsqd.start()
+        assert sorted(drain(nsqd, "t", 101)) == sorted([*numbered(100), b"of Go"])
+
     @only_ours("durability")
     @pytest.mark.parametrize("older", [1, 20])
     def test_a_kill_brings_back_few_messages_finished_after_unfinished_ones(
