@@ -41,6 +41,8 @@ CONTENT = """() => ({
 UNLIKE_OTHERS = {"nsq.contrib.django.NsqBackend"}
 #: What only the package itself calls.
 INTERNAL = {"abandon", "begin", "end", "forget", "move", "of", "suffer"}
+#: What the asyncio client uses of the two clients.
+INTERNAL |= {"hand_over", "prepare", "room", "try_to_send", "wake_at_end", "withdraw"}
 PUBLIC = ["nsq", "nsq.testing", "nsq.transport", "nsq.spark", "nsq.contrib.django"]
 
 

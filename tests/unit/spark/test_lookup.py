@@ -55,7 +55,7 @@ def test_spark_finds_both_formats() -> None:
     assert looked_up("nothing", "ImportError()") == {"nsq": "", "nsq_stats": ""}
 
 
-@pytest.mark.parametrize(("absent", "needed_by"), [("nsq", ["nsq", "nsq_stats"]), ("snappy", ["nsq"])])
+@pytest.mark.parametrize(("absent", "needed_by"), [("nsq", ["nsq", "nsq_stats"])])
 @pytest.mark.parametrize(
     ("error", "reason"),
     [
