@@ -51,15 +51,14 @@ class MetaFile:
             return
         self._named = -1  # if this fails, the next call tries again
         self.synced_meta = None
-        inode = None
         if self._next is not None:
             replacement, content = self._next
             replacement.change(content.naming(end))
-            inode = replacement.inode
         descriptor = self._files.open_briefly(self._path, os.O_WRONLY | os.O_CREAT)
         try:
-            replaced = self._next is not None and os.fstat(descriptor).st_ino == inode
-            content = self._next[1] if self._next is not None and replaced else self._content
+            content = self._content
+            if self._next is not None and os.fstat(descriptor).st_ino == self._next[0].inode:
+                content = self._next[1]  # the sync has replaced the file
             write_at(descriptor, content.naming(end), 0)
         finally:
             os.close(descriptor)
