@@ -161,7 +161,7 @@ class Conversation:
         yield self.closed_at, 0
 
 
-_RDY = re.compile(rb"(?:^|\n)RDY ([0-9]+)\n")
+_RDY = re.compile(rb"(?:^|\n)RDY ([0-9]+)(?=\n)")
 _ANSWERS = re.compile(rb"(?:^|\n)(?:FIN |REQ )([0-9a-f]{16})")
 
 
