@@ -1,9 +1,9 @@
 """A disk in memory, and what the package gets in place of ``os``, ``fcntl``, ``pathlib.Path`` and ``open``.
 
-What a program sees and what is on the platters are kept apart. After a power cut each sector of a file has
-its state as of some moment since the file's last fsync, its size too, and the names are those as of some
-moment since the last fsync of the directory. A failed fsync behaves as on Linux: the pages count as clean, so
-the next fsync succeeds and does not write them.
+The content that a program sees and the content on the platters are kept apart. After a power cut each sector
+of a file has its state as of some moment since the file's last fsync, its size too, and the names are those
+as of some moment since the last fsync of the directory. A failed fsync behaves as on Linux: the pages count as
+clean, so the next fsync succeeds and does not write them.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class File:
         self.durable, self.changes = bytes(durable), []
 
     def forget_changes(self) -> None:
-        """An fsync has failed: what was written counts as clean, and is not on the platters."""
+        """An fsync has failed: the changes count as clean, and are not on the platters."""
         self.changes = []
 
     def cut_power(self, chance: random.Random | None) -> None:

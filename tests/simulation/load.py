@@ -447,7 +447,7 @@ class Load:
     # Topics and channels that come and go.
 
     def visit(self, nsqd: Nsqd, number: int, lasts: float) -> None:
-        """Make, use and delete a topic of which nothing is expected."""
+        """Make, use and delete a topic; the auditor ignores it."""
         topic, channel, api = f"guest{number % 3}", f"c{number % 5}", self.api(nsqd)
         with suppress(self.nsq.NsqError):  # it is down, or the topic is gone already
             if number % 2:

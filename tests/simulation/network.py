@@ -191,7 +191,7 @@ class End:
         peer = self.peer
         assert peer is not None
         if peer not in peer.host.ends or peer.broken or (peer.deaf and peer.finished):
-            # Nobody has that end any more, or nobody reads it: the answer is a reset.
+            # That end is closed, or no longer read: the answer is a reset.
             peer.reset()
             peer._send(self.reset)
             return

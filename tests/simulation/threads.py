@@ -35,7 +35,7 @@ class StandIn(ModuleType):
 
 
 class Lock:
-    """A raw lock. Whoever comes first gets it when it is free, as with a real one."""
+    """A raw lock. The first thread to come gets it when it is free, as with a real one."""
 
     __slots__ = ("_held", "_waiters")
 

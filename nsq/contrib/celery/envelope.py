@@ -26,7 +26,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "correlation_id": (str, int, uuid.UUID, type(None)),
     "reply_to": _TEXT,
 }
-#: The types of what stands in a task's body: args, kwargs, and the tasks that follow.
+#: The types of the parts of a task's body: args, kwargs, and the tasks that follow.
 _BODIES = ([list, dict, dict], [list, dict, type(None)])
 
 # What kombu's ``dumps`` does, without making an encoder for each message.

@@ -469,7 +469,7 @@ def _tell_rejects_from_deaths() -> None:
 
 
 def _bury_what_cannot_begin() -> None:
-    """Have the worker survive a task that it cannot hand to a process, for what is in its message.
+    """Have the worker survive a task that it cannot hand to a process because its message is malformed.
 
     A task that has waited for a free process begins outside of ``Channel.deliver``.
     """

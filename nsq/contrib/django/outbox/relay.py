@@ -64,7 +64,7 @@ class Relay:
         """Topics that nsqd has refused, as to an unauthorized client, and when to try them again."""
 
     def begin(self) -> None:
-        """Say in the log what is relayed."""
+        """Log from where to where messages are relayed."""
         database, read = self._messages.db, current_settings()
         connection = connections[database]
         nsqds = ", ".join([*read.nsqd, *(f"those of nsqlookupd {address}" for address in read.nsqlookupd)])
