@@ -2,8 +2,8 @@
 
 The content that a program sees and the content on the platters are kept apart. After a power cut each sector
 of a file has its state as of some moment since the file's last fsync, its size too, and the names are those
-as of some moment since the last fsync of the directory. A failed fsync behaves as on Linux: the pages count as
-clean, so the next fsync succeeds and does not write them.
+as of some moment since the last fsync of the directory. A failed fsync behaves as on Linux: the pages count
+as clean, so the next fsync succeeds and does not write them.
 """
 
 from __future__ import annotations
