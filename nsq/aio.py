@@ -307,8 +307,8 @@ class Consumer:
         consumer.add_handler(bill, concurrency=20)
         await consumer.run()
 
-    ``async with message`` finishes the message at its end; an exception requeues it and makes the consumer
-    back off; a cancelled task requeues it at once and without backing off. ``consumer`` is the nsq.Consumer:
+    ``async with message`` finishes the message at its end; an exception requeues it, as a failure; a
+    cancelled task requeues it at once, and not as a failure. ``consumer`` is the nsq.Consumer:
     its ``stats`` and ``health`` do not block.
     """
 

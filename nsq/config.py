@@ -29,7 +29,11 @@ if TYPE_CHECKING:
 
 #: Maps the step of backing off, from 1 up, to the seconds to wait.
 BackoffStrategy = Callable[[int], float]
+#: Maps a message's attempts, from 1 up, and what its handler raised to the seconds until it comes again. The
+#: error is None if the handler asked for the requeue.
+RequeueStrategy = Callable[[int, BaseException | None], float]
 
+LINEAR = "linear"
 EXPONENTIAL = "exponential"
 FULL_JITTER = "full_jitter"
 
@@ -201,17 +205,34 @@ class Config:
         "Attempts after which a message is given up, and lost without dead_letters; 0 never gives up.",
     )
     default_requeue_delay: float = options.seconds(
-        90.0, 0.0, 3600.0, "Delay of a requeued message, times its attempts so far."
+        90.0, 0.0, 3600.0, "Delay of a requeued message; requeue_strategy says how it grows."
+    )
+    requeue_strategy: str | RequeueStrategy = options.choice(  # noqa: RUF009
+        LINEAR,
+        (LINEAR, EXPONENTIAL),
+        "How default_requeue_delay grows: times the attempts so far, doubled at each attempt, or a function "
+        "from the attempts and the handler's error to seconds.",
+        kind=options.STRATEGY,
     )
     max_requeue_delay: float = options.seconds(900.0, 0.0, 3600.0, "Longest delay of a requeued message.")
     requeue_jitter: float = options.share(
         0.0, "Random share added to the delay of a requeued message, so that messages spread out."
     )
     auto_touch: bool = options.switch("Touch a message while its handler runs, as long as nsqd allows.")
+    backoff_after: float = options.declare(
+        0.5,
+        Option(
+            "Share of failures among the last calls of handlers at which the consumer backs off; 0: at each "
+            "failure, as go-nsq. Only a message's first failure counts.",
+            options.NUMBER,
+            0.0,
+            0.9,
+        ),
+    )
     backoff_strategy: str | BackoffStrategy = options.choice(  # noqa: RUF009
         EXPONENTIAL,
         (EXPONENTIAL, FULL_JITTER),
-        "How long to back off after failures: a name, or a function from the step (1, 2, …) to seconds.",
+        "How long to back off: a name, or a function from the step (1, 2, …) to seconds.",
         kind=options.STRATEGY,
     )
     backoff_multiplier: float = options.seconds(
@@ -453,8 +474,10 @@ class Options(TypedDict, total=False):
     max_attempts: int
     default_requeue_delay: float
     max_requeue_delay: float
+    requeue_strategy: str | RequeueStrategy
     requeue_jitter: float
     auto_touch: bool
+    backoff_after: float
     backoff_strategy: str | BackoffStrategy
     backoff_multiplier: float
     max_backoff_duration: float

@@ -181,7 +181,7 @@ class Message:
         """Have nsqd deliver the message again after ``delay`` seconds; by default ``default_requeue_delay``
         for each attempt.
 
-        The consumer backs off, unless ``backoff`` is false.
+        It counts as a failure, for which the consumer may back off, unless ``backoff`` is false.
         """
         self._delegate.requeue(self, delay, backoff)
 

@@ -15,8 +15,9 @@ import random
 import time
 from collections.abc import Callable, Hashable, Iterable
 from functools import partial
+from typing import ParamSpec
 
-from nsq.config import Config
+from nsq.config import EXPONENTIAL, FULL_JITTER, LINEAR, Config, RequeueStrategy
 from nsq.connection.conn import Conn, ConnDelegate
 from nsq.connection.endpoint import Key
 from nsq.connection.handshake import describe
@@ -24,18 +25,22 @@ from nsq.consumer.decisions import requeue_delay
 from nsq.consumer.handlers import HandlerPool
 from nsq.consumer.rdy import Backoff, Outcome, RdyWindows, Strategy, exponential
 from nsq.consumer.reports import Reporter, added
-from nsq.errors import NsqError, ServerError
+from nsq.errors import ConfigError, NsqError, ServerError
 from nsq.log import Logger
 from nsq.message import Message
 from nsq.threads.owner import Owner
 
 log = Logger("nsq.consumer")
 
+P = ParamSpec("P")
+
 #: Messages that keep one handler busy, a thread or a task: one in work and the next one at hand. More would
 #: only wait in the inbox, while their timeout runs.
 _IN_FLIGHT_PER_HANDLER = 2
 #: The share of RDY in flight from which on hardly more messages can come.
 _STARVED_AT = 0.85
+#: Seconds between two log lines that say that failures are too few for backing off.
+_SAY_AGAIN = 60.0
 #: Seconds that a caller waits for the owner to carry out a request such as ``pause``.
 _PATIENCE = 5.0
 
@@ -58,7 +63,7 @@ class Connections(ConnDelegate):
     ) -> None:
         self.windows = windows(
             config.max_in_flight or 0,
-            Backoff(backoff_strategy(config), config.max_backoff_duration),
+            Backoff(backoff_strategy(config), config.max_backoff_duration, config.backoff_after),
             random.choice,
             config.low_rdy_idle_timeout,
             config.low_rdy_timeout,
@@ -78,6 +83,9 @@ class Connections(ConnDelegate):
         self._closed = closed
         self._decision_due = False  # the windows may have to change
         self._ticked_at = 0.0
+        self._successes = 0  # of handlers, as far as the backoff knows of them
+        self._told_of_share_at = -math.inf
+        self._requeue_strategy = requeue_strategy(config)
         self._warned_of_turns = False
         self._shrunk = False  # the log has a warning about the handlers' limit
 
@@ -126,6 +134,16 @@ class Connections(ConnDelegate):
 
     def in_flight(self) -> dict[Hashable, int]:
         return {conn: conn.session.in_flight for conn in self.table.values()}
+
+    def _count_successes(self) -> int:
+        """Count the calls of handlers that have succeeded: here, so that it costs the handlers nothing."""
+        conns, gone = self.table_and_totals
+        return gone[1] + sum([conn.session.finished for conn in conns.values()]) - self._pool.uncounted
+
+    @property
+    def failure_share(self) -> float:
+        """The share of failures among the last calls of handlers."""
+        return self.windows.backoff.share.after(max(0, self._count_successes() - self._successes))
 
     # Connections come and go.
 
@@ -241,8 +259,8 @@ class Connections(ConnDelegate):
             self._request_decision()
         return False
 
-    def requeue_delay(self, attempts: int) -> float:
-        return requeue_delay(attempts, self._config, random.random())
+    def requeue_delay(self, attempts: int, error: BaseException | None = None) -> float:
+        return requeue_delay(self._requeue_strategy(attempts, error), self._config, random.random())
 
     def on_timed_out(self, conn: Conn, message: Message) -> None:
         fields = self._pool.fields_of(message)
@@ -277,12 +295,17 @@ class Connections(ConnDelegate):
         """Note an outcome, and send the answer after the RDY: the answer makes room for another message."""
         backoff, now = self.windows.backoff, time.monotonic()
         before = backoff.level, backoff.until
+        known, self._successes = self._successes, max(self._successes, self._count_successes())
+        first = self._pool.handled_attempts(answer if isinstance(answer, Message) else answer[0]) <= 1
         try:
-            if self.windows.outcome(outcome, now) or self.windows.below_target:
+            changed = self.windows.outcome(outcome, now, first=first, successes=self._successes - known)
+            if changed or self.windows.below_target:
                 self.decide()
         finally:
             conn.put(answer)
-        if (backoff.level, backoff.until) != before:
+        if (backoff.level, backoff.until) == before:
+            self._tell_of_share(now)
+        else:
             if backoff.until is None:
                 self._log(logging.INFO, "%s: backing off is over")
             else:
@@ -293,6 +316,16 @@ class Connections(ConnDelegate):
                     backoff.level,
                 )
             self._reporter.tell(self._hooks.backing_off, backoff.level)
+
+    def _tell_of_share(self, now: float) -> None:
+        """Log, once in a while, that handlers have failed too rarely for backing off."""
+        backoff = self.windows.backoff
+        share, threshold = backoff.share, backoff.threshold
+        failed = round(share.value * share.window)
+        if failed and not backoff.level and now >= self._told_of_share_at + _SAY_AGAIN:
+            self._told_of_share_at = now
+            text = "%s: %d of the last %d calls of handlers failed; no backing off below %g %%"
+            self._log(logging.INFO, text, failed, share.window, 100 * threshold)
 
     def _handlers_are_late(self) -> None:
         """Lower the handlers' limit: a message has timed out before its handler was done."""
@@ -363,19 +396,41 @@ class Connections(ConnDelegate):
 
 def backoff_strategy(config: Config) -> Strategy:
     """Return the option ``backoff_strategy`` as a function."""
-    fallback = exponential(config.backoff_multiplier)
+    usual = exponential(config.backoff_multiplier)
     strategy = config.backoff_strategy
-    if strategy == "full_jitter":
+    if strategy == FULL_JITTER:
         return exponential(config.backoff_multiplier, random.random)
-    if not callable(strategy):
-        return fallback
+    return _guarded("backoff_strategy", strategy, usual, EXPONENTIAL) if callable(strategy) else usual
 
-    def wait(level: int) -> float:
-        """Call the user's function; its exceptions must not reach the code that answers messages."""
+
+def requeue_strategy(config: Config) -> RequeueStrategy:
+    """Return the option ``requeue_strategy`` as a function."""
+    delay, strategy = config.default_requeue_delay, config.requeue_strategy
+
+    def linear(attempts: int, _: BaseException | None) -> float:
+        return delay * attempts
+
+    def doubled(attempts: int, _: BaseException | None) -> float:
+        return delay * 2.0 ** min(attempts - 1, 62)
+
+    if callable(strategy):
+        return _guarded("requeue_strategy", strategy, linear, LINEAR)
+    return doubled if strategy == EXPONENTIAL else linear
+
+
+def _guarded(
+    option: str, function: Callable[P, float], usual: Callable[P, float], name: str
+) -> Callable[P, float]:
+    """Return a call of the user's function; its failures must not reach the code that answers messages."""
+
+    def seconds(*args: P.args, **kwargs: P.kwargs) -> float:
         try:
-            return float(strategy(level))
+            result = float(function(*args, **kwargs))
+            if not result >= 0:
+                raise ConfigError(f"it returned {result!r}; it must return seconds, from 0 up")
+            return result
         except BaseException:  # SystemExit too: the calling thread of ours must go on
-            log.exception("backoff_strategy %r failed at level %d: exponential this time", strategy, level)
-            return fallback(level)
+            log.exception("%s %r failed for %r: %s this time", option, function, args, name)
+            return usual(*args, **kwargs)
 
-    return wait
+    return seconds

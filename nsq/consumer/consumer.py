@@ -190,9 +190,10 @@ class Consumer:
     ) -> Self:
         """Add a function that is called as ``handler(message)``, in ``threads`` threads of its own.
 
-        Returning finishes the message; raising, or returning False, requeues it and makes the consumer back
-        off, unless the exception is one of ``no_backoff``. Several handlers share the messages. Returns the
-        consumer, for ``Consumer(…).add_handler(bill).run()``; the decorator is ``handler``.
+        Returning finishes the message; raising, or returning False, requeues it. That is a failure, and many
+        of them make the consumer back off, unless the exception is one of ``no_backoff``. Several handlers
+        share the messages. Returns the consumer, for ``Consumer(…).add_handler(bill).run()``; the decorator
+        is ``handler``.
         """
         if threads is not None:
             checked_whole("threads", threads)
@@ -283,6 +284,7 @@ class Consumer:
         if self._state != "new":
             raise Closed(f"{self!r} cannot be started again: make a new one")
         engine.connections.follow_handlers()
+        engine.connections.windows.backoff.share.set_at_once(engine.pool.calls_at_once)
         self._warn_of_idleness()
         engine.start()
         return self

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from nsq.config import Config
@@ -100,12 +100,13 @@ def decide(
     error: BaseException,
     attempts: int,
     max_attempts: float,
-    delay: float,
+    delay: Callable[[BaseException | None], float],
     no_backoff: Exceptions = (),
     *,
     at_last_failure: bool = False,
 ) -> Decision:
-    """Decide about a message whose handler has raised ``error`` at this attempt. ``delay`` is the usual one.
+    """Decide about a message whose handler has raised ``error`` at this attempt. ``delay`` returns the usual
+    one; it gets the error, or None if the handler has asked for the requeue.
 
     With ``at_last_failure`` a message that fails at its last attempt is given up at once, while its error is
     known; otherwise when it comes once more.
@@ -114,10 +115,10 @@ def decide(
         return GivenUp("its handler gave it up", error)
     is_last = attempts >= max_attempts
     if isinstance(error, Requeue):
-        return Again(delay if error.delay is None else error.delay, error.backoff, is_last)
+        return Again(delay(None) if error.delay is None else error.delay, error.backoff, is_last)
     if is_last and at_last_failure:
         return GivenUp(f"it failed at its last attempt (max_attempts is {max_attempts})", error)
-    return Again(delay, not isinstance(error, no_backoff), is_last)
+    return Again(delay(error), not isinstance(error, no_backoff), is_last)
 
 
 def outlook(decisions: Sequence[Decision], max_attempts: float, *, counted: bool) -> str:
@@ -138,7 +139,7 @@ def outlook(decisions: Sequence[Decision], max_attempts: float, *, counted: bool
     return ", ".join(parts)
 
 
-def requeue_delay(attempts: int, config: Config, chance: float) -> float:
-    """Return the default delay of a requeued message, which grows with every attempt."""
-    delay = min(config.default_requeue_delay * attempts, config.max_requeue_delay)
+def requeue_delay(delay: float, config: Config, chance: float) -> float:
+    """Return the delay of requeue_strategy with its jitter and within its limit."""
+    delay = min(delay, config.max_requeue_delay)
     return min(delay * (1 + config.requeue_jitter * chance), config.max_requeue_delay)

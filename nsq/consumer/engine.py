@@ -493,6 +493,6 @@ def plain_parts(discovery: Mapping[str, Any]) -> Parts:
 def plain_pool(engine: Engine, arguments: Mapping[str, Any]) -> HandlerPool:
     return HandlerPool(
         max_attempts=engine.config.max_attempts,
-        requeue_delay=lambda attempts: engine.connections.requeue_delay(attempts),
+        requeue_delay=lambda attempts, error: engine.connections.requeue_delay(attempts, error),
         **arguments,
     )

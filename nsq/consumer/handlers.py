@@ -53,10 +53,10 @@ class HandlerPool:
 
     ``give_up`` is called with a message to give up, and why: the message is finished if it returns, requeued
     if it raises. ``starved`` says whether nsqds send nothing more until a message here is answered.
-    ``requeue_delay`` maps a message's attempts to the seconds after which it comes again. ``threads`` is the
-    number for each handler that is added without one; ``at_thread_end`` is called by each thread before it
-    ends. ``gives_up_at_last_failure`` is ``at_last_failure`` of ``decide``. ``fields`` are those of log
-    records.
+    ``requeue_delay`` maps a message's attempts and its error to the seconds after which it comes again.
+    ``threads`` is the number for each handler that is added without one; ``at_thread_end`` is called by each
+    thread before it ends. ``gives_up_at_last_failure`` is ``at_last_failure`` of ``decide``. ``fields`` are
+    those of log records.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class HandlerPool:
         max_attempts: int,
         give_up: Callable[[Message, GivenUp], None],
         starved: Callable[[], bool],
-        requeue_delay: Callable[[int], float],
+        requeue_delay: Callable[[int, BaseException | None], float],
         threads: int = 1,
         at_thread_end: Callable[[], object] | None = None,
         gives_up_at_last_failure: bool = False,
@@ -76,7 +76,9 @@ class HandlerPool:
         # By nsqd and id: deliveries that timed out before a handler saw them. nsqd counts them as attempts;
         # we do not count them towards ``max_attempts``.
         self.timed_out_unhandled: dict[tuple[str, bytes], int] = {}
-        # Guards the dict above; no signal interrupts the threads that take it.
+        self.uncounted = 0
+        """The FINs that are no success of a handler: messages given up, and of each batch all but one."""
+        # Guards the two above; no signal interrupts the threads that take it.
         self._counting = threading.Lock()
         self._name = name
         self._max_attempts = max_attempts or float("inf")
@@ -88,6 +90,7 @@ class HandlerPool:
         self._fields = fields or {}
         # For each handler: the function its threads run, their number, the messages one works on at once.
         self._groups: list[tuple[Callable[[], None], int | None, int]] = []
+        self._batch_sizes = 0  # of all threads that collect batches, without one message for each
         self._threads: list[threading.Thread] = []
         self._closed = False
         self._inherited = False  # by a child that a handler has forked
@@ -101,6 +104,11 @@ class HandlerPool:
     def at_once(self) -> int:
         """How many messages all threads together work on at once."""
         return sum((threads or self._threads_each) * size for _, threads, size in self._groups)
+
+    @property
+    def calls_at_once(self) -> int:
+        """How many calls of handlers there are at once. A batch is one."""
+        return self.at_once - self._batch_sizes
 
     def set_threads(self, threads: int) -> None:
         """Set the number of threads for each handler that is added without one. Call it before the start."""
@@ -122,6 +130,7 @@ class HandlerPool:
         check_handler(handler)
         check_no_backoff(no_backoff)
         self._groups.append((lambda: self._handle_batches(handler, no_backoff, size, wait), threads, size))
+        self._batch_sizes += threads * (size - 1)
 
     def start(self) -> None:
         """Start the threads. Raises RuntimeError when one cannot be started."""
@@ -226,7 +235,7 @@ class HandlerPool:
                 del self.timed_out_unhandled[next(iter(self.timed_out_unhandled))]
         time_out(message)
 
-    def _handled_attempts(self, message: Message) -> int:
+    def handled_attempts(self, message: Message) -> int:
         """Return the attempts without those that timed out before a handler saw them."""
         return message.attempts - self.timed_out_unhandled.get((message.nsqd_address, message.id), 0)
 
@@ -300,7 +309,10 @@ class HandlerPool:
         decided: list[tuple[Message, Decision]] = []
         for message in messages:
             if (message.auto_response or handed_over) and not message.responded:
-                attempts, delay = self._handled_attempts(message), self.requeue_delay(message.attempts)
+                attempts, delay = (
+                    self.handled_attempts(message),
+                    partial(self.requeue_delay, message.attempts),
+                )
                 decision = decide(error, attempts, most, delay, no_backoff, at_last_failure=at_last)
                 decided.append((message, decision))
         if not isinstance(error, (Requeue, GiveUp)):
@@ -311,10 +323,14 @@ class HandlerPool:
             else:
                 text = "batch handler failed on %d messages; %s"
                 log.error(text, len(messages), said, exc_info=error, extra=self._fields)
-        for message, decision in decided:
+        # A batch that has failed is one failure: that of its message with the most attempts, which may be the
+        # cause of it.
+        counts = True
+        for message, decision in sorted(decided, key=lambda each: -each[0].attempts):
             if isinstance(decision, Again):
                 with suppress(AlreadyResponded):
-                    message.requeue(decision.delay, backoff=decision.backoff)
+                    message.requeue(decision.delay, backoff=decision.backoff and counts)
+                    counts = False
         return [(message, decision) for message, decision in decided if isinstance(decision, GivenUp)]
 
     def _answer_failed(self, messages: list[Message], error: BaseException, no_backoff: Exceptions) -> None:
@@ -335,6 +351,8 @@ class HandlerPool:
             else:
                 finish_given_up(message)
                 self._forget(message)
+                with self._counting:
+                    self.uncounted += 1
 
     def give_up_failed(self, message: Message, error: BaseException) -> None:
         """Note why a message could not be given up."""
@@ -396,7 +414,7 @@ class HandlerPool:
         if message.expires_at <= time.monotonic():
             self.expire(message)
             return False
-        given_up = decide_before(self._handled_attempts(message), self._max_attempts)
+        given_up = decide_before(self.handled_attempts(message), self._max_attempts)
         if given_up is None:
             return True
         self.give_up(message, given_up)
@@ -415,6 +433,9 @@ class HandlerPool:
         unanswered = [message for message in batch if message.auto_response]
         now = time.monotonic()
         finish_all(unanswered)
+        if len(unanswered) > 1:
+            with self._counting:
+                self.uncounted += len(unanswered) - 1
         if self.timed_out_unhandled:
             for message in unanswered:
                 if message.expires_at > now:

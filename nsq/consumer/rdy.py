@@ -38,12 +38,63 @@ class Outcome(Enum):
     NEUTRAL = 3
 
 
-class Backoff:
-    """Backing off: ``waiting`` while no message may be delivered, ``testing`` while one may, else neither."""
+#: The fewest outcomes that the share of failures is taken from.
+_LEAST_WINDOW = 20
+#: Seconds without any first attempt after which the failures of later attempts count.
+_QUIET = 10.0
 
-    def __init__(self, strategy: Strategy, longest: float) -> None:
+
+class FailureShare:
+    """The share of failures among the last ``window`` outcomes, of which older ones weigh less: ``value``.
+
+    Only a message's first failure counts. A poison message fails at each attempt, and many that return
+    together would look like a service that is down. But if there have been no first attempts lately, the
+    failures of later ones count: a consumer that starts during an outage may get nothing else.
+    """
+
+    def __init__(self) -> None:
+        self.window = _LEAST_WINDOW
+        self.value = 0.0
+        self._later = math.inf  # failures of later attempts since the last outcome that counted
+        self._counted_at = -math.inf
+
+    def set_at_once(self, calls: int) -> None:
+        """Set how many calls of handlers there are at once: when a service fails, all of them do."""
+        self.window = max(_LEAST_WINDOW, 2 * calls)
+
+    def succeeded(self, times: int, now: float) -> None:
+        """Note calls of handlers that have succeeded."""
+        if times > 0:
+            self.value = self.after(times)
+            self._later, self._counted_at = 0, now
+
+    def failed(self, first: bool, now: float) -> bool:
+        """Note a failure, at a message's ``first`` attempt or a later one; return whether it counts."""
+        quiet = self._later >= self.window and now - self._counted_at >= _QUIET
+        if not (first or quiet):
+            self._later += 1
+            return False
+        self.value += (1.0 - self.value) / self.window
+        if first:
+            self._later, self._counted_at = 0, now
+        return True
+
+    def after(self, successes: int) -> float:
+        """Return the share as it is after so many successes."""
+        return self.value * (1.0 - 1.0 / self.window) ** successes
+
+
+class Backoff:
+    """Backing off: ``waiting`` while no message may be delivered, ``testing`` while one may, else neither.
+
+    It begins when the share of failures reaches ``threshold``; with 0, at each failure.
+    """
+
+    def __init__(self, strategy: Strategy, longest: float, threshold: float = 0.0) -> None:
         self._strategy = strategy
         self._longest = longest
+        self.threshold = threshold
+        self.share = FailureShare()
         self.level = 0
         self.until: float | None = None
 
@@ -55,18 +106,29 @@ class Backoff:
     def testing(self) -> bool:
         return self.level > 0 and self.until is None
 
-    def outcome(self, outcome: Outcome, now: float) -> bool:
-        """Note a message's outcome; return whether that changes anything."""
+    def outcome(self, outcome: Outcome, now: float, *, first: bool = True, successes: int = 0) -> bool:
+        """Note a message's outcome; return whether that changes anything. ``first``: it is that of a
+        message's first attempt. ``successes`` are those since the last call that were not noted here one by
+        one.
+        """
         if self.waiting or self._longest <= 0:
             return False
+        if self.level == 0:
+            self.share.succeeded(successes, now)
+            if outcome is not Outcome.FAILURE or not self._has_failed_too_often(first, now):
+                return False
         if outcome is Outcome.FAILURE:
             self._rise()
-        elif self.level == 0:
-            return False
         elif outcome is Outcome.SUCCESS:
             self.level -= 1
+            if self.level == 0:
+                self.share.value = self.threshold  # if the service still fails, it is soon left alone again
         self.until = now + min(self._strategy(self.level), self._longest) if self.level else None
         return True
+
+    def _has_failed_too_often(self, first: bool, now: float) -> bool:
+        counts = self.share.failed(first, now)
+        return not self.threshold or (counts and self.share.value >= self.threshold)
 
     def _rise(self) -> None:
         # The first failure always raises the level; later ones only up to the longest wait.
@@ -206,9 +268,9 @@ class RdyWindows:
     def disconnected(self, key: Hashable) -> None:
         self.nsqds.pop(key, None)
 
-    def outcome(self, outcome: Outcome, now: float) -> bool:
-        """Note a message's outcome; return whether that changes anything."""
-        changed = self.backoff.outcome(outcome, now)
+    def outcome(self, outcome: Outcome, now: float, *, first: bool = True, successes: int = 0) -> bool:
+        """Note a message's outcome, as ``Backoff.outcome`` does; return whether that changes anything."""
+        changed = self.backoff.outcome(outcome, now, first=first, successes=successes)
         if changed:
             self._turns.clear()
         return changed
@@ -373,7 +435,7 @@ class OneEach(RdyWindows):
     def must_take_turns(self, connections: int) -> bool:
         return False
 
-    def outcome(self, outcome: Outcome, now: float) -> bool:
+    def outcome(self, outcome: Outcome, now: float, *, first: bool = True, successes: int = 0) -> bool:
         return False
 
     def handled_late(self, now: float, timeout: float, least: int) -> bool:

@@ -79,6 +79,8 @@ class ConsumerHealth:
     paused: bool
     starved: bool
     backoff_level: int
+    failure_share: float = 0.0
+    """The share of failures among the last calls of handlers; the consumer backs off at ``backoff_after``."""
     connections: list[ConnectionHealth] = field(default_factory=list)
     partitions: list[PartitionHealth] = field(default_factory=list)
     missing_partitions: list[int] = field(default_factory=list)
@@ -147,6 +149,7 @@ def health_of(engine: Engine) -> ConsumerHealth:
         paused=engine.connections.windows.paused,
         starved=engine.connections.starved,
         backoff_level=engine.connections.windows.backoff.level,
+        failure_share=engine.connections.failure_share,
         connections=connections,
         partitions=engine.pool.partitions(now),
         missing_partitions=list(engine.discovery.missing),

@@ -144,7 +144,7 @@ class OrderedPool(HandlerPool):
     ) -> None:
         if out_of_order not in ("handle", "stop"):
             raise ConfigError(f"out_of_order is {out_of_order!r}; it must be 'handle' or 'stop'")
-        super().__init__(max_attempts=0, requeue_delay=pause, **arguments)
+        super().__init__(max_attempts=0, requeue_delay=lambda attempts, _: pause(attempts), **arguments)
         self.pause = pause
         self.wake = wake
         self._stop_partition = stop_partition

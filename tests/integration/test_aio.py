@@ -361,7 +361,8 @@ def test_a_failed_block_requeues_and_a_cancelled_one_requeues_at_once(nsqd: Nsqd
     async def main() -> list[int]:
         attempts = []
         # A default delay and a backoff would be seen: the message would not come back in time.
-        async with make(nsqd, default_requeue_delay=600.0, max_backoff_duration=600.0) as consumer:
+        slow = {"default_requeue_delay": 600.0, "max_backoff_duration": 600.0, "backoff_after": 0.0}
+        async with make(nsqd, **slow) as consumer:
             begun = asyncio.Event()
             task = asyncio.create_task(worker(consumer, begun))
             await begun.wait()

@@ -523,7 +523,11 @@ def test_rdy_is_not_repeated_during_backoff(make: Make, transport: MemoryTranspo
     def fail(message: Message) -> None:
         raise Requeue(0.0)
 
-    consumer = make(max_in_flight=1, backoff_strategy=lambda level: 60.0).add_handler(fail).start()
+    consumer = (
+        make(max_in_flight=1, backoff_after=0.0, backoff_strategy=lambda level: 60.0)
+        .add_handler(fail)
+        .start()
+    )
     nsqd = accept(transport)
     nsqd.expect(rdy(1))
     nsqd.deliver(1)

@@ -46,7 +46,7 @@ HOPELESS = GiveUp("cannot be read")
 def test_an_error_requeues_or_gives_up(
     error: BaseException, attempts: int, options: dict[str, Any], expected: Decision
 ) -> None:
-    assert decide(error, attempts, 5, 90.0, **options) == expected
+    assert decide(error, attempts, 5, lambda error: 90.0, **options) == expected
 
 
 def test_a_handler_gets_a_message_until_its_attempts_are_used_up() -> None:
@@ -59,6 +59,13 @@ def test_a_handler_gets_a_message_until_its_attempts_are_used_up() -> None:
 def test_the_reason_has_the_words_of_a_handler_that_gives_up() -> None:
     assert str(GivenUp("its handler gave it up", HOPELESS)) == "its handler gave it up: cannot be read"
     assert str(GivenUp("it failed", FAILED)) == "it failed"  # the log has the error already
+
+
+def test_the_usual_delay_is_asked_for_with_the_error_and_only_when_it_is_needed() -> None:
+    asked: list[BaseException | None] = []
+    for error in (FAILED, Requeue(), Requeue(5.0), HOPELESS):
+        decide(error, 1, 5, lambda error: asked.append(error) or 90.0)
+    assert asked == [FAILED, None]
 
 
 async def coroutine() -> None: ...

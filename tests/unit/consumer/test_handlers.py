@@ -28,7 +28,7 @@ def desk() -> Desk:
 
 def pool_of(desk: Desk, **options: Any) -> HandlerPool:
     given = {"max_attempts": 5, "give_up": desk.give_up, "starved": lambda: desk.starved, **options}
-    return HandlerPool("nsq-test", requeue_delay=lambda attempts: 90.0 * attempts, **given)
+    return HandlerPool("nsq-test", requeue_delay=lambda attempts, error: 90.0 * attempts, **given)
 
 
 @pytest.fixture
@@ -221,6 +221,22 @@ def test_the_log_says_when_the_messages_of_a_failed_batch_come_again(
     work(pool, *[desk.message(number, attempts=number) for number in (1, 2, 3)])
     desk.wait_for(*[("requeue", number, 90.0 * number, False) for number in (2, 3)])
     assert f"batch handler failed on {said}" in caplog.text
+
+
+def test_a_failed_batch_is_one_failure_that_of_its_latest_attempt(pool: HandlerPool, desk: Desk) -> None:
+    batches_of(pool, lambda messages: False)
+    work(pool, *[desk.message(number, attempts=number) for number in (1, 3, 2)])
+    desk.wait_for(("requeue", 3, 270.0, True), ("requeue", 2, 180.0, False), ("requeue", 1, 90.0, False))
+
+
+def test_a_batch_that_succeeds_is_one_success_and_what_is_given_up_is_none(
+    pool: HandlerPool, desk: Desk
+) -> None:
+    batches_of(pool, lambda messages: None)
+    assert (pool.at_once, pool.calls_at_once) == (3, 1)
+    work(pool, *[desk.message(number, attempts=1 if number < 4 else 6) for number in (1, 2, 3, 4, 5, 6)])
+    assert pool.stop(time.monotonic() + PATIENCE) == []
+    assert pool.uncounted == 2 + 3
 
 
 class TestLastFailure:

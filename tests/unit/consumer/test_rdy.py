@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Hashable
-from typing import Self
+from typing import Any, Self
 
 import pytest
 from hypothesis import settings
@@ -297,6 +297,70 @@ class TestBackoff:
             assert not backoff.expire(now)
         assert seen == [(1, 2.0), (2, 4.0), (3, 8.0)] + [(3, 8.0)] * 3 + [(2, 4.0), (1, 2.0), (0, 0.0)]
         assert min(asked) == 1
+
+
+class TestShareOfFailures:
+    """When a consumer begins to back off, with the threshold of 0.5."""
+
+    @staticmethod
+    def failures_until_it_backs_off(backoff: Backoff, now: float = 0.0, **outcome: Any) -> int:
+        for number in range(1, 1000):
+            if backoff.outcome(FAILURE, now, **outcome):
+                return number
+        return 0
+
+    @pytest.mark.parametrize(
+        ("calls_at_once", "threshold", "expected"),
+        [(1, 0.5, 14), (10, 0.5, 14), (25, 0.5, 35), (50, 0.5, 69), (1, 0.0, 1), (1, 0.9, 45)],
+    )
+    def test_a_service_that_is_down_is_noticed_after_some_failures(
+        self, calls_at_once: int, threshold: float, expected: int
+    ) -> None:
+        backoff = Backoff(exponential(1.0), 60.0, threshold)
+        backoff.share.set_at_once(calls_at_once)
+        assert self.failures_until_it_backs_off(backoff) == expected
+
+    def test_few_failures_among_successes_never_back_off(self) -> None:
+        backoff = Backoff(exponential(1.0), 60.0, 0.5)
+        assert self.failures_until_it_backs_off(backoff, successes=3) == 0
+        assert backoff.share.value < 0.5
+
+    def test_later_attempts_count_only_if_there_have_been_no_first_ones(self) -> None:
+        backoff = Backoff(exponential(1.0), 60.0, 0.5)
+        backoff.outcome(FAILURE, 0.0, first=True)
+        # Poison messages that return together.
+        assert self.failures_until_it_backs_off(backoff, now=9.0, first=False) == 0
+        # Nothing else for long. (They have failed more than ``window`` times already.)
+        assert self.failures_until_it_backs_off(backoff, now=10.0, first=False) == 13
+
+    def test_a_consumer_that_starts_in_an_outage_counts_every_attempt(self) -> None:
+        backoff = Backoff(exponential(1.0), 60.0, 0.5)
+        assert self.failures_until_it_backs_off(backoff, first=False) == 14
+
+    def test_a_success_makes_later_attempts_count_for_nothing_again(self) -> None:
+        backoff = Backoff(exponential(1.0), 60.0, 0.5)
+        assert not backoff.outcome(FAILURE, 0.0, first=False, successes=1)
+        assert self.failures_until_it_backs_off(backoff, first=False) == 0
+
+    def test_with_a_threshold_of_zero_every_attempt_backs_off(self) -> None:
+        backoff = Backoff(exponential(1.0), 60.0, 0.0)
+        backoff.outcome(SUCCESS, 0.0, successes=100)
+        assert backoff.outcome(FAILURE, 0.0, first=False)
+
+    def test_the_test_message_counts_at_any_attempt(self) -> None:
+        backoff = Backoff(exponential(1.0), 60.0, 0.5)
+        self.failures_until_it_backs_off(backoff)
+        assert backoff.expire(2.0)
+        assert backoff.outcome(FAILURE, 2.0, first=False)
+        assert backoff.level == 2
+
+    def test_after_backing_off_the_share_begins_at_the_threshold(self) -> None:
+        backoff = Backoff(exponential(1.0), 60.0, 0.5)
+        self.failures_until_it_backs_off(backoff)
+        assert backoff.expire(2.0)
+        assert backoff.outcome(SUCCESS, 2.0)
+        assert backoff.level == 0
+        assert backoff.outcome(FAILURE, 2.0)
 
 
 class TestRoomThatGrows:
