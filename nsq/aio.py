@@ -370,14 +370,20 @@ class Consumer:
 
     async def _work(self, handler: AsyncHandler, no_backoff: Exceptions) -> None:
         assert self._pool is not None
+        task = asyncio.current_task()
         while (message := await self._take()) is not None:
+            self._pool.began(id(task), message)
+            succeeded = False
             try:
                 result = await handler(message)
                 if result is not None:
                     check_result(result)
+                succeeded = True
+                if not message.responded:
+                    with suppress(AlreadyResponded):
+                        message.finish()
             except asyncio.CancelledError:
                 _give_back(message)
-                task = asyncio.current_task()
                 if task is not None and task.cancelling():
                     raise
                 continue  # the handler has cancelled something of its own
@@ -388,9 +394,8 @@ class Consumer:
                 for each, given_up in self._pool.failed([message], error, no_backoff, handed_over=True):
                     await self._on_thread("give-up", partial(self._pool.give_up, each, given_up))
                 continue
-            if not message.responded:
-                with suppress(AlreadyResponded):
-                    message.finish()
+            finally:
+                self._pool.ended(id(task), [message], succeeded)
 
     def _start_worker(self, name: str, handler: AsyncHandler, no_backoff: Exceptions) -> None:
         """Start a task that calls a handler. Only a stop ends it for good: a handler may cancel its task."""
@@ -419,6 +424,7 @@ class Consumer:
         messages = self._messages
         assert messages is not None
         message.disable_auto_response()
+        message.begun_at = 0.0  # it only begins to wait for a task
         self._drop_expired(messages.items)
         try:
             messages.put(message)
@@ -509,6 +515,7 @@ class Consumer:
             )
         message = await self._take()
         if message is not None:
+            message.begun_at = time.monotonic()
             return message
         if self.consumer.refusal is not None and not self._returns:
             raise self.consumer.refusal

@@ -218,7 +218,9 @@ class Config:
     requeue_jitter: float = options.share(
         0.0, "Random share added to the delay of a requeued message, so that messages spread out."
     )
-    auto_touch: bool = options.switch("Touch a message while its handler runs, as long as nsqd allows.")
+    auto_touch: bool = options.switch(
+        "Touch a message while its handler runs, as long as nsqd allows; not while it waits for one."
+    )
     backoff_after: float = options.declare(
         0.5,
         Option(

@@ -60,12 +60,15 @@ class Message:
         "_delegate",
         "attempts",
         "auto_response",
+        "begun_at",
         "body",
         "expires_at",
         "id",
         "received_at",
         "timestamp",
     )
+    #: When a handler has begun the message, on the monotonic clock; not set before: see ``begun``.
+    begun_at: float
 
     def __init__(
         self,
@@ -232,6 +235,11 @@ def finish_all(messages: Iterable[Message]) -> None:
 def finish_given_up(message: Message) -> None:
     """Finish a message that is given up: for backoff it counts neither as a success nor as a failure."""
     message._delegate.finish(message, False)
+
+
+def begun(message: Message) -> float:
+    """Return when a handler has begun the message, on the monotonic clock; 0.0 if none has."""
+    return getattr(message, "begun_at", 0.0)
 
 
 def time_out(message: Message) -> None:

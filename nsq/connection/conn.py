@@ -15,7 +15,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Container
+from collections.abc import Callable
 from contextlib import suppress
 from itertools import groupby
 from typing import Any, NoReturn, cast
@@ -477,12 +477,10 @@ class Conn:
             self._refuse(message)
         self.put(commands.touch(message.id))
 
-    def touch_expiring(self, now: float, working: Container[Message] | None) -> None:
-        """Touch messages past half of their time, but not those whose handler left the answer for later.
-        ``working`` are those that handlers work on; None touches all.
-        """
+    def touch_expiring(self, now: float, wanted: Callable[[Message], bool]) -> None:
+        """Touch the wanted messages that are past half of their time."""
         for message in self.session.expiring(now):
-            if message.auto_response or working is None or message in working:
+            if wanted(message):
                 with suppress(AlreadyResponded):
                     self.touch(message)
 

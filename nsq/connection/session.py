@@ -11,7 +11,7 @@ import math
 from collections import deque
 
 from nsq.errors import WireError
-from nsq.message import Message
+from nsq.message import Message, begun
 from nsq.wire.identify import IdentifyReply
 
 #: For an nsqd that does not negotiate and so does not tell its own values.
@@ -21,7 +21,8 @@ _DEFAULT_MAX_RDY = 2500
 #: The shortest message timeout that we reckon with: a shorter one keeps the consumer busy with the clock.
 _LEAST_MSG_TIMEOUT = 0.1
 
-#: ``expires_at`` of a message whose connection has ended.
+#: ``expires_at`` of a message that was not answered in time, and of one whose connection has ended.
+TIMED_OUT = 0.0
 GONE = -math.inf
 
 #: A server may lag behind our RDY. If it sends more than this many times the highest RDY, it is broken.
@@ -64,7 +65,7 @@ class Session:
             if overtaken is not None:
                 # nsqd has sent the message again: by nsqd's clock its time was up.
                 self._repeated += overtaken.expires_at - now > self.msg_timeout / 2
-                overtaken.expires_at = 0.0
+                overtaken.expires_at = TIMED_OUT
                 self._unsettled.discard(overtaken)
                 self._overtaken.append(overtaken)
         self.received += len(messages)
@@ -103,6 +104,7 @@ class Session:
         """Drop a message without an answer, because nsqd has it again; return whether it was in flight."""
         released = self.take(message)
         if released:
+            message.expires_at = TIMED_OUT
             self._unsettled.discard(message)
             self._dropped.append(message)
         return released
@@ -113,6 +115,7 @@ class Session:
         for message in self._unsettled.copy():
             if message.expires_at <= now:
                 if self.take(message):
+                    message.expires_at = TIMED_OUT
                     expired.append(message)
                 # Else its answer waits to be written, or the answering thread was interrupted.
                 self._unsettled.discard(message)
@@ -157,9 +160,11 @@ class Session:
             and message.expires_at < message.received_at + self.max_msg_timeout
         ]
 
-    def oldest(self, now: float) -> float:
-        """Return the age in seconds of the oldest message in flight."""
-        return now - min((message.received_at for message in self._in_flight.copy().values()), default=now)
+    def oldest(self, now: float, *, waiting: bool = False) -> float:
+        """Return the age in seconds of the oldest message in flight, or of one that no handler has begun."""
+        messages = self._in_flight.copy().values()
+        since = [each.received_at for each in messages if not (waiting and begun(each))]
+        return now - min(since, default=now)
 
     @property
     def answered(self) -> bool:

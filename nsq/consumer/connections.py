@@ -21,13 +21,13 @@ from nsq.config import EXPONENTIAL, FULL_JITTER, LINEAR, Config, RequeueStrategy
 from nsq.connection.conn import Conn, ConnDelegate
 from nsq.connection.endpoint import Key
 from nsq.connection.handshake import describe
-from nsq.consumer.decisions import requeue_delay
+from nsq.consumer.decisions import requeue_delay, slowness
 from nsq.consumer.handlers import HandlerPool
 from nsq.consumer.rdy import Backoff, Outcome, RdyWindows, Strategy, exponential
 from nsq.consumer.reports import Reporter, added
 from nsq.errors import ConfigError, NsqError, ServerError
 from nsq.log import Logger
-from nsq.message import Message
+from nsq.message import Message, begun
 from nsq.threads.owner import Owner
 
 log = Logger("nsq.consumer")
@@ -41,6 +41,10 @@ _IN_FLIGHT_PER_HANDLER = 2
 _STARVED_AT = 0.85
 #: Seconds between two log lines that say that failures are too few for backing off.
 _SAY_AGAIN = 60.0
+#: Seconds between two warnings of slow handlers.
+_WARN_AGAIN = 600.0
+#: Seconds by which a message's time is longer, at least, if it was touched.
+_TOUCHED = 0.001
 #: Seconds that a caller waits for the owner to carry out a request such as ``pause``.
 _PATIENCE = 5.0
 
@@ -74,8 +78,6 @@ class Connections(ConnDelegate):
         """
         self.stopping = False
         """Whether no connection is added any more."""
-        self.touches_unanswered = False
-        """Whether auto_touch also touches messages that the program answers after their handler's end."""
         self.max_in_flight_given = config.max_in_flight is not None
         """Whether max_in_flight is the user's. Otherwise it follows from the handlers."""
         self._config, self._owner, self._pool = config, owner, pool
@@ -84,7 +86,7 @@ class Connections(ConnDelegate):
         self._decision_due = False  # the windows may have to change
         self._ticked_at = 0.0
         self._successes = 0  # of handlers, as far as the backoff knows of them
-        self._told_of_share_at = -math.inf
+        self._told_of_share_at = self._warned_of_slowness_at = -math.inf
         self._requeue_strategy = requeue_strategy(config)
         self._warned_of_turns = False
         self._shrunk = False  # the log has a warning about the handlers' limit
@@ -329,7 +331,7 @@ class Connections(ConnDelegate):
 
     def _handlers_are_late(self) -> None:
         """Lower the handlers' limit: a message has timed out before its handler was done."""
-        now, timeout, most = time.monotonic(), self._handling_time(), self.windows.max_in_flight
+        now, timeout, most = time.monotonic(), self._shortest_timeout(), self.windows.max_in_flight
         if self.windows.handled_late(now, timeout, len(self._pool)):
             self._log(
                 logging.INFO if self._shrunk else logging.WARNING,
@@ -347,9 +349,7 @@ class Connections(ConnDelegate):
 
     def next_tick(self) -> float:
         """Return when to call ``tick`` again."""
-        interval = self._config.rdy_redistribute_interval
-        if self._config.auto_touch:
-            interval = min(interval, self._shortest_timeout() / 4)
+        interval = min(self._config.rdy_redistribute_interval, self._shortest_timeout() / 4)
         if self.windows.handling.active:
             interval = min(interval, self._shortest_timeout() / 8)
         until = self.windows.backoff.until
@@ -365,29 +365,53 @@ class Connections(ConnDelegate):
             return
         self._ticked_at = now
         conns = list(self.table.values())
-        if self._config.auto_touch:
-            working = None if self.touches_unanswered else set(self._pool.in_work())
-            for conn in conns:
-                conn.touch_expiring(now, working)
+        self._touch(now)
+        if not self._config.auto_touch:
+            self._warn_of_slow_handlers(now)
         for conn in conns:
             conn.expire(now)
         if self._pool.inbox.qsize() > self.windows.max_in_flight:
             self._pool.sweep(now)
         handling = self.windows.handling
         if handling.active:
-            oldest = max((conn.session.oldest(now) for conn in conns), default=0.0)
-            if handling.relax(now, self._handling_time(), self.windows.max_in_flight, oldest):
+            waiting = self._config.auto_touch  # a handler may take long with what is touched
+            oldest = max((conn.session.oldest(now, waiting=waiting) for conn in conns), default=0.0)
+            if handling.relax(now, self._shortest_timeout(), self.windows.max_in_flight, oldest):
                 self._log(
                     logging.INFO, "%s: the handlers are quick: at most %d messages now", self.windows.allowed
                 )
         self.windows.tick(now, self.in_flight())
         self.decide()
 
-    def _handling_time(self) -> float:
-        """Return the seconds within which a handler must begin with a message."""
-        if not self._config.auto_touch:
-            return self._shortest_timeout()
-        return min((conn.session.max_msg_timeout for conn in self.table.values()), default=900.0)
+    def _touch(self, now: float) -> None:
+        """Touch messages past half of their time: those that wait for the end of a late run, and with
+        auto_touch those that handlers work on.
+        """
+        pool, auto_touch = self._pool, self._config.auto_touch
+        touched = set(pool.kept.copy().values())
+        if auto_touch:
+            touched.update(pool.in_work())
+        if touched or (auto_touch and pool.handed_over):
+            for conn in self.table.values():
+                conn.touch_expiring(
+                    now, lambda each: each in touched or (auto_touch and pool.handed_over and begun(each) > 0)
+                )
+
+    def _warn_of_slow_handlers(self, now: float) -> None:
+        """Warn, once in a while, of a handler that has used half of its message's time."""
+        if now < self._warned_of_slowness_at + _WARN_AGAIN:
+            return
+        timeouts = {conn.address: conn.session.msg_timeout for conn in self.table.values()}
+        for message in self._pool.in_work():
+            timeout = timeouts.get(message.nsqd_address, math.inf)
+            touched = message.expires_at - message.received_at > timeout + _TOUCHED
+            late = message.received_at + timeout / 2 <= now < message.expires_at and not touched
+            answers = begun(message) and (message.auto_response or self._pool.handed_over)
+            if late and answers and not message.responded:
+                self._warned_of_slowness_at = now
+                text = slowness(message, now, begun(message))
+                self._log(logging.WARNING, "%s: %s", text, address=message.nsqd_address)
+                return
 
     def _log(self, level: int, text: str, *values: object, address: str = "") -> None:
         """Log a line that begins with the consumer's name."""

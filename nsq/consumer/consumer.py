@@ -257,11 +257,12 @@ class Consumer:
 
     def hand_over(self, take: Handler, at_once: int) -> HandlerPool:
         """Have ``take`` called with each message, on one thread, instead of a handler. Other code handles
-        them, as nsq.aio does: up to ``at_once`` at the same time. auto_touch touches all until they are
-        answered. Return the pool, which has the answers for messages that fail or come too late.
+        them, as nsq.aio does: up to ``at_once`` at the same time. auto_touch touches those that have begun,
+        until they are answered. Return the pool, which has the answers for messages that fail or come too
+        late.
         """
         self._refuse_started("hand_over")
-        self._engine.connections.touches_unanswered = True
+        self._engine.pool.handed_over = True
         self._engine.pool.add(take, threads=1, at_once=checked_whole("at_once", at_once))
         return self._engine.pool
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from nsq.config import Config
 from nsq.errors import InvalidMessage, NsqError, UsageError
+from nsq.message import Message
 
 Exceptions = tuple[type[BaseException], ...]
 
@@ -137,6 +138,18 @@ def outlook(decisions: Sequence[Decision], max_attempts: float, *, counted: bool
     if given_up:
         parts.append(f"{given_up} given up" if counted else "given up")
     return ", ".join(parts)
+
+
+def slowness(message: Message, now: float, begun_at: float) -> str:
+    """Return, for the log, that a handler has used half of its message's time, and what to do."""
+    waited, ran = begun_at - message.received_at, now - begun_at
+    said = (
+        f"{message!r} came {waited + ran:.2g} s ago, and its handler still runs. In "
+        f"{message.expires_at - now:.2g} s nsqd delivers it again, perhaps to another consumer"
+    )
+    if waited > ran:
+        return f"{said}. It waited {waited:.2g} s for a handler: give more threads, or a lower max_in_flight"
+    return f"{said}: set auto_touch=True, or a longer msg_timeout"
 
 
 def requeue_delay(delay: float, config: Config, chance: float) -> float:

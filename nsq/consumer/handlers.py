@@ -14,12 +14,13 @@ import math
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from contextlib import suppress
 from functools import partial
 from types import MethodType
 from typing import Any
 
+from nsq.connection.session import TIMED_OUT
 from nsq.consumer.decisions import (
     NO_AWAIT,
     Again,
@@ -36,7 +37,7 @@ from nsq.consumer.decisions import (
 from nsq.consumer.reports import PartitionHealth
 from nsq.errors import AlreadyResponded, ConfigError, ServerError
 from nsq.log import Logger
-from nsq.message import Message, finish_all, finish_given_up, time_out
+from nsq.message import Message, begun, finish_all, finish_given_up, time_out
 from nsq.threads.waiters import join_threads
 
 log = Logger("nsq.consumer")
@@ -95,6 +96,12 @@ class HandlerPool:
         self._closed = False
         self._inherited = False  # by a child that a handler has forked
         self._running: dict[int, Message | list[Message] | None] = {}  # by thread: last message or batch
+        self.kept: dict[Hashable, Message] = {}
+        """Deliveries that wait, as the handler of their message still runs with an earlier one: see
+        ``_keeps``.
+        """
+        self.handed_over = False
+        """Whether other code handles the messages, after ``began`` and until ``ended``."""
 
     def __len__(self) -> int:
         """Count the threads that run, or will run after the start."""
@@ -196,7 +203,8 @@ class HandlerPool:
         """Put each message into the inbox by itself: that takes 0.1 µs."""
         put = self.inbox.put
         for message in messages:
-            put(message)
+            if message.attempts == 1 or not self._keeps(message):
+                put(message)
 
     def in_work(self) -> list[Message]:
         """Return the messages that the threads took last. Some may be answered already; a waiting thread has
@@ -262,11 +270,13 @@ class HandlerPool:
             if message is None:
                 return
             try:
-                late = message.expires_at <= monotonic()
-                if late and self._inherited:
-                    return
-                if (late or message.attempts > max_attempts) and not self._accept_or_dispose(message):
-                    continue
+                now = monotonic()
+                if message.expires_at <= now or message.attempts > max_attempts:
+                    if message.expires_at <= now and self._inherited:
+                        return
+                    if not self._accept_or_dispose(message):
+                        continue
+                message.begun_at = now
                 try:
                     result = handler(message)
                     if result is not None:
@@ -281,9 +291,14 @@ class HandlerPool:
                     message.finish()
                     if timed_out_unhandled:
                         self._forget(message)
+                elif self.kept:
+                    self.ended(me, [message], False)
             except AlreadyResponded:
                 # The handler has answered it, or it timed out and nsqd has it again.
                 log.debug("%r needs no answer any more", message)
+                running[me] = None
+                if self.kept:
+                    self.ended(me, [message], True)
             except BaseException:
                 if self._inherited:
                     raise
@@ -291,6 +306,7 @@ class HandlerPool:
                     "handling %r failed, which is a bug of ours; nsqd delivers it again",
                     message, extra=self.fields_of(message),
                 )  # fmt: skip
+                self.ended(me, [message], False)
 
     def fields_of(self, message: Message) -> dict[str, object]:
         """Return the fields of a log record about a message."""
@@ -336,6 +352,7 @@ class HandlerPool:
     def _answer_failed(self, messages: list[Message], error: BaseException, no_backoff: Exceptions) -> None:
         for message, given_up in self.failed(messages, error, no_backoff):
             self.give_up(message, given_up)
+        self.ended(threading.get_ident(), messages, False)
 
     def give_up(self, message: Message, given_up: GivenUp) -> None:
         """Give a message up, and finish it; requeue it if that fails."""
@@ -356,6 +373,49 @@ class HandlerPool:
 
     def give_up_failed(self, message: Message, error: BaseException) -> None:
         """Note why a message could not be given up."""
+
+    # Messages that nsqd delivers again while their handler runs. A second run beside the first would be of no
+    # use: it takes as long, so that all of them would be late.
+
+    def _keeps(self, message: Message) -> bool:
+        """Return whether a delivery waits, as a handler still runs with an earlier one, which has timed out.
+        The consumer touches it from now on, and ``ended`` answers it.
+        """
+        key = _key(message)
+        if key not in self._late_runs():
+            return False
+        earlier, self.kept[key] = self.kept.get(key), message
+        if earlier is not None:
+            self.expire(earlier)  # it has timed out too
+        # The run may have ended before the line above. ``ended`` marks its end first, and then looks for a
+        # delivery: so it finds this one, or we see the end.
+        return key in self._late_runs() or self.kept.pop(key, None) is not message
+
+    def _late_runs(self) -> set[Hashable]:
+        """Return the keys of messages that handlers work on, though their time is up."""
+        return {
+            _key(each)
+            for each in self.in_work()
+            if each.expires_at <= TIMED_OUT and begun(each) and (each.auto_response or self.handed_over)
+        }
+
+    def began(self, me: int, message: Message) -> None:
+        """Note that other code begins a message that was handed over. ``me`` is the number of its task."""
+        self._running[me] = message
+        message.begun_at = time.monotonic()
+
+    def ended(self, me: int, messages: list[Message], succeeded: bool) -> None:
+        """Note the end of a handler's run, and answer the deliveries that were kept until then."""
+        self._running[me] = None
+        for message in messages if self.kept else ():
+            kept = self.kept.pop(_key(message), None)
+            if kept is None:
+                continue
+            if succeeded:
+                with suppress(AlreadyResponded):
+                    kept.finish()
+            else:
+                self.inbox.put(kept)  # its next attempt
 
     # A batch.
 
@@ -384,6 +444,7 @@ class HandlerPool:
                     "handling %d messages failed, which is a bug of ours; nsqd delivers them again",
                     len(batch),
                 )
+                self.ended(me, batch, False)
             self._running[me] = None
 
     def _collect(self, size: int, wait: float) -> tuple[bool, list[Message]]:
@@ -421,6 +482,10 @@ class HandlerPool:
         return False
 
     def _handle_batch(self, handler: BatchHandler, no_backoff: Exceptions, batch: list[Message]) -> None:
+        me, now = threading.get_ident(), time.monotonic()
+        self._running[me] = batch
+        for message in batch:
+            message.begun_at = now
         try:
             result = handler(batch)
             if result is not None:
@@ -433,6 +498,10 @@ class HandlerPool:
         unanswered = [message for message in batch if message.auto_response]
         now = time.monotonic()
         finish_all(unanswered)
+        self._running[me] = None
+        if self.kept:
+            self.ended(me, unanswered, True)
+            self.ended(me, [message for message in batch if not message.auto_response], False)
         if len(unanswered) > 1:
             with self._counting:
                 self.uncounted += len(unanswered) - 1
@@ -440,6 +509,11 @@ class HandlerPool:
             for message in unanswered:
                 if message.expires_at > now:
                     self._forget(message)
+
+
+def _key(message: Message) -> Hashable:
+    """Return what tells deliveries of one message: the ids of two nsqds, or partitions, may be equal."""
+    return message.nsqd_address, message.partition, message.id
 
 
 def check_handler(handler: object) -> None:

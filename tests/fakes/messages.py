@@ -8,6 +8,7 @@ import threading
 from contextlib import suppress
 from typing import Any
 
+from nsq.connection.session import TIMED_OUT
 from nsq.consumer.decisions import GivenUp
 from nsq.errors import AlreadyResponded
 from nsq.message import Message
@@ -78,7 +79,7 @@ class Desk:
             self._changed.notify_all()
 
     def _answer(self, message: Message, *note: Any) -> None:
-        if message.id in self.answered:
+        if message.id in self.answered or message.expires_at <= TIMED_OUT:
             raise AlreadyResponded("again")
         self.answered.add(message.id)
         self.note(*note)
@@ -97,7 +98,7 @@ class Desk:
     def touch(self, message: Message) -> None: ...
 
     def holds(self, message: Message) -> bool:
-        return message.id not in self.answered
+        return message.id not in self.answered and message.expires_at > TIMED_OUT
 
     def give_up(self, message: Message, given_up: GivenUp) -> None:
         self.note("give up", int(message.id), *([] if given_up.error is None else [str(given_up.error)]))

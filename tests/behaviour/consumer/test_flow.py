@@ -425,8 +425,8 @@ def test_a_connection_that_is_lost_during_the_test_is_followed_by_another_test(n
         publish(nsqd, [b"bad"])
         gate.wait_until_held(1)
         nsqd.restart()
-        gate.wait_until_held(2)
-        assert (rdys([nsqd]), consumer.health().backoff_level) == ([1], 1)
+        until("there again", lambda: consumer.stats().received == 3)  # and waits for the end of the run
+        assert (rdys([nsqd]), consumer.health().backoff_level, gate.held) == ([1], 1, 1)
         gate.let_go()
         until("all of it", lambda: rdys([nsqd]) == [5])
         expect_drained(nsqd, requeues=None)

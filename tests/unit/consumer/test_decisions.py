@@ -16,8 +16,12 @@ from nsq.consumer.decisions import (
     decide,
     decide_before,
     outlook,
+    slowness,
 )
 from nsq.errors import UsageError
+from nsq.message import Message
+from tests.fakes.messages import Desk
+from tests.fakes.nsqd import id_of
 
 FAILED = ValueError("no such order")
 EXEMPT = LookupError("not yet")
@@ -66,6 +70,21 @@ def test_the_usual_delay_is_asked_for_with_the_error_and_only_when_it_is_needed(
     for error in (FAILED, Requeue(), Requeue(5.0), HOPELESS):
         decide(error, 1, 5, lambda error: asked.append(error) or 90.0)
     assert asked == [FAILED, None]
+
+
+@pytest.mark.parametrize(
+    ("begun_at", "said"),
+    [
+        (
+            1.0,
+            "In 30 s nsqd delivers it again, perhaps to another consumer: set auto_touch=True, or a longer",
+        ),
+        (20.0, "It waited 20 s for a handler: give more threads, or a lower max_in_flight"),
+    ],
+)
+def test_a_slow_handler_is_told_what_to_do(begun_at: float, said: str) -> None:
+    message = Message(Desk(), 0.0, 60.0, 0, 1, id_of(1), b"body")
+    assert said in slowness(message, 30.0, begun_at)
 
 
 async def coroutine() -> None: ...

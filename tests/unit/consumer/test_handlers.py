@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from nsq.connection.session import TIMED_OUT
 from nsq.consumer.handlers import HandlerPool, Requeue
 from nsq.errors import ConfigError
 from nsq.message import Message
@@ -237,6 +238,89 @@ def test_a_batch_that_succeeds_is_one_success_and_what_is_given_up_is_none(
     work(pool, *[desk.message(number, attempts=1 if number < 4 else 6) for number in (1, 2, 3, 4, 5, 6)])
     assert pool.stop(time.monotonic() + PATIENCE) == []
     assert pool.uncounted == 2 + 3
+
+
+class TestSecondRuns:
+    """nsqd delivers a message again while its handler still runs."""
+
+    class Held:
+        """A handler, of single messages or of batches, that holds the first attempt."""
+
+        def __init__(self, at_end: Callable[[Message], object]) -> None:
+            self.begun, self.let_go = threading.Event(), threading.Event()
+            self.attempts: list[int] = []
+            self._at_end = at_end
+
+        def __call__(self, given: Message | list[Message]) -> object:
+            (message,) = given if isinstance(given, list) else [given]
+            self.attempts.append(message.attempts)
+            if message.attempts > 1:
+                return None
+            self.begun.set()
+            assert self.let_go.wait(PATIENCE)
+            return self._at_end(message)
+
+    @pytest.mark.parametrize("kind", ["add", "add_batch"])
+    @pytest.mark.parametrize(
+        ("at_end", "delivered", "attempts", "expected"),
+        [
+            (lambda message: None, [2], [1], ("finish", 1)),
+            (lambda message: None, [2, 3, 6], [1], ("finish", 1)),
+            (lambda message: False, [2], [1, 2], ("finish", 1)),
+            (lambda message: False, [6], [1], ("give up", 1)),
+            (lambda message: message.disable_auto_response(), [2], [1, 2], ("finish", 1)),
+        ],
+        ids=["success", "several", "failure", "given up only afterwards", "answered by the program"],
+    )
+    def test_a_delivery_waits_for_the_run_and_has_its_result(
+        self,
+        pool: HandlerPool,
+        desk: Desk,
+        kind: str,
+        at_end: Callable[[Message], object],
+        delivered: list[int],
+        attempts: list[int],
+        expected: tuple[Any, ...],
+    ) -> None:
+        held = self.Held(at_end)
+        adder(pool, kind)(held)
+        adder(pool, kind)(held)  # this thread is free
+        last = desk.message(1)
+        work(pool, last)
+        assert held.begun.wait(PATIENCE)
+        for attempt in delivered:
+            last.expires_at = TIMED_OUT
+            last = desk.message(1, attempts=attempt)
+            pool.put([last])
+            assert list(pool.kept.values()) == [last]
+        held.let_go.set()
+        desk.wait_for(expected)
+        assert pool.stop(time.monotonic() + PATIENCE) == []
+        assert held.attempts == attempts
+        assert pool.kept == {}
+
+    @pytest.mark.parametrize(
+        ("before", "expired"),
+        [
+            (lambda message: message.disable_auto_response(), TIMED_OUT),
+            (lambda message: message.requeue(0.0), 60.0),
+        ],
+        ids=["the program answers the first one", "the handler has requeued it"],
+    )
+    def test_otherwise_it_begins_at_once(
+        self, pool: HandlerPool, desk: Desk, before: Callable[[Message], object], expired: float
+    ) -> None:
+        held = self.Held(lambda message: None)
+        pool.add(held, 2)
+        first = desk.message(1)
+        work(pool, first)
+        assert held.begun.wait(PATIENCE)
+        before(first)
+        first.expires_at = expired
+        desk.answered.clear()
+        pool.put([desk.message(1, attempts=2)])
+        desk.wait_for(("finish", 1))
+        held.let_go.set()
 
 
 class TestLastFailure:
