@@ -114,13 +114,13 @@ def stats_of(engine: Engine) -> ConsumerStats:
     return ConsumerStats(
         received=received,
         finished=finished,
-        requeued=requeued + engine.pool.requeued_here,
+        requeued=requeued + engine.dialect.requeued_here,
         timed_out=timed_out,
         given_up=engine.given_up,
         in_flight=sum([conn.session.in_flight for conn in conns.values()]),
         waiting=engine.pool.inbox.qsize(),
         connections=len(conns),
-        order_errors=sum(each.order_errors for each in engine.pool.partitions(time.monotonic())),
+        order_errors=sum(each.order_errors for each in engine.dialect.partitions(time.monotonic())),
     )
 
 
@@ -148,8 +148,8 @@ def health_of(engine: Engine) -> ConsumerHealth:
         starved=engine.connections.starved,
         backoff_level=engine.connections.windows.backoff.level,
         connections=connections,
-        partitions=engine.pool.partitions(now),
-        missing_partitions=list(engine.discovery.missing),
+        partitions=engine.dialect.partitions(now),
+        missing_partitions=list(engine.dialect.missing),
         threads=engine.threads,
         discovery=_discovery(engine, now) if engine.running else [],
     )
@@ -177,7 +177,7 @@ def _summary(engine: Engine, connections: list[ConnectionHealth]) -> str:
 
 def _troubles(engine: Engine) -> str:
     """Name the partitions that deliver nothing, as the end of a sentence."""
-    partitions, missing = engine.pool.partitions(time.monotonic()), engine.discovery.missing
+    partitions, missing = engine.dialect.partitions(time.monotonic()), engine.dialect.missing
     found = {
         "stuck": [each.partition for each in partitions if each.stuck and not each.stopped],
         "stopped": [each.partition for each in partitions if each.stopped],

@@ -148,6 +148,8 @@ class PartitionSubscription(Subscription):
         return self.reading.ordered or self.reading.trace or bool(self.reading.start)
 
     def reader(self, conn: Conn, received_at: float, expires_at: float) -> Callable[..., Message]:
+        if self.reading.start:
+            self.started.add(self.partition)  # called first when nsqd has accepted the subscription
         delegate = conn if self.delegate is None else self.delegate(conn, self.partition)
         read = partial(self._make, delegate, received_at, expires_at)
         return partial(self._read_traced, conn, read) if self.topic in self.tracing.topics else read
