@@ -118,8 +118,8 @@ class Consumer:
         #: The channel of the topic.
         self.channel = check_channel(channel)
         given: dict[str, Any] = {**options}
-        of_partitions = {name: given.pop(name) for name in PartitionOptions.__annotations__ if name in given}
-        if of_partitions.get("ordered") and "max_attempts" in given:
+        special = {name: given.pop(name) for name in PartitionOptions.__annotations__ if name in given}
+        if special.get("ordered") and "max_attempts" in given:
             raise ConfigError("max_attempts is given with ordered=True, which skips no message: use on_stuck")
         #: The options, with those that were given as keywords.
         self.config = Config.of(config, given)
@@ -137,7 +137,7 @@ class Consumer:
             subscription,
             self.config,
             discovery,
-            self._checked(of_partitions, discovery["nsqds"], discovery["nsqlookupds"]),
+            self._checked(special, discovery["nsqds"], discovery["nsqlookupds"]),
             give_up_policy(subscription, self.config, transport, dead_letters, dead_letter_reasons, give_up),
             transport=transport,
             hooks=hooks,

@@ -69,6 +69,9 @@ class Dialect(Protocol):
     def partitions(self, now: float) -> list[PartitionHealth]:
         """Return the health of each partition that is handled in order."""
 
+    def troubles(self) -> str:
+        """Name the partitions that deliver nothing, as the end of a sentence."""
+
     def dead_letter_addresses(self) -> tuple[set[str], set[str]]:
         """Return where dead letters are published: nsqds, or else nsqlookupds."""
 
@@ -105,7 +108,7 @@ class Original:
         return math.inf
 
     def asker(self, discovery: Discovery) -> Asker:
-        self._engine.dialect = other = _partitioned(self._engine, {})
+        self._engine.dialect = other = _other(self._engine, {})
         if self._traced:
             other.trace(True)
         return other.asker(discovery)
@@ -119,6 +122,9 @@ class Original:
 
     def partitions(self, now: float) -> list[PartitionHealth]:
         return []
+
+    def troubles(self) -> str:
+        return ""
 
     def dead_letter_addresses(self) -> tuple[set[str], set[str]]:
         return {each.address for each in self._engine.endpoints.all}, set()
@@ -134,11 +140,11 @@ class Original:
 
 def dialect_for(engine: Engine, options: Mapping[str, Any]) -> Dialect:
     """Return the dialect that a consumer with these options begins with."""
-    return _partitioned(engine, options) if options else Original(engine)
+    return _other(engine, options) if options else Original(engine)
 
 
-def _partitioned(engine: Engine, options: Mapping[str, Any]) -> Dialect:
-    from nsq.partitioned.ordered import partitioned_dialect
+def _other(engine: Engine, options: Mapping[str, Any]) -> Dialect:
+    from nsq.partitioned.ordered import other_dialect
 
-    dialect: Dialect = partitioned_dialect(engine, options)
+    dialect: Dialect = other_dialect(engine, options)
     return dialect

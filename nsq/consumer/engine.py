@@ -113,7 +113,7 @@ class ConsumingEndpoint(Endpoint):
 
 class Engine:
     """The owner and its state. Discovery reports to ``found`` and ``dropped``. ``discovery`` are arguments of
-    ``Discovery``, ``handlers`` of ``HandlerPool``. ``options`` are those that only a partitioned NSQ has.
+    ``Discovery``, ``handlers`` of ``HandlerPool``. ``options`` are those that the original NSQ does not have.
     """
 
     def __init__(
@@ -171,11 +171,11 @@ class Engine:
             found=self.found,
             dropped=self.dropped,
             original=self._note_original,
-            partitioned=lambda discovery: self.dialect.asker(discovery),
+            other=lambda discovery: self.dialect.asker(discovery),
             name=self.name,
             **discovery,
         )
-        self._unsuited = False  # the options need a partitioned NSQ, and this is the original
+        self._unsuited = False  # the original NSQ does not have the options
         self._warned_of_kind = False
         self._leaving: dict[Conn, float] = {}  # they got CLS, and have until then to answer it
         # The beginning and the end.

@@ -171,20 +171,8 @@ def _summary(engine: Engine, connections: list[ConnectionHealth]) -> str:
     if not open_ones:
         return f"no nsqd may send: {stuck[0].reason}"
     if many == 1:
-        return f"1 connection, which may send{_troubles(engine)}"
-    return f"{many} connections, {open_ones if stuck else 'all'} of which may send{_troubles(engine)}"
-
-
-def _troubles(engine: Engine) -> str:
-    """Name the partitions that deliver nothing, as the end of a sentence."""
-    partitions, missing = engine.dialect.partitions(time.monotonic()), engine.dialect.missing
-    found = {
-        "stuck": [each.partition for each in partitions if each.stuck and not each.stopped],
-        "stopped": [each.partition for each in partitions if each.stopped],
-        "without a leader": missing,
-    }
-    named = [f"{', '.join(map(str, numbers))} {state}" for state, numbers in found.items() if numbers]
-    return f"; partitions {'; '.join(named)}" if named else ""
+        return f"1 connection, which may send{engine.dialect.troubles()}"
+    return f"{many} connections, {open_ones if stuck else 'all'} of which may send{engine.dialect.troubles()}"
 
 
 def _discovery(engine: Engine, now: float) -> list[str]:

@@ -4,8 +4,8 @@
 put an event into the thread's queue, and take no lock: a signal handler may interrupt them at any bytecode
 and call the same method.
 
-Which NSQ the nsqlookupds belong to is asked here, with each question. Once one of them belongs to a
-partitioned NSQ, another ``Asker`` asks, which the client provides. Must not import socket.
+Each nsqlookupd is also asked which NSQ it belongs to. If one does not belong to the original NSQ, but to a
+partitioned one, another ``Asker`` asks from then on, which the client provides. Must not import socket.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Asker:
         Blocks no longer than ``lookupd_poll_timeout``.
         """
         deadline = self._clock() + self._config.lookupd_poll_timeout
-        if self._detect and _is_partitioned(self._api(lookupd, deadline)):
+        if self._detect and not _is_original(self._api(lookupd, deadline)):
             return None
         api = self._api(lookupd, deadline)
         nodes: Sequence[NsqdNode] = api.nodes() if self._topic is None else api.nodes_of(self._topic)
@@ -109,15 +109,15 @@ class Asker:
         return math.inf
 
 
-def _is_partitioned(api: NsqlookupdApi) -> bool:
+def _is_original(api: NsqlookupdApi) -> bool:
     """Ask which NSQ this is: nsqlookupds of the original one do not know the question."""
     try:
         api.list_lookupds()
     except ApiRefused as refusal:
         if refusal.status == 404:
-            return False
+            return True
         raise
-    return True
+    return False
 
 
 def _text(address: object) -> str:
@@ -132,9 +132,9 @@ class Discovery:
     ``subscription``; without one, all that there are.
 
     ``found`` is called with all of them whenever they change. ``dropped`` is called with one that the user
-    has removed, or that was pruned: disconnect from it. ``original`` is called when the nsqlookupds turn out
-    to belong to the original NSQ; ``partitioned`` if they turn out to belong to a partitioned one, even after
-    that, and returns what asks from then on. Each is called once. They run on the discovery thread and must
+    has removed, or that was pruned: disconnect from it. ``original`` is called when an nsqlookupd belongs to
+    the original NSQ. ``other`` is called when one belongs to a partitioned NSQ, perhaps after that, and
+    returns what asks from then on. Each of the two is called once. All run on the discovery thread and must
     not block.
 
     ``rewrite`` and ``accept`` are the user's functions: ``rewrite`` is called with each address of an answer,
@@ -150,7 +150,7 @@ class Discovery:
         found: Callable[[dict[Key, Wanted]], object],
         dropped: Callable[[Key], object] = lambda _: None,
         original: Callable[[], object] = lambda: None,
-        partitioned: Callable[[Discovery], Asker] | None = None,
+        other: Callable[[Discovery], Asker] | None = None,
         name: str,
         nsqds: Iterable[str] = (),
         nsqlookupds: Iterable[str] = (),
@@ -167,10 +167,10 @@ class Discovery:
         self._subscription = subscription
         self._topic = None if subscription is None else subscription.topic
         self._found, self._dropped = found, dropped
-        self._original, self._partitioned = original, partitioned
+        self._original, self._other = original, other
         self._name = name
         self.clock = clock
-        self._detects = partitioned is not None and config.cluster == "detect"
+        self._detects = other is not None and config.cluster == "detect"
         self._askers = [asker or Asker(self._topic, config, detect=self._detects)]  # the last one asks
         # The user's addresses. Any thread changes these dicts, one method call at a time; the discovery
         # thread compares them with its own state.
@@ -198,8 +198,8 @@ class Discovery:
         self._topic_doubtful = self._topic is not None  # perhaps misspelt: not listed, and no warning given
         self.wanted: dict[Key, Wanted] = {}
         """The nsqds as ``found`` got them last."""
-        if partitioned is not None and config.cluster == "partitioned":
-            self._become_partitioned(partitioned)
+        if other is not None and config.cluster == "partitioned":
+            self._switch(other)
         self._follow_user(clock())
         self.nsqlookupds: tuple[Lookupd, ...] = self._copies()
 
@@ -425,9 +425,9 @@ class Discovery:
             return
         if listed is None:
             self._schedule.ask_again(lookupd)
-            if self._partitioned is not None and self.kind != "partitioned":
+            if self._other is not None and len(self._askers) == 1:
                 log.info("%s: the nsqlookupds belong to a partitioned NSQ", self._name)
-                self._become_partitioned(self._partitioned)
+                self._switch(self._other)
             return
         if self._detects and self.kind is None:
             self.kind = "original"
@@ -440,9 +440,9 @@ class Discovery:
         if answer is not None:
             self._directory.heard(answer)
 
-    def _become_partitioned(self, partitioned: Callable[[Discovery], Asker]) -> None:
+    def _switch(self, other: Callable[[Discovery], Asker]) -> None:
         self.kind = "partitioned"
-        self._askers.append(partitioned(self))
+        self._askers.append(other(self))
         self._schedule.request(self.clock(), 0.0)
 
     def _note_failure(self, lookupd: Lookupd, reason: str, *, still_busy: bool = False) -> None:

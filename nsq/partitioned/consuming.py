@@ -8,6 +8,7 @@ when the former one has ended.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, cast
@@ -98,6 +99,16 @@ class Partitioned(Original):
     @property
     def missing(self) -> tuple[int, ...]:  # type: ignore[override]
         return () if self.leaders is None else self.leaders.missing
+
+    def troubles(self) -> str:
+        partitions = self.partitions(time.monotonic())
+        found = {
+            "stuck": [each.partition for each in partitions if each.stuck and not each.stopped],
+            "stopped": [each.partition for each in partitions if each.stopped],
+            "without a leader": self.missing,
+        }
+        named = [f"{', '.join(map(str, numbers))} {state}" for state, numbers in found.items() if numbers]
+        return f"; partitions {'; '.join(named)}" if named else ""
 
     def dead_letter_addresses(self) -> tuple[set[str], set[str]]:
         discovery = self._engine.discovery

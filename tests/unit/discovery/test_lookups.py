@@ -24,7 +24,7 @@ URL1, URL2 = "http://l1:4161/", "http://l2:4161/"
 NAME = "nsq-orders/billing"
 ORDERS = Subscription("orders", "billing")
 PATIENCE = 20.0
-OF_THE_CLIENT = ("rewrite", "accept", "found", "original", "partitioned")
+OF_THE_CLIENT = ("rewrite", "accept", "found", "original", "other")
 #: An answer that says that the nsqlookupd belongs to a partitioned NSQ.
 PARTITIONED: list[str] = []
 
@@ -391,12 +391,12 @@ class TestKinds:
     def started(
         self, world: World, nsqds: Iterable[str], lookupds: Iterable[str], **options: Any
     ) -> Discovery:
-        def partitioned(discovery: Discovery) -> Asker:
+        def other(discovery: Discovery) -> Asker:
             world.note("partitioned")
             return OfPartitions(world)
 
         original = partial(world.note, "original")
-        return world.started(nsqds, lookupds, original=original, partitioned=partitioned, **options)
+        return world.started(nsqds, lookupds, original=original, other=other, **options)
 
     def test_the_original_is_told_once(self, world: World) -> None:
         world.answers[L1] = world.answers[L2] = [A]

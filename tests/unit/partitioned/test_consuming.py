@@ -14,7 +14,7 @@ from nsq.connection.subscription import Subscription
 from nsq.consumer.reports import Reporter
 from nsq.discovery.lookups import Discovery
 from nsq.errors import ConfigError, ConnectionLost, DialFailed, NotLeader, NsqError, OrderIsMust, Unauthorized
-from nsq.partitioned.ordered import partitioned_dialect
+from nsq.partitioned.ordered import other_dialect
 from nsq.partitioned.subscription import PartitionSubscription
 from nsq.partitioned.table import ClusterAnswer, TopicAnswer
 from nsq.partitioned.wire import Meta
@@ -48,7 +48,7 @@ class World:
             dropped=lambda key, patience: self.dropped.append(key),
             refuse=self.problems.append,
         )
-        self.dialect = partitioned_dialect(engine, given)
+        self.dialect = other_dialect(engine, given)
         self.discovery = Discovery(
             subscription,
             config,
@@ -58,11 +58,11 @@ class World:
             nsqlookupds=[LOOKUPD],
             rewrite=rewrite,
             accept=accept,
-            partitioned=self.dialect.asker,
+            other=self.dialect.asker,
             clock=lambda: self.now,
         )
         self.discovery._ask = lambda lookupd: None  # type: ignore[method-assign]
-        self.discovery._become_partitioned(self.dialect.asker)
+        self.discovery._switch(self.dialect.asker)
         leaders = self.dialect.leaders
         assert leaders is not None
         self.leaders = leaders
