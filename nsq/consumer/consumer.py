@@ -40,6 +40,7 @@ H = TypeVar("H", bound=Callable[..., Any])
 _LONGEST_WAIT = 3600.0
 #: Seconds of the longest timeout: threads cannot wait very much longer.
 _FOR_EVER = 10.0**9
+_NO_NSQD = "an ordered consumer finds its nsqds through nsqlookupd alone"
 
 
 class PartitionOptions(TypedDict, total=False):
@@ -162,6 +163,8 @@ class Consumer:
             for name in given:
                 reason = "cluster is 'original'" if nsqlookupds else "give nsqlookupd"
                 raise ConfigError(f"{name} needs a partitioned NSQ and its nsqlookupds: {reason}")
+        if given.get("ordered") and nsqds:
+            raise ConfigError(f"nsqd is given with ordered=True: {_NO_NSQD}")
         return given
 
     def __repr__(self) -> str:
@@ -429,6 +432,8 @@ class Consumer:
 
     def add_nsqd(self, address: str) -> None:
         """Connect to another nsqd. The consumer must have been started, here and in the next three."""
+        if self._engine.options.get("ordered"):
+            raise UsageError(f"add_nsqd is called with ordered=True: {_NO_NSQD}")
         self._discovery().add_nsqd(address)
 
     def remove_nsqd(self, address: str) -> None:

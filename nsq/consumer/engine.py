@@ -151,7 +151,7 @@ class Engine:
             "gives_up_at_last_failure": give_up_policy.wants_error,
             "starved": lambda: self.connections.starved,
         }
-        self._options = options
+        self.options = options
         self.dialect: Dialect = dialect_for(self, options)
         self.pool = self.dialect.make_pool({**arguments, **handlers})
         self.connections: Connections = Connections(
@@ -446,7 +446,7 @@ class Engine:
 
     def _note_original(self) -> None:
         """Note that the nsqlookupds belong to the original NSQ. Called by discovery."""
-        for option in self._options:
+        for option in self.options:
             self._unsuited = True
             text = f"{option} needs a partitioned NSQ, but the nsqlookupds belong to the original one"
             self.refuse(ConfigError(text))
