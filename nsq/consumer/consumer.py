@@ -408,7 +408,10 @@ class Consumer:
         """Log a line on ``nsq.trace`` for each message from now on, or stop that. Needs a partitioned NSQ."""
         if not isinstance(on, bool):
             raise UsageError(f"tracing is switched to {on!r}; it must be True or False")
-        self._own_engine.dialect.trace(on)
+        engine = self._own_engine
+        if not engine.discovery.asks or engine.discovery.kind == "original":
+            raise UsageError("tracing needs a partitioned NSQ and its nsqlookupds: give nsqlookupd")
+        engine.traced = on
 
     def pause(self) -> None:
         """Take no new messages until ``resume``."""

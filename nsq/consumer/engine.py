@@ -33,7 +33,7 @@ from nsq.connection.subscription import Subscription
 from nsq.consumer.connections import Connections
 from nsq.consumer.dead_letters import GiveUpPolicy
 from nsq.consumer.decisions import GivenUp
-from nsq.consumer.dialect import Dialect, dialect_for
+from nsq.consumer.dialect import Dialect, Original, other_dialect
 from nsq.consumer.reports import ConsumerHooks, Reporter, StopReport
 from nsq.discovery.lookups import Discovery
 from nsq.errors import Closed, ConfigError, NsqError, ServerError
@@ -152,7 +152,9 @@ class Engine:
             "starved": lambda: self.connections.starved,
         }
         self.options = options
-        self.dialect: Dialect = dialect_for(self, options)
+        self.traced = bool(options.get("trace"))
+        """Whether each message is logged: only a partitioned NSQ has tracing."""
+        self.dialect: Dialect = other_dialect(self, options) if options else Original(self)
         self.pool = self.dialect.make_pool({**arguments, **handlers})
         self.connections: Connections = Connections(
             config, self.owner, self.pool, self.dialect, self.reporter, self._forget
@@ -465,8 +467,14 @@ class Engine:
 
     # The handlers' threads.
 
+    def _known_addresses(self) -> tuple[set[str], set[str]]:
+        """Return where dead letters are published: nsqds, or the nsqlookupds of a partitioned NSQ."""
+        if self.discovery.kind == "partitioned":
+            return set(), set(self.discovery.all_nsqlookupds)
+        return {each.address for each in self.endpoints.all}, set()
+
     def give_up(self, message: Message, given_up: GivenUp) -> None:
-        fate = self._give_up_policy(message, given_up, self.dialect.dead_letter_addresses)
+        fate = self._give_up_policy(message, given_up, self._known_addresses)
         fields = self.pool.fields_of(message)
         text = "gave up on %r from %s: %s: %s"
         log.error(text, message, message.nsqd_address, given_up, fate, extra=fields)

@@ -10,12 +10,14 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from nsq.connection.conn import Conn
 from nsq.connection.endpoint import Key, Wanted
 from nsq.consumer.dialect import Original
+from nsq.consumer.reports import ConsumerHealth, ConsumerStats, PartitionHealth
 from nsq.discovery.directory import Kind
 from nsq.discovery.lookups import Asker, Discovery
 from nsq.errors import (
@@ -33,7 +35,6 @@ from nsq.message import MessageDelegate
 from nsq.partitioned.lookups import Lookups, key_of
 from nsq.partitioned.subscription import PartitionSubscription, Reading, mismatch
 from nsq.partitioned.table import TopicTable
-from nsq.partitioned.tracing import Tracing
 
 if TYPE_CHECKING:
     from nsq.consumer.engine import Engine
@@ -53,10 +54,11 @@ class Partitioned(Original):
     def __init__(self, engine: Engine, reading: Reading) -> None:
         super().__init__(engine)
         self.reading = reading
-        self.tracing = Tracing()
-        self.tracing.switch(engine.topic, reading.trace)
         self.leaders: Leaders | None = None
         self._warned_of_turns = False
+
+    requeued_here = 0
+    """The requeues that nsqd knows nothing of: the message waits here for its next attempt."""
 
     #: Maps a connection and a partition to what answers the messages; None: the connection does.
     delegate: Callable[[Conn, int], MessageDelegate] | None = None
@@ -96,28 +98,27 @@ class Partitioned(Original):
                 extra=self._engine.reporter.fields(),
             )
 
-    @property
-    def missing(self) -> tuple[int, ...]:  # type: ignore[override]
-        return () if self.leaders is None else self.leaders.missing
+    def partitions(self, now: float) -> list[PartitionHealth]:
+        """Return the health of each partition that is handled in order."""
+        return []
 
-    def troubles(self) -> str:
+    def stats(self, known: ConsumerStats) -> ConsumerStats:
+        errors = sum(each.order_errors for each in self.partitions(time.monotonic()))
+        return replace(known, requeued=known.requeued + self.requeued_here, order_errors=errors)
+
+    def health(self, known: ConsumerHealth) -> ConsumerHealth:
         partitions = self.partitions(time.monotonic())
+        missing = [] if self.leaders is None else list(self.leaders.missing)
         found = {
             "stuck": [each.partition for each in partitions if each.stuck and not each.stopped],
             "stopped": [each.partition for each in partitions if each.stopped],
-            "without a leader": self.missing,
+            "without a leader": missing,
         }
         named = [f"{', '.join(map(str, numbers))} {state}" for state, numbers in found.items() if numbers]
-        return f"; partitions {'; '.join(named)}" if named else ""
-
-    def dead_letter_addresses(self) -> tuple[set[str], set[str]]:
-        discovery = self._engine.discovery
-        if discovery.kind != "partitioned":
-            return super().dead_letter_addresses()
-        return set(), set(discovery.all_nsqlookupds)
-
-    def trace(self, on: bool) -> None:
-        self.tracing.switch(self._engine.topic, on)
+        summary = known.summary
+        if named and known.ok and known.state == "running":
+            summary += f"; partitions {'; '.join(named)}"
+        return replace(known, summary=summary, partitions=partitions, missing_partitions=missing)
 
 
 class Leaders(Lookups):
@@ -230,7 +231,7 @@ class Leaders(Lookups):
             table.meta is not None and table.meta.extended,
             self._reading,
             self._dialect.delegate,
-            self._dialect.tracing,
+            lambda: self._engine.traced,
             self._started,
         )
         return Wanted(address, subscription, listed=True)

@@ -411,7 +411,7 @@ class Ordered(Partitioned):
         return [_health(track.lane, now) for _, track in tracks]
 
 
-def other_dialect(engine: Engine, options: Mapping[str, Any]) -> Partitioned:
+def dialect_for(engine: Engine, options: Mapping[str, Any]) -> Partitioned:
     """Return the dialect for these options, of those that need a partitioned NSQ."""
     policy = {name: options[name] for name in ("on_stuck", "stuck_after", "out_of_order") if name in options}
     reading = Reading.checked(**{name: value for name, value in options.items() if name not in policy})

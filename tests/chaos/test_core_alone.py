@@ -1,6 +1,4 @@
-"""The client without ``nsq.partitioned``: a copy of the tree that does not have that folder passes mypy and the
-core's own tests.
-"""
+"""The client without ``nsq.partitioned``: a copy of the tree without it passes mypy and the core's tests."""
 
 from __future__ import annotations
 

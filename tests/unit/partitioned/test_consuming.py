@@ -14,7 +14,7 @@ from nsq.connection.subscription import Subscription
 from nsq.consumer.reports import Reporter
 from nsq.discovery.lookups import Discovery
 from nsq.errors import ConfigError, ConnectionLost, DialFailed, NotLeader, NsqError, OrderIsMust, Unauthorized
-from nsq.partitioned.ordered import other_dialect
+from nsq.partitioned.ordered import dialect_for
 from nsq.partitioned.subscription import PartitionSubscription
 from nsq.partitioned.table import ClusterAnswer, TopicAnswer
 from nsq.partitioned.wire import Meta
@@ -45,10 +45,11 @@ class World:
             owner=SimpleNamespace(wake=None),
             reporter=Reporter(TOPIC, "billing", None),
             connections=self.connections,
+            traced=False,
             dropped=lambda key, patience: self.dropped.append(key),
             refuse=self.problems.append,
         )
-        self.dialect = other_dialect(engine, given)
+        self.dialect = dialect_for(engine, given)
         self.discovery = Discovery(
             subscription,
             config,
