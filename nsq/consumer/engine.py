@@ -177,7 +177,6 @@ class Engine:
             name=self.name,
             **discovery,
         )
-        self._unsuited = False  # the original NSQ does not have the options
         self._warned_of_kind = False
         self._leaving: dict[Conn, float] = {}  # they got CLS, and have until then to answer it
         # The beginning and the end.
@@ -377,7 +376,8 @@ class Engine:
     # Connections come and go. Requests of discovery and of endpoints, and the owner.
 
     def found(self, wanted: dict[Key, Wanted]) -> None:
-        self.owner.ask(partial(self.endpoints.want, {} if self._unsuited else wanted))
+        unsuited = self.options and self.discovery.kind == "original"
+        self.owner.ask(partial(self.endpoints.want, {} if unsuited else wanted))
 
     def dropped(self, key: Key, patience: float = math.inf) -> None:
         """Close a connection that is not wanted any more: at once if nsqd has not answered CLS after
@@ -448,12 +448,11 @@ class Engine:
 
     def _note_original(self) -> None:
         """Note that the nsqlookupds belong to the original NSQ. Called by discovery."""
-        for option in self.options:
-            self._unsuited = True
+        if self.options:
+            option = next(iter(self.options))
             text = f"{option} needs a partitioned NSQ, but the nsqlookupds belong to the original one"
             self.refuse(ConfigError(text))
             self.found({})
-            break
 
     def refuse(self, error: NsqError) -> None:
         """Note that the topic cannot be consumed with the user's options. Called by discovery."""
@@ -470,7 +469,7 @@ class Engine:
     def _known_addresses(self) -> tuple[set[str], set[str]]:
         """Return where dead letters are published: nsqds, or the nsqlookupds of a partitioned NSQ."""
         if self.discovery.kind == "partitioned":
-            return set(), set(self.discovery.all_nsqlookupds)
+            return set(), {each.text for each in self.discovery.nsqlookupds}
         return {each.address for each in self.endpoints.all}, set()
 
     def give_up(self, message: Message, given_up: GivenUp) -> None:

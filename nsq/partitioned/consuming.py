@@ -69,17 +69,17 @@ class Partitioned(Original):
 
     def refused(self, key: Key, error: NsqError) -> bool:
         if self.leaders is not None:
-            self.leaders.rounds.ask_owner(partial(self.leaders.note_refusal, key, error))
+            self.leaders.rounds.owner.ask(partial(self.leaders.note_refusal, key, error))
         return isinstance(error, _PASSING)
 
     def lost(self, key: Key, cause: NsqError | None) -> None:
         if self.leaders is not None:
-            self.leaders.rounds.ask_owner(partial(self.leaders.note_loss, cause))
+            self.leaders.rounds.owner.ask(partial(self.leaders.note_loss, cause))
 
     def stop_partition(self, partition: int) -> None:
         """Leave a partition for good. Any thread."""
         if self.leaders is not None:
-            self.leaders.rounds.ask_owner(partial(self.leaders.stopped.add, partition))
+            self.leaders.rounds.owner.ask(partial(self.leaders.stopped.add, partition))
 
     def endpoints_changed(self, count: int) -> None:
         """Let each connection have a message at a time, unless the user has set a smaller max_in_flight."""
@@ -128,7 +128,7 @@ class Leaders(Lookups):
         config = engine.config
         pinned = cast("Kind | None", None if config.cluster == "detect" else config.cluster)
         super().__init__(config, "r", pinned=pinned, rewrite=discovery.rewritten, clock=discovery.clock)
-        self.attach(discovery, discovery.ask_owner, lambda: None)
+        self.attach(discovery, discovery.owner.ask, lambda: None)
         self.learn(engine.topic)
         self.rounds = discovery
         self.stopped: set[int] = set()
@@ -219,7 +219,7 @@ class Leaders(Lookups):
             if former is not None and former != want.key:
                 # The new connection comes when it has ended.
                 self._engine.dropped(former, _FORMER_PATIENCE)
-            elif self.rounds.accepts(want.address):
+            elif (want.address, None) in named:  # else the user does not accept it
                 wanted[want.key] = want
         return wanted
 
