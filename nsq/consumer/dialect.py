@@ -7,7 +7,7 @@ nsqlookupd belongs to such an NSQ, or when the user gives options that only that
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from nsq.connection.endpoint import Key
@@ -31,8 +31,9 @@ class Dialect(Protocol):
     def make_pool(self, arguments: Mapping[str, Any]) -> HandlerPool:
         """Return the handlers' pool, made with these arguments and others."""
 
-    def put(self, messages: list[Message]) -> None:
-        """Take messages that have come. Called by read loops."""
+    @property
+    def put(self) -> Callable[[list[Message]], None]:
+        """What read loops call with messages that have come."""
 
     def expects(self, error: ServerError) -> bool:
         """Return whether nsqd had to send this error, so that no log or hook reports it. For read loops."""
@@ -75,8 +76,9 @@ class Original:
             **arguments,
         )
 
-    def put(self, messages: list[Message]) -> None:
-        self._engine.pool.put(messages)
+    @property
+    def put(self) -> Callable[[list[Message]], None]:
+        return self._engine.pool.put
 
     def expects(self, error: ServerError) -> bool:
         return False

@@ -170,7 +170,7 @@ class Discovery:
         self._original, self._other = original, other
         self._name = name
         self.clock = clock
-        self._detects = other is not None and config.cluster == "detect"
+        self._detects = other is not None and config.cluster != "original"
         self._askers = [asker or Asker(self._topic, config, detect=self._detects)]  # the last one asks
         # The user's addresses. Any thread changes these dicts, one method call at a time; the discovery
         # thread compares them with its own state.
@@ -198,7 +198,7 @@ class Discovery:
         self._topic_doubtful = self._topic is not None  # perhaps misspelt: not listed, and no warning given
         self.wanted: dict[Key, Wanted] = {}
         """The nsqds as ``found`` got them last."""
-        if other is not None and config.cluster == "partitioned":
+        if other is not None and self._nsqlookupds and config.cluster == "partitioned":
             self._switch(other)
         self._follow_user(clock())
         self.nsqlookupds: tuple[Lookupd, ...] = self._copies()

@@ -212,7 +212,11 @@ class Ordered(Partitioned):
 
     # Events: our own threads carry them to the lane, others leave that to the owner.
 
-    def put(self, messages: list[Message]) -> None:
+    @property
+    def put(self) -> Callable[[list[Message]], None]:
+        return self._deliver
+
+    def _deliver(self, messages: list[Message]) -> None:
         for message in messages:
             track = _delegate(message).track
             track.events.append(partial(track.lane.delivered, message))
