@@ -484,9 +484,9 @@ class Consumer:
                     message = messages.items.popleft()
                 except IndexError:
                     break  # another one has taken it
-                if not _is_late(message):
+                if not _is_late(message) and not pool.is_too_old(message):
                     return message
-                if message.expired:
+                if message.expired or not message.responded:
                     pool.inbox.put(message)  # its thread drops messages that are late, and counts them
             if self._over:
                 return None

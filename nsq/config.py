@@ -204,6 +204,13 @@ class Config:
         65535,
         "Attempts after which a message is given up, and lost without dead_letters; 0 never gives up.",
     )
+    max_age: float = options.seconds(
+        0.0,
+        1.0,
+        math.inf,
+        "Age after which a message is given up instead of handled, in seconds since its publish; 0: never.",
+        also=(0.0,),
+    )
     default_requeue_delay: float = options.seconds(
         90.0, 0.0, 3600.0, "Delay of a requeued message; requeue_strategy says how it grows."
     )
@@ -474,6 +481,7 @@ class Options(TypedDict, total=False):
     prune: bool
     max_in_flight: int | None
     max_attempts: int
+    max_age: float
     default_requeue_delay: float
     max_requeue_delay: float
     requeue_strategy: str | RequeueStrategy

@@ -48,6 +48,10 @@ class GiveUp(NsqError):
     """
 
 
+class TooOld(GiveUp):
+    """Raised for a message of an ordered partition that is too old when its handler is about to begin."""
+
+
 def check_result(result: object) -> None:
     """Raise Requeue for False, as in pynsq, and UsageError for a result that shows that no handler has run.
     Any other result is a success.
@@ -82,6 +86,8 @@ class GivenUp:
 
     reason: str
     error: BaseException | None = None
+    too_old: bool = False
+    """Whether its age is the reason. Many messages may be too old together."""
 
     def __str__(self) -> str:
         return f"{self.reason}: {self.error}" if isinstance(self.error, GiveUp) else self.reason
@@ -90,8 +96,12 @@ class GivenUp:
 Decision = Again | GivenUp
 
 
-def decide_before(attempts: int, max_attempts: float) -> GivenUp | None:
-    """Decide about a message that a handler is about to begin. None: it may."""
+def decide_before(
+    attempts: int, max_attempts: float, age: float = 0.0, max_age: float = 0.0
+) -> GivenUp | None:
+    """Decide about a message that a handler is about to begin. None: it may. A ``max_age`` of 0 is none."""
+    if 0.0 < max_age < age:
+        return GivenUp(f"too old: {age:.3g} s (max_age is {max_age:g} s)", too_old=True)
     if attempts <= max_attempts:
         return None
     return GivenUp(f"its attempts were used up, by requeues or timeouts (max_attempts is {max_attempts})")
@@ -105,13 +115,17 @@ def decide(
     no_backoff: Exceptions = (),
     *,
     at_last_failure: bool = False,
+    age_left: float = math.inf,
 ) -> Decision:
     """Decide about a message whose handler has raised ``error`` at this attempt. ``delay`` returns the usual
     one; it gets the error, or None if the handler has asked for the requeue.
 
     With ``at_last_failure`` a message that fails at its last attempt is given up at once, while its error is
-    known; otherwise when it comes once more.
+    known; otherwise when it comes once more. So is one that would be too old then: ``age_left`` are the
+    seconds until it is.
     """
+    if isinstance(error, TooOld):
+        return GivenUp(str(error), too_old=True)
     if isinstance(error, GiveUp):
         return GivenUp("its handler gave it up", error)
     is_last = attempts >= max_attempts
@@ -119,7 +133,10 @@ def decide(
         return Again(delay(None) if error.delay is None else error.delay, error.backoff, is_last)
     if is_last and at_last_failure:
         return GivenUp(f"it failed at its last attempt (max_attempts is {max_attempts})", error)
-    return Again(delay(error), not isinstance(error, no_backoff), is_last)
+    seconds = delay(error)
+    if seconds > age_left and at_last_failure:
+        return GivenUp(f"it failed, and would be too old for its next attempt in {seconds:g} s", error)
+    return Again(seconds, not isinstance(error, no_backoff), is_last)
 
 
 def outlook(decisions: Sequence[Decision], max_attempts: float, *, counted: bool) -> str:

@@ -52,6 +52,8 @@ _STEP = 0.05
 #: Seconds to wait during a stop for the answer to CLS of an nsqd whose messages are answered, since its last
 #: message, as others may be on their way.
 _CLS_PATIENCE = 5.0
+#: Seconds between two log lines that tell of messages that were too old.
+_TELL_OF_OLD = 60.0
 #: Seconds. If a connection lived at least so long, and longer than the longest pause before the next dial, it
 #: was a good one: pauses begin anew. An nsqd that accepts and then hangs up never gets there.
 _STEADY = 10.0
@@ -143,11 +145,14 @@ class Engine:
         self.context = context_of(config)
         self._give_up_policy = give_up_policy
         self.given_up = 0
-        self._counting = threading.Lock()  # guards the line above; taken by handler threads alone
+        self._old_untold, self._told_of_old_at = 0, -math.inf  # given up for age, and not in the log yet
+        self._counting = threading.Lock()  # guards the lines above; taken by handler threads alone
         arguments = {
             "name": self.name,
             "fields": self.reporter.fields(),
             "give_up": self.give_up,
+            "give_up_old": self._give_up_old,
+            "max_age": config.max_age,
             "gives_up_at_last_failure": give_up_policy.wants_error,
             "starved": lambda: self.connections.starved,
         }
@@ -480,6 +485,24 @@ class Engine:
         with self._counting:
             self.given_up += 1
         self.reporter.tell(self.reporter.hooks.given_up, message)
+
+    def _give_up_old(self, given_up: list[tuple[Message, GivenUp]]) -> None:
+        fate = self._give_up_policy.give_up_many(given_up, self._known_addresses)
+        with self._counting:
+            self.given_up += len(given_up)
+            self._old_untold += len(given_up)
+            untold, now = self._old_untold, time.monotonic()
+            if now < self._told_of_old_at + _TELL_OF_OLD:
+                untold = 0
+            else:
+                self._old_untold, self._told_of_old_at = 0, now
+        if untold:
+            message, why = given_up[0]
+            text = "%s: gave up %d messages, the last of them %r: %s: %s"
+            fields = self.pool.fields_of(message)
+            log.warning(text, self.name, untold, message, why, fate, extra=fields)
+        for message, _ in given_up:
+            self.reporter.tell(self.reporter.hooks.given_up, message)
 
     # State and reports: any thread.
 

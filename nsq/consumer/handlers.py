@@ -10,6 +10,7 @@ handler ends its thread. What it means for the message is decided in ``decisions
 from __future__ import annotations
 
 import inspect
+import math
 import queue
 import threading
 import time
@@ -28,6 +29,7 @@ from nsq.consumer.decisions import (
     GivenUp,
     GiveUp,
     Requeue,
+    TooOld,
     check_result,
     decide,
     decide_before,
@@ -51,7 +53,8 @@ class HandlerPool:
     """Threads in groups, one group for each handler; all of them take from one inbox.
 
     ``give_up`` is called with a message to give up, and why: the message is finished if it returns, requeued
-    if it raises. ``starved`` says whether nsqds send nothing more until a message here is answered.
+    if it raises. ``give_up_old`` does the same with all that were found to be older than ``max_age``
+    together. ``starved`` says whether nsqds send nothing more until a message here is answered.
     ``requeue_delay`` maps a message's attempts and its error to the seconds after which it comes again.
     ``threads`` is the number for each handler that is added without one; ``at_thread_end`` is called by each
     thread before it ends. ``gives_up_at_last_failure`` is ``at_last_failure`` of ``decide``. ``fields`` are
@@ -67,6 +70,8 @@ class HandlerPool:
         *,
         max_attempts: int,
         give_up: Callable[[Message, GivenUp], None],
+        give_up_old: Callable[[list[tuple[Message, GivenUp]]], None],
+        max_age: float = 0.0,
         starved: Callable[[], bool],
         requeue_delay: Callable[[int, BaseException | None], float],
         threads: int = 1,
@@ -86,7 +91,12 @@ class HandlerPool:
         self._counting = threading.Lock()
         self._name = name
         self._max_attempts = max_attempts or float("inf")
-        self._give_up = give_up
+        self._give_up, self._give_up_old = give_up, give_up_old
+        self._max_age = max_age
+        self._giving_up_old = threading.Lock()  # taken by handler threads alone
+        # Messages of no more attempts than this begin without another look, unless they are late.
+        self._unchecked = -1 if max_age and in_order is None else self._max_attempts
+        self._warned_of_clocks: set[str] = set()  # addresses of nsqds
         self._starved = starved
         self.requeue_delay = requeue_delay
         self._threads_each, self._at_thread_end = threads, at_thread_end
@@ -251,7 +261,7 @@ class HandlerPool:
     def _handle_each(self, handler: Handler, no_backoff: Exceptions) -> None:
         # The hot path: local names for everything that each message needs.
         me, monotonic, running = threading.get_ident(), time.monotonic, self._running
-        get, timed_out_unhandled, max_attempts = self.inbox.get, self.timed_out_unhandled, self._max_attempts
+        get, timed_out_unhandled = self.inbox.get, self.timed_out_unhandled
         while True:
             try:
                 message = get(False)
@@ -265,7 +275,7 @@ class HandlerPool:
                 return
             try:
                 now = monotonic()
-                if message.expires_at <= now or message.attempts > max_attempts:
+                if message.expires_at <= now or message.attempts > self._unchecked:
                     if message.expires_at <= now and self.inherited:
                         return
                     if not self._accept_or_dispose(message):
@@ -325,7 +335,10 @@ class HandlerPool:
                     self.handled_attempts(message),
                     partial(self.requeue_delay, message.attempts),
                 )
-                decision = decide(error, attempts, most, delay, no_backoff, at_last_failure=at_last)
+                left = self._max_age - self._age(message) if self._max_age else math.inf
+                decision = decide(
+                    error, attempts, most, delay, no_backoff, at_last_failure=at_last, age_left=left
+                )
                 decided.append((message, decision))
         if not isinstance(error, (Requeue, GiveUp)):
             said = outlook([decision for _, decision in decided], most, counted=len(messages) > 1)
@@ -346,8 +359,7 @@ class HandlerPool:
         return [(message, decision) for message, decision in decided if isinstance(decision, GivenUp)]
 
     def _answer_failed(self, messages: list[Message], error: BaseException, no_backoff: Exceptions) -> None:
-        for message, given_up in self.failed(messages, error, no_backoff):
-            self.give_up(message, given_up)
+        self._give_up_all(self.failed(messages, error, no_backoff))
         self.ended(threading.get_ident(), messages, False)
 
     def give_up(self, message: Message, given_up: GivenUp) -> None:
@@ -366,6 +378,34 @@ class HandlerPool:
                 self._forget(message)
                 with self._counting:
                     self.uncounted += 1
+
+    def _give_up_all(self, decided: list[tuple[Message, GivenUp]]) -> None:
+        """Give messages up: the ones that are too old together, the others one by one."""
+        for message, given_up in decided:
+            if not given_up.too_old:
+                self.give_up(message, given_up)
+        now = time.monotonic()
+        old = [each for each in decided if each[1].too_old and each[0].expires_at > now]
+        if not old:
+            return
+        try:
+            self._give_up_old(old)
+        except BaseException as failure:
+            text = "giving up %d messages that are too old failed; nsqd delivers them again"
+            log.exception(text, len(old), extra=self._fields)
+            for message, _ in old:
+                with suppress(AlreadyResponded):
+                    if self._give_up_failed is not None:
+                        self._give_up_failed(message, failure)
+                    message.requeue(backoff=False)
+            return
+        for message, _ in old:
+            with suppress(AlreadyResponded):
+                finish_given_up(message)
+            if self.timed_out_unhandled:
+                self._forget(message)
+        with self._counting:
+            self.uncounted += len(old)
 
     # Messages that nsqd delivers again while their handler runs. A second run beside the first would be of no
     # use: it takes as long, so that all of them would be late.
@@ -419,17 +459,21 @@ class HandlerPool:
             over, batch = self._collect(size, wait)
             try:
                 self._running[me] = batch
-                now, most = time.monotonic(), self._max_attempts
+                now, unchecked = time.monotonic(), self._unchecked
                 ready: list[Message] = []
-                doubtful: list[Message] = []
+                given_up: list[tuple[Message, GivenUp]] = []
                 for message in batch:
-                    fits = message.expires_at > now and message.attempts <= most
-                    (ready if fits else doubtful).append(message)
+                    if message.expires_at <= now:
+                        self.expire(message)
+                    elif message.attempts > unchecked and (decision := self._decide_before(message)):
+                        given_up.append((message, decision))
+                    else:
+                        ready.append(message)
                 if ready:
                     self._handle_batch(handler, no_backoff, ready)
                 # Last: to give a message up may take long, while the timeouts of the others run.
-                if ready := [message for message in doubtful if self._accept_or_dispose(message)]:
-                    self._handle_batch(handler, no_backoff, ready)
+                self._running[me] = [message for message, _ in given_up]
+                self._give_up_all(given_up)
             except BaseException:
                 if self.inherited:
                     raise
@@ -468,11 +512,61 @@ class HandlerPool:
         if message.expires_at <= time.monotonic():
             self.expire(message)
             return False
-        given_up = decide_before(self.handled_attempts(message), self._max_attempts)
+        given_up = self._decide_before(message)
         if given_up is None:
             return True
-        self.give_up(message, given_up)
+        if given_up.too_old:
+            with self._giving_up_old:  # one thread at a time, so that many go together
+                old = [(message, given_up), *self._others_too_old()]
+                self._running[threading.get_ident()] = [message for message, _ in old]
+                self._give_up_all(old)
+        else:
+            self.give_up(message, given_up)
         return False
+
+    def _decide_before(self, message: Message) -> GivenUp | None:
+        age = self._age(message) if self._max_age else 0.0
+        return decide_before(self.handled_attempts(message), self._max_attempts, age, self._max_age)
+
+    def is_too_old(self, message: Message) -> bool:
+        """Return whether a message that was handed over must come back, as no task has begun it in time."""
+        return self._max_age > 0 and self._in_order is None and self._age(message) > self._max_age
+
+    def refuse_old(self, message: Message) -> None:
+        """Raise TooOld for a message of an ordered partition that must not begin: its lane must end it."""
+        given_up = self._decide_before(message) if self._max_age else None
+        if given_up is not None:
+            raise TooOld(given_up.reason)
+
+    def _age(self, message: Message) -> float:
+        """Return the seconds since nsqd got the message, by its clock and ours."""
+        age = time.time() - message.timestamp / 1e9
+        if age < -self._max_age / 2 and message.nsqd_address not in self._warned_of_clocks:
+            self._warned_of_clocks.add(message.nsqd_address)
+            text = (
+                "the clock of nsqd %s is %.3g s ahead of this machine's: messages are older than max_age sees"
+            )
+            log.warning(text, message.nsqd_address, -age, extra=self.fields_of(message))
+        return age
+
+    def _others_too_old(self) -> list[tuple[Message, GivenUp]]:
+        """Take the messages that are too old out of the inbox, to give all of them up together: so that fresh
+        ones behind them do not grow old.
+        """
+        others, fresh, now = [], [], time.monotonic()
+        with suppress(queue.Empty):
+            for _ in range(self.inbox.qsize()):
+                message = self.inbox.get_nowait()
+                given_up = None
+                if message is not None and message.expires_at > now:
+                    given_up = self._decide_before(message)
+                if message is not None and given_up is not None and given_up.too_old:
+                    others.append((message, given_up))
+                else:
+                    fresh.append(message)
+        for each in fresh:
+            self.inbox.put(each)
+        return others
 
     def _handle_batch(self, handler: BatchHandler, no_backoff: Exceptions, batch: list[Message]) -> None:
         me, now = threading.get_ident(), time.monotonic()

@@ -281,6 +281,7 @@ class Ordered(Partitioned):
             track.begin(message)
             succeeded = False
             try:
+                self._pool.refuse_old(message)
                 check_result(handler(message))
                 succeeded = True
             except BaseException as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import struct
 import threading
+import time
 from contextlib import suppress
 from typing import Any
 
@@ -105,6 +106,11 @@ class Desk:
         if self.trouble is not None:
             raise self.trouble
 
+    def give_up_old(self, given_up: list[tuple[Message, GivenUp]]) -> None:
+        self.note("give up old", *[int(message.id) for message, _ in given_up], given_up[0][1].reason)
+        if self.trouble is not None:
+            raise self.trouble
+
     def time_out(self, message: Message) -> bool:
         self.note("expired", int(message.id))
         if self.trouble is not None:
@@ -118,5 +124,8 @@ class Desk:
                 self.notes
             )
 
-    def message(self, number: int, *, attempts: int = 1, expires_at: float = math.inf) -> Message:
-        return Message(self, 0.0, expires_at, 0, attempts, id_of(number), b"body")
+    def message(
+        self, number: int, *, attempts: int = 1, expires_at: float = math.inf, age: float = 0.0
+    ) -> Message:
+        timestamp = int((time.time() - age) * 1e9) if age else 0
+        return Message(self, 0.0, expires_at, timestamp, attempts, id_of(number), b"body")

@@ -113,6 +113,19 @@ def consuming(
         yield consumer
 
 
+def test_a_message_that_is_too_old_is_skipped_and_its_partition_goes_on(cluster: PartitionedCluster) -> None:
+    create(cluster, 1, ordered=True)
+    publish(cluster, 0, [1, 2])
+    time.sleep(1.1)  # the shortest max_age is 1 s
+    handler = Handler()
+    with consuming(cluster, handler, 1, ordered=True, max_age=1.0) as consumer:
+        until("given up", lambda: consumer.stats().given_up == 2)
+        publish(cluster, 0, [3])
+        handler.wait_for_count(1)
+        until("finished", lambda: consumer.stats().finished == 3)
+    assert handler.got == {0: [3]}
+
+
 class TestPartitions:
     def test_new_partitions_are_found_and_reported_once(
         self, cluster: PartitionedCluster, caplog: pytest.LogCaptureFixture

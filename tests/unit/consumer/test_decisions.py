@@ -12,6 +12,7 @@ from nsq.consumer.decisions import (
     GivenUp,
     GiveUp,
     Requeue,
+    TooOld,
     check_result,
     decide,
     decide_before,
@@ -45,6 +46,15 @@ HOPELESS = GiveUp("cannot be read")
             GivenUp("it failed at its last attempt (max_attempts is 5)", FAILED),
         ),
         (Requeue(), 5, {"at_last_failure": True}, Again(90.0, True, is_last=True)),
+        (FAILED, 1, {"age_left": 89.0}, Again(90.0, True)),
+        (FAILED, 1, {"age_left": 90.0, "at_last_failure": True}, Again(90.0, True)),
+        (
+            FAILED,
+            1,
+            {"age_left": 89.0, "at_last_failure": True},
+            GivenUp("it failed, and would be too old for its next attempt in 90 s", FAILED),
+        ),
+        (TooOld("too old: 75 s"), 1, {}, GivenUp("too old: 75 s", too_old=True)),
     ],
 )
 def test_an_error_requeues_or_gives_up(
@@ -58,6 +68,13 @@ def test_a_handler_gets_a_message_until_its_attempts_are_used_up() -> None:
     given_up = decide_before(6, 5)
     assert str(given_up) == "its attempts were used up, by requeues or timeouts (max_attempts is 5)"
     assert decide_before(6, float("inf")) is None
+
+
+def test_a_message_that_is_too_old_is_given_up() -> None:
+    assert decide_before(1, 5, 75.0, 60.0) == GivenUp("too old: 75 s (max_age is 60 s)", too_old=True)
+    assert decide_before(1, 5, 60.0, 60.0) is None
+    assert decide_before(1, 5, -5.0, 60.0) is None
+    assert decide_before(1, 5, 75.0, 0.0) is None
 
 
 def test_the_reason_has_the_words_of_a_handler_that_gives_up() -> None:

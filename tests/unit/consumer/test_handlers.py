@@ -29,6 +29,7 @@ def desk() -> Desk:
 
 def pool_of(desk: Desk, **options: Any) -> HandlerPool:
     given = {"max_attempts": 5, "give_up": desk.give_up, "starved": lambda: desk.starved, **options}
+    given["give_up_old"] = desk.give_up_old
     return HandlerPool("nsq-test", requeue_delay=lambda attempts, error: 90.0 * attempts, **given)
 
 
@@ -238,6 +239,68 @@ def test_a_batch_that_succeeds_is_one_success_and_what_is_given_up_is_none(
     work(pool, *[desk.message(number, attempts=1 if number < 4 else 6) for number in (1, 2, 3, 4, 5, 6)])
     assert pool.stop(time.monotonic() + PATIENCE) == []
     assert pool.uncounted == 2 + 3
+
+
+class TestMaxAge:
+    """Messages of a consumer with max_age=60."""
+
+    @pytest.fixture
+    def pool(self, desk: Desk) -> Iterator[HandlerPool]:
+        pool = pool_of(desk, max_age=60.0)
+        yield pool
+        assert pool.stop(time.monotonic() + PATIENCE) == []
+
+    @pytest.mark.parametrize("kind", ["add", "add_batch"])
+    def test_old_messages_are_given_up_together_and_fresh_ones_are_handled(
+        self, pool: HandlerPool, desk: Desk, kind: str
+    ) -> None:
+        handled: list[int] = []
+
+        def handle(given: Any) -> None:
+            handled.extend(int(one.id) for one in (given if isinstance(given, list) else [given]))
+
+        add = adder(pool, kind) if kind == "add" else functools.partial(batches_of, pool, size=4)
+        add(handle)
+        work(
+            pool,
+            *[desk.message(number, age=age) for number, age in [(1, 75.0), (2, 1.0), (3, 80.0), (4, 50.0)]],
+        )
+        desk.wait_for(("give up old", 1, 3, "too old: 75 s (max_age is 60 s)"))
+        desk.wait_for(*[("finish", number) for number in (1, 2, 3, 4)])
+        assert sorted(handled) == [2, 4]
+        assert pool.stop(time.monotonic() + PATIENCE) == []
+        assert pool.uncounted == (2 if kind == "add" else 3)
+
+    def test_a_dead_letter_that_is_not_stored_leaves_the_messages_unfinished(
+        self, pool: HandlerPool, desk: Desk, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        desk.trouble = RuntimeError("no nsqd")
+        pool.add(print, 1)
+        work(pool, desk.message(1, age=75.0), desk.message(2, age=75.0))
+        desk.wait_for(*[("requeue", number, None, False) for number in (1, 2)])
+        assert "giving up 2 messages that are too old failed" in caplog.text
+
+    def test_a_clock_that_is_ahead_is_warned_of_once(
+        self, pool: HandlerPool, desk: Desk, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        pool.add(lambda message: None, 1)
+        work(pool, *[desk.message(number, age=-31.0 - number) for number in (1, 2)])
+        desk.wait_for(("finish", 1), ("finish", 2))
+        (record,) = caplog.records
+        assert "is 32 s ahead of this machine's" in record.getMessage()
+
+    def test_what_would_be_too_old_at_its_next_attempt_is_given_up_with_its_error_where_that_is_wanted(
+        self, desk: Desk
+    ) -> None:
+        pool = pool_of(desk, max_age=60.0, gives_up_at_last_failure=True)
+
+        def fail(message: Message) -> None:
+            raise ValueError("x")
+
+        pool.add(fail, 1)
+        work(pool, desk.message(1, age=1.0))
+        desk.wait_for(("give up", 1, "x"), ("finish", 1))
+        assert pool.stop(time.monotonic() + PATIENCE) == []
 
 
 class TestSecondRuns:
