@@ -198,6 +198,14 @@ class Config:
         also=(None,),
         shown="from the handler threads",
     )
+    rate: float = options.declare(
+        0.0,
+        Option(
+            "Messages that handlers begin a second, at most, in this consumer; 0: no limit.",
+            options.NUMBER,
+            0.0,
+        ),
+    )
     max_attempts: int = options.count(
         5,
         0,
@@ -304,6 +312,7 @@ class Config:
     def __post_init__(self) -> None:
         for name, option in _OPTIONS.items():
             object.__setattr__(self, name, option.checked(name, getattr(self, name)))
+        check_rate(self.rate)
         self._check_connection()
         self._check_tls()
         if self.low_latency and self.output_buffer_size not in (None, -1):
@@ -436,6 +445,15 @@ class Config:
                 raise ConfigError(f"there is no option {name!r}" + (f"; {hint}" if hint else ""))
 
 
+def check_rate(rate: float) -> None:
+    """Refuse a rate that is too low for a consumer, which holds a message while it waits."""
+    if rate < 0 or 0 < rate < 1 / 60 or math.isnan(rate):
+        raise ConfigError(
+            f"rate is {rate:g} messages a second, but must be 0, or at least 1/60: what is rarer than one a "
+            "minute is a schedule, for cron and nsq pub"
+        )
+
+
 _FIELDS = {field.name: field for field in dataclasses.fields(Config)}
 _OPTIONS: dict[str, Option] = {name: field.metadata[METADATA] for name, field in _FIELDS.items()}
 
@@ -480,6 +498,7 @@ class Options(TypedDict, total=False):
     cluster: str
     prune: bool
     max_in_flight: int | None
+    rate: float
     max_attempts: int
     max_age: float
     default_requeue_delay: float

@@ -42,6 +42,8 @@ _IN_FLIGHT_PER_HANDLER = 2
 _STARVED_AT = 0.85
 #: Seconds between two log lines that say that failures are too few for backing off.
 _SAY_AGAIN = 60.0
+#: Seconds for whose messages there is room here, at most, if there is a rate.
+_RATE_SECONDS = 5.0
 #: Seconds between two warnings of slow handlers.
 _WARN_AGAIN = 600.0
 #: Seconds by which a message's time is longer, at least, if it was touched.
@@ -99,6 +101,19 @@ class Connections(ConnDelegate):
         self.windows.grows = False
         self.windows.max_in_flight = max_in_flight
         self._decide_soon()
+
+    def set_rate(self, rate: float) -> None:
+        self._pool.set_rate(rate)
+        self._follow_rate()
+        self._decide_soon()
+
+    def _follow_rate(self, timeout: float = math.inf) -> None:
+        """Let no more messages be here than begin in a few seconds: what waits longer times out, and holds up
+        a stop. ``timeout`` is that of a connection that is not in the table yet.
+        """
+        rate = self._pool.rate.per_second
+        seconds = min(_RATE_SECONDS, self._shortest_timeout() / 4, timeout / 4)
+        self.windows.rate_limit = max(1, int(rate * seconds)) if rate > 0 else math.inf
 
     def pause(self, paused: bool) -> None:
         self.windows.paused = paused
@@ -159,6 +174,7 @@ class Connections(ConnDelegate):
 
     def add(self, conn: Conn) -> None:
         """Note a new connection, before its loops run."""
+        self._follow_rate(conn.session.msg_timeout)
         self.windows.connected(conn, conn.session.max_rdy, time.monotonic())
         self.decide()
         # When it has its share: ``wait_until_connected`` counts it from now on.
@@ -379,6 +395,8 @@ class Connections(ConnDelegate):
         touched = set(pool.kept.copy().values())
         if auto_touch:
             touched.update(pool.in_work())
+        if pool.rate.per_second > 0:  # what a thread has, and has not begun, waits for its turn
+            touched.update(each for each in pool.in_work() if not begun(each))
         if touched or (auto_touch and pool.handed_over):
             for conn in self.table.values():
                 conn.touch_expiring(

@@ -12,7 +12,7 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Self, TypedDict, TypeVar, Unpack, cast, overload
 
-from nsq.config import Config, Options, SignatureWithOptions
+from nsq.config import Config, Options, SignatureWithOptions, check_rate
 from nsq.connection.subscription import Subscription
 from nsq.consumer.dead_letters import give_up_policy
 from nsq.consumer.engine import Engine, Watch
@@ -406,6 +406,16 @@ class Consumer:
         checked_whole("max_in_flight", max_in_flight, least=0)
         engine.connections.set_max_in_flight(max_in_flight)
         self._warn_of_zero()
+
+    def set_rate(self, rate: float | None) -> None:
+        """Change how many messages handlers may begin a second; None is no limit. Any thread, and signal
+        handlers too. It takes effect within a quarter of a second.
+        """
+        engine = self._own_engine
+        if rate is not None and (isinstance(rate, bool) or not isinstance(rate, (int, float))):
+            raise ConfigError(f"rate is {rate!r}; it must be a number of messages a second, or None")
+        check_rate(rate or 0.0)
+        engine.connections.set_rate(float(rate or 0.0))
 
     def trace(self, on: bool = True) -> None:
         """Log a line on ``nsq.trace`` for each message from now on, or stop that. Needs a partitioned NSQ."""

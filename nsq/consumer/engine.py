@@ -153,6 +153,7 @@ class Engine:
             "give_up": self.give_up,
             "give_up_old": self._give_up_old,
             "max_age": config.max_age,
+            "rate": config.rate,
             "gives_up_at_last_failure": give_up_policy.wants_error,
             "starved": lambda: self.connections.starved,
         }

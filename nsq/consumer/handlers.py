@@ -38,6 +38,7 @@ from nsq.consumer.decisions import (
 from nsq.errors import AlreadyResponded, ConfigError
 from nsq.log import Logger
 from nsq.message import Message, begun, finish_all, finish_given_up, time_out
+from nsq.rate import Rate
 from nsq.threads.waiters import join_threads
 
 log = Logger("nsq.consumer")
@@ -45,6 +46,10 @@ log = Logger("nsq.consumer")
 Handler = Callable[[Message], Any]
 BatchHandler = Callable[[list[Message]], Any]
 
+#: Seconds whose messages may begin at once after a pause, if there is a rate.
+_BURST = 0.1
+#: The longest sleep of a thread that waits for the rate, in seconds: then a change takes effect.
+_RATE_STEP = 0.25
 #: The most messages for which we count how often they timed out before a handler saw them.
 _MAX_TIMED_OUT_UNHANDLED = 10_000
 
@@ -72,6 +77,7 @@ class HandlerPool:
         give_up: Callable[[Message, GivenUp], None],
         give_up_old: Callable[[list[tuple[Message, GivenUp]]], None],
         max_age: float = 0.0,
+        rate: float = 0.0,
         starved: Callable[[], bool],
         requeue_delay: Callable[[int, BaseException | None], float],
         threads: int = 1,
@@ -94,8 +100,6 @@ class HandlerPool:
         self._give_up, self._give_up_old = give_up, give_up_old
         self._max_age = max_age
         self._giving_up_old = threading.Lock()  # taken by handler threads alone
-        # Messages of no more attempts than this begin without another look, unless they are late.
-        self._unchecked = -1 if max_age and in_order is None else self._max_attempts
         self._warned_of_clocks: set[str] = set()  # addresses of nsqds
         self._starved = starved
         self.requeue_delay = requeue_delay
@@ -103,6 +107,9 @@ class HandlerPool:
         self._gives_up_at_last_failure = gives_up_at_last_failure
         self._fields = fields or {}
         self._in_order, self._give_up_failed = in_order, give_up_failed
+        self.rate = Rate(rate, _BURST, time.monotonic())
+        self._rating = threading.Lock()  # guards ``rate``; taken by handler threads alone
+        self.set_rate(rate)
         # For each handler: the function its threads run, their number, the messages one works on at once.
         self._groups: list[tuple[Callable[[], None], int | None, int]] = []
         self._batch_sizes = 0  # of all threads that collect batches, without one message for each
@@ -131,6 +138,13 @@ class HandlerPool:
     def calls_at_once(self) -> int:
         """How many calls of handlers there are at once. A batch is one."""
         return self.at_once - self._batch_sizes
+
+    def set_rate(self, per_second: float) -> None:
+        """Let handlers begin so many messages a second, at most; 0 is no limit. Any thread."""
+        self.rate.per_second = per_second
+        # Messages of no more attempts than this begin without another look, unless they are late.
+        checks_all = per_second > 0 or (self._max_age > 0 and self._in_order is None)
+        self._unchecked = -1 if checks_all else self._max_attempts
 
     def set_threads(self, threads: int) -> None:
         """Set the number of threads for each handler that is added without one. Call it before the start."""
@@ -280,6 +294,7 @@ class HandlerPool:
                         return
                     if not self._accept_or_dispose(message):
                         continue
+                    now = monotonic()  # it may have waited
                 message.begun_at = now
                 try:
                     result = handler(message)
@@ -469,7 +484,7 @@ class HandlerPool:
                         given_up.append((message, decision))
                     else:
                         ready.append(message)
-                if ready:
+                if ready := self._wait_for_rate(ready):
                     self._handle_batch(handler, no_backoff, ready)
                 # Last: to give a message up may take long, while the timeouts of the others run.
                 self._running[me] = [message for message, _ in given_up]
@@ -512,9 +527,9 @@ class HandlerPool:
         if message.expires_at <= time.monotonic():
             self.expire(message)
             return False
-        given_up = self._decide_before(message)
+        given_up = None if self._in_order is not None else self._decide_before(message)
         if given_up is None:
-            return True
+            return bool(self._wait_for_rate([message]))
         if given_up.too_old:
             with self._giving_up_old:  # one thread at a time, so that many go together
                 old = [(message, given_up), *self._others_too_old()]
@@ -523,6 +538,24 @@ class HandlerPool:
         else:
             self.give_up(message, given_up)
         return False
+
+    def _wait_for_rate(self, messages: list[Message]) -> list[Message]:
+        """Wait until the rate lets these begin; the consumer touches them meanwhile. Return them, without
+        those that timed out all the same, as when their connection is lost.
+        """
+        rate = self.rate
+        while messages and rate.per_second > 0:
+            with self._rating:
+                if rate.take_all(len(messages), time.monotonic()):
+                    break
+                pause = rate.pause()
+            time.sleep(min(pause, _RATE_STEP))
+            now = time.monotonic()
+            for message in messages:
+                if message.expires_at <= now:
+                    self.expire(message)
+            messages = [message for message in messages if message.expires_at > now]
+        return messages
 
     def _decide_before(self, message: Message) -> GivenUp | None:
         age = self._age(message) if self._max_age else 0.0

@@ -241,14 +241,18 @@ class RdyWindows:
         self._turns: list[Hashable] = []  # the connections with RDY 1, while not all can have it
         self.paused = False
         self.handling = HandlingLimit()
+        self.rate_limit = math.inf
+        """The most messages that may be here, so that none waits too long for the user's rate."""
         self.below_target = False
         """Whether a window is too small for want of room: decide again when a message is done."""
 
     @property
     def allowed(self) -> int:
-        """The most messages that may be here: ``max_in_flight``, or fewer if the handlers are slow."""
+        """The most messages that may be here: ``max_in_flight``, or fewer if the handlers are slow, or begin
+        at a rate.
+        """
         most = max(self.max_in_flight, self.expected, len(self.nsqds)) if self.grows else self.max_in_flight
-        return int(min(most, self.handling.limit))
+        return int(min(most, self.handling.limit, self.rate_limit))
 
     # Facts.
 
@@ -390,6 +394,8 @@ class RdyWindows:
             nsqd.reason = f"its share of max_in_flight {self.max_in_flight}"
             if self.handling.active:
                 nsqd.reason = f"its share of {self.allowed}, which the handlers manage in time"
+            if self.rate_limit == self.allowed < self.max_in_flight:
+                nsqd.reason = f"its share of {self.allowed}, which the rate allows"
 
     def _rotate(self, now: float, in_flight: Mapping[Hashable, int]) -> None:
         """Pass RDY 1 from connections that have had it long enough, or are idle, to waiting ones."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -33,6 +34,54 @@ from tests.integration.consuming import (
 def in_flight(nsqds: Sequence[AnyNsqd]) -> int:
     """What all nsqds together have in flight, by their own account."""
     return sum(channel_of(nsqd)["in_flight_count"] for nsqd in nsqds)
+
+
+# A rate.
+
+
+def begun_at_a_rate(times: list[float], rate: float) -> None:
+    """Check when handlers have begun: on average as the rate says, in no half second much more."""
+    assert times[-1] - times[0] >= (len(times) - 4) / rate - 0.1 - 0.01  # a batch, and the burst of 0.1 s
+    for begin in times:
+        assert sum(begin <= each < begin + 0.5 for each in times) <= rate * 0.6 + 2
+
+
+@pytest.mark.parametrize("kind", ["threads", "batch"])
+def test_handlers_begin_no_more_messages_a_second_than_the_rate(nsqd: AnyNsqd, kind: str) -> None:
+    times: list[float] = []
+    consumer = make_consumer(nsqd, rate=40.0, threads=8, max_in_flight=300)
+    if kind == "threads":
+        consumer.add_handler(lambda message: times.append(time.monotonic()))
+    else:
+        consumer.add_batch_handler(lambda batch: times.extend([time.monotonic()] * len(batch)), 4, 0.0)
+    publish(nsqd, numbered(40))
+    with running(consumer):
+        (health,) = consumer.health().connections
+        assert (health.rdy, health.reason) == (200, "its share of 200, which the rate allows")
+        expect_drained(nsqd)
+    begun_at_a_rate(sorted(times), 40.0)
+
+
+def test_a_rate_may_be_changed_at_any_time(nsqd: AnyNsqd) -> None:
+    seen = Recorder()
+    with running(make_consumer(nsqd, rate=1 / 60, threads=4).add_handler(seen)) as consumer:
+        until("a window of one", lambda: rdys([nsqd]) == [1])
+        publish(nsqd, numbered(20))
+        seen.wait_for(1)
+        consumer.set_rate(1000.0)
+        seen.wait_for(10)
+        consumer.set_rate(None)
+        expect_drained(nsqd)
+        for rate in (0.01, -1.0, True, "fast", float("nan")):
+            with pytest.raises(ConfigError, match="rate is"):
+                consumer.set_rate(rate)  # type: ignore[arg-type]
+
+
+def test_a_message_that_waits_for_the_rate_does_not_time_out(nsqd: AnyNsqd) -> None:
+    with running(make_consumer(nsqd, rate=0.7, msg_timeout=1.0).add_handler(Recorder())) as consumer:
+        publish(nsqd, numbered(2))
+        expect_drained(nsqd)
+        assert consumer.stats().timed_out == 0
 
 
 # max_in_flight.
