@@ -182,7 +182,7 @@ class Endpoint:
     @property
     def closing(self) -> bool:
         """Whether we have asked nsqd to end the connection."""
-        return self.conn is not None and self.conn.session.closing
+        return self.conn is not None and self.conn.deliveries.closing
 
     @property
     def reason(self) -> str:

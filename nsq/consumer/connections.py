@@ -123,11 +123,11 @@ class Connections(ConnDelegate):
     @property
     def starved(self) -> bool:
         """Whether some nsqd can hardly send more before messages that are here are answered."""
-        sessions = [conn.session for conn in self.table.values()]
-        return any(each.in_flight > 0 and each.in_flight >= each.rdy * _STARVED_AT for each in sessions)
+        deliveries = [conn.deliveries for conn in self.table.values()]
+        return any(each.in_flight > 0 and each.in_flight >= each.rdy * _STARVED_AT for each in deliveries)
 
     def in_flight(self) -> dict[Hashable, int]:
-        return {conn: conn.session.in_flight for conn in self.table.values()}
+        return {conn: conn.deliveries.in_flight for conn in self.table.values()}
 
     # Connections come and go.
 
@@ -139,7 +139,7 @@ class Connections(ConnDelegate):
 
     def add(self, conn: Conn) -> None:
         """Note a new connection, before its loops run."""
-        self.windows.connected(conn, conn.session.max_rdy, time.monotonic())
+        self.windows.connected(conn, conn.deliveries.max_rdy, time.monotonic())
         self.decide()
         # When it has its share: ``wait_until_connected`` counts it from now on.
         table, gone = self.table_and_totals
@@ -311,7 +311,7 @@ class Connections(ConnDelegate):
         return min(self._ticked_at + interval, math.inf if until is None else until)
 
     def _shortest_timeout(self) -> float:
-        return min((conn.session.msg_timeout for conn in self.table.values()), default=60.0)
+        return min((conn.deliveries.msg_timeout for conn in self.table.values()), default=60.0)
 
     def tick(self) -> None:
         """Do what the clock asks for, if that is due."""
@@ -330,7 +330,7 @@ class Connections(ConnDelegate):
             self._pool.sweep(now)
         handling = self.windows.handling
         if handling.active:
-            oldest = max((conn.session.oldest(now) for conn in conns), default=0.0)
+            oldest = max((conn.deliveries.oldest(now) for conn in conns), default=0.0)
             if handling.relax(now, self._handling_time(), self.windows.max_in_flight, oldest):
                 self._log(
                     logging.INFO, "%s: the handlers are quick: at most %d messages now", self.windows.allowed
@@ -342,7 +342,7 @@ class Connections(ConnDelegate):
         """Return the seconds within which a handler must begin with a message."""
         if not self._config.auto_touch:
             return self._shortest_timeout()
-        return min((conn.session.max_msg_timeout for conn in self.table.values()), default=900.0)
+        return min((conn.deliveries.max_msg_timeout for conn in self.table.values()), default=900.0)
 
     def _log(self, level: int, text: str, *values: object, address: str = "") -> None:
         """Log a line that begins with the consumer's name."""

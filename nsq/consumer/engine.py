@@ -314,7 +314,7 @@ class Engine:
         if now >= self._cls_by:  # leave those that owe nothing but the answer to CLS
             for conn in conns.table.values():
                 silent = now >= conn.last_message_at + _CLS_PATIENCE
-                if silent and conn.open and conn.session.answered and not conn.session.close_wait:
+                if silent and conn.open and conn.deliveries.answered and not conn.deliveries.close_wait:
                     self._unheard.append(conn.address)
                     conn.close(after_writing=True)
         if conns.table and now < ending.work_by:
@@ -322,10 +322,10 @@ class Engine:
         left = list(conns.table.values())
         self._left = StopReport(
             clean=False,
-            in_flight=sum(conn.session.in_flight for conn in left),
+            in_flight=sum(conn.deliveries.in_flight for conn in left),
             cut_off=sorted({*self._unheard, *[conn.address for conn in left]}),
         )
-        answered = all(conn.session.answered for conn in left)
+        answered = all(conn.deliveries.answered for conn in left)
         for conn in left:
             conn.close()
         # Their loops report events until their end. Those that still dial are joined later.
@@ -387,7 +387,7 @@ class Engine:
 
     def _drop(self, key: Key, patience: float) -> None:
         conn = self.connections.table.get(key)
-        if conn is not None and not conn.session.closing:
+        if conn is not None and not conn.deliveries.closing:
             self.connections.send_cls([conn])
             self._leaving[conn] = time.monotonic() + patience
 
@@ -395,7 +395,7 @@ class Engine:
         """Leave the nsqds that were dropped and have not answered CLS in time."""
         now = time.monotonic()
         for conn, by in list(self._leaving.items()):
-            silent = not (conn.closed or conn.session.close_wait)
+            silent = not (conn.closed or conn.deliveries.close_wait)
             if silent and now >= by:
                 fields = self.reporter.fields(conn.address)
                 log.warning("%s: %s does not answer CLS, and is left", self.name, conn.address, extra=fields)

@@ -28,7 +28,7 @@ GONE = -math.inf
 _EXCESS = 2
 
 
-class Session:
+class Deliveries:
     """The messages and RDY. Only the read loop calls ``admit``, only the write loop ``written``; any thread
     calls the rest.
     """
