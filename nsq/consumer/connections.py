@@ -97,7 +97,7 @@ class Connections(ConnDelegate):
     def _decide_soon(self) -> None:
         """Have the owner decide about RDY with the new settings, and wait for that."""
         if self._owner.is_current or not self._owner.begun:  # a user's backoff_strategy
-            self.request_decision()
+            self._request_decision()
         else:
             self._owner.do(self.decide, time.monotonic() + _PATIENCE, lambda: self.stopping)
 
@@ -108,8 +108,8 @@ class Connections(ConnDelegate):
         if not self.max_in_flight_given:
             self.windows.max_in_flight = self._pool.at_once * _IN_FLIGHT_PER_HANDLER
 
-    def request_decision(self) -> None:
-        """Have the owner check soon whether windows change. Any thread."""
+    def _request_decision(self) -> None:
+        """Have the owner check soon whether windows change."""
         if not self._decision_due:
             self._decision_due = True
             self._owner.wake()
@@ -131,8 +131,11 @@ class Connections(ConnDelegate):
 
     # Connections come and go.
 
-    def expect(self, connections: int) -> None:
-        """Share RDY among so many connections, also while some are still dialed."""
+    def expect(self, connections: int, each_room: bool) -> None:
+        """Share RDY among so many connections, also while some are still dialed. With ``each_room`` each can
+        have a message at a time, unless the user has set a smaller max_in_flight.
+        """
+        self.windows.grows = each_room and not self.max_in_flight_given
         if connections != self.windows.expected:
             self.windows.expected = connections
             self._decision_due = True
@@ -186,7 +189,7 @@ class Connections(ConnDelegate):
             silent = now - nsqd.last_message_at
             nsqd.last_message_at = nsqd.has_sent_at = now
             if silent >= self._config.low_rdy_idle_timeout:
-                self.request_decision()  # this nsqd's share grows again
+                self._request_decision()  # this nsqd's share grows again
         if self._hooked:
             self._reporter.tell(self._hooks.received, messages)
         self._put(messages)
@@ -216,7 +219,7 @@ class Connections(ConnDelegate):
             self._owner.ask(partial(self._answer, outcome, conn, message))
             return True
         if windows.below_target:
-            self.request_decision()
+            self._request_decision()
         return False
 
     def on_requeued(self, conn: Conn, message: Message, delay_ms: int, backoff: bool) -> bool:
@@ -226,7 +229,7 @@ class Connections(ConnDelegate):
             self._owner.ask(partial(self._answer, outcome, conn, (message, delay_ms)))
             return True
         if self.windows.below_target:
-            self.request_decision()
+            self._request_decision()
         return False
 
     def requeue_delay(self, attempts: int) -> float:
@@ -239,7 +242,7 @@ class Connections(ConnDelegate):
         if message.auto_response:  # it was in the inbox, or its handler began it too late
             self._owner.ask(self._handlers_are_late)
         if self.windows.below_target:
-            self.request_decision()
+            self._request_decision()
 
     # Windows, and the outcomes that change them.
 

@@ -36,7 +36,7 @@ from nsq.consumer.decisions import GivenUp
 from nsq.consumer.dialect import Dialect, Original, other_dialect
 from nsq.consumer.reports import ConsumerHooks, Reporter, StopReport
 from nsq.discovery.lookups import Discovery
-from nsq.errors import Closed, ConfigError, NsqError, ServerError
+from nsq.errors import Closed, NsqError, ServerError
 from nsq.log import Logger
 from nsq.message import Message
 from nsq.threads.forks import abandon_in_children
@@ -172,8 +172,8 @@ class Engine:
             config,
             found=self.found,
             dropped=self.dropped,
-            original=self._note_original,
             other=lambda discovery: self.dialect.asker(discovery),
+            is_other=bool(options),
             name=self.name,
             **discovery,
         )
@@ -376,8 +376,7 @@ class Engine:
     # Connections come and go. Requests of discovery and of endpoints, and the owner.
 
     def found(self, wanted: dict[Key, Wanted]) -> None:
-        unsuited = self.options and self.discovery.kind == "original"
-        self.owner.ask(partial(self.endpoints.want, {} if unsuited else wanted))
+        self.owner.ask(partial(self.endpoints.want, wanted))
 
     def dropped(self, key: Key, patience: float = math.inf) -> None:
         """Close a connection that is not wanted any more: at once if nsqd has not answered CLS after
@@ -406,9 +405,9 @@ class Engine:
     def _see_to_endpoints(self) -> None:
         if self.endpoints.changed:
             self.endpoints.changed = False
-            self.dialect.endpoints_changed(len(self.endpoints.table))
             # Before the dials, so that RDY is shared among all connections to come, not among the first.
-            self.connections.expect(self.endpoints.expected())
+            each_room = self.discovery.kind == "partitioned"
+            self.connections.expect(self.endpoints.expected(), each_room)
             self._see_whether_all_refuse()
         self.endpoints.dial_due()
 
@@ -445,14 +444,6 @@ class Engine:
         refusals = [each for each in reasons if isinstance(each, ServerError) and not each.retry]
         if refusals and len(refusals) == len(reasons):
             self._refuse(refusals[0])
-
-    def _note_original(self) -> None:
-        """Note that the nsqlookupds belong to the original NSQ. Called by discovery."""
-        if self.options:
-            option = next(iter(self.options))
-            text = f"{option} needs a partitioned NSQ, but the nsqlookupds belong to the original one"
-            self.refuse(ConfigError(text))
-            self.found({})
 
     def refuse(self, error: NsqError) -> None:
         """Note that the topic cannot be consumed with the user's options. Called by discovery."""

@@ -199,8 +199,6 @@ class Ordered(Partitioned):
     def tell_requeued(self, message: Message) -> None:
         self._reporter.tell(self._reporter.hooks.requeued, message)
 
-    def endpoints_changed(self, count: int) -> None: ...
-
     def delegate(self, conn: Conn, partition: int) -> MessageDelegate:
         """Return the delegate for the messages of a new connection."""
         track = self._tracks.get(partition)
@@ -417,6 +415,11 @@ class Ordered(Partitioned):
 
 def dialect_for(engine: Engine, options: Mapping[str, Any]) -> Partitioned:
     """Return the dialect for these options, of those that need a partitioned NSQ."""
+    stuck_after = options.get("stuck_after", 1)
+    if type(stuck_after) is not int or stuck_after < 1:
+        raise ConfigError(f"stuck_after is {stuck_after!r}; it must be a whole number from 1 up")
+    if not callable(options.get("on_stuck", print)):
+        raise ConfigError(f"on_stuck is {options['on_stuck']!r}; it must be a function")
     policy = {name: options[name] for name in ("on_stuck", "stuck_after", "out_of_order") if name in options}
     reading = Reading.checked(**{name: value for name, value in options.items() if name not in policy})
     if reading.ordered:
