@@ -132,9 +132,8 @@ class Conn:
         """Items given to ``put`` and not written yet. The delegate drains it after the connection ended.
 
         Bytes are commands, ready to be sent: RDY, TOUCH, and the answers to heartbeats, also where the
-        delegate only publishes. All else is the delegate's, for ``encode``. Both kinds share one queue, so
-        that they leave in order and one look tells the write loop whether it may sleep: a second queue would
-        cost a second look in each of its turns, and save a check of the type in three places.
+        delegate only publishes. All else is the delegate's, for ``encode``. One queue for both keeps their
+        order, and the write loop has to look at no other before it sleeps.
         """
         self.closed = False
         """Whether writing has ended."""
@@ -377,8 +376,7 @@ class Conn:
             self.put(commands.NOP)
             self._delegate.on_heartbeat(self)
         elif frame.data == CLOSE_WAIT:
-            # Without this check, its end would count as one that we asked for, and nsqd would be dialed again
-            # at once, without a pause.
+            # Else the connection would end as if we had closed it, and nsqd be dialed again without a pause.
             if not self.deliveries.closing:
                 raise WireError(f"{self.address} sent CLOSE_WAIT, although no CLS was sent")
             self.deliveries.close_wait = True

@@ -144,7 +144,7 @@ class Connections(ConnDelegate):
         """Note a new connection, before its loops run."""
         self.windows.connected(conn, conn.deliveries.max_rdy, time.monotonic())
         self.decide()
-        # When it has its share: ``wait_until_connected`` counts it from now on.
+        # Only now that it has its share: ``wait_until_connected`` counts it from here on.
         table, gone = self.table_and_totals
         self.table_and_totals = {**table, conn.key: conn}, gone
         # Before the loops run: hooks must hear of a connection's beginning before its end.

@@ -311,7 +311,7 @@ class Engine:
 
     def _stop_when_done(self) -> None:
         now, ending, conns = time.monotonic(), self._ending, self.connections
-        if now >= self._cls_by:  # leave those that owe nothing but the answer to CLS
+        if now >= self._cls_by:  # close those that still lack the answer to CLS, and nothing else
             for conn in conns.table.values():
                 silent = now >= conn.last_message_at + _CLS_PATIENCE
                 if silent and conn.open and conn.deliveries.answered and not conn.deliveries.close_wait:
@@ -328,10 +328,10 @@ class Engine:
         answered = all(conn.deliveries.answered for conn in left)
         for conn in left:
             conn.close()
-        # Their loops report events until their end. Those that still dial are joined later.
+        # Until these threads end, they bring messages and report events. Those that still dial: see below.
         self._join(partial(self.endpoints.join, dialing=False), lambda: ending.join_by)
-        # Before the handlers: one that still gives a message up waits for nsqd to store the dead letter. Its
-        # message's connection is cut off, so nsqd delivers the message again anyway.
+        # Before the handlers: one of them may wait until a dead letter is stored. nsqd delivers that message
+        # again anyway, as its connection is cut off.
         seconds = max(0.0, (ending.users_by - time.monotonic()) / 2)
         threads = [*self._left.unfinished_threads, *self._give_up_policy.close(seconds)]
         self._left = replace(self._left, unfinished_threads=threads)
@@ -418,7 +418,7 @@ class Engine:
     def _adopt(self, endpoint: ConsumingEndpoint, conn: Conn) -> None:
         if self._stop_requested or endpoint.wanted is None:
             raise Closed(f"the connection to {conn.address} is not needed any more")
-        endpoint.status = Status.CONNECTED  # here: a stop from now on must not cut it off
+        endpoint.status = Status.CONNECTED  # from now on ``Endpoint.stop`` does not close the connection
         endpoint.backoff.reason, endpoint.backoff.final = None, False
         self.connections.add(conn)
         if conn.reply.partitioned and conn.key[1] is None and not self._warned_of_kind:
