@@ -122,7 +122,7 @@ class Connections(ConnDelegate):
     def _decide_soon(self) -> None:
         """Have the owner decide about RDY with the new settings, and wait for that."""
         if self._owner.is_current or not self._owner.begun:  # a user's backoff_strategy
-            self.request_decision()
+            self._request_decision()
         else:
             self._owner.do(self.decide, time.monotonic() + _PATIENCE, lambda: self.stopping)
 
@@ -133,8 +133,8 @@ class Connections(ConnDelegate):
         if not self.max_in_flight_given:
             self.windows.max_in_flight = self._pool.at_once * _IN_FLIGHT_PER_HANDLER
 
-    def request_decision(self) -> None:
-        """Have the owner check soon whether windows change. Any thread."""
+    def _request_decision(self) -> None:
+        """Have the owner check soon whether windows change."""
         if not self._decision_due:
             self._decision_due = True
             self._owner.wake()
@@ -148,16 +148,16 @@ class Connections(ConnDelegate):
     @property
     def starved(self) -> bool:
         """Whether some nsqd can hardly send more before messages that are here are answered."""
-        sessions = [conn.session for conn in self.table.values()]
-        return any(each.in_flight > 0 and each.in_flight >= each.rdy * _STARVED_AT for each in sessions)
+        deliveries = [conn.deliveries for conn in self.table.values()]
+        return any(each.in_flight > 0 and each.in_flight >= each.rdy * _STARVED_AT for each in deliveries)
 
     def in_flight(self) -> dict[Hashable, int]:
-        return {conn: conn.session.in_flight for conn in self.table.values()}
+        return {conn: conn.deliveries.in_flight for conn in self.table.values()}
 
     def _count_successes(self) -> int:
         """Count the calls of handlers that have succeeded: here, so that it costs the handlers nothing."""
         conns, gone = self.table_and_totals
-        return gone[1] + sum([conn.session.finished for conn in conns.values()]) - self._pool.uncounted
+        return gone[1] + sum([conn.deliveries.finished for conn in conns.values()]) - self._pool.uncounted
 
     @property
     def failure_share(self) -> float:
@@ -166,18 +166,21 @@ class Connections(ConnDelegate):
 
     # Connections come and go.
 
-    def expect(self, connections: int) -> None:
-        """Share RDY among so many connections, also while some are still dialed."""
+    def expect(self, connections: int, each_room: bool) -> None:
+        """Share RDY among so many connections, also while some are still dialed. With ``each_room`` each can
+        have a message at a time, unless the user has set a smaller max_in_flight.
+        """
+        self.windows.grows = each_room and not self.max_in_flight_given
         if connections != self.windows.expected:
             self.windows.expected = connections
             self._decision_due = True
 
     def add(self, conn: Conn) -> None:
         """Note a new connection, before its loops run."""
-        self._follow_rate(conn.session.msg_timeout)
-        self.windows.connected(conn, conn.session.max_rdy, time.monotonic())
+        self._follow_rate(conn.deliveries.msg_timeout)
+        self.windows.connected(conn, conn.deliveries.max_rdy, time.monotonic())
         self.decide()
-        # When it has its share: ``wait_until_connected`` counts it from now on.
+        # Only now that it has its share: ``wait_until_connected`` counts it from here on.
         table, gone = self.table_and_totals
         self.table_and_totals = {**table, conn.key: conn}, gone
         # Before the loops run: hooks must hear of a connection's beginning before its end.
@@ -222,7 +225,7 @@ class Connections(ConnDelegate):
             silent = now - nsqd.last_message_at
             nsqd.last_message_at = nsqd.has_sent_at = now
             if silent >= self._config.low_rdy_idle_timeout:
-                self.request_decision()  # this nsqd's share grows again
+                self._request_decision()  # this nsqd's share grows again
         if self._hooked:
             self._reporter.tell(self._hooks.received, messages)
         self._put(messages)
@@ -252,7 +255,7 @@ class Connections(ConnDelegate):
             self._owner.ask(partial(self._answer, outcome, conn, message))
             return True
         if windows.below_target:
-            self.request_decision()
+            self._request_decision()
         return False
 
     def on_requeued(self, conn: Conn, message: Message, delay_ms: int, backoff: bool) -> bool:
@@ -262,7 +265,7 @@ class Connections(ConnDelegate):
             self._owner.ask(partial(self._answer, outcome, conn, (message, delay_ms)))
             return True
         if self.windows.below_target:
-            self.request_decision()
+            self._request_decision()
         return False
 
     def requeue_delay(self, attempts: int, error: BaseException | None = None) -> float:
@@ -275,7 +278,7 @@ class Connections(ConnDelegate):
         if message.auto_response:  # it was in the inbox, or its handler began it too late
             self._owner.ask(self._handlers_are_late)
         if self.windows.below_target:
-            self.request_decision()
+            self._request_decision()
 
     # Windows, and the outcomes that change them.
 
@@ -360,7 +363,7 @@ class Connections(ConnDelegate):
         return min(self._ticked_at + interval, math.inf if until is None else until)
 
     def _shortest_timeout(self) -> float:
-        return min((conn.session.msg_timeout for conn in self.table.values()), default=60.0)
+        return min((conn.deliveries.msg_timeout for conn in self.table.values()), default=60.0)
 
     def tick(self) -> None:
         """Do what the clock asks for, if that is due."""
@@ -379,7 +382,7 @@ class Connections(ConnDelegate):
         handling = self.windows.handling
         if handling.active:
             waiting = self._config.auto_touch  # a handler may take long with what is touched
-            oldest = max((conn.session.oldest(now, waiting=waiting) for conn in conns), default=0.0)
+            oldest = max((conn.deliveries.oldest(now, waiting=waiting) for conn in conns), default=0.0)
             if handling.relax(now, self._shortest_timeout(), self.windows.max_in_flight, oldest):
                 self._log(
                     logging.INFO, "%s: the handlers are quick: at most %d messages now", self.windows.allowed
@@ -407,7 +410,7 @@ class Connections(ConnDelegate):
         """Warn, once in a while, of a handler that has used half of its message's time."""
         if now < self._warned_of_slowness_at + _WARN_AGAIN:
             return
-        timeouts = {conn.address: conn.session.msg_timeout for conn in self.table.values()}
+        timeouts = {conn.address: conn.deliveries.msg_timeout for conn in self.table.values()}
         for message in self._pool.in_work():
             timeout = timeouts.get(message.nsqd_address, math.inf)
             touched = message.expires_at - message.received_at > timeout + _TOUCHED

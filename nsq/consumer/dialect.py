@@ -50,9 +50,6 @@ class Dialect(Protocol):
     def lost(self, key: Key, cause: NsqError | None) -> None:
         """Note the end of a connection. ``cause`` is None if we asked for it."""
 
-    def endpoints_changed(self, count: int) -> None:
-        """Note how many endpoints there are now."""
-
     def stats(self, known: ConsumerStats) -> ConsumerStats:
         """Return the totals with what is known here. Any thread."""
 
@@ -94,8 +91,6 @@ class Original:
         return False
 
     def lost(self, key: Key, cause: NsqError | None) -> None: ...
-
-    def endpoints_changed(self, count: int) -> None: ...
 
     def stats(self, known: ConsumerStats) -> ConsumerStats:
         return known

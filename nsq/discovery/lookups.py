@@ -135,7 +135,7 @@ class Discovery:
     has removed, or that was pruned: disconnect from it. ``original`` is called when an nsqlookupd belongs to
     the original NSQ. ``other`` is called when one belongs to a partitioned NSQ, perhaps after that, and
     returns what asks from then on. Each of the two is called once. All run on the discovery thread and must
-    not block.
+    not block. With ``is_other`` the client has use for a partitioned NSQ alone.
 
     ``rewrite`` and ``accept`` are the user's functions: ``rewrite`` is called with each address of an answer,
     then ``accept`` with their sorted list. They run there too, so a slow one delays discovery and nothing
@@ -151,6 +151,7 @@ class Discovery:
         dropped: Callable[[Key], object] = lambda _: None,
         original: Callable[[], object] = lambda: None,
         other: Callable[[Discovery], Asker] | None = None,
+        is_other: bool = False,
         name: str,
         nsqds: Iterable[str] = (),
         nsqlookupds: Iterable[str] = (),
@@ -198,7 +199,7 @@ class Discovery:
         self._topic_doubtful = self._topic is not None  # perhaps misspelt: not listed, and no warning given
         self.wanted: dict[Key, Wanted] = {}
         """The nsqds as ``found`` got them last."""
-        if other is not None and self._nsqlookupds and config.cluster == "partitioned":
+        if other is not None and self._nsqlookupds and (is_other or config.cluster == "partitioned"):
             self._switch(other)
         self._follow_user(clock())
         self.nsqlookupds: tuple[Lookupd, ...] = self._copies()

@@ -9,7 +9,7 @@ import time
 from contextlib import suppress
 from typing import Any
 
-from nsq.connection.session import TIMED_OUT
+from nsq.connection.deliveries import TIMED_OUT
 from nsq.consumer.decisions import GivenUp
 from nsq.errors import AlreadyResponded
 from nsq.message import Message

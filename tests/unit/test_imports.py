@@ -19,7 +19,7 @@ PACKAGE = ROOT / "nsq"
 # is there for everybody, its other names only for the parts below it.
 PUBLIC = "nsq"
 ORDER = [
-    ["errors", "gc_settings", "other_clients"],
+    ["errors", "gc_settings", "other_clients", "rate"],
     ["log", "tables"],
     ["options"],
     ["config", "message"],

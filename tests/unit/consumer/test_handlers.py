@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from nsq.connection.session import TIMED_OUT
+from nsq.connection.deliveries import TIMED_OUT
 from nsq.consumer.handlers import HandlerPool, Requeue
 from nsq.errors import ConfigError
 from nsq.message import Message

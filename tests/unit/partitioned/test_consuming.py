@@ -33,7 +33,8 @@ class World:
         self.wanted: dict[Key, Wanted] = {}
         self.reports = 0
         self.dropped: list[Key] = []
-        self.connections: Any = SimpleNamespace(table={})
+        windows = SimpleNamespace(max_in_flight=2)
+        self.connections: Any = SimpleNamespace(table={}, windows=windows, max_in_flight_given=False)
         self.problems: list[NsqError] = []
         self.now = 100.0
         subscription, config = Subscription(TOPIC, "billing"), Config()
@@ -46,6 +47,7 @@ class World:
             reporter=Reporter(TOPIC, "billing", None),
             connections=self.connections,
             traced=False,
+            options=given,
             dropped=lambda key, patience: self.dropped.append(key),
             refuse=self.problems.append,
         )
