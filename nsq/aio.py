@@ -13,7 +13,7 @@ import signal
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from types import TracebackType
@@ -21,9 +21,9 @@ from typing import Any, Generic, Self, TypeVar, Unpack
 
 from nsq.config import SignatureWithOptions
 from nsq.consumer import consumer as threads_consumer
-from nsq.consumer.consumer import checked_callable, checked_seconds, checked_whole
+from nsq.consumer.consumer import checked_seconds, checked_whole
 from nsq.consumer.decisions import Exceptions, check_result
-from nsq.consumer.handlers import HandlerPool, check_no_backoff, is_async
+from nsq.consumer.handlers import HandlerPool, around_hooks, check_no_backoff, is_async, surrounded
 from nsq.consumer.reports import StopReport
 from nsq.errors import AlreadyResponded, Closed, ConfigError, QueueFull, UsageError
 from nsq.log import Logger
@@ -41,6 +41,7 @@ log = Logger("nsq.aio")
 T = TypeVar("T")
 
 AsyncHandler = Callable[[Message], Coroutine[Any, Any, Any]]
+AroundAsyncHandler = Callable[[AsyncHandler], AsyncHandler]
 #: The end of a publish: its error, or None. An error is no exception of the future: asyncio would complain
 #: of one that no task takes, as its task was cancelled.
 Ended = asyncio.Future[Exception | None]
@@ -319,14 +320,14 @@ class Consumer:
         topic: str,
         channel: str,
         *,
-        around_handler: Callable[[AsyncHandler], AsyncHandler] | None = None,
+        around_handler: AroundAsyncHandler | Sequence[AroundAsyncHandler] | None = None,
         **options: Any,
     ) -> None:
         if "threads" in options:
             raise ConfigError("aio.Consumer has no threads: give add_handler a concurrency instead")
         if options.get("on_stuck") is not None:
             raise ConfigError("aio.Consumer has no on_stuck: raise nsq.GiveUp, or nsq.Requeue with a delay")
-        self._around_handler = checked_callable("around_handler", around_handler)
+        self._around_handler = around_hooks(around_handler)
         self.consumer = threads_consumer.Consumer(topic, channel, **options)
         self._name = f"nsq-{topic}/{channel}"
         self._pool: HandlerPool | None = None  # of the consumer, once it is started
@@ -356,15 +357,10 @@ class Consumer:
         """
         checked_whole("concurrency", concurrency)
         check_no_backoff(no_backoff)
-        if not is_async(handler):
-            raise ConfigError(
-                f"handler {handler!r} is not an async def, and would stop the event loop while it works: "
-                "write an async def, or give it to an nsq.Consumer, which runs it on threads"
-            )
+        _check_async(handler)
         if self._messages is not None:
             raise Closed(f"add_handler comes before start: {self!r}")
-        if self._around_handler is not None:
-            handler = self._around_handler(handler)
+        handler = surrounded(handler, self._around_handler, _check_async)
         self._handlers.append((handler, concurrency, no_backoff))
         return self
 
@@ -623,6 +619,14 @@ class Consumer:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         await self.stop()
+
+
+def _check_async(handler: object) -> None:
+    if not is_async(handler):
+        raise ConfigError(
+            f"handler {handler!r} is not an async def, and would stop the event loop while it works: "
+            "write an async def, or give it to an nsq.Consumer, which runs it on threads"
+        )
 
 
 def _is_late(message: Message) -> bool:

@@ -6,7 +6,7 @@ import math
 import os
 import signal
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from types import TracebackType
@@ -16,7 +16,7 @@ from nsq.config import Config, Options, SignatureWithOptions, check_rate
 from nsq.connection.subscription import Subscription
 from nsq.consumer.dead_letters import give_up_policy
 from nsq.consumer.engine import Engine, Watch
-from nsq.consumer.handlers import BatchHandler, Handler, HandlerPool, check_handler
+from nsq.consumer.handlers import BatchHandler, Handler, HandlerPool, around_hooks, check_handler, surrounded
 from nsq.consumer.reports import ConsumerHealth, ConsumerHooks, ConsumerStats, StopReport, health_of, stats_of
 from nsq.discovery.lookups import Discovery
 from nsq.errors import Closed, ConfigError, Forked, NsqError, UsageError
@@ -41,6 +41,10 @@ _LONGEST_WAIT = 3600.0
 #: Seconds of the longest timeout: threads cannot wait very much longer.
 _FOR_EVER = 10.0**9
 _NO_NSQD = "an ordered consumer finds its nsqds through nsqlookupd alone"
+
+
+#: Gets a handler, and returns the function to call instead.
+AroundHandler = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 class PartitionOptions(TypedDict, total=False):
@@ -88,7 +92,8 @@ class Consumer:
     select messages.
 
     ``around_handler`` gets each handler when it is added, and returns the function to call instead, on the
-    handler's threads. ``at_thread_end`` is called by every handler thread before it ends.
+    handler's threads; of a list the first one is the outermost. ``at_thread_end`` is called by every handler
+    thread before it ends.
     """
 
     __signature__ = SignatureWithOptions(more=PartitionOptions)
@@ -105,7 +110,7 @@ class Consumer:
         dead_letter_reasons: bool = False,
         give_up: Callable[[Message], None] | None = None,
         hooks: ConsumerHooks | None = None,
-        around_handler: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None,
+        around_handler: AroundHandler | Sequence[AroundHandler] | None = None,
         at_thread_end: Callable[[], object] | None = None,
         rewrite_address: Callable[[str], str] | None = None,
         accept_addresses: Callable[[list[str]], Iterable[str]] | None = None,
@@ -145,7 +150,7 @@ class Consumer:
             threads=checked_whole("threads", threads),
             at_thread_end=checked_callable("at_thread_end", at_thread_end),
         )
-        self._around_handler = checked_callable("around_handler", around_handler)
+        self._around_handler = around_hooks(around_handler)
         self._warned_of_zero = False
         self._pid = os.getpid()
 
@@ -248,7 +253,7 @@ class Consumer:
     def _surrounded(self, handler: H) -> H:
         """Return the function to call for a handler."""
         check_handler(handler)  # before another function stands in for it
-        return handler if self._around_handler is None else cast(H, self._around_handler(handler))
+        return cast(H, surrounded(handler, self._around_handler, check_handler))
 
     def hand_over(self, take: Handler, at_once: int) -> HandlerPool:
         """Have ``take`` called with each message, on one thread, instead of a handler. Other code handles

@@ -643,6 +643,28 @@ def check_handler(handler: object) -> None:
         raise ConfigError(f"handler {handler!r} has a yield: to call it runs nothing. Write a plain function")
 
 
+def around_hooks(given: object) -> list[Callable[[Any], Any]]:
+    """Return the option ``around_handler``, one function or several, as a list."""
+    hooks = [] if given is None else list(given) if isinstance(given, (list, tuple)) else [given]
+    for hook in hooks:
+        if not callable(hook):
+            raise ConfigError(f"around_handler is {hook!r}; it must be a function, or a list of functions")
+    return hooks
+
+
+def surrounded(handler: Any, hooks: list[Callable[[Any], Any]], check: Callable[[Any], object]) -> Any:
+    """Return what to call for a handler: the first hook is the outermost. ``check`` refuses what a hook must
+    not return.
+    """
+    for hook in reversed(hooks):
+        handler = hook(handler)
+        try:
+            check(handler)
+        except ConfigError as error:
+            raise ConfigError(f"around_handler {hook!r} has returned what is no handler: {error}") from error
+    return handler
+
+
 def is_async(handler: object) -> bool:
     """Whether a call of the handler returns a coroutine, as far as one can see."""
     return any(map(inspect.iscoroutinefunction, _called(handler)))

@@ -6,7 +6,7 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from types import TracebackType
@@ -18,6 +18,7 @@ from nsq.errors import ConfigError, ConnectionFailed, NsqError, QueueFull, Unans
 from nsq.log import Logger
 from nsq.producer.book import AddressBook
 from nsq.producer.futures import PublishFuture
+from nsq.producer.hooks import check_count, composed
 from nsq.producer.nsqds import Setup
 from nsq.producer.pool import Pool
 from nsq.producer.publishes import Defer, Publish, PublishOptions, checked_timeout, with_options_shown
@@ -80,7 +81,7 @@ class Producer:
         on_acknowledged: Callable[[Acknowledged], None] | None = None,
         on_failed: Callable[[Failed], None] | None = None,
         on_refused: Callable[[str, NsqError], object] | None = None,
-        around_publish: PublishHook | None = None,
+        around_publish: PublishHook | Sequence[PublishHook] | None = None,
         key_hash: Callable[[Any], int] | None = None,
         key_partitions: Mapping[str, int] | None = None,
         least_pending: bool = False,
@@ -94,7 +95,8 @@ class Producer:
         ``around_publish(topic, bodies)`` is called on the publishing thread, before anything is sent. It
         returns the bodies to send instead, and a function that gets the publish's error, or None; of
         ``publish_async`` that function is called on the thread that runs futures' callbacks. What it raises
-        is logged. For a partitioned NSQ the hook may return a third value: headers, beside those of the
+        is logged. Several hooks are given as a list: the first sees the caller's bodies, and its function is
+        called last. For a partitioned NSQ the hook may return a third value: headers, beside those of the
         publish.
 
         For a partitioned NSQ: ``key_hash`` maps a key, as it was given, to an int from 0 on; by default it is
@@ -123,12 +125,11 @@ class Producer:
             ("on_acknowledged", on_acknowledged),
             ("on_failed", on_failed),
             ("on_refused", on_refused),
-            ("around_publish", around_publish),
         ):
             if hook is not None and not callable(hook):
                 raise ConfigError(f"{name} is {hook!r}, must be a function")
-        self._around_publish, self._on_refused = around_publish, on_refused
-        self._watches = around_publish is not None or on_refused is not None
+        self._around_publish, self._on_refused = composed(around_publish), on_refused
+        self._watches = self._around_publish is not None or on_refused is not None
         if key_hash is not None and not callable(key_hash):
             raise ConfigError(f"key_hash is {key_hash!r}, must be a function from a key to an int")
         self._tracing: Any = None
@@ -538,13 +539,12 @@ class Watched:
         if not all(isinstance(body, _BODY) for body in given):
             return  # the checks of a publish say what is wrong
         try:
-            several, ended, *added = hook(topic, given)
-            if len(several) != len(given):
-                raise UsageError(f"around_publish returned {len(several)} bodies for {len(given)}")
+            several, self._ended, *added = hook(topic, given)
+            check_count(hook, several, given)
         except NsqError as error:
             self.end(error)
             raise
-        self.bodies, self._ended = several, ended
+        self.bodies = several
         if added:
             self.options = {**options, "headers": {**added[0], **(options.get("headers") or {})}}
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from nsq import aio
 from nsq.connection.endpoint import Key
 from nsq.consumer.consumer import Consumer
 from nsq.consumer.decisions import Requeue
@@ -517,6 +518,34 @@ def test_rdy_is_not_repeated_while_half_of_the_messages_are_here(
             assert nsqd.peer.received.count(b"RDY 10\n") == 1
     nsqd.peer.wait_until(lambda got: got.count(b"RDY 10\n") == 2)
     see_off(consumer, nsqd)
+
+
+def test_hooks_around_a_handler_compose_and_the_first_is_the_outermost(make: Make) -> None:
+    calls: list[str] = []
+
+    def hook(name: str) -> Callable[[Callable[[Message], object]], Callable[[Message], object]]:
+        def around(handler: Callable[[Message], object]) -> Callable[[Message], object]:
+            calls.append(f"around {name}")
+            return handler
+
+        return around
+
+    make(around_handler=[hook("a"), hook("b")]).add_handler(nothing)
+    assert calls == ["around b", "around a"]  # a(b(handler))
+    make(around_handler=[]).add_handler(nothing)
+    with pytest.raises(ConfigError, match="around_handler is 5"):
+        make(around_handler=[hook("a"), 5])
+    with pytest.raises(ConfigError, match="has returned what is no handler"):
+        make(around_handler=[hook("a"), lambda handler: None]).add_handler(nothing)
+
+
+def test_each_hook_around_a_coroutine_must_return_one() -> None:
+    async def handle(message: Message) -> None: ...
+
+    hooks: Any = [lambda handler: handler, lambda handler: print]
+    consumer = aio.Consumer("orders", "billing", nsqd="a:1", around_handler=hooks)
+    with pytest.raises(ConfigError, match="what is no handler: handler <built-in function print>"):
+        consumer.add_handler(handle)
 
 
 def test_rdy_is_not_repeated_during_backoff(make: Make, transport: MemoryTransport) -> None:

@@ -241,10 +241,12 @@ def test_around_publish_gets_the_error_that_the_caller_gets(transport: MemoryTra
         for call in (
             lambda p: p.multi_publish("orders", b"one body, not several"),
             lambda p: p.multi_publish("orders", ["text"]),
-            lambda p: p.publish("orders", b"dropped"),
         ):
             with pytest.raises(nsq.UsageError):
                 call(p)
+        with pytest.raises(nsq.UsageError, match="Around object at .* returned 0 bodies for 1") as dropped:
+            p.publish("orders", b"dropped")
+        raised.append(dropped.value)  # the hook had begun
     assert len(hook.ends) == len(raised)
     assert set(map(id, hook.ends)) == set(map(id, raised))
 
