@@ -645,7 +645,7 @@ def check_handler(handler: object) -> None:
 
 def around_hooks(given: object) -> list[Callable[[Any], Any]]:
     """Return the option ``around_handler``, one function or several, as a list."""
-    hooks = [] if given is None else list(given) if isinstance(given, (list, tuple)) else [given]
+    hooks: list[Any] = [] if given is None else list(given) if isinstance(given, (list, tuple)) else [given]
     for hook in hooks:
         if not callable(hook):
             raise ConfigError(f"around_handler is {hook!r}; it must be a function, or a list of functions")

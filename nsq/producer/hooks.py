@@ -20,12 +20,13 @@ def composed(given: PublishHook | Sequence[PublishHook] | None) -> PublishHook |
     """
     if given is None:
         return None
-    hooks = list(given) if isinstance(given, (list, tuple)) else [given]
+    hooks: list[Any] = list(given) if isinstance(given, (list, tuple)) else [given]
     for hook in hooks:
         if not callable(hook):
             raise ConfigError(f"around_publish is {hook!r}, must be a function, or a list of functions")
     if len(hooks) < 2:
-        return hooks[0] if hooks else None
+        only: PublishHook | None = hooks[0] if hooks else None
+        return only
 
     def around(topic: str, bodies: list[bytes]) -> Any:
         ends, headers = _Ends(), dict[str, Any]()

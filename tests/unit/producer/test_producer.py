@@ -244,7 +244,7 @@ def test_around_publish_gets_the_error_that_the_caller_gets(transport: MemoryTra
         ):
             with pytest.raises(nsq.UsageError):
                 call(p)
-        with pytest.raises(nsq.UsageError, match="Around object at .* returned 0 bodies for 1") as dropped:
+        with pytest.raises(nsq.UsageError, match=r"Around object at .* returned 0 bodies for 1") as dropped:
             p.publish("orders", b"dropped")
         raised.append(dropped.value)  # the hook had begun
     assert len(hook.ends) == len(raised)
