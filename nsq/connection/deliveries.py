@@ -46,6 +46,8 @@ class Deliveries:
         self.requeued = 0
         self._in_flight: dict[bytes, Message] = {}
         self._unsettled: set[Message] = set()  # until the answer is written, or the time is up
+        self.overtook = False
+        """Whether nsqd has ever delivered a message again before its time was up here."""
         self._overtaken: deque[Message] = deque()  # delivered again before their time was up here
         self._repeated = 0  # since the last ``expire``: redeliveries long before a message's time was up here
         self._timed_out = 0
@@ -66,6 +68,7 @@ class Deliveries:
                 # nsqd has sent the message again: by nsqd's clock its time was up.
                 self._repeated += overtaken.expires_at - now > self.msg_timeout / 2
                 overtaken.expires_at = TIMED_OUT
+                self.overtook = True
                 self._unsettled.discard(overtaken)
                 self._overtaken.append(overtaken)
         self.received += len(messages)

@@ -197,6 +197,7 @@ class Connections(ConnDelegate):
 
     def remove(self, conn: Conn, cause: NsqError | None) -> None:
         """Forget a connection that has ended."""
+        self._pool.repeats_come = True
         table, gone = self.table_and_totals
         self.table_and_totals = (
             {key: each for key, each in table.items() if each is not conn},
@@ -228,6 +229,8 @@ class Connections(ConnDelegate):
                 self._request_decision()  # this nsqd's share grows again
         if self._hooked:
             self._reporter.tell(self._hooks.received, messages)
+        if conn.deliveries.overtook:
+            self._pool.repeats_come = True
         self._put(messages)
 
     def on_error(self, conn: Conn, error: ServerError) -> None:
@@ -275,6 +278,7 @@ class Connections(ConnDelegate):
         fields = self._pool.fields_of(message)
         log.warning("%r from %s timed out here", message, conn.address, extra=fields)
         self._reporter.tell(self._hooks.timed_out, message)
+        self._pool.repeats_come = True
         if message.auto_response:  # it was in the inbox, or its handler began it too late
             self._owner.ask(self._handlers_are_late)
         if self.windows.below_target:

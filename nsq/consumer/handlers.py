@@ -122,6 +122,10 @@ class HandlerPool:
         """Deliveries that wait, as the handler of their message still runs with an earlier one: see
         ``_keeps``.
         """
+        self.repeats_come = False
+        """Whether messages may come again whose handlers still run: some have timed out, or their connection
+        was lost.
+        """
         self.handed_over = False
         """Whether other code handles the messages, after ``began`` and until ``ended``."""
 
@@ -217,9 +221,13 @@ class HandlerPool:
     def put(self, messages: list[Message]) -> None:
         """Put each message into the inbox by itself: that takes 0.1 µs."""
         put = self.inbox.put
-        for message in messages:
-            if message.attempts == 1 or not self._keeps(message):
+        if not self.repeats_come:
+            for message in messages:
                 put(message)
+        else:
+            for message in messages:
+                if message.attempts == 1 or not self._keeps(message):
+                    put(message)
 
     def in_work(self) -> list[Message]:
         """Return the messages that the threads took last. Some may be answered already; a waiting thread has

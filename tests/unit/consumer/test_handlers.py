@@ -345,6 +345,7 @@ class TestSecondRuns:
         attempts: list[int],
         expected: tuple[Any, ...],
     ) -> None:
+        pool.repeats_come = True
         held = self.Held(at_end)
         adder(pool, kind)(held)
         adder(pool, kind)(held)  # this thread is free
@@ -373,6 +374,7 @@ class TestSecondRuns:
     def test_otherwise_it_begins_at_once(
         self, pool: HandlerPool, desk: Desk, before: Callable[[Message], object], expired: float
     ) -> None:
+        pool.repeats_come = True
         held = self.Held(lambda message: None)
         pool.add(held, 2)
         first = desk.message(1)
