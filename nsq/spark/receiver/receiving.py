@@ -69,6 +69,8 @@ class Receiving:
         self._trouble = ""
         if not options.dead_letter_topic and options.config.max_attempts != Config().max_attempts:
             log.warning("maxAttempts has no effect without deadLetterTopic: no message is given up")
+        if not options.dead_letter_topic and options.config.max_age:
+            log.warning("maxAge has no effect without deadLetterTopic: no message is given up")
 
     @property
     def names(self) -> str:
@@ -314,12 +316,16 @@ class TopicReceiver:
 def consumer_config(options: SourceOptions) -> Config:
     """The configuration of the receiver's consumer.
 
-    Without deadLetterTopic the consumer never gives up a message: the log stores a message of many attempts
-    like any other, and giving it up would lose it.
+    Without deadLetterTopic the consumer never gives up a message: the log stores an old one, or one of many
+    attempts, like any other, and giving it up would lose it.
     """
-    attempts = options.config.max_attempts if options.dead_letter_topic else 0
+    keeps = bool(options.dead_letter_topic)
     return dataclasses.replace(
-        options.config, max_in_flight=options.max_in_flight, max_attempts=attempts, max_backoff_duration=0.0
+        options.config,
+        max_in_flight=options.max_in_flight,
+        max_attempts=options.config.max_attempts if keeps else 0,
+        max_age=options.config.max_age if keeps else 0.0,
+        max_backoff_duration=0.0,
     )
 
 
