@@ -315,7 +315,7 @@ class HandlerPool:
                     message.finish()
                     if timed_out_unhandled:
                         self._forget(message)
-                elif self.kept:
+                elif self.kept and not self.handed_over:
                     self.ended(me, [message], False)
             except AlreadyResponded:
                 # The handler has answered it, or it timed out and nsqd has it again.
@@ -415,8 +415,7 @@ class HandlerPool:
             log.exception(text, len(old), extra=self._fields)
             for message, _ in old:
                 with suppress(AlreadyResponded):
-                    if self._give_up_failed is not None:
-                        self._give_up_failed(message, failure)
+                    self._give_up_failed(message, failure)
                     message.requeue(backoff=False)
             return
         for message, _ in old:
@@ -582,7 +581,7 @@ class HandlerPool:
         if age < -self._max_age / 2 and message.nsqd_address not in self._warned_of_clocks:
             self._warned_of_clocks.add(message.nsqd_address)
             text = (
-                "the clock of nsqd %s is %.3g s ahead of this machine's: messages are older than max_age sees"
+                "the clock of nsqd %s is %.3g s ahead of this machine's: its messages seem younger to max_age"
             )
             log.warning(text, message.nsqd_address, -age, extra=self.fields_of(message))
         return age

@@ -113,6 +113,18 @@ def consuming(
         yield consumer
 
 
+def test_a_rate_holds_for_all_partitions_in_order(cluster: PartitionedCluster) -> None:
+    create(cluster, 2, ordered=True)
+    for partition in range(2):
+        publish(cluster, partition, range(6))
+    times: list[float] = []
+    handler = Handler(lambda message: times.append(time.monotonic()))
+    with consuming(cluster, handler, 2, ordered=True, rate=20.0, threads=4):
+        handler.wait_for_count(12)
+    assert handler.got == {partition: list(range(6)) for partition in range(2)}
+    assert max(times) - min(times) >= 11 / 20.0 - 0.1 - 0.01  # 0.1 s is the burst
+
+
 def test_a_message_that_is_too_old_is_skipped_and_its_partition_goes_on(cluster: PartitionedCluster) -> None:
     create(cluster, 1, ordered=True)
     publish(cluster, 0, [1, 2])
