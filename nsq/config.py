@@ -260,7 +260,7 @@ class Config:
         5 * _MIB, 1, 2**31 - 1, "Bytes of the largest batch; as nsqd's --max-body-size."
     )
     max_defer: float = options.seconds(
-        3600.0, 0.0, math.inf, "Longest time a message may be deferred; as nsqd's --max-req-timeout."
+        3600.0, 0.0, math.inf, "Longest time a message may be deferred; as nsqd's --max-defer-timeout."
     )
     retry_uncertain: bool = options.switch(
         "Publish again what was sent but not answered; a message may then arrive twice."

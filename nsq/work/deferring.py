@@ -1,4 +1,4 @@
-"""Defers a message for longer than nsqd's --max-req-timeout allows at once, by hops.
+"""Defers a message for longer than nsqd's --max-defer-timeout allows at once, by hops.
 
 A hop is a deferred publish that nsqd has confirmed, and then the FIN of the message before. A requeue would
 raise ``attempts``, and nsqd would cut its delay. Every hop needs a consumer; one that comes late only delays

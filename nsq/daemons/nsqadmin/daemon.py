@@ -9,6 +9,7 @@ from nsq.daemons.nsqadmin.options import NsqadminOptions
 from nsq.daemons.serve.httpd import HttpServer
 from nsq.daemons.serve.listen import Address, parse_address
 from nsq.daemons.serve.logs import DaemonLog
+from nsq.daemons.serve.process import Orders
 
 #: How long stop() waits for notifications to be sent.
 STOP_SECONDS = 0.5
@@ -25,6 +26,7 @@ class Nsqadmin:
         self._api = Api(options, cluster, self._notifications, self._log)
         self._http = HttpServer(self._api.routes(), self._log)
         self._http_address: Address | None = None
+        self.orders = Orders()
 
     @property
     def tcp_address(self) -> None:

@@ -27,6 +27,7 @@ from nsq.daemons.nsqd.tls import server_context
 from nsq.daemons.serve.httpd import HttpServer
 from nsq.daemons.serve.listen import Address, Listener, TcpAddress, listen, parse_address
 from nsq.daemons.serve.logs import DaemonLog
+from nsq.daemons.serve.process import Orders
 from nsq.errors import NsqError
 from nsq.wire.lookup import PeerInfo
 
@@ -67,6 +68,7 @@ class Nsqd:
         self._memory = Memory()
         self._statsd: StatsdSender | None = None
         self._hurried = asyncio.Event()
+        self.orders = Orders()
 
     # The actual addresses as text; None while it does not listen there.
 
@@ -140,6 +142,7 @@ class Nsqd:
                 start_time=int(time.time()),
                 memory=self._memory,
                 storage=storage,
+                orders=self.orders,
             )
         )
         serve = functools.partial(

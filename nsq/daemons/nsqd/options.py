@@ -28,6 +28,8 @@ TLS_REQUIRED_EXCEPT_HTTP = "tcp-https"
 TOPOLOGY_AWARE = "topology-aware-consumption"
 EXPERIMENTS = (TOPOLOGY_AWARE,)
 
+SIGTERM_STOPS, SIGTERM_DRAINS = SIGTERM_MODES = ("shutdown", "drain")
+
 PEEK_LOOPBACK, PEEK_ALL, PEEK_OFF = PEEK = ("loopback", "all", "off")
 
 _ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/A-Z]+")
@@ -119,6 +121,9 @@ class NsqdOptions:
     drain_timeout: float = duration(
         600.0, "maximum time that a drain waits for consumers (0: no limit)", low=0, high=_TEN_YEARS
     )
+    sigterm_mode: str = flag(
+        SIGTERM_STOPS, "what the first SIGTERM does: shutdown (stop at once) or drain", choices=SIGTERM_MODES
+    )
     verbose: bool = flag(False, "log debug lines", deprecated="use --log-level=debug")
     worker_id: int = flag(0, "has no effect", deprecated="use --node-id")
 
@@ -154,7 +159,10 @@ class NsqdOptions:
     max_total_body_size: int = flag(
         256 * 1024 * 1024, "maximum total size in bytes of the bodies that nsqd is receiving", low=1
     )
-    max_req_timeout: float = duration(3600.0, "maximum delay of REQ and DPUB", low=0, high=_TEN_YEARS)
+    max_req_timeout: float = duration(3600.0, "maximum delay of REQ", low=0, high=_TEN_YEARS)
+    max_defer_timeout: float = duration(
+        0, "maximum delay of DPUB and of defer= (default: that of --max-req-timeout)", low=0, high=_TEN_YEARS
+    )
     max_heartbeat_interval: float = duration(
         60.0, "maximum time between heartbeats that a client may request", low=0.001, high=_TEN_YEARS
     )
@@ -255,6 +263,8 @@ class NsqdOptions:
     def __post_init__(self) -> None:
         if self.max_message_size:
             object.__setattr__(self, "max_msg_size", self.max_message_size)
+        if not self.max_defer_timeout:
+            object.__setattr__(self, "max_defer_timeout", self.max_req_timeout)
         check(self)
         checked_level(self.log_level)
         if not self.broadcast_address:

@@ -13,6 +13,7 @@ from nsq.daemons.nsqlookupd.tcp import LookupConnection, LookupSession
 from nsq.daemons.serve.httpd import HttpServer
 from nsq.daemons.serve.listen import Address, Listener, TcpAddress, listen, parse_address
 from nsq.daemons.serve.logs import DaemonLog
+from nsq.daemons.serve.process import Orders
 from nsq.daemons.serve.slices import Slices
 from nsq.wire.lookup import PeerInfo
 
@@ -40,6 +41,7 @@ class Nsqlookupd:
         self._connections: set[LookupConnection] = set()
         self._tcp_address: Address | None = None
         self._http_address: Address | None = None
+        self.orders = Orders()
 
     @property
     def tcp_address(self) -> str | None:

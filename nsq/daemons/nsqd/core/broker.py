@@ -91,7 +91,9 @@ class InMemory:
 
 
 class Draining(StorageFailed):
-    """This nsqd is draining and accepts no publishes: clients should publish to another nsqd."""
+    """This nsqd is draining: it accepts no publishes, and creates no topics and channels. Clients should use
+    another nsqd.
+    """
 
     def __init__(self) -> None:
         super().__init__("exiting")
@@ -176,6 +178,20 @@ class Broker:
             self.observer.topic_created(topic)
         return topic
 
+    def refuse_new(self, topic_name: str, channel_name: str = "") -> None:
+        """Raise Draining if this nsqd drains and would have to create the topic or channel.
+
+        The first channel of a topic with messages is created all the same: without it they could not leave.
+        """
+        if not self.draining:
+            return
+        topic = self.topics.get(topic_name)
+        if topic is None:
+            raise Draining
+        first = not topic.channels and topic.depth
+        if channel_name and channel_name not in topic.channels and not first:
+            raise Draining
+
     def delete_topic(self, name: str) -> None:
         topic = self.topics.pop(name)
         for channel_name in list(topic.channels):
@@ -228,6 +244,7 @@ class Broker:
     # Subscribing.
 
     def subscribe(self, topic_name: str, channel_name: str, subscriber: Subscriber) -> Channel:
+        self.refuse_new(topic_name, channel_name)
         channel = self.topic(topic_name).channel(channel_name)
         channel.subscribe(subscriber)
         return channel

@@ -88,7 +88,7 @@ class Environment:
         self.limits = Limits(
             max_msg_size=options.max_msg_size,
             max_body_size=options.max_body_size,
-            max_req_timeout_ms=round(options.max_req_timeout * 1000),
+            max_defer_ms=round(options.max_defer_timeout * 1000),
         )
 
 
