@@ -402,7 +402,6 @@ class Administration:
         self._broker.pause(self._context.existing_channel(request)[1], False)
         return EMPTY
 
-
     # The names of Go's RFC 1302 for nsqd's drain. The answer does not wait for the end of either.
 
     def drain(self, request: Request) -> Reply:
