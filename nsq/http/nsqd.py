@@ -371,6 +371,7 @@ class ChannelStats(TypedDict):
     message_count: int
     requeue_count: int
     timeout_count: int
+    dropped_count: NotRequired[int]
     paused: bool
     clients: list[ClientStats]
     client_count: NotRequired[int]
@@ -390,6 +391,7 @@ class TopicStats(TypedDict):
     message_count: int
     paused: bool
     message_bytes: NotRequired[int]
+    dropped_count: NotRequired[int]
     topic_partition: NotRequired[str]
     stored_bytes: NotRequired[int]
     e2e_processing_latency: NotRequired[Latency]

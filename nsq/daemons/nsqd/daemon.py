@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from nsq.daemons import COMPATIBLE_VERSION
 from nsq.daemons.nsqd.connection import Connection
+from nsq.daemons.nsqd.core.bound import Bound
 from nsq.daemons.nsqd.core.broker import Broker
 from nsq.daemons.nsqd.core.channel import Channel
 from nsq.daemons.nsqd.core.clock import LoopClock
@@ -93,9 +94,11 @@ class Nsqd:
         self._all_gone = asyncio.Event()
         self._all_gone.set()
         self._storage = Storage(options, clock, log)
+        most = options.max_channel_depth
         self._broker = Broker(
             clock,
             node_id=options.node_id,
+            bound=Bound(most, clock, lambda text: log.warning("%s", text)) if most else None,
             backlogs=self._storage,
             max_channel_consumers=options.max_channel_consumers,
             latency_percentiles=options.e2e_processing_latency_percentiles,
@@ -110,6 +113,8 @@ class Nsqd:
         self._memory.start()
         try:
             self._storage.start(self._broker)
+            if self._broker.bound is not None:
+                self._broker.bound.look_at_start(self._broker.topics.values())
             self._environment = environment = Environment(
                 options,
                 self._broker,

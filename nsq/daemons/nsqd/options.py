@@ -130,6 +130,12 @@ class NsqdOptions:
     mem_queue_size: int = flag(
         10_000, "maximum messages of a topic or channel in memory; the others are on disk", low=0, high=2**62
     )
+    max_channel_depth: int = flag(
+        0,
+        "maximum waiting messages of a channel; beyond it the oldest are dropped (0: no limit)",
+        low=0,
+        high=2**62,
+    )
     max_bytes_per_file: int = flag(
         100 * 1024 * 1024, "size in bytes at which nsqd begins a new data file", low=1, high=2**62
     )
