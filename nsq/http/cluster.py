@@ -112,7 +112,7 @@ def by_host(node: Node) -> tuple[str, str]:
 
 
 def _url(info: NsqdNode) -> Url:
-    return Url("http", info.broadcast_address, info.http_port, "/")
+    return Url("http", info.broadcast_address, info.http_port, "/", told=True)
 
 
 def newest_version(nodes: Iterable[Node]) -> tuple[int, ...]:

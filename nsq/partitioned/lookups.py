@@ -237,7 +237,9 @@ class Lookups(Asker):
         left = deadline - self._clock()
         if left <= 0:
             raise ApiError(f"{key_of(lookupd)} did not answer in time")
-        return PartitionedLookupdApi.of(lookupd, self._config, self._transport, left)
+        # Those that only another nsqlookupd has named may not have every secret.
+        told = key_of(lookupd) in self._added and key_of(lookupd) not in self._configured
+        return PartitionedLookupdApi.of(lookupd, self._config, self._transport, left, told=told)
 
     def _rewritten(self, address: str) -> str:
         if self._rewrite is None or not address:

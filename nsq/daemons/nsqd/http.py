@@ -33,6 +33,7 @@ from nsq.daemons.nsqd.statsd import full_prefix
 from nsq.daemons.nsqd.storage.committer import Committer
 from nsq.daemons.nsqd.storage.storage import HEALTHY
 from nsq.daemons.serve.debug import Debugging
+from nsq.daemons.serve.logins import is_reading
 from nsq.daemons.serve.process import Orders
 from nsq.daemons.serve.routes import (
     EMPTY,
@@ -230,6 +231,14 @@ def _older_name(path: str) -> str:
     """Return the path of NSQ's first releases: /create_topic for /topic/create."""
     _, noun, verb = path.split("/")
     return f"/{verb}_{noun}"
+
+
+#: What the role read of a login may GET; and /config/OPTION.
+_READ = frozenset({"/info", "/stats", "/metrics"})
+
+
+def may_read(request: Request) -> bool:
+    return is_reading(request) and (request.path in _READ or request.path.startswith("/config/"))
 
 
 def tls_gate(https_port: Callable[[], int]) -> Callable[[Request], Reply]:

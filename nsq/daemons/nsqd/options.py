@@ -30,6 +30,9 @@ EXPERIMENTS = (TOPOLOGY_AWARE,)
 
 SIGTERM_STOPS, SIGTERM_DRAINS = SIGTERM_MODES = ("shutdown", "drain")
 
+#: What --http-open may name: it shows no messages and changes nothing.
+MAY_BE_OPEN = ("/metrics", "/stats", "/info")
+
 PEEK_LOOPBACK, PEEK_ALL, PEEK_OFF = PEEK = ("loopback", "all", "off")
 
 _ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/A-Z]+")
@@ -78,6 +81,15 @@ class NsqdOptions:
     max_connections: int = flag(
         0, "maximum TCP connections, and maximum HTTP connections (0: no limit)", low=0, high=2**31
     )
+    http_logins: str = flag("", "path of the file of the logins for HTTP: see `nsq secret`")
+    http_open: tuple[str, ...] = repeated(
+        str,
+        f"path that needs no login: {', '.join(MAY_BE_OPEN)}",
+        name="http-open",
+        key="http_open",
+        choices=MAY_BE_OPEN,
+    )
+    http_secret_file: str = flag("", "path of a file with the secret for nsqlookupds that have --http-logins")
     legacy_get: bool = flag(
         False, "accept GET for actions under their names from before 1.0, such as /create_topic"
     )
@@ -295,6 +307,8 @@ class NsqdOptions:
                     f"--allow-pub-origin {origin!r} is not an origin as browsers send it: give a scheme and "
                     "a host in lower case, such as https://shop.example, or * for every page"
                 )
+        if self.http_open and not self.http_logins:
+            raise ConfigError("--http-open needs --http-logins: without it every path is open")
         if self.statsd_address:
             address_of("--statsd-address", self.statsd_address)
         self._check_percentiles()
