@@ -183,7 +183,14 @@ def draw(seed: int, sites: dict[str, list[tuple[str, int]]]) -> Plan:
     if chance.random() > 0.08:
         _draw_faults(chance, plan, kinds)
         _draw_holds(chance, plan, parts, sites)
+    _draw_bound(random.Random(f"bound {seed}"), plan)
     return plan
+
+
+def _draw_bound(chance: random.Random, plan: Plan) -> None:
+    """Bound channels in some runs. With draws of its own, so that the other plans stay as they are."""
+    if chance.random() < 0.15:
+        plan.nsqd_options["max_channel_depth"] = chance.choice((1, 5, 50))
 
 
 def _nsqd_options(chance: random.Random, focus: str) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import pickle
 import signal
@@ -58,6 +59,7 @@ def perform(plan: Plan, story: Callable[[str], None] | None = None) -> Outcome:
     for (module, name), value in plan.knobs.items():
         code.knob(module, name, value)
     _hold(plan.holds)
+    _record_drops(world.dropped)
     began = time.process_time()
     parts: list[tuple[Load, Faults]] = []
     try:
@@ -74,6 +76,18 @@ def perform(plan: Plan, story: Callable[[str], None] | None = None) -> Outcome:
     outcome.virtual = scheduler.now - 1000
     outcome.cpu = time.process_time() - began
     return outcome
+
+
+def _record_drops(dropped: set[tuple[str, bytes]]) -> None:
+    """Note which messages nsqds drop (--max-channel-depth), with the topic or TOPIC/CHANNEL."""
+    bound = importlib.import_module("nsq.daemons.nsqd.core.bound").Bound
+    drop = bound._dropped
+
+    def noted(self: Any, name: str, messages: list[Any]) -> None:
+        dropped.update((name.split()[-1], Load.key(message.body)) for message in messages)
+        drop(self, name, messages)
+
+    bound._dropped = noted
 
 
 def _hold(holds: list[Hold]) -> None:

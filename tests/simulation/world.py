@@ -65,6 +65,8 @@ class World:
         self.chance = random.Random(f"world {seed}")
         self.daemons: list[Daemon] = []
         self.clients: list[Process] = []
+        self.dropped: set[tuple[str, bytes]] = set()
+        """What nsqds have dropped, by --max-channel-depth: TOPIC or TOPIC/CHANNEL, and the message's key."""
         self.logged: list[str] = []
         """What the client has logged as an error of its own."""
         self.processes: list[Process] = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable
 
+from nsq.daemons.nsqd.core.backlog import Message
 from nsq.daemons.nsqd.core.channel import Channel
 from nsq.daemons.nsqd.core.clock import Alarm, Clock
 from nsq.daemons.nsqd.core.topic import Topic
@@ -60,10 +61,10 @@ class Bound:
 
     # Warnings: at the first drop of all, and then at most once a minute.
 
-    def _dropped(self, name: str, messages: int) -> None:
+    def _dropped(self, name: str, messages: list[Message]) -> None:
         if not messages:
             return
-        self._unsaid[name] += messages
+        self._unsaid[name] += len(messages)
         self._alarm.set(max(self._next_warning, self._clock.now()))
 
     def _warn_of_drops(self) -> None:

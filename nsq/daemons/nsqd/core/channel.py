@@ -269,22 +269,22 @@ class Channel:
             self.backlog.put_back(messages)
             self.wake()
 
-    def drop_oldest(self, most: int) -> int:
+    def drop_oldest(self, most: int) -> list[Message]:
         """Drop the oldest waiting messages beyond ``most``, at most one for each that has come since the last
-        call; return their number. What waited at the start, or is requeued, pushes out nothing.
+        call; return them. What waited at the start, or is requeued, pushes out nothing.
         """
         come, self._counted = self.message_count - self._counted, self.message_count
         spared = min(come, self.spared)
         self.spared -= spared
         left = min(come - spared, len(self.backlog) - most)
-        dropped = 0
+        dropped: list[Message] = []
         while left > 0 and (messages := self.backlog.take(min(left, _SLICE))):
             left -= len(messages)
             if self._needs_finished:
                 messages = self._without_deferred(messages, self._clock.now())
                 self.backlog.finished(messages)
-            dropped += len(messages)
-        self.dropped_count += dropped
+            dropped += messages
+        self.dropped_count += len(dropped)
         return dropped
 
     # Messages out.

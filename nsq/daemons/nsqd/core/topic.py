@@ -257,9 +257,9 @@ class Topic:
         if not self._releasing:
             self._ask_for_a_turn()
 
-    def drop_oldest(self, count: int, now: float) -> int:
+    def drop_oldest(self, count: int, now: float) -> list[Message]:
         """Drop the ``count`` oldest messages of a topic that does not flow, except those that are deferred;
-        return the number of the dropped ones.
+        return the dropped ones.
         """
         taken = self.backlog.take(count)
         dropped = [message for message in taken if message.due <= now]
@@ -267,7 +267,7 @@ class Topic:
             self.backlog.put_back([message for message in taken if message.due > now])
         self.backlog.finished(dropped)
         self.dropped_count += len(dropped)
-        return len(dropped)
+        return dropped
 
     def channel(self, name: str) -> Channel:
         """Return the channel of that name, or create it: the first one gets all waiting messages."""
