@@ -27,6 +27,9 @@ class NsqdApi(Api):
     4151. A method takes no longer than ``timeout`` seconds. It raises ApiRefused when nsqd answers with an
     error, ApiError when there is no usable answer. If nsqd insists on TLS, it repeats the call with TLS. Each
     call opens its own connection: any number of threads may share one NsqdApi, which needs no closing.
+
+    ``secret`` is that of a login (--http-logins). Say ``told=True`` if an nsqlookupd told the address: then
+    the secret goes there only over TLS with authorities of your own (``tls``), or on this machine.
     """
 
     _default_port = 4151
