@@ -334,6 +334,20 @@ def test_an_nsqd_that_registers_itself_gets_the_secret_only_if_the_user_says_so(
     assert stranger.secrets[-1] == f"Bearer {ALL}"
 
 
+def test_over_https_the_secret_goes_where_the_users_own_authority_vouches(
+    nsqd_factory: Factory[Nsqd], logins: Path, tmp_path: Path
+) -> None:
+    authority = Authority(tmp_path)
+    nsqd = nsqd_factory(http_logins=logins, tls_required="true", **authority.server_options)
+    trusting = authority.client_context()
+    for told in (False, True):
+        # nsqd refuses plain HTTP before it asks for a login; the client then asks again over https.
+        for address in (f"https://{nsqd.https_address}", nsqd.http_address):
+            assert NsqdApi(address, secret=READ, tls=trusting, told=told).info().tcp_port > 0
+            with pytest.raises(nsq.ApiRefused, match="401 UNAUTHORIZED"):
+                NsqdApi(address, tls=trusting, told=told).info()
+
+
 def test_other_servers_of_nsqadmin_get_no_secret(nsqd: Nsqd, tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text(ALL)
