@@ -19,7 +19,7 @@ PACKAGE = ROOT / "nsq"
 # is there for everybody, its other names only for the parts below it.
 PUBLIC = "nsq"
 ORDER = [
-    ["errors", "gc_settings", "other_clients"],
+    ["errors", "gc_settings", "other_clients", "pauses"],
     ["log", "tables"],
     ["options"],
     ["config", "message"],
@@ -39,7 +39,9 @@ ORDER = [
 ]
 
 # Narrower or wider than the order above.
-MAY_IMPORT_ONLY = {"daemons": {"errors", "gc_settings", "threads", "options", "wire", "http", "flags"}}
+MAY_IMPORT_ONLY = {
+    "daemons": {"errors", "gc_settings", "pauses", "threads", "options", "wire", "http", "flags"}
+}
 MAY_IMPORT_ANYTHING = {"testing"}
 #: The public classes, which choose what they need for the cluster that they meet.
 MAY_IMPORT_PARTITIONED = {"producer/producer.py", "consumer/consumer.py"}
