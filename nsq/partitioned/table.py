@@ -36,6 +36,7 @@ from nsq.errors import (
     TopicNotExist,
 )
 from nsq.partitioned.wire import MAX_PARTITIONS, Meta
+from nsq.pauses import doubled
 
 #: Which NSQ a cluster runs: the original one, or the one with partitions.
 Kind = Literal["original", "partitioned"]
@@ -412,4 +413,4 @@ def retry_pause(tries: int, chance: Callable[[], float]) -> float:
 
 def retry_ceiling(tries: int) -> float:
     """Return the most seconds before the next try."""
-    return min(_LONGEST_RETRY_PAUSE, _RETRY_PAUSE * 2.0 ** min(max(tries - 1, 0), 62))
+    return doubled(_RETRY_PAUSE, _LONGEST_RETRY_PAUSE, tries - 1)

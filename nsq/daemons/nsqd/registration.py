@@ -26,6 +26,7 @@ from nsq.daemons.serve.logs import DaemonLog
 from nsq.errors import ApiError, NsqError, WireError
 from nsq.http.message import HttpRequest, Url
 from nsq.http.secret import HttpSecret, secret_of_program
+from nsq.pauses import doubled
 from nsq.wire import lookup
 from nsq.wire.lookup import PeerInfo
 from nsq.wire.names import is_ephemeral, valid_channel
@@ -185,7 +186,7 @@ class _Peer:
         self.task.cancel()
 
     async def _stay_registered(self) -> None:
-        wait = _FIRST_RETRY
+        failures = 0
         while True:
             try:
                 await self._session()
@@ -194,9 +195,10 @@ class _Peer:
             except Exception as error:
                 # A bug in nsqd must not end the task: consumers would not find this nsqd any more.
                 self._log.error("LOOKUPD(%s): %r, a bug in nsqd", self._address, error)
-            wait = _FIRST_RETRY if self._connected else min(wait * 2, _LAST_RETRY)
+            failures = 0 if self._connected else failures + 1
             self._connected = False
-            await asyncio.sleep(wait * random.uniform(0.5, 1.0))
+            pause = doubled(_FIRST_RETRY, _LAST_RETRY, failures)
+            await asyncio.sleep(pause * random.uniform(0.5, 1.0))
 
     async def _session(self) -> None:
         """Connect, IDENTIFY, register everything, then send every change, or PING when there is none."""
