@@ -195,11 +195,11 @@ def _parsed(text: str, where: ast.stmt) -> ast.stmt:
 
 sites: dict[str, list[tuple[str, int]]] = {}
 """By module: the function and line of each place where a thread can be preempted."""
-_modules: dict[str, ModuleType] = {}
+_modules: dict[str, Any] = {}
 
 
 class _Loader(importlib.machinery.SourceFileLoader):
-    def __init__(self, name: str, path: str, stand_ins: dict[str, ModuleType], cache: Path) -> None:
+    def __init__(self, name: str, path: str, stand_ins: dict[str, Any], cache: Path) -> None:
         super().__init__(name, path)
         self._stand_ins, self._cache = stand_ins, cache
 
@@ -236,7 +236,7 @@ class _Loader(importlib.machinery.SourceFileLoader):
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    def __init__(self, stand_ins: dict[str, ModuleType], cache: Path) -> None:
+    def __init__(self, stand_ins: dict[str, Any], cache: Path) -> None:
         self._stand_ins, self._cache = stand_ins, cache
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: Any = None) -> Any:
@@ -248,7 +248,7 @@ class _Finder(importlib.abc.MetaPathFinder):
         return spec
 
 
-def install(stand_ins: dict[str, ModuleType], cache: Path) -> None:
+def install(stand_ins: dict[str, Any], cache: Path) -> None:
     """From now on import the package for the simulation. It must not have been imported before."""
     loaded = [name for name in sys.modules if name.partition(".")[0] == PACKAGE]
     assert not loaded, f"imported before the simulation was installed: {loaded}"

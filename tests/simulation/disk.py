@@ -19,12 +19,12 @@ import pathlib
 import random
 import stat as real_stat
 from collections.abc import Callable, Iterator
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 from tests.simulation.network import network
 from tests.simulation.scheduler import scheduler
-from tests.simulation.threads import StandIn
+from tests.simulation.threads import stand_in
 
 ROOT = "/disk"
 _SECTOR = 512
@@ -402,25 +402,25 @@ def flock(descriptor: int, _operation: int) -> None:
         raise BlockingIOError(errno.EAGAIN, "locked")
 
 
-def modules() -> dict[str, ModuleType]:
+def modules() -> dict[str, Any]:
     """Return the stand-ins by the name under which the package imports them."""
     calls = (
         close, pwrite, pread, fsync, ftruncate, truncate, rename, unlink, stat, fstat, listdir, scandir,
     )  # fmt: skip
     return {
-        "os": StandIn(
+        "os": stand_in(
             real_os,
             open=os_open,
             open_file=open_file,
             replace=rename,
-            path=StandIn(real_os.path, isdir=isdir),
+            path=stand_in(real_os.path, isdir=isdir),
             getpid=_pid,
             uname=lambda: SimpleNamespace(nodename="host"),
             register_at_fork=lambda **_: None,
             **{call.__name__: call for call in calls},
         ),
-        "fcntl": StandIn(real_fcntl, flock=flock),
-        "pathlib": StandIn(pathlib, Path=Path),
+        "fcntl": stand_in(real_fcntl, flock=flock),
+        "pathlib": stand_in(pathlib, Path=Path),
     }
 
 

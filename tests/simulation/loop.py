@@ -7,7 +7,6 @@ import asyncio.base_events
 import asyncio.selector_events
 import selectors
 from collections.abc import Mapping
-from types import ModuleType
 from typing import Any
 
 from tests.simulation.network import Socket
@@ -80,11 +79,10 @@ class Loop(asyncio.selector_events.BaseSelectorEventLoop):
 
     def run_until_complete(self, future: Any) -> Any:
         scheduler.me().loop = self
-        scheduler._running_loop = self
         try:
             return super().run_until_complete(future)
         finally:
-            scheduler.me().loop = scheduler._running_loop = None
+            scheduler.me().loop = None
 
     def _write_to_self(self) -> None:
         self._virtual.wake()
@@ -99,7 +97,7 @@ class Loop(asyncio.selector_events.BaseSelectorEventLoop):
         pass  # only real descriptors need it
 
 
-def install(sockets: ModuleType) -> None:
+def install(sockets: Any) -> None:
     """Have asyncio make simulated sockets."""
     asyncio.base_events.socket = sockets  # type: ignore[attr-defined]
     asyncio.selector_events.socket = sockets  # type: ignore[attr-defined]

@@ -17,11 +17,10 @@ import struct
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from types import ModuleType
 from typing import Any
 
 from tests.simulation.scheduler import Process, Waiters, scheduler
-from tests.simulation.threads import StandIn
+from tests.simulation.threads import stand_in
 
 _FIRST_PORT = 40_000
 _TIMEVAL = struct.Struct("@ll")
@@ -485,15 +484,15 @@ def getaddrinfo(host: Any, port: Any, *_: Any, flags: int = 0, **__: Any) -> lis
     return [(real_socket.AF_INET, real_socket.SOCK_STREAM, 6, "", (text, int(port)))]
 
 
-def modules() -> dict[str, ModuleType]:
+def modules() -> dict[str, Any]:
     """Return the stand-ins by the name under which the package imports them."""
     return {
-        "socket": StandIn(
+        "socket": stand_in(
             real_socket,
             socket=Socket,
             getaddrinfo=getaddrinfo,
             gethostname=lambda: scheduler.me().process.host.name,
             has_dualstack_ipv6=lambda: False,
         ),
-        "select": StandIn(real_select, poll=Poll),
+        "select": stand_in(real_select, poll=Poll),
     }
