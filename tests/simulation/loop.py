@@ -37,16 +37,13 @@ class _Selector(selectors.BaseSelector):
         return self._keys
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        ready = self._ready()
-        if not ready and not self._woken:
-            if timeout is not None and timeout <= 0:
-                scheduler.give_way()  # a loop that is never idle lets other threads run too
-            else:
-                places = [sock.end.watchers for sock in self._sockets.values()]
-                scheduler.wait_until(lambda: self._woken or self._ready(), timeout, self._waiters, *places)
-            ready = self._ready()
+        if timeout is not None and timeout <= 0 and not (self._woken or self._ready()):
+            scheduler.give_way()  # a loop that is never idle lets other threads run too
+        else:
+            places = [sock.end.watchers for sock in self._sockets.values()]
+            scheduler.wait_until(lambda: self._woken or self._ready(), timeout, self._waiters, *places)
         self._woken = False
-        return ready
+        return self._ready()
 
     def _ready(self) -> list[tuple[selectors.SelectorKey, int]]:
         ready = []
