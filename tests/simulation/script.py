@@ -9,7 +9,6 @@ where the schedule says so.
 from __future__ import annotations
 
 import errno
-import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -99,17 +98,9 @@ class Script:
         """Have the ``nth`` thread that comes to a statement of a function stand still before it. ``function``
         is ``module:Class.method``, ``statement`` is how the line begins.
         """
-        module, site = self._place(function, statement)
+        module, site = code.site_of(function, statement)
         self._held.setdefault((module, site), [0.0] * 50)[nth - 1] = seconds
         code.mark(module, site)
-
-    def _place(self, function: str, statement: str) -> tuple[str, int]:
-        for module, site in code.sites_of(function):
-            line = code.sites[module][site][1]
-            source = inspect.getsourcelines(code.module(module))[0]
-            if source[line - 1].strip().startswith(statement):
-                return module, site
-        raise LookupError(f"{function} has no line that begins with {statement!r}")
 
     def _hold(self, module: str, site: int) -> float:
         seconds = self._held.get((module, site))
