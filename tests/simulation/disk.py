@@ -58,7 +58,7 @@ class File:
         return states
 
     def cut_power(self, chance: random.Random | None) -> None:
-        """Leave each sector as of some moment since the last fsync; without ``chance``, every other one new."""
+        """Leave each sector as of some moment since the last fsync; without ``chance``, every other new."""
         states = self._states()
         if len(states) > 1:
             size = len(chance.choice(states) if chance else states[-1])

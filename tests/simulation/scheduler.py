@@ -155,6 +155,11 @@ class Scheduler:
         """End ``run`` at the next switch."""
         self._over = True
 
+    def tell(self, line: Callable[[str], None]) -> None:
+        """Have each line of the story told, with its time."""
+        self.telling = True
+        self.story = lambda text: line(f"{self.now - _BEGIN:11.6f}  {text}")
+
     def note(self, *facts: object) -> None:
         """Add facts to the hash that tells whether two runs are the same."""
         self._trace.update(repr((self.now, facts)).encode())
