@@ -9,14 +9,16 @@ nothing.
 from __future__ import annotations
 
 import errno
+import itertools
 import math
 import os
 import select as real_select
 import socket as real_socket
 import struct
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from select import POLLIN, POLLNVAL, POLLOUT
 from typing import Any
 
 from tests.simulation.scheduler import Process, Waiters, scheduler
@@ -36,14 +38,11 @@ class Host:
     powered: bool = True
     listeners: dict[int, End] = field(default_factory=dict)
     ends: dict[End, None] = field(default_factory=dict)
-    last_port: int = 40_000
+    ports: Iterator[int] = field(default_factory=lambda: itertools.count(40_001))
+    """For the ends of connections that it dials."""
 
     def __repr__(self) -> str:
         return self.name
-
-    def free_port(self) -> int:
-        self.last_port += 1
-        return self.last_port
 
 
 class Link:
@@ -100,6 +99,10 @@ class End:
         """What it sent, and when: for the auditor."""
         self.closed_at = math.inf
 
+    def ready(self, reading: int, writing: int) -> int:
+        """Return the flags that are asked for, as far as this end is readable and writable."""
+        return reading * self.readable | writing * self.writable
+
     @property
     def room(self) -> int:
         return 0 if self.peer is None else max(0, network.window - len(self.peer.received) - self.on_way)
@@ -115,12 +118,8 @@ class End:
 
     # Connecting.
 
-    def listen(self) -> None:
-        self.accepting = deque()
-        self.host.listeners[self.name[1]] = self
-
     def connect(self, address: tuple[str, int]) -> None:
-        self.name, self.peer_name = (self.host.address, self.host.free_port()), address
+        self.name, self.peer_name = (self.host.address, next(self.host.ports)), address
         self.host.ends[self] = None
         self.connecting = True
         there = network.hosts.get(address[0])
@@ -285,15 +284,12 @@ class Socket:
         return self.end.peer_name
 
     def bind(self, address: Any) -> None:
-        host = self.end.host
-        port = address[1] or host.free_port()
-        if port in host.listeners:
-            raise _error(errno.EADDRINUSE)
-        self.end.name = (host.address, port)
+        self.end.name = (self.end.host.address, address[1])
 
     def listen(self, _backlog: int = 128) -> None:
-        if self.end.accepting is None:
-            self.end.listen()
+        end = self.end
+        end.accepting = end.accepting or deque()
+        end.host.listeners[end.name[1]] = end
 
     def accept(self) -> tuple[Socket, tuple[str, int]]:
         if not self.end.accepting:
@@ -371,15 +367,11 @@ class Poll:
         return self._ready()
 
     def _ready(self) -> list[tuple[int, int]]:
-        found = []
-        for number, (sock, events) in self._sockets.items():
-            end = sock._end
-            events &= real_select.POLLIN * end.readable | real_select.POLLOUT * end.writable
-            if sock.closed:
-                events = real_select.POLLNVAL
-            if events:
-                found.append((number, events))
-        return found
+        found = [
+            (number, POLLNVAL if sock.closed else sock.end.ready(events & POLLIN, events & POLLOUT))
+            for number, (sock, events) in self._sockets.items()
+        ]
+        return [each for each in found if each[1]]
 
 
 class Network:

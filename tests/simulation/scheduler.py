@@ -88,7 +88,11 @@ class Thread:
         return f"{self.process.name}/{self.name}"
 
     def start(self) -> None:
-        scheduler.begin_thread(self)
+        if self.ident is not None:
+            raise RuntimeError("threads can only be started once")
+        self.alive = True
+        self.process.threads.append(self)
+        self.ident = scheduler.add(self)
 
     @property
     def _runner(self) -> Thread:
@@ -175,14 +179,13 @@ class Scheduler:
         thread.start()
         return thread
 
-    def begin_thread(self, thread: Thread) -> None:
-        if thread.ident is not None:
-            raise RuntimeError("threads can only be started once")
-        thread.ident, thread.alive = next(self._numbers), True
-        thread.process.threads.append(thread)
+    def add(self, thread: Thread) -> int:
+        """Take a new thread; return its number."""
+        number = next(self._numbers)
         self._threads.append(thread)
         self._runnable.append(thread)
-        self.note("started", thread.ident, thread.name)
+        self.note("started", number, thread.name)
+        return number
 
     def kill(self, process: Process) -> None:
         """End all threads of a process where they are: they never run again."""
@@ -315,13 +318,16 @@ class Scheduler:
 
     def _choose(self) -> Thread | None:
         """Return one of the threads that can run, when there is one; None ends the run."""
+        runnable, timers = self._runnable, self._timers
         while True:
-            self._fire()
-            runnable = self._runnable
-            if self._over or not (runnable or self._timers):
+            while timers and timers[0][0] <= self.now:
+                action = heapq.heappop(timers)[2]
+                if action is not None:
+                    action()
+            if self._over or not (runnable or timers):
                 return None
             if not runnable:
-                self.now = max(self.now, self._timers[0][0])
+                self.now = timers[0][0]
                 self._since_timer = 0
                 continue
             index = int(self.chance.random() * len(runnable))
@@ -338,12 +344,6 @@ class Scheduler:
                 self._failure = Hang(f"{thread} and others run without waiting")
                 return None
             return thread
-
-    def _fire(self) -> None:
-        while self._timers and self._timers[0][0] <= self.now:
-            action = heapq.heappop(self._timers)[2]
-            if action is not None:
-                action()
 
 
 scheduler = Scheduler()

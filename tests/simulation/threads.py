@@ -13,7 +13,7 @@ import time as real_time
 from collections import deque
 from collections.abc import Callable, Iterable
 from types import SimpleNamespace
-from typing import Any, NoReturn
+from typing import Any
 
 from tests.simulation.scheduler import EPOCH, Thread, Waiters, scheduler
 
@@ -68,9 +68,6 @@ class Event:
         self._set = True
         self._waiters.wake()
 
-    def clear(self) -> None:
-        self._set = False
-
     def wait(self, timeout: float | None = None) -> bool:
         return scheduler.wait_until(self.is_set, timeout, self._waiters)
 
@@ -110,9 +107,9 @@ class ThreadPoolExecutor(concurrent.futures.Executor):
         self._done = Waiters()
         self._threads: list[Thread] = []
 
-    def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    def submit(self, function: Callable[..., Any], /, *args: Any) -> Any:  # type: ignore[override]
         future: concurrent.futures.Future[Any] = concurrent.futures.Future()
-        self._work.put((future, function, args, kwargs))
+        self._work.put((future, function, args))
         if len(self._threads) < self._most:
             self._threads.append(Thread(self._run, f"{self._prefix}_{len(self._threads)}"))
             self._threads[-1].start()
@@ -120,16 +117,16 @@ class ThreadPoolExecutor(concurrent.futures.Executor):
 
     def _run(self) -> None:
         while (item := self._work.get()) is not None:
-            future, function, args, kwargs = item
+            future, function, args = item
             if future.set_running_or_notify_cancel():
                 try:
-                    future.set_result(function(*args, **kwargs))
+                    future.set_result(function(*args))
                 except BaseException as error:
                     future.set_exception(error)
             self._done.wake()
 
-    def map(self, function: Callable[..., Any], *iterables: Iterable[Any], **_: Any) -> Any:
-        futures = [self.submit(function, *args) for args in zip(*iterables, strict=False)]
+    def map(self, function: Callable[..., Any], items: Iterable[Any]) -> Any:  # type: ignore[override]
+        futures = [self.submit(function, item) for item in items]
         scheduler.wait_until(lambda: all(future.done() for future in futures), None, self._done)
         return iter([future.result() for future in futures])
 
@@ -165,10 +162,6 @@ chance = random.Random(0)
 """What the package draws from, in place of the module ``random``. ``World`` seeds it."""
 
 
-def _not_simulated(*_: object) -> NoReturn:
-    raise NotImplementedError("not simulated; the real one would block all threads of the run")
-
-
 def modules() -> dict[str, Any]:
     """Return the stand-ins by the name under which the package imports them."""
     return {
@@ -182,8 +175,8 @@ def modules() -> dict[str, Any]:
         "threading": stand_in(
             real_threading,
             Lock=Lock,
-            RLock=_not_simulated,
-            Condition=_not_simulated,
+            RLock=None,  # not used; the real ones would block all threads of the run
+            Condition=None,
             Event=Event,
             Thread=Thread,
             current_thread=scheduler.me,
