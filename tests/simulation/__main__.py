@@ -66,6 +66,7 @@ def replay(seed: int, *, quiet: bool) -> int:
     if outcome.violations and not quiet:
         outcome = run.shrink(outcome, lambda line: print(line, file=sys.stderr, flush=True))
         print("The plan, shrunk:", outcome.plan)
+    if not quiet:
         outcome = run.in_child(outcome.plan, story=True)
     for violation in outcome.violations:
         print("VIOLATION", violation)

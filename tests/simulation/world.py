@@ -25,21 +25,15 @@ from tests.simulation.disk import Disk, disks
 from tests.simulation.network import Host
 from tests.simulation.scheduler import Process, Thread, begin, scheduler
 
-#: The modules of the package that take part; imported once, before runs are forked.
+#: The modules that take part, also those that the package imports late. Runs are forked after the import.
 MODULES = (
-    "nsq",
-    "nsq.aio",
-    "nsq.config",
     "nsq.consumer.consumer",
-    "nsq.discovery.lookups",
-    "nsq.errors",
+    "nsq.daemons.nsqd.daemon",
+    "nsq.daemons.nsqlookupd.daemon",
     "nsq.http.nsqd",
-    "nsq.http.nsqlookupd",
     "nsq.partitioned.consuming",
     "nsq.partitioned.routing",
     "nsq.producer.producer",
-    "nsq.daemons.nsqd.daemon",
-    "nsq.daemons.nsqlookupd.daemon",
 )
 
 
