@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import math
 import random
 import sys
 import time
@@ -18,19 +19,17 @@ def main() -> int:
     parser.add_argument("--seed", type=int, help="replay one seed, and print its story")
     parser.add_argument("--seeds", help="run FIRST-LAST")
     parser.add_argument("--minutes", type=float, default=10.0, help="run new seeds for so long")
-    parser.add_argument("--first", type=int, help="the first of the new seeds (default: by chance)")
     parser.add_argument("--schedule", help="run a schedule by name, with its story; all: run all")
-    parser.add_argument("--quiet", action="store_true", help="with --seed or --schedule: no story")
     options = parser.parse_args()
     world.install()
     if options.schedule:
-        return perform(options.schedule, quiet=options.quiet)
+        return perform(options.schedule)
     if options.seed is not None:
-        return replay(options.seed, quiet=options.quiet)
+        return replay(options.seed)
     if options.seeds:
-        first, _, last = options.seeds.partition("-")
-        return many(range(int(first), int(last or first) + 1), float("inf"))
-    first = options.first if options.first is not None else random.SystemRandom().randrange(10**6) * 1000
+        start, _, end = options.seeds.partition("-")
+        return many(range(int(start), int(end or start) + 1), math.inf)
+    first = random.SystemRandom().randrange(10**6) * 1000
     print(f"new seeds from {first} for {options.minutes:g} minutes", flush=True)
     return many(range(first, first + 10**6), time.monotonic() + options.minutes * 60)
 
@@ -61,26 +60,26 @@ def many(seeds: Iterable[int], deadline: float) -> int:
     return 1 if totals["failed"] else 0
 
 
-def replay(seed: int, *, quiet: bool) -> int:
+def replay(seed: int) -> int:
+    """Run a seed, shrink its plan if it fails, and print its story."""
     outcome = run.in_child(run.plan_of(seed))
-    if outcome.violations and not quiet:
+    if outcome.violations:
         outcome = run.shrink(outcome, lambda line: print(line, file=sys.stderr, flush=True))
         print("The plan, shrunk:", outcome.plan)
-    if not quiet:
-        outcome = run.in_child(outcome.plan, story=True)
+    outcome = run.in_child(outcome.plan, story=True)
     for violation in outcome.violations:
         print("VIOLATION", violation)
     print(f"seed {seed}: hash {outcome.trace}, {outcome.virtual:.1f} virtual s, {outcome.cpu:.2f} CPU s")
     return 1 if outcome.violations else 0
 
 
-def perform(name: str, *, quiet: bool) -> int:
-    """Run schedules; print what does not hold."""
+def perform(name: str) -> int:
+    """Run all schedules, or one, with its story; print what does not hold."""
     from tests.simulation import schedules  # noqa: F401 - it fills the list, and imports the package
 
     failed = 0
     for each in script.schedules if name == "all" else [name]:
-        tell = None if quiet or name == "all" else print
+        tell = None if name == "all" else print
         violations = run.child_of(lambda each=each, tell=tell: script.perform(each, tell))
         failed += bool(violations)
         print(f"{'FAILED' if violations else 'ok    '} {each}", flush=True)

@@ -413,11 +413,6 @@ class Network:
             if each is not None:
                 each.reset()
 
-    def process_died(self, process: Process) -> None:
-        """Close what a killed process had open, as the kernel does."""
-        for item in list(process.descriptors.values()):
-            item.close()
-
     def power_off(self, host: Host) -> None:
         """Silence: the other ends learn nothing, until what they send meanwhile arrives when it is back."""
         host.powered = False

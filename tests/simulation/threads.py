@@ -166,11 +166,7 @@ def modules() -> dict[str, Any]:
     """Return the stand-ins by the name under which the package imports them."""
     return {
         "_thread": stand_in(
-            real_thread,
-            allocate_lock=Lock,
-            LockType=Lock,
-            get_ident=get_ident,
-            start_new_thread=start_new_thread,
+            real_thread, allocate_lock=Lock, get_ident=get_ident, start_new_thread=start_new_thread
         ),
         "threading": stand_in(
             real_threading,

@@ -87,10 +87,15 @@ class World:
     def kill_process(self, process: Process) -> None:
         """End a process at once, as kill -9 does."""
         scheduler.story(f"{process.name} is killed")
-        if process is scheduler.me().process:  # this call never returns
-            scheduler.at(scheduler.now, lambda: network.network.process_died(process))
+
+        def close() -> None:
+            for item in list(process.descriptors.values()):
+                item.close()
+
+        if process is scheduler.me().process:  # ``scheduler.kill`` will not return
+            scheduler.at(scheduler.now, close)
         else:
-            network.network.process_died(process)
+            close()
         scheduler.kill(process)
 
     def conversations(self) -> list[Conversation]:
