@@ -137,7 +137,7 @@ class Disk:
         self.names = names
         self.sync_names()
         self.lock = None
-        for file in {id(file): file for file in names.values()}.values():
+        for file in dict.fromkeys(names.values()):
             file.cut_power(chance)
 
 

@@ -101,8 +101,6 @@ class Thread:
     def _run(self) -> None:
         try:
             self._target(*self._args)
-        except SystemExit:
-            pass
         except BaseException:
             self.process.crashed.append(f"{self} died of {traceback.format_exc()}")
         self.alive = False
