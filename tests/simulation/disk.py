@@ -184,8 +184,8 @@ class Open(io.RawIOBase):
     def __init__(self, disk: Disk, name: str, file: File) -> None:
         self.disk, self.name, self.file = disk, name, file
         self._position = 0
-        self._process = scheduler.me().process
-        self._number = network.descriptor(self._process, self)
+        self.process = scheduler.me().process
+        self._number = network.descriptor(self.process, self)
 
     # What ``os`` does with descriptors.
 
@@ -242,7 +242,7 @@ class Open(io.RawIOBase):
 
     def close(self) -> None:
         super().close()
-        self._process.descriptors.pop(self._number, None)
+        self.process.descriptors.pop(self._number, None)
         if self.disk.lock is self:
             self.disk.lock = None
 

@@ -241,10 +241,10 @@ class Socket:
         end: End | None = None,
     ) -> None:
         self.family, self.type, self.proto = real_socket.AddressFamily(family), type, proto
-        self._process = scheduler.me().process
-        self._end = end or End(self._process.host)
+        self.process = scheduler.me().process
+        self._end = end or End(self.process.host)
         self._end.descriptors += 1
-        self._number = network.descriptor(self._process, self)
+        self._number = network.descriptor(self.process, self)
         self.closed = False
         self._blocking = True
 
@@ -343,7 +343,7 @@ class Socket:
         if self.closed:
             return
         self.closed = True
-        del self._process.descriptors[self._number]
+        del self.process.descriptors[self._number]
         self._end.descriptors -= 1
         if self._end.descriptors == 0:
             self._end.close()

@@ -55,7 +55,6 @@ class World:
         network.begin()
         disk.begin()
         threads.chance.seed(f"package {seed}")
-        self.seed = seed
         self.chance = random.Random(f"world {seed}")
         self.daemons: list[Daemon] = []
         self.clients: list[Process] = []
