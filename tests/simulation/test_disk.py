@@ -68,5 +68,7 @@ def test_a_full_disk_takes_what_fits() -> None:
         with pytest.raises(OSError, match="No space left"):
             file.pwrite(b"4", 3)
         assert file.pwrite(b"abc", 0) == 3, "what is written over needs no space"
+        assert file.pwrite(b"", 0) == 0
+        assert file.fstat().st_size == 3, "a write of nothing changes nothing"
 
     on_disk(use)
