@@ -15,6 +15,8 @@ from tests.simulation.world import World
 _GRACE = 3.0
 #: Seconds by which a deferred message may be early: the wire counts milliseconds.
 _EARLY = 0.002
+#: Faults that neither end a connection nor keep what comes over it from nsqd's disk.
+_UNNOTICED = ("guests", "late", "pause", "empty", "clock", "lookupd", "unlisted")
 
 
 class Auditor:
@@ -33,6 +35,8 @@ class Auditor:
             self.only_what_was_published_arrives,
             self.nothing_deferred_is_early,
             self.nothing_comes_twice,
+            self.nothing_is_stored_twice,
+            self.nothing_finished_comes_again,
             self.nothing_is_refused_without_a_fault,
             self.nothing_is_answered_twice,
             self.windows_stay_in_their_budget,
@@ -49,9 +53,6 @@ class Auditor:
     def found(self, text: str) -> None:
         self.violations.append(text)
 
-    def _channels(self, message: Sent) -> list[str]:
-        return [f"{message.topic}/{name}" for name in self.plan.topics.get(message.topic, ["late"])]
-
     def _excused(self, message: Sent) -> bool:
         """Whether an nsqd that keeps messages in memory has ended since it confirmed this one."""
         return not self.plan.durable and any(at >= message.began for at in self.faults.lossy)
@@ -61,7 +62,7 @@ class Auditor:
             f"{message.key.decode()} ({message.call}, confirmed {message.ended:.6f}) on {channel}"
             for message in self.load.sent.values()
             if message.state == "stored" and not self._excused(message)
-            for channel in self._channels(message)
+            for channel in self.load.channels(message)
             if not any(
                 each.channel == channel and each.succeeded for each in self.by_key.get(message.key, ())
             )
@@ -125,10 +126,56 @@ class Auditor:
         if twice:
             self.found(f"TWICE although nothing was broken: {len(twice)}, the first: {twice[0]}")
 
+    def nothing_is_stored_twice(self) -> None:
+        """A publish is one message: it is sent again only if it is surely not stored."""
+        ids: dict[tuple[bytes, str], set[tuple[str, bytes]]] = {}
+        for each in self.load.handled:
+            ids.setdefault((each.key, each.channel), set()).add((each.nsqd.partition(":")[0], each.message_id))
+        for (key, channel), stored in ids.items():
+            if len({message_id for _, message_id in stored}) > 1 and key in self.load.sent:
+                self.found(f"STORED {len(stored)} times: {key!r} on {channel}: {sorted(stored)}")
+                break
+
+    def nothing_finished_comes_again(self) -> None:
+        """What was finished comes again only if a fault can have kept the FIN from nsqd, or from its disk."""
+        late = self._patience - _GRACE + 1
+        if self.plan.batch or self.faults.disk_failed or late > 4:
+            # (One message that fails has a whole batch come again.)
+            return
+        finished: dict[tuple[bytes, str, str], Handled] = {}
+        for each in self.load.handled:
+            what = (each.message_id, each.channel, each.nsqd.partition(":")[0])
+            before = finished.get(what)
+            if (
+                before is not None
+                and each.attempts > before.attempts
+                and before.ended < each.at
+                and before.ended - before.at + late < self.plan.nsqd_options["msg_timeout"]
+                and not self._disturbed(before.at - late, before.ended + late)
+                and not any(before.at <= at <= each.at for at in self.faults.lossy)
+            ):
+                self.found(f"FINISHED at {before.ended:.3f} and delivered again: {each.key!r} on {each.channel}")
+                return
+            if each.succeeded:
+                finished[what] = each
+
+    def _disturbed(self, since: float, until: float) -> bool:
+        """Whether a fault was at work that clients can notice."""
+        return any(
+            span.fault.kind not in _UNNOTICED and span.began <= until and span.ended >= since
+            for span in self.faults.spans
+        )
+
     def nothing_is_refused_without_a_fault(self) -> None:
-        if not self.plan.calm:
+        """While one nsqd after the other drains and restarts, the others take all publishes."""
+        plan = self.plan
+        rolling = {fault.kind for fault in plan.faults} == {"drain"} and plan.nsqds > 1
+        rolling &= not (plan.holds or plan.lag_share)
+        if not (plan.calm or rolling):
             return
         for message in self.load.sent.values():
+            if message.call == "http" and rolling:
+                continue
             if message.state in ("refused", "perhaps") and message.error and "in time" not in message.error:
                 self.found(f"FAILED although nothing was broken: {message.call} {message.error}")
                 break

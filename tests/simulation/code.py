@@ -267,9 +267,9 @@ def module(name: str) -> ModuleType:
     return _modules[name]
 
 
-def mark(module: str, site: int) -> None:
+def mark(module: str, site: int, on: bool = True) -> None:
     """Have the scheduler asked whenever a thread comes to this statement."""
-    _modules[module].__dict__["_marked"][site] = 1
+    _modules[module].__dict__["_marked"][site] = on
 
 
 def sites_of(function: str) -> list[tuple[str, int]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 from contextlib import suppress
@@ -94,10 +95,15 @@ class Load:
         self.producers: list[Client] = []
         self.consumers: list[Client] = []
         self.gone: list[Client] = []
+        self.emptied: dict[str, float] = {}
+        """When each channel was emptied for the last time."""
+        self.closing = False
         self.budgets: dict[str, int] = {}
         """max_in_flight by the name of the consumer's process."""
         self._numbers = iter(range(10**9))
         self._begun: list[str] = []
+        self._hung: list[Any] = []
+        """Consumers of which a handler hangs."""
 
     # Setting up.
 
@@ -107,6 +113,10 @@ class Load:
                 self._surely(nsqd, "create_topic", topic)
                 for channel in channels:
                     self._surely(nsqd, "create_channel", topic, channel)
+                if topic in self.plan.held_topics:
+                    self._surely(nsqd, "pause_topic", topic)
+            for number in range(self.plan.crowd):
+                self._surely(nsqd, "create_channel", f"crowd{number}", "channel")
         # Without --durable a kill loses channels that are not in the list of topics yet.
         last = [channels[-1].encode() for channels in self.plan.topics.values()]
 
@@ -120,6 +130,10 @@ class Load:
         self.world.until(listed, 30.0)
         for number in range(self.plan.producers):
             self._begin_producer(number)
+        if not self.plan.backlog:
+            self.begin_consumers()
+
+    def begin_consumers(self) -> None:
         for topic, channels in self.plan.topics.items():
             for channel in channels:
                 for _ in range(self.plan.consumers):
@@ -172,7 +186,8 @@ class Load:
             with suppress(Interrupted):
                 self._publish_once(client, chance, call, topic, timeout, futures)
             with suppress(Interrupted):
-                threads.sleep(chance.expovariate(1 / self.plan.pause))
+                if chance.random() < 1 / self.plan.burst:
+                    threads.sleep(chance.expovariate(1 / self.plan.pause) * self.plan.burst)
         for future, messages in futures:
             self._judged(messages, lambda future=future: future.result(60.0))
 
@@ -293,7 +308,7 @@ class Load:
             rdy_redistribute_interval=0.5,
             low_rdy_idle_timeout=1.0,
             low_rdy_timeout=3.0,
-            auto_touch=chance.random() < 0.3,
+            auto_touch=chance.random() < 0.3 and not self.plan.hung,
             **self.plan.client_options,
         )
 
@@ -328,6 +343,9 @@ class Load:
             )
         if chance.random() < self.plan.slow and not self.over:
             threads.sleep(self.plan.slow_seconds * chance.uniform(0.5, 1.5))
+        if chance.random() < self.plan.hung and not (self.over or by in self._hung or self.plan.threads == 1):
+            self._hung.append(by)
+            self.world.until(lambda: self.closing, 1e6, every=0.5)
         handled.ended = scheduler.now
         if chance.random() < self.plan.failing and not self.over:
             if chance.random() < 0.5:
@@ -385,7 +403,12 @@ class Load:
         scheduler.start(work, f"adjuster{number}", client.process)
 
     def begin_late(self) -> None:
-        """Begin to consume the topics that had no channel until now."""
+        """Begin to consume the topics that had no channel, or were paused, until now."""
+        for topic in self.plan.held_topics:
+            if topic not in self._begun:
+                self._begun.append(topic)
+                for nsqd in self.nsqds:
+                    self._surely(nsqd, "unpause_topic", topic)
         for topic in self.plan.late_topics:
             if topic not in self._begun:
                 self._begun.append(topic)
@@ -454,11 +477,22 @@ class Load:
                 api.create_channel(topic, channel)
             for i in range(number % 7):
                 api.publish(topic, b"guest %d" % i, defer=0.5 if i % 3 == 2 else 0)
+            if number % 4 == 3:
+                return  # it stays
             threads.sleep(lasts / 2)
             if number % 3 == 2:
                 api.delete_channel(topic, channel)
             else:
                 (api.empty_topic, api.delete_topic)[number % 3](topic)
+
+    def empty(self, nsqd: Nsqd, number: int) -> None:
+        """Empty a channel. What was published before may be gone."""
+        topic = list(self.plan.topics)[number % len(self.plan.topics)]
+        channel = self.plan.topics[topic][number % len(self.plan.topics[topic])]
+        self.emptied[f"{topic}/{channel}"] = math.inf
+        with suppress(self.nsq.NsqError):  # it is down, or stops
+            self.api(nsqd).empty_channel(topic, channel)
+        self.emptied[f"{topic}/{channel}"] = scheduler.now
 
     def pause(self, nsqd: Nsqd, number: int, lasts: float) -> None:
         """Pause a topic or a channel for a while."""
@@ -472,6 +506,35 @@ class Load:
 
     # The end.
 
+    def channels(self, message: Sent) -> list[str]:
+        """Return the channels on which a message must arrive."""
+        names = [f"{message.topic}/{name}" for name in self.plan.topics.get(message.topic, ["late"])]
+        return [name for name in names if message.began > self.emptied.get(name, 0.0)]
+
+    def undelivered(self) -> list[str]:
+        """Return the confirmed messages that no handler has got."""
+        came = {(each.key, each.channel) for each in self.handled}
+        return [
+            f"{message.key!r} on {name}"
+            for message in self.sent.values()
+            if message.state == "stored"
+            for name in self.channels(message)
+            if (message.key, name) not in came
+        ]
+
+    def unlisted(self) -> str:
+        """Say what an nsqlookupd lists of an nsqd that has something else."""
+        for lookupd in self.lookupds:
+            for nsqd in self.nsqds:
+                has = {name: set(each.channels) for name, each in nsqd._server._broker.topics.items()}
+                lists: dict[str, set[str]] = {}
+                for peer in lookupd._server._registry._peers:
+                    if peer.node.startswith(nsqd.host.address + ":"):
+                        lists |= {topic: set(names) for topic, names in peer.channels_by_topic.items()}
+                if has != lists:
+                    return f"{lookupd.name} lists {lists} of {nsqd.name}, which has {has}"
+        return ""
+
     def finish(self) -> None:
         """Stop publishing, and wait for the publishing threads."""
         self.over = True
@@ -482,6 +545,7 @@ class Load:
 
     def close(self) -> None:
         """Close all producers and stop all consumers."""
+        self.closing = True
         self.world.until(lambda: all(client.made is not None for client in self.consumers), 60.0)
         left: list[None] = []
 
