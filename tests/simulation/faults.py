@@ -259,7 +259,7 @@ class Faults:
         host = self._nsqd(fault).host
         links = [network.link(host, other) for other in network.hosts.values() if other is not host]
         for link in links:
-            link.delay = fault.lasts / 3
+            link.delay = (0.03, 0.2, 1.0)[fault.number % 3]
 
         def mend() -> None:
             for link in links:
@@ -332,6 +332,12 @@ class Faults:
 
     def interrupt(self, fault: Fault) -> None:
         self._later(fault, lambda: self.load.interrupt(fault.number))
+
+    def storm(self, fault: Fault) -> None:
+        self.load.interrupts += 5 * fault.number
+
+    def flap(self, fault: Fault) -> None:
+        self._later(fault, lambda: self.load.flap(self._nsqd(fault), fault.number, fault.lasts))
 
     def adjust(self, fault: Fault) -> None:
         self.load.adjust(fault.number, fault.lasts)

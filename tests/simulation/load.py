@@ -16,6 +16,10 @@ from tests.simulation.scheduler import Process, Thread, scheduler
 from tests.simulation.world import Nsqd, World
 
 
+#: Seconds that closes and stops get.
+_TIMEOUTS = (0.0, 0.02, 0.3, 2.0, 5.0, 15.0)
+
+
 class Interrupted(BaseException):
     """What a signal handler raises in the middle of a user's call."""
 
@@ -34,6 +38,8 @@ class Sent:
     error: str = ""
     by: Any = None
     """The producer."""
+    client: str = ""
+    timeout: float = math.inf
 
 
 @dataclass(eq=False)
@@ -48,6 +54,7 @@ class Handled:
     attempts: int
     by: Any
     """The consumer."""
+    client: str
     succeeded: bool = False
     requeued_for: float = -1.0
     ended: float = 0.0
@@ -60,6 +67,7 @@ class Call:
     what: str
     began: float
     timeout: float
+    process: Process
     ended: float = 0.0
     result: Any = None
 
@@ -102,6 +110,10 @@ class Load:
         """max_in_flight by the name of the consumer's process."""
         self._numbers = iter(range(10**9))
         self._begun: list[str] = []
+        self.interrupts = 0
+        """How many of the next calls are interrupted."""
+        self.removed: list[tuple[str, str, float]] = []
+        """Consumers that had an nsqd removed, its address, and when they must be without it."""
         self._hung: list[Any] = []
         """Consumers of which a handler hangs."""
 
@@ -132,6 +144,9 @@ class Load:
             self._begin_producer(number)
         if not self.plan.backlog:
             self.begin_consumers()
+        for number in range(self.plan.brief):
+            process = self.world.client(f"brief{number}")
+            scheduler.start(partial(self._live_briefly, number, process), "main", process)
 
     def begin_consumers(self) -> None:
         for topic, channels in self.plan.topics.items():
@@ -175,11 +190,11 @@ class Load:
         options = {key: value for key, value in self.plan.client_options.items() if key != "max_in_flight"}
         return self.nsq.Producer(**self._addresses(), **options)
 
-    def _publish(self, client: Client, seed: float) -> None:
+    def _publish(self, client: Client, seed: float, until: float = math.inf) -> None:
         chance = random.Random(seed)
         calls, weights = list(self.plan.calls), list(self.plan.calls.values())
         futures: list[tuple[Any, list[Sent]]] = []
-        while not self.over:
+        while not self.over and scheduler.now < until:
             call = chance.choices(calls, weights)[0]
             topic = chance.choice([*self.plan.topics, *self.plan.late_topics])
             timeout = chance.choice((0.3, 2.0, 10.0))
@@ -187,9 +202,11 @@ class Load:
                 self._publish_once(client, chance, call, topic, timeout, futures)
             with suppress(Interrupted):
                 if chance.random() < 1 / self.plan.burst:
-                    threads.sleep(chance.expovariate(1 / self.plan.pause) * self.plan.burst)
+                    seconds = chance.expovariate(1 / self.plan.pause) * self.plan.burst
+                    threads.sleep(min(seconds, max(until - scheduler.now, 0.001)))
         for future, messages in futures:
-            self._judged(messages, lambda future=future: future.result(60.0))
+            with suppress(Interrupted):
+                self._judged(messages, lambda future=future: future.result(60.0))
 
     def _publish_once(
         self, client: Client, chance: random.Random, call: str, topic: str, timeout: float, futures: list[Any]
@@ -198,7 +215,10 @@ class Load:
         defer = chance.uniform(0.02, self.plan.longest_defer) if call.startswith("defer") else 0.0
         bodies = [self._body(topic, chance) for _ in range(count)]
         producer = client.made
-        messages = [Sent(self.key(body), topic, call, scheduler.now, defer, by=producer) for body in bodies]
+        messages = [
+            Sent(self.key(body), topic, call, scheduler.now, defer, by=producer, client=client.process.name)
+            for body in bodies
+        ]
         self.sent.update((message.key, message) for message in messages)
         if call == "http":
             api = self.api(chance.choice(self.nsqds))
@@ -228,10 +248,12 @@ class Load:
         self, messages: list[Sent], action: Callable[[], object], timeout: float = 60.0, *, ends: bool = True
     ) -> None:
         """Make a publishing call, and note how it ended."""
-        call = Call(messages[0].call, scheduler.now, timeout)
+        for message in messages:
+            message.timeout = min(message.timeout, timeout)
+        call = Call(messages[0].call, scheduler.now, timeout, scheduler.me().process)
         self.calls.append(call)
         try:
-            action()
+            self._interrupted(action)
         except Interrupted:
             call.result = "interrupted"
             self._end(messages, "perhaps")
@@ -261,6 +283,25 @@ class Load:
             else:
                 message.state = "perhaps"
                 self.problems.append(f"{message.call} raised {error!r}, which is no error of the package")
+
+    def _interrupted(self, action: Callable[[], object]) -> object:
+        """Call a function, which a signal handler may interrupt at any statement, and once more in the middle
+        of what it does then.
+        """
+        me = scheduler.me()
+
+        def fail() -> None:
+            if self.chance.random() < 0.4:
+                me.interrupt = fail
+            raise Interrupted
+
+        if self.interrupts and self.chance.random() < 0.5:
+            self.interrupts -= 1
+            me.interrupt = fail  # comes when the thread is preempted, or woken
+        try:
+            return action()
+        finally:
+            me.interrupt = None
 
     def _is_unclear(self, error: Any) -> bool:
         """Whether an HTTP request may have been carried out: only a 503 says that it was not."""
@@ -335,6 +376,7 @@ class Load:
             message.id,
             message.attempts,
             by,
+            scheduler.me().process.name,
         )
         self.handled.append(handled)
         if scheduler.telling:
@@ -353,7 +395,55 @@ class Load:
                 raise self.nsq.Requeue(handled.requeued_for)
             raise ValueError("a handler that fails")
         handled.succeeded = True
+        if chance.random() < self.plan.raced and not self.plan.batch:
+            self._answer_twice(message, chance)
         return None
+
+    def _answer_twice(self, message: Any, chance: random.Random) -> None:
+        """Have two threads answer a message: both are the user's, or one is the end of the handler."""
+        answered: list[None] = []
+
+        def finish() -> None:
+            with suppress(self.nsq.AlreadyResponded):
+                message.finish()
+                answered.append(None)
+            if len(answered) > 1:
+                self.problems.append(f"ANSWERED twice, and no call has failed: {message!r}")
+
+        thread = threads.Thread(target=finish, name="answerer")
+        if chance.random() < 0.5:
+            message.disable_auto_response()
+            thread.start()
+            finish()
+        else:
+            thread.start()
+
+    # Clients that live briefly.
+
+    def _live_briefly(self, number: int, process: Process) -> None:
+        chance = random.Random(f"brief {self.plan.seed} {number}")
+        threads.sleep(0.5 + chance.uniform(0.0, self.plan.seconds * 0.8))
+        life = 0.0005 * 2000 ** chance.random()
+        if self.over:
+            return
+        if chance.random() < 0.5:
+            topic = chance.choice(list(self.plan.topics))
+            consumer = self._new_consumer(topic, chance.choice(self.plan.topics[topic]), 1000 + number)
+            consumer.start()
+            threads.sleep(life)
+            self.ended("stop", consumer.stop, chance.choice(_TIMEOUTS))
+            return
+        client = Client(process, self._new_producer, self._new_producer())
+        users = [
+            threads.Thread(target=partial(self._publish, client, chance.random(), scheduler.now + life))
+            for _ in range(chance.choice((1, 2, 4)))
+        ]
+        for user in users:
+            user.start()
+        threads.sleep(life * chance.choice((0.5, 1.0, 1.0)))
+        self.ended("close", client.made.close, chance.choice(_TIMEOUTS))
+        for user in users:
+            user.join()
 
     # Faults of clients.
 
@@ -402,6 +492,32 @@ class Load:
 
         scheduler.start(work, f"adjuster{number}", client.process)
 
+    def flap(self, nsqd: Nsqd, number: int, lasts: float) -> None:
+        """Remove an nsqd from a consumer, add it again, and so on; at last it is away for a while."""
+        clients = [
+            client
+            for client in self.consumers
+            if client.process.alive and client.made and client.made.threads and not client.stopping
+        ]
+        if not clients or self.plan.found_by_lookup:
+            return
+        client, address, done = clients[number % len(clients)], nsqd.tcp_address, list[None]()
+
+        def work() -> None:
+            made = client.made
+            for again in range(number % 8, -1, -1):
+                made.remove_nsqd(address)
+                threads.sleep(self.chance.choice((0.0, 0.001, 0.05)) if again else lasts + 1)
+                if not again:
+                    self.removed.append((client.process.name, address, scheduler.now))
+                made.add_nsqd(address)
+                threads.sleep(5 * nsqd_delay * self.chance.random())
+            done.append(None)
+
+        nsqd_delay = self.plan.delay
+        scheduler.start(work, f"flapper{number}", client.process)
+        self.world.until(lambda: done or not client.process.alive, 60.0)
+
     def begin_late(self) -> None:
         """Begin to consume the topics that had no channel, or were paused, until now."""
         for topic in self.plan.held_topics:
@@ -420,7 +536,7 @@ class Load:
 
             def work() -> None:
                 before, client.made = client.made, client.make()
-                self.ended("close", before.close, number % 5 + 0.5)
+                self.ended("close", before.close, _TIMEOUTS[number % len(_TIMEOUTS)])
 
             scheduler.start(work, f"closer{number}", client.process)
 
@@ -433,7 +549,7 @@ class Load:
         client.stopping = True
 
         def work() -> None:
-            self.ended("stop", client.made.stop, number % 5 + 0.5)
+            self.ended("stop", client.made.stop, _TIMEOUTS[number % len(_TIMEOUTS)])
             self.world.until(lambda: self.over, lasts)
             client.made = client.make()
             client.made.start()
@@ -443,11 +559,16 @@ class Load:
 
     def ended(self, what: str, action: Callable[..., Any], timeout: float) -> Any:
         """Close or stop a client, and note how long that took and what it reported."""
-        call = Call(what, scheduler.now, timeout)
-        self.calls.append(call)
-        call.result = action(timeout=timeout)
-        call.ended = scheduler.now
-        return call.result
+        while True:
+            call = Call(what, scheduler.now, timeout, scheduler.me().process)
+            self.calls.append(call)
+            try:
+                call.result = self._interrupted(lambda: action(timeout=timeout))
+            except Interrupted:
+                call.result = "interrupted"
+                continue
+            call.ended = scheduler.now
+            return call.result
 
     def kill_client(self, number: int) -> None:
         clients = [client for client in (*self.producers, *self.consumers) if client.process.alive]

@@ -14,6 +14,7 @@ import os
 import select as real_select
 import socket as real_socket
 import struct
+import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -244,11 +245,12 @@ class Socket:
         proto: int = 6,
         end: End | None = None,
     ) -> None:
+        self.closed = True
         self.family, self.type, self.proto = real_socket.AddressFamily(family), type, proto
         self.process = scheduler.me().process
         self.end = end or End(self.process.host)
         self.end.descriptors += 1
-        self._number = network.descriptor(self.process, self)
+        self._number = network.descriptor(self.process, weakref.proxy(self))
         self.closed = False
         self.blocking = True
 
@@ -353,6 +355,11 @@ class Socket:
         self.end.descriptors -= 1
         if self.end.descriptors == 0:
             self.end.close()
+
+    def __del__(self) -> None:
+        """Close it when the last reference goes, as CPython does: at once, and so at the same time again."""
+        if self.process.alive:
+            self.close()
 
     def _check(self) -> None:
         if self.closed:

@@ -57,13 +57,16 @@ FOCUSES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
     "rolling": (("drain",), ("daemons.nsqd.core", "daemons.nsqd.session", "connection", "producer")),
     "network": (
-        ("reset", "silence", "slow", "stand", "kill", "restart", "drain", "lookupd", "move", "adjust"),
+        (
+            "reset", "silence", "slow", "stand", "kill", "restart", "drain", "lookupd", "move", "adjust", "flap",
+            "stop_consumer",
+        ),
         ("connection", "producer", "consumer", "transport", "discovery"),
     ),
     "client": (
         (
-            "reset", "interrupt", "close_producer", "stop_consumer", "kill_client", "restart", "stand",
-            "silence", "adjust",
+            "reset", "interrupt", "storm", "close_producer", "stop_consumer", "kill_client", "restart", "stand",
+            "silence", "adjust", "flap", "slow",
         ),
         ("connection", "producer", "consumer", "threads", "transport"),
     ),
@@ -79,7 +82,7 @@ FOCUSES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
             "kill_at", "cut_at", "kill", "cut", "restart", "drain", "full", "fsync_fails", "writes_fail",
             "short_writes", "clock", "reset", "silence", "slow", "stand", "lookupd", "move", "interrupt",
             "close_producer", "stop_consumer", "kill_client", "guests", "pause", "late", "adjust", "empty",
-            "unlisted",
+            "unlisted", "storm", "flap",
         ),
         ("daemons.nsqd", "connection", "producer", "consumer", "threads", "transport", "discovery"),
     ),
@@ -162,6 +165,10 @@ class Plan:
     slow: float = 0.0
     """Share of the messages whose handler takes long; how long, in seconds."""
     slow_seconds: float = 0.2
+    raced: float = 0.0
+    """Share of the messages that two threads answer at the same time."""
+    brief: int = 0
+    """How many producers and consumers there are that live for a moment only."""
     hung: float = 0.0
     """Share of the messages whose handler hangs until the end."""
     pace: int = 200
@@ -186,7 +193,7 @@ class Plan:
     @property
     def calm(self) -> bool:
         """Whether nothing is broken, so that nothing may come twice."""
-        return not (self.faults or self.holds or self.rare or self.failing or self.hung)
+        return not (self.faults or self.holds or self.rare or self.failing or self.hung or self.brief)
 
 
 def draw(seed: int) -> Plan:
@@ -225,6 +232,8 @@ def draw(seed: int) -> Plan:
         plan.rare, plan.first = chance.choice((0.0, 0.003, 0.01, 0.03)), chance.choice((2, 5, 30))
         plan.parts = parts
         plan.backlog = chance.random() < (0.5 if focus in ("disk", "deferred") else 0.1)
+        if focus not in ("disk", "deferred"):
+            plan.brief = chance.choice((0, 0, 5, 20))
         plan.hung = chance.choice((0.0, 0.0, 0.02))
         plan.full_at_the_end = plan.durable and focus in ("disk", "deferred") and chance.random() < 0.3
     if focus == "rolling":
@@ -255,6 +264,7 @@ def _client_options(chance: random.Random) -> dict[str, Any]:
         "heartbeat_interval": 2.0,
         "write_timeout": chance.choice((1.0, 5.0)),
         "lookupd_poll_interval": chance.choice((0.5, 3.0)),
+        "retry_uncertain": chance.random() < 0.25,
         "lookupd_poll_timeout": 1.0,
     }
 
@@ -275,6 +285,7 @@ def _draw_load(chance: random.Random, plan: Plan) -> None:
     plan.batch = chance.choice((0, 0, 0, 4))
     plan.failing = chance.choice((0.0, 0.0, 0.1, 0.4))
     plan.slow = chance.choice((0.0, 0.05, 0.3))
+    plan.raced = chance.choice((0.0, 0.0, 0.1, 0.5))
     plan.slow_seconds = chance.choice((0.01, 0.3, 1.0))
 
 
@@ -286,7 +297,7 @@ def _draw_faults(chance: random.Random, plan: Plan, kinds: Sequence[str]) -> Non
     number = max(1, int(plan.seconds * rate))
     for _ in range(number if chosen else 0):
         at = chance.uniform(0.1, plan.seconds)
-        lasts = chance.choice((0.02, 0.3, 1.0, 3.0)) * chance.uniform(0.5, 1.5)
+        lasts = chance.choice((0.02, 0.3, 1.0, 3.0, 7.0)) * chance.uniform(0.5, 1.5)
         fault = Fault(at, chance.choice(chosen), chance.randrange(1, 40), lasts)
         if fault.kind in _THEN and chance.random() < 0.4 and plan.focus != "rolling":
             fault.then = chance.choice(_THEN[fault.kind])

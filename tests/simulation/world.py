@@ -7,10 +7,13 @@ operating system process: modules keep state.
 from __future__ import annotations
 
 import asyncio
+import bisect
 import gc
 import importlib
 import io
+import itertools
 import logging
+import math
 import random
 import re
 import tempfile
@@ -107,7 +110,7 @@ class World:
     def conversations(self) -> list[Conversation]:
         """Return what clients and nsqds have said to each other."""
         return [
-            Conversation(end.host.name, end.said, end.peer.said, end.closed_at)
+            Conversation(end.host.name, end.peer.host.name, end.peer_name[0], end.said, end.peer.said, end.closed_at)
             for end in network.network.connections
             if end.peer is not None and end.peer_name[1] == Nsqd.tcp_port
         ]
@@ -143,6 +146,8 @@ class Conversation:
     """What a client and an nsqd sent over one connection, each piece with its time."""
 
     client: str
+    nsqd: str
+    address: str
     said: list[tuple[float, bytes]]
     answered: list[tuple[float, bytes]]
     closed_at: float
@@ -153,12 +158,62 @@ class Conversation:
         for message_id, count in Counter(_ANSWERS.findall(b"".join(piece for _, piece in self.said))).items():
             yield message_id, count, frames.count(message_id)
 
+    def deliveries(self) -> list[Delivery]:
+        """Return each message that nsqd has sent, in this order, with the client's answer."""
+        said, spoken = _Times(self.said), _Times(self.answered)
+        place, found = 0, []
+        data = spoken.data
+        answers = [
+            (said.at(match.start(2)), match[1], match[2])
+            for match in re.finditer(rb"(?:^|\n)(FIN|REQ|TOUCH) ([0-9a-f]{16})(?=[ \n])", said.data)
+        ]
+        while place + 8 <= len(data):
+            size, kind = (int.from_bytes(data[place + at : place + at + 4], "big") for at in (0, 4))
+            if kind == 2 and place + 4 + size <= len(data):
+                attempts, message_id = int.from_bytes(data[place + 16 : place + 18], "big"), data[place + 18 : place + 34]
+                found.append(Delivery(self, spoken.at(place + 3 + size), message_id, attempts))
+            place += 4 + size
+        by_id: dict[bytes, list[Delivery]] = {}
+        for each in found:
+            by_id.setdefault(each.message_id, []).append(each)
+        for at, verb, message_id in answers:
+            sent = [each for each in by_id.get(message_id, ()) if each.at <= at]
+            if sent and verb == b"TOUCH":
+                sent[-1].touched = True
+            elif sent:
+                sent[-1].ended = min(sent[-1].ended, at)
+        return found
+
     def windows(self) -> Iterator[tuple[float, int]]:
         """Yield each RDY with its time, and 0 at the end."""
         for at, piece in self.said:
             for count in _RDY.findall(piece):
                 yield at, int(count)
         yield self.closed_at, 0
+
+
+@dataclass
+class Delivery:
+    """A message that nsqd has sent; ``ended`` is when the client answered it."""
+
+    conversation: Conversation
+    at: float
+    message_id: bytes
+    attempts: int
+    touched: bool = False
+    ended: float = math.inf
+
+
+class _Times:
+    """What one side has sent, and when each of its bytes."""
+
+    def __init__(self, pieces: list[tuple[float, bytes]]) -> None:
+        self.data = b"".join(piece for _, piece in pieces)
+        self._ends = list(itertools.accumulate(len(piece) for _, piece in pieces))
+        self._at = [at for at, _ in pieces]
+
+    def at(self, place: int) -> float:
+        return self._at[bisect.bisect_right(self._ends, place)]
 
 
 _RDY = re.compile(rb"(?:^|\n)RDY ([0-9]+)(?=\n)")
