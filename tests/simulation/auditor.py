@@ -5,19 +5,27 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
+from typing import Any
 
 from tests.simulation.faults import Faults
 from tests.simulation.load import Handled, Load, Sent
 from tests.simulation.plan import Plan
 from tests.simulation.scheduler import Thread
-from tests.simulation.world import World
+from tests.simulation.world import Delivery, World
 
 #: Seconds that a call may take beyond its timeout, besides those for which threads stood still.
-_GRACE = 3.0
+_GRACE = 0.5
+#: Seconds after a fault until clients have found everything again.
+_FOUND_AGAIN = 6.0
 #: Seconds by which a deferred message may be early: the wire counts milliseconds.
 _EARLY = 0.002
-#: Says that a call took too long: threads stood still.
-_OVERDUE = re.compile("in time|did not answer within")
+#: Says that a call took too long, as threads stood still, or that a producer was closed meanwhile.
+_OVERDUE = re.compile("in time|did not answer within|producer (is|was) closed")
+#: Faults that no client notices which is not its target.
+_CALM = (
+    "guests", "late", "pause", "empty", "clock", "lookupd", "unlisted", "adjust", "interrupt", "storm", "flap",
+    "close_producer", "stop_consumer", "kill_client",
+)  # fmt: skip
 #: Faults that neither end a connection nor keep what comes over it from nsqd's disk.
 _UNNOTICED = ("guests", "late", "pause", "empty", "clock", "lookupd", "unlisted")
 
@@ -43,7 +51,12 @@ class Auditor:
             self.nothing_is_refused_without_a_fault,
             self.nothing_is_answered_twice,
             self.windows_stay_in_their_budget,
+            self.windows_grow_into_free_room,
             self.calls_end_in_time,
+            self.publishes_end_soon,
+            self.answers_leave_soon,
+            self.stops_leave_nothing,
+            self.removed_nsqds_are_left,
             self.counters_agree,
             self.nothing_crashes,
             self.daemons_start_and_stop,
@@ -131,6 +144,8 @@ class Auditor:
 
     def nothing_is_stored_twice(self) -> None:
         """A publish is one message: it is sent again only if it is surely not stored."""
+        if self.plan.client_options.get("retry_uncertain"):
+            return
         ids: dict[tuple[bytes, str], set[tuple[str, bytes]]] = {}
         for each in self.load.handled:
             ids.setdefault((each.key, each.channel), set()).add((each.nsqd.partition(":")[0], each.message_id))
@@ -141,16 +156,17 @@ class Auditor:
 
     def nothing_finished_comes_again(self) -> None:
         """What was finished comes again only if a fault can have kept the FIN from nsqd, or from its disk."""
-        late = self._patience - _GRACE + 1
-        if self.plan.batch or self.faults.disk_failed or late > 4:
-            # (One message that fails has a whole batch come again.)
+        if self.plan.batch or self.faults.disk_failed:  # one message that fails has a whole batch come again
             return
+        unclean = {id(call.by) for call in self.load.calls if call.what == "stop" and not call.clean}
         finished: dict[tuple[bytes, str, str], Handled] = {}
         for each in self.load.handled:
             what = (each.message_id, each.channel, each.nsqd.partition(":")[0])
             before = finished.get(what)
+            late = 0.0 if before is None else 1 + self._stood(before.at - 5, before.ended + 5)
             if (
                 before is not None
+                and id(before.by) not in unclean
                 and each.attempts > before.attempts
                 and before.ended < each.at
                 and before.ended - before.at + late < self.plan.nsqd_options["msg_timeout"]
@@ -167,6 +183,30 @@ class Auditor:
         return any(
             span.fault.kind not in _UNNOTICED and span.began <= until and span.ended >= since
             for span in self.faults.spans
+        )
+
+    def _stood(self, since: float, until: float, *names: str) -> float:
+        """Return for how long threads stood still meanwhile, of processes with these names, or of all."""
+        return sum(
+            process.stood(since, until)
+            for process in self.world.processes
+            if process.name in names or (not names and process is not self.world.here)
+        )
+
+    def _trips(self, since: float, until: float) -> float:
+        """Return the seconds in which what is under way ends, with nsqds and nsqlookupds that all work."""
+        burst = 20_000 * self.plan.producers * self.plan.publishers  # bytes, each of which may take its turn
+        return 0.1 + 3 * self.plan.delay * (40 + burst / self.plan.window) + 2 * self._stood(since, until)
+
+    def _quiet_since(self, since: float, until: float) -> float:
+        """Return from when on, until the second time, there was no fault that clients could notice."""
+        return max(
+            (
+                span.ended + _FOUND_AGAIN
+                for span in self.faults.spans
+                if span.fault.kind not in _CALM and span.began <= until
+            ),
+            default=since,
         )
 
     def nothing_is_refused_without_a_fault(self) -> None:
@@ -201,7 +241,7 @@ class Auditor:
             budget, windows, asked = self.load.budgets[client], dict[int, int](), list[int]()
             since = math.inf
             for at, number, count in sorted(each):
-                if at > since + self._patience:
+                if at > since + _GRACE + self._stood(since, at, client):
                     self.found(f"RDY of {client} was {asked} from {since:.6f} on, max_in_flight is {budget}")
                     return
                 windows[number] = count
@@ -209,22 +249,120 @@ class Auditor:
                 # An RDY may leave before the smaller one of another connection does.
                 since = min(since, at) if sum(asked) > max(budget, len(asked)) else math.inf
 
-    @property
-    def _patience(self) -> float:
-        """Seconds by which things may be late because threads stood still."""
-        patience = _GRACE + self.faults.stood + sum(hold.seconds for hold in self.plan.holds)
-        return patience + 20 * self.plan.lag_longest * (self.plan.lag_share > 0)
+    def windows_grow_into_free_room(self) -> None:
+        """A consumer gives an nsqd a larger RDY only if no more than max_in_flight can be in flight then."""
+        events: dict[str, list[tuple[float, int, int, Any]]] = {}
+        timeout = self.plan.nsqd_options["msg_timeout"]
+        for number, each in enumerate(self.world.conversations()):
+            if each.client in self.load.budgets and each.client not in self.load.adjusted:
+                mine = events.setdefault(each.client, [])
+                mine += [(at, 2, number, count) for at, count in each.windows()]
+                for delivery in each.deliveries():
+                    ended = min(delivery.ended, each.closed_at, delivery.at + timeout - 1)
+                    known = delivery.at + 2 * self.plan.delay + 0.1
+                    if ended > known and not delivery.touched:
+                        mine += [(known, 1, number, 1), (ended - 0.05, 0, number, -1)]
+        for client, each in events.items():
+            budget = self.load.budgets[client]
+            windows, in_flight = Counter[int](), Counter[int]()
+            for at, kind, number, count in sorted(each):
+                if kind < 2:
+                    in_flight[number] += count
+                    continue
+                grows, windows[number] = count > windows[number], count
+                used = in_flight.total() - in_flight[number] + max(count, in_flight[number])
+                if grows and used > budget and not self._stood(at - 2, at + 1, client):
+                    self.found(f"RDY {count} of {client} at {at:.6f}: {used} may be in flight, not {budget}")
+                    return
 
     def calls_end_in_time(self) -> None:
-        grace = self._patience
         for call in self.load.calls:
             if call.result == "interrupted" or not call.ended:
                 continue
-            if call.ended - call.began > call.timeout + grace:
-                self.found(
-                    f"LATE: {call.what} took {call.ended - call.began:.2f} s, its timeout is {call.timeout} s"
-                )
+            took, stood = call.ended - call.began, call.process.stood(call.began, call.ended)
+            if took > call.timeout + _GRACE + 2 * stood:
+                self.found(f"LATE: {call.what} took {took:.2f} s, its timeout is {call.timeout} s")
                 break
+
+    def publishes_end_soon(self) -> None:
+        """With nothing broken and nothing that stands still, a publish ends within some round trips."""
+        for message in self.load.sent.values():
+            if message.ended and message.call != "http" and message.ended - message.began > 0.1:
+                since = self._quiet_since(message.began, message.ended)
+                took = message.ended - max(message.began, since)
+                if took > self._trips(since, message.ended):
+                    self.found(
+                        f"SLOW: {message.call} of {message.key!r} from {message.began:.6f} to "
+                        f"{message.ended:.6f}: {message.error or 'stored'}"
+                    )
+                    return
+
+    def answers_leave_soon(self) -> None:
+        """What a handler has done is answered at once, and before nsqd gives it to another consumer."""
+        if self.plan.batch:
+            return
+        deliveries: dict[tuple[str, str, bytes, int], list[Delivery]] = {}
+        for conversation in self.world.conversations():
+            for each in conversation.deliveries():
+                what = (conversation.client, conversation.address, each.message_id, each.attempts)
+                deliveries.setdefault(what, []).append(each)
+        timeout = self.plan.nsqd_options["msg_timeout"]
+        for handled in self.load.handled:
+            what = (handled.client, handled.nsqd.partition(":")[0], handled.message_id, handled.attempts)
+            came = [each for each in deliveries.get(what, ()) if each.at <= handled.at]
+            if not came or not handled.succeeded:
+                continue
+            delivery = came[-1]
+            by = handled.ended + self._trips(handled.ended, handled.ended + 1)
+            closed = delivery.conversation.closed_at
+            if min(delivery.ended, closed, delivery.at + timeout - 1) > by and not self._disturbed(
+                delivery.at, by
+            ):
+                self.found(f"SLOW: {handled.key!r} was handled at {handled.ended:.6f}, FIN {delivery.ended:.6f}")
+                return
+
+    def stops_leave_nothing(self) -> None:
+        """A stop with time left, of a consumer whose nsqds live, leaves no message unanswered."""
+        timeout = self.plan.nsqd_options["msg_timeout"]
+        for call in self.load.calls:
+            if call.what != "stop" or not call.ended or call.result == "interrupted":
+                continue
+            took, name = call.ended - call.began, call.process.name
+            if took > call.timeout - 0.5 - self._stood(call.began, call.ended) or self._broken(
+                call.began - _FOUND_AGAIN, call.ended
+            ):
+                continue
+            if not call.result:
+                self.found(f"STOP of {name} at {call.began:.6f} took {took:.3f} s: {call.result}")
+                return
+            for conversation in self.world.conversations():
+                if conversation.client == name and call.began < conversation.closed_at <= call.ended + 1:
+                    left = [
+                        each
+                        for each in conversation.deliveries()
+                        if each.ended == math.inf and each.at + timeout > call.ended
+                    ]
+                    if left:
+                        self.found(f"STOP of {name} at {call.began:.6f} left {left[0].message_id!r}")
+                        return
+
+    def _broken(self, since: float, until: float) -> bool:
+        """Whether a connection may have been broken or silent."""
+        kinds = (*_CALM, "slow", "full", "fsync_fails", "writes_fail", "short_writes")
+        return any(
+            span.fault.kind not in kinds and span.began <= until and span.ended >= since
+            for span in self.faults.spans
+        )
+
+    def removed_nsqds_are_left(self) -> None:
+        for client, address, at in self.load.removed:
+            for conversation in self.world.conversations():
+                if (conversation.client, f"{conversation.address}:4150") == (client, address):
+                    said = b"".join(piece for when, piece in conversation.said if when < at - 0.5)
+                    if b"SUB " in said and b"CLS\n" not in said and conversation.closed_at > at:
+                        if not self._stood(at - 1, at):
+                            self.found(f"KEPT: {client} is connected to {address}, removed before {at:.6f}")
+                            return
 
     def counters_agree(self) -> None:
         """What clients count is what happened, as far as they can know it."""

@@ -68,8 +68,14 @@ class Call:
     began: float
     timeout: float
     process: Process
+    by: Any = None
     ended: float = 0.0
     result: Any = None
+
+    @property
+    def clean(self) -> bool:
+        """Whether a stop left nothing."""
+        return bool(self.result) and self.result != "interrupted"
 
 
 @dataclass(eq=False)
@@ -108,6 +114,8 @@ class Load:
         self.closing = False
         self.budgets: dict[str, int] = {}
         """max_in_flight by the name of the consumer's process."""
+        self.adjusted: list[str] = []
+        """Those of which it was changed."""
         self._numbers = iter(range(10**9))
         self._begun: list[str] = []
         self.interrupts = 0
@@ -488,6 +496,7 @@ class Load:
                 most = number % 7 + 1
                 name = client.process.name
                 self.budgets[name] = max(self.budgets[name], most)
+                self.adjusted.append(name)
                 client.made.set_max_in_flight(most)
 
         scheduler.start(work, f"adjuster{number}", client.process)
@@ -497,14 +506,15 @@ class Load:
         clients = [
             client
             for client in self.consumers
-            if client.process.alive and client.made and client.made.threads and not client.stopping
+            if client.process.alive and client.made and not client.stopping
         ]
-        if not clients or self.plan.found_by_lookup:
+        if not clients or self.plan.found_by_lookup or len(self.nsqds) == 1:
             return
         client, address, done = clients[number % len(clients)], nsqd.tcp_address, list[None]()
 
         def work() -> None:
             made = client.made
+            made.wait_until_connected(1.0)
             for again in range(number % 8, -1, -1):
                 made.remove_nsqd(address)
                 threads.sleep(self.chance.choice((0.0, 0.001, 0.05)) if again else lasts + 1)
@@ -560,7 +570,7 @@ class Load:
     def ended(self, what: str, action: Callable[..., Any], timeout: float) -> Any:
         """Close or stop a client, and note how long that took and what it reported."""
         while True:
-            call = Call(what, scheduler.now, timeout, scheduler.me().process)
+            call = Call(what, scheduler.now, timeout, scheduler.me().process, action.__self__)  # type: ignore[attr-defined]
             self.calls.append(call)
             try:
                 call.result = self._interrupted(lambda: action(timeout=timeout))
