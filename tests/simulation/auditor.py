@@ -224,7 +224,7 @@ class Auditor:
                 break
 
     def nothing_is_answered_twice(self) -> None:
-        for conversation in self.world.conversations():
+        for conversation in self.world.conversations:
             for message_id, answers, deliveries in conversation.answers():
                 if answers > deliveries:
                     self.found(f"ANSWERED {answers} times, delivered {deliveries} times: {message_id!r}")
@@ -233,14 +233,14 @@ class Auditor:
     def windows_stay_in_their_budget(self) -> None:
         """The sum of the RDYs that a consumer has sent is at most max_in_flight, or one for each nsqd."""
         changes: dict[str, list[tuple[float, int, int]]] = {}
-        for number, conversation in enumerate(self.world.conversations()):
+        for number, conversation in enumerate(self.world.conversations):
             if conversation.client in self.load.budgets:
                 for at, count in conversation.windows():
                     changes.setdefault(conversation.client, []).append((at, number, count))
         for client, each in changes.items():
             budget, windows, asked = self.load.budgets[client], dict[int, int](), list[int]()
             since = math.inf
-            for at, number, count in sorted(each):
+            for at, number, count in sorted(each, key=lambda change: change[0]):
                 if at > since + _GRACE + self._stood(since, at, client):
                     self.found(f"RDY of {client} was {asked} from {since:.6f} on, max_in_flight is {budget}")
                     return
@@ -253,11 +253,11 @@ class Auditor:
         """A consumer gives an nsqd a larger RDY only if no more than max_in_flight can be in flight then."""
         events: dict[str, list[tuple[float, int, int, Any]]] = {}
         timeout = self.plan.nsqd_options["msg_timeout"]
-        for number, each in enumerate(self.world.conversations()):
+        for number, each in enumerate(self.world.conversations):
             if each.client in self.load.budgets and each.client not in self.load.adjusted:
                 mine = events.setdefault(each.client, [])
                 mine += [(at, 2, number, count) for at, count in each.windows()]
-                for delivery in each.deliveries():
+                for delivery in each.deliveries:
                     ended = min(delivery.ended, each.closed_at, delivery.at + timeout - 1)
                     known = delivery.at + 2 * self.plan.delay + 0.1
                     if ended > known and not delivery.touched:
@@ -265,7 +265,7 @@ class Auditor:
         for client, each in events.items():
             budget = self.load.budgets[client]
             windows, in_flight = Counter[int](), Counter[int]()
-            for at, kind, number, count in sorted(each):
+            for at, kind, number, count in sorted(each, key=lambda event: event[:2]):
                 if kind < 2:
                     in_flight[number] += count
                     continue
@@ -302,8 +302,8 @@ class Auditor:
         if self.plan.batch:
             return
         deliveries: dict[tuple[str, str, bytes, int], list[Delivery]] = {}
-        for conversation in self.world.conversations():
-            for each in conversation.deliveries():
+        for conversation in self.world.conversations:
+            for each in conversation.deliveries:
                 what = (conversation.client, conversation.address, each.message_id, each.attempts)
                 deliveries.setdefault(what, []).append(each)
         timeout = self.plan.nsqd_options["msg_timeout"]
@@ -335,11 +335,11 @@ class Auditor:
             if not call.result:
                 self.found(f"STOP of {name} at {call.began:.6f} took {took:.3f} s: {call.result}")
                 return
-            for conversation in self.world.conversations():
+            for conversation in self.world.conversations:
                 if conversation.client == name and call.began < conversation.closed_at <= call.ended + 1:
                     left = [
                         each
-                        for each in conversation.deliveries()
+                        for each in conversation.deliveries
                         if each.ended == math.inf and each.at + timeout > call.ended
                     ]
                     if left:
@@ -356,7 +356,7 @@ class Auditor:
 
     def removed_nsqds_are_left(self) -> None:
         for client, address, at in self.load.removed:
-            for conversation in self.world.conversations():
+            for conversation in self.world.conversations:
                 if (conversation.client, f"{conversation.address}:4150") == (client, address):
                     said = b"".join(piece for when, piece in conversation.said if when < at - 0.5)
                     if b"SUB " in said and b"CLS\n" not in said and conversation.closed_at > at:

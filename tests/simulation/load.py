@@ -341,7 +341,9 @@ class Load:
 
     def _new_consumer(self, topic: str, channel: str, number: int) -> Any:
         chance = random.Random(f"consumer {self.plan.seed} {number}")
-        most = chance.choice((1, 5, 50)) * self.plan.threads
+        # More than that would not arrive within its timeout.
+        fitting = self.plan.window / (3 * self.plan.delay) * self.plan.nsqd_options["msg_timeout"] / 4
+        most = min(chance.choice((1, 5, 50)) * self.plan.threads, 1 + int(fitting / self.plan.largest))
         self.budgets[f"consumer{number}"] = most
         name = f"{topic}/{channel}"
         consumer = self.nsq.Consumer(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import bisect
+import functools
 import gc
 import importlib
 import io
@@ -107,6 +108,7 @@ class World:
             network.network.process_died(process)
         scheduler.kill(process)
 
+    @functools.cached_property
     def conversations(self) -> list[Conversation]:
         """Return what clients and nsqds have said to each other."""
         return [
@@ -158,6 +160,7 @@ class Conversation:
         for message_id, count in Counter(_ANSWERS.findall(b"".join(piece for _, piece in self.said))).items():
             yield message_id, count, frames.count(message_id)
 
+    @functools.cached_property
     def deliveries(self) -> list[Delivery]:
         """Return each message that nsqd has sent, in this order, with the client's answer."""
         said, spoken = _Times(self.said), _Times(self.answered)
