@@ -17,14 +17,16 @@ from tests.simulation.world import Delivery, World
 _GRACE = 0.5
 #: Seconds after a fault until clients have found everything again.
 _FOUND_AGAIN = 6.0
+#: The same if nsqds must first be listed again.
+_LISTED_AGAIN = 20.0
 #: Seconds by which a deferred message may be early: the wire counts milliseconds.
 _EARLY = 0.002
 #: Says that a call took too long, as threads stood still, or that a producer was closed meanwhile.
 _OVERDUE = re.compile("in time|did not answer within|producer (is|was) closed")
 #: Faults that no client notices which is not its target.
 _CALM = (
-    "guests", "late", "pause", "empty", "clock", "lookupd", "unlisted", "adjust", "interrupt", "storm", "flap",
-    "close_producer", "stop_consumer", "kill_client",
+    "guests", "late", "pause", "empty", "clock", "adjust", "interrupt", "storm", "flap", "close_producer",
+    "stop_consumer", "kill_client",
 )  # fmt: skip
 #: Faults that neither end a connection nor keep what comes over it from nsqd's disk.
 _UNNOTICED = ("guests", "late", "pause", "empty", "clock", "lookupd", "unlisted")
@@ -200,11 +202,13 @@ class Auditor:
 
     def _quiet_since(self, since: float, until: float) -> float:
         """Return from when on, until the second time, there was no fault that clients could notice."""
+        unseen = () if self.plan.found_by_lookup else ("lookupd", "unlisted")
+        again = _FOUND_AGAIN if unseen else _LISTED_AGAIN
         return max(
             (
-                span.ended + _FOUND_AGAIN
+                span.ended + again
                 for span in self.faults.spans
-                if span.fault.kind not in _CALM and span.began <= until
+                if span.fault.kind not in (*_CALM, *unseen) and span.began <= until
             ),
             default=since,
         )
@@ -348,7 +352,7 @@ class Auditor:
 
     def _broken(self, since: float, until: float) -> bool:
         """Whether a connection may have been broken or silent."""
-        kinds = (*_CALM, "slow", "full", "fsync_fails", "writes_fail", "short_writes")
+        kinds = (*_CALM, "lookupd", "unlisted", "slow", "full", "fsync_fails", "writes_fail", "short_writes")
         return any(
             span.fault.kind not in kinds and span.began <= until and span.ended >= since
             for span in self.faults.spans
