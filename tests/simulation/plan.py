@@ -44,7 +44,7 @@ FOCUSES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "disk": (
         (
             "kill_at", "cut_at", "kill", "cut", "restart", "full", "fsync_fails", "writes_fail",
-            "short_writes", "late", "empty",
+            "short_writes", "late", "empty", "guests",
         ),
         ("daemons.nsqd.disk", "daemons.nsqd.storage"),
     ),
@@ -87,9 +87,12 @@ FOCUSES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 
 #: Faults in the middle of others: after the first of them begins, or as it ends.
 _THEN: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(("restart", "drain", "kill", "cut", "late", "empty"), ("kill_at", "cut_at", "writes_fail")),
     **dict.fromkeys(
-        ("full", "fsync_fails", "writes_fail", "short_writes"), ("restart", "cut", "cut_at", "kill_at", "kill")
+        ("restart", "drain", "kill", "cut", "late", "empty", "guests"),
+        ("kill_at", "cut_at", "writes_fail", "fsync_fails"),
+    ),
+    **dict.fromkeys(
+        ("full", "fsync_fails", "writes_fail", "short_writes"), ("restart", "cut", "cut_at", "kill", "writes_fail")
     ),
 }
 
