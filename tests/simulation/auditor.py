@@ -38,6 +38,7 @@ class Auditor:
             self.only_what_was_published_arrives,
             self.nothing_deferred_is_early,
             self.nothing_requeued_is_early,
+            self.attempts_count_up,
             self.channels_stay,
             self.nothing_comes_twice,
             self.nothing_is_stored_twice,
@@ -106,10 +107,16 @@ class Auditor:
                 break
 
     def nothing_requeued_is_early(self) -> None:
-        """The delay of a REQ holds, also over restarts, and over kills once it is on disk."""
-        late, plan = self._late, self.plan
-        if self.faults.clock_changed or (self.faults.lossy and not plan.durable) or plan.batch or late > 4:
+        """The delay of a REQ holds, also over restarts, and over kills once nsqd has it."""
+        if self.faults.clock_changed or (self.faults.lossy and not self.plan.durable):
             return
+        late, lost = self._late, self.faults.lossy
+        on_disk = late + self.plan.nsqd_options["sync_timeout"] * self._power_was_cut
+        came: dict[bytes, list[float]] = {}
+        for conversation in self.world.conversations():
+            for message_id, at in conversation.requeued():
+                if at + late < conversation.closed_at:
+                    came.setdefault(message_id, []).append(at)
         last: dict[tuple[bytes, str], Handled] = {}
         for each in self.load.handled:
             before = last.get((each.message_id, each.channel))
@@ -120,12 +127,24 @@ class Auditor:
             if (
                 early > _EARLY
                 and each.at > before.ended
-                and before.ended - before.at + late < plan.nsqd_options["msg_timeout"]
-                and not self._disturbed(before.at - late, before.ended + late + plan.nsqd_options["sync_timeout"])
-                and not (self.faults.disk_failed and self.faults.lossy)
+                and any(before.ended <= at < before.ended + late for at in came.get(each.message_id, ()))
+                and not any(before.at <= at <= before.ended + on_disk for at in lost)
+                and not (lost and self.faults.disk_failed)
             ):
                 self.found(f"EARLY by {early:.3f} s after REQ: {each.key!r} on {each.channel}")
                 break
+
+    def attempts_count_up(self) -> None:
+        """A message that is delivered once more counts one more attempt: else it was stored twice."""
+        if self.faults.lossy:
+            return
+        seen = set[tuple[bytes, str, str, int]]()
+        for each in self.load.handled:
+            what = (each.message_id, each.channel, each.nsqd.partition(":")[0], each.attempts)
+            if what in seen:
+                self.found(f"ATTEMPT {each.attempts} twice: {each.key!r} on {each.channel}")
+                break
+            seen.add(what)
 
     def nothing_comes_twice(self) -> None:
         if not self.plan.calm or self.plan.slow_seconds >= 1:
@@ -182,7 +201,7 @@ class Auditor:
     @property
     def _late(self) -> float:
         """Seconds within which nsqd has got what a client sends, unless a fault is at work."""
-        return self._patience - _GRACE + 1
+        return self._patience - _GRACE + 20 * self.plan.delay + 0.1
 
     def _disturbed(self, since: float, until: float) -> bool:
         """Whether a fault was at work that clients can notice."""

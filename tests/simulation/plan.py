@@ -228,7 +228,7 @@ def draw(seed: int) -> Plan:
         plan.rare, plan.first = chance.choice((0.0, 0.003, 0.01, 0.03)), chance.choice((2, 5, 30))
         plan.parts = parts
         plan.backlog = chance.random() < (0.5 if focus in ("disk", "deferred") else 0.1)
-        plan.hung = chance.choice((0.0, 0.0, 0.02))
+        plan.hung = chance.choice((0.0, 0.0, 0.02, 0.1))
         plan.full_at_the_end = plan.durable and focus in ("disk", "deferred") and chance.random() < 0.3
     if focus == "rolling":
         plan.nsqds = chance.choice((2, 3))

@@ -153,6 +153,13 @@ class Conversation:
         for message_id, count in Counter(_ANSWERS.findall(b"".join(piece for _, piece in self.said))).items():
             yield message_id, count, frames.count(message_id)
 
+    def requeued(self) -> Iterator[tuple[bytes, float]]:
+        """Yield each message that the client requeued, with the time, unless nsqd refused that for some."""
+        if not any(b"E_REQ_FAILED" in piece for _, piece in self.answered):
+            for at, piece in self.said:
+                for message_id in _REQ.findall(piece):
+                    yield message_id, at
+
     def windows(self) -> Iterator[tuple[float, int]]:
         """Yield each RDY with its time, and 0 at the end."""
         for at, piece in self.said:
@@ -162,6 +169,7 @@ class Conversation:
 
 
 _RDY = re.compile(rb"(?:^|\n)RDY ([0-9]+)(?=\n)")
+_REQ = re.compile(rb"(?:^|\n)REQ ([0-9a-f]{16}) ")
 _ANSWERS = re.compile(rb"(?:^|\n)(?:FIN |REQ )([0-9a-f]{16})")
 
 
