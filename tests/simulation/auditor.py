@@ -47,6 +47,9 @@ class Auditor:
             self.nothing_refused_arrives,
             self.only_what_was_published_arrives,
             self.nothing_deferred_is_early,
+            self.nothing_requeued_is_early,
+            self.attempts_count_up,
+            self.channels_stay,
             self.nothing_comes_twice,
             self.nothing_is_stored_twice,
             self.nothing_finished_comes_again,
@@ -117,24 +120,46 @@ class Auditor:
                 early = message.began + message.defer - handled.at
                 self.found(f"EARLY by {early:.3f} s: {message.key!r}, deferred {message.defer:.3f} s")
                 break
-        if self.faults.lossy and not self.plan.durable:
-            return
-        last: dict[tuple[bytes, str, str], Handled] = {}
-        for handled in self.load.handled:
-            before = last.get((handled.key, handled.channel, handled.nsqd))
-            if before is not None and before.requeued_for > 0 and handled.message_id == before.message_id:
-                early = before.ended + before.requeued_for - handled.at
-                if early > _EARLY and handled.at > before.ended and handled.attempts > before.attempts + 1:
-                    continue
-                if early > _EARLY and handled.at > before.ended and not self._requeue_may_be_lost:
-                    self.found(f"EARLY by {early:.3f} s after REQ: {handled.key!r} on {handled.channel}")
-                    break
-            last[handled.key, handled.channel, handled.nsqd] = handled
 
-    @property
-    def _requeue_may_be_lost(self) -> bool:
-        """Whether a REQ may not have reached nsqd, or come after the message's timeout."""
-        return bool(self.plan.faults or self.plan.holds or self.plan.slow)
+    def nothing_requeued_is_early(self) -> None:
+        """The delay of a REQ holds, also over restarts, and over kills once nsqd has it."""
+        if self.faults.clock_changed or (self.faults.lossy and not self.plan.durable):
+            return
+        late, lost = self._late, self.faults.lossy
+        on_disk = late + self.plan.nsqd_options["sync_timeout"] * self._power_was_cut
+        came: dict[bytes, list[float]] = {}
+        for conversation in self.world.conversations:
+            for message_id, at in conversation.requeued():
+                if at + late < conversation.closed_at:
+                    came.setdefault(message_id, []).append(at)
+        last: dict[tuple[bytes, str], Handled] = {}
+        for each in self.load.handled:
+            before = last.get((each.message_id, each.channel))
+            last[each.message_id, each.channel] = each
+            if before is None or before.requeued_for <= 0 or each.attempts > before.attempts + 1:
+                continue
+            early = before.ended + before.requeued_for - each.at
+            if (
+                early > _EARLY
+                and each.at > before.ended
+                and any(before.ended <= at < before.ended + late for at in came.get(each.message_id, ()))
+                and not any(before.at <= at <= before.ended + on_disk for at in lost)
+                and not (lost and self.faults.disk_failed)
+            ):
+                self.found(f"EARLY by {early:.3f} s after REQ: {each.key!r} on {each.channel}")
+                break
+
+    def attempts_count_up(self) -> None:
+        """A message that is delivered once more counts one more attempt: else it was stored twice."""
+        if self.faults.lossy:
+            return
+        seen = set[tuple[bytes, str, str, int]]()
+        for each in self.load.handled:
+            what = (each.message_id, each.channel, each.nsqd.partition(":")[0], each.attempts)
+            if what in seen:
+                self.found(f"ATTEMPT {each.attempts} twice: {each.key!r} on {each.channel}")
+                break
+            seen.add(what)
 
     def nothing_comes_twice(self) -> None:
         if not self.plan.calm or self.plan.slow_seconds >= 1:
@@ -179,6 +204,23 @@ class Auditor:
                 return
             if each.succeeded:
                 finished[what] = each
+
+    def channels_stay(self) -> None:
+        """Channels that were made long before a kill are there after it, and deleted ones are not."""
+        for (nsqd, topic, channel), (there, at) in self.load.guests.items():
+            soon = at + self._late + self.plan.nsqd_options["sync_timeout"]
+            if self.faults.disk_failed or any(at - self._late <= each <= soon for each in self.faults.lossy):
+                continue
+            found = nsqd.name, topic, channel
+            if there != ((nsqd.name, topic, channel) in self.load.rosters):
+                self.found(f"ROSTER of {nsqd.name}: {topic}/{channel} is {'not ' * there}there since {at:.3f}")
+                break
+
+    @property
+    def _late(self) -> float:
+        """Seconds within which nsqd has got what a client sends, unless a fault is at work."""
+        stood = self.faults.stood + sum(hold.seconds for hold in self.plan.holds)
+        return stood + 20 * self.plan.lag_longest * (self.plan.lag_share > 0) + 20 * self.plan.delay + 0.1
 
     def _disturbed(self, since: float, until: float) -> bool:
         """Whether a fault was at work that clients can notice."""

@@ -50,7 +50,7 @@ class Faults:
         self._busy: list[Fault] = []
         self._ending: dict[str, Callable[[str, str], None]] = {}
         """What looks, before each operation on a disk, whether its nsqd ends there."""
-        self._failing: dict[str, Callable[[str], int]] = {}
+        self._failing: dict[str, list[Callable[[str], int]]] = {nsqd.name: [] for nsqd in nsqds}
         """What says which errno an operation on a disk fails with."""
         for nsqd in nsqds:
             nsqd.disk.fail = partial(self._before, nsqd.name)
@@ -187,7 +187,7 @@ class Faults:
     def _before(self, name: str, operation: str, file: str) -> int:
         if look := self._ending.get(name):
             look(operation, file)
-        return self._failing[name](operation) if name in self._failing else 0
+        return next((code for fails in self._failing[name] if (code := fails(operation))), 0)
 
     def restart(self, fault: Fault, drain: bool = False) -> None:
         nsqd = self._nsqd(fault)
@@ -316,7 +316,7 @@ class Faults:
     def _fail(self, fault: Fault, fail: Callable[[str], int]) -> None:
         nsqd = self._nsqd(fault)
         self.disk_failed = True
-        self._failing[nsqd.name] = fail
+        self._failing[nsqd.name].append(fail)
         self._after(fault, lambda: self._heal_disk(nsqd))
 
     def short_writes(self, fault: Fault) -> None:
@@ -326,7 +326,7 @@ class Faults:
 
     def _heal_disk(self, nsqd: Nsqd) -> None:
         nsqd.disk.capacity, nsqd.disk.short_writes = math.inf, 0.0
-        self._failing.pop(nsqd.name, None)
+        self._failing[nsqd.name].clear()
 
     # Clients; ``load`` knows them.
 

@@ -18,6 +18,8 @@ from tests.simulation.world import Nsqd, World
 
 #: Seconds that closes and stops get.
 _TIMEOUTS = (0.0, 0.02, 0.3, 2.0, 5.0, 15.0)
+#: The most messages of a run: more cost time and find little.
+_MOST = 800
 
 
 class Interrupted(BaseException):
@@ -111,6 +113,10 @@ class Load:
         self.gone: list[Client] = []
         self.emptied: dict[str, float] = {}
         """When each channel was emptied for the last time."""
+        self.guests: dict[tuple[Nsqd, str, str], tuple[bool, float]] = {}
+        """Channels, or topics, that were made or deleted: whether they are there, and since when."""
+        self.rosters: set[tuple[str, str, str]] = set()
+        """The channels at the end, by nsqd and topic."""
         self.closing = False
         self.budgets: dict[str, int] = {}
         """max_in_flight by the name of the consumer's process."""
@@ -136,7 +142,8 @@ class Load:
                 if topic in self.plan.held_topics:
                     self._surely(nsqd, "pause_topic", topic)
             for number in range(self.plan.crowd):
-                self._surely(nsqd, "create_channel", f"crowd{number}", "channel")
+                self._surely(nsqd, "create_topic", f"crowd{number}")
+                self.guests[nsqd, f"crowd{number}", ""] = (True, scheduler.now)
         # Without --durable a kill loses channels that are not in the list of topics yet.
         last = [channels[-1].encode() for channels in self.plan.topics.values()]
 
@@ -202,7 +209,7 @@ class Load:
         chance = random.Random(seed)
         calls, weights = list(self.plan.calls), list(self.plan.calls.values())
         futures: list[tuple[Any, list[Sent]]] = []
-        while not self.over and scheduler.now < until:
+        while not self.over and len(self.sent) < _MOST and scheduler.now < until:
             call = chance.choices(calls, weights)[0]
             topic = chance.choice([*self.plan.topics, *self.plan.late_topics])
             timeout = chance.choice((0.3, 2.0, 10.0))
@@ -395,7 +402,8 @@ class Load:
             )
         if chance.random() < self.plan.slow and not self.over:
             threads.sleep(self.plan.slow_seconds * chance.uniform(0.5, 1.5))
-        if chance.random() < self.plan.hung and not (self.over or by in self._hung or self.plan.threads == 1):
+        hangs = chance.random() < self.plan.hung and self._hung.count(by) < self.plan.threads - 1
+        if hangs and not self.over:
             self._hung.append(by)
             self.world.until(lambda: self.closing, 1e6, every=0.5)
         handled.ended = scheduler.now
@@ -547,7 +555,8 @@ class Load:
         if client.process.alive and client.made is not None:
 
             def work() -> None:
-                before, client.made = client.made, client.make()
+                made = client.make()
+                before, client.made = client.made, made
                 self.ended("close", before.close, _TIMEOUTS[number % len(_TIMEOUTS)])
 
             scheduler.start(work, f"closer{number}", client.process)
@@ -603,20 +612,29 @@ class Load:
     # Topics and channels that come and go.
 
     def visit(self, nsqd: Nsqd, number: int, lasts: float) -> None:
-        """Make, use and delete a topic; the auditor ignores it."""
+        """Make, use and delete a topic, one of its own or one that others use."""
         topic, channel, api = f"guest{number % 3}", f"c{number % 5}", self.api(nsqd)
+        if own := number % 8 > 3:
+            topic = f"guest-{next(self._numbers)}"
+        guest = (nsqd, topic, channel)
         with suppress(self.nsq.NsqError):  # it is down, or the topic is gone already
             if number % 2:
+                api.create_topic(topic)
                 api.create_channel(topic, channel)
+                if own:
+                    self.guests[guest] = (True, scheduler.now)
             for i in range(number % 7):
                 api.publish(topic, b"guest %d" % i, defer=0.5 if i % 3 == 2 else 0)
             if number % 4 == 3:
                 return  # it stays
             threads.sleep(lasts / 2)
+            there = self.guests.pop(guest, None)
             if number % 3 == 2:
                 api.delete_channel(topic, channel)
             else:
                 (api.empty_topic, api.delete_topic)[number % 3](topic)
+            if there:
+                self.guests[guest] = (number % 3 == 0, scheduler.now)
 
     def empty(self, nsqd: Nsqd, number: int) -> None:
         """Empty a channel. What was published before may be gone."""
@@ -662,8 +680,8 @@ class Load:
                 has = {name: set(each.channels) for name, each in nsqd._server._broker.topics.items()}
                 lists: dict[str, set[str]] = {}
                 for peer in lookupd._server._registry._peers:
-                    if peer.node.startswith(nsqd.host.address + ":"):
-                        lists |= {topic: set(names) for topic, names in peer.channels_by_topic.items()}
+                    if peer.node.startswith(nsqd.host.address + ":"):  # the last one: others lost their power
+                        lists = {topic: set(names) for topic, names in peer.channels_by_topic.items()}
                 if has != lists:
                     return f"{lookupd.name} lists {lists} of {nsqd.name}, which has {has}"
         return ""
@@ -679,6 +697,13 @@ class Load:
     def close(self) -> None:
         """Close all producers and stop all consumers."""
         self.closing = True
+        self.rosters = {
+            (nsqd.name, topic.name, channel)
+            for nsqd in self.nsqds
+            if nsqd.running
+            for topic in nsqd._server._broker.topics.values()
+            for channel in ("", *topic.channels)
+        }
         self.world.until(lambda: all(client.made is not None for client in self.consumers), 60.0)
         left: list[None] = []
 

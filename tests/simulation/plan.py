@@ -44,7 +44,7 @@ FOCUSES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "disk": (
         (
             "kill_at", "cut_at", "kill", "cut", "restart", "full", "fsync_fails", "writes_fail",
-            "short_writes", "late", "empty",
+            "short_writes", "late", "empty", "guests",
         ),
         ("daemons.nsqd.disk", "daemons.nsqd.storage"),
     ),
@@ -90,9 +90,12 @@ FOCUSES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 
 #: Faults in the middle of others: after the first of them begins, or as it ends.
 _THEN: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(("restart", "drain", "kill", "cut", "late", "empty"), ("kill_at", "cut_at", "writes_fail")),
     **dict.fromkeys(
-        ("full", "fsync_fails", "writes_fail", "short_writes"), ("restart", "cut", "cut_at", "kill_at", "kill")
+        ("restart", "drain", "kill", "cut", "late", "empty", "guests"),
+        ("kill_at", "cut_at", "writes_fail", "fsync_fails"),
+    ),
+    **dict.fromkeys(
+        ("full", "fsync_fails", "writes_fail", "short_writes"), ("restart", "cut", "cut_at", "kill", "writes_fail")
     ),
 }
 
@@ -234,7 +237,7 @@ def draw(seed: int) -> Plan:
         plan.backlog = chance.random() < (0.5 if focus in ("disk", "deferred") else 0.1)
         if focus not in ("disk", "deferred"):
             plan.brief = chance.choice((0, 0, 5, 20))
-        plan.hung = chance.choice((0.0, 0.0, 0.02))
+        plan.hung = chance.choice((0.0, 0.0, 0.02, 0.1))
         plan.full_at_the_end = plan.durable and focus in ("disk", "deferred") and chance.random() < 0.3
     if focus == "rolling":
         plan.nsqds = chance.choice((2, 3))

@@ -165,3 +165,28 @@ def deferred_messages_whose_file_cannot_be_removed_keep_their_due_times(script: 
     script.check(script.at, "the message comes")
     script.check(min(script.at, default=due) >= due, f"it comes when it is due: {script.at}, not {due}")
     producer.close()
+
+
+@schedule
+def a_publish_whose_write_cannot_be_undone_is_not_called_refused(script: Script) -> None:
+    """nsqd removes what a failed write left. If it cannot, its next start may find the message."""
+    nsqd = script.nsqd(durable=True)
+    NsqdApi(nsqd.http_address).create_topic("orders")
+    NsqdApi(nsqd.http_address).create_channel("orders", "billing")
+    script.sleep(1)
+    producer = nsq.Producer(nsqd.tcp_address)
+    nsqd.disk.fail = lambda operation, name: (
+        BROKEN if operation == "truncate" or (operation == "pwrite" and "billing.diskqueue.meta" in name) else 0
+    )
+    perhaps: list[bool] = []
+    try:
+        producer.publish("orders", b"one", timeout=3.0)
+    except nsq.NsqError as error:
+        perhaps.append(error.maybe_stored)
+    nsqd.kill()
+    nsqd.disk.heal()
+    script.restart(nsqd)
+    received = script.received(nsqd, "orders", "billing", 1, 3.0)
+    script.check(perhaps, "the publish fails")
+    script.check(all(perhaps) or not received, f"what was called refused is not delivered: {received}")
+    producer.close()

@@ -187,6 +187,13 @@ class Conversation:
                 sent[-1].ended = min(sent[-1].ended, at)
         return found
 
+    def requeued(self) -> Iterator[tuple[bytes, float]]:
+        """Yield each message that the client requeued, with the time, unless nsqd refused that for some."""
+        if not any(b"E_REQ_FAILED" in piece for _, piece in self.answered):
+            for at, piece in self.said:
+                for message_id in _REQ.findall(piece):
+                    yield message_id, at
+
     def windows(self) -> Iterator[tuple[float, int]]:
         """Yield each RDY with its time, and 0 at the end."""
         for at, piece in self.said:
@@ -220,6 +227,7 @@ class _Times:
 
 
 _RDY = re.compile(rb"(?:^|\n)RDY ([0-9]+)(?=\n)")
+_REQ = re.compile(rb"(?:^|\n)REQ ([0-9a-f]{16}) ")
 _ANSWERS = re.compile(rb"(?:^|\n)(?:FIN |REQ )([0-9a-f]{16})")
 
 
@@ -296,7 +304,8 @@ class Daemon:
         """Start it and wait until it listens; return whether it does."""
         self.stopping = False
         self.failure, self.stopped_cleanly = None, None
-        self.process = self.world.process(self.name, self.host)
+        before, self.process = self.process, self.world.process(self.name, self.host)
+        self.process.clock_error = before.clock_error if before else 0.0
         scheduler.story(f"{self.name} starts")
         self._thread = scheduler.start(self._run, "main", self.process)
         self.world.until(lambda: self.running or self.failure or not self.alive, timeout)
@@ -356,7 +365,8 @@ class Daemon:
     def bugs(self) -> list[str]:
         """Return what it logged or asyncio reported that must never happen."""
         words = ("a bug", "panic in", "Traceback", "cannot start")
-        found = [line for line in self.lines if any(word in line for word in words)]
+        # aiohttp sets the result of a future that its shutdown has cancelled.
+        found = [line for line in self.lines if any(each in line for each in words) and "_waiter" not in line]
         return found + (self._loop.errors if self._loop else [])
 
 
