@@ -197,7 +197,7 @@ class Load:
                 user = partial(self._publish, client, self.chance.random())
                 thread = threads.Thread(target=user, name=f"user{i}")
                 thread.start()
-                client.threads.append(thread._runner)  # type: ignore[arg-type]
+                client.threads.append(thread)
 
         client.threads.append(scheduler.start(begin, "main", client.process))
 

@@ -29,21 +29,15 @@ from tests.simulation.disk import Disk, disks
 from tests.simulation.network import Host
 from tests.simulation.scheduler import Process, Thread, begin, scheduler
 
-#: The modules of the package that take part; imported once, before runs are forked.
+#: The modules that take part, also those that the package imports late. Runs are forked after the import.
 MODULES = (
-    "nsq",
-    "nsq.aio",
-    "nsq.config",
     "nsq.consumer.consumer",
-    "nsq.discovery.lookups",
-    "nsq.errors",
+    "nsq.daemons.nsqd.daemon",
+    "nsq.daemons.nsqlookupd.daemon",
     "nsq.http.nsqd",
-    "nsq.http.nsqlookupd",
     "nsq.partitioned.consuming",
     "nsq.partitioned.routing",
     "nsq.producer.producer",
-    "nsq.daemons.nsqd.daemon",
-    "nsq.daemons.nsqlookupd.daemon",
 )
 
 
@@ -89,23 +83,23 @@ class World:
         return process
 
     def nsqd(self, name: str, **options: Any) -> Nsqd:
-        daemon = Nsqd(self, name, options)
-        self.daemons.append(daemon)
-        return daemon
+        return Nsqd(self, name, options)
 
     def nsqlookupd(self, name: str, **options: Any) -> Nsqlookupd:
-        daemon = Nsqlookupd(self, name, options)
-        self.daemons.append(daemon)
-        return daemon
+        return Nsqlookupd(self, name, options)
 
     def kill_process(self, process: Process) -> None:
         """End a process at once, as kill -9 does."""
         scheduler.story(f"{process.name} is killed")
-        current = scheduler.current
-        if current is not None and current.process is process:
-            scheduler.at(scheduler.now, lambda: network.network.process_died(process))
+
+        def close() -> None:
+            for item in list(process.descriptors.values()):
+                item.close()
+
+        if process is scheduler.me().process:  # ``scheduler.kill`` will not return
+            scheduler.at(scheduler.now, close)
         else:
-            network.network.process_died(process)
+            close()
         scheduler.kill(process)
 
     @functools.cached_property
@@ -249,28 +243,19 @@ class _Collect(logging.Handler):
             self._lines.append(text)
 
 
-class _Stream(io.TextIOBase):
-    """Where a daemon logs to."""
-
-    def __init__(self, name: str, lines: list[str]) -> None:
-        self._name, self._lines = name, lines
-
-    def write(self, text: str) -> int:
-        self._lines.append(text)
-        scheduler.story(f"{self._name} logs: {text.rstrip()}")
-        return len(text)
-
-
 class Daemon:
     """A daemon on a host of its own, which can be stopped, killed, and cut off from its power."""
 
     kind = ""
+    tcp_port = http_port = 0
 
     def __init__(self, world: World, name: str, options: dict[str, Any]) -> None:
         self.world, self.name, self.options = world, name, options
+        world.daemons.append(self)
         self.host = network.network.host(name)
         self.process: Process | None = None
         self.lines: list[str] = []
+        """What it has logged."""
         self.failure: str | None = None
         """Why it did not start, or ended."""
         self.running = False
@@ -278,7 +263,8 @@ class Daemon:
         self.stopping = False
         self._thread: Thread | None = None
         self._loop: loop.Loop | None = None
-        self._ask: Callable[[str], None] = lambda _what: None
+        self._stop = asyncio.Event()
+        self._drain = False
         self._server: Any = None
 
     @property
@@ -289,16 +275,9 @@ class Daemon:
     def http_address(self) -> str:
         return f"{self.host.address}:{self.http_port}"
 
-    tcp_port = http_port = 0
-
-    def make(self, log: Any) -> Any:
-        """Make the daemon of the package."""
-        name = self.kind.capitalize()
-        daemon = getattr(importlib.import_module(f"nsq.daemons.{self.kind}.daemon"), name)
-        options = getattr(importlib.import_module(f"nsq.daemons.{self.kind}.options"), f"{name}Options")
-        address = self.host.address
-        listens = {"tcp_address": self.tcp_address, "http_address": self.http_address}
-        return daemon(options(**listens, broadcast_address=address, **self.options), log=log)
+    @property
+    def alive(self) -> bool:
+        return self._thread is not None and self._thread.alive
 
     def start(self, timeout: float = 60.0) -> bool:
         """Start it and wait until it listens; return whether it does."""
@@ -311,10 +290,6 @@ class Daemon:
         self.world.until(lambda: self.running or self.failure or not self.alive, timeout)
         return self.running
 
-    @property
-    def alive(self) -> bool:
-        return self._thread is not None and self._thread.alive
-
     def _run(self) -> None:
         self._loop = loop.Loop()
         try:
@@ -326,41 +301,42 @@ class Daemon:
             self.running = False
 
     async def _serve(self) -> None:
-        log_module = importlib.import_module("nsq.daemons.serve.logs")
-        log = log_module.DaemonLog("", "info", _Stream(self.name, self.lines))
-        asked = asyncio.Event()
-        requests: list[str] = []
-
-        def ask(what: str) -> None:
-            requests.append(what)
-            asyncio_loop.call_soon_threadsafe(asked.set)
-
-        asyncio_loop = asyncio.get_running_loop()
-        self._ask = ask
-        self._server = server = self.make(log)
-        await server.start()
+        self._stop, self._drain = asyncio.Event(), False
+        self._server = self._make()
+        await self._server.start()
         self.running = True
-        await asked.wait()
-        if requests[0] == "drain":
-            await server.drain()
-        self.stopped_cleanly = await server.stop()
+        await self._stop.wait()
+        if self._drain:
+            await self._server.drain()
+        self.stopped_cleanly = await self._server.stop()
+
+    def _make(self) -> Any:
+        """Make the daemon of the package."""
+        name = self.kind.capitalize()
+        daemon = getattr(importlib.import_module(f"nsq.daemons.{self.kind}.daemon"), name)
+        options = getattr(importlib.import_module(f"nsq.daemons.{self.kind}.options"), f"{name}Options")
+        logs = importlib.import_module("nsq.daemons.serve.logs")
+        listens = {"tcp_address": self.tcp_address, "http_address": self.http_address}
+        return daemon(
+            options(**listens, broadcast_address=self.host.address, **self.options),
+            log=logs.DaemonLog("", "info", _Log(self)),
+        )
 
     def stop(self, timeout: float = 120.0, *, drain: bool = False) -> bool:
         """Stop it, after a drain if that is asked for; return whether it has ended in time."""
         thread = self._thread
-        if not self.running or thread is None:
+        if not self.running or thread is None or self._loop is None:
             return not self.alive
         scheduler.story(f"{self.name} {'drains and ' if drain else ''}stops")
-        self.stopping = True
-        self._ask("drain" if drain else "stop")
+        self.stopping, self._drain = True, drain
+        self._loop.call_soon_threadsafe(self._stop.set)
         return self.world.until(lambda: not thread.alive, timeout)
 
     def kill(self) -> None:
         """End the process at once; what it wrote is in the kernel's hands."""
-        process, self.running = self.process, False
-        if process is None or not process.alive:
-            return
-        self.world.kill_process(process)
+        self.running = False
+        if self.process is not None and self.process.alive:
+            self.world.kill_process(self.process)
 
     def bugs(self) -> list[str]:
         """Return what it logged or asyncio reported that must never happen."""
@@ -368,6 +344,18 @@ class Daemon:
         # aiohttp sets the result of a future that its shutdown has cancelled.
         found = [line for line in self.lines if any(each in line for each in words) and "_waiter" not in line]
         return found + (self._loop.errors if self._loop else [])
+
+
+class _Log(io.TextIOBase):
+    """Where a daemon logs to."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self._daemon = daemon
+
+    def write(self, text: str) -> int:
+        self._daemon.lines.append(text)
+        scheduler.story(f"{self._daemon.name} logs: {text.rstrip()}")
+        return len(text)
 
 
 class Nsqd(Daemon):
@@ -382,13 +370,13 @@ class Nsqd(Daemon):
         """Cut the host off its power: the disk keeps what it has, in part what was not fsynced. With
         ``holes``, all of that but every other sector.
         """
-        process, self.running = self.process, False
+        self.running = False
         scheduler.story(f"{self.name} loses its power")
         network.network.power_off(self.host)
         self.disk.cut_power(None if holes else self.world.chance)
-        if process is not None and process.alive:
-            process.descriptors.clear()
-            scheduler.kill(process)
+        if self.process is not None and self.process.alive:
+            self.process.descriptors.clear()
+            scheduler.kill(self.process)
 
     def start(self, timeout: float = 60.0) -> bool:
         network.network.power_on(self.host)
