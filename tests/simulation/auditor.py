@@ -175,7 +175,9 @@ class Auditor:
             return
         ids: dict[tuple[bytes, str], set[tuple[str, bytes]]] = {}
         for each in self.load.handled:
-            ids.setdefault((each.key, each.channel), set()).add((each.nsqd.partition(":")[0], each.message_id))
+            ids.setdefault((each.key, each.channel), set()).add(
+                (each.nsqd.partition(":")[0], each.message_id)
+            )
         for (key, channel), stored in ids.items():
             if len({message_id for _, message_id in stored}) > 1 and key in self.load.sent:
                 self.found(f"STORED {len(stored)} times: {key!r} on {channel}: {sorted(stored)}")
@@ -200,7 +202,9 @@ class Auditor:
                 and not self._disturbed(before.at - late, before.ended + late)
                 and not any(before.at <= at <= each.at for at in self.faults.lossy)
             ):
-                self.found(f"FINISHED at {before.ended:.3f} and delivered again: {each.key!r} on {each.channel}")
+                self.found(
+                    f"FINISHED at {before.ended:.3f} and delivered again: {each.key!r} on {each.channel}"
+                )
                 return
             if each.succeeded:
                 finished[what] = each
@@ -211,9 +215,10 @@ class Auditor:
             soon = at + self._late + self.plan.nsqd_options["sync_timeout"]
             if self.faults.disk_failed or any(at - self._late <= each <= soon for each in self.faults.lossy):
                 continue
-            found = nsqd.name, topic, channel
             if there != ((nsqd.name, topic, channel) in self.load.rosters):
-                self.found(f"ROSTER of {nsqd.name}: {topic}/{channel} is {'not ' * there}there since {at:.3f}")
+                self.found(
+                    f"ROSTER of {nsqd.name}: {topic}/{channel} is {'not ' * there}there since {at:.3f}"
+                )
                 break
 
     @property
@@ -265,7 +270,11 @@ class Auditor:
         for message in self.load.sent.values():
             if message.call == "http" and rolling:
                 continue
-            if message.state in ("refused", "perhaps") and message.error and not _OVERDUE.search(message.error):
+            if (
+                message.state in ("refused", "perhaps")
+                and message.error
+                and not _OVERDUE.search(message.error)
+            ):
                 self.found(f"FAILED although nothing was broken: {message.call} {message.error}")
                 break
 
@@ -364,7 +373,9 @@ class Auditor:
             if min(delivery.ended, closed, delivery.at + timeout - 1) > by and not self._disturbed(
                 delivery.at, by
             ):
-                self.found(f"SLOW: {handled.key!r} was handled at {handled.ended:.6f}, FIN {delivery.ended:.6f}")
+                self.found(
+                    f"SLOW: {handled.key!r} was handled at {handled.ended:.6f}, FIN {delivery.ended:.6f}"
+                )
                 return
 
     def stops_leave_nothing(self) -> None:
@@ -401,14 +412,15 @@ class Auditor:
         )
 
     def removed_nsqds_are_left(self) -> None:
+        """A consumer says goodbye to an nsqd that its user removes, even if it was just connecting."""
         for client, address, at in self.load.removed:
-            for conversation in self.world.conversations:
-                if (conversation.client, f"{conversation.address}:4150") == (client, address):
-                    said = b"".join(piece for when, piece in conversation.said if when < at - 0.5)
-                    if b"SUB " in said and b"CLS\n" not in said and conversation.closed_at > at:
-                        if not self._stood(at - 1, at):
-                            self.found(f"KEPT: {client} is connected to {address}, removed before {at:.6f}")
-                            return
+            for each in self.world.conversations:
+                said = b"".join(piece for when, piece in each.said if when < at - 0.5)
+                if (each.client, f"{each.address}:4150") != (client, address) or each.closed_at <= at:
+                    continue
+                if b"SUB " in said and b"CLS\n" not in said and not self._stood(at - 1, at):
+                    self.found(f"KEPT: {client} is connected to {address}, removed before {at:.6f}")
+                    return
 
     def counters_agree(self) -> None:
         """What clients count is what happened, as far as they can know it."""

@@ -15,7 +15,6 @@ from tests.simulation.plan import Plan
 from tests.simulation.scheduler import Process, Thread, scheduler
 from tests.simulation.world import Nsqd, World
 
-
 #: Seconds that closes and stops get.
 _TIMEOUTS = (0.0, 0.02, 0.3, 2.0, 5.0, 15.0)
 #: The most messages of a run: more cost time and find little.

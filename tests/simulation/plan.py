@@ -58,15 +58,15 @@ FOCUSES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "rolling": (("drain",), ("daemons.nsqd.core", "daemons.nsqd.session", "connection", "producer")),
     "network": (
         (
-            "reset", "silence", "slow", "stand", "kill", "restart", "drain", "lookupd", "move", "adjust", "flap",
-            "stop_consumer",
+            "reset", "silence", "slow", "stand", "kill", "restart", "drain", "lookupd", "move", "adjust",
+            "flap", "stop_consumer",
         ),
         ("connection", "producer", "consumer", "transport", "discovery"),
     ),
     "client": (
         (
-            "reset", "interrupt", "storm", "close_producer", "stop_consumer", "kill_client", "restart", "stand",
-            "silence", "adjust", "flap", "slow",
+            "reset", "interrupt", "storm", "close_producer", "stop_consumer", "kill_client", "restart",
+            "stand", "silence", "adjust", "flap", "slow",
         ),
         ("connection", "producer", "consumer", "threads", "transport"),
     ),
@@ -95,7 +95,8 @@ _THEN: dict[str, tuple[str, ...]] = {
         ("kill_at", "cut_at", "writes_fail", "fsync_fails"),
     ),
     **dict.fromkeys(
-        ("full", "fsync_fails", "writes_fail", "short_writes"), ("restart", "cut", "cut_at", "kill", "writes_fail")
+        ("full", "fsync_fails", "writes_fail", "short_writes"),
+        ("restart", "cut", "cut_at", "kill", "writes_fail"),
     ),
 }
 

@@ -17,6 +17,7 @@ import logging
 import math
 import random
 import re
+import struct
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -106,7 +107,9 @@ class World:
     def conversations(self) -> list[Conversation]:
         """Return what clients and nsqds have said to each other."""
         return [
-            Conversation(end.host.name, end.peer.host.name, end.peer_name[0], end.said, end.peer.said, end.closed_at)
+            Conversation(
+                end.host.name, end.peer.host.name, end.peer_name[0], end.said, end.peer.said, end.closed_at
+            )
             for end in network.network.connections
             if end.peer is not None and end.peer_name[1] == Nsqd.tcp_port
         ]
@@ -156,30 +159,23 @@ class Conversation:
 
     @functools.cached_property
     def deliveries(self) -> list[Delivery]:
-        """Return each message that nsqd has sent, in this order, with the client's answer."""
-        said, spoken = _Times(self.said), _Times(self.answered)
-        place, found = 0, []
-        data = spoken.data
-        answers = [
-            (said.at(match.start(2)), match[1], match[2])
-            for match in re.finditer(rb"(?:^|\n)(FIN|REQ|TOUCH) ([0-9a-f]{16})(?=[ \n])", said.data)
-        ]
-        while place + 8 <= len(data):
-            size, kind = (int.from_bytes(data[place + at : place + at + 4], "big") for at in (0, 4))
-            if kind == 2 and place + 4 + size <= len(data):
-                attempts, message_id = int.from_bytes(data[place + 16 : place + 18], "big"), data[place + 18 : place + 34]
-                found.append(Delivery(self, spoken.at(place + 3 + size), message_id, attempts))
-            place += 4 + size
+        """The messages that nsqd has sent, with the client's answers."""
+        said, sent, place = _Times(self.said), _Times(self.answered), 0
         by_id: dict[bytes, list[Delivery]] = {}
-        for each in found:
-            by_id.setdefault(each.message_id, []).append(each)
-        for at, verb, message_id in answers:
-            sent = [each for each in by_id.get(message_id, ()) if each.at <= at]
-            if sent and verb == b"TOUCH":
-                sent[-1].touched = True
-            elif sent:
-                sent[-1].ended = min(sent[-1].ended, at)
-        return found
+        while place + _FRAME.size <= len(sent.data):
+            size, kind, _, attempts, message_id = _FRAME.unpack_from(sent.data, place)
+            place += 4 + size
+            if kind == 2 and place <= len(sent.data):
+                delivery = Delivery(self, sent.at(place - 1), message_id, attempts)
+                by_id.setdefault(message_id, []).append(delivery)
+        for match in _ANSWERED.finditer(said.data):
+            at = said.at(match.end())
+            for each in reversed(by_id.get(match[2], ())):
+                if each.at <= at:
+                    each.touched |= match[1] == b"TOUCH"
+                    each.ended = at if each.ended == math.inf and match[1] != b"TOUCH" else each.ended
+                    break
+        return [each for deliveries in by_id.values() for each in deliveries]
 
     def requeued(self) -> Iterator[tuple[bytes, float]]:
         """Yield each message that the client requeued, with the time, unless nsqd refused that for some."""
@@ -220,6 +216,9 @@ class _Times:
         return self._at[bisect.bisect_right(self._ends, place)]
 
 
+#: The beginning of a frame: size, kind; of a message: timestamp, attempts, id.
+_FRAME = struct.Struct(">iiqH16s")
+_ANSWERED = re.compile(rb"(?:^|\n)(FIN|REQ|TOUCH) ([0-9a-f]{16})(?=[ \n])")
 _RDY = re.compile(rb"(?:^|\n)RDY ([0-9]+)(?=\n)")
 _REQ = re.compile(rb"(?:^|\n)REQ ([0-9a-f]{16}) ")
 _ANSWERS = re.compile(rb"(?:^|\n)(?:FIN |REQ )([0-9a-f]{16})")
