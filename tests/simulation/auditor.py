@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 from tests.simulation.faults import Faults
@@ -28,6 +29,8 @@ _CALM = (
     "guests", "late", "pause", "empty", "clock", "adjust", "interrupt", "storm", "flap", "close_producer",
     "stop_consumer", "kill_client",
 )  # fmt: skip
+#: Faults that break no connection, nor make it silent.
+_UNBROKEN = (*_CALM, "lookupd", "unlisted", "slow", "full", "fsync_fails", "writes_fail", "short_writes")
 #: Faults that neither end a connection nor keep what comes over it from nsqd's disk.
 _UNNOTICED = ("guests", "late", "pause", "empty", "clock", "lookupd", "unlisted")
 
@@ -61,6 +64,7 @@ class Auditor:
             self.publishes_end_soon,
             self.answers_leave_soon,
             self.stops_leave_nothing,
+            self.ends_take_no_time,
             self.removed_nsqds_are_left,
             self.counters_agree,
             self.nothing_crashes,
@@ -227,10 +231,10 @@ class Auditor:
         stood = self.faults.stood + sum(hold.seconds for hold in self.plan.holds)
         return stood + 20 * self.plan.lag_longest * (self.plan.lag_share > 0) + 20 * self.plan.delay + 0.1
 
-    def _disturbed(self, since: float, until: float) -> bool:
+    def _disturbed(self, since: float, until: float, harmless: Sequence[str] = _UNNOTICED) -> bool:
         """Whether a fault was at work that clients can notice."""
         return any(
-            span.fault.kind not in _UNNOTICED and span.began <= until and span.ended >= since
+            span.fault.kind not in harmless and span.began <= until and span.ended >= since
             for span in self.faults.spans
         )
 
@@ -385,8 +389,8 @@ class Auditor:
             if call.what != "stop" or not call.ended or call.result == "interrupted":
                 continue
             took, name = call.ended - call.began, call.process.name
-            if took > call.timeout - 0.5 - self._stood(call.began, call.ended) or self._broken(
-                call.began - _FOUND_AGAIN, call.ended
+            if took > call.timeout - 0.5 - self._stood(call.began, call.ended) or self._disturbed(
+                call.began - _FOUND_AGAIN, call.ended, _UNBROKEN
             ):
                 continue
             if not call.result:
@@ -403,13 +407,16 @@ class Auditor:
                         self.found(f"STOP of {name} at {call.began:.6f} left {left[0].message_id!r}")
                         return
 
-    def _broken(self, since: float, until: float) -> bool:
-        """Whether a connection may have been broken or silent."""
-        kinds = (*_CALM, "lookupd", "unlisted", "slow", "full", "fsync_fails", "writes_fail", "short_writes")
-        return any(
-            span.fault.kind not in kinds and span.began <= until and span.ended >= since
-            for span in self.faults.spans
-        )
+    def ends_take_no_time(self) -> None:
+        """With nothing broken and quick handlers, a stop or a close ends within some round trips."""
+        for call in self.load.calls:
+            if call.what == "close" or (call.what == "stop" and not (self.plan.slow or self.plan.hung)):
+                took, limit = call.ended - call.began, self._trips(call.began, call.ended) + 0.5
+                if took > limit and not self._disturbed(call.began - _FOUND_AGAIN, call.ended, _CALM):
+                    self.found(
+                        f"SLOW: {call.what} of {call.process.name} at {call.began:.6f} took {took:.3f} s"
+                    )
+                    return
 
     def removed_nsqds_are_left(self) -> None:
         """A consumer says goodbye to an nsqd that its user removes, even if it was just connecting."""

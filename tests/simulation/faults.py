@@ -11,7 +11,7 @@ from typing import Any
 
 from tests.simulation import threads
 from tests.simulation.disk import CHANGES
-from tests.simulation.network import network
+from tests.simulation.network import End, network
 from tests.simulation.plan import Fault
 from tests.simulation.scheduler import scheduler
 from tests.simulation.world import Daemon, Nsqd, World
@@ -243,9 +243,18 @@ class Faults:
     # The network.
 
     def reset(self, fault: Fault) -> None:
-        ends = [end for nsqd in self.nsqds for end in nsqd.host.ends]
-        if ends:
-            network.reset(ends[fault.number % len(ends)])
+        """Break a connection when something is on its way over it, or a moment later."""
+        nsqd, broken = self._nsqd(fault), list[End]()
+
+        def look(end: End) -> None:
+            if nsqd.host in (end.host, end.peer and end.peer.host) and not broken:
+                broken.append(end)
+                scheduler.at(
+                    scheduler.now + 4 * network.delay * network.chance(), partial(network.reset, end)
+                )
+
+        network.watch = look
+        self._later(fault, lambda: self.world.until(lambda: broken or self.mended, 1.0))
 
     def silence(self, fault: Fault) -> None:
         host = self._nsqd(fault).host

@@ -161,6 +161,7 @@ class End:
         taken = bytes(data[: self.room])
         scheduler.note("sent", self.name, taken)
         self.said.append((scheduler.now, taken))
+        network.watch(self)
         if scheduler.telling and taken:
             size = f" … {len(taken)} bytes" if len(taken) > _SHOWN else ""
             scheduler.story(f"{self.host} to {self.peer.host}: {taken[:_SHOWN]!r}{size}")
@@ -390,6 +391,8 @@ class Network:
         self.delay = 0.0003
         self.in_pieces = 0.0
         """How often a transfer arrives in several pieces."""
+        self.watch: Callable[[End], object] = lambda _end: None
+        """Called when an end sends something."""
         self.connections: list[End] = []
         """The dialing end of every connection that there was."""
         self._links: dict[frozenset[str], Link] = {}

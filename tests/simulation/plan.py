@@ -229,7 +229,7 @@ def draw(seed: int) -> Plan:
     plan.lag_share = chance.choice((0.0, 0.002, 0.02, 0.1))
     plan.lag_longest = chance.choice((0.001, 0.05, 0.5))
     plan.delay = chance.choice((0.00005, 0.0003, 0.002, 0.02))
-    plan.window = chance.choice((65536, 65536, 4096, 600))
+    plan.window = chance.choice((65536, 4096, 600))
     plan.in_pieces = chance.choice((0.0, 0.0, 0.3, 1.0))
     if chance.random() > 0.08:
         _draw_faults(chance, plan, kinds)
@@ -282,7 +282,7 @@ def _draw_load(chance: random.Random, plan: Plan) -> None:
     plan.calls = {call: chance.random() + 0.1 for call in calls if chance.random() < 0.6} or {"publish": 1.0}
     if plan.focus == "deferred":
         plan.calls["defer"] = 2.0
-    plan.largest = chance.choice((50, 300, 1300))
+    plan.largest = chance.choice((50, 300, 1300, 1300))
     plan.longest_defer = chance.choice((0.5, 4.0, 15.0))
     plan.consumers = chance.choice((1, 1, 2))
     plan.threads = chance.choice((1, 3, 8))
