@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections import Counter
@@ -193,6 +194,7 @@ class Auditor:
             return
         unclean = {id(call.by) for call in self.load.calls if call.what == "stop" and not call.clean}
         finished: dict[tuple[bytes, str, str], Handled] = {}
+        delivered: dict[tuple[bytes, str, str], float] = {}
         for each in self.load.handled:
             what = (each.message_id, each.channel, each.nsqd.partition(":")[0])
             before = finished.get(what)
@@ -202,7 +204,7 @@ class Auditor:
                 and id(before.by) not in unclean
                 and each.attempts > before.attempts
                 and before.ended < each.at
-                and before.ended - before.at + late < self.plan.nsqd_options["msg_timeout"]
+                and before.ended - delivered[what] + late < self.plan.nsqd_options["msg_timeout"]
                 and not self._disturbed(before.at - late, before.ended + late)
                 and not any(before.at <= at <= each.at for at in self.faults.lossy)
             ):
@@ -210,8 +212,8 @@ class Auditor:
                     f"FINISHED at {before.ended:.3f} and delivered again: {each.key!r} on {each.channel}"
                 )
                 return
-            if each.succeeded:
-                finished[what] = each
+            if each.succeeded and (delivery := self._delivery(each)):
+                finished[what], delivered[what] = each, delivery.at
 
     def channels_stay(self) -> None:
         """Channels that were made long before a kill are there after it, and deleted ones are not."""
@@ -360,18 +362,11 @@ class Auditor:
         """What a handler has done is answered at once, and before nsqd gives it to another consumer."""
         if self.plan.batch:
             return
-        deliveries: dict[tuple[str, str, bytes, int], list[Delivery]] = {}
-        for conversation in self.world.conversations:
-            for each in conversation.deliveries:
-                what = (conversation.client, conversation.address, each.message_id, each.attempts)
-                deliveries.setdefault(what, []).append(each)
         timeout = self.plan.nsqd_options["msg_timeout"]
         for handled in self.load.handled:
-            what = (handled.client, handled.nsqd.partition(":")[0], handled.message_id, handled.attempts)
-            came = [each for each in deliveries.get(what, ()) if each.at <= handled.at]
-            if not came or not handled.succeeded:
+            delivery = self._delivery(handled)
+            if delivery is None or not handled.succeeded:
                 continue
-            delivery = came[-1]
             by = handled.ended + self._trips(handled.ended, handled.ended + 1)
             closed = delivery.conversation.closed_at
             if min(delivery.ended, closed, delivery.at + timeout - 1) > by and not self._disturbed(
@@ -381,6 +376,21 @@ class Auditor:
                     f"SLOW: {handled.key!r} was handled at {handled.ended:.6f}, FIN {delivery.ended:.6f}"
                 )
                 return
+
+    @functools.cached_property
+    def _deliveries(self) -> dict[tuple[str, str, bytes, int], list[Delivery]]:
+        found: dict[tuple[str, str, bytes, int], list[Delivery]] = {}
+        for conversation in self.world.conversations:
+            for each in conversation.deliveries:
+                what = (conversation.client, conversation.address, each.message_id, each.attempts)
+                found.setdefault(what, []).append(each)
+        return found
+
+    def _delivery(self, handled: Handled) -> Delivery | None:
+        """Return what brought a message that a handler got."""
+        what = (handled.client, handled.nsqd.partition(":")[0], handled.message_id, handled.attempts)
+        came = [each for each in self._deliveries.get(what, ()) if each.at <= handled.at]
+        return came[-1] if came else None
 
     def stops_leave_nothing(self) -> None:
         """A stop with time left, of a consumer whose nsqds live, leaves no message unanswered."""

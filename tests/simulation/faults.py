@@ -250,7 +250,7 @@ class Faults:
             if nsqd.host in (end.host, end.peer and end.peer.host) and not broken:
                 broken.append(end)
                 scheduler.at(
-                    scheduler.now + 4 * network.delay * network.chance(), partial(network.reset, end)
+                    scheduler.now + 4 * network.delay * scheduler.chance.random(), partial(network.reset, end)
                 )
 
         network.watch = look
