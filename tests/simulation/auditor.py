@@ -25,6 +25,8 @@ _LISTED_AGAIN = 20.0
 _EARLY = 0.002
 #: Says that a call took too long, as threads stood still, or that a producer was closed meanwhile.
 _OVERDUE = re.compile("in time|did not answer within|producer (is|was) closed")
+#: Seconds of standing still that may make one side take the other for dead.
+_SILENCE = 2.0
 #: Faults that no client notices which is not its target.
 _CALM = (
     "guests", "late", "pause", "empty", "clock", "adjust", "interrupt", "storm", "flap", "close_producer",
@@ -201,6 +203,7 @@ class Auditor:
             late = 0.0 if before is None else 1 + self._stood(before.at - 5, before.ended + 5)
             if (
                 before is not None
+                and late < 1 + _SILENCE
                 and id(before.by) not in unclean
                 and each.attempts > before.attempts
                 and before.ended < each.at
@@ -399,8 +402,11 @@ class Auditor:
             if call.what != "stop" or not call.ended or call.result == "interrupted":
                 continue
             took, name = call.ended - call.began, call.process.name
-            if took > call.timeout - 0.5 - self._stood(call.began, call.ended) or self._disturbed(
-                call.began - _FOUND_AGAIN, call.ended, _UNBROKEN
+            stood = self._stood(call.began - _FOUND_AGAIN, call.ended)
+            if (
+                took > call.timeout - 0.5 - stood
+                or stood > _SILENCE
+                or self._disturbed(call.began - _FOUND_AGAIN, call.ended, _UNBROKEN)
             ):
                 continue
             if not call.result:
