@@ -158,7 +158,9 @@ class Auditor:
         """A publish is one message: it is sent again only if it is surely not stored."""
         ids: dict[tuple[bytes, str], set[tuple[str, bytes]]] = {}
         for each in self.load.handled:
-            ids.setdefault((each.key, each.channel), set()).add((each.nsqd.partition(":")[0], each.message_id))
+            ids.setdefault((each.key, each.channel), set()).add(
+                (each.nsqd.partition(":")[0], each.message_id)
+            )
         for (key, channel), stored in ids.items():
             if len({message_id for _, message_id in stored}) > 1 and key in self.load.sent:
                 self.found(f"STORED {len(stored)} times: {key!r} on {channel}: {sorted(stored)}")
@@ -182,7 +184,9 @@ class Auditor:
                 and not self._disturbed(before.at - late, before.ended + late)
                 and not any(before.at <= at <= each.at for at in self.faults.lossy)
             ):
-                self.found(f"FINISHED at {before.ended:.3f} and delivered again: {each.key!r} on {each.channel}")
+                self.found(
+                    f"FINISHED at {before.ended:.3f} and delivered again: {each.key!r} on {each.channel}"
+                )
                 return
             if each.succeeded:
                 finished[what] = each
@@ -193,9 +197,10 @@ class Auditor:
             soon = at + self._late + self.plan.nsqd_options["sync_timeout"]
             if self.faults.disk_failed or any(at - self._late <= each <= soon for each in self.faults.lossy):
                 continue
-            found = nsqd.name, topic, channel
             if there != ((nsqd.name, topic, channel) in self.load.rosters):
-                self.found(f"ROSTER of {nsqd.name}: {topic}/{channel} is {'not ' * there}there since {at:.3f}")
+                self.found(
+                    f"ROSTER of {nsqd.name}: {topic}/{channel} is {'not ' * there}there since {at:.3f}"
+                )
                 break
 
     @property
@@ -220,7 +225,11 @@ class Auditor:
         for message in self.load.sent.values():
             if message.call == "http" and rolling:
                 continue
-            if message.state in ("refused", "perhaps") and message.error and not _OVERDUE.search(message.error):
+            if (
+                message.state in ("refused", "perhaps")
+                and message.error
+                and not _OVERDUE.search(message.error)
+            ):
                 self.found(f"FAILED although nothing was broken: {message.call} {message.error}")
                 break
 

@@ -16,7 +16,6 @@ from tests.simulation.plan import Fault
 from tests.simulation.scheduler import scheduler
 from tests.simulation.world import Daemon, Nsqd, World
 
-
 #: Seconds after which clients have found an nsqd again.
 _FOUND_AGAIN = 5.0
 
@@ -29,7 +28,7 @@ class Span:
 
 
 class Faults:
-    """``happened`` counts the faults by kind, ``spans`` has each with its beginning and its end. Each kind is a
+    """``happened`` counts the faults by kind, ``spans`` has each with its beginning and end. Each kind is a
     method of its name.
 
     ``lossy`` has the times of kills and power cuts: what a default nsqd had in memory then is lost.

@@ -15,7 +15,6 @@ from tests.simulation.plan import Plan
 from tests.simulation.scheduler import Process, Thread, scheduler
 from tests.simulation.world import Nsqd, World
 
-
 #: The most messages of a run: more cost time and find little.
 _MOST = 800
 

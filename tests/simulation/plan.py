@@ -92,7 +92,8 @@ _THEN: dict[str, tuple[str, ...]] = {
         ("kill_at", "cut_at", "writes_fail", "fsync_fails"),
     ),
     **dict.fromkeys(
-        ("full", "fsync_fails", "writes_fail", "short_writes"), ("restart", "cut", "cut_at", "kill", "writes_fail")
+        ("full", "fsync_fails", "writes_fail", "short_writes"),
+        ("restart", "cut", "cut_at", "kill", "writes_fail"),
     ),
 }
 

@@ -176,7 +176,9 @@ def a_publish_whose_write_cannot_be_undone_is_not_called_refused(script: Script)
     script.sleep(1)
     producer = nsq.Producer(nsqd.tcp_address)
     nsqd.disk.fail = lambda operation, name: (
-        BROKEN if operation == "truncate" or (operation == "pwrite" and "billing.diskqueue.meta" in name) else 0
+        BROKEN
+        if operation == "truncate" or (operation == "pwrite" and "billing.diskqueue.meta" in name)
+        else 0
     )
     perhaps: list[bool] = []
     try:
