@@ -294,7 +294,7 @@ class Faults:
         self._after(fault, lambda: self._heal_disk(nsqd))
 
     def fsync_fails(self, fault: Fault) -> None:
-        left = [1 + fault.number % 4]
+        left = [(1, 2, 10, 1000)[fault.number % 4]]
 
         def fail(operation: str) -> int:
             if operation == "fsync" and left[0]:
