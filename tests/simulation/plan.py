@@ -242,7 +242,9 @@ def draw(seed: int) -> Plan:
         plan.full_at_the_end = plan.durable and focus in ("disk", "deferred") and chance.random() < 0.3
     if focus == "rolling":
         plan.nsqds = chance.choice((2, 3))
-        if chance.random() < 0.7:  # then no publish may fail
+        plan.knobs["daemons.nsqd.core.topic", "COPIES_AT_ONCE"] = chance.choice((1, 5, 5000))
+        plan.calls["multi_publish"] = 2.0
+        if chance.random() < 0.5:  # then no publish may fail
             plan.lag_share = plan.rare = 0.0
     return plan
 
@@ -280,6 +282,9 @@ def _draw_load(chance: random.Random, plan: Plan) -> None:
     plan.burst = chance.choice((1, 1, 5, 20))
     calls = ("publish", "multi_publish", "publish_async", "defer", "defer_async", "http")
     plan.calls = {call: chance.random() + 0.1 for call in calls if chance.random() < 0.6} or {"publish": 1.0}
+    if plan.focus in ("disk", "deferred"):  # a disk that fails for a second must meet some publishes
+        plan.producers, plan.pause = chance.choice((1, 2, 3)), chance.choice((0.03, 0.1, 0.2))
+        plan.seconds = chance.choice((5.0, 10.0))
     if plan.focus == "deferred":
         plan.calls["defer"] = 2.0
     plan.largest = chance.choice((50, 300, 1300, 1300))
@@ -297,12 +302,14 @@ def _draw_faults(chance: random.Random, plan: Plan, kinds: Sequence[str]) -> Non
     chosen = [kind for kind in kinds if chance.random() < 0.4] or [chance.choice(kinds)]
     if not plan.found_by_lookup and "move" in chosen:
         chosen.remove("move")
-    rate = chance.choice((0.2, 0.5, 1.0))  # for each second
+    rate = chance.choice((0.3, 0.7, 1.5))  # for each second
     number = max(1, int(plan.seconds * rate))
     for _ in range(number if chosen else 0):
         at = chance.uniform(0.1, plan.seconds)
         lasts = chance.choice((0.02, 0.3, 1.0, 3.0, 7.0)) * chance.uniform(0.5, 1.5)
         fault = Fault(at, chance.choice(chosen), chance.randrange(1, 40), lasts)
+        if fault.kind in ("full", "writes_fail", "fsync_fails", "short_writes"):
+            fault.lasts = max(fault.lasts, 0.3)
         if fault.kind in _THEN and chance.random() < 0.4 and plan.focus != "rolling":
             fault.then = chance.choice(_THEN[fault.kind])
         plan.faults.append(fault)

@@ -120,7 +120,9 @@ class StorageFailed(Exception):
 
 
 class PartlyStored(StorageFailed):
-    """The messages were refused but may be delivered: another channel has them, or the next start finds them."""
+    """The messages were refused but may be delivered: another channel has them, or the next start finds
+    them.
+    """
 
 
 class Backlog(Protocol):
