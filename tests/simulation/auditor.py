@@ -16,8 +16,8 @@ from tests.simulation.world import World
 _GRACE = 3.0
 #: Seconds by which a deferred message may be early: the wire counts milliseconds.
 _EARLY = 0.002
-#: Says that a call took too long: threads stood still.
-_OVERDUE = re.compile("in time|did not answer within")
+#: Says that a call took too long, as threads stood still, or that nsqds have not registered yet.
+_OVERDUE = re.compile("in time|did not answer within|lists none")
 #: Faults that neither end a connection nor keep what comes over it from nsqd's disk.
 _UNNOTICED = ("guests", "late", "pause", "empty", "clock", "lookupd", "unlisted")
 
