@@ -136,7 +136,7 @@ class Auditor:
 
     def attempts_count_up(self) -> None:
         """A message that is delivered once more counts one more attempt: else it was stored twice."""
-        if self.faults.lossy:
+        if self.faults.lossy or self.plan.durable:  # what waits in files has its attempts of before
             return
         seen = set[tuple[bytes, str, str, int]]()
         for each in self.load.handled:
