@@ -23,8 +23,9 @@ _FOUND_AGAIN = 6.0
 _LISTED_AGAIN = 20.0
 #: Seconds by which a deferred message may be early: the wire counts milliseconds.
 _EARLY = 0.002
-#: Says that a call took too long, as threads stood still, or that a producer was closed meanwhile.
-_OVERDUE = re.compile("in time|did not answer within|producer (is|was) closed")
+#: Says that a call took too long, as threads stood still, that nsqds have not registered yet, or that a
+#: producer was closed meanwhile.
+_OVERDUE = re.compile("in time|did not answer within|lists none|producer (is|was) closed")
 #: Seconds of standing still that may make one side take the other for dead.
 _SILENCE = 2.0
 #: Faults that no client notices which is not its target.
@@ -163,7 +164,7 @@ class Auditor:
 
     def attempts_count_up(self) -> None:
         """A message that is delivered once more counts one more attempt: else it was stored twice."""
-        if self.faults.lossy:
+        if self.faults.lossy or self.plan.durable:  # what waits in files has its attempts of before
             return
         seen = set[tuple[bytes, str, str, int]]()
         for each in self.load.handled:

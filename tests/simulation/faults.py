@@ -72,7 +72,7 @@ class Faults:
         """Fill all disks until they are mended again."""
         self.mended, self.disk_failed = False, True
         for nsqd in self.nsqds:
-            nsqd.disk.capacity = nsqd.disk.used
+            nsqd.disk.capacity = 0  # other programs take what nsqd frees
 
     def mend(self, seconds: float) -> None:
         """Mend everything, and wait until all daemons run again."""

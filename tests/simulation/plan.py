@@ -230,6 +230,8 @@ def draw(seed: int) -> Plan:
     plan.lag_longest = chance.choice((0.001, 0.05, 0.5))
     plan.delay = chance.choice((0.00005, 0.0003, 0.002, 0.02))
     plan.window = chance.choice((65536, 4096, 600))
+    if plan.delay > 0.01:  # else a backlog takes longer than timeouts allow, each time anew
+        plan.window = max(plan.window, 4096)
     plan.in_pieces = chance.choice((0.0, 0.0, 0.3, 1.0))
     if chance.random() > 0.08:
         _draw_faults(chance, plan, kinds)
