@@ -21,8 +21,9 @@ from nsq.connection.conn import Conn, ConnDelegate
 from nsq.connection.endpoint import Key
 from nsq.connection.handshake import describe
 from nsq.consumer.decisions import requeue_delay
+from nsq.consumer.dialect import Dialect
 from nsq.consumer.handlers import HandlerPool
-from nsq.consumer.rdy import Backoff, Outcome, RdyWindows, Strategy, exponential
+from nsq.consumer.rdy import Backoff, Outcome, Strategy, exponential
 from nsq.consumer.reports import Reporter, added
 from nsq.errors import NsqError, ServerError
 from nsq.log import Logger
@@ -52,11 +53,11 @@ class Connections(ConnDelegate):
         config: Config,
         owner: Owner,
         pool: HandlerPool,
-        windows: type[RdyWindows],
+        dialect: Dialect,
         reporter: Reporter,
         closed: Callable[[Conn, NsqError | None], object],
     ) -> None:
-        self.windows = windows(
+        self.windows = dialect.windows(
             config.max_in_flight or 0,
             Backoff(backoff_strategy(config), config.max_backoff_duration),
             random.choice,
@@ -74,17 +75,18 @@ class Connections(ConnDelegate):
         self.max_in_flight_given = config.max_in_flight is not None
         """Whether max_in_flight is the user's. Otherwise it follows from the handlers."""
         self._config, self._owner, self._pool = config, owner, pool
+        self._put, self._expects = dialect.put, dialect.expects
         self._reporter, self._hooks, self._hooked = reporter, reporter.hooks, reporter.hooked
         self._closed = closed
         self._decision_due = False  # the windows may have to change
         self._ticked_at = 0.0
-        self._warned_of_turns = False
         self._shrunk = False  # the log has a warning about the handlers' limit
 
     # Settings: any thread.
 
     def set_max_in_flight(self, max_in_flight: int) -> None:
         self.max_in_flight_given = True
+        self.windows.grows = False
         self.windows.max_in_flight = max_in_flight
         self._decide_soon()
 
@@ -121,39 +123,28 @@ class Connections(ConnDelegate):
     @property
     def starved(self) -> bool:
         """Whether some nsqd can hardly send more before messages that are here are answered."""
-        sessions = [conn.session for conn in self.table.values()]
-        return any(each.in_flight > 0 and each.in_flight >= each.rdy * _STARVED_AT for each in sessions)
+        deliveries = [conn.deliveries for conn in self.table.values()]
+        return any(each.in_flight > 0 and each.in_flight >= each.rdy * _STARVED_AT for each in deliveries)
 
     def in_flight(self) -> dict[Hashable, int]:
-        return {conn: conn.session.in_flight for conn in self.table.values()}
+        return {conn: conn.deliveries.in_flight for conn in self.table.values()}
 
     # Connections come and go.
 
-    def expect(self, connections: int) -> None:
-        """Share RDY among so many connections, also while some are still dialed."""
+    def expect(self, connections: int, each_room: bool) -> None:
+        """Share RDY among so many connections, also while some are still dialed. With ``each_room`` each can
+        have a message at a time, unless the user has set a smaller max_in_flight.
+        """
+        self.windows.grows = each_room and not self.max_in_flight_given
         if connections != self.windows.expected:
             self.windows.expected = connections
             self._decision_due = True
 
-    def give_each_room(self, endpoints: int) -> None:
-        """Let each connection have a message at a time, unless the user has set a smaller max_in_flight."""
-        self.windows.grows = not self.max_in_flight_given
-        self._decision_due = True
-        if self.windows.must_take_turns(endpoints) and not self._warned_of_turns:
-            self._warned_of_turns = True
-            self._log(
-                logging.WARNING,
-                "%s: max_in_flight is %d, but there are %d partitions: they take turns, one message each. "
-                "Leave it out, or give at least their number",
-                self.windows.max_in_flight,
-                endpoints,
-            )
-
     def add(self, conn: Conn) -> None:
         """Note a new connection, before its loops run."""
-        self.windows.connected(conn, conn.session.max_rdy, time.monotonic())
+        self.windows.connected(conn, conn.deliveries.max_rdy, time.monotonic())
         self.decide()
-        # When it has its share: ``wait_until_connected`` counts it from now on.
+        # Only now that it has its share: ``wait_until_connected`` counts it from here on.
         table, gone = self.table_and_totals
         self.table_and_totals = {**table, conn.key: conn}, gone
         # Before the loops run: hooks must hear of a connection's beginning before its end.
@@ -201,10 +192,10 @@ class Connections(ConnDelegate):
                 self._request_decision()  # this nsqd's share grows again
         if self._hooked:
             self._reporter.tell(self._hooks.received, messages)
-        self._pool.put(messages)
+        self._put(messages)
 
     def on_error(self, conn: Conn, error: ServerError) -> None:
-        if self._pool.expects(error):
+        if self._expects(error):
             return
         level = logging.ERROR if error.fatal else logging.WARNING
         self._log(level, "%s: nsqd %s: %s", conn.address, error, address=conn.address)
@@ -323,7 +314,7 @@ class Connections(ConnDelegate):
         return min(self._ticked_at + interval, math.inf if until is None else until)
 
     def _shortest_timeout(self) -> float:
-        return min((conn.session.msg_timeout for conn in self.table.values()), default=60.0)
+        return min((conn.deliveries.msg_timeout for conn in self.table.values()), default=60.0)
 
     def tick(self) -> None:
         """Do what the clock asks for, if that is due."""
@@ -342,7 +333,7 @@ class Connections(ConnDelegate):
             self._pool.sweep(now)
         handling = self.windows.handling
         if handling.active:
-            oldest = max((conn.session.oldest(now) for conn in conns), default=0.0)
+            oldest = max((conn.deliveries.oldest(now) for conn in conns), default=0.0)
             if handling.relax(now, self._handling_time(), self.windows.max_in_flight, oldest):
                 self._log(
                     logging.INFO, "%s: the handlers are quick: at most %d messages now", self.windows.allowed
@@ -354,7 +345,7 @@ class Connections(ConnDelegate):
         """Return the seconds within which a handler must begin with a message."""
         if not self._config.auto_touch:
             return self._shortest_timeout()
-        return min((conn.session.max_msg_timeout for conn in self.table.values()), default=900.0)
+        return min((conn.deliveries.max_msg_timeout for conn in self.table.values()), default=900.0)
 
     def _log(self, level: int, text: str, *values: object, address: str = "") -> None:
         """Log a line that begins with the consumer's name."""

@@ -21,6 +21,7 @@ from operator import attrgetter
 from typing import Any, cast
 
 from nsq.config import Config
+from nsq.discovery.directory import Kind
 from nsq.errors import ExtNotSupported, NsqError, ServerError, UsageError
 from nsq.log import Logger
 from nsq.partitioned.blocked import BLOCKED_AFTER, Blocked
@@ -38,7 +39,6 @@ from nsq.partitioned.rules import (
     unknown_topic,
 )
 from nsq.partitioned.snapshots import Place, Snapshots, Taker, Topic
-from nsq.partitioned.table import Kind
 from nsq.partitioned.tracing import Tracing, log_publish
 from nsq.producer.book import AddressBook, Takers
 from nsq.producer.endpoint import PublishingEndpoint
@@ -104,7 +104,7 @@ class Router(AddressBook):
         """Snapshots for callers. Replaced, never changed."""
         self.new_publish = self._new_publish
         self.new_multi_publish = self._new_multi_publish
-        self._nsqds, self._nsqlookupds = tuple(nsqds), tuple(nsqlookupds)
+        self._nsqds = tuple(nsqds)
         self._snapshots = Snapshots(key_partitions or {}, in_turn=not least_pending)
         self._least_pending = least_pending
         self._anywhere = PartitionRules(self)
@@ -126,7 +126,7 @@ class Router(AddressBook):
 
     def begin(self, pool: Pool) -> None:
         self._pool = pool
-        self.lookups.attach(pool.discovery, self._nsqlookupds, pool.owner.ask, pool.owner.wake)
+        self.lookups.attach(pool.discovery, pool.owner.ask, pool.owner.wake)
 
     # Making a publish: a user's thread.
 

@@ -191,7 +191,7 @@ class Subscription:
         """The seconds that nsqd allows for one delivery, however often it is touched (--max-msg-timeout)."""
         # The consumer's reports do not say it.
         conns = self.consumer._engine.connections.table.values()
-        return min((conn.session.max_msg_timeout for conn in conns), default=math.inf)
+        return min((conn.deliveries.max_msg_timeout for conn in conns), default=math.inf)
 
     def deliver_to(self, held: Held, consumer_tag: str, arrived: Callable[[Delivery], None]) -> None:
         self._consumer_tag, self._arrived = consumer_tag, arrived

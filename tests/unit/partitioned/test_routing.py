@@ -51,6 +51,7 @@ class Scene:
             config, (), ("lookup:4161",), clock=self.pool.time, chance=lambda: 0.0, **options
         )
         self.pool.book = self.router
+        self.pool.discovery.add_nsqlookupd("lookup:4161")
         self.router.begin(self.pool)
         self.truth, self.meta = dict(leaders), Meta(count, ordered=ordered)
         self.stored: dict[int, list[bytes]] = {}
@@ -229,7 +230,7 @@ def test_a_leader_that_cannot_be_reached_is_left_out_where_an_nsqlookupd_names_a
     assert not scene.router._snapshots.topics["orders"].takers
     topic = TopicAnswer({0: B}, scene.meta)
     other = ClusterAnswer("partitioned", topics={"orders": topic})
-    scene.router.lookups.configure("l2:4161", True)
+    scene.pool.discovery.add_nsqlookupd("l2:4161")
     scene.router.lookups._heard("l2:4161", "l2:4161", other, scene.pool.time.now)
     for _ in range(3):
         scene.turn()
