@@ -231,8 +231,11 @@ class Lookups(Asker):
         return "partitioned", *(listed or ("", ()))
 
     def _api(self, lookupd: str, deadline: float) -> PartitionedLookupdApi:
-        left = self._time_left(lookupd, deadline)
-        return PartitionedLookupdApi.of(lookupd, self._config, self._transport, left)
+        left, key = self._time_left(lookupd, deadline), key_of(lookupd)
+        # Those that only another nsqlookupd has named may not have every secret.
+        given = () if self._rounds is None else self._rounds.given_nsqlookupds
+        told = key in self._listed and key not in map(key_of, given)
+        return PartitionedLookupdApi.of(lookupd, self._config, self._transport, left, told=told)
 
     # The thread that owns the cluster.
 
