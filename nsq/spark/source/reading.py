@@ -5,7 +5,7 @@ query. Imports pyarrow, never pyspark.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -14,7 +14,10 @@ from nsq.errors import SegmentLost
 from nsq.log import Logger
 from nsq.spark.rows import Field
 from nsq.spark.source.offsets import Slice
-from nsq.spark.wal import Segment, Wal, open_wal, records
+from nsq.spark.wal import Segment, open_wal, records
+
+if TYPE_CHECKING:
+    from nsq.spark.wal.log import Wal
 
 log = Logger("nsq.spark.source")
 
@@ -36,7 +39,7 @@ def read(portion: Portion, columns: Sequence[Field]) -> Iterator[pa.RecordBatch]
     for piece in portion.slices:
         try:
             for batch in _cut(wal, piece):
-                row = records.rows(batch, records.topic_of(batch.schema), names)
+                row = records.rows(batch, names)
                 yield pa.RecordBatch.from_arrays(row.columns, schema=schema) if names else row
         except SegmentLost as error:
             if portion.fail_on_data_loss:

@@ -1,7 +1,7 @@
-"""A receiver's side of a log in an object store (``shared.py`` is the other side).
+"""A receiver's side of a log (``log.py`` is the other side).
 
 Every start of a receiver has a name of its own, which stands in the name of each of its objects: so two
-processes never write the same object, and no lock is needed. Several threads put segments at once. One thread
+processes never write the same segment. Several threads put segments at once. One thread
 writes the head of the manifest, which names the segments in their order: a message is finished only after
 that. If another process has written the head, it has declared this receiver dead: then this log is *broken*,
 names nothing more, and the receiver must start again under a new name.
@@ -26,17 +26,20 @@ import pyarrow as pa
 
 from nsq.errors import WalError
 from nsq.log import Logger
-from nsq.spark.receiver.protocol import Status
 from nsq.spark.wal import manifest, records
+from nsq.spark.wal.disk import DiskFull
 from nsq.spark.wal.manifest import Head, Row
 from nsq.spark.wal.names import SegmentFile
 from nsq.spark.wal.objects import Conflict, Objects, create, replace
+from nsq.spark.wal.status import Status
 
 _logger = Logger("nsq.spark.wal")
 
-#: The longest between two writes of the head, in seconds: others take a receiver for dead whose head does not
-#: change for ``shared.DEAD`` seconds.
+#: The longest between two writes of the head, in seconds, where the store has no locks: others take a
+#: receiver for dead whose head does not change for ``log.DEAD`` seconds.
 HEARTBEAT = 10.0
+#: Seconds between two looks whether the status has changed, which others find in the head.
+STATUS_EVERY = 1.0
 #: Pauses between attempts to write an object, in seconds: they double from the first to the longest.
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 2.0
 #: Seconds that the last write of the head gets when the log is closed.
@@ -51,7 +54,7 @@ class _Put(NamedTuple):
     done: Callable[[], None]
 
 
-class SharedLog:
+class ReceiverLog:
     """One receiver's log; thread-safe. ``status`` is called for what the head tells other processes."""
 
     def __init__(
@@ -65,6 +68,7 @@ class SharedLog:
         self.receiver = receiver
         self.status = status
         self.trouble = ""  # why the store cannot be written now
+        self.full = False  # it cannot because the disk is full
         self.broken = ""  # why this log is at its end
         self.written = 0  # bytes of all objects
         self._store = store
@@ -80,7 +84,12 @@ class SharedLog:
         self._ended = threading.Event()  # nothing waits any more
         self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._name = manifest.head_name(receiver)
-        self._tag = create(store, self._name, manifest.encode_head(self._head))
+        self._hold = store.hold(self._name)  # before others see the head
+        try:
+            self._tag = create(store, self._name, manifest.encode_head(self._head))
+        except BaseException:
+            self._release()
+            raise
         self._thread = threading.Thread(target=self._run, name=f"nsq-wal-{receiver[-24:]}", daemon=True)
         self._thread.start()
 
@@ -90,7 +99,7 @@ class SharedLog:
         """Put a segment. ``done`` is called, by another thread, when the manifest names it. Raises WalError
         when that will never be.
         """
-        data = records.begin(batch.schema) + bytes(records.encode(batch))
+        data = bytes(records.encode(batch))
         row = Row(batch.num_rows, records.body_bytes(batch), len(data), 0.0)
         with self._lock:
             self._check()
@@ -120,14 +129,14 @@ class SharedLog:
             except WalError as error:
                 if not self.trouble:
                     _logger.error("the log cannot be written: %s", error)
-                self.trouble = str(error)
+                self.trouble, self.full = str(error), isinstance(error, DiskFull)
                 if self._ended.wait(pause):
                     self._break(f"the receiver stopped while {error}")
                 pause = min(2 * pause, LONGEST_PAUSE)
             else:
                 if self.trouble:
                     _logger.warning("the log can be written again")
-                    self.trouble = ""
+                    self.trouble, self.full = "", False
                 return True
         return False
 
@@ -146,13 +155,11 @@ class SharedLog:
 
     def _run(self) -> None:
         try:
-            closing = False
+            closing, beat = False, time.monotonic()
             while not closing:
-                with contextlib.suppress(queue.Empty):
-                    self._wake.get(timeout=HEARTBEAT)
-                    while True:  # this write answers all of them
-                        self._wake.get_nowait()
-                closing = self._closing
+                if not self._is_woken() and not self._is_stale(beat):
+                    continue
+                closing, beat = self._closing, time.monotonic()
                 if not self._write_head(closing):
                     return
         except Conflict as error:
@@ -163,6 +170,21 @@ class SharedLog:
             self._break(f"the manifest of {self.receiver} cannot be written: {error!r}")
         finally:
             self._ended.set()
+
+    def _is_woken(self) -> bool:
+        """Wait for something to write, up to ``STATUS_EVERY`` seconds; whether there is something."""
+        woken = False
+        with contextlib.suppress(queue.Empty):
+            self._wake.get(timeout=STATUS_EVERY)
+            woken = True
+            while True:  # the next write answers all of them
+                self._wake.get_nowait()
+        return woken
+
+    def _is_stale(self, beat: float) -> bool:
+        """Whether the head of that time says something else than is so, or others could take us for dead."""
+        beats = self._hold is None and time.monotonic() - beat >= HEARTBEAT
+        return beats or self.status() != self._head.status
 
     def _write_head(self, closed: bool) -> bool:
         """Write the head with all segments that are put; False when the log ended before that."""
@@ -249,10 +271,13 @@ class SharedLog:
         self._thread.join(timeout)
         self._ended.set()
         self._thread.join(_JOIN)
+        self._release()
         if not self._head.closed:
-            _logger.warning(
-                "the end of %s is not in its manifest; others find it dead in a minute", self.receiver
-            )
+            _logger.warning("the end of %s is not in its manifest; others find it dead", self.receiver)
             return
         with contextlib.suppress(WalError):  # else the rare search for orphans finds them
             self._delete_trimmed()
+
+    def _release(self) -> None:
+        if self._hold is not None:
+            self._hold.release()
