@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 
 import pytest
 
@@ -68,28 +69,27 @@ class StoreContract:
         assert store.list_after("") == []
 
     def test_one_of_several_writers_wins(self, store: Objects) -> None:
-        won: list[tuple[int, str]] = []
+        won: list[tuple[bytes, str]] = []
 
-        def race(me: int, name: str, tag: str | None) -> None:
-            data = b"%d" % me
-            try:
-                won.append(
-                    (me, create(store, name, data) if tag is None else replace(store, name, data, tag))
-                )
-            except WalError:
-                pass
+        def race(data: bytes, name: str, tag: str | None) -> None:
+            with suppress(WalError):
+                new = create(store, name, data) if tag is None else replace(store, name, data, tag)
+                won.append((data, new))
 
         for number in range(5):
             tag: str | None = None
-            for _ in range(3):
+            for turn in range(3):
                 won.clear()
-                threads = [threading.Thread(target=race, args=(me, f"r/{number}", tag)) for me in range(6)]
+                threads = [
+                    threading.Thread(target=race, args=(b"%d %d" % (turn, me), f"r/{number}", tag))
+                    for me in range(6)
+                ]
                 for thread in threads:
                     thread.start()
                 for thread in threads:
                     thread.join()
-                [(me, tag)] = won
-                assert store.get(f"r/{number}") == (b"%d" % me, tag)
+                [(data, tag)] = won
+                assert store.get(f"r/{number}") == (data, tag)
 
     def test_a_held_object_has_one_holder(self, store: Objects) -> None:
         lock = store.hold("a/1")

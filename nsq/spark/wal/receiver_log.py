@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import queue
 import threading
 import time
@@ -42,6 +41,7 @@ HEARTBEAT = 10.0
 STATUS_EVERY = 1.0
 #: Pauses between attempts to write an object, in seconds: they double from the first to the longest.
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 2.0
+_SEGMENTS, _MANIFEST = "segments", "the manifest"
 #: Seconds that the last write of the head gets when the log is closed.
 _LAST_WRITE = 10.0
 _JOIN = 30.0
@@ -67,8 +67,7 @@ class ReceiverLog:
     ) -> None:
         self.receiver = receiver
         self.status = status
-        self.trouble = ""  # why the store cannot be written now
-        self.full = False  # it cannot because the disk is full
+        self._troubles: dict[str, WalError] = {}  # why segments, or the manifest, cannot be written now
         self.broken = ""  # why this log is at its end
         self.written = 0  # bytes of all objects
         self._store = store
@@ -107,7 +106,7 @@ class ReceiverLog:
             self.written += len(data)
         name = manifest.segment_name(self.receiver, number)
         try:
-            put = self._persist(lambda: create(self._store, name, data))
+            put = self._persist(_SEGMENTS, lambda: create(self._store, name, data))
         except BaseException as error:
             self._break(f"{name} cannot be written, and no later segment can be named: {error!r}")
             raise
@@ -118,7 +117,17 @@ class ReceiverLog:
             self._ready[number] = _Put(row, done)
         self._wake.put(None)
 
-    def _persist(self, attempt: Callable[[], object]) -> bool:
+    @property
+    def trouble(self) -> str:
+        """Why the store cannot be written now; empty when it can."""
+        return "; ".join(str(error) for error in list(self._troubles.values()))
+
+    @property
+    def full(self) -> bool:
+        """Whether the disk is full."""
+        return any(isinstance(error, DiskFull) for error in list(self._troubles.values()))
+
+    def _persist(self, what: str, attempt: Callable[[], object]) -> bool:
         """Repeat an attempt until it succeeds; False when the log ends before that. Conflicts pass."""
         pause = FIRST_PAUSE
         while not self.broken:
@@ -127,16 +136,15 @@ class ReceiverLog:
             except Conflict:
                 raise
             except WalError as error:
-                if not self.trouble:
+                if what not in self._troubles:
                     _logger.error("the log cannot be written: %s", error)
-                self.trouble, self.full = str(error), isinstance(error, DiskFull)
+                self._troubles[what] = error
                 if self._ended.wait(pause):
                     self._break(f"the receiver stopped while {error}")
                 pause = min(2 * pause, LONGEST_PAUSE)
             else:
-                if self.trouble:
-                    _logger.warning("the log can be written again")
-                    self.trouble, self.full = "", False
+                if self._troubles.pop(what, None):
+                    _logger.warning("the log can be written again: %s", what)
                 return True
         return False
 
@@ -199,12 +207,17 @@ class ReceiverLog:
         head = self._head.named(rows)
         while full := head.full_page():
             name, data = manifest.page_name(self.receiver, full[0].first), manifest.encode_page(full[1])
-            if not self._persist(functools.partial(create, self._store, name, data)):
-                return False
+            try:
+                create(self._store, name, data)
+            except Conflict:
+                raise
+            except WalError as error:  # perhaps the disk is full, and this head has to say what is deleted
+                _logger.info("a page of the manifest has to wait: %s", error)
+                break
             head = head.with_page(full[0])
         head = head.trimmed(trim_to)
         head = dataclasses.replace(head, beat=head.beat + 1, status=self.status(), closed=closed)
-        if not self._persist(functools.partial(self._replace_head, manifest.encode_head(head))):
+        if not self._persist(_MANIFEST, functools.partial(self._replace_head, manifest.encode_head(head))):
             return False
         with self._lock:
             self._files |= {file.segment.number: file for file in new}

@@ -16,6 +16,7 @@ from nsq.errors import SegmentLost, WalError, WalForeign, WalOwned
 from nsq.spark.wal import claim as claims
 from nsq.spark.wal import log as logs
 from nsq.spark.wal import manifest, receiver_log
+from nsq.spark.wal.disk import DiskFull
 from nsq.spark.wal.folder import Folder
 from nsq.spark.wal.log import Wal
 from nsq.spark.wal.names import Position, Subject
@@ -542,7 +543,7 @@ def test_on_a_full_disk_retention_keeps_nothing(make: Make, store: Objects, cloc
         wal.save_reader("default", ReaderState({"one": Position(1)}, True, "", clock.now, 1e6, 1 << 30))
         wal.measure(log, 1 << 30)
         assert log.first == 1
-        log.full = True
+        log._troubles["segments"] = DiskFull("no space left")
         wal.measure(log, 1 << 30)
         eventually(lambda: log.first, lambda first: first == 2, 60.0)
     claim.release()
@@ -657,3 +658,28 @@ def test_a_job_is_asked_to_stop_through_the_log(store: Objects, clock: Clock) ->
     assert opened(store, clock).stop_requested("j")
     wal.forget_job("j")
     assert not wal.stop_requested("j")
+
+
+def test_a_page_that_cannot_be_written_holds_up_nothing(
+    make: Make, ids: Callable[..., list[int]], clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a full disk, the head that says what is deleted is what makes room."""
+    monkeypatch.setattr(manifest, "PAGE", 4)
+    monkeypatch.setattr(manifest, "KEPT", 1)
+
+    class NoPages(Memory):
+        def put_new(self, name: str, data: bytes) -> str:
+            if full and name.startswith(manifest.PAGES):
+                raise DiskFull(f"{name}: no space left")
+            return super().put_new(name, data)
+
+    full = True
+    store = NoPages()
+    wal = opened(store, clock)
+    with log_of(wal) as log:
+        put_all(log, make, *[1] * 9)
+        assert ids(wal) == list(range(9))
+        full = False
+        put_all(log, make, 1, start=9)
+        assert len(store.list_after(manifest.PAGES)) == 2
+        assert ids(wal) == list(range(10))
