@@ -32,10 +32,10 @@ from tests.integration.patience import eventually
 
 pytest.importorskip("obstore", reason="pip install -e '.[s3]'")
 
-from nsq.spark.wal import manifest, open_wal, shared
+from nsq.spark.wal import log, manifest, open_wal
+from nsq.spark.wal.log import Wal
 from nsq.spark.wal.names import Position
 from nsq.spark.wal.readers import ReaderState
-from nsq.spark.wal.shared import SharedWal
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(1200)]
 
@@ -85,7 +85,6 @@ class Reader(threading.Thread):
 
     def run(self) -> None:
         wal = open_wal(self._uri)
-        assert isinstance(wal, SharedWal)
         wal.prepare()
         claim = wal.own("default", "the test", 60.0)
         try:
@@ -103,7 +102,7 @@ class Reader(threading.Thread):
         finally:
             claim.release()
 
-    def _step(self, wal: SharedWal) -> None:
+    def _step(self, wal: Wal) -> None:
         began = time.monotonic()
         listing = wal.listing(self.at)
         self.planning.append(time.monotonic() - began)
@@ -116,8 +115,8 @@ class Reader(threading.Thread):
                 self.deliveries.update(zip(*columns, strict=True))
             self.at = {**self.at, segment.receiver: Position(segment.number)}
         wal.save_reader("default", ReaderState(self.at, True, "", time.time()))
-        if any(not folder.alive and folder.needs_recovery for folder in listing.receivers):
-            wal.recover()
+        if any(not each.alive and not each.closed for each in listing.receivers):
+            wal.close_dead()
         wal.delete([file.segment for file in wal.files_of_readers() if self._has(file.segment)])
         wal.discard_empty()
 
@@ -177,7 +176,7 @@ def test_nothing_is_lost_whatever_dies_or_stalls(
     tell: Tell,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(shared, "SILENCE", 12.0)
+    monkeypatch.setattr(log, "SILENCE", 12.0)
     chance = random.Random(seed)
     nsqd = nsqd_factory(process=True)
     api, uri, said = prepared(nsqd), s3.uri(f"log-{seed}"), tmp_path / "said"
@@ -246,7 +245,6 @@ def test_a_rate_is_sustained_and_deletes_keep_up(
         eventually(lambda: reader.rows, lambda count: count >= published[0], _PATIENCE)
         eventually(lambda: left(api), lambda count: count == 0, _PATIENCE)
         bucket = open_wal(uri)
-        assert isinstance(bucket, SharedWal)
         kept = len(bucket._store.list_after(manifest.SEGMENTS))
     finally:
         receiver.end(signal.SIGTERM)

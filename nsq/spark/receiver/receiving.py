@@ -229,14 +229,20 @@ class Receiving:
             with ThreadPoolExecutor(max(1, len(receivers)), "nsq-spark-stop") as pool:
                 in_flight = sum(pool.map(lambda one: one.stop(left), receivers))
         finally:
-            if self._intake is not None:
-                self._intake.close()
-            elif self._log is not None:
-                self._log.close()
+            self._close_log()
             if self._watching.ident is not None:  # last: it may be listing a slow log
                 self._watching.join(max(0.0, deadline - time.monotonic()))
         log.info("receiver %s ends, with %d messages in flight", self.name, in_flight)
         return Stopped(self._log.named if self._log else 0, in_flight)
+
+
+    def _close_log(self) -> None:
+        if self._intake is not None and self._log is not None:
+            if not self._log.trouble:
+                self._measure_log()  # which deletes what the query has just committed
+            self._intake.close()
+        elif self._log is not None:
+            self._log.close()
 
 
 class TopicReceiver:

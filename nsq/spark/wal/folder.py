@@ -16,8 +16,8 @@ going to be, and the clean-up keeps that version and all later ones. The writer 
 its draft exists: if there is none, the version that it links has not been there before. Drafts of killed
 processes go after an hour; then a link fails because its draft is missing.
 
-On a full disk a position must still be written: only then can segments be deleted. So the log keeps a reserve,
-which ``put_match`` may use, and ``put_new`` must restore first.
+On a full disk a position must still be written: only then can segments be deleted. So the log keeps a
+reserve, which ``put_match`` may use, and ``put_new`` must restore first.
 
 Bodies may be confidential, so a new directory gets mode 0700. Everything inside a directory that exists
 already gets that directory's group and mode (less the umask). To share a log with other users of a cluster,

@@ -612,7 +612,7 @@ def test_a_receiver_needs_a_name_and_a_prepared_log(store: Objects, name: str) -
 def test_two_receivers_cannot_have_one_name(store: Objects, clock: Clock) -> None:
     wal = opened(store, clock)
     wal.log("r").close()
-    with pytest.raises(Conflict, match="r.json"):
+    with pytest.raises(Conflict, match="m/r"):
         wal.log("r")
 
 
