@@ -42,6 +42,9 @@ HEARTBEAT = 10.0
 STATUS_EVERY = 1.0
 #: Pauses between attempts to write an object, in seconds: they double from the first to the longest.
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 2.0
+#: A segment is not put before all but so many earlier ones are named: on a full disk, segments that wait for an
+#: earlier one must not take the space that this one needs.
+AHEAD = 4
 _SEGMENTS, _MANIFEST = "segments", "the manifest"
 #: Seconds that the last write of the head gets when the log is closed.
 _LAST_WRITE = 10.0
@@ -76,6 +79,7 @@ class ReceiverLog:
         self._head = Head(receiver, uuid.uuid4().hex)
         self._files: dict[int, SegmentFile] = {}  # named and not deleted
         self._lock = threading.Lock()  # guards what follows; never held during a request
+        self._turns = threading.Condition(self._lock)  # segments are named, or the log is broken
         self._next = 1  # number of the next segment
         self._ready: dict[int, _Put] = {}  # by number: put, and not named yet
         self._trim_to = 1
@@ -105,6 +109,7 @@ class ReceiverLog:
             self._check()
             number, self._next = self._next, self._next + 1
             self.written += len(data)
+            self._turns.wait_for(lambda: self.broken or number - self._head.last <= AHEAD)
         name = manifest.segment_name(self.receiver, number)
         try:
             put = self._persist(_SEGMENTS, lambda: create(self._store, name, data))
@@ -158,6 +163,7 @@ class ReceiverLog:
     def _break(self, why: str) -> None:
         with self._lock:
             self.broken = self.broken or why
+            self._turns.notify_all()
         self._wake.put(None)
 
     # Naming them: the thread of the head
@@ -225,6 +231,7 @@ class ReceiverLog:
             for number in [number for number in self._files if number < head.first]:
                 del self._files[number]
             self._head = head
+            self._turns.notify_all()
         for put in puts:
             put.done()
         return True

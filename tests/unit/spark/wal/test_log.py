@@ -115,6 +115,38 @@ def test_a_segment_behind_a_missing_one_is_not_named(make: Make, clock: Clock) -
         assert wal.segments() == []
 
 
+def test_segments_that_wait_for_an_earlier_one_do_not_fill_the_disk(make: Make, clock: Clock) -> None:
+    class First(Memory):
+        """Has no room for the first segment."""
+
+        def put_new(self, name: str, data: bytes) -> str:
+            if full and name == manifest.segment_name("one", 1):
+                raise DiskFull(f"{name}: no space left")
+            return super().put_new(name, data)
+
+    full, store = True, First()
+    wal = opened(store, clock)
+    named: list[int] = []
+
+    def put(number: int) -> None:
+        log.put(make(1, start=number), lambda: named.append(number))
+
+    with log_of(wal) as log:
+        threads = [threading.Thread(target=put, args=(number,)) for number in range(20)]
+        threads[0].start()
+        eventually(lambda: log.full, bool, 60.0)
+        for thread in threads[1:]:
+            thread.start()
+        there = lambda: len(store.list_after(manifest.SEGMENTS))  # noqa: E731
+        eventually(there, lambda count: count == receiver_log.AHEAD - 1, 60.0)
+        eventually(lambda: log._next, lambda number: number == 21, 60.0)
+        assert there() == receiver_log.AHEAD - 1
+        full = False
+        for thread in threads:
+            thread.join(60.0)
+        eventually(lambda: sorted(named), lambda found: found == list(range(20)), 60.0)
+
+
 def test_a_receiver_that_was_taken_for_dead_names_nothing_more(make: Make, clock: Clock) -> None:
     store = FaultyStore(now=clock)
     wal = opened(store, clock)
