@@ -1,5 +1,5 @@
-"""A log in S3 without Spark: receivers are killed and suspended, the store fails, stalls and loses
-replies, and the reader's name is taken over. Then the rate that one receiver sustains.
+"""A log in S3 and in a directory, without Spark: receivers are killed and suspended, the store fails, stalls
+and loses replies, and the reader's name is taken over. Then the rate that one receiver sustains.
 
 make chaos ARGS='-k shared_log'                     # tells what happened
 NSQ_SUSTAIN=600 make chaos ARGS='-k sustained'      # for ten minutes instead of one
@@ -167,8 +167,9 @@ def left(api: NsqdApi) -> int:
     return channel["depth"] + channel["in_flight_count"] + channel["deferred_count"]
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize(("place", "seed"), [("s3", 0), ("s3", 1), ("directory", 2)])
 def test_nothing_is_lost_whatever_dies_or_stalls(
+    place: str,
     seed: int,
     nsqd_factory: Factory[Nsqd],
     s3: S3,
@@ -179,7 +180,8 @@ def test_nothing_is_lost_whatever_dies_or_stalls(
     monkeypatch.setattr(log, "SILENCE", 12.0)
     chance = random.Random(seed)
     nsqd = nsqd_factory(process=True)
-    api, uri, said = prepared(nsqd), s3.uri(f"log-{seed}"), tmp_path / "said"
+    api, said = prepared(nsqd), tmp_path / "said"
+    uri = s3.uri(f"log-{seed}") if place == "s3" else str(tmp_path / "wal")
     options = {"msgTimeout": "5s", "maxInFlight": "5000", "commitInterval": "250ms"}
     happened: Counter[str] = Counter()
     readers = [Reader(uri)]
@@ -192,7 +194,8 @@ def test_nothing_is_lost_whatever_dies_or_stalls(
             until = time.monotonic() + 60.0
             while time.monotonic() < until:
                 time.sleep(chance.uniform(1.0, 4.0))
-                fault = chance.choice(["kill", "kill", "suspend", "stall", "take over"])
+                faults = ["kill", "kill", "suspend", "take over", *(["stall"] if place == "s3" else [])]
+                fault = chance.choice(faults)
                 victim = chance.randrange(2)
                 happened[fault] += 1
                 if fault == "kill":
@@ -219,7 +222,7 @@ def test_nothing_is_lost_whatever_dies_or_stalls(
     rows = readers[-1].deliveries
     bodies = Counter(body for body, _, _ in rows)
     twice = sum(bodies.values()) - len(bodies)
-    tell(f"a log in S3: {dict(happened)}; {published[0]:,} published, 0 missing, {twice:,} twice")
+    tell(f"a log in {place}: {dict(happened)}; {published[0]:,} published, 0 missing, {twice:,} twice")
     assert sum(rows.values()) == len(rows)  # the same delivery of nsqd's is never there twice
     assert {body[:12] for body in bodies} == wanted
 

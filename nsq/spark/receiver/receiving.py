@@ -235,7 +235,6 @@ class Receiving:
         log.info("receiver %s ends, with %d messages in flight", self.name, in_flight)
         return Stopped(self._log.named if self._log else 0, in_flight)
 
-
     def _close_log(self) -> None:
         if self._intake is not None and self._log is not None:
             if not self._log.trouble:

@@ -58,7 +58,12 @@ class Disk:
 
     def allocate(self, descriptor: int, size: int) -> None:
         """Give the file space on the disk."""
-        os.posix_fallocate(descriptor, 0, size)
+        try:
+            os.posix_fallocate(descriptor, 0, size)
+        except (AttributeError, OSError) as error:  # macOS and some file systems cannot do that
+            if isinstance(error, OSError) and error.errno in FULL:
+                raise
+            self.write(descriptor, memoryview(bytes(size)), 0)
 
     def close(self, descriptor: int) -> None:
         """Close the descriptor. Errors are ignored: ``sync`` has reported those that matter."""

@@ -602,6 +602,16 @@ def test_a_place_with_other_files_is_refused(store: Objects) -> None:
     assert Wal(store, "x").prepare()
 
 
+def test_a_log_of_an_older_format_is_refused_and_left_alone(store: Objects) -> None:
+    store.put_new("identity.json", b'{"format": 1, "identity": "5f0c", "created": "2025-01-31T12:00:00Z"}')
+    store.put_new("20250131T120000-host-1-abcd/000001-5-100.arrow", b"")
+    before = store.list_after("")
+    for use in (Wal(store, "x").prepare, Wal(store, "x").identity, lambda: Wal(store, "x").log("r")):
+        with pytest.raises(WalForeign, match=r"identity.json belongs to a log of format 1, .* checkpoints"):
+            use()
+    assert store.list_after("") == before
+
+
 def test_a_file_is_no_place(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(WalError, match="file"):
