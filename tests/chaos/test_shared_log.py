@@ -109,10 +109,10 @@ class Reader(threading.Thread):
         wal.save_reader("default", ReaderState(self.at, True, "", time.time()))
         for file in listing.files:
             segment = file.segment
-            for batch in wal.read(segment):
-                self.rows += batch.num_rows
-                columns = (batch.column(name).to_pylist() for name in ("body", "id", "attempts"))
-                self.deliveries.update(zip(*columns, strict=True))
+            batch = wal.read(segment)
+            self.rows += batch.num_rows
+            columns = (batch.column(name).to_pylist() for name in ("body", "id", "attempts"))
+            self.deliveries.update(zip(*columns, strict=True))
             self.at = {**self.at, segment.receiver: Position(segment.number)}
         wal.save_reader("default", ReaderState(self.at, True, "", time.time()))
         if any(not each.alive and not each.closed for each in listing.receivers):

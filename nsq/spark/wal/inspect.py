@@ -120,15 +120,12 @@ def verify(location: str) -> Verified:
     good = rows = 0
     for segment in listed:
         try:
-            size = 0
-            for batch in wal.read(segment):
-                rows += batch.num_rows
-                size += records.body_bytes(batch)
+            size = records.body_bytes(wal.read(segment))
         except SegmentLost as error:
             if segment in wal.segments():
                 problems.append(str(error))
             continue
-        good += 1
+        good, rows = good + 1, rows + segment.rows
         if size != segment.bytes:
             problems.append(f"{segment}: its bodies have {size} bytes")
     return Verified(good, rows, problems)
@@ -176,7 +173,7 @@ def _text(one: object | None) -> str | None:
 
 def _age(wal: Wal, segment: Segment, now: float) -> float | None:
     try:
-        oldest = min(int(pc.min(batch.column("timestamp_ns")).as_py()) for batch in wal.read(segment))
+        oldest = int(pc.min(wal.read(segment).column("timestamp_ns")).as_py())
     except SegmentLost:  # deleted meanwhile, or damaged, which verify reports
         return None
     return max(0.0, now - oldest / 1e9)

@@ -26,7 +26,7 @@ import contextlib
 import dataclasses
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, TypeVar
 
@@ -309,7 +309,7 @@ class Wal:
         self._look()
         return self._described()
 
-    def read(self, segment: Segment) -> Iterator[pa.RecordBatch]:
+    def read(self, segment: Segment) -> pa.RecordBatch:
         """The rows of a segment. Raises SegmentLost, which names the object."""
         name = manifest.segment_name(segment.receiver, segment.number)
         found = self._store.get(name)

@@ -42,8 +42,8 @@ HEARTBEAT = 10.0
 STATUS_EVERY = 1.0
 #: Pauses between attempts to write an object, in seconds: they double from the first to the longest.
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 2.0
-#: A segment is not put before all but so many earlier ones are named: on a full disk, segments that wait for an
-#: earlier one must not take the space that this one needs.
+#: A segment is not put before all but so many earlier ones are named: on a full disk, segments that wait for
+#: an earlier one must not take the space that this one needs.
 AHEAD = 4
 _SEGMENTS, _MANIFEST = "segments", "the manifest"
 #: Seconds that the last write of the head gets when the log is closed.

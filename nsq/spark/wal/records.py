@@ -172,41 +172,17 @@ def encode(batch: pa.RecordBatch) -> pa.Buffer:
     return sink.getvalue()
 
 
-def _batches(source: pa.Buffer) -> Iterator[pa.RecordBatch]:
-    """Yield all batches. Raises OSError or ArrowException at a damaged one."""
-    stream = ipc.open_stream(source)
-    while True:
-        try:
-            batch, metadata = stream.read_next_batch_with_custom_metadata()
-        except StopIteration:
-            return
-        if not matches(batch, metadata):
-            raise pa.ArrowInvalid("the next batch does not match its checksum")
-        yield batch
-
-
-def matches(batch: pa.RecordBatch, metadata: pa.KeyValueMetadata | None) -> bool:
-    expected = metadata.get(CHECKSUM) if metadata is not None else None
-    if expected is None or not batch.schema.equals(STORED):
-        return False
+def decode(source: pa.Buffer, rows: int, path: str) -> pa.RecordBatch:
+    """The batch of a segment; raises SegmentLost unless it is sound and has exactly ``rows`` rows."""
     try:
-        batch.validate(full=True)
-    except pa.ArrowException:
-        return False
-    return bool(expected == checksum(batch))
-
-
-def decode(source: pa.Buffer, rows: int, path: str) -> Iterator[pa.RecordBatch]:
-    """Yield the batches of a sealed segment; raises SegmentLost unless it holds exactly ``rows`` rows."""
-    found, reason = 0, "there it ends"
-    try:
-        for batch in _batches(source):
-            found += batch.num_rows
-            yield batch
-            if found >= rows:
-                reason = "its batches do not add up"
-                break
-    except (OSError, pa.ArrowException) as error:
-        reason = str(error)
-    if found != rows:
-        raise SegmentLost(f"{path}: {found} of {rows} rows can be read: {reason}")
+        batch, metadata = ipc.open_stream(source).read_next_batch_with_custom_metadata()
+        sound = batch.schema.equals(STORED) and metadata is not None
+        if sound:
+            batch.validate(full=True)
+    except (OSError, StopIteration, pa.ArrowException) as error:
+        raise SegmentLost(f"{path} cannot be read: {str(error) or 'it has no batch'}") from None
+    if not sound or metadata.get(CHECKSUM) != checksum(batch):
+        raise SegmentLost(f"{path} does not match its checksum")
+    if batch.num_rows != rows:
+        raise SegmentLost(f"{path} has {batch.num_rows} rows, not {rows}")
+    return batch

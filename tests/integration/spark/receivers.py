@@ -79,7 +79,7 @@ def bodies_of(wal: Wal) -> list[bytes]:
     """The bodies, in the order of the segments."""
     found: list[bytes] = []
     for segment in wal.segments():
-        rows = [body for batch in wal.read(segment) for body in batch.column("body").to_pylist()]
+        rows = wal.read(segment).column("body").to_pylist()
         assert len(rows) == segment.rows
         assert sum(map(len, rows)) == segment.bytes
         found += rows

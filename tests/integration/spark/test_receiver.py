@@ -204,8 +204,8 @@ def test_a_hundred_topics_share_one_log_one_head_and_its_threads(nsqd: Nsqd, tmp
     assert len(wal.receivers()) == 1
     assert len(wal.segments()) < 20
     for segment in wal.segments():
-        for batch in wal.read(segment):
-            assert batch["topic"].to_pylist() == [body.decode() for body in batch["body"].to_pylist()]
+        batch = wal.read(segment)
+        assert batch["topic"].to_pylist() == [body.decode() for body in batch["body"].to_pylist()]
 
 
 @pytest.mark.parametrize(

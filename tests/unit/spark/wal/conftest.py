@@ -46,10 +46,7 @@ def ids() -> Callable[..., list[int]]:
 
     def read(wal: Wal) -> list[int]:
         return [
-            int(one, 16)
-            for segment in wal.segments()
-            for batch in wal.read(segment)
-            for one in batch.column("id").to_pylist()
+            int(one, 16) for segment in wal.segments() for one in wal.read(segment).column("id").to_pylist()
         ]
 
     return read

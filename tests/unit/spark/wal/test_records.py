@@ -100,11 +100,11 @@ def test_a_segment_that_was_cut_short_is_lost(make: Any) -> None:
     data = encoded(make(3))
     for cut in range(len(data)):
         try:
-            found = list(records.decode(pa.py_buffer(data[:cut]), 3, "f"))
+            found = records.decode(pa.py_buffer(data[:cut]), 3, "f")
         except SegmentLost:
             assert cut < len(data)
         else:
-            assert found == [make(3)]
+            assert found == make(3)
             assert cut >= len(data) - 8  # the end marker
 
 
@@ -116,7 +116,7 @@ def test_a_flipped_bit_is_found(make: Any) -> None:
         data[position] ^= bit
         try:
             # Padding and unread parts of the metadata may differ.
-            assert list(records.decode(pa.py_buffer(bytes(data)), 3, "f")) == [make(3)]
+            assert records.decode(pa.py_buffer(bytes(data)), 3, "f") == make(3)
         except SegmentLost:
             lost += 1
     assert lost > 100
@@ -127,32 +127,32 @@ def test_a_batch_of_another_schema_is_not_valid() -> None:
     sink = pa.BufferOutputStream()
     with ipc.new_stream(sink, batch.schema) as stream:
         stream.write_batch(batch)
-    with pytest.raises(SegmentLost, match="does not match its checksum"):
-        list(records.decode(sink.getvalue(), 1, "f"))
+    with pytest.raises(SegmentLost, match="f does not match its checksum"):
+        records.decode(sink.getvalue(), 1, "f")
 
 
 @pytest.mark.parametrize(
     ("rows", "reason"),
     [
-        (4, "f: 3 of 4 rows can be read: there it ends"),
-        (2, "f: 3 of 2 rows can be read: its batches do not add up"),
+        (4, "f has 3 rows, not 4"),
+        (2, "f has 3 rows, not 2"),
     ],
 )
 def test_fewer_or_more_rows_than_promised_are_an_error(make: Any, rows: int, reason: str) -> None:
     data = encoded(make(3))
     with pytest.raises(SegmentLost, match=reason):
-        list(records.decode(pa.py_buffer(data), rows, "f"))
+        records.decode(pa.py_buffer(data), rows, "f")
 
 
 def test_a_wrong_checksum_is_an_error(make: Any) -> None:
     whole = encoded(make(3))
     data = whole.replace(records.checksum(make(3)), records.checksum(make(2)))
     assert data != whole
-    with pytest.raises(SegmentLost, match="0 of 3 rows can be read: the next batch does not match"):
-        list(records.decode(pa.py_buffer(bytes(data)), 3, "f"))
+    with pytest.raises(SegmentLost, match="f does not match its checksum"):
+        records.decode(pa.py_buffer(bytes(data)), 3, "f")
 
 
 @pytest.mark.parametrize("data", [b"", b"no arrow at all", b"\xff\xff\xff\xff"])
 def test_rubbish_is_an_error(data: bytes) -> None:
-    with pytest.raises(SegmentLost, match="f: 0 of 1 rows can be read"):
-        list(records.decode(pa.py_buffer(data), 1, "f"))
+    with pytest.raises(SegmentLost, match="f cannot be read: "):
+        records.decode(pa.py_buffer(data), 1, "f")
