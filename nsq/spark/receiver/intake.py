@@ -53,9 +53,10 @@ Store = Callable[[Sequence[tuple[str, list[Message]]]], "pa.RecordBatch"]
 
 
 class PauseGate:
-    """Pauses receiving while any reason stands; ``apply`` is called when that changes. Thread-safe."""
+    """Pauses receiving while any reason stands. ``apply`` is called with whether it is shut, when that
+    changes. Thread-safe."""
 
-    def __init__(self, apply: Callable[[], None]) -> None:
+    def __init__(self, apply: Callable[[bool], None]) -> None:
         self._apply = apply
         # Also held during ``_apply``, which only queues RDYs: otherwise two changes could be applied in the
         # wrong order.
@@ -79,13 +80,18 @@ class PauseGate:
             was_open = not self._reasons
             self._reasons[about] = why
             if was_open:
-                self._apply()
+                self._apply(True)
 
     def open(self, about: str) -> None:
         """Remove one reason for the pause."""
         with self._lock:
             if self._reasons.pop(about, None) is not None and not self._reasons:
-                self._apply()
+                self._apply(False)
+
+    def apply(self, to: Callable[[bool], None]) -> None:
+        """Call ``to`` with whether it is shut, which does not change meanwhile."""
+        with self._lock:
+            to(bool(self._reasons))
 
 
 class _Batch(NamedTuple):

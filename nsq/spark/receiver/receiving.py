@@ -83,6 +83,7 @@ class Receiving:
         self._measure_log()  # before the first message: the log may be full already
         for topic in self._options.named_topics:
             self._add(topic)
+        self._gate.apply(self._apply_windows)
         self._watching.start()
         if self._options.topics_pattern:
             self._searching.start()
@@ -107,23 +108,27 @@ class Receiving:
 
     def _add(self, topic: str) -> None:
         assert self._intake is not None
-        one = TopicReceiver(self._options, topic, self._intake, self._apply_windows)
+        one = TopicReceiver(self._options, topic, self._intake, self._resized)
         with self._lock:
             self._topics[topic] = one
         try:
             one.start()
-            self._apply_windows()  # a new topic shares the bytes in flight, and the log may be full
+            self._resized(one)  # the log may be full
         except BaseException:
             with self._lock:
                 del self._topics[topic]
             one.stop(_FOR_THE_LOG)
             raise
 
-    def _apply_windows(self) -> None:
+    def _apply_windows(self, paused: bool) -> None:
         """Pause or resume all topics, and divide the bytes that may be in flight among them."""
         topics = self._all()
         for each in topics:
-            each.apply_window(MOST_BYTES // len(topics), self._gate.is_shut)
+            each.apply_window(MOST_BYTES // len(topics), paused)
+
+    def _resized(self, topic: TopicReceiver) -> None:
+        share = MOST_BYTES // max(1, len(self._topics))
+        self._gate.apply(lambda paused: topic.apply_window(share, paused))
 
     def _stored(self) -> None:
         self._pause_at(self._held)
@@ -181,6 +186,7 @@ class Receiving:
                 for topic in find_topics(self._options):
                     if topic not in self._topics and not self._ending.is_set():
                         self._add(topic)
+                        self._gate.apply(self._apply_windows)
                 self._trouble = ""
             except Exception as error:  # perhaps there can be no more threads now; the next round tries again
                 if str(error) != self._trouble:
@@ -248,7 +254,7 @@ class TopicReceiver:
     """Receives one topic into an intake. Calls ``resized`` when the size of its bodies has changed."""
 
     def __init__(
-        self, options: SourceOptions, topic: str, intake: Intake, resized: Callable[[], None]
+        self, options: SourceOptions, topic: str, intake: Intake, resized: Callable[[TopicReceiver], None]
     ) -> None:
         self._topic = topic
         self._intake = intake
@@ -276,7 +282,7 @@ class TopicReceiver:
         size = 1 + sum([len(message.body) for message in messages]) // len(messages)
         if not self._size / 2 <= size <= self._size * 2:
             self._size = size
-            self._resized()
+            self._resized(self)
         self._intake.take(self._topic, messages)
 
     def apply_window(self, share: int, paused: bool) -> None:

@@ -65,7 +65,7 @@ def intake_of(log: ReceiverLog, gate: PauseGate | None = None, **more: Any) -> I
     given: dict[str, Any] = {"largest": 64 << 20, "interval": 0.0, "store": records.stored_messages} | more
     return Intake(
         log,
-        gate=gate or PauseGate(lambda: None),
+        gate=gate or PauseGate(lambda shut: None),
         changed=lambda: None,
         clock=time.monotonic,
         **given,
@@ -74,8 +74,7 @@ def intake_of(log: ReceiverLog, gate: PauseGate | None = None, **more: Any) -> I
 
 def gate_of(windows: list[bool]) -> PauseGate:
     """A gate that notes whether it is shut, when that changes."""
-    gate = PauseGate(lambda: windows.append(gate.is_shut))
-    return gate
+    return PauseGate(windows.append)
 
 
 def test_messages_are_finished_once_their_segment_is_named(store: FaultyStore, log: ReceiverLog) -> None:
@@ -259,3 +258,5 @@ def test_a_gate_opens_when_its_last_reason_is_gone() -> None:
     assert (changes, gate.is_shut, gate.is_shut_for("limit")) == ([True], True, True)
     gate.open("limit")
     assert (changes, gate.why) == ([True, False], "")
+    gate.apply(changes.append)
+    assert changes == [True, False, False]

@@ -143,7 +143,7 @@ def test_a_window_follows_from_the_size_of_the_bodies() -> None:
     options = SourceOptions(topic="t", channel="c", wal="/wal", nsqd=("a:4150",))
     taken: list[int] = []
     intake: Any = SimpleNamespace(take=lambda topic, messages: taken.append(len(messages)))
-    topic = TopicReceiver(options, "t", intake, lambda: topic.apply_window(MOST_BYTES, paused=False))
+    topic = TopicReceiver(options, "t", intake, lambda one: one.apply_window(MOST_BYTES, paused=False))
     consumer: Any = FakeConsumer()
     topic._consumer = consumer
     topic.apply_window(MOST_BYTES, paused=True)
