@@ -83,7 +83,8 @@ class ReceiverLog:
         self._next = 1  # number of the next segment
         self._ready: dict[int, _Put] = {}  # by number: put, and not named yet
         self._trim_to = 1
-        self._deleted = 1  # the objects below this number are deleted
+        self._deleted = 1  # the segments below this number are deleted
+        self._old_pages: list[manifest.Page] = []  # that the head does not name any more, and are not deleted
         self._closing = False
         self._ended = threading.Event()  # nothing waits any more
         self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
@@ -222,6 +223,7 @@ class ReceiverLog:
                 _logger.info("a page of the manifest has to wait: %s", error)
                 break
             head = head.with_page(full[0])
+        pages = head.pages
         head = head.trimmed(trim_to)
         head = dataclasses.replace(head, beat=head.beat + 1, status=self.status(), closed=closed)
         if not self._persist(_MANIFEST, functools.partial(self._replace_head, manifest.encode_head(head))):
@@ -230,6 +232,7 @@ class ReceiverLog:
             self._files |= {file.segment.number: file for file in new}
             for number in [number for number in self._files if number < head.first]:
                 del self._files[number]
+            self._old_pages += [page for page in pages if page not in head.pages]
             self._head = head
             self._turns.notify_all()
         for put in puts:
@@ -268,15 +271,13 @@ class ReceiverLog:
             self._wake.put(None)
 
     def _delete_trimmed(self) -> None:
-        head = self._head
+        with self._lock:
+            head, pages = self._head, list(self._old_pages)
         gone = [manifest.segment_name(self.receiver, number) for number in range(self._deleted, head.first)]
-        # A page may be gone already, which is no error.
-        starts = range(1, head.first - manifest.PAGE + 1, manifest.PAGE)
-        gone += [
-            manifest.page_name(self.receiver, one) for one in starts if one + manifest.PAGE > self._deleted
-        ]
-        self._store.delete_many(gone)
+        self._store.delete_many([*gone, *(manifest.page_name(self.receiver, page.first) for page in pages)])
         self._deleted = head.first
+        with self._lock:
+            self._old_pages = [page for page in self._old_pages if page not in pages]
 
     # The end
 

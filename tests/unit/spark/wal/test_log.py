@@ -723,3 +723,22 @@ def test_a_page_that_cannot_be_written_holds_up_nothing(
         put_all(log, make, 1, start=9)
         assert len(store.list_after(manifest.PAGES)) == 2
         assert ids(wal) == list(range(10))
+
+
+def test_pages_of_deleted_segments_go_wherever_they_begin(
+    make: Make, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(manifest, "PAGE", 10)
+    monkeypatch.setattr(manifest, "KEPT", 2)
+    store = Memory()
+    wal = opened(store, clock)
+    claim = wal.own("default", "a test", 0.0)
+    with log_of(wal) as log:
+        for start, at in ((0, 5), (6, 11), (18, 30)):
+            put_all(log, make, *[1] * (6 if not start else 12 if start == 6 else 14), start=start)
+            wal.save_reader("default", ReaderState({"one": Position(at)}, True, "", clock.now))
+            wal.measure(log, 1000)
+            eventually(lambda: log.first, lambda first: first == at + 1, 60.0)  # noqa: B023
+        wal.measure(log, 1000)
+        assert [entry.name for entry in store.list_after(manifest.PAGES)] == []
+    claim.release()
