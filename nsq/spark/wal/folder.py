@@ -29,6 +29,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import re
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
@@ -45,6 +46,7 @@ _VERSIONS = "~"
 _LOCK = "lock"
 _HIDDEN = "."
 _RESERVE = ".reserve"
+_DRAFT = re.compile(r"\..+-[0-9a-f]{32}")
 #: Bytes of the reserve: positions and heads have at most some 70 KB each.
 RESERVE = 4 << 20
 #: Seconds after which a draft was left by a process that was killed.
@@ -196,8 +198,10 @@ class Folder:
 
     def _remove_stale(self, path: Path) -> bool:
         """Remove a draft that was left by a process that was killed; whether it was one."""
+        if not _DRAFT.fullmatch(path.name):
+            return False
         with contextlib.suppress(OSError):
-            stale = self._now() - path.stat().st_mtime >= DRAFT_AGE and path.name != _RESERVE
+            stale = self._now() - path.stat().st_mtime >= DRAFT_AGE
             if stale:
                 self._disk.remove(path)
             return stale

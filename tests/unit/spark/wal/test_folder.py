@@ -7,6 +7,7 @@ import os
 import shutil
 import tempfile
 import time
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -271,9 +272,12 @@ def test_drafts_of_killed_processes_go_after_an_hour_and_are_never_listed(tmp_pa
     store = Folder(tmp_path, now=lambda: now)
     store.put_new("m/one", b"0")
     grow(store, 1)
-    drafts = [tmp_path / ".two-1", tmp_path / "m" / ".one-1", tmp_path / "m/one~" / ".000000003-1"]
-    for draft in drafts:
-        draft.touch()
+    chance = uuid.uuid4().hex
+    places = (f".two-{chance}", f"m/.one-{chance}", f"m/one~/.000000003-{chance}")
+    drafts = [tmp_path / place for place in places]
+    others = [tmp_path / ".bashrc", tmp_path / "m" / ".nfs0001-2"]  # are nothing of ours
+    for path in (*drafts, *others):
+        path.touch()
     assert [entry.name for entry in store.list_after("")] == ["m/one"]
     grow(store, 3)
     assert [draft.exists() for draft in drafts] == [True] * 3
@@ -281,7 +285,8 @@ def test_drafts_of_killed_processes_go_after_an_hour_and_are_never_listed(tmp_pa
     store.list_after("")
     grow(store, 1)
     assert [draft.exists() for draft in drafts] == [False] * 3
-    assert sorted(os.listdir(tmp_path)) == [".reserve", "m"]
+    assert sorted(os.listdir(tmp_path)) == [".bashrc", ".reserve", "m"]
+    assert others[1].exists()
 
 
 def test_an_object_that_is_replaced_while_it_is_read_is_read_again(
