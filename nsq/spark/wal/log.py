@@ -368,8 +368,10 @@ class Wal:
         """Forget dead receivers without segments, and now and then delete objects that no manifest names."""
         for receiver, known in list(self._known.items()):
             if known.head.closed and not known.head.count:
-                pages = [entry.name for entry in self._store.list_after(f"{manifest.PAGES}{receiver}/")]
-                self._store.delete_many([*pages, manifest.head_name(receiver)])
+                for prefix in (manifest.PAGES, manifest.SEGMENTS):  # those that were never named, too
+                    left = self._store.list_after(f"{prefix}{receiver}/")
+                    self._store.delete_many(entry.name for entry in left)
+                self._store.delete_many([manifest.head_name(receiver)])
                 del self._known[receiver]
         if self._clock() - self._searched >= ORPHANS_EVERY:
             self._searched = self._clock()
