@@ -1,7 +1,7 @@
 """``examine()`` checks whether this machine can run the pipelines, faster than Spark, which needs 15 seconds
 to fail with a stack trace. Each check tries the real thing, and says in one line what to do.
 
-Imports neither pyspark nor pyarrow into this process, except to check an object store.
+Imports neither pyspark nor pyarrow into this process, except to check an object store or an existing log.
 """
 
 from __future__ import annotations
@@ -67,7 +67,10 @@ def examine(
     if wal is None:
         yield Finding("wal", SKIPPED, "no write-ahead log was given", "check one with --wal DIR")
     else:
-        yield check_wal(wal)
+        usable = check_wal(wal)
+        yield usable
+        if usable.state != WRONG:
+            yield from check_contents(wal)
     if sink:
         yield check_sink(Path(sink), Path(checkpoint))
     nsqd, lookupd = list(nsqd), list(lookupd)
@@ -234,6 +237,29 @@ def check_object_wal(location: str) -> Finding:
         return Finding("wal", WRONG, f"{place}: {_lines(str(error))[0]}", remedy)
     text = f"{place}: heeds the conditions of puts; a request takes {seconds * 1000:.0f} ms"
     return Finding("wal", OK, text)
+
+
+def check_contents(location: str) -> Iterator[Finding]:
+    """Read all segments of the log, if there is one, and check that no reader lacks any."""
+    try:
+        from nsq.spark.wal import inspect, open_wal
+
+        if open_wal(location).identity() is None:
+            return
+        found = inspect.verify(location)
+    except ImportError:
+        yield Finding("log", SKIPPED, "it cannot be read without pyarrow", INSTALL)
+        return
+    except NsqError as error:
+        yield Finding("log", WRONG, str(error), "correct option wal, or restore the log")
+        return
+    text = f"{found.rows:,} rows in {found.segments:,} sound segments"
+    if not found.problems:
+        yield Finding("log", OK, text)
+        return
+    more = f" (and {len(found.problems) - 1} more)" if len(found.problems) > 1 else ""
+    remedy = "nsq-spark wal verify names all; failOnDataLoss=false goes on without the lost rows"
+    yield Finding("log", WRONG, f"{text}, but {found.problems[0]}{more}", remedy)
 
 
 # A sink of files remembers the numbers of batches, and skips those that it has

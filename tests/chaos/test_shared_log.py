@@ -118,7 +118,7 @@ class Reader(threading.Thread):
         if any(not each.alive and not each.closed for each in listing.receivers):
             wal.close_dead()
         wal.delete([file.segment for file in wal.files_of_readers() if self._has(file.segment)])
-        wal.discard_empty()
+        wal.discard_empty(wal.readers().values())
 
     def _has(self, segment: object) -> bool:
         receiver, number, *_ = segment  # type: ignore[misc]

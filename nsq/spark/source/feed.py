@@ -22,7 +22,7 @@ from nsq.spark.source.offsets import Amount, Limits, Offset, Slice, admitted, am
 from nsq.spark.source.options import SourceOptions
 from nsq.spark.source.reader import Reader
 from nsq.spark.source.view import LogView
-from nsq.spark.wal import manifest
+from nsq.spark.wal import manifest, readers
 from nsq.spark.wal.names import Position, ReceiverState, Segment
 from nsq.spark.wal.store import shown
 
@@ -46,6 +46,8 @@ _PAUSE = 0.05
 #: The pause before another attempt to make a batch of pending rows.
 _AGAIN = 0.2
 _STILL_WAITING = 10.0
+#: The most names of lost segments in an error.
+_SHOWN = 10
 
 
 @dataclass(eq=False)
@@ -75,6 +77,7 @@ class Feed:
         self._once = False
         self._before: tuple[list[Segment], Backlog, float] | None = None
         self._target: AvailableNowTarget | None = None
+        self._warned: set[str] = set()
         self._target_set_at = self._logged_at = float("-inf")
 
     # What Spark calls
@@ -143,22 +146,36 @@ class Feed:
     def plan(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[list[Slice]]:
         """The tasks of a batch."""
         self.receivers.start()
-        self._view.refresh()
         first, last = self.reader.parse(start), self.reader.parse(end)
         self.reader.compare(last, first)
         if not last.foreign and not self.reader.state.begun:
             # Saved, so that we can recognize a new checkpoint: its offset has not begun.
             self.reader.save(self.reader.state.at, begun=True)
         self._read = last  # Spark may have got this offset before a restart
+        self._refresh()
         slices, lost = between(first, last, self._view.segments)
         if lost:
-            self.reader.claim.verify()  # a query that took our name over has deleted what it read
-            segments = ", ".join(manifest.segment_name(receiver, number) for receiver, number in lost)
-            text = f"{shown(self.wal.location)} lacks segments that this batch needs: {segments}"
-            if self.options.fail_on_data_loss:
-                raise SegmentLost(f"{text}; failOnDataLoss=false goes on without it")
-            log.warning("%s; going on without it", text)
+            names = [manifest.segment_name(receiver, number) for receiver, number in lost[:_SHOWN]]
+            names += [f"and {len(lost) - _SHOWN} more"] if len(lost) > _SHOWN else []
+            self._lose("segments that this batch needs", names)
         return tasks(slices, self.options.target_partition_bytes, self.options.min_partitions)
+
+    def _refresh(self) -> None:
+        """List the log. Raises SegmentLost when it lacks what this query has not read."""
+        listing = self._view.refresh(known=self._read.at.keys())
+        if lost := readers.lost(self._read.at, listing.receivers):
+            self._lose(f"what reader {self.options.reader!r} has not read", lost)
+
+    def _lose(self, what: str, names: Sequence[str]) -> None:
+        """Raise SegmentLost, or with failOnDataLoss=false warn, once."""
+        text = f"{shown(self.wal.location)} lacks {what}: {', '.join(names)}"
+        if text in self._warned:
+            return
+        self.reader.claim.verify()  # a query that took our name over has deleted what it read
+        if self.options.fail_on_data_loss:
+            raise SegmentLost(f"{text}; failOnDataLoss=false goes on without it")
+        self._warned.add(text)
+        log.warning("%s; going on without it", text)
 
     def commit(self, end: Mapping[str, Any]) -> None:
         """Note that Spark is done with everything up to ``end``, and delete what retention does not keep."""
@@ -259,7 +276,7 @@ class Feed:
         state, now = self.receivers.state(), time.monotonic()
         if state.sealed != self._sealed or now - self._view.listed_at >= LISTING:
             self._sealed = state.sealed
-            self._view.refresh()
+            self._refresh()
         pending = self._pending()
         self._since = (self._since or now) if pending.rows else None
         if target is not None:
@@ -288,7 +305,7 @@ class Feed:
             due = (options.max_trigger_delay if few else options.linger) - (now - self._since)
             if due > 0:
                 return None, due
-        present = {each.receiver for each in self._view.receivers}
+        present = {each.receiver for each in self._view.receivers if not each.ended}
         end, taken = admitted(self._read, self._view.segments, present, limits)
         if not taken.rows:
             return None, _AGAIN

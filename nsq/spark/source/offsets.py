@@ -161,8 +161,8 @@ def admitted(
     """Where a batch from ``start`` ends, and its size: at least one row, if there is one.
 
     Receivers share the limits evenly, so that none is starved; those with less than their share leave the
-    rest to the others. The new offset drops receivers that are no longer ``present`` in the log, whose
-    segments have all been deleted. That happens here because an offset may change only with new data.
+    rest to the others. The new offset keeps only receivers that are ``present``: the others have ended, and
+    their segments are deleted. That happens here because an offset may change only with new data.
     """
     pieces: dict[str, list[Slice]] = {}
     for piece in unread(start, segments):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from nsq.errors import WalError, WalForeign, WalOwned
 from nsq.log import Logger
 from nsq.spark.source.offsets import Offset
-from nsq.spark.source.options import COMMITTED, LATEST, SourceOptions
+from nsq.spark.source.options import COMMITTED, EARLIEST, LATEST, SourceOptions
 from nsq.spark.wal.names import Listing, Position, Segment
 from nsq.spark.wal.readers import ReaderState
 from nsq.spark.wal.store import shown
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from nsq.spark.wal.log import Wal
 
 log = Logger("nsq.spark.source")
+
+#: What a state says instead of the option while the beginning is being chosen.
+_CHOOSING = "?"
 
 
 @dataclass(eq=False)
@@ -76,7 +79,8 @@ class Reader:
 
     def _choose_beginning(self, list_all: Callable[[], Listing]) -> Offset:
         options, state = self.options, self.state
-        if state.updated and not state.begun and state.starting == options.starting:
+        # No batch has begun yet: a beginning that was chosen holds. The earliest one may be chosen again.
+        if not state.begun and state.starting == options.starting not in ("", EARLIEST):
             return Offset(self.identity, state.at)
         if state.begun and not options.starting:
             raise WalForeign(
@@ -99,9 +103,11 @@ class Reader:
                 "remembers batches of another checkpoint would leave rows out (nsq-spark doctor --sink)",
                 *(options.reader, shown(self.wal.location)),
             )
+        # Saved before the log is listed: from now on, nothing that is listed is deleted.
+        self.save({} if options.starting_position != COMMITTED else state.at, begun=False, starting=_CHOOSING)
         listing = list_all()
         segments = [file.segment for file in listing.files]
-        at: dict[str, Position] = {}
+        at = {each.receiver: Position(each.first - 1) for each in listing.receivers if not each.ended}
         if options.starting_timestamp is not None:
             passed = set()
             for segment in segments:
@@ -111,10 +117,10 @@ class Reader:
                 else:
                     passed.add(segment.receiver)
         elif options.starting_position == LATEST:
-            at = {segment.receiver: Position(segment.number) for segment in segments}
+            at |= {segment.receiver: Position(segment.number) for segment in segments}
         elif options.starting_position == COMMITTED:
-            there = {each.receiver for each in listing.receivers}
-            at = {receiver: position for receiver, position in state.at.items() if receiver in there}
+            ended = {each.receiver for each in listing.receivers if each.ended}
+            at = {receiver: position for receiver, position in state.at.items() if receiver not in ended}
         self.save(at, begun=False)
         return Offset(self.identity, at)
 
@@ -134,12 +140,14 @@ class Reader:
         if self._compared or reached.foreign:
             return
         self._compared = True
+        if not state.updated and reached.begun:
+            self._refuse_unknown()
         if not state.begun:
             if committed.at:
                 self.save(committed.at, begun=True)
             return
-        # A later offset leaves receivers out whose segments are all deleted.
-        known = {each.receiver for each in self.wal.receivers()} | reached.at.keys()
+        # A later offset leaves receivers out that have ended.
+        known = {each.receiver for each in self.wal.receivers() if not each.ended} | reached.at.keys()
         if any(at > reached.position(name) for name, at in state.at.items() if name in known):
             raise WalForeign(
                 f"the checkpoint is older than what reader {self.options.reader!r} of the log "
@@ -147,10 +155,25 @@ class Reader:
                 "last, or, if two queries read this log in turn, give each a name of its own: option reader"
             )
 
-    def save(self, at: Mapping[str, Position], *, begun: bool) -> None:
+    def _refuse_unknown(self) -> None:
+        """Raise WalForeign: the checkpoint has offsets, but the log does not know this reader."""
+        text = (
+            f"the log {shown(self.wal.location)} does not know the reader {self.options.reader!r}, of which "
+            "the checkpoint has offsets: it was removed, or had another name, so rows that it has not read "
+            "may be deleted"
+        )
+        if self.options.fail_on_data_loss:
+            raise WalForeign(
+                f"{text}. Give the query the name that it had (option reader); or failOnDataLoss=false goes "
+                "on with what the log holds"
+            )
+        log.warning("%s; going on with what the log holds", text)
+
+    def save(self, at: Mapping[str, Position], *, begun: bool, starting: str | None = None) -> None:
         options = self.options
+        starting = options.starting if starting is None else starting
         self.state = ReaderState(
-            dict(at), begun, options.starting, time.time(), options.retention, options.retention_bytes
+            dict(at), begun, starting, time.time(), options.retention, options.retention_bytes
         )
         self.wal.save_reader(self.options.reader, self.state)
 

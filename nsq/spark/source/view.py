@@ -5,7 +5,7 @@ deleted because every reader has committed them. Imports neither pyspark nor pya
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -51,10 +51,11 @@ class LogView:
     def full(self) -> bool:
         return self.size >= self.options.wal_max_bytes
 
-    def refresh(self, after: Mapping[str, Position] | None = None) -> Listing:
-        """List what this reader has not committed, or what is ``after`` other positions."""
+    def refresh(self, after: Mapping[str, Position] | None = None, known: Collection[str] = ()) -> Listing:
+        """List what this reader has not committed, or what is ``after`` other positions. ``known`` are the
+        receivers that it knows."""
         after = self.reader.state.at if after is None else after
-        listing = self.wal.listing(after)
+        listing = self.wal.listing(after, known)
         if any(not each.alive and not each.closed for each in listing.receivers):
             self.wal.close_dead()
         self.segments = [file.segment for file in listing.files]
@@ -84,16 +85,11 @@ class LogView:
         most = self.size if relieving else options.wal_max_bytes
         deleted: list[Segment] = []
         try:
-            deleted = self.wal.delete(
-                deletable(
-                    self.wal.files_of_readers(),
-                    # Our own state from memory: saving it may have failed.
-                    (self.wal.readers() | {options.reader: self.reader.state}).values(),
-                    now=time.time(),
-                    most=most // 2,
-                )
-            )
-            self.wal.discard_empty()
+            # Our own state from memory: saving it may have failed.
+            states = (self.wal.readers() | {options.reader: self.reader.state}).values()
+            files = self.wal.files_of_readers()
+            deleted = self.wal.delete(deletable(files, states, now=time.time(), most=most // 2))
+            self.wal.discard_empty(states)
         except WalError as error:
             # They only take space; the next commit tries again.
             log.warning("segments that were committed cannot be deleted: %s", error)

@@ -16,7 +16,7 @@ from nsq.errors import SegmentLost, UsageError, WalError
 from nsq.spark.wal import records
 from nsq.spark.wal.log import CONFIRMED, Wal
 from nsq.spark.wal.names import Segment
-from nsq.spark.wal.readers import DEFAULT
+from nsq.spark.wal.readers import DEFAULT, lost
 from nsq.spark.wal.store import open_wal, shown
 
 
@@ -113,10 +113,15 @@ def remove_reader(location: str, reader: str) -> None:
 
 
 def verify(location: str) -> Verified:
-    """Read all segments and check their checksums. Skips segments that a query deletes meanwhile."""
+    """Read all segments and check their checksums, and that readers lack nothing. Skips segments that a query
+    deletes meanwhile."""
     wal, _ = _existing(location)
-    listed = wal.segments()
+    states = wal.readers()  # before the listing: what is deleted in between is committed
+    listing = wal.listing(known={receiver for state in states.values() for receiver in state.at})
+    listed = [file.segment for file in listing.files]
     problems = _holes(listed)
+    for name, state in sorted(states.items()):
+        problems += [f"reader {name!r} lacks {what}" for what in lost(state.at, listing.receivers)]
     good = rows = 0
     for segment in listed:
         try:
@@ -153,7 +158,7 @@ def gc(location: str, force: bool = False) -> Tidied:
             for claim in claims:
                 claim.release()
     before = {each.receiver for each in wal.receivers()}
-    wal.discard_empty()
+    wal.discard_empty(wal.readers().values())
     orphans = wal.delete_orphans()
     return Tidied(closed, deleted, sorted(before - {each.receiver for each in wal.receivers()}), orphans)
 

@@ -26,7 +26,7 @@ import contextlib
 import dataclasses
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, TypeVar
 
@@ -195,9 +195,10 @@ class Wal:
 
     # Planning
 
-    def listing(self, after: Mapping[str, Position] | None = None) -> Listing:
-        """Describe the log: only the segments ``after`` these positions; without positions, all."""
-        self._look()
+    def listing(self, after: Mapping[str, Position] | None = None, known: Collection[str] = ()) -> Listing:
+        """Describe the log: only the segments ``after`` these positions; without positions, all. A store may
+        list new receivers late, but not the ``known`` ones."""
+        self._look(known)
         heads = [known.head for _, known in sorted(self._known.items())]
         return Listing(self._files(heads, after or {}), self._described(), sum(head.size for head in heads))
 
@@ -215,8 +216,8 @@ class Wal:
             files += head.files_of_tail(low)
         return files
 
-    def _look(self) -> None:
-        """Read the heads that have changed."""
+    def _look(self, expected: Collection[str] = ()) -> None:
+        """Read the heads that have changed, and those ``expected`` that are not listed."""
         entries = self._store.list_after(manifest.HEADS)
         newest = max((entry.modified for entry in entries), default=0.0)
         listed, age = {}, {}
@@ -227,7 +228,8 @@ class Wal:
                 age[receiver] = newest - entry.modified  # at least, by the store's clock
         before = self._known
         changed = [one for one, tag in listed.items() if one not in before or before[one].tag != tag]
-        changed += before.keys() - listed.keys()  # they are deleted, unless the store lists them late
+        # These are deleted, unless the store lists them late.
+        changed += (before.keys() | set(expected)) - listed.keys()
         now = self._clock()
         found = dict(zip(changed, self._each(self._read_head, changed), strict=True))
         known = dict(before)
@@ -235,7 +237,7 @@ class Wal:
             if read is None:
                 known.pop(receiver, None)
             elif receiver not in known or known[receiver].tag != read[1]:
-                since = now if receiver in before else now - age[receiver]
+                since = now if receiver in before else now - age.get(receiver, 0.0)
                 known[receiver] = _KnownHead(read[1], read[0], since)
         for receiver, one in known.items():
             held = None if one.head.closed else self._store.is_held(manifest.head_name(receiver))
@@ -283,6 +285,7 @@ class Wal:
                 known.head.count,
                 known.head.status,
                 known.head.closed,
+                known.head.first,
             )
             for receiver, known in sorted(self._known.items())
         ]
@@ -364,10 +367,13 @@ class Wal:
                 gone += [one for one in segments if one.receiver == receiver]
         return gone
 
-    def discard_empty(self) -> None:
-        """Forget dead receivers without segments, and now and then delete objects that no manifest names."""
+    def discard_empty(self, states: Iterable[ReaderState]) -> None:
+        """Forget dead receivers without segments that none of these readers knows: a reader takes a receiver
+        that it knows for lost when there is no manifest. Now and then delete objects that no manifest names.
+        """
+        needed = {receiver for state in states for receiver in state.at}
         for receiver, known in list(self._known.items()):
-            if known.head.closed and not known.head.count:
+            if known.head.closed and not known.head.count and receiver not in needed:
                 for prefix in (manifest.PAGES, manifest.SEGMENTS):  # those that were never named, too
                     left = self._store.list_after(f"{prefix}{receiver}/")
                     self._store.delete_many(entry.name for entry in left)

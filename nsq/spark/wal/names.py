@@ -53,6 +53,12 @@ class ReceiverState(NamedTuple):
     segments: int
     status: Status  # its own report
     closed: bool  # it has said that it ends, or was found dead
+    first: int = 1  # the lowest number that is not deleted
+
+    @property
+    def ended(self) -> bool:
+        """Whether all its segments are deleted, and there will be no more."""
+        return self.closed and not self.segments
 
 
 class Listing(NamedTuple):

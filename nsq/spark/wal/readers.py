@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from nsq.errors import ConfigError
 from nsq.spark.wal import names
-from nsq.spark.wal.names import Position, Segment, SegmentFile
+from nsq.spark.wal.names import Position, ReceiverState, Segment, SegmentFile
 
 FOLDER = "readers"
 DEFAULT = "default"
@@ -79,6 +79,21 @@ def decode(text: bytes, path: str) -> ReaderState:
         )
 
     return names.decode(text, path, "is not the position of a reader", read)
+
+
+def lost(at: Mapping[str, Position], receivers: Iterable[ReceiverState]) -> list[str]:
+    """What was deleted before a reader at these positions has read it, as text.
+
+    A receiver that the reader does not know begins at segment 1, unless it has ended: then the reader has
+    read all of it, and forgotten it. The manifest of a receiver that the reader knows is kept.
+    """
+    there = {each.receiver: each for each in receivers}
+    found = [f"the manifest of receiver {name}" for name in sorted(at.keys() - there.keys())]
+    for name, each in sorted(there.items()):
+        read = at[name].segment if name in at else 0
+        if read + 1 < each.first and (name in at or not each.ended):
+            found.append(f"segments {read + 1} to {each.first - 1} of receiver {name}")
+    return found
 
 
 def deletable(

@@ -13,7 +13,9 @@ from nsq.config import Config
 from nsq.spark import doctor
 from nsq.spark.cli import main
 from nsq.spark.doctor import OK, WARNING, WRONG
+from nsq.spark.wal import manifest, open_wal
 from tests.fakes.nsqlookupd import ScriptedLookupd
+from tests.unit.spark.wal.conftest import log_of, made, put_all
 
 
 def script(path: Path, text: str) -> Path:
@@ -151,6 +153,20 @@ def test_a_little_space_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(doctor, "LITTLE_SPACE", 1 << 80)
     found = doctor.check_wal(str(tmp_path))
     assert (found.state, "MiB free" in found.text) == (WARNING, True)
+
+
+def test_what_is_in_a_wal_is_verified(tmp_path: Path) -> None:
+    assert list(doctor.check_contents(str(tmp_path / "none"))) == []
+    wal = open_wal(str(tmp_path))
+    wal.prepare()
+    with log_of(wal) as log:
+        put_all(log, made, 2, 3)
+    [found] = doctor.check_contents(str(tmp_path))
+    assert (found.state, found.text) == (OK, "5 rows in 2 sound segments")
+    (tmp_path / manifest.segment_name("one", 2)).write_bytes(b"damaged")
+    [found] = doctor.check_contents(str(tmp_path))
+    assert (found.state, found.text.partition(", but ")[0]) == (WRONG, "2 rows in 1 sound segments")
+    assert "000000002.arrow" in found.text
 
 
 def test_an_object_store_is_checked() -> None:

@@ -53,6 +53,7 @@ class FakeLog:
     def __init__(self) -> None:
         self.sealed: list[Segment] = []
         self.dead: set[str] = set()  # and not closed
+        self.closed: set[str] = set()
         self.present: set[str] = set()
         self.deleted: list[Segment] = []
         self.broken = False
@@ -62,7 +63,7 @@ class FakeLog:
     def files_of_readers(self) -> list[SegmentFile]:
         return [SegmentFile(one, 10 * one.rows, float(one.number)) for one in self.segments()]
 
-    def listing(self, after: Mapping[str, Position]) -> Listing:
+    def listing(self, after: Mapping[str, Position], known: Iterable[str] = ()) -> Listing:
         files = self.files_of_readers()
         size = sum(file.size for file in files)
         wanted = [one for one in files if one.segment.number > after.get(one.segment.receiver, (0, 0))[0]]
@@ -89,12 +90,20 @@ class FakeLog:
 
     def receivers(self) -> list[ReceiverState]:
         return [
-            ReceiverState(name, name not in self.dead, 0, Status(), False)
+            ReceiverState(
+                name,
+                name not in self.dead,
+                sum(one.receiver == name for one in self.sealed),
+                Status(),
+                name in self.closed,
+                1 + max((one.number for one in self.deleted if one.receiver == name), default=0),
+            )
             for name in sorted(self.present | self.dead)
         ]
 
     def close_dead(self) -> list[str]:
         closed = sorted(self.dead)
+        self.closed |= self.dead
         self.dead.clear()
         return closed
 
@@ -107,8 +116,11 @@ class FakeLog:
             self.deleted.append(segment)
         return gone
 
-    def discard_empty(self) -> None:
-        self.present &= {segment.receiver for segment in self.sealed}
+    def discard_empty(self, states: Iterable[ReaderState]) -> None:
+        needed = {segment.receiver for segment in self.sealed} | {
+            name for state in states for name in state.at
+        }
+        self.present -= self.closed - needed
 
 
 class FakeReceivers:
@@ -201,6 +213,8 @@ class Scene:
         self.backlog = FakePoller(self.clock)
         self.claim = FakeClaim()
         chosen = dataclasses.replace(BASE, **options)
+        if before is None:
+            self.log.states[chosen.reader] = ReaderState(updated=1.0)  # it has begun with START
         self.feed = Feed(
             chosen,
             self.log,  # type: ignore[arg-type]
@@ -360,7 +374,7 @@ def test_a_commit_deletes_segments_that_were_read_completely(scene: Scene) -> No
     gone = scene.log.seal("b", 1)
     scene.feed.commit({"wal": "w", "at": {"a": [1, 5], "b": 1}})
     assert (scene.log.deleted, scene.log.sealed) == ([done, gone], [half, new])
-    assert scene.log.present == {"a"}
+    assert [(each.receiver, each.first) for each in scene.log.receivers()] == [("a", 2), ("b", 2)]
 
 
 def test_a_segment_that_cannot_be_deleted_fails_no_query(
@@ -506,7 +520,6 @@ def test_an_older_checkpoint_is_refused() -> None:
     ):
         with pytest.raises(WalForeign, match="checkpoint is older than what reader 'default'"):
             ask()
-    assert Scene(scene, retention=1000.0, reader="other").latest(first)["at"] == {"a": 2}
 
 
 def test_an_older_checkpoint_is_refused_also_when_all_its_receivers_are_gone(scene: Scene) -> None:
@@ -515,8 +528,9 @@ def test_an_older_checkpoint_is_refused_also_when_all_its_receivers_are_gone(sce
     scene.log.seal("a", 10)
     second = following(scene, first)
     scene.feed.plan(first, second)
+    scene.log.closed.add("a")
     scene.feed.commit(second)
-    assert scene.log.receivers() == []
+    assert [each.ended for each in scene.log.receivers()] == [True]
     assert Scene(scene).latest(second) is second
     with pytest.raises(WalForeign, match="checkpoint is older than what reader 'default'"):
         Scene(scene).latest(first)
@@ -533,11 +547,96 @@ def test_every_reader_holds_up_deletion(scene: Scene) -> None:
     assert scene.log.deleted == [segment]
 
 
-def test_a_checkpoint_from_before_there_were_readers_is_taken_over(scene: Scene) -> None:
+def test_a_checkpoint_of_a_reader_that_was_removed_is_refused(
+    scene: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
     scene.log.seal("a", 10)
+    end = planned_batch(scene, NEW)
     scene.log.seal("a", 10)
-    assert scene.latest({"wal": "w", "at": {"a": 1}})["at"] == {"a": 2}
+    del scene.log.states["default"]
+    for ask in (lambda: Scene(scene).latest(end), lambda: Scene(scene).feed.plan(NEW, end)):
+        with pytest.raises(WalForeign, match=r"does not know the reader 'default'.*failOnDataLoss=false"):
+            ask()
+    careless = Scene(scene, fail_on_data_loss=False)
+    assert careless.latest(end)["at"] == {"a": 2}
+    assert caplog.text.count("going on with what the log holds") == 1
     assert scene.log.states["default"].at == {"a": Position(1)}
+
+
+# Loss: what was deleted before this reader has read it
+
+
+def deleted(scene: Scene, *segments: Segment) -> None:
+    """Delete segments, whatever the readers have committed."""
+    scene.log.delete(segments)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_segments_deleted_before_they_were_read_are_lost(
+    scene: Scene, known: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    if known:
+        scene.log.seal("a", 10)
+    start = planned_batch(scene, NEW)
+    lost = scene.log.seal("a", 10), scene.log.seal("a", 10)
+    scene.log.seal("a", 7)
+    deleted(scene, *lost)
+    first, last = (2, 3) if known else (1, 2)
+    with pytest.raises(SegmentLost, match=rf"segments {first} to {last} of receiver a; failOnDataLoss=false"):
+        Scene(scene).latest(start)
+    careless = Scene(scene, fail_on_data_loss=False)
+    end = careless.latest(start)
+    assert sum(piece.rows for task in careless.feed.plan(start, end) for piece in task) == 7
+    assert "going on without it" in caplog.text
+
+
+def test_a_receiver_without_its_manifest_is_lost(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+    scene.log.seal("a", 10)
+    start = planned_batch(scene, NEW)
+    scene.log.sealed.clear()
+    scene.log.present.clear()
+    with pytest.raises(SegmentLost, match=r"lacks .*: the manifest of receiver a; failOnDataLoss=false"):
+        Scene(scene).latest(start)
+    careless = Scene(scene, fail_on_data_loss=False)
+    assert careless.latest(start) == start
+    assert caplog.text.count("going on without it") == 1
+    scene.log.seal("b", 5)
+    careless.clock.now += feed.LISTING
+    assert careless.latest(start)["at"] == {"b": 1}
+
+
+def test_a_receiver_that_has_ended_and_was_read_is_forgotten_and_not_lost(scene: Scene) -> None:
+    scene.log.seal("a", 10)
+    scene.log.closed.add("a")
+    first = planned_batch(scene, NEW)
+    scene.feed.commit(first)  # deletes its segment
+    assert scene.log.present == {"a"}  # because the reader's position names it
+    scene.log.seal("b", 5)
+    second = Scene(scene).latest(first)
+    assert second["at"] == {"b": 1}
+    again = Scene(scene)  # while the state still names it, and the checkpoint does not
+    assert again.latest(second) is second
+    again.feed.plan(first, second)
+    again.feed.commit(second)
+    assert "a" not in scene.log.present
+    assert Scene(scene).latest(second) is second
+
+
+def test_a_new_reader_begins_with_what_is_there(scene: Scene) -> None:
+    gone, _ = scene.log.seal("a", 10), scene.log.seal("a", 7)
+    deleted(scene, gone)
+    ended = scene.log.seal("b", 1)
+    deleted(scene, ended)
+    scene.log.closed.add("b")
+    seen: list[ReaderState] = []
+    listing = scene.log.listing
+    scene.log.listing = lambda *given: seen.append(scene.log.states["default"]) or listing(*given)  # type: ignore[method-assign,func-returns-value]
+    end = planned_batch(scene, NEW)
+    assert end == {"wal": "w", "at": {"a": 2}, "from": {"a": 2}}
+    assert seen[0].at == {}  # it is known before it lists: what it lists stays
+    deleted(scene, *scene.log.sealed)
+    with pytest.raises(SegmentLost, match=r"lacks segments that this batch needs: s/a/000000002\.arrow"):
+        Scene(scene).feed.plan(NEW, end)
 
 
 def test_a_deleted_log_is_replaced_with_failondataloss_false(caplog: pytest.LogCaptureFixture) -> None:
@@ -567,6 +666,7 @@ def test_trigger_once_takes_all_rows_in_one_batch(scene: Scene) -> None:
 
 def test_an_availablenow_run_reads_the_backlog(scene: Scene) -> None:
     scene.log.seal("old", 10)
+    scene.log.closed.add("old")
     scene.start_available_now(Backlog(depth=5, asked=1))
     assert scene.receivers.calls == []  # nothing is received before it is counted
     scene.receivers.at(2.0, lambda: scene.receivers.receive(5))

@@ -9,6 +9,7 @@ import pytest
 from nsq.errors import WalError, WalOwned
 from nsq.spark.wal import Segment, Subject, inspect, manifest
 from nsq.spark.wal.log import Wal
+from nsq.spark.wal.names import Position
 from nsq.spark.wal.readers import ReaderState
 from tests.unit.spark.wal.conftest import log_of, put_all
 from tests.unit.spark.wal.test_log import crash
@@ -70,6 +71,18 @@ def test_verify_sees_segments_that_are_gone(used: Wal) -> None:
     found = inspect.verify(used.location)
     assert (found.segments, found.rows) == (1, 3)
     assert [problem.endswith("s/a/000000001.arrow is not there") for problem in found.problems] == [True]
+
+
+def test_verify_sees_what_readers_lack(used: Wal) -> None:
+    claim = used.own("hourly", "a test", 0.0)
+    at = {"a": Position(1), "forgotten": Position(7)}
+    used.save_reader("hourly", ReaderState(at, True, updated=1.0))
+    used.delete(used.segments())
+    claim.release()
+    assert inspect.verify(used.location).problems == [
+        "reader 'hourly' lacks the manifest of receiver forgotten",
+        "reader 'hourly' lacks segments 2 to 2 of receiver a",
+    ]
 
 
 def test_ls_survives_damage(used: Wal) -> None:

@@ -224,7 +224,7 @@ def test_the_search_for_orphans_takes_the_log_in_portions(
         left = []
         for _ in range(6):
             clock.now += logs.ORPHANS_EVERY
-            wal.discard_empty()
+            wal.discard_empty([])
             left.append(len(store.list_after(manifest.SEGMENTS)) - 3)
         assert left == [3, 1, 0, 0, 0, 0]
         store.put_new(manifest.segment_name("gone", 6), b"")
@@ -306,13 +306,28 @@ def test_segments_of_a_dead_receiver_are_deleted_with_its_manifest(
     gone = wal.segments()
     assert wal.delete(gone[:2]) == gone[:2]
     assert wal.segments() == gone[2:]
-    wal.discard_empty()
+    wal.discard_empty([])
     assert len(wal.receivers()) == 1
     store.put_new(manifest.segment_name("one", 4), b"")  # it was killed before it named this one
     wal.delete(gone)
-    wal.discard_empty()
+    wal.discard_empty([ReaderState({"one": Position(3)})])
+    assert [(each.first, each.ended) for each in wal.receivers()] == [(4, True)]
+    wal.discard_empty([ReaderState()])  # no reader knows it any more
     assert wal.receivers() == []
     assert [entry.name for entry in store.list_after("")] == ["identity.json", "subject.json"]
+
+
+def test_a_known_receiver_that_the_store_lists_late_is_there(make: Make, clock: Clock) -> None:
+    class Late(Memory):
+        def list_after(self, prefix: str, after: str = "", most: int | None = None) -> list[Entry]:
+            return []
+
+    store = Late()
+    with log_of(opened(store, clock)) as log:
+        put_all(log, make, 1)
+        other = opened(store, clock)
+        assert other.listing().receivers == []
+        assert [each.receiver for each in other.listing(known=["one", "none"]).receivers] == ["one"]
 
 
 def test_a_listing_costs_one_request_and_one_for_each_manifest_that_changed(make: Make, clock: Clock) -> None:
