@@ -6,9 +6,11 @@ asked to stop.
         orders = spark.readStream.format("nsq").options(**options, receivers=0).load()
         …
 
-A task never fails because of nsqd or the log: it tries again. If its executor is lost, Spark starts this one
-task elsewhere, where it receives under a new name. If Spark gives the job up, it is submitted again. The
-driver cannot reach a task, so it asks them to stop by a file in the log. This works with Spark Connect too.
+A task that has reached the log never fails because of nsqd or the log: it tries again. One that does not
+reach it within a minute fails. If its executor is lost, Spark starts this one task elsewhere, where it
+receives under a new name. If Spark gives the job up, it is submitted again. The driver cannot reach a task,
+so it asks them to stop by an object in the log, and why they fail stands in another: ``status`` and the
+query's progress show it. This works with Spark Connect too.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Self
 
 from nsq.errors import ConfigError, NsqError, UsageError
@@ -27,6 +29,7 @@ from nsq.log import Logger
 from nsq.spark.receiver.protocol import packed, unpacked
 from nsq.spark.receiver.standing import FIRST_PAUSE, GRACE, LONGEST_PAUSE, Share, ended_by, stand
 from nsq.spark.source.options import SourceOptions
+from nsq.spark.wal.log import NOTED_EVERY
 from nsq.spark.wal.names import ReceiverState, Subject
 from nsq.spark.wal.status import Status, merge_statuses
 from nsq.spark.wal.store import directory_of, open_wal
@@ -35,12 +38,16 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import SparkSession
 
+    from nsq.spark.wal.log import Wal
+
 log = Logger("nsq.spark.receiver")
 
 #: The scheduler pool of the job, where the session has pools.
 POOL = "nsq-receivers"
 #: Seconds to wait for the executors of a cluster that has just started.
 REGISTERING = 30.0
+#: Who notes an error of all receivers of a job.
+_DRIVER = "driver"
 #: Seconds to wait for the tasks after their interruption.
 _INTERRUPTED = 15.0
 #: Our errors that another attempt cannot mend, as they are spelt in one of Spark's.
@@ -140,8 +147,10 @@ class ReceiverJob:
         return [each for each in self._wal.receivers() if each.alive]
 
     def status(self) -> Status:
-        """The reports of the living receivers of the log, of this job or another."""
-        return merge_statuses(each.status for each in self.alive())
+        """The reports of the living receivers of the log, of this job or another, and why receivers of this
+        job fail."""
+        errors = [Status(error=error) for error in self._wal.job_errors(self._job)]
+        return merge_statuses([*(each.status for each in self.alive()), *errors])
 
     def stop(self, timeout: float = 2 * GRACE) -> None:
         """Have the receivers finish what is in flight, and end the job. What cannot end in time is cut off:
@@ -188,13 +197,28 @@ class ReceiverJob:
                     return
                 if _is_stopped(self._spark) or any(text in str(error) for text in _PERMANENT):
                     self.error = error
-                    log.error("the receivers end: %s", error)
+                    log.error("the receivers end: %s", reason(error))
+                    self._keep_noting(error)
                     return
-                log.warning("Spark has given up the %s, and starts them again: %s", self._what, error)
+                log.warning("Spark has given up the %s, and starts them again: %s", self._what, reason(error))
+                self._note(error)
             if time.monotonic() - began > LONGEST_PAUSE:
                 pause = FIRST_PAUSE
             self._ending.wait(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
+
+    def _note(self, error: Exception) -> None:
+        try:
+            self._wal.note_error(self._job, _DRIVER, f"{self._what} fail: {reason(error)}")
+        except NsqError as why:
+            log.warning("the progress of queries cannot show why the receivers fail: %s", why)
+
+    def _keep_noting(self, error: Exception) -> None:
+        """Note why the receivers have ended for good, until this job is stopped."""
+        while not _is_stopped(self._spark):
+            self._note(error)
+            if self._ending.wait(NOTED_EVERY):
+                return
 
     def _submit(self) -> None:
         spark, n = self._spark, self._n
@@ -226,5 +250,36 @@ def receive_in_task(
         for index in batch.column(0).to_pylist():
             if not ended(0.0):
                 share = Share(index, count)
-                stand(options, ended=ended, report=lambda _: None, share=share, patient=True)
+                report = noted_in(wal, job, str(index))
+                stand(options, ended=ended, report=report, share=share, patient=True)
         yield batch.slice(0, 0)
+
+
+def noted_in(wal: Wal, job: str, who: str) -> Callable[[Status], None]:
+    """Return a function for ``stand`` that notes a receiver's errors in the log. Its first call takes back
+    what the driver has noted: a task works now."""
+    noted: str | None = None
+    noted_at = 0.0
+
+    def note(status: Status) -> None:
+        nonlocal noted, noted_at
+        now = time.monotonic()
+        if status.error == noted and (not noted or now - noted_at < NOTED_EVERY):
+            return
+        try:
+            wal.note_error(job, who, status.error)
+            if noted is None:
+                wal.note_error(job, _DRIVER, "")
+        except NsqError as error:
+            log.info("an error cannot be noted in the log: %s", error)
+        else:
+            noted, noted_at = status.error, now
+
+    return note
+
+
+def reason(error: Exception) -> str:
+    """One of our own errors as a line, if it is in this one of Spark's, which has many; else its first line."""
+    lines = str(error).splitlines() or [type(error).__name__]
+    ours = [line for line in lines if line.startswith("nsq.errors.")]
+    return ours[-1].partition(": ")[2] if ours else lines[0]

@@ -35,6 +35,9 @@ GRACE = 30.0
 LOOK_EVERY = 30.0
 #: The pause before another attempt doubles from the first to the longest.
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 15.0
+#: Seconds in which even a patient receiver must reach the log for the first time: one that never does has
+#: wrong credentials, or a network without a way to the store.
+MUST_REACH = 60.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,13 +105,15 @@ def stand(
     ``report`` is called, with totals since the start.
 
     Raises ConfigError and WalForeign for settings that cannot work, and unless ``patient`` the error of the
-    first attempt; after other errors it tries again.
+    first attempt; after other errors it tries again. If it does not reach the log for the first time within
+    ``MUST_REACH`` seconds, raises why.
     """
     if share.count > 1 and options.topics_pattern:
         raise ConfigError("topicsPattern cannot be shared among receivers: name the topics")
     wal = open_wal(options.wal, fsync=options.fsync)
     before: tuple[str, ...] = ()
     pause, past, stopped = FIRST_PAUSE, Status(), Stopped()
+    must_reach: float | None = time.monotonic() + MUST_REACH  # None: it has reached the log
 
     def report_all(status: Status) -> None:
         received, sealed = past.received + status.received, past.sealed + status.sealed
@@ -118,6 +123,7 @@ def stand(
         began = time.monotonic()
         try:
             wal.prepare(Subject(options.subscription, options.channel))
+            must_reach = None
             own = own_options(options, share, before)
             before, patient = own.nsqd, True
             watch = ShareWatch(options, share, own.nsqd)
@@ -128,7 +134,7 @@ def stand(
         except (UsageError, WalForeign):
             raise
         except (NsqError, OSError) as error:
-            if not patient:
+            if not patient or (must_reach is not None and time.monotonic() >= must_reach):
                 raise
             log.warning("receiving fails: %s; another attempt in %.1f s", error, pause)
             report_all(Status(error=str(error)))

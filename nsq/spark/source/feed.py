@@ -23,7 +23,7 @@ from nsq.spark.source.options import SourceOptions
 from nsq.spark.source.reader import Reader
 from nsq.spark.source.view import LogView
 from nsq.spark.wal import manifest, readers
-from nsq.spark.wal.names import Position, ReceiverState, Segment
+from nsq.spark.wal.names import Listing, Position, ReceiverState, Segment
 from nsq.spark.wal.store import shown
 
 if TYPE_CHECKING:
@@ -46,6 +46,9 @@ _PAUSE = 0.05
 #: The pause before another attempt to make a batch of pending rows.
 _AGAIN = 0.2
 _STILL_WAITING = 10.0
+#: The shortest time between two looks for the errors that receivers on a cluster have noted.
+NOTED = 5.0
+_LONGEST_ERROR = 1000
 #: The most names of lost segments in an error.
 _SHOWN = 10
 
@@ -68,6 +71,10 @@ class Feed:
     def __post_init__(self) -> None:
         self._view = LogView(self.options, self.wal, self.reader, self._receivers_full)
         self._age = Poller("age", self._oldest_age, LISTING)
+        self._job_errors = Poller("receivers", self._noted_errors, NOTED)
+        self._error = ""  # as last logged
+        self._own: frozenset[str] = frozenset()  # the receivers that this query has started
+        self._received: dict[str, int] = {}  # by receiver, what the others have received
         self._parent = os.getppid()
         self._sealed = -1  # how many segments the receivers had sealed at the last listing
         self._starting = True
@@ -91,7 +98,7 @@ class Feed:
         self.backlog.pause = POLL  # poll often: the run ends when nsqd has no more
         # A checkpoint that begins anew may begin before what this reader has committed.
         anew = self.options.starting or not self.reader.state.begun
-        self._view.refresh({} if anew else None)
+        self._list({} if anew else None)
         until = time.monotonic() + MEASURING
         while (measured := self.backlog.last_answer(LISTING)) is None and time.monotonic() < until:
             self._check_driver()  # receivers must not start before the backlog is measured
@@ -113,7 +120,7 @@ class Feed:
         ``once``: this is the only batch of the run, and takes all that there was when the run began.
         """
         begin = self.reader.parse(start)
-        self._read = self.reader.begin(begin, lambda: self._view.refresh({}))
+        self._read = self.reader.begin(begin, lambda: self._list({}))
         # Spark makes a batch of the first answer even if it is empty. The offset of that batch must say that
         # the checkpoint has begun.
         nothing = start if begin.begun else self.reader.end(begin, dataclasses.replace(self._read, turn=1))
@@ -160,9 +167,17 @@ class Feed:
             self._lose("segments that this batch needs", names)
         return tasks(slices, self.options.target_partition_bytes, self.options.min_partitions)
 
+    def _list(self, after: Mapping[str, Position] | None = None) -> Listing:
+        """List the log, and note what each receiver has received: it counts also when it is gone."""
+        listing = self._view.refresh(after, self._read.at.keys())
+        self._own |= {*self.receivers.status().receivers}
+        counts = {each.receiver: each.status.received for each in listing.receivers}
+        self._received = self._received | counts
+        return listing
+
     def _refresh(self) -> None:
         """List the log. Raises SegmentLost when it lacks what this query has not read."""
-        listing = self._view.refresh(known=self._read.at.keys())
+        listing = self._list()
         if lost := readers.lost(self._read.at, listing.receivers):
             self._lose(f"what reader {self.options.reader!r} has not read", lost)
 
@@ -192,6 +207,7 @@ class Feed:
         waiting = self._pending()
         known = self.backlog.last_answer() or Backlog()
         received = self.received()
+        error = self._why_failing(state, known)
         sealed = dict(self._read.at)
         for segment in self._view.segments:
             at = Position(segment.number)
@@ -206,19 +222,39 @@ class Feed:
             "nsqdInFlight": known.in_flight if known.asked else None,
             "oldestSeconds": self._age.last_answer(),
             "paused": self._paused(state) or None,
+            "error": error or None,
             "receivers": state.alive + sum(each.alive for each in self._elsewhere(state)),
         }
 
     def received(self) -> int:
         """The messages that our receivers took since the query started, and that those elsewhere took since
-        they started, as far as they report it. Any thread may ask.
+        they started, as far as they report it. Never falls. Any thread may ask.
         """
-        state = self.receivers.status()
-        return state.received + sum(each.status.received for each in self._elsewhere(state))
+        state, others, own = self.receivers.status(), self._received, self._own
+        own |= {*state.receivers}
+        return state.received + sum(count for name, count in others.items() if name not in own)
 
     def _elsewhere(self, state: PoolStatus) -> list[ReceiverState]:
         """The receivers that this query has not started."""
-        return [each for each in self._view.receivers if each.receiver not in state.receivers]
+        own = self._own | {*state.receivers}
+        return [each for each in self._view.receivers if each.receiver not in own]
+
+    def _noted_errors(self) -> list[str]:
+        try:
+            return self.wal.job_errors()
+        except WalError:
+            return []  # the listing of the log fails too, and says so
+
+    def _why_failing(self, state: PoolStatus, known: Backlog) -> str:
+        """What is wrong with receivers, here or elsewhere, or with the nsqds and nsqlookupds; also logged."""
+        elsewhere = [each.status.error for each in self._elsewhere(state) if each.alive]
+        noted = self._job_errors.last_answer() or []
+        error = "; ".join(dict.fromkeys(filter(None, [state.error, *elsewhere, *noted, *known.errors])))
+        error = error[:_LONGEST_ERROR]
+        if error != self._error:
+            self._error = error
+            log.warning("receiving: %s", error or "the errors are over")
+        return error
 
     def _paused(self, state: PoolStatus) -> str:
         """Why receiving is paused, here or elsewhere; empty when it is not."""
@@ -265,6 +301,7 @@ class Feed:
             self.receivers.stop()
             self.backlog.stop()
             self._age.stop()
+            self._job_errors.stop()
         finally:
             self.reader.claim.release()
 

@@ -5,7 +5,8 @@
     <wal>/m/<receiver>.json, p/…            the manifests of the receivers; see ``manifest``
     <wal>/s/<receiver>/000000001.arrow      a segment
     <wal>/readers/<name>.json               how far a query has committed, and which process it is
-    <wal>/jobs/<name>.json                  receivers that run as a job of Spark stop when there is one
+    <wal>/jobs/<job>.json                   receivers that run as a job of Spark stop when there is one
+    <wal>/jobs/<job>/<who>.json             why one of them, or the driver, fails
 
 Each start of a receiver has a name of its own. It puts segments, which never change and which queries read
 until they are deleted, then names them in the head of its manifest, and only then finishes their messages. A
@@ -60,6 +61,8 @@ _NAP, _LOCK_NAP = 0.5, 0.1
 _LEAST_PATIENCE = 0.25
 #: How often the log is prepared at most, when the store refuses to decide between two requests.
 _PREPARATIONS = 5
+#: Seconds in which an error of a job's receivers is noted again; one that is three times as old is over.
+NOTED_EVERY = 60.0
 _JOBS = "jobs"
 
 
@@ -77,7 +80,8 @@ class _KnownHead(NamedTuple):
 
 
 class Wal:
-    """A log below the root of a store. For one thread, except for ``read``, ``readers`` and ``measure``."""
+    """A log below the root of a store. For one thread, except for ``read``, ``readers``, ``measure`` and
+    ``job_errors``."""
 
     def __init__(
         self,
@@ -154,7 +158,7 @@ class Wal:
             if (found := self._store.get(name)) is not None:
                 replace(self._store, name, data, found.tag)
 
-    # Receivers that run as a job of Spark: the driver cannot reach them, so it leaves an object in the log
+    # Receivers that run as a job of Spark: they and the driver meet only in the log, and leave objects there
 
     def request_stop(self, job: str) -> None:
         """Have the receivers of a job stop."""
@@ -163,8 +167,28 @@ class Wal:
     def stop_requested(self, job: str) -> bool:
         return self._store.get(f"{_JOBS}/{job}.json") is not None
 
+    def note_error(self, job: str, who: str, error: str) -> None:
+        """Leave word why a receiver of a job, or all of them, fail; an empty ``error`` takes it back. Must be
+        repeated every ``NOTED_EVERY`` seconds."""
+        name = f"{_JOBS}/{job}/{who}.json"
+        if error:
+            self._put(name, names.encode({"error": error, "noted": self._now()}))
+        else:
+            self._store.delete_many([name])
+
+    def job_errors(self, job: str = "") -> list[str]:
+        """The errors that were noted lately, of one job or of all. Any thread may ask."""
+        prefix = f"{_JOBS}/{job}/" if job else f"{_JOBS}/"
+        errors = []
+        for entry in self._store.list_after(prefix):
+            if entry.name.count("/") == 2 and self._now() - entry.modified < 3 * NOTED_EVERY:
+                read = self._read(entry.name, _error_in)
+                errors += [read] if read else []
+        return list(dict.fromkeys(errors))
+
     def forget_job(self, job: str) -> None:
-        self._store.delete_many([f"{_JOBS}/{job}.json"])
+        noted = self._store.list_after(f"{_JOBS}/{job}/")
+        self._store.delete_many([f"{_JOBS}/{job}.json", *(entry.name for entry in noted)])
 
     # Receivers
 
@@ -494,6 +518,10 @@ class Wal:
         segments."""
         self._claims.pop(reader).abandon("it was removed")
         self._store.delete_many([readers.file_of(reader)])
+
+
+def _error_in(data: bytes, path: str) -> str:
+    return names.decode(data, path, "is not an error of a job", lambda found: str(found["error"]))
 
 
 def _committed(after: Mapping[str, Position], receiver: str) -> int:

@@ -12,6 +12,8 @@ import pytest
 from nsq.errors import ConfigError, UsageError, WalError
 from nsq.spark.receiver import job
 from nsq.spark.source.options import SourceOptions
+from nsq.spark.wal.status import Status
+from nsq.spark.wal.store import open_wal
 from tests.integration.patience import eventually
 
 
@@ -84,6 +86,40 @@ def test_a_job_that_spark_gives_up_is_submitted_again_until_the_session_ends(
     assert len(spark.tags) == 3
     with pytest.raises(RuntimeError, match="stage failure"):
         running.check()
+    running.stop()
+
+
+_SPARK_SAYS = """An exception was thrown from the Python worker:
+Traceback (most recent call last):
+nsq.errors.WalError: s3://b/w/identity.json cannot be read: no credentials
+
+  at org.apache.spark"""
+
+
+def test_the_error_of_receivers_that_spark_gives_up_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(job, "FIRST_PAUSE", 3600.0)
+    monkeypatch.setattr(job, "LONGEST_PAUSE", 3600.0)
+
+    class Given(Failing):
+        def addTag(self, tag: str) -> None:  # noqa: N802
+            raise RuntimeError(_SPARK_SAYS)
+
+    given = {"topic": "t", "channel": "c", "wal": str(tmp_path / "wal"), "nsqd": "a:1"}
+    running = job.ReceiverJob(Given(), SourceOptions.of(given), 2)  # type: ignore[arg-type]
+    running.start()
+    why = "s3://b/w/identity.json cannot be read: no credentials"
+    told = f"2 receivers of t/c fail: {why}"
+    eventually(lambda: running.status().error, lambda error: error == told, 60.0)
+    assert f"starts them again: {why}" in caplog.text
+    wal = open_wal(given["wal"])
+    assert wal.job_errors() == [told]
+    note = job.noted_in(wal, running._job, "1")
+    note(Status(error="no way to nsqd"))  # a task works now
+    assert running.status().error == "no way to nsqd"
+    note(Status())
+    assert running.status().error == ""
     running.stop()
 
 

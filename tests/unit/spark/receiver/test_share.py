@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
-from nsq.errors import ConfigError, NsqError
+from nsq.errors import ConfigError, NsqError, WalError
 from nsq.spark import lookups
 from nsq.spark.receiver import standing
 from nsq.spark.receiver.protocol import Stopped
@@ -12,6 +14,7 @@ from nsq.spark.receiver.standing import Share, ShareWatch, own_options, stand
 from nsq.spark.source.options import SourceOptions
 from nsq.spark.wal.status import Status
 from nsq.spark.wal.store import open_wal
+from tests.fakes.clock import Clock
 from tests.integration.patience import eventually
 
 NSQDS = [f"h{number}:4150" for number in range(7)]
@@ -137,6 +140,45 @@ def test_a_receiver_starts_again_after_its_log_broke_or_failed(
     assert seen[-1].received == 20  # of the two that received
     assert any("the log is away" in status.error for status in seen)
     assert open_wal(given.wal).identity() is not None
+
+
+class Away:
+    """A log whose store does not answer the first so many times."""
+
+    def __init__(self, failures: int) -> None:
+        self.left = failures
+
+    def prepare(self, subject: object) -> None:
+        self.left -= 1
+        if self.left >= 0:
+            raise WalError("no credentials")
+
+
+@pytest.mark.parametrize(("failures", "fails"), [(99, True), (3, False)])
+def test_a_patient_receiver_must_reach_the_log_once_within_a_minute(
+    receiving: type[FakeReceiving], monkeypatch: pytest.MonkeyPatch, failures: int, fails: bool
+) -> None:
+    clock = Clock()
+    away = Away(failures)
+    monkeypatch.setattr(standing, "time", SimpleNamespace(monotonic=clock))
+    monkeypatch.setattr(standing, "open_wal", lambda *_, **__: away)
+    receiving.script = ["fail"] * 20 + ["well"]  # for much longer than a minute
+
+    def ended(seconds: float) -> bool:
+        clock.now += seconds
+        return bool(receiving.made) and not receiving.script
+
+    def receive() -> Stopped:
+        return stand(options(nsqd="a:1"), ended=ended, report=lambda _: None, patient=True)
+
+    began = clock.now
+    if fails:
+        with pytest.raises(WalError, match="no credentials"):
+            receive()
+        assert 60.0 <= clock.now - began < 75.0
+    else:
+        receive()
+        assert clock.now - began > 120.0
 
 
 def test_settings_that_nsqd_refuses_end_it(receiving: type[FakeReceiving], tmp_path: object) -> None:

@@ -59,6 +59,7 @@ class FakeLog:
         self.broken = False
         self.states: dict[str, ReaderState] = {}
         self.save_error: WalError | None = None
+        self.job_errors: Callable[[], list[str]] = list
 
     def files_of_readers(self) -> list[SegmentFile]:
         return [SegmentFile(one, 10 * one.rows, float(one.number)) for one in self.segments()]
@@ -837,8 +838,47 @@ def test_a_report_counts_waiting_messages(scene: Scene) -> None:
         "nsqdInFlight": 2,
         "oldestSeconds": None,
         "paused": "the disk is full",
+        "error": None,
         "receivers": 1,
     }
+
+
+def test_a_report_and_the_log_say_why_receivers_fail(caplog: pytest.LogCaptureFixture) -> None:
+    scene = Scene(receivers=0)
+    scene.log.job_errors = lambda: ["2 receivers of t/c fail: no credentials"]
+    status = Status(error="error: nsqlookupd a:4161 is away")
+    scene.log.receivers = lambda: [ReceiverState("a", True, 0, status, False)]  # type: ignore[method-assign]
+    scene.backlog.value = Backlog(errors=("l:4161: refused",))
+    scene.latest()
+    assert scene.feed._job_errors.last_answer(60.0)
+    error = "error: nsqlookupd a:4161 is away; 2 receivers of t/c fail: no credentials; l:4161: refused"
+    assert [scene.feed.report()["error"] for _ in range(2)] == [error] * 2
+    assert caplog.text.count(f"receiving: {error}") == 1
+    scene.feed.close()
+
+
+def test_received_never_falls(scene: Scene) -> None:
+    scene.log.present |= {"own", "other"}
+    counts = {"own": 5, "other": 100}
+
+    def receivers() -> list[ReceiverState]:
+        names = sorted(scene.log.present)
+        return [ReceiverState(name, True, 0, Status(received=counts[name]), False) for name in names]
+
+    scene.log.receivers = receivers  # type: ignore[method-assign]
+    scene.receivers.now = PoolStatus(received=5, receivers=("own",))
+    scene.latest()
+    assert scene.feed.received() == 105
+    scene.receivers.now = PoolStatus(received=5, receivers=("next",))  # "own" has ended
+    scene.clock.now += feed.LISTING
+    scene.latest()
+    assert scene.feed.received() == 105
+    scene.log.present = {"next"}  # "other" has ended too, and its manifest is gone
+    counts["next"] = 7
+    scene.receivers.now = PoolStatus(received=12, receivers=("next",))
+    scene.clock.now += feed.LISTING
+    scene.latest()
+    assert scene.feed.received() == 112
 
 
 def test_the_age_of_the_oldest_row_is_unknown_only_while_the_store_is_away(scene: Scene) -> None:

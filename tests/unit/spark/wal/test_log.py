@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -713,6 +714,28 @@ def test_a_job_is_asked_to_stop_through_the_log(store: Objects, clock: Clock) ->
     wal.request_stop("j")
     assert opened(store, clock).stop_requested("j")
     wal.forget_job("j")
+    assert not wal.stop_requested("j")
+
+
+def test_errors_of_a_job_are_found_until_they_are_taken_back_or_old(store: Objects) -> None:
+    clock = Clock()
+    clock.now = time.time()
+    wal = opened(store, clock)
+    assert wal.job_errors() == []
+    wal.request_stop("j")
+    wal.note_error("j", "0", "no way to nsqd")
+    wal.note_error("j", "1", "no way to nsqd")
+    wal.note_error("k", "0", "no credentials")
+    assert wal.job_errors() == ["no way to nsqd", "no credentials"]
+    wal.note_error("k", "0", "wrong credentials")
+    assert wal.job_errors("k") == ["wrong credentials"]
+    wal.note_error("k", "0", "")
+    assert wal.job_errors("k") == []
+    clock.now += 4 * logs.NOTED_EVERY
+    assert wal.job_errors() == []
+    clock.now -= 4 * logs.NOTED_EVERY
+    wal.forget_job("j")
+    assert wal.job_errors() == []
     assert not wal.stop_requested("j")
 
 
