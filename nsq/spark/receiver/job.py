@@ -48,6 +48,12 @@ POOL = "nsq-receivers"
 REGISTERING = 30.0
 #: Who notes an error of all receivers of a job.
 _DRIVER = "driver"
+#: Who notes that no slot is left.
+_SLOTS = "slots"
+#: Seconds until the first look for a free slot, and between two looks; and how long a task may take to begin
+#: over Spark Connect, which does not tell how many slots there are.
+PROBE_AFTER, PROBE_EVERY, PROBE_PATIENCE = 5.0, 30.0, 30.0
+_PROBE_LOOK = 0.2
 #: Seconds to wait for the tasks after their interruption.
 _INTERRUPTED = 15.0
 #: Our errors that another attempt cannot mend, as they are spelt in one of Spark's.
@@ -87,25 +93,32 @@ def refuse_full_cluster(spark: SparkSession, n: int) -> None:
             "set it to false for this application"
         )
     until = time.monotonic() + REGISTERING
-    while (slots := count_slots(spark)) <= n and time.monotonic() < until and not _is_local(spark):
+    while (slots := count_slots(spark)) is not None and slots <= n and not _is_local(spark):
+        if time.monotonic() >= until or _is_elastic(spark):
+            break
         time.sleep(1)  # executors may still be registering
-    if slots <= n:
-        raise UsageError(
-            f"{n} receivers would hold {n} of Spark's {slots} slots, and leave none for a query: use fewer "
-            "receivers, or give the application more cores (spark.executor.instances, spark.executor.cores)"
-        )
+    if slots is None or slots > n:
+        return
+    text = (
+        f"{n} receivers would hold {n} of Spark's {slots} slots, and leave none for a query: use fewer "
+        "receivers, or give the application more cores (spark.executor.instances, spark.executor.cores)"
+    )
+    if not _is_elastic(spark):
+        raise UsageError(text)
+    log.warning("%s, unless spark.dynamicAllocation adds executors", text)
 
 
-def count_slots(spark: SparkSession) -> int:
-    """The tasks that Spark runs at once."""
-    per_task = int(spark.conf.get("spark.task.cpus", "1") or 1)
-    if hasattr(spark, "sparkContext"):
-        return int(spark.sparkContext.defaultParallelism) // per_task
-    # In Spark Connect: by default a range has a partition for each core.
-    from pyspark.sql import functions as f
+def count_slots(spark: SparkSession) -> int | None:
+    """The tasks that Spark can run at once, on the executors that it has now; None over Spark Connect, which
+    does not tell."""
+    if not hasattr(spark, "sparkContext"):
+        return None
+    scala: Any = spark.sparkContext._jsc.sc()
+    return int(scala.maxNumConcurrentTasks(scala.resourceProfileManager().defaultResourceProfile()))
 
-    cores = spark.range(1 << 20).select(f.spark_partition_id().alias("id")).distinct().count()
-    return cores // per_task
+
+def _is_elastic(spark: SparkSession) -> bool:
+    return spark.conf.get("spark.dynamicAllocation.enabled", "false") == "true"
 
 
 def _is_local(spark: SparkSession) -> bool:
@@ -133,9 +146,11 @@ class ReceiverJob:
         self._wal.prepare(Subject(options.subscription, options.channel))
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="nsq-spark-receivers", daemon=True)
+        self._watching = threading.Thread(target=self._watch_slots, name="nsq-spark-slots", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
+        self._watching.start()
 
     def check(self) -> None:
         """Raise the error that has ended the receivers, if there is one."""
@@ -173,6 +188,7 @@ class ReceiverJob:
             except Exception as error:  # the session may have ended
                 log.warning("Spark cannot interrupt the receivers: %s", error)
             self._thread.join(_INTERRUPTED)
+        self._watching.join(_INTERRUPTED)
         with contextlib.suppress(NsqError):
             self._wal.forget_job(self._job)
 
@@ -201,22 +217,77 @@ class ReceiverJob:
                     self._keep_noting(error)
                     return
                 log.warning("Spark has given up the %s, and starts them again: %s", self._what, reason(error))
-                self._note(error)
+                self._note_failure(error)
             if time.monotonic() - began > LONGEST_PAUSE:
                 pause = FIRST_PAUSE
             self._ending.wait(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
 
-    def _note(self, error: Exception) -> None:
+    def _watch_slots(self) -> None:
+        """Warn, in the log and in the progress of queries, while no slot is left for a query: a worker may be
+        lost, and a query that waits for a slot says nothing."""
+        told, seconds = "", PROBE_AFTER
+        while not self._ending.wait(seconds) and self.error is None and not _is_stopped(self._spark):
+            seconds = PROBE_EVERY
+            try:
+                slots = count_slots(self._spark)
+                is_free = self._probe() if slots is None else slots > self._n
+            except Exception as error:  # the session may be ending
+                log.info("Spark does not say whether it has a free slot: %s", reason(error))
+                continue
+            of = "" if slots is None else f" of {slots}"
+            text = f"receivers hold {self._n}{of} slots, so a query may wait for one for ever"
+            if slots is None:
+                text = f"no task began for {PROBE_PATIENCE:.0f} s: {text}"
+            if is_free and told:
+                log.warning("Spark has a free slot again")
+                self._note(_SLOTS, "")
+            elif not is_free:
+                if not told:
+                    log.warning("%s", text)
+                self._note(_SLOTS, text)
+            told = "" if is_free else text
+
+    def _probe(self) -> bool:
+        """Whether a task of its own begins in time, beside the running receivers."""
+        tag = f"{self._tag}-probe"
+        done = threading.Event()
+        failed: list[Exception] = []
+
+        def run() -> None:
+            try:
+                self._spark.addTag(tag)
+                self._spark.range(0, 1, 1, 1).collect()
+            except Exception as error:  # it was interrupted, or the session has ended
+                failed.append(error)
+            done.set()
+
+        thread = threading.Thread(target=run, name="nsq-spark-probe", daemon=True)
+        thread.start()
+        until = time.monotonic() + PROBE_PATIENCE
+        while not done.wait(_PROBE_LOOK) and time.monotonic() < until and not self._ending.is_set():
+            pass
+        if not done.is_set():
+            self._spark.interruptTag(tag)
+            thread.join(_INTERRUPTED)
+            return self._ending.is_set()
+        if failed:
+            raise failed[0]
+        return True
+
+    def _note_failure(self, error: Exception) -> None:
+        self._note(_DRIVER, f"{self._what} fail: {reason(error)}")
+
+    def _note(self, who: str, text: str) -> None:
         try:
-            self._wal.note_error(self._job, _DRIVER, f"{self._what} fail: {reason(error)}")
+            self._wal.note_error(self._job, who, text)
         except NsqError as why:
             log.warning("the progress of queries cannot show why the receivers fail: %s", why)
 
     def _keep_noting(self, error: Exception) -> None:
         """Note why the receivers have ended for good, until this job is stopped."""
         while not _is_stopped(self._spark):
-            self._note(error)
+            self._note_failure(error)
             if self._ending.wait(NOTED_EVERY):
                 return
 
@@ -279,7 +350,7 @@ def noted_in(wal: Wal, job: str, who: str) -> Callable[[Status], None]:
 
 
 def reason(error: Exception) -> str:
-    """One of our own errors as a line, if it is in this one of Spark's, which has many; else its first line."""
+    """The line of one of our errors in this one of Spark's, which has many lines; else its first line."""
     lines = str(error).splitlines() or [type(error).__name__]
     ours = [line for line in lines if line.startswith("nsq.errors.")]
     return ours[-1].partition(": ")[2] if ours else lines[0]

@@ -18,19 +18,27 @@ from tests.integration.patience import eventually
 
 
 class Context:
-    def __init__(self, cores: list[int]) -> None:
-        self._cores = cores
+    """Has so many slots, asked one after the other."""
 
-    @property
-    def defaultParallelism(self) -> int:  # noqa: N802
-        return self._cores.pop(0) if len(self._cores) > 1 else self._cores[0]
+    defaultParallelism = 200  # noqa: N815
+
+    def __init__(self, slots: list[int]) -> None:
+        self._slots = slots
+        self._jsc: Any = SimpleNamespace(sc=lambda: self)
+
+    def resourceProfileManager(self) -> Any:  # noqa: N802
+        return SimpleNamespace(defaultResourceProfile=lambda: "default")
+
+    def maxNumConcurrentTasks(self, profile: str) -> int:  # noqa: N802
+        assert profile == "default"
+        return self._slots.pop(0) if len(self._slots) > 1 else self._slots[0]
 
 
 class Spark:
-    """A classic session with so many cores, asked one after the other."""
+    """A classic session with so many slots, asked one after the other."""
 
-    def __init__(self, *cores: int, **settings: str) -> None:
-        self.sparkContext = Context(list(cores))
+    def __init__(self, *slots: int, **settings: str) -> None:
+        self.sparkContext = Context(list(slots))
         self.settings = {name.replace("_", "."): value for name, value in settings.items()}
 
     @property
@@ -46,8 +54,14 @@ def test_receivers_must_leave_a_slot() -> None:
     refuse(Spark(3, spark_master="local[3]"), 2)
     with pytest.raises(UsageError, match="3 receivers would hold 3 of Spark's 3 slots"):
         refuse(Spark(3, spark_master="local[3]"), 3)
-    with pytest.raises(UsageError, match="2 of Spark's 2 slots"):
-        refuse(Spark(4, spark_master="local[4]", spark_task_cpus="2"), 2)
+    with pytest.raises(UsageError, match="1 of Spark's 1 slots"):
+        refuse(Spark(1, spark_master="local[2]", spark_task_cpus="2"), 1)
+
+
+def test_a_cluster_that_grows_is_only_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    refuse(Spark(0, spark_master="yarn", spark_dynamicAllocation_enabled="true"), 2)
+    assert "2 receivers would hold 2 of Spark's 0 slots" in caplog.text
+    assert "unless spark.dynamicAllocation adds executors" in caplog.text
 
 
 def test_a_cluster_gets_time_to_register_its_executors(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,6 +171,79 @@ def test_a_stop_that_cannot_reach_the_log_interrupts_the_job_at_once(
     assert running.error is None
     assert "are interrupted: the store does not answer" in caplog.text
     assert "have not ended within" not in caplog.text
+
+
+@pytest.fixture
+def quick_probes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job, "PROBE_AFTER", 0.01)
+    monkeypatch.setattr(job, "PROBE_EVERY", 0.01)
+    monkeypatch.setattr(job, "PROBE_PATIENCE", 0.05)
+    monkeypatch.setattr(job, "_PROBE_LOOK", 0.01)
+
+
+class Narrow(Running):
+    """A session of a cluster that has lost a worker, so that its receivers hold all slots."""
+
+    def __init__(self, slots: list[int]) -> None:
+        super().__init__()
+        self.slots = slots
+        self.sparkContext: Any = Context(slots)
+        self.sparkContext.setLocalProperty = lambda *_: None
+        self.sparkContext.setJobDescription = lambda _: None
+
+
+class Remote(Running):
+    """The same over Spark Connect, where a probe waits for a slot."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        del self.sparkContext
+        self.probes: list[threading.Event] = []
+        self.free = False
+
+    def addTag(self, tag: str) -> None:  # noqa: N802
+        if not tag.endswith("-probe"):
+            super().addTag(tag)
+
+    def range(self, *_: int) -> Any:
+        interrupted = threading.Event()
+        self.probes.append(interrupted)
+
+        def collect() -> None:
+            if not self.free:
+                interrupted.wait()
+                raise RuntimeError("Job cancelled")
+
+        return SimpleNamespace(collect=collect)
+
+    def interruptTag(self, tag: str) -> None:  # noqa: N802
+        if tag.endswith("-probe"):
+            self.probes[-1].set()
+        else:
+            super().interruptTag(tag)
+
+
+@pytest.mark.usefixtures("quick_probes")
+@pytest.mark.parametrize("remote", [False, True])
+def test_receivers_that_hold_all_slots_are_told(
+    tmp_path: Path, remote: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    spark = Remote() if remote else Narrow([2])
+    given = {"topic": "t", "channel": "c", "wal": str(tmp_path / "wal"), "nsqd": "a:1"}
+    running = job.ReceiverJob(spark, SourceOptions.of(given), 2)  # type: ignore[arg-type]
+    running.start()
+    text = "receivers hold 2 slots, so a query" if remote else "receivers hold 2 of 2 slots, so a query"
+    eventually(lambda: running.status().error, lambda error: text in error, 60.0)
+    assert caplog.text.count(text) == 1
+    assert ("no task began for" in caplog.text) == remote
+    if isinstance(spark, Remote):
+        spark.free = True
+    else:
+        spark.slots[0] = 3
+    eventually(lambda: running.status().error, lambda error: not error, 60.0)
+    assert "has a free slot again" in caplog.text
+    running.stop(timeout=0.0)
+    assert not running._watching.is_alive()
 
 
 def test_speculation_is_refused() -> None:
