@@ -219,7 +219,7 @@ class Poller(Generic[T]):
         self._answered = SafeEvent()
         self._ended = SafeEvent()
         self._thread: threading.Thread | None = None
-        self._last: T | None = None
+        self._last: tuple[T, float] | None = None  # and when it was asked for
 
     def last_answer(self, patience: float = 0.0) -> T | None:
         """The last answer; waits up to ``patience`` s for the first one, else None. Starts the thread."""
@@ -229,7 +229,18 @@ class Poller(Generic[T]):
             self._thread.start()
         self._wanted.set()
         self._answered.wait(patience)
-        return self._last
+        return None if self._last is None else self._last[0]
+
+    def recent_answer(self, age: float, patience: float) -> T | None:
+        """An answer that was asked for at most ``age`` seconds ago; waits up to ``patience`` s, else None."""
+        now = time.monotonic()
+        self.last_answer()
+        if not self._answered.wait_for(lambda: self._asked_after(now - age), now + patience):
+            return None
+        return self._last[0] if self._last is not None else None
+
+    def _asked_after(self, moment: float) -> bool:
+        return self._last is not None and self._last[1] >= moment
 
     def stop(self) -> None:
         self._ended.set()
@@ -244,7 +255,8 @@ class Poller(Generic[T]):
             if self._ended.is_set():
                 return
             try:
-                self._last = self.ask()
+                asked = time.monotonic()
+                self._last = self.ask(), asked
                 self._answered.set()
             except Exception:
                 log.exception("cannot measure the %s", self.name)

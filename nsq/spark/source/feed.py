@@ -46,6 +46,10 @@ _PAUSE = 0.05
 #: The pause before another attempt to make a batch of pending rows.
 _AGAIN = 0.2
 _STILL_WAITING = 10.0
+#: How old the nsqds' depths in a report may be, and how long it waits for newer ones.
+RECENT, REPORTING = 3.0, 1.0
+_NO_ANSWER = f"the nsqds have not said their depths for {RECENT:g} s"
+_NO_NSQD = "no nsqd is known, so neither lag nor nsqdDepth"
 #: The shortest time between two looks for the errors that receivers on a cluster have noted.
 NOTED = 5.0
 _LONGEST_ERROR = 1000
@@ -120,6 +124,7 @@ class Feed:
         ``once``: this is the only batch of the run, and takes all that there was when the run began.
         """
         begin = self.reader.parse(start)
+        self.backlog.last_answer()  # ask the nsqds now, for the report of this trigger
         self._read = self.reader.begin(begin, lambda: self._list({}))
         # Spark makes a batch of the first answer even if it is empty. The offset of that batch must say that
         # the checkpoint has begun.
@@ -205,7 +210,7 @@ class Feed:
         """
         state = self.receivers.state()
         waiting = self._pending()
-        known = self.backlog.last_answer() or Backlog()
+        known = self.backlog.recent_answer(RECENT, REPORTING) or Backlog(errors=(_NO_ANSWER,))
         received = self.received()
         error = self._why_failing(state, known)
         sealed = dict(self._read.at)
@@ -249,7 +254,8 @@ class Feed:
         """What is wrong with receivers, here or elsewhere, or with the nsqds and nsqlookupds; also logged."""
         elsewhere = [each.status.error for each in self._elsewhere(state) if each.alive]
         noted = self._job_errors.last_answer() or []
-        error = "; ".join(dict.fromkeys(filter(None, [state.error, *elsewhere, *noted, *known.errors])))
+        nsqds = known.errors or (() if known.asked else (_NO_NSQD,))
+        error = "; ".join(dict.fromkeys(filter(None, [state.error, *elsewhere, *noted, *nsqds])))
         error = error[:_LONGEST_ERROR]
         if error != self._error:
             self._error = error

@@ -47,7 +47,8 @@ R = TypeVar("R")
 
 #: Seconds to wait until the reader's previous owner announces that it is leaving; then it gets 30 s to leave.
 PATIENCE = 5.0
-_BACKLOG_EVERY = 3.0
+#: Less than ``feed.RECENT``.
+_BACKLOG_EVERY = 2.0
 
 
 class NsqDataSource(DataSource):

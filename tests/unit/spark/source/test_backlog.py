@@ -253,6 +253,18 @@ def test_a_poller_asks_only_as_often_as_its_answer_is_read() -> None:
         assert source.asked.acquire(timeout=LONG)
 
 
+def test_an_old_answer_is_not_recent_and_a_new_one_is_waited_for() -> None:
+    source = Source()
+    with gauging(source) as gauge:
+        source.answers.release()
+        assert gauge.recent_answer(LONG, LONG) == 1
+        assert gauge.recent_answer(LONG, 0.0) == 1  # it is young enough
+        assert gauge.recent_answer(0.0, 0.0) is None
+        for _ in range(3):
+            source.answers.release()
+        assert (gauge.recent_answer(0.0, LONG) or 0) > 1
+
+
 def test_a_question_that_fails_leaves_the_last_answer(caplog: pytest.LogCaptureFixture) -> None:
     source = Source()
     with gauging(source) as gauge:

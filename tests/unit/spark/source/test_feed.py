@@ -179,6 +179,10 @@ class FakePoller:
             return None
         return dataclasses.replace(self.value, began=self.clock.now)
 
+    def recent_answer(self, age: float, patience: float) -> Backlog | None:
+        assert (age, patience) == (feed.RECENT, feed.REPORTING)
+        return self.last_answer()
+
     def stop(self) -> None:
         self.calls.append("stop")
 
@@ -275,6 +279,13 @@ def test_a_batch_lingers_and_takes_rows_that_come_meanwhile(scene: Scene) -> Non
     scene.receivers.at(0.2, lambda: scene.receivers.receive(7))
     assert scene.latest() == {"wal": "w", "at": {"own": 2}, "from": {"own": 1}}
     assert scene.clock.now == pytest.approx(1000.35)
+
+
+def test_every_trigger_asks_the_nsqds_anew(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[float] = []
+    monkeypatch.setattr(scene.backlog, "last_answer", lambda: asked.append(scene.clock.now))
+    scene.latest()
+    assert asked == [1000.0]
 
 
 def test_lingering_goes_on_in_the_next_call() -> None:
@@ -900,7 +911,9 @@ def test_a_report_leaves_out_unknown_figures(scene: Scene) -> None:
     report = scene.feed.report()
     scene.feed.close()
     assert (report["nsqdDepth"], report["walRows"], report["paused"]) == (None, 0, None)
-    assert report["lag"] is None
+    assert (report["lag"], report["error"]) == (None, "the nsqds have not said their depths for 3 s")
+    scene.backlog.value = Backlog()
+    assert scene.feed.report()["error"].startswith("no nsqd is known")
 
 
 def test_a_batch_planned_before_a_restart_is_no_lag(scene: Scene) -> None:
