@@ -168,6 +168,9 @@ def replay(
         state = below(path, "_replay", f"{topic.partition('#')[0]}-{digest}.json")
     file = Path(state)
     place = load_mark(file, job)
+    here = local_path(path)
+    if here is not None and not os.path.isdir(here):
+        raise UsageError(f"there is no archive at {here}: correct the path")
     start = time.monotonic()
     with contextlib.ExitStack() as stack:
         producer = None if dry_run else stack.enter_context(_producer(nsqds, lookupds, config))

@@ -156,6 +156,11 @@ TIMEOUT, ATTEMPTS_TIMEOUT, ATTEMPTS = 10, 20, 3
 #: Schemes that obstore knows as well. Only S3 is tried.
 SCHEMES = ("s3", "s3a", "gs", "az", "abfs", "abfss")
 
+#: Options that hold credentials.
+_SECRET = re.compile(r"access_?key|secret|token|password|(account|private|sas)_?key|^sas|authorization")
+#: How S3 and Azure call a missing bucket, in obstore's errors.
+_NO_BUCKET = ("<Code>NoSuchBucket<", "<Code>ContainerNotFound<")
+
 _used_by = 0  # the process that has used obstore
 
 
@@ -174,7 +179,9 @@ class Bucket:
                 f"wal begins with {scheme}:, but must be a directory or begin with s3:, gs: or az: (HDFS and "
                 "other file systems of Hadoop cannot hold a log; a directory on NFS can)"
             )
-        if "@" in parts.netloc and scheme not in ("abfs", "abfss"):
+        options = dict(parse_qsl(parts.query))
+        in_host = "@" in parts.netloc and scheme not in ("abfs", "abfss")
+        if in_host or any(_is_secret(name) for name in options):
             raise ConfigError(
                 "wal holds credentials: leave them out of the URI, and set AWS_ACCESS_KEY_ID and "
                 "AWS_SECRET_ACCESS_KEY in the environment of the driver, the executors and the receivers"
@@ -188,7 +195,6 @@ class Bucket:
             ) from None
         self._obstore: Any = obstore
         self._shown = f"{scheme}://{parts.netloc.rpartition('@')[2]}{parts.path.rstrip('/')}"
-        options = dict(parse_qsl(parts.query))
         client = {"timeout": f"{TIMEOUT}s", "connect_timeout": "5s"}
         if options.get("endpoint", os.environ.get("AWS_ENDPOINT_URL", "")).startswith("http:"):
             client["allow_http"] = "true"
@@ -248,6 +254,17 @@ class Bucket:
 
     is_held = hold
 
+    def _in_bucket(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call obstore. Raises WalError when there is no bucket: obstore takes that for a missing object."""
+        try:
+            return call(self._store, *args, **kwargs)
+        except Exception as error:
+            if any(code in str(error) for code in _NO_BUCKET):
+                raise WalError(
+                    f"{self._shown}: the bucket does not exist: create it, or correct its name in option wal"
+                ) from None
+            raise
+
     def _call(self, name: str, what: str, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call obstore, and name the object in its errors. FileNotFoundError passes."""
         global _used_by
@@ -260,7 +277,9 @@ class Bucket:
         from obstore.exceptions import AlreadyExistsError, PreconditionError
 
         try:
-            return call(self._store, *args, **kwargs)
+            return self._in_bucket(call, *args, **kwargs)
+        except WalError:
+            raise
         except FileNotFoundError as error:
             if isinstance(kwargs.get("mode"), dict):  # If-Match on a missing object
                 raise Conflict(f"{self.path(name)} is missing") from None
@@ -271,6 +290,11 @@ class Bucket:
             raise Conflict(f"{self.path(name)} was written by another process") from None
         except Exception as error:
             raise WalError(f"{self.path(name)} cannot be {what}: {_reason(error)}") from None
+
+
+def _is_secret(option: str) -> bool:
+    """Whether an option of obstore holds a credential."""
+    return _SECRET.search(option.lower()) is not None and not option.lower().endswith("_file")
 
 
 def _reason(error: Exception) -> str:

@@ -36,6 +36,8 @@ NSQD = "127.0.0.1:4150"
         (lambda to: archive("orders", to="/dev/null/x", nsqd=NSQD), "to is /dev/null/x, which cannot be"),
         (lambda to: metrics("orders", to="/dev/null/x", nsqd=NSQD), "to is /dev/null/x, which cannot be"),
         (lambda to: replay("s3a://b/o", "again", nsqd=NSQD), "state is missing"),
+        (lambda to: replay(to / "none", "again", nsqd=NSQD), "there is no archive at /.*/none"),
+        (lambda to: replay(to / "none", "again", dry_run=True), "there is no archive at /.*/none"),
     ],
 )
 def test_wrong_arguments_are_refused_before_spark_starts(
