@@ -104,6 +104,11 @@ def repeated(convert: Callable[[str], Any], usage: str, **details: Any) -> Any:
     return declare((), Flag(usage, kind=kind, repeated=True, **details))
 
 
+def _declared_flags(options_class: Any) -> tuple[Flag, ...]:
+    return _read_flags(options_class)  # for mypy, which takes no type[...] as hashable
+
+
+@functools.cache
 def _read_flags(options_class: type[Any]) -> tuple[Flag, ...]:
     hints = typing.get_type_hints(options_class)
     flags = []
@@ -130,9 +135,6 @@ def _read_flags(options_class: type[Any]) -> tuple[Flag, ...]:
         )
         flags.append(complete)
     return tuple(flags)
-
-
-_declared_flags: Callable[[type[Any]], tuple[Flag, ...]] = functools.cache(_read_flags)
 
 
 # Usage

@@ -5,7 +5,8 @@
 
 A client's write executes nsqd's code in the thread that writes, under the nsqd's one lock; what nsqd sends is
 appended to the peer's buffer. A thread that starts with the first connection calls nsqd when time has passed:
-messages time out, heartbeats are sent, deferred messages become due.
+messages time out, heartbeats are sent, deferred messages become due. So a signal handler must not wait for
+nsqd, as ``Producer.publish`` does: it may have interrupted its thread in nsqd's code, which has the lock.
 
 Here are the things that an event loop does for the daemon: ``_Clock`` has its timers, ``_Link`` and
 ``_ClientStream`` are its connections. Must not import aiohttp.
@@ -38,10 +39,10 @@ from nsq.daemons.nsqd.core.topic import Topic
 from nsq.daemons.nsqd.options import NsqdOptions
 from nsq.daemons.nsqd.session.session import Environment, Session
 from nsq.daemons.serve.logs import DaemonLog
-from nsq.errors import ConnectionLost, DialFailed, UsageError
+from nsq.errors import ConnectionLost, DialFailed, InvalidMessage, UsageError
 from nsq.transport.base import Stream, WrappedStream
 from nsq.transport.memory import MemoryPeer, MemoryStream
-from nsq.wire.names import RULE, is_ephemeral, valid_channel, valid_topic
+from nsq.wire.names import check_channel, check_topic, is_ephemeral
 
 from .daemons.daemon import read_options
 
@@ -83,8 +84,8 @@ class MemoryNsqd:
         self._process = os.getpid()
         self._written = io.StringIO()
         self._log = DaemonLog.of(self._options, self._written)
-        # Guards everything below and all of nsqd's state. A thread may take it again: a signal handler that
-        # publishes may have interrupted a publish.
+        # Guards everything below and all of nsqd's state. Reentrant, for a signal handler that calls ``publish``
+        # or ``depth`` and has interrupted a call.
         self._lock = threading.RLock()
         self._busy = False  # whether a thread is in ``_run``
         self._timers_changed = threading.Condition(self._lock)
@@ -293,7 +294,7 @@ class MemoryNsqd:
         most = self._options.max_msg_size
         for body in bodies:
             if not isinstance(body, bytes) or not 0 < len(body) <= most:
-                raise UsageError(f"a message must be bytes, at least 1 and at most {most}, and is {body[:100]!r}")
+                raise InvalidMessage(f"a message must be bytes, 1 to {most} of them, and is {body[:100]!r}")
         self._run_checked(lambda: self._running_broker.publish(topic, list(bodies)), topic)
 
     def depth(self, topic: str, channel: str = "") -> int:
@@ -352,10 +353,9 @@ class MemoryNsqd:
         self._run(release)
 
     def _run_checked(self, call: Callable[[], R], topic: str, channel: str = "") -> R:
-        if not valid_topic(topic):
-            raise UsageError(f"{topic!r} is no name of a topic: {RULE}")
-        if channel and not valid_channel(channel):
-            raise UsageError(f"{channel!r} is no name of a channel: {RULE}")
+        check_topic(topic)
+        if channel:
+            check_channel(channel)
         return self._run(call)
 
     def _queue(self, topic: str, channel: str) -> Topic | Channel | None:

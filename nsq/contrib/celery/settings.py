@@ -103,9 +103,7 @@ def settings_of(client: Client) -> BrokerSettings:
         (lookupds if discovers else nsqds).extend(wanted)
     values = {name: value for name, value in client.transport_options.items() if name not in _OF_KOMBU}
     max_deaths = _max_deaths(texts, values)
-    transport = values.pop("transport", None)
-    if transport is not None and not isinstance(transport, Transport):
-        raise ConfigError(f"transport is {transport!r}; it must be an object with connect(address, *, timeout)")
+    transport = _transport(values)
     options = _DEFAULTS | _from_ssl(client.ssl) | _parsed(texts) | values
     if client.password:
         options["auth_secret"] = client.password
@@ -139,6 +137,13 @@ def _max_deaths(texts: dict[str, str], values: dict[str, Any]) -> int:
     if number < 0 or isinstance(given, bool):
         raise ConfigError(f"max_deaths is {given!r}; it must be a whole number from 0 up")
     return number
+
+
+def _transport(values: dict[str, Any]) -> Transport | None:
+    transport = values.pop("transport", None)
+    if transport is None or isinstance(transport, Transport):
+        return transport
+    raise ConfigError(f"transport is {transport!r}; it must be an object with connect(address, *, timeout)")
 
 
 def _from_ssl(ssl: Any) -> dict[str, Any]:
