@@ -300,8 +300,8 @@ class MemoryNsqd:
     def depth(self, topic: str, channel: str = "") -> int:
         """Return how many messages wait in the channel, without those in flight or deferred.
 
-        Without ``channel``: how many wait in the topic, because it has no channel yet. A topic or channel that
-        does not exist has none.
+        Without ``channel``: how many wait in the topic, because it has no channel yet; none if there is no such
+        topic. A channel that does not exist is an error.
         """
 
         def count() -> int:
@@ -360,7 +360,12 @@ class MemoryNsqd:
 
     def _queue(self, topic: str, channel: str) -> Topic | Channel | None:
         found = self._running_broker.topics.get(topic)
-        return found.channels.get(channel) if found is not None and channel else found
+        if not channel:
+            return found
+        channels = found.channels if found is not None else {}
+        if channel not in channels:
+            raise UsageError(f"topic {topic} has no channel {channel!r}; it has {sorted(channels) or 'none'}")
+        return channels[channel]
 
     @property
     def _running_broker(self) -> Broker:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 
 import pytest
@@ -58,7 +59,9 @@ def test_messages_wait_in_the_topic_then_in_its_channels(memory_nsqd: MemoryNsqd
     nsqd.publish("orders", b"three")
     assert nsqd.bodies("orders", "billing") == [b"one", b"two", b"three"]
     assert nsqd.bodies("orders", "mails") == [b"three"]
-    assert nsqd.depth("orders", "unknown") == nsqd.depth("unknown", "billing") == 0
+    for topic, channel, there in (("orders", "biling", "['billing', 'mails']"), ("oders", "billing", "none")):
+        with pytest.raises(UsageError, match=re.escape(f"{topic} has no channel {channel!r}; it has {there}")):
+            nsqd.depth(topic, channel)
 
 
 def test_the_statistics_are_those_of_nsqd(memory_nsqd: MemoryNsqd) -> None:
