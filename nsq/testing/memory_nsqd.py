@@ -59,8 +59,10 @@ OPTIONS = (
     "topology_zone", "experiments",
 )  # fmt: skip
 
+#: The default timeout of a test's waits, in seconds.
+PATIENCE = 20.0
 #: How long ``close`` waits for the thread; nsqd's code waits for nothing.
-_PATIENCE = 10.0
+_LONGEST_CALL = 10.0
 
 _numbers = itertools.count(1)
 #: Each one that is not closed, by its address: as a transport, each reaches all of them.
@@ -88,6 +90,7 @@ class MemoryNsqd:
         # or ``depth`` and has interrupted a call.
         self._lock = threading.RLock()
         self._busy = False  # whether a thread is in ``_run``
+        self._call_ended = threading.Condition(self._lock)
         self._timers_changed = threading.Condition(self._lock)
         self._thread: threading.Thread | None = None
         self._closed = False
@@ -126,7 +129,7 @@ class MemoryNsqd:
         self._run(self._close)
         _everyone.pop(self.tcp_address, None)
         if self._thread is not None:
-            self._thread.join(_PATIENCE)
+            self._thread.join(_LONGEST_CALL)
 
     def __enter__(self) -> Self:
         return self
@@ -270,6 +273,7 @@ class MemoryNsqd:
             finally:
                 if outermost:
                     self._busy = False
+                    self._call_ended.notify_all()
 
     def _keep_time(self) -> None:
         with self._timers_changed:
@@ -339,8 +343,16 @@ class MemoryNsqd:
         found: dict[str, Any] = json.loads(self._run(collect))
         return found
 
-    def release_deferred(self) -> None:
-        """Deliver what is deferred or requeued with a delay now, as if its time had come."""
+    def release_deferred(self, count: int = 0, timeout: float = PATIENCE) -> None:
+        """Deliver what is deferred or requeued with a delay now, as if its time had come.
+
+        Waits until ``count`` messages are deferred: a handler's requeue reaches nsqd a moment later. Raises
+        AssertionError if they are fewer after ``timeout`` seconds.
+        """
+
+        def deferred() -> int:
+            topics = self._running_broker.topics.values()
+            return sum(channel.deferred_count for topic in topics for channel in topic.channels.values())
 
         def release() -> None:
             for topic in self._running_broker.topics.values():
@@ -350,7 +362,10 @@ class MemoryNsqd:
                 for message in self._kept.backlog(topic.name).in_memory:
                     message.due = 0.0  # it waits for the topic's first channel
 
-        self._run(release)
+        with self._lock:
+            if not self._call_ended.wait_for(lambda: deferred() >= count, timeout):
+                raise AssertionError(f"{deferred()} of {count} messages are deferred after {timeout:g} s")
+            self._run(release)
 
     def _run_checked(self, call: Callable[[], R], topic: str, channel: str = "") -> R:
         check_topic(topic)

@@ -34,6 +34,18 @@ def test_it_times_messages_out_and_releases_them_when_they_are_due() -> None:
             assert channel["timeout_count"] == 1
 
 
+def test_a_handlers_requeue_is_awaited_and_then_need_not_be_waited_for(memory_nsqd: MemoryNsqd) -> None:
+    seen = Recorder(lambda message: message.requeue(3600.0) if message.attempts == 1 else None)
+    consumer = nsq.Consumer("orders", "billing", nsqd=memory_nsqd.tcp_address, transport=memory_nsqd)
+    with consumer.add_handler(seen):
+        memory_nsqd.publish("orders", b"one")
+        seen.wait_for(1)
+        memory_nsqd.release_deferred(1)
+        seen.wait_for(2)
+        with pytest.raises(AssertionError, match="0 of 1 messages are deferred"):
+            memory_nsqd.release_deferred(1, timeout=0.0)
+
+
 def test_many_threads_publish_while_others_consume() -> None:
     with MemoryNsqd() as nsqd, nsq.Producer(nsqd.tcp_address, transport=nsqd) as producer:
 
