@@ -19,7 +19,9 @@ from nsq.transport import Transport
 class Billing:
     """The service under test: it takes the transport as an option, as all its clients do."""
 
-    def __init__(self, nsqd: str, charge: Callable[[bytes], bool], transport: Transport | None = None) -> None:
+    def __init__(
+        self, nsqd: str, charge: Callable[[bytes], bool], transport: Transport | None = None
+    ) -> None:
         self._charge = charge
         self._producer = nsq.Producer(nsqd, transport=transport)
         self.consumer = nsq.Consumer("orders", "billing", nsqd=nsqd, transport=transport)

@@ -51,8 +51,8 @@ R = TypeVar("R")
 
 #: The options that have a meaning without HTTP, TLS, auth servers, nsqlookupds, statsd and files.
 OPTIONS = (
-    "node_id", "log_level", "mem_queue_size", "max_channel_depth", "msg_timeout", "max_msg_timeout", "max_msg_size",
-    "max_body_size", "max_total_body_size", "max_req_timeout", "max_defer_timeout", "max_heartbeat_interval",
+    "node_id", "log_level", "mem_queue_size", "max_channel_depth", "msg_timeout", "max_msg_timeout",
+    "max_msg_size", "max_body_size", "max_total_body_size", "max_req_timeout", "max_defer_timeout", "max_heartbeat_interval",
     "max_rdy_count", "max_output_buffer_size", "output_buffer_timeout", "min_output_buffer_timeout",
     "max_output_buffer_timeout", "max_channel_consumers", "e2e_processing_latency_percentiles",
     "e2e_processing_latency_window_time", "deflate", "max_deflate_level", "snappy", "topology_region",
@@ -86,8 +86,8 @@ class MemoryNsqd:
         self._process = os.getpid()
         self._written = io.StringIO()
         self._log = DaemonLog.of(self._options, self._written)
-        # Guards everything below and all of nsqd's state. Reentrant, for a signal handler that calls ``publish``
-        # or ``depth`` and has interrupted a call.
+        # Guards everything below and all of nsqd's state. Reentrant, for a signal handler that calls
+        # ``publish`` or ``depth`` and has interrupted a call.
         self._lock = threading.RLock()
         self._busy = False  # whether a thread is in ``_run``
         self._call_ended = threading.Condition(self._lock)
@@ -205,8 +205,8 @@ class MemoryNsqd:
         nsqd = _everyone.get(address)
         if nsqd is None:
             raise DialFailed(
-                f"cannot connect to {address}: no MemoryNsqd has this address, and a MemoryNsqd as transport "
-                f"reaches only those of its own process: {', '.join(sorted(_everyone)) or 'none is open'}"
+                f"cannot connect to {address}: no MemoryNsqd has this address (any more), and a MemoryNsqd as "
+                "transport reaches only those of its own process"
             )
         if nsqd._inherited:
             raise DialFailed(f"cannot connect to {address}: {nsqd._refusal}")
@@ -295,6 +295,8 @@ class MemoryNsqd:
 
     def publish(self, topic: str, *bodies: bytes) -> None:
         """Publish messages without a client."""
+        if not bodies:
+            raise UsageError("publish takes at least one message after the topic")
         most = self._options.max_msg_size
         for body in bodies:
             if not isinstance(body, bytes) or not 0 < len(body) <= most:
@@ -304,8 +306,8 @@ class MemoryNsqd:
     def depth(self, topic: str, channel: str = "") -> int:
         """Return how many messages wait in the channel, without those in flight or deferred.
 
-        Without ``channel``: how many wait in the topic, because it has no channel yet; none if there is no such
-        topic. A channel that does not exist is an error.
+        Without ``channel``: how many wait in the topic, because it has no channel yet; none if there is no
+        such topic. A channel that does not exist is an error.
         """
 
         def count() -> int:

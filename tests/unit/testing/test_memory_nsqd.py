@@ -60,7 +60,9 @@ def test_messages_wait_in_the_topic_then_in_its_channels(memory_nsqd: MemoryNsqd
     assert nsqd.bodies("orders", "billing") == [b"one", b"two", b"three"]
     assert nsqd.bodies("orders", "mails") == [b"three"]
     for topic, channel, there in (("orders", "biling", "['billing', 'mails']"), ("oders", "billing", "none")):
-        with pytest.raises(UsageError, match=re.escape(f"{topic} has no channel {channel!r}; it has {there}")):
+        with pytest.raises(
+            UsageError, match=re.escape(f"{topic} has no channel {channel!r}; it has {there}")
+        ):
             nsqd.depth(topic, channel)
 
 
@@ -80,6 +82,12 @@ def test_the_statistics_are_those_of_nsqd(memory_nsqd: MemoryNsqd) -> None:
 def test_a_message_that_nsqd_refuses_is_refused(body: object) -> None:
     with MemoryNsqd(max_msg_size=10) as nsqd, pytest.raises(InvalidMessage, match="must be bytes, 1 to 10"):
         nsqd.publish("orders", body)  # type: ignore[arg-type]
+
+
+def test_a_publish_of_nothing_is_a_mistake(memory_nsqd: MemoryNsqd) -> None:
+    with pytest.raises(UsageError, match="at least one message"):
+        memory_nsqd.publish("orders")
+    assert memory_nsqd.stats()["topics"] == []
 
 
 @pytest.mark.parametrize(("topic", "channel"), [("", ""), ("a b", ""), ("orders", "a/b")])
