@@ -44,7 +44,7 @@ class Billing:
 def test_an_order_is_billed() -> None:
     with MemoryNsqd() as nsqd:
         nsqd.publish("orders", b"tea")
-        with Billing(nsqd.tcp_address, lambda order: True, transport=nsqd):
+        with Billing(nsqd.tcp_address, bool, transport=nsqd):
             assert bill(nsqd) == b"bill for tea"
         assert nsqd.depth("orders", "billing") == 0
 

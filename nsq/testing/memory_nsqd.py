@@ -52,11 +52,11 @@ R = TypeVar("R")
 #: The options that have a meaning without HTTP, TLS, auth servers, nsqlookupds, statsd and files.
 OPTIONS = (
     "node_id", "log_level", "mem_queue_size", "max_channel_depth", "msg_timeout", "max_msg_timeout",
-    "max_msg_size", "max_body_size", "max_total_body_size", "max_req_timeout", "max_defer_timeout", "max_heartbeat_interval",
-    "max_rdy_count", "max_output_buffer_size", "output_buffer_timeout", "min_output_buffer_timeout",
-    "max_output_buffer_timeout", "max_channel_consumers", "e2e_processing_latency_percentiles",
-    "e2e_processing_latency_window_time", "deflate", "max_deflate_level", "snappy", "topology_region",
-    "topology_zone", "experiments",
+    "max_msg_size", "max_body_size", "max_total_body_size", "max_req_timeout", "max_defer_timeout",
+    "max_heartbeat_interval", "max_rdy_count", "max_output_buffer_size", "output_buffer_timeout",
+    "min_output_buffer_timeout", "max_output_buffer_timeout", "max_channel_consumers",
+    "e2e_processing_latency_percentiles", "e2e_processing_latency_window_time", "deflate",
+    "max_deflate_level", "snappy", "topology_region", "topology_zone", "experiments",
 )  # fmt: skip
 
 #: The default timeout of a test's waits, in seconds.
@@ -205,8 +205,8 @@ class MemoryNsqd:
         nsqd = _everyone.get(address)
         if nsqd is None:
             raise DialFailed(
-                f"cannot connect to {address}: no MemoryNsqd has this address (any more), and a MemoryNsqd as "
-                "transport reaches only those of its own process"
+                f"cannot connect to {address}: no MemoryNsqd has this address (any more); as a transport, "
+                "a MemoryNsqd reaches only those of its own process"
             )
         if nsqd._inherited:
             raise DialFailed(f"cannot connect to {address}: {nsqd._refusal}")
@@ -217,8 +217,9 @@ class MemoryNsqd:
             raise DialFailed(f"cannot connect to {self.tcp_address}: Connection refused, it is stopped")
         if self._thread is None:
             name = f"nsqd-{self.tcp_address}"
-            self._thread = threading.Thread(target=self._keep_time, name=name, daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._keep_time, name=name, daemon=True)
+            thread.start()
+            self._thread = thread
         link = _Link(self.tcp_address)
         session = Session(self._environment, link, f"memory:{next(self._clients)}")
         self._log.info("TCP: new client(%s)", session.remote_address)
