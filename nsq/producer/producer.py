@@ -10,17 +10,16 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, NoReturn, Self, Unpack
+from typing import TYPE_CHECKING, Any, NoReturn, Self, Unpack, cast
 
 from nsq.config import Config, Options, SignatureWithOptions
 from nsq.connection.handshake import describe, dial
 from nsq.errors import ConfigError, ConnectionFailed, NsqError, QueueFull, Unanswered, UsageError
 from nsq.log import Logger
-from nsq.producer.book import AddressBook
 from nsq.producer.futures import PublishFuture
 from nsq.producer.nsqds import Setup
 from nsq.producer.pool import Pool
-from nsq.producer.publishes import Defer, Publish, PublishOptions, checked_timeout, with_options_shown
+from nsq.producer.publishes import Defer, P, Publish, PublishOptions, checked_timeout, with_options_shown
 from nsq.producer.reports import (
     Acknowledged,
     CloseReport,
@@ -37,6 +36,10 @@ from nsq.transport.dialing import SocketTransport
 from nsq.transport.tls import context_of
 from nsq.wire.frames import Published
 
+if TYPE_CHECKING:
+    from nsq.partitioned.routing import Router
+    from nsq.partitioned.tracing import Tracing
+
 log = Logger("nsq.producer")
 
 #: Called before a publish with its topic and its bodies. Returns the bodies to send, as many, and a function
@@ -44,7 +47,8 @@ log = Logger("nsq.producer")
 #: ``nsqd_address`` of that function, if it has one, is set before.
 PublishEnded = Callable[[BaseException | None], object]
 PublishHook = Callable[
-    [str, list[bytes]], tuple[list[bytes], PublishEnded] | tuple[list[bytes], PublishEnded, Mapping[str, Any]]
+    [str, list[bytes]],
+    tuple[list[bytes], PublishEnded] | tuple[list[bytes], PublishEnded, Mapping[str, object]],
 ]
 
 
@@ -131,27 +135,35 @@ class Producer:
         self._watches = around_publish is not None or on_refused is not None
         if key_hash is not None and not callable(key_hash):
             raise ConfigError(f"key_hash is {key_hash!r}, must be a function from a key to an int")
-        self._tracing: Any = None
-        self._routing = key_hash, dict(key_partitions or {}), least_pending
+        self._tracing: Tracing | None = None
+        self._key_hash, self._key_partitions, self._least_pending = key_hash, key_partitions, least_pending
         self._pool = self._new_pool()
         abandon_in_children(self)
 
     def _new_pool(self) -> Pool:
-        return Pool(self._setup, self._new_book())
+        if not self._setup.lookupds or self._config.cluster == "original":
+            return Pool(self._setup)
+        pool = Pool(self._setup, self._new_router)
+        cast("Router", pool.routing).begin()
+        return pool
 
-    def _new_book(self) -> AddressBook:
-        addresses, lookupds = self._setup.addresses, self._setup.lookupds
-        if not lookupds or self._config.cluster == "original":
-            return AddressBook()
+    def _new_router(self, pool: Pool) -> Router:
         from nsq.partitioned.routing import Router
 
-        router = Router(self._config, addresses, lookupds, *self._routing, self._tracing)
+        router = Router(
+            pool,
+            self._setup,
+            key_hash=self._key_hash,
+            key_partitions=self._key_partitions or {},
+            least_pending=self._least_pending,
+            tracing=self._tracing,
+        )
         self._tracing = router.tracing  # a forked child goes on with it
         return router
 
     def __repr__(self) -> str:
         pool = self._pool
-        state = f"connected to {len(pool.usable)}" if pool.usable else "not connected"
+        state = f"connected to {len(pool.routing.open)}" if pool.routing.open else "not connected"
         pending = f", {len(pool.pending)} pending" if pool.pending else ""
         shown = "closed" if pool.closed else state + pending
         return f"<Producer {' '.join(self._setup.addresses or self._setup.lookupds)} {shown}>"
@@ -179,17 +191,15 @@ class Producer:
         ``headers`` a mapping that travels with it as JSON, ``tag`` restricts it to consumers with this tag.
         The result has the ids and the offset that nsqd gave the message.
         """
-        pool = self._pool
+        if defer is None and not options and not self._watches:
+            return self._pool.publish_message(topic, body, timeout)
+        publish: Publish
         if self._watches:
             with Watched(self, topic, [body], options) as given:
-                body, options = given.bodies[0], given.options
-                publish: Publish = pool.book.new_publish(Publish, topic, body, defer, self._config, options)
-                given.publish = publish
-                pool.publish_and_wait(publish, timeout)
-            return publish.published
-        publish = pool.book.new_publish(Publish, topic, body, defer, self._config, options)
-        pool.publish_and_wait(publish, timeout)
-        return publish.published
+                given.publish = publish = self._made(Publish, topic, given.bodies, given.options, defer=defer)
+                return self._pool.publish_and_wait(publish, timeout)
+        publish = self._pool.routing.new_publish(Publish, topic, body, defer, options)
+        return self._pool.publish_and_wait(publish, timeout)
 
     @with_options_shown
     def multi_publish(
@@ -205,17 +215,14 @@ class Producer:
         The other options are those of ``publish``, for each message. Of a traced batch the result describes
         the first message, and the size of all.
         """
-        pool = self._pool
+        publish: Publish
         if self._watches:
             with Watched(self, topic, bodies, options) as given:
-                bodies, options = given.bodies, given.options
-                publish: Publish = pool.book.new_multi_publish(Publish, topic, bodies, self._config, options)
+                publish = self._made(Publish, topic, given.bodies, given.options, several=True)
                 given.publish = publish
-                pool.publish_and_wait(publish, timeout)
-            return publish.published
-        publish = pool.book.new_multi_publish(Publish, topic, bodies, self._config, options)
-        pool.publish_and_wait(publish, timeout)
-        return publish.published
+                return self._pool.publish_and_wait(publish, timeout)
+        publish = self._pool.routing.new_multi_publish(Publish, topic, bodies, options)
+        return self._pool.publish_and_wait(publish, timeout)
 
     @with_options_shown
     def publish_async(
@@ -239,9 +246,7 @@ class Producer:
         pool = self._pool
         if self._watches:
             return self._send_watched(topic, [body], options, timeout, block, defer=defer)
-        publish: PublishFuture = pool.book.new_publish(
-            PublishFuture, topic, body, defer, self._config, options
-        )
+        publish = pool.routing.new_publish(PublishFuture, topic, body, defer, options)
         publish.callbacks = pool.callbacks
         pool.publish(publish, timeout, block)
         return publish
@@ -262,9 +267,7 @@ class Producer:
         pool = self._pool
         if self._watches:
             return self._send_watched(topic, bodies, options, timeout, block, several=True)
-        publish: PublishFuture = pool.book.new_multi_publish(
-            PublishFuture, topic, bodies, self._config, options
-        )
+        publish = pool.routing.new_multi_publish(PublishFuture, topic, bodies, options)
         publish.callbacks = pool.callbacks
         pool.publish(publish, timeout, block)
         return publish
@@ -273,7 +276,7 @@ class Producer:
         """Trace every publish to a topic from now on, or no longer: partitioned NSQ tells where it stored a
         traced message, and the logger ``nsq.trace`` gets a line for it.
         """
-        self._current().book.trace(topic, on)
+        self._current().routing.trace(topic, on)
 
     def _send_watched(
         self,
@@ -313,7 +316,7 @@ class Producer:
         """
         if self._watches:
             return self._watched(topic, bodies, options, several, defer)
-        return _UNWATCHED, self._made(topic, bodies, options, several, defer)
+        return _UNWATCHED, self._made(PublishFuture, topic, bodies, options, several=several, defer=defer)
 
     def _watched(
         self,
@@ -325,22 +328,29 @@ class Producer:
     ) -> tuple[Watched, PublishFuture]:
         given = Watched(self, topic, bodies, options)
         try:
-            given.publish = publish = self._made(topic, given.bodies, given.options, several, defer)
+            publish = self._made(
+                PublishFuture, topic, given.bodies, given.options, several=several, defer=defer
+            )
+            given.publish = publish
         except BaseException as error:
             given.end(error)
             raise
         return given, publish
 
     def _made(
-        self, topic: str, bodies: Any, options: PublishOptions, several: bool, defer: Defer | None
-    ) -> PublishFuture:
-        book, config = self._pool.book, self._config
-        publish: PublishFuture
+        self,
+        make: type[P],
+        topic: str,
+        bodies: Iterable[bytes],
+        options: PublishOptions,
+        *,
+        several: bool = False,
+        defer: Defer | None = None,
+    ) -> P:
         if several:
-            publish = book.new_multi_publish(PublishFuture, topic, bodies, config, options)
-        else:
-            publish = book.new_publish(PublishFuture, topic, bodies[0], defer, config, options)
-        return publish
+            return self._pool.routing.new_multi_publish(make, topic, bodies, options)
+        (body,) = bodies
+        return self._pool.routing.new_publish(make, topic, body, defer, options)
 
     def try_to_send(self, publish: PublishFuture, timeout: float) -> bool:
         """Send a prepared publish without blocking; return False if there is no room for it. Then wait for
@@ -360,7 +370,7 @@ class Producer:
     @property
     def room(self) -> Waiters:
         """Woken when another publish may have become possible, and when the producer is closed."""
-        return self._pool.room
+        return self._pool.pending.changed
 
     def _current(self) -> Pool:
         # A child that C code has forked runs no fork hook of Python's.
@@ -423,7 +433,7 @@ class Producer:
         if not finalizing():
             # Pending publishes are still sent; then the threads end, which refer to the pool, not to us.
             pool.ask_to_close(time.monotonic() + self._config.publish_timeout)
-        if pool.usable:
+        if pool.routing.open:
             warn(f"{shown} was not closed", ResourceWarning, source=self, stacklevel=1)
 
     def __reduce__(self) -> NoReturn:
@@ -449,7 +459,7 @@ class Producer:
         if nsqd is not None:
             addresses = self._checked(nsqd)
         if not addresses:
-            raise ConnectionFailed(f"no nsqd is known: {pool.discovery.absence}")
+            raise ConnectionFailed(f"no nsqd is known: {pool.nsqds.discovery.absence}")
         errors = self._ping(addresses, deadline)
         if len(addresses) == len(errors) == 1:
             raise errors[addresses[0]]
@@ -500,9 +510,9 @@ class Producer:
             for each in connections
             if each.reason or each.state == "overdue"
         }
-        problems |= pool.book.problems()
+        problems |= pool.routing.problems()
         if pool.owner.begun and not connections:
-            problems.setdefault("nsqlookupd", f"no nsqd is known: {pool.discovery.absence}")
+            problems.setdefault("nsqlookupd", f"no nsqd is known: {pool.nsqds.discovery.absence}")
         is_open = any(each.state == "open" for each in connections)
         healthy = not pool.closed and (is_open or not problems)
         return ProducerHealth(healthy=healthy, problems=problems)
@@ -529,7 +539,7 @@ class Watched:
         self, producer: Producer, topic: str, bodies: Iterable[bytes], options: PublishOptions
     ) -> None:
         self.options = options
-        self.bodies: Any = bodies
+        self.bodies = bodies
         self._topic, self._on_refused = topic, producer._on_refused
         hook = producer._around_publish
         if hook is None or isinstance(bodies, (*_BODY, str)) or not isinstance(bodies, Iterable):
