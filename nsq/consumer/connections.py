@@ -21,8 +21,9 @@ from nsq.connection.conn import Conn, ConnDelegate
 from nsq.connection.endpoint import Key
 from nsq.connection.handshake import describe
 from nsq.consumer.decisions import requeue_delay
+from nsq.consumer.dialect import Dialect
 from nsq.consumer.handlers import HandlerPool
-from nsq.consumer.rdy import Backoff, Outcome, RdyWindows, Strategy, exponential
+from nsq.consumer.rdy import Backoff, Outcome, Strategy, exponential
 from nsq.consumer.reports import Reporter, added
 from nsq.errors import NsqError, ServerError
 from nsq.log import Logger
@@ -52,11 +53,11 @@ class Connections(ConnDelegate):
         config: Config,
         owner: Owner,
         pool: HandlerPool,
-        windows: type[RdyWindows],
+        dialect: Dialect,
         reporter: Reporter,
         closed: Callable[[Conn, NsqError | None], object],
     ) -> None:
-        self.windows = windows(
+        self.windows = dialect.windows(
             config.max_in_flight or 0,
             Backoff(backoff_strategy(config), config.max_backoff_duration),
             random.choice,
@@ -74,17 +75,18 @@ class Connections(ConnDelegate):
         self.max_in_flight_given = config.max_in_flight is not None
         """Whether max_in_flight is the user's. Otherwise it follows from the handlers."""
         self._config, self._owner, self._pool = config, owner, pool
+        self._put, self._expects = dialect.put, dialect.expects
         self._reporter, self._hooks, self._hooked = reporter, reporter.hooks, reporter.hooked
         self._closed = closed
         self._decision_due = False  # the windows may have to change
         self._ticked_at = 0.0
-        self._warned_of_turns = False
         self._shrunk = False  # the log has a warning about the handlers' limit
 
     # Settings: any thread.
 
     def set_max_in_flight(self, max_in_flight: int) -> None:
         self.max_in_flight_given = True
+        self.windows.grows = False
         self.windows.max_in_flight = max_in_flight
         self._decide_soon()
 
@@ -95,7 +97,7 @@ class Connections(ConnDelegate):
     def _decide_soon(self) -> None:
         """Have the owner decide about RDY with the new settings, and wait for that."""
         if self._owner.is_current or not self._owner.begun:  # a user's backoff_strategy
-            self._request_decision()
+            self.request_decision()
         else:
             self._owner.do(self.decide, time.monotonic() + _PATIENCE, lambda: self.stopping)
 
@@ -106,8 +108,8 @@ class Connections(ConnDelegate):
         if not self.max_in_flight_given:
             self.windows.max_in_flight = self._pool.at_once * _IN_FLIGHT_PER_HANDLER
 
-    def _request_decision(self) -> None:
-        """Have the owner check soon whether windows change."""
+    def request_decision(self) -> None:
+        """Have the owner check soon whether windows change. Any thread."""
         if not self._decision_due:
             self._decision_due = True
             self._owner.wake()
@@ -134,20 +136,6 @@ class Connections(ConnDelegate):
         if connections != self.windows.expected:
             self.windows.expected = connections
             self._decision_due = True
-
-    def give_each_room(self, endpoints: int) -> None:
-        """Let each connection have a message at a time, unless the user has set a smaller max_in_flight."""
-        self.windows.grows = not self.max_in_flight_given
-        self._decision_due = True
-        if self.windows.must_take_turns(endpoints) and not self._warned_of_turns:
-            self._warned_of_turns = True
-            self._log(
-                logging.WARNING,
-                "%s: max_in_flight is %d, but there are %d partitions: they take turns, one message each. "
-                "Leave it out, or give at least their number",
-                self.windows.max_in_flight,
-                endpoints,
-            )
 
     def add(self, conn: Conn) -> None:
         """Note a new connection, before its loops run."""
@@ -198,13 +186,13 @@ class Connections(ConnDelegate):
             silent = now - nsqd.last_message_at
             nsqd.last_message_at = nsqd.has_sent_at = now
             if silent >= self._config.low_rdy_idle_timeout:
-                self._request_decision()  # this nsqd's share grows again
+                self.request_decision()  # this nsqd's share grows again
         if self._hooked:
             self._reporter.tell(self._hooks.received, messages)
-        self._pool.put(messages)
+        self._put(messages)
 
     def on_error(self, conn: Conn, error: ServerError) -> None:
-        if self._pool.expects(error):
+        if self._expects(error):
             return
         level = logging.ERROR if error.fatal else logging.WARNING
         self._log(level, "%s: nsqd %s: %s", conn.address, error, address=conn.address)
@@ -228,7 +216,7 @@ class Connections(ConnDelegate):
             self._owner.ask(partial(self._answer, outcome, conn, message))
             return True
         if windows.below_target:
-            self._request_decision()
+            self.request_decision()
         return False
 
     def on_requeued(self, conn: Conn, message: Message, delay_ms: int, backoff: bool) -> bool:
@@ -238,7 +226,7 @@ class Connections(ConnDelegate):
             self._owner.ask(partial(self._answer, outcome, conn, (message, delay_ms)))
             return True
         if self.windows.below_target:
-            self._request_decision()
+            self.request_decision()
         return False
 
     def requeue_delay(self, attempts: int) -> float:
@@ -251,7 +239,7 @@ class Connections(ConnDelegate):
         if message.auto_response:  # it was in the inbox, or its handler began it too late
             self._owner.ask(self._handlers_are_late)
         if self.windows.below_target:
-            self._request_decision()
+            self.request_decision()
 
     # Windows, and the outcomes that change them.
 

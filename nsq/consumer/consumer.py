@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self, TypedDict, TypeVar, Unpac
 from nsq.config import Config, Options, SignatureWithOptions
 from nsq.connection.subscription import Subscription
 from nsq.consumer.dead_letters import give_up_policy
-from nsq.consumer.engine import Engine, Parts, Watch, plain_parts
+from nsq.consumer.engine import Engine, Watch
 from nsq.consumer.handlers import BatchHandler, Handler, HandlerPool, check_handler
 from nsq.consumer.reports import ConsumerHealth, ConsumerHooks, ConsumerStats, StopReport, health_of, stats_of
 from nsq.discovery.lookups import Discovery
@@ -40,6 +40,7 @@ H = TypeVar("H", bound=Callable[..., Any])
 _LONGEST_WAIT = 3600.0
 #: Seconds of the longest timeout: threads cannot wait very much longer.
 _FOR_EVER = 10.0**9
+_NO_NSQD = "an ordered consumer finds its nsqds through nsqlookupd alone"
 
 
 class PartitionOptions(TypedDict, total=False):
@@ -118,29 +119,26 @@ class Consumer:
         #: The channel of the topic.
         self.channel = check_channel(channel)
         given: dict[str, Any] = {**options}
-        of_partitions = {name: given.pop(name) for name in PartitionOptions.__annotations__ if name in given}
-        if of_partitions.get("ordered") and "max_attempts" in given:
+        special = {name: given.pop(name) for name in PartitionOptions.__annotations__ if name in given}
+        if special.get("ordered") and "max_attempts" in given:
             raise ConfigError("max_attempts is given with ordered=True, which skips no message: use on_stuck")
         #: The options, with those that were given as keywords.
         self.config = Config.of(config, given)
         if hooks is not None and not isinstance(hooks, ConsumerHooks):
             raise ConfigError(f"hooks is {hooks!r}; it must be an instance of a subclass of ConsumerHooks")
         subscription = Subscription(self.topic, self.channel)
-        discovery = {
-            "subscription": subscription,
-            "config": self.config,
+        discovery: dict[str, Any] = {
             "nsqds": checked_nsqds(nsqd),
             "nsqlookupds": checked("nsqlookupd", nsqlookupd),
             "rewrite": checked_callable("rewrite_address", rewrite_address),
             "accept": checked_callable("accept_addresses", accept_addresses),
         }
-        parts = self._parts(discovery, of_partitions)
-        self._trace = parts.trace
         checked_callable("give_up", give_up)
         self._engine = Engine(
             subscription,
             self.config,
-            parts,
+            discovery,
+            self._checked(special, discovery["nsqds"], discovery["nsqlookupds"]),
             give_up_policy(subscription, self.config, transport, dead_letters, dead_letter_reasons, give_up),
             transport=transport,
             hooks=hooks,
@@ -151,23 +149,23 @@ class Consumer:
         self._warned_of_zero = False
         self._pid = os.getpid()
 
-    def _parts(self, discovery: dict[str, Any], options: dict[str, Any]) -> Parts:
-        """Return the parts of the engine that differ for a partitioned NSQ. Which NSQ it is shows later."""
-        nsqlookupds = discovery["nsqlookupds"]
-        if not nsqlookupds and not discovery["nsqds"]:
+    def _checked(
+        self, options: dict[str, Any], nsqds: Collection[str], nsqlookupds: Collection[str]
+    ) -> dict[str, Any]:
+        """Return those of the options that are given. Which NSQ this is shows later."""
+        if not nsqlookupds and not nsqds:
             raise ConfigError("a consumer needs nsqd or nsqlookupd addresses, or both")
         checked_callable("on_stuck", options.get("on_stuck"))
         if options.get("stuck_after") is not None:
             checked_whole("stuck_after", options["stuck_after"])
         given = {name: value for name, value in options.items() if value is not None and value is not False}
-        if nsqlookupds and self.config.cluster != "original":
-            from nsq.partitioned.consuming import parts_for
-
-            return parts_for(discovery, given)
-        for name in given:
-            reason = "cluster is 'original'" if nsqlookupds else "give nsqlookupd"
-            raise ConfigError(f"{name} needs a partitioned NSQ and its nsqlookupds: {reason}")
-        return plain_parts(discovery)
+        if not nsqlookupds or self.config.cluster == "original":
+            for name in given:
+                reason = "cluster is 'original'" if nsqlookupds else "give nsqlookupd"
+                raise ConfigError(f"{name} needs a partitioned NSQ and its nsqlookupds: {reason}")
+        if given.get("ordered") and nsqds:
+            raise ConfigError(f"nsqd is given with ordered=True: {_NO_NSQD}")
+        return given
 
     def __repr__(self) -> str:
         return f"<Consumer {self.topic}/{self.channel} {self._state}>"
@@ -408,10 +406,12 @@ class Consumer:
 
     def trace(self, on: bool = True) -> None:
         """Log a line on ``nsq.trace`` for each message from now on, or stop that. Needs a partitioned NSQ."""
+        if not isinstance(on, bool):
+            raise UsageError(f"tracing is switched to {on!r}; it must be True or False")
         engine = self._own_engine
-        if self._trace is None:
+        if not engine.discovery.asks or engine.discovery.kind == "original":
             raise UsageError("tracing needs a partitioned NSQ and its nsqlookupds: give nsqlookupd")
-        self._trace(engine.topic, on)
+        engine.traced = on
 
     def pause(self) -> None:
         """Take no new messages until ``resume``."""
@@ -435,6 +435,8 @@ class Consumer:
 
     def add_nsqd(self, address: str) -> None:
         """Connect to another nsqd. The consumer must have been started, here and in the next three."""
+        if self._engine.options.get("ordered"):
+            raise UsageError(f"add_nsqd is called with ordered=True: {_NO_NSQD}")
         self._discovery().add_nsqd(address)
 
     def remove_nsqd(self, address: str) -> None:

@@ -20,7 +20,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -33,11 +33,10 @@ from nsq.connection.subscription import Subscription
 from nsq.consumer.connections import Connections
 from nsq.consumer.dead_letters import GiveUpPolicy
 from nsq.consumer.decisions import GivenUp
-from nsq.consumer.handlers import HandlerPool
-from nsq.consumer.rdy import RdyWindows
+from nsq.consumer.dialect import Dialect, Original, other_dialect
 from nsq.consumer.reports import ConsumerHooks, Reporter, StopReport
 from nsq.discovery.lookups import Discovery
-from nsq.errors import Closed, NsqError, ServerError
+from nsq.errors import Closed, ConfigError, NsqError, ServerError
 from nsq.log import Logger
 from nsq.message import Message
 from nsq.threads.forks import abandon_in_children
@@ -50,8 +49,8 @@ log = Logger("nsq.consumer")
 
 #: During a stop, seconds between two checks whether it has become more urgent.
 _STEP = 0.05
-#: Seconds to wait for the answer to CLS: of a partition's former leader; and during a stop of any nsqd whose
-#: messages are answered, since its last message, as others may be on their way.
+#: Seconds to wait during a stop for the answer to CLS of an nsqd whose messages are answered, since its last
+#: message, as others may be on their way.
 _CLS_PATIENCE = 5.0
 #: Seconds. If a connection lived at least so long, and longer than the longest pause before the next dial, it
 #: was a good one: pauses begin anew. An nsqd that accepts and then hangs up never gets there.
@@ -64,19 +63,6 @@ class Watch(Protocol):
     def wake(self) -> None: ...
 
     def abandon(self) -> None: ...
-
-
-@dataclass(frozen=True)
-class Parts:
-    """What differs for a partitioned NSQ. The two functions are called as the engine is made; ``make_pool``
-    also gets arguments of its ``HandlerPool``.
-    """
-
-    make_discovery: Callable[[Engine], Discovery]
-    make_pool: Callable[[Engine, Mapping[str, Any]], HandlerPool]
-    windows: type[RdyWindows] = RdyWindows
-    trace: Callable[[str, bool], object] | None = None
-    """Switches the tracing of a topic on or off."""
 
 
 class ConsumingEndpoint(Endpoint):
@@ -105,7 +91,7 @@ class ConsumingEndpoint(Endpoint):
     def refused(self, error: NsqError, news: bool) -> None:
         """Log and report that a dial has failed, unless it failed so before."""
         reporter, wanted = self._engine.reporter, self.wanted
-        passing = wanted is not None and self._engine.discovery.refused(wanted.key, error)
+        passing = wanted is not None and self._engine.dialect.refused(wanted.key, error)
         if not news or isinstance(error, Closed):
             return
         level, fields = logging.INFO if passing else logging.WARNING, reporter.fields(self.address)
@@ -126,15 +112,16 @@ class ConsumingEndpoint(Endpoint):
 
 
 class Engine:
-    """The owner and its state. Discovery reports to ``found`` and ``dropped``. ``handlers`` are arguments of
-    ``HandlerPool``.
+    """The owner and its state. Discovery reports to ``found`` and ``dropped``. ``discovery`` are arguments of
+    ``Discovery``, ``handlers`` of ``HandlerPool``. ``options`` are those that the original NSQ does not have.
     """
 
     def __init__(
         self,
         subscription: Subscription,
         config: Config,
-        parts: Parts,
+        discovery: Mapping[str, Any],
+        options: Mapping[str, Any],
         give_up_policy: GiveUpPolicy,
         *,
         transport: Transport | None = None,
@@ -142,6 +129,7 @@ class Engine:
         **handlers: Any,
     ) -> None:
         self.config = config
+        self.subscription = subscription
         self.topic = subscription.topic
         self.reporter = Reporter(self.topic, subscription.channel, hooks)
         self.name = self.reporter.name
@@ -159,13 +147,17 @@ class Engine:
         arguments = {
             "name": self.name,
             "fields": self.reporter.fields(),
-            "give_up": self._give_up,
+            "give_up": self.give_up,
             "gives_up_at_last_failure": give_up_policy.wants_error,
             "starved": lambda: self.connections.starved,
         }
-        self.pool = parts.make_pool(self, {**arguments, **handlers})
+        self.options = options
+        self.traced = bool(options.get("trace"))
+        """Whether each message is logged: only a partitioned NSQ has tracing."""
+        self.dialect: Dialect = other_dialect(self, options) if options else Original(self)
+        self.pool = self.dialect.make_pool({**arguments, **handlers})
         self.connections: Connections = Connections(
-            config, self.owner, self.pool, parts.windows, self.reporter, self._forget
+            config, self.owner, self.pool, self.dialect, self.reporter, self._forget
         )
         pauses = Pauses(config.reconnect_initial, config.reconnect_max, random.random)
         self.endpoints: Endpoints[ConsumingEndpoint] = Endpoints(
@@ -175,8 +167,19 @@ class Engine:
             time.monotonic,
             search=lambda: self.discovery.ask_soon(),
         )
-        self.discovery: Discovery = parts.make_discovery(self)
-        self._former: dict[Conn, float] = {}  # of partitions: they got CLS, and have until then to answer it
+        self.discovery: Discovery = Discovery(
+            subscription,
+            config,
+            found=self.found,
+            dropped=self.dropped,
+            original=self._note_original,
+            other=lambda discovery: self.dialect.asker(discovery),
+            name=self.name,
+            **discovery,
+        )
+        self._unsuited = False  # the original NSQ does not have the options
+        self._warned_of_kind = False
+        self._leaving: dict[Conn, float] = {}  # they got CLS, and have until then to answer it
         # The beginning and the end.
         self._failed: Exception | None = None  # why not all threads could be started
         self._inherited = False  # by a forked child, from the parent process
@@ -287,7 +290,7 @@ class Engine:
         if self.report is not None:
             self._wake_watch()
             return None
-        due = self.pool.turn(time.monotonic())
+        due = self.dialect.turn(time.monotonic())
         return min(due, self.connections.next_tick(), self._ending.work_by, self.endpoints.next_due())
 
     # The stop: the owner.
@@ -373,44 +376,37 @@ class Engine:
 
     # Connections come and go. Requests of discovery and of endpoints, and the owner.
 
-    def connected_keys(self) -> list[Key]:
-        return list(self.connections.table)
-
-    def give_each_room(self) -> None:
-        """Let each connection have a message at a time, unless the user has set a smaller max_in_flight."""
-        self.owner.ask(lambda: self.connections.give_each_room(len(self.endpoints.table)))
-
     def found(self, wanted: dict[Key, Wanted]) -> None:
-        self.owner.ask(partial(self.endpoints.want, wanted))
+        self.owner.ask(partial(self.endpoints.want, {} if self._unsuited else wanted))
 
-    def dropped(self, key: Key) -> None:
-        self.owner.ask(partial(self._drop, key))
+    def dropped(self, key: Key, patience: float = math.inf) -> None:
+        """Close a connection that is not wanted any more: at once if nsqd has not answered CLS after
+        ``patience`` seconds, although it may still accept the answers of busy handlers.
+        """
+        self.owner.ask(partial(self._drop, key, patience))
 
-    def _drop(self, key: Key) -> None:
-        """Close a connection that is not wanted any more."""
+    def _drop(self, key: Key, patience: float) -> None:
         conn = self.connections.table.get(key)
         if conn is not None and not conn.session.closing:
             self.connections.send_cls([conn])
-            if key[1] is not None:  # a partition
-                self._former[conn] = time.monotonic() + _CLS_PATIENCE
+            self._leaving[conn] = time.monotonic() + patience
 
     def _leave_silent(self) -> None:
-        """Leave the former leaders that do not even answer CLS: they stall, and hold up the new ones, which
-        deliver what is in flight. Any other nsqd may still accept the answers of busy handlers.
-        """
+        """Leave the nsqds that were dropped and have not answered CLS in time."""
         now = time.monotonic()
-        for conn, by in list(self._former.items()):
+        for conn, by in list(self._leaving.items()):
             silent = not (conn.closed or conn.session.close_wait)
             if silent and now >= by:
                 fields = self.reporter.fields(conn.address)
                 log.warning("%s: %s does not answer CLS, and is left", self.name, conn.address, extra=fields)
                 conn.close()
             if not silent or now >= by:
-                del self._former[conn]
+                del self._leaving[conn]
 
     def _see_to_endpoints(self) -> None:
         if self.endpoints.changed:
             self.endpoints.changed = False
+            self.dialect.endpoints_changed(len(self.endpoints.table))
             # Before the dials, so that RDY is shared among all connections to come, not among the first.
             self.connections.expect(self.endpoints.expected())
             self._see_whether_all_refuse()
@@ -426,11 +422,20 @@ class Engine:
         endpoint.status = Status.CONNECTED  # here: a stop from now on must not cut it off
         endpoint.backoff.reason, endpoint.backoff.final = None, False
         self.connections.add(conn)
-        self.discovery.connected(conn)
+        if conn.reply.partitioned and conn.key[1] is None and not self._warned_of_kind:
+            self._warned_of_kind = True
+            log.warning(
+                "%s: nsqd %s (version %s) belongs to a partitioned NSQ, of which nsqd= reaches one partition "
+                "at most: give nsqlookupd=",
+                self.name,
+                conn.address,
+                conn.reply.version,
+                extra=self.reporter.fields(conn.address),
+            )
 
     def _forget(self, conn: Conn, cause: NsqError | None) -> None:
         self.connections.remove(conn, cause)
-        self.discovery.disconnected(conn.key, cause)
+        self.dialect.lost(conn.key, cause)
 
     def _see_whether_all_refuse(self) -> None:
         """End ``run`` if every known nsqd has refused the subscription for good."""
@@ -440,6 +445,15 @@ class Engine:
         refusals = [each for each in reasons if isinstance(each, ServerError) and not each.retry]
         if refusals and len(refusals) == len(reasons):
             self._refuse(refusals[0])
+
+    def _note_original(self) -> None:
+        """Note that the nsqlookupds belong to the original NSQ. Called by discovery."""
+        for option in self.options:
+            self._unsuited = True
+            text = f"{option} needs a partitioned NSQ, but the nsqlookupds belong to the original one"
+            self.refuse(ConfigError(text))
+            self.found({})
+            break
 
     def refuse(self, error: NsqError) -> None:
         """Note that the topic cannot be consumed with the user's options. Called by discovery."""
@@ -454,11 +468,12 @@ class Engine:
     # The handlers' threads.
 
     def _known_addresses(self) -> tuple[set[str], set[str]]:
-        """Return where to publish dead letters: nsqds, or the nsqlookupds of a partitioned NSQ."""
-        nsqlookupds = self.discovery.partitioned_by
-        return set() if nsqlookupds else {each.address for each in self.endpoints.all}, nsqlookupds
+        """Return where dead letters are published: nsqds, or the nsqlookupds of a partitioned NSQ."""
+        if self.discovery.kind == "partitioned":
+            return set(), set(self.discovery.all_nsqlookupds)
+        return {each.address for each in self.endpoints.all}, set()
 
-    def _give_up(self, message: Message, given_up: GivenUp) -> None:
+    def give_up(self, message: Message, given_up: GivenUp) -> None:
         fate = self._give_up_policy(message, given_up, self._known_addresses)
         fields = self.pool.fields_of(message)
         text = "gave up on %r from %s: %s: %s"
@@ -479,20 +494,3 @@ class Engine:
         own = self.owner.exists + (self.reporter.hooked and self.running)
         others = sum([each.is_alive() for each in self.endpoints.threads]) + len(self.discovery.threads)
         return own + others + (len(self.pool) if self.running else 0)
-
-
-def plain_parts(discovery: Mapping[str, Any]) -> Parts:
-    """Return the parts of a consumer of the original NSQ. ``discovery`` are arguments of ``Discovery``."""
-
-    def make_discovery(engine: Engine) -> Discovery:
-        return Discovery(found=engine.found, dropped=engine.dropped, name=engine.name, **discovery)
-
-    return Parts(make_discovery, plain_pool)
-
-
-def plain_pool(engine: Engine, arguments: Mapping[str, Any]) -> HandlerPool:
-    return HandlerPool(
-        max_attempts=engine.config.max_attempts,
-        requeue_delay=lambda attempts: engine.connections.requeue_delay(attempts),
-        **arguments,
-    )

@@ -10,7 +10,6 @@ handler ends its thread. What it means for the message is decided in ``decisions
 from __future__ import annotations
 
 import inspect
-import math
 import queue
 import threading
 import time
@@ -33,8 +32,7 @@ from nsq.consumer.decisions import (
     decide_before,
     outlook,
 )
-from nsq.consumer.reports import PartitionHealth
-from nsq.errors import AlreadyResponded, ConfigError, ServerError
+from nsq.errors import AlreadyResponded, ConfigError
 from nsq.log import Logger
 from nsq.message import Message, finish_all, finish_given_up, time_out
 from nsq.threads.waiters import join_threads
@@ -57,6 +55,9 @@ class HandlerPool:
     number for each handler that is added without one; ``at_thread_end`` is called by each thread before it
     ends. ``gives_up_at_last_failure`` is ``at_last_failure`` of ``decide``. ``fields`` are those of log
     records.
+
+    For messages that are handled in order, ``in_order`` maps each handler to the function to call instead,
+    and ``give_up_failed`` is called with a message that could not be given up, and why.
     """
 
     def __init__(
@@ -71,6 +72,8 @@ class HandlerPool:
         at_thread_end: Callable[[], object] | None = None,
         gives_up_at_last_failure: bool = False,
         fields: Mapping[str, str] | None = None,
+        in_order: Callable[[Handler], Handler] | None = None,
+        give_up_failed: Callable[[Message, BaseException], object] = lambda *_: None,
     ) -> None:
         self.inbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()  # None ends one thread
         # By nsqd and id: deliveries that timed out before a handler saw them. nsqd counts them as attempts;
@@ -86,11 +89,13 @@ class HandlerPool:
         self._threads_each, self._at_thread_end = threads, at_thread_end
         self._gives_up_at_last_failure = gives_up_at_last_failure
         self._fields = fields or {}
+        self._in_order, self._give_up_failed = in_order, give_up_failed
         # For each handler: the function its threads run, their number, the messages one works on at once.
         self._groups: list[tuple[Callable[[], None], int | None, int]] = []
         self._threads: list[threading.Thread] = []
         self._closed = False
-        self._inherited = False  # by a child that a handler has forked
+        self.inherited = False
+        """Whether this is the pool of a parent process, in a child that a handler has forked."""
         self._running: dict[int, Message | list[Message] | None] = {}  # by thread: last message or batch
 
     def __len__(self) -> int:
@@ -114,11 +119,17 @@ class HandlerPool:
         """
         check_handler(handler)
         check_no_backoff(no_backoff)
-        self._groups.append((lambda: self._handle_each(handler, no_backoff), threads, at_once))
+        call = handler if self._in_order is None else self._in_order(handler)
+        self._groups.append((lambda: self._handle_each(call, no_backoff), threads, at_once))
 
     def add_batch(
         self, handler: BatchHandler, size: int, wait: float, threads: int, no_backoff: Exceptions = ()
     ) -> None:
+        if self._in_order is not None:
+            raise ConfigError(
+                "a consumer with ordered=True takes no batch handler: a partition delivers one message at a "
+                "time. Use add_handler"
+            )
         check_handler(handler)
         check_no_backoff(no_backoff)
         self._groups.append((lambda: self._handle_batches(handler, no_backoff, size, wait), threads, size))
@@ -161,27 +172,10 @@ class HandlerPool:
         """End the thread of a child that a handler has forked, once that handler returns or raises: all
         messages of the parent are late in the child, and no others come.
         """
-        self._inherited = True
+        self.inherited = True
 
     def owns_current_thread(self) -> bool:
         return threading.current_thread() in self._threads
-
-    def turn(self, now: float) -> float:
-        """Begin attempts that are due, on the owner's thread; return when to call this again."""
-        return math.inf
-
-    @property
-    def requeued_here(self) -> int:
-        """The requeues that nsqd knows nothing of: the message waits here for its next attempt."""
-        return 0
-
-    def expects(self, error: ServerError) -> bool:
-        """Return whether nsqd had to answer with this error, so that no log or hook reports it."""
-        return False
-
-    def partitions(self, now: float) -> list[PartitionHealth]:
-        """Return the health of each partition that is handled in order."""
-        return []
 
     def put(self, messages: list[Message]) -> None:
         """Put each message into the inbox by itself: that takes 0.1 µs."""
@@ -245,7 +239,7 @@ class HandlerPool:
             try:
                 message = get(False)
             except queue.Empty:
-                if self._inherited:
+                if self.inherited:
                     return
                 running[me] = None
                 message = get()
@@ -254,7 +248,7 @@ class HandlerPool:
                 return
             try:
                 late = message.expires_at <= monotonic()
-                if late and self._inherited:
+                if late and self.inherited:
                     return
                 if (late or message.attempts > max_attempts) and not self._accept_or_dispose(message):
                     continue
@@ -263,7 +257,7 @@ class HandlerPool:
                     if result is not None:
                         check_result(result)
                 except BaseException as error:
-                    if self._inherited:
+                    if self.inherited:
                         raise
                     # SystemExit and KeyboardInterrupt too: the thread goes on with the next message.
                     self._answer_failed([message], error, no_backoff)
@@ -276,7 +270,7 @@ class HandlerPool:
                 # The handler has answered it, or it timed out and nsqd has it again.
                 log.debug("%r needs no answer any more", message)
             except BaseException:
-                if self._inherited:
+                if self.inherited:
                     raise
                 log.exception(
                     "handling %r failed, which is a bug of ours; nsqd delivers it again",
@@ -285,7 +279,9 @@ class HandlerPool:
 
     def fields_of(self, message: Message) -> dict[str, object]:
         """Return the fields of a log record about a message."""
-        about = {"nsq_message_id": message.id_text, "nsq_attempts": message.attempts}
+        about: dict[str, object] = {"nsq_message_id": message.id_text, "nsq_attempts": message.attempts}
+        if message.partition is not None:
+            about["nsq_partition"] = message.partition
         return {**self._fields, "nsqd_address": message.nsqd_address, **about}
 
     # Handlers that have raised.
@@ -330,21 +326,18 @@ class HandlerPool:
                 log.exception(
                     "giving up on %r failed; nsqd delivers it again", message, extra=self.fields_of(message)
                 )
-                self.give_up_failed(message, failure)
+                self._give_up_failed(message, failure)
                 message.requeue(backoff=False)
             else:
                 finish_given_up(message)
                 self._forget(message)
-
-    def give_up_failed(self, message: Message, error: BaseException) -> None:
-        """Note why a message could not be given up."""
 
     # A batch.
 
     def _handle_batches(self, handler: BatchHandler, no_backoff: Exceptions, size: int, wait: float) -> None:
         me = threading.get_ident()
         over = False
-        while not over and not self._inherited:
+        while not over and not self.inherited:
             over, batch = self._collect(size, wait)
             try:
                 self._running[me] = batch
@@ -360,7 +353,7 @@ class HandlerPool:
                 if ready := [message for message in doubtful if self._accept_or_dispose(message)]:
                     self._handle_batch(handler, no_backoff, ready)
             except BaseException:
-                if self._inherited:
+                if self.inherited:
                     raise
                 log.exception(
                     "handling %d messages failed, which is a bug of ours; nsqd delivers them again",
@@ -408,7 +401,7 @@ class HandlerPool:
             if result is not None:
                 check_result(result)
         except BaseException as error:
-            if self._inherited:
+            if self.inherited:
                 raise
             self._answer_failed(batch, error, no_backoff)
             return

@@ -188,10 +188,6 @@ class RdyWindows:
         most = max(self.max_in_flight, self.expected, len(self.nsqds)) if self.grows else self.max_in_flight
         return int(min(most, self.handling.limit))
 
-    def must_take_turns(self, connections: int) -> bool:
-        """Whether ``max_in_flight`` is too small for all of them to have a message at the same time."""
-        return not self.grows and 0 < self.max_in_flight < connections
-
     # Facts.
 
     def connected(self, key: Hashable, max_rdy: int, now: float) -> None:
@@ -236,7 +232,7 @@ class RdyWindows:
     def decide(self, now: float, in_flight: Mapping[Hashable, int]) -> list[Order]:
         """Shrink windows that are too large, then grow others into the free room; return the orders."""
         nsqds = [nsqd for nsqd in self.nsqds.values() if not nsqd.closing]
-        self._set_targets(nsqds, now, in_flight)
+        self.set_targets(nsqds, now, in_flight)
         windows = {nsqd.key: min(nsqd.rdy, nsqd.target) for nsqd in nsqds}
         used = sum(max(windows.get(nsqd.key, 0), in_flight.get(nsqd.key, 0)) for nsqd in self.nsqds.values())
         free = self.allowed - used
@@ -258,21 +254,21 @@ class RdyWindows:
 
     # Targets.
 
-    def _set_targets(self, nsqds: list[Nsqd], now: float, in_flight: Mapping[Hashable, int]) -> None:
+    def set_targets(self, nsqds: list[Nsqd], now: float, in_flight: Mapping[Hashable, int]) -> None:
         connections = max(len(nsqds), self.expected)
-        stopped = self._why_stopped(now)
+        stopped = self.why_stopped(now)
         if stopped:
-            _set_all(nsqds, 0, stopped)
+            set_all(nsqds, 0, stopped)
         elif self.backoff.testing:
             self._give_turns(nsqds, 1)
             level = f"backing off (level {self.backoff.level})"
-            _set_all(nsqds, 0, f"{level}: another connection tries one message")
-            _set_all(self._current_holders(), 1, f"{level}: tries one message")
+            set_all(nsqds, 0, f"{level}: another connection tries one message")
+            set_all(self._current_holders(), 1, f"{level}: tries one message")
         elif connections > self.allowed:
             self._give_turns(nsqds, self.allowed)
             many = f"{connections} connections share a max_in_flight of {self.allowed}"
-            _set_all(nsqds, 0, f"{many}: waits for its turn")
-            _set_all(self._current_holders(), 1, f"{many}: has its turn")
+            set_all(nsqds, 0, f"{many}: waits for its turn")
+            set_all(self._current_holders(), 1, f"{many}: has its turn")
         else:
             self._turns.clear()
             self._set_shares(nsqds, now, in_flight)
@@ -281,7 +277,7 @@ class RdyWindows:
                 nsqd.target = nsqd.max_rdy
                 nsqd.reason += f", limited by the nsqd's max_rdy_count of {nsqd.max_rdy}"
 
-    def _why_stopped(self, now: float) -> str:
+    def why_stopped(self, now: float) -> str:
         if self.paused:
             return "paused"
         if self.max_in_flight <= 0:
@@ -324,7 +320,7 @@ class RdyWindows:
             (idle if is_idle else busy).append(nsqd)
         if not busy:
             idle, busy = [], nsqds
-        _set_all(idle, 1, "idle: its share is with connections that have messages")
+        set_all(idle, 1, "idle: its share is with connections that have messages")
         missing = max(0, self.expected - len(nsqds))
         share, rest = divmod(self.allowed - len(idle), max(1, len(busy) + missing))
         for place, nsqd in enumerate(busy):
@@ -361,30 +357,7 @@ class RdyWindows:
         return now - nsqd.granted_at >= self.low_rdy_timeout
 
 
-class OneEach(RdyWindows):
-    """A window of one for every connection, for nsqds that deliver in order: the next message comes when the
-    one before it is finished. Failures and slow handlers hold up the connection of their message alone.
-    """
-
-    @property
-    def allowed(self) -> int:
-        return 2 * len(self.nsqds)  # also room for a second one where nsqd repeats a message
-
-    def must_take_turns(self, connections: int) -> bool:
-        return False
-
-    def outcome(self, outcome: Outcome, now: float) -> bool:
-        return False
-
-    def handled_late(self, now: float, timeout: float, least: int) -> bool:
-        return False
-
-    def _set_targets(self, nsqds: list[Nsqd], now: float, in_flight: Mapping[Hashable, int]) -> None:
-        stopped = self._why_stopped(now)
-        _set_all(nsqds, 0 if stopped else 1, stopped or "its messages come in order, one at a time")
-
-
-def _set_all(nsqds: Iterable[Nsqd], target: int, reason: str) -> None:
+def set_all(nsqds: Iterable[Nsqd], target: int, reason: str) -> None:
     for nsqd in nsqds:
         nsqd.target = target
         nsqd.reason = reason

@@ -111,17 +111,17 @@ class StopReport:
 def stats_of(engine: Engine) -> ConsumerStats:
     conns, gone = engine.connections.table_and_totals
     received, finished, requeued, timed_out = added(gone, conns.values())
-    return ConsumerStats(
+    stats = ConsumerStats(
         received=received,
         finished=finished,
-        requeued=requeued + engine.pool.requeued_here,
+        requeued=requeued,
         timed_out=timed_out,
         given_up=engine.given_up,
         in_flight=sum([conn.session.in_flight for conn in conns.values()]),
         waiting=engine.pool.inbox.qsize(),
         connections=len(conns),
-        order_errors=sum(each.order_errors for each in engine.pool.partitions(time.monotonic())),
     )
+    return engine.dialect.stats(stats)
 
 
 def health_of(engine: Engine) -> ConsumerHealth:
@@ -139,7 +139,7 @@ def health_of(engine: Engine) -> ConsumerHealth:
         )
         for conn in conns
     ]
-    return ConsumerHealth(
+    health = ConsumerHealth(
         ok=any(connection.rdy for connection in connections),
         summary=_summary(engine, connections),
         state=engine.state,
@@ -148,11 +148,10 @@ def health_of(engine: Engine) -> ConsumerHealth:
         starved=engine.connections.starved,
         backoff_level=engine.connections.windows.backoff.level,
         connections=connections,
-        partitions=engine.pool.partitions(now),
-        missing_partitions=list(engine.discovery.missing),
         threads=engine.threads,
         discovery=_discovery(engine, now) if engine.running else [],
     )
+    return engine.dialect.health(health)
 
 
 def _summary(engine: Engine, connections: list[ConnectionHealth]) -> str:
@@ -171,20 +170,8 @@ def _summary(engine: Engine, connections: list[ConnectionHealth]) -> str:
     if not open_ones:
         return f"no nsqd may send: {stuck[0].reason}"
     if many == 1:
-        return f"1 connection, which may send{_troubles(engine)}"
-    return f"{many} connections, {open_ones if stuck else 'all'} of which may send{_troubles(engine)}"
-
-
-def _troubles(engine: Engine) -> str:
-    """Name the partitions that deliver nothing, as the end of a sentence."""
-    partitions, missing = engine.pool.partitions(time.monotonic()), engine.discovery.missing
-    found = {
-        "stuck": [each.partition for each in partitions if each.stuck and not each.stopped],
-        "stopped": [each.partition for each in partitions if each.stopped],
-        "without a leader": missing,
-    }
-    named = [f"{', '.join(map(str, numbers))} {state}" for state, numbers in found.items() if numbers]
-    return f"; partitions {'; '.join(named)}" if named else ""
+        return "1 connection, which may send"
+    return f"{many} connections, {open_ones if stuck else 'all'} of which may send"
 
 
 def _discovery(engine: Engine, now: float) -> list[str]:

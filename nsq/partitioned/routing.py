@@ -19,7 +19,8 @@ from functools import partial
 from operator import attrgetter
 from typing import Any, cast
 
-from nsq.discovery.lookups import Asker
+from nsq.discovery.directory import Kind
+from nsq.discovery.lookups import Asker, Discovery
 from nsq.errors import ExtNotSupported, NsqError, ServerError, UsageError
 from nsq.log import Logger
 from nsq.partitioned.blocked import BLOCKED_AFTER, Blocked
@@ -36,7 +37,6 @@ from nsq.partitioned.rules import (
     unknown_topic,
 )
 from nsq.partitioned.snapshots import Place, Snapshots, Topic, destination
-from nsq.partitioned.table import Kind
 from nsq.partitioned.tracing import Tracing, log_publish
 from nsq.producer.endpoint import PublishingEndpoint
 from nsq.producer.nsqds import Setup
@@ -120,7 +120,6 @@ class Router:
         config = setup.config
         pinned = cast("Kind | None", None if config.cluster == "detect" else config.cluster)
         self.lookups = Lookups(config, "w", pinned=pinned, clock=setup.clock)
-        self.asker: Asker | None = self.lookups
         self.open: Targets = ()
         self.due_at = math.inf
         self.urgent = False
@@ -145,10 +144,17 @@ class Router:
         self._wanted: frozenset[str] = frozenset()  # leaders that are not connected, and publishes wait for
         self._shown: object = None  # the places that callers do not see
 
+    # Which NSQ it is: discovery's thread tells.
+
     def begin(self) -> None:
-        """Have the nsqlookupds asked."""
         pool = self._pool
-        self.lookups.attach(pool.nsqds.discovery, self._setup.lookupds, pool.owner.ask, self._note_answer)
+        self.lookups.attach(pool.nsqds.discovery, pool.owner.ask, self._note_answer)
+
+    def original(self) -> None:
+        self._pool.owner.ask(partial(self._follow, "original"))
+
+    def other(self, discovery: Discovery) -> Asker:
+        return self.lookups
 
     # Making a publish: a user's thread.
 
@@ -279,11 +285,12 @@ class Router:
 
     def _note_answer(self) -> None:
         """Follow the kind of the cluster, after an answer or a failure of an nsqlookupd."""
-        self._follow_kind()
+        self._follow(self.lookups.cluster.kind)
         self._pool.owner.wake()
 
     def assign(self, open_: Targets) -> bool:
-        self._follow_kind()
+        if self.kind is None:
+            self._follow(self.lookups.cluster.kind)  # the user may have said it
         if self.kind == "original":
             return self._pool.routing.assign(open_)
         pool, waiting = self._pool, self._pool.waiting
@@ -309,16 +316,12 @@ class Router:
         self._watch(open_, now)
         return True
 
-    def _follow_kind(self) -> None:
+    def _follow(self, kind: Kind | None) -> None:
         """Take the place of ``Plain`` or leave it. Publishes that wait become those of the other NSQ."""
-        kind = self.lookups.cluster.kind
-        if kind == self.kind:
+        if kind is None or kind == self.kind:
             return
-        if kind is not None:
-            log.info(
-                "the nsqlookupds belong to %s NSQ",
-                "a partitioned" if kind == "partitioned" else "the original",
-            )
+        name = "a partitioned" if kind == "partitioned" else "the original"
+        log.info("the nsqlookupds belong to %s NSQ", name)
         self.kind = kind
         pool = self._pool
         if kind != "original":

@@ -58,7 +58,7 @@ from nsq.producer.publishes import (
     unsent,
 )
 from nsq.producer.reports import Acknowledged, CloseReport, Failed, FlushReport, ProducerStats
-from nsq.producer.routing import Plain, Routing, Target, Targets
+from nsq.producer.routing import OtherRouting, Plain, Routing, Target, Targets
 from nsq.threads.owner import Ending, Owner, last_moment
 from nsq.threads.waiters import Callbacks, Waiters, event_loop
 from nsq.wire import commands
@@ -114,7 +114,7 @@ class Pending(set[Publish]):
 class Pool:
     """The publishes of one process; a forked child makes its own pool from the same ``setup``."""
 
-    def __init__(self, setup: Setup, make_routing: Callable[[Pool], Routing] | None = None) -> None:
+    def __init__(self, setup: Setup, make_other: Callable[[Pool], OtherRouting] | None = None) -> None:
         self.pid = os.getpid()
         self.setup, self._config, self._clock = setup, setup.config, setup.clock
         self.pending = Pending(setup.config.max_pending, setup.config.max_pending_bytes)
@@ -128,15 +128,18 @@ class Pool:
             failed=self._end_unstarted,
             clock=setup.clock,
         )
-        self.routing: Routing = Plain(self, setup.config) if make_routing is None else make_routing(self)
+        other = None if make_other is None else make_other(self)
+        self.routing: Routing = other or Plain(self, setup.config)
         self.nsqds = Nsqds(
             setup,
             self.owner,
             make=lambda wanted: PublishingEndpoint(wanted, self, setup),
             urgent=lambda: self.routing.urgent or (bool(self.waiting) and not self.routing.open),
             adopt=self._ask_about,
-            asker=self.routing.asker,
+            other=other,
         )
+        if other is not None:
+            other.begin()
         self.closed = False
         """Whether new publishes are refused."""
         self.exiting = False

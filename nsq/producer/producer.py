@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, Self, Unpack, cast
+from typing import TYPE_CHECKING, Any, NoReturn, Self, Unpack
 
 from nsq.config import Config, Options, SignatureWithOptions
 from nsq.connection.handshake import describe, dial
@@ -143,9 +143,7 @@ class Producer:
     def _new_pool(self) -> Pool:
         if not self._setup.lookupds or self._config.cluster == "original":
             return Pool(self._setup)
-        pool = Pool(self._setup, self._new_router)
-        cast("Router", pool.routing).begin()
-        return pool
+        return Pool(self._setup, self._new_router)
 
     def _new_router(self, pool: Pool) -> Router:
         from nsq.partitioned.routing import Router

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from nsq.config import Config
 from nsq.connection.conn import Conn
-from nsq.discovery.lookups import Asker
+from nsq.discovery.lookups import Asker, Discovery
 from nsq.errors import UsageError
 from nsq.log import Logger
 from nsq.producer.endpoint import PublishingEndpoint
@@ -56,8 +56,6 @@ class Routing(Protocol):
 
     open: Targets
     """The connections in use. Replaced, never changed."""
-    asker: Asker | None
-    """Asks nsqlookupds; None: as for the original NSQ."""
     due_at: float
     """When to assign again, unless something happens before."""
     urgent: bool
@@ -100,10 +98,22 @@ class Routing(Protocol):
         """Return what is wrong, by name, for ``Producer.health``."""
 
 
+class OtherRouting(Routing, Protocol):
+    """The one with which a producer begins that has nsqlookupds. Discovery's thread calls the last two."""
+
+    def begin(self) -> None:
+        """Note that the pool's discovery has been made."""
+
+    def original(self) -> None:
+        """Have ``Plain`` take its place: the nsqlookupds belong to the original NSQ."""
+
+    def other(self, discovery: Discovery) -> Asker:
+        """Return what asks the nsqlookupds of the other NSQ."""
+
+
 class Plain:
     """The original NSQ: any nsqd takes any publish."""
 
-    asker: Asker | None = None
     due_at = patience = math.inf
     urgent = awaits_ends = False
 

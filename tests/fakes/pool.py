@@ -14,7 +14,7 @@ from nsq.producer.endpoint import PublishingEndpoint
 from nsq.producer.nsqds import Setup
 from nsq.producer.pool import Pool
 from nsq.producer.publishes import Publish
-from nsq.producer.routing import Routing
+from nsq.producer.routing import OtherRouting
 from nsq.transport import MemoryTransport
 from tests.fakes.clock import Clock
 
@@ -56,10 +56,10 @@ def write(endpoint: PublishingEndpoint) -> bytes:
 class StillPool(Pool):
     """A pool without running threads: the test calls their steps."""
 
-    def __init__(self, make_routing: Callable[[Pool], Routing] | None = None) -> None:
+    def __init__(self, make_other: Callable[[Pool], OtherRouting] | None = None) -> None:
         self.time = Clock()
         setup = Setup(Config(), transport=MemoryTransport(), clock=self.time, chance=lambda: 0.0)
-        super().__init__(setup, make_routing)
+        super().__init__(setup, make_other)
         self.owner.begun = True
         self.owner._once.acquire()
         self.endpoints = self.nsqds.endpoints

@@ -9,6 +9,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from textwrap import dedent
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from nsq.errors import ServerError
 from nsq.partitioned import wire
 from nsq.testing import Nsqd, Nsqlookupd, PartitionedCluster, V2Client
 from nsq.wire import commands
+from tests.fakes.programs import run_python
 
 from .consuming import PATIENCE, until
 
@@ -496,6 +498,22 @@ class TestRefusals:
             with pytest.raises(nsq.ConfigError, match=f"{next(iter(options))} needs a partitioned NSQ"):
                 consumer.run()
 
+    def test_with_nsqlookupds_of_the_original_nsq_nothing_is_loaded_for_a_partitioned_one(self) -> None:
+        with Nsqlookupd() as lookupd, Nsqd(lookupd=[lookupd]) as nsqd:
+            with V2Client(nsqd.tcp_address) as client:
+                client.send(commands.pub(TOPIC, b"a message"))
+            consume = f"""
+                import sys
+                import nsq
+                consumer = nsq.Consumer({TOPIC!r}, {CHANNEL!r}, nsqlookupd={lookupd.http_address!r})
+                consumer.add_handler(lambda message: consumer.request_stop())
+                consumer.run()
+                loaded = [name for name in sys.modules if "partitioned" in name]
+                print(consumer._engine.discovery.kind, loaded)
+            """
+            ran = run_python("-c", dedent(consume))
+            assert (ran.stdout, ran.stderr) == ("original []\n", "")
+
     @pytest.mark.parametrize(
         ("options", "reason"),
         [
@@ -507,6 +525,7 @@ class TestRefusals:
             ({"ordered": True, "out_of_order": "skip"}, "out_of_order is 'skip'"),
             ({"ordered": True, "max_attempts": 3}, "max_attempts"),
             ({"ordered": True, "start": "end"}, "start is given with ordered=True"),
+            ({"ordered": True, "nsqd": "127.0.0.1:4150"}, "nsqd is given with ordered=True"),
             ({"cluster": "original", "ordered": True}, "ordered needs a partitioned NSQ"),
             ({"cluster": "original", "desired_tag": "green"}, "desired_tag needs a partitioned NSQ"),
             ({"cluster": "original", "header_filter": {"k": "v"}}, "header_filter needs a partitioned NSQ"),
@@ -515,6 +534,11 @@ class TestRefusals:
     def test_options_that_do_not_go_together_are_refused(self, options: dict[str, Any], reason: str) -> None:
         with pytest.raises(nsq.ConfigError, match=reason):
             nsq.Consumer(TOPIC, CHANNEL, nsqlookupd="127.0.0.1:1", **options)
+
+    def test_an_ordered_consumer_takes_no_nsqd_later_either(self) -> None:
+        consumer = nsq.Consumer(TOPIC, CHANNEL, nsqlookupd="127.0.0.1:1", ordered=True).add_handler(Handler())
+        with consumer, pytest.raises(nsq.UsageError, match="ordered=True"):
+            consumer.add_nsqd("127.0.0.1:4150")
 
 
 def test_a_consumer_of_200_partitions_counts_its_threads() -> None:

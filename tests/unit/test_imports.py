@@ -41,8 +41,8 @@ ORDER = [
 # Narrower or wider than the order above.
 MAY_IMPORT_ONLY = {"daemons": {"errors", "gc_settings", "threads", "options", "wire", "http", "flags"}}
 MAY_IMPORT_ANYTHING = {"testing"}
-#: The public classes, which choose what they need for the cluster that they meet.
-MAY_IMPORT_PARTITIONED = {"producer/producer.py", "consumer/consumer.py"}
+#: They choose what they need for the cluster that they meet. A consumer's types name ``OnStuck``.
+MAY_IMPORT_PARTITIONED = {"producer/producer.py", "consumer/consumer.py", "consumer/dialect.py"}
 #: The one module of the daemons that uses the client, and its redrive.
 MAY_IMPORT_THE_CLIENT = {"daemons/nsqadmin/live.py"}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from typing import Self
 
 import pytest
@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from nsq.consumer.rdy import Backoff, HandlingLimit, Nsqd, OneEach, Order, Outcome, RdyWindows, exponential
+from nsq.consumer.rdy import Backoff, HandlingLimit, Nsqd, Order, Outcome, RdyWindows, exponential
 
 SUCCESS, FAILURE, NEUTRAL = Outcome.SUCCESS, Outcome.FAILURE, Outcome.NEUTRAL
 IDLE, TURN = 10.0, 30.0
@@ -312,51 +312,6 @@ class TestRoomThatGrows:
         world.expect(3)
         world.connect(*connected)
         assert list(world.rdy.values()) == rdy
-
-    @pytest.mark.parametrize(
-        ("max_in_flight", "grows", "turns"),
-        [(2, False, True), (3, False, False), (2, True, False), (0, False, False)],
-    )
-    def test_otherwise_more_connections_than_messages_take_turns(
-        self, max_in_flight: int, grows: bool, turns: bool
-    ) -> None:
-        assert World(max_in_flight, grows=grows).windows.must_take_turns(3) is turns
-
-
-class TestOneEach:
-    @pytest.mark.parametrize("max_in_flight", [1, 2, 100])
-    def test_every_connection_has_one_whatever_max_in_flight_is(self, max_in_flight: int) -> None:
-        world = World(max_in_flight, kind=OneEach).connect("a", "b", "c")
-        assert world.rdy == {"a": 1, "b": 1, "c": 1}
-        assert not world.windows.must_take_turns(3)
-
-    @pytest.mark.parametrize(
-        "happen",
-        [
-            lambda world: world.tick(10 * TURN),
-            lambda world: world.answer("a", FAILURE, count=0),
-            lambda world: world.windows.handled_late(world.now, 60.0, 1) or world.decide(),
-            lambda world: world.receive("a", 2),
-        ],
-        ids=["time passes", "a handler fails", "handlers are slow", "a message is repeated"],
-    )
-    def test_no_event_stops_a_connection(self, happen: Callable[[World], object]) -> None:
-        world = World(10, kind=OneEach).connect("a", "b")
-        world.orders = []
-        happen(world)
-        world.decide()
-        assert (world.rdy, world.orders, world.backoff.level) == ({"a": 1, "b": 1}, [], 0)
-
-    def test_a_pause_stops_all_and_a_closing_connection_gets_none(self) -> None:
-        world = World(10, kind=OneEach).connect("a", "b")
-        world.pause(True)
-        assert world.rdy == {"a": 0, "b": 0}
-        world.pause(False)
-        assert world.rdy == {"a": 1, "b": 1}
-        assert "order" in world.windows.reason("a")
-        world.close("a")
-        world.tick(TURN)
-        assert world.rdy == {"a": 0, "b": 1}
 
 
 def test_an_unknown_connection_has_no_window() -> None:

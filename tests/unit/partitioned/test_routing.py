@@ -49,7 +49,7 @@ class Scene:
         **options: Any,
     ) -> None:
         self.pool = StillPool(partial(self._make_router, options))
-        self.router.begin()
+        self.pool.nsqds.discovery.add_nsqlookupd("lookup:4161")
         self.truth, self.meta = dict(leaders), Meta(count, ordered=ordered)
         self.stored: dict[int, list[bytes]] = {}
         for address in NODES:
@@ -230,7 +230,7 @@ def test_a_leader_that_cannot_be_reached_is_left_out_where_an_nsqlookupd_names_a
     assert not scene.router._snapshots.topics["orders"].targets
     topic = TopicAnswer({0: B}, scene.meta)
     other = ClusterAnswer("partitioned", topics={"orders": topic})
-    scene.router.lookups.configure("l2:4161", True)
+    scene.pool.nsqds.discovery.add_nsqlookupd("l2:4161")
     scene.router.lookups._heard("l2:4161", "l2:4161", other, scene.pool.time.now)
     for _ in range(3):
         scene.turn()
