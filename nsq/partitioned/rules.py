@@ -40,7 +40,6 @@ from nsq.producer.publishes import (
     Rules,
     Verdict,
     checked_bodies,
-    refused,
     refused_option,
     unanswered,
 )
@@ -131,7 +130,8 @@ class PartitionRules(Rules):
         rule = rule_of(error, took, mpub_ext=self.mpub_ext)
         error.fatal = rule.closes
         if len(batch) > 1 and isinstance(error, (BadMessage, BadBody)):
-            return refused(batch, error, address, retry_uncertain)  # one is at fault: each alone
+            # One is at fault: each alone.
+            return super().refused(batch, error, address, retry_uncertain=retry_uncertain, took=took)
         if rule.look_up:
             self.router.note_refusal(batch[0], error, address)
         return [self._verdict(publish, error, address, rule.tries, rule.maybe_stored) for publish in batch]

@@ -7,7 +7,6 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Self, Unpack
@@ -191,13 +190,9 @@ class Producer:
         """
         if defer is None and not options and not self._watches:
             return self._pool.publish_message(topic, body, timeout)
-        publish: Publish
-        if self._watches:
-            with Watched(self, topic, [body], options) as given:
-                given.publish = publish = self._made(Publish, topic, given.bodies, given.options, defer=defer)
-                return self._pool.publish_and_wait(publish, timeout)
-        publish = self._pool.routing.new_publish(Publish, topic, body, defer, options)
-        return self._pool.publish_and_wait(publish, timeout)
+        watched, publish = self.prepare(Publish, topic, [body], options, defer=defer)
+        with watched:
+            return self._pool.publish_and_wait(publish, timeout)
 
     @with_options_shown
     def multi_publish(
@@ -213,14 +208,9 @@ class Producer:
         The other options are those of ``publish``, for each message. Of a traced batch the result describes
         the first message, and the size of all.
         """
-        publish: Publish
-        if self._watches:
-            with Watched(self, topic, bodies, options) as given:
-                publish = self._made(Publish, topic, given.bodies, given.options, several=True)
-                given.publish = publish
-                return self._pool.publish_and_wait(publish, timeout)
-        publish = self._pool.routing.new_multi_publish(Publish, topic, bodies, options)
-        return self._pool.publish_and_wait(publish, timeout)
+        watched, publish = self.prepare(Publish, topic, bodies, options, several=True)
+        with watched:
+            return self._pool.publish_and_wait(publish, timeout)
 
     @with_options_shown
     def publish_async(
@@ -243,7 +233,7 @@ class Producer:
         """
         pool = self._pool
         if self._watches:
-            return self._send_watched(topic, [body], options, timeout, block, defer=defer)
+            return self._send_async(topic, [body], options, timeout, block, defer=defer)
         publish = pool.routing.new_publish(PublishFuture, topic, body, defer, options)
         publish.callbacks = pool.callbacks
         pool.publish(publish, timeout, block)
@@ -262,13 +252,7 @@ class Producer:
         """Do ``multi_publish``, but return a future at once, as ``publish_async`` does: several batches under
         way at a time keep nsqd busy while you make the next one.
         """
-        pool = self._pool
-        if self._watches:
-            return self._send_watched(topic, bodies, options, timeout, block, several=True)
-        publish = pool.routing.new_multi_publish(PublishFuture, topic, bodies, options)
-        publish.callbacks = pool.callbacks
-        pool.publish(publish, timeout, block)
-        return publish
+        return self._send_async(topic, bodies, options, timeout, block, several=True)
 
     def trace(self, topic: str, on: bool = True) -> None:
         """Trace every publish to a topic from now on, or no longer: partitioned NSQ tells where it stored a
@@ -276,7 +260,7 @@ class Producer:
         """
         self._current().routing.trace(topic, on)
 
-    def _send_watched(
+    def _send_async(
         self,
         topic: str,
         bodies: Iterable[bytes],
@@ -287,55 +271,20 @@ class Producer:
         several: bool = False,
         defer: Defer | None = None,
     ) -> PublishFuture:
-        """Publish with hooks; the function of ``around_publish`` is called when the future ends."""
-        given, publish = self._watched(topic, bodies, options, several, defer)
+        watched, publish = self.prepare(PublishFuture, topic, bodies, options, several=several, defer=defer)
+        publish.callbacks = self._pool.callbacks
         try:
-            publish.callbacks = self._pool.callbacks
             self._pool.publish(publish, timeout, block)
         except BaseException as error:
-            given.end(error)
+            watched.end(error)
             raise
-        publish.add_done_callback(lambda future: given.end(future.exception()))
+        if self._watches:
+            publish.add_done_callback(lambda future: watched.end(future.exception()))
         return publish
 
-    # Publishes that are made first and sent later, by code that may not block, such as nsq.aio.
+    # Publishes that are made first and sent later; also for code that may not block, such as nsq.aio.
 
     def prepare(
-        self,
-        topic: str,
-        bodies: Iterable[bytes],
-        options: PublishOptions,
-        *,
-        several: bool = False,
-        defer: Defer | None = None,
-    ) -> tuple[AbstractContextManager[object], PublishFuture]:
-        """Return a publish for ``try_to_send``, and the block in which to send it and to wait for its end:
-        that tells the hooks.
-        """
-        if self._watches:
-            return self._watched(topic, bodies, options, several, defer)
-        return _UNWATCHED, self._made(PublishFuture, topic, bodies, options, several=several, defer=defer)
-
-    def _watched(
-        self,
-        topic: str,
-        bodies: Iterable[bytes],
-        options: PublishOptions,
-        several: bool,
-        defer: Defer | None,
-    ) -> tuple[Watched, PublishFuture]:
-        given = Watched(self, topic, bodies, options)
-        try:
-            publish = self._made(
-                PublishFuture, topic, given.bodies, given.options, several=several, defer=defer
-            )
-            given.publish = publish
-        except BaseException as error:
-            given.end(error)
-            raise
-        return given, publish
-
-    def _made(
         self,
         make: type[P],
         topic: str,
@@ -344,11 +293,24 @@ class Producer:
         *,
         several: bool = False,
         defer: Defer | None = None,
-    ) -> P:
-        if several:
-            return self._pool.routing.new_multi_publish(make, topic, bodies, options)
-        (body,) = bodies
-        return self._pool.routing.new_publish(make, topic, body, defer, options)
+    ) -> tuple[Unwatched, P]:
+        """Return a publish, and the block in which to send it and to wait for its end, which tells the hooks.
+        """
+        watched = Unwatched()
+        if self._watches:
+            watched = given = Watched(topic, bodies, options, self._around_publish, self._on_refused)
+            bodies, options = given.bodies, given.options
+        try:
+            if several:
+                publish = self._pool.routing.new_multi_publish(make, topic, bodies, options)
+            else:
+                (body,) = bodies
+                publish = self._pool.routing.new_publish(make, topic, body, defer, options)
+        except BaseException as error:
+            watched.end(error)
+            raise
+        watched.publish = publish
+        return watched, publish
 
     def try_to_send(self, publish: PublishFuture, timeout: float) -> bool:
         """Send a prepared publish without blocking; return False if there is no room for it. Then wait for
@@ -521,25 +483,42 @@ class Producer:
 _BODY = (bytes, bytearray, memoryview)
 
 
-_UNWATCHED = nullcontext()
+class Unwatched:
+    """One call of a publish whose producer has no hooks: a block."""
+
+    publish: Publish | None = None
+    """Set when it has been made."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.end(error)
+
+    def end(self, error: BaseException | None) -> None:
+        """Note the end of the call."""
 
 
-class Watched:
+class Watched(Unwatched):
     """One call of a publish whose producer has ``around_publish`` or ``on_refused``: a block that tells them
     how it ends.
     """
 
-    publish: Publish | None = None
-    """Set by the block."""
     _ended: PublishEnded | None = None
 
     def __init__(
-        self, producer: Producer, topic: str, bodies: Iterable[bytes], options: PublishOptions
+        self,
+        topic: str,
+        bodies: Iterable[bytes],
+        options: PublishOptions,
+        hook: PublishHook | None,
+        on_refused: Callable[[str, NsqError], object] | None,
     ) -> None:
         self.options = options
         self.bodies = bodies
-        self._topic, self._on_refused = topic, producer._on_refused
-        hook = producer._around_publish
+        self._topic, self._on_refused = topic, on_refused
         if hook is None or isinstance(bodies, (*_BODY, str)) or not isinstance(bodies, Iterable):
             return
         self.bodies = given = list(bodies)
@@ -555,14 +534,6 @@ class Watched:
         self.bodies, self._ended = several, ended
         if added:
             self.options = {**options, "headers": {**added[0], **(options.get("headers") or {})}}
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.end(error)
 
     def end(self, error: BaseException | None) -> None:
         """Tell the hooks. Their own errors must not change the result of the publish."""

@@ -381,38 +381,6 @@ class Verdict(NamedTuple):
     again: bool
 
 
-def refused(batch: list[Publish], error: ServerError, address: str, retry_uncertain: bool) -> list[Verdict]:
-    """Decide about the publishes of a batch that nsqd refused."""
-    if len(batch) > 1 and isinstance(error, (BadMessage, BadBody)):
-        # No message of the batch is stored. One publish is at fault: send each alone now.
-        for publish in batch:
-            publish.no_batching = True
-        return [Verdict(publish, error, again=True) for publish in batch]
-    if error.maybe_stored:
-        for publish in batch:
-            publish.uncertain_at += (address,)
-        if len(batch) > 1:
-            return [
-                Verdict(each, unanswered(each, address, str(error), error), retry_uncertain) for each in batch
-            ]
-    again = error.retry and (retry_uncertain or not error.maybe_stored)
-    # A copy of the error for each: callers must not share a traceback.
-    return [Verdict(publish, copy.copy(error) if len(batch) > 1 else error, again) for publish in batch]
-
-
-def lost(
-    batch: list[Publish], cause: NsqError, address: str, *, executed: bool, retry_uncertain: bool
-) -> list[Verdict]:
-    """Decide about a batch that the connection's end left unanswered. ``executed``: it may be stored."""
-    if not executed:
-        return [Verdict(publish, cause, again=True) for publish in batch]
-    verdicts = []
-    for publish in batch:
-        publish.uncertain_at += (address,)
-        verdicts.append(Verdict(publish, unanswered(publish, address, str(cause), cause), retry_uncertain))
-    return verdicts
-
-
 def unanswered(
     publish: Publish, address: str, reason: str, cause: NsqError | None = None
 ) -> PublishUncertain:
@@ -449,7 +417,20 @@ class Rules:
         """Decide about a refused batch. ``took``: the seconds until the answer. May correct what the error
         says about the connection.
         """
-        return refused(batch, error, address, retry_uncertain)
+        if len(batch) > 1 and isinstance(error, (BadMessage, BadBody)):
+            # No message of the batch is stored. One publish is at fault: send each alone now.
+            for publish in batch:
+                publish.no_batching = True
+            return [Verdict(publish, error, again=True) for publish in batch]
+        if error.maybe_stored:
+            for publish in batch:
+                publish.uncertain_at += (address,)
+            if len(batch) > 1:
+                errors = [unanswered(each, address, str(error), error) for each in batch]
+                return [Verdict(*each, retry_uncertain) for each in zip(batch, errors, strict=True)]
+        again = error.retry and (retry_uncertain or not error.maybe_stored)
+        # A copy of the error for each: callers must not share a traceback.
+        return [Verdict(publish, copy.copy(error) if len(batch) > 1 else error, again) for publish in batch]
 
     def lost(
         self,
@@ -461,7 +442,12 @@ class Rules:
         retry_uncertain: bool,
     ) -> list[Verdict]:
         """Decide about a batch without an answer. ``executed``: it may be stored."""
-        return lost(batch, cause, address, executed=executed, retry_uncertain=retry_uncertain)
+        if not executed:
+            return [Verdict(publish, cause, again=True) for publish in batch]
+        for publish in batch:
+            publish.uncertain_at += (address,)
+        errors = [unanswered(publish, address, str(cause), cause) for publish in batch]
+        return [Verdict(*each, retry_uncertain) for each in zip(batch, errors, strict=True)]
 
     def note_silence(self, publish: Publish, address: str) -> None:
         """Note that nsqd has not answered a publish that had a connection of its own."""
