@@ -201,57 +201,46 @@ class OwnConns:
             if not conn.readable():  # type: ignore[misc]  # ``dial`` returns no other
                 conn.used_at = now
                 return conn
-            self.drop(conn)
+            self._drop(conn)
         return None
 
     def send(
         self, conn: OwnConn, command: bytes, seconds: float, patience: float, publish: Publish | None = None
     ) -> None:
-        """Make a round trip over a connection that was taken, and raise NsqError unless nsqd has stored what
-        the command publishes: without a ``publish``, one message.
+        """Make a round trip over a connection that was taken, and put it back. Raise NsqError unless nsqd has
+        stored what the command publishes: without a ``publish``, one message. Then the connection is closed,
+        and the trip ends when the caller sets ``conn.caller`` to None.
         """
         try:
             conn.caller = _thread.get_ident()
-            try:
-                response = conn.round_trip(command, seconds, patience)
-                if response != OK and (publish is None or not publish.rules.accepts(publish, response)):
-                    raise _odd(self.address, response)
-            except NsqError as error:
-                conn.failed += 1
-                if not isinstance(error, ServerError):
-                    self._suspend(conn)
-                elif error.fatal:  # nsqd closes it too
-                    self.drop(conn)
-                else:
-                    self.put_back(conn)
-                raise
+            response = conn.round_trip(command, seconds, patience)
+            if response != OK and (publish is None or not publish.rules.accepts(publish, response)):
+                raise _odd(self.address, response)
             conn.published += 1 if publish is None else publish.messages
-            self.put_back(conn)
-        except BaseException:
-            if conn.caller == _thread.get_ident():  # interrupted: it is neither put back nor dropped
-                self.drop(conn)
+            conn.caller = None
+            self._put_back(conn)
+        except BaseException as error:
+            if conn.caller is not None:  # else a signal handler has interrupted us when it was put back
+                conn.failed += 1
+                self._drop(conn)
+                if isinstance(error, NsqError) and not isinstance(error, ServerError):
+                    self._suspend()
             raise
 
-    def put_back(self, conn: OwnConn) -> None:
-        if self._stopped:
-            self.drop(conn)
-            return
-        conn.caller = None
+    def _put_back(self, conn: OwnConn) -> None:
         self._idle.append(conn)
         if self._stopped:  # after the line above: either ``stop`` finds the connection, or we see this
             self.drop_idle()
 
-    def drop(self, conn: OwnConn) -> None:
+    def _drop(self, conn: OwnConn) -> None:
         """Have a connection closed that was taken."""
-        conn.caller = None
         self._dispose(conn)
         self._asked = False
 
-    def _suspend(self, conn: OwnConn) -> None:
+    def _suspend(self) -> None:
         """Use no connection of this nsqd for a moment: it has left a publish unanswered. Then its publishes
         go through the loops, which judge it.
         """
-        self.drop(conn)
         self.suspended_until = self._clock() + _REST
         self.drop_idle()
 
@@ -272,11 +261,8 @@ class OwnConns:
 
     def in_use(self, exempt: Collection[int]) -> list[OwnConn]:
         """Return those that other threads than the ``exempt`` ones use now. Any thread may call this."""
-        return [
-            conn
-            for conn in self.everyone
-            if (caller := conn.caller) is not None and caller not in exempt and not conn.closed
-        ]
+        callers = [(conn, conn.caller) for conn in self.everyone]
+        return [conn for conn, caller in callers if caller is not None and caller not in exempt]
 
     # The pool's thread.
 
@@ -288,7 +274,7 @@ class OwnConns:
         """Add a connection that has been dialed."""
         conn.used_at = self._clock()
         self.everyone += (conn,)
-        self.put_back(conn)
+        self._put_back(conn)
         self._asked = False
 
     def reap(self) -> None:

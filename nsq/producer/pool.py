@@ -183,14 +183,13 @@ class Pool:
                 publish = routing.new_publish(Publish, topic, body, None, NO_OPTIONS)
                 publish.started, publish.deadline = started, started + seconds
                 publish.destination = where
-                self._note_failure(publish, endpoint, error)
+                self._note_failure(publish, endpoint, conn, error)
             else:
                 if self.setup.on_acknowledged is not None:
                     self._tell_stored(topic, 1, len(body), endpoint.address, started)
-                return PUBLISHED
-            finally:
                 if pending.changed.locks or self.closed:
                     self._note_end_of_trip()
+                return PUBLISHED
         if publish is None:
             publish = routing.new_publish(Publish, topic, body, None, NO_OPTIONS)
             publish.started, publish.deadline = started, started + seconds
@@ -212,11 +211,9 @@ class Pool:
             try:
                 own.send(conn, command_of([publish]), seconds, routing.patience, publish)
             except BaseException as error:
-                self._note_failure(publish, publish.endpoint, error)
+                self._note_failure(publish, publish.endpoint, conn, error)
             else:
                 self.complete([publish], None)
-            finally:
-                self._note_end_of_trip()
         return self._send_through_loops(publish)
 
     def _take(
@@ -237,30 +234,36 @@ class Pool:
         conn.deadline = now + seconds
         return endpoint, conn
 
-    def _note_failure(self, publish: Publish, endpoint: PublishingEndpoint, error: BaseException) -> None:
+    def _note_failure(
+        self, publish: Publish, endpoint: PublishingEndpoint, conn: OwnConn, error: BaseException
+    ) -> None:
         """Decide about a publish whose round trip has failed: end it, or leave it for another try. Raises the
         error of an interrupted call.
         """
         publish.endpoint, rules, retry = endpoint, publish.rules, self._config.retry_uncertain
         now, address = self._clock(), endpoint.address
-        if not isinstance(error, NsqError):
-            self.complete([publish], unanswered(publish, address, "the call was interrupted"))
-            raise error
         if isinstance(error, Unanswered):
             rules.note_silence(publish, address)
         if isinstance(error, ServerError):
             took = now - publish.started
             verdicts = rules.refused([publish], error, address, retry_uncertain=retry, took=took)
-        elif self._gone or now >= publish.deadline:
-            reason = "the producer was closed" if self._gone else "no answer in time"
-            verdicts = [Verdict(publish, unanswered(publish, address, reason, error), again=False)]
-        else:
+        elif isinstance(error, NsqError) and now < publish.deadline and not self._gone:
             verdicts = rules.lost([publish], error, address, executed=True, retry_uncertain=retry)
+        else:
+            reason, cause = "the call was interrupted", None
+            if isinstance(error, NsqError):
+                reason, cause = "the producer was closed" if self._gone else "no answer in time", error
+            verdicts = [Verdict(publish, unanswered(publish, address, reason, cause), again=False)]
         for _, final, again in verdicts:
             if again:
                 publish.try_again()
+                self.pending.add(publish)  # before the trip ends: ``close`` sees one or the other
             else:
                 self.complete([publish], final)
+        conn.caller = None
+        self._note_end_of_trip()
+        if not isinstance(error, NsqError):
+            raise error
 
     def _note_end_of_trip(self) -> None:
         """Tell those that wait for the end of round trips: ``flush`` and ``close``."""
@@ -611,7 +614,7 @@ class Pool:
 
     def _wait_for_trip(self, conn: OwnConn, began: float, deadline: float) -> bool:
         def ended() -> bool:
-            return conn.caller is None or conn.closed or conn.used_at != began
+            return conn.caller is None or conn.used_at != began
 
         return self.pending.changed.wait_for(ended, deadline)
 

@@ -294,8 +294,7 @@ class Producer:
         several: bool = False,
         defer: Defer | None = None,
     ) -> tuple[Unwatched, P]:
-        """Return a publish, and the block in which to send it and to wait for its end, which tells the hooks.
-        """
+        """Return a publish, and the block in which to send it and to wait for its end, which tells the hooks."""
         watched = Unwatched()
         if self._watches:
             watched = given = Watched(topic, bodies, options, self._around_publish, self._on_refused)

@@ -82,7 +82,7 @@ def test_a_publish_is_few_hops(kind: str, most_functions: int, most_files: int) 
     for (path, name), thread in hops.items():
         print(f"  {thread:40} {path}: {name}")
     names = {name for _, name in hops}
-    assert ("OwnConns.put_back" if kind == "publish" else "Publish.end") in names
+    assert ("OwnConns.send" if kind == "publish" else "Publish.end") in names
     assert not names & {"begin", "around", "Producer._send_around"}, "an unused around_publish costs a call"
     assert len(hops) <= most_functions
     assert len(files) <= most_files
