@@ -200,8 +200,10 @@ class Pool:
         seconds = self._config.publish_timeout if timeout is None else checked_timeout(timeout, 0.0)
         publish.started = started = self._clock()
         publish.deadline = started + seconds
-        self._admit(publish.topic, publish.deadline)
-        routing = self.routing
+        routing, pending = self.routing, self.pending
+        full = pending.bytes_left <= 0 or len(pending) >= self._config.max_pending
+        if full or self.closed or not self.owner.begun:
+            self._admit(publish.topic, publish.deadline)
         if _thread.get_ident() in self.nsqds.threads:
             self.refuse_own_thread("publish")
         taken = self._take(routing.targets(publish), started, seconds)

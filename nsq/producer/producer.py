@@ -294,8 +294,8 @@ class Producer:
         several: bool = False,
         defer: Defer | None = None,
     ) -> tuple[Unwatched, P]:
-        """Return a publish, and the block in which to send it and to wait for its end, which tells the hooks."""
-        watched = Unwatched()
+        """Return a publish, and the block in which to send it and wait for its end, which tells the hooks."""
+        watched = _UNWATCHED
         if self._watches:
             watched = given = Watched(topic, bodies, options, self._around_publish, self._on_refused)
             bodies, options = given.bodies, given.options
@@ -308,7 +308,8 @@ class Producer:
         except BaseException as error:
             watched.end(error)
             raise
-        watched.publish = publish
+        if self._watches:
+            watched.publish = publish
         return watched, publish
 
     def try_to_send(self, publish: PublishFuture, timeout: float) -> bool:
@@ -498,6 +499,9 @@ class Unwatched:
 
     def end(self, error: BaseException | None) -> None:
         """Note the end of the call."""
+
+
+_UNWATCHED = Unwatched()
 
 
 class Watched(Unwatched):
