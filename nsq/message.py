@@ -105,7 +105,7 @@ class Message:
 
     @property
     def id_text(self) -> str:
-        """The id as text: nsqd's hexadecimal digits; of a partitioned NSQ's raw bytes their digits."""
+        """The id as text, in hexadecimal digits."""
         return self.id.decode("latin-1")
 
     @property
@@ -132,7 +132,7 @@ class Message:
         """Seconds until the message expires."""
         return max(0.0, self.expires_at - time.monotonic())
 
-    # From a partitioned NSQ; None where nsqd does not tell.
+    # Only a partitioned NSQ tells these; else they are None.
 
     @property
     def partition(self) -> int | None:

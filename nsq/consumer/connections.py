@@ -97,7 +97,7 @@ class Connections(ConnDelegate):
     def _decide_soon(self) -> None:
         """Have the owner decide about RDY with the new settings, and wait for that."""
         if self._owner.is_current or not self._owner.begun:  # a user's backoff_strategy
-            self.request_decision()
+            self._request_decision()
         else:
             self._owner.do(self.decide, time.monotonic() + _PATIENCE, lambda: self.stopping)
 
@@ -108,8 +108,8 @@ class Connections(ConnDelegate):
         if not self.max_in_flight_given:
             self.windows.max_in_flight = self._pool.at_once * _IN_FLIGHT_PER_HANDLER
 
-    def request_decision(self) -> None:
-        """Have the owner check soon whether windows change. Any thread."""
+    def _request_decision(self) -> None:
+        """Have the owner check soon whether windows change."""
         if not self._decision_due:
             self._decision_due = True
             self._owner.wake()
@@ -123,25 +123,28 @@ class Connections(ConnDelegate):
     @property
     def starved(self) -> bool:
         """Whether some nsqd can hardly send more before messages that are here are answered."""
-        sessions = [conn.session for conn in self.table.values()]
-        return any(each.in_flight > 0 and each.in_flight >= each.rdy * _STARVED_AT for each in sessions)
+        deliveries = [conn.deliveries for conn in self.table.values()]
+        return any(each.in_flight > 0 and each.in_flight >= each.rdy * _STARVED_AT for each in deliveries)
 
     def in_flight(self) -> dict[Hashable, int]:
-        return {conn: conn.session.in_flight for conn in self.table.values()}
+        return {conn: conn.deliveries.in_flight for conn in self.table.values()}
 
     # Connections come and go.
 
-    def expect(self, connections: int) -> None:
-        """Share RDY among so many connections, also while some are still dialed."""
+    def expect(self, connections: int, each_room: bool) -> None:
+        """Share RDY among so many connections, also while some are still dialed. With ``each_room`` each can
+        have a message at a time, unless the user has set a smaller max_in_flight.
+        """
+        self.windows.grows = each_room and not self.max_in_flight_given
         if connections != self.windows.expected:
             self.windows.expected = connections
             self._decision_due = True
 
     def add(self, conn: Conn) -> None:
         """Note a new connection, before its loops run."""
-        self.windows.connected(conn, conn.session.max_rdy, time.monotonic())
+        self.windows.connected(conn, conn.deliveries.max_rdy, time.monotonic())
         self.decide()
-        # When it has its share: ``wait_until_connected`` counts it from now on.
+        # Only now that it has its share: ``wait_until_connected`` counts it from here on.
         table, gone = self.table_and_totals
         self.table_and_totals = {**table, conn.key: conn}, gone
         # Before the loops run: hooks must hear of a connection's beginning before its end.
@@ -186,7 +189,7 @@ class Connections(ConnDelegate):
             silent = now - nsqd.last_message_at
             nsqd.last_message_at = nsqd.has_sent_at = now
             if silent >= self._config.low_rdy_idle_timeout:
-                self.request_decision()  # this nsqd's share grows again
+                self._request_decision()  # this nsqd's share grows again
         if self._hooked:
             self._reporter.tell(self._hooks.received, messages)
         self._put(messages)
@@ -216,7 +219,7 @@ class Connections(ConnDelegate):
             self._owner.ask(partial(self._answer, outcome, conn, message))
             return True
         if windows.below_target:
-            self.request_decision()
+            self._request_decision()
         return False
 
     def on_requeued(self, conn: Conn, message: Message, delay_ms: int, backoff: bool) -> bool:
@@ -226,7 +229,7 @@ class Connections(ConnDelegate):
             self._owner.ask(partial(self._answer, outcome, conn, (message, delay_ms)))
             return True
         if self.windows.below_target:
-            self.request_decision()
+            self._request_decision()
         return False
 
     def requeue_delay(self, attempts: int) -> float:
@@ -239,7 +242,7 @@ class Connections(ConnDelegate):
         if message.auto_response:  # it was in the inbox, or its handler began it too late
             self._owner.ask(self._handlers_are_late)
         if self.windows.below_target:
-            self.request_decision()
+            self._request_decision()
 
     # Windows, and the outcomes that change them.
 
@@ -311,7 +314,7 @@ class Connections(ConnDelegate):
         return min(self._ticked_at + interval, math.inf if until is None else until)
 
     def _shortest_timeout(self) -> float:
-        return min((conn.session.msg_timeout for conn in self.table.values()), default=60.0)
+        return min((conn.deliveries.msg_timeout for conn in self.table.values()), default=60.0)
 
     def tick(self) -> None:
         """Do what the clock asks for, if that is due."""
@@ -330,7 +333,7 @@ class Connections(ConnDelegate):
             self._pool.sweep(now)
         handling = self.windows.handling
         if handling.active:
-            oldest = max((conn.session.oldest(now) for conn in conns), default=0.0)
+            oldest = max((conn.deliveries.oldest(now) for conn in conns), default=0.0)
             if handling.relax(now, self._handling_time(), self.windows.max_in_flight, oldest):
                 self._log(
                     logging.INFO, "%s: the handlers are quick: at most %d messages now", self.windows.allowed
@@ -342,7 +345,7 @@ class Connections(ConnDelegate):
         """Return the seconds within which a handler must begin with a message."""
         if not self._config.auto_touch:
             return self._shortest_timeout()
-        return min((conn.session.max_msg_timeout for conn in self.table.values()), default=900.0)
+        return min((conn.deliveries.max_msg_timeout for conn in self.table.values()), default=900.0)
 
     def _log(self, level: int, text: str, *values: object, address: str = "") -> None:
         """Log a line that begins with the consumer's name."""

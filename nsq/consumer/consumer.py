@@ -155,9 +155,6 @@ class Consumer:
         """Return those of the options that are given. Which NSQ this is shows later."""
         if not nsqlookupds and not nsqds:
             raise ConfigError("a consumer needs nsqd or nsqlookupd addresses, or both")
-        checked_callable("on_stuck", options.get("on_stuck"))
-        if options.get("stuck_after") is not None:
-            checked_whole("stuck_after", options["stuck_after"])
         given = {name: value for name, value in options.items() if value is not None and value is not False}
         if not nsqlookupds or self.config.cluster == "original":
             for name in given:

@@ -7,7 +7,7 @@ nsqlookupd belongs to such an NSQ, or when the user gives options that only that
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from nsq.connection.endpoint import Key
@@ -31,8 +31,9 @@ class Dialect(Protocol):
     def make_pool(self, arguments: Mapping[str, Any]) -> HandlerPool:
         """Return the handlers' pool, made with these arguments and others."""
 
-    def put(self, messages: list[Message]) -> None:
-        """Take messages that have come. Called by read loops."""
+    @property
+    def put(self) -> Callable[[list[Message]], None]:
+        """What read loops call with messages that have come."""
 
     def expects(self, error: ServerError) -> bool:
         """Return whether nsqd had to send this error, so that no log or hook reports it. For read loops."""
@@ -48,9 +49,6 @@ class Dialect(Protocol):
 
     def lost(self, key: Key, cause: NsqError | None) -> None:
         """Note the end of a connection. ``cause`` is None if we asked for it."""
-
-    def endpoints_changed(self, count: int) -> None:
-        """Note how many endpoints there are now."""
 
     def stats(self, known: ConsumerStats) -> ConsumerStats:
         """Return the totals with what is known here. Any thread."""
@@ -75,8 +73,9 @@ class Original:
             **arguments,
         )
 
-    def put(self, messages: list[Message]) -> None:
-        self._engine.pool.put(messages)
+    @property
+    def put(self) -> Callable[[list[Message]], None]:
+        return self._engine.pool.put
 
     def expects(self, error: ServerError) -> bool:
         return False
@@ -92,8 +91,6 @@ class Original:
         return False
 
     def lost(self, key: Key, cause: NsqError | None) -> None: ...
-
-    def endpoints_changed(self, count: int) -> None: ...
 
     def stats(self, known: ConsumerStats) -> ConsumerStats:
         return known

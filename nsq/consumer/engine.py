@@ -36,7 +36,7 @@ from nsq.consumer.decisions import GivenUp
 from nsq.consumer.dialect import Dialect, Original, other_dialect
 from nsq.consumer.reports import ConsumerHooks, Reporter, StopReport
 from nsq.discovery.lookups import Discovery
-from nsq.errors import Closed, ConfigError, NsqError, ServerError
+from nsq.errors import Closed, NsqError, ServerError
 from nsq.log import Logger
 from nsq.message import Message
 from nsq.threads.forks import abandon_in_children
@@ -172,12 +172,11 @@ class Engine:
             config,
             found=self.found,
             dropped=self.dropped,
-            original=self._note_original,
             other=lambda discovery: self.dialect.asker(discovery),
+            is_other=bool(options),
             name=self.name,
             **discovery,
         )
-        self._unsuited = False  # the original NSQ does not have the options
         self._warned_of_kind = False
         self._leaving: dict[Conn, float] = {}  # they got CLS, and have until then to answer it
         # The beginning and the end.
@@ -312,10 +311,10 @@ class Engine:
 
     def _stop_when_done(self) -> None:
         now, ending, conns = time.monotonic(), self._ending, self.connections
-        if now >= self._cls_by:  # leave those that owe nothing but the answer to CLS
+        if now >= self._cls_by:  # close those that still lack the answer to CLS, and nothing else
             for conn in conns.table.values():
                 silent = now >= conn.last_message_at + _CLS_PATIENCE
-                if silent and conn.open and conn.session.answered and not conn.session.close_wait:
+                if silent and conn.open and conn.deliveries.answered and not conn.deliveries.close_wait:
                     self._unheard.append(conn.address)
                     conn.close(after_writing=True)
         if conns.table and now < ending.work_by:
@@ -323,16 +322,16 @@ class Engine:
         left = list(conns.table.values())
         self._left = StopReport(
             clean=False,
-            in_flight=sum(conn.session.in_flight for conn in left),
+            in_flight=sum(conn.deliveries.in_flight for conn in left),
             cut_off=sorted({*self._unheard, *[conn.address for conn in left]}),
         )
-        answered = all(conn.session.answered for conn in left)
+        answered = all(conn.deliveries.answered for conn in left)
         for conn in left:
             conn.close()
-        # Their loops report events until their end. Those that still dial are joined later.
+        # Until these threads end, they bring messages and report events. Those that still dial: see below.
         self._join(partial(self.endpoints.join, dialing=False), lambda: ending.join_by)
-        # Before the handlers: one that still gives a message up waits for nsqd to store the dead letter. Its
-        # message's connection is cut off, so nsqd delivers the message again anyway.
+        # Before the handlers: one of them may wait until a dead letter is stored. nsqd delivers that message
+        # again anyway, as its connection is cut off.
         seconds = max(0.0, (ending.users_by - time.monotonic()) / 2)
         threads = [*self._left.unfinished_threads, *self._give_up_policy.close(seconds)]
         self._left = replace(self._left, unfinished_threads=threads)
@@ -377,7 +376,7 @@ class Engine:
     # Connections come and go. Requests of discovery and of endpoints, and the owner.
 
     def found(self, wanted: dict[Key, Wanted]) -> None:
-        self.owner.ask(partial(self.endpoints.want, {} if self._unsuited else wanted))
+        self.owner.ask(partial(self.endpoints.want, wanted))
 
     def dropped(self, key: Key, patience: float = math.inf) -> None:
         """Close a connection that is not wanted any more: at once if nsqd has not answered CLS after
@@ -387,7 +386,7 @@ class Engine:
 
     def _drop(self, key: Key, patience: float) -> None:
         conn = self.connections.table.get(key)
-        if conn is not None and not conn.session.closing:
+        if conn is not None and not conn.deliveries.closing:
             self.connections.send_cls([conn])
             self._leaving[conn] = time.monotonic() + patience
 
@@ -395,7 +394,7 @@ class Engine:
         """Leave the nsqds that were dropped and have not answered CLS in time."""
         now = time.monotonic()
         for conn, by in list(self._leaving.items()):
-            silent = not (conn.closed or conn.session.close_wait)
+            silent = not (conn.closed or conn.deliveries.close_wait)
             if silent and now >= by:
                 fields = self.reporter.fields(conn.address)
                 log.warning("%s: %s does not answer CLS, and is left", self.name, conn.address, extra=fields)
@@ -406,9 +405,9 @@ class Engine:
     def _see_to_endpoints(self) -> None:
         if self.endpoints.changed:
             self.endpoints.changed = False
-            self.dialect.endpoints_changed(len(self.endpoints.table))
             # Before the dials, so that RDY is shared among all connections to come, not among the first.
-            self.connections.expect(self.endpoints.expected())
+            each_room = self.discovery.kind == "partitioned"
+            self.connections.expect(self.endpoints.expected(), each_room)
             self._see_whether_all_refuse()
         self.endpoints.dial_due()
 
@@ -419,7 +418,7 @@ class Engine:
     def _adopt(self, endpoint: ConsumingEndpoint, conn: Conn) -> None:
         if self._stop_requested or endpoint.wanted is None:
             raise Closed(f"the connection to {conn.address} is not needed any more")
-        endpoint.status = Status.CONNECTED  # here: a stop from now on must not cut it off
+        endpoint.status = Status.CONNECTED  # from now on ``Endpoint.stop`` does not close the connection
         endpoint.backoff.reason, endpoint.backoff.final = None, False
         self.connections.add(conn)
         if conn.reply.partitioned and conn.key[1] is None and not self._warned_of_kind:
@@ -446,15 +445,6 @@ class Engine:
         if refusals and len(refusals) == len(reasons):
             self._refuse(refusals[0])
 
-    def _note_original(self) -> None:
-        """Note that the nsqlookupds belong to the original NSQ. Called by discovery."""
-        for option in self.options:
-            self._unsuited = True
-            text = f"{option} needs a partitioned NSQ, but the nsqlookupds belong to the original one"
-            self.refuse(ConfigError(text))
-            self.found({})
-            break
-
     def refuse(self, error: NsqError) -> None:
         """Note that the topic cannot be consumed with the user's options. Called by discovery."""
         log.error("%s: %s", self.name, error)
@@ -470,7 +460,7 @@ class Engine:
     def _known_addresses(self) -> tuple[set[str], set[str]]:
         """Return where dead letters are published: nsqds, or the nsqlookupds of a partitioned NSQ."""
         if self.discovery.kind == "partitioned":
-            return set(), set(self.discovery.all_nsqlookupds)
+            return set(), {each.text for each in self.discovery.nsqlookupds}
         return {each.address for each in self.endpoints.all}, set()
 
     def give_up(self, message: Message, given_up: GivenUp) -> None:

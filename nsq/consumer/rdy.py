@@ -132,8 +132,8 @@ class HandlingLimit:
 # The windows.
 
 
-class Order(NamedTuple):
-    """An order to send a connection this RDY."""
+class RdyChange(NamedTuple):
+    """Send a connection this RDY."""
 
     key: Hashable
     rdy: int
@@ -229,7 +229,7 @@ class RdyWindows:
             return f"{nsqd.reason}; waits for messages in flight to finish before it gets {nsqd.target}"
         return nsqd.reason
 
-    def decide(self, now: float, in_flight: Mapping[Hashable, int]) -> list[Order]:
+    def decide(self, now: float, in_flight: Mapping[Hashable, int]) -> list[RdyChange]:
         """Shrink windows that are too large, then grow others into the free room; return the orders."""
         nsqds = [nsqd for nsqd in self.nsqds.values() if not nsqd.closing]
         self.set_targets(nsqds, now, in_flight)
@@ -246,11 +246,11 @@ class RdyWindows:
         changed.sort(key=lambda nsqd: windows[nsqd.key] > nsqd.rdy)  # the shrinking ones first
         return [self._grant(nsqd, windows[nsqd.key], now) for nsqd in changed]
 
-    def _grant(self, nsqd: Nsqd, rdy: int, now: float) -> Order:
+    def _grant(self, nsqd: Nsqd, rdy: int, now: float) -> RdyChange:
         if nsqd.rdy == 0:
             nsqd.granted_at = now
         nsqd.rdy = rdy
-        return Order(nsqd.key, rdy)
+        return RdyChange(nsqd.key, rdy)
 
     # Targets.
 

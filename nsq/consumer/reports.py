@@ -117,7 +117,7 @@ def stats_of(engine: Engine) -> ConsumerStats:
         requeued=requeued,
         timed_out=timed_out,
         given_up=engine.given_up,
-        in_flight=sum([conn.session.in_flight for conn in conns.values()]),
+        in_flight=sum([conn.deliveries.in_flight for conn in conns.values()]),
         waiting=engine.pool.inbox.qsize(),
         connections=len(conns),
     )
@@ -130,9 +130,9 @@ def health_of(engine: Engine) -> ConsumerHealth:
     connections = [
         ConnectionHealth(
             nsqd_address=conn.address,
-            rdy=conn.session.rdy,
+            rdy=conn.deliveries.rdy,
             reason=engine.connections.windows.reason(conn),
-            in_flight=conn.session.in_flight,
+            in_flight=conn.deliveries.in_flight,
             seconds_connected=now - conn.connected_at,
             seconds_since_message=now - conn.last_message_at,
             partition=conn.key[1] if isinstance(conn.key[1], int) else None,
@@ -181,7 +181,7 @@ def _discovery(engine: Engine, now: float) -> list[str]:
 
 def added(gone: list[int], conns: Iterable[Conn]) -> list[int]:
     """Add the connections' totals (received, finished, requeued, timed out) to those of ended ones."""
-    return [sum(each) for each in zip(gone, *[conn.session.totals for conn in conns], strict=True)]
+    return [sum(each) for each in zip(gone, *[conn.deliveries.totals for conn in conns], strict=True)]
 
 
 # Hooks.

@@ -135,7 +135,7 @@ class Discovery:
     has removed, or that was pruned: disconnect from it. ``original`` is called when an nsqlookupd belongs to
     the original NSQ. ``other`` is called when one belongs to a partitioned NSQ, perhaps after that, and
     returns what asks from then on. Each of the two is called once. All run on the discovery thread and must
-    not block.
+    not block. With ``is_other`` the client has use for a partitioned NSQ alone.
 
     ``rewrite`` and ``accept`` are the user's functions: ``rewrite`` is called with each address of an answer,
     then ``accept`` with their sorted list. They run there too, so a slow one delays discovery and nothing
@@ -151,6 +151,7 @@ class Discovery:
         dropped: Callable[[Key], object] = lambda _: None,
         original: Callable[[], object] = lambda: None,
         other: Callable[[Discovery], Asker] | None = None,
+        is_other: bool = False,
         name: str,
         nsqds: Iterable[str] = (),
         nsqlookupds: Iterable[str] = (),
@@ -170,14 +171,14 @@ class Discovery:
         self._original, self._other = original, other
         self._name = name
         self.clock = clock
-        self._detects = other is not None and config.cluster == "detect"
+        self._detects = other is not None and config.cluster != "original"
         self._askers = [asker or Asker(self._topic, config, detect=self._detects)]  # the last one asks
         # The user's addresses. Any thread changes these dicts, one method call at a time; the discovery
         # thread compares them with its own state.
         self._nsqds = {address: address for address in checked_nsqds(nsqds)}
         self._nsqlookupds = {nsqlookupd_address(text): text for text in checked("nsqlookupd", nsqlookupds)}
         self._listed: Mapping[Url, str] = {}  # nsqlookupds that others list; replaced, never changed
-        self._owner = Owner(f"{name}-lookupd", log, turn=self._turn, clock=clock)
+        self.owner = Owner(f"{name}-lookupd", log, turn=self._turn, clock=clock)
         self._stopping = False
         # All attributes below belong to the discovery thread; it replaces the tuples and ``wanted``, and
         # never changes them.
@@ -198,7 +199,7 @@ class Discovery:
         self._topic_doubtful = self._topic is not None  # perhaps misspelt: not listed, and no warning given
         self.wanted: dict[Key, Wanted] = {}
         """The nsqds as ``found`` got them last."""
-        if other is not None and config.cluster == "partitioned":
+        if other is not None and self._nsqlookupds and (is_other or config.cluster == "partitioned"):
             self._switch(other)
         self._follow_user(clock())
         self.nsqlookupds: tuple[Lookupd, ...] = self._copies()
@@ -213,28 +214,28 @@ class Discovery:
     @property
     def threads(self) -> tuple[threading.Thread, ...]:
         """The threads that have been started and may still run."""
-        own = self._owner.thread
+        own = self.owner.thread
         return self._tasks if own is None else (own, *self._tasks)
 
     def start(self) -> None:
         """Start the discovery thread, unless it exists. Raises RuntimeError when no thread can be started;
         may be called again then.
         """
-        if self._owner.exists or self._stopping:
+        if self.owner.exists or self._stopping:
             return
-        self._owner.start()
-        if self._owner.failure is not None:
-            raise self._owner.failure
+        self.owner.start()
+        if self.owner.failure is not None:
+            raise self.owner.failure
 
     def stop(self) -> None:
         """Begin no more questions, and cut short those under way. Does not wait."""
         self._stopping = True
-        self._owner.wake()
+        self.owner.wake()
 
     def join(self, deadline: float) -> list[str]:
         """Wait for all threads after ``stop``; return the names of those that have not ended in time."""
         # The tasks last: until its end the discovery thread starts more of them.
-        return self._owner.join(deadline) or join_threads(self._tasks, deadline)
+        return self.owner.join(deadline) or join_threads(self._tasks, deadline)
 
     def abandon(self) -> None:
         """Drop everything in a forked child, where none of these threads exists."""
@@ -243,7 +244,7 @@ class Discovery:
 
     def owns_current_thread(self) -> bool:
         """Whether this is the discovery thread, on which ``rewrite`` and ``accept`` run."""
-        return self._owner.is_current
+        return self.owner.is_current
 
     # The user's addresses: any thread, signal handlers too. An exception may interrupt these anywhere.
 
@@ -251,7 +252,7 @@ class Discovery:
         """Connect to an nsqd, and again whenever the connection is lost. Does nothing if added before."""
         checked_nsqds([address])
         self._nsqds.setdefault(address, address)
-        self._owner.wake()
+        self.owner.wake()
 
     def remove_nsqd(self, address: str) -> None:
         """Disconnect from an nsqd, unless an nsqlookupd lists it."""
@@ -260,7 +261,7 @@ class Discovery:
     def add_nsqlookupd(self, address: str) -> None:
         """Ask this nsqlookupd too, and at once. Does nothing if added before."""
         self._nsqlookupds.setdefault(nsqlookupd_address(address), address)
-        self._owner.wake()
+        self.owner.wake()
 
     def remove_nsqlookupd(self, address: str) -> None:
         """Ask this nsqlookupd no more. Connections to the nsqds that it listed stay until they end."""
@@ -274,7 +275,7 @@ class Discovery:
         if len(self._nsqds) + len(self._nsqlookupds) + len(self._listed) > 1:
             wanted.pop(key, None)
             if self._nsqds or self._nsqlookupds or self._listed:
-                self._owner.wake()
+                self.owner.wake()
                 return
             wanted.setdefault(key, address)  # another thread has removed the other one meanwhile
         raise UsageError(
@@ -284,7 +285,7 @@ class Discovery:
 
     def ask_soon(self, spacing: float = SPACING) -> None:
         """Have the nsqlookupds asked ahead of time, at most once in ``spacing`` seconds."""
-        self._owner.ask(lambda: self._schedule.request(self.clock(), spacing))
+        self.owner.ask(lambda: self._schedule.request(self.clock(), spacing))
 
     # For an ``Asker``: any thread.
 
@@ -293,21 +294,12 @@ class Discovery:
         """The nsqlookupds that the user has given and added."""
         return tuple(self._nsqlookupds.copy().values())
 
-    @property
-    def all_nsqlookupds(self) -> tuple[str, ...]:
-        """All nsqlookupds that are asked."""
-        return tuple({**self._listed, **self._nsqlookupds.copy()}.values())
-
     def also_ask(self, nsqlookupds: Iterable[str]) -> None:
         """Ask these nsqlookupds too, from now on, instead of those of the call before."""
         listed = {nsqlookupd_address(text): text for text in nsqlookupds}
         if listed != self._listed:
             self._listed = listed
-            self._owner.wake()
-
-    def ask_owner(self, request: Callable[[], object]) -> None:
-        """Have the discovery thread call this."""
-        self._owner.ask(request)
+            self.owner.wake()
 
     def rewritten(self, address: str) -> str:
         """Return the address to dial."""
@@ -318,10 +310,6 @@ class Discovery:
         except BaseException as error:
             self._log_once(f"rewrite_address({address!r})", "the address is used as it is", error)
             return address
-
-    def accepts(self, address: str) -> bool:
-        """Whether the user accepts an nsqd that an nsqlookupd has named."""
-        return self._accept is None or address in self._directory.nsqds
 
     # State and reports.
 
@@ -404,14 +392,14 @@ class Discovery:
             except BaseException as error:
                 log.exception("%s failed, which is a bug of ours", name)
                 result = NsqError(f"{type(error).__name__}, a bug of ours; see the log")
-            self._owner.ask(partial(self._asked, lookupd, result))
+            self.owner.ask(partial(self._asked, lookupd, result))
 
         asker, name = self._askers[-1], f"{self._name}-ask-{lookupd.address}"
         thread = threading.Thread(target=task, name=name, daemon=True)
         try:
             thread.start()
         except RuntimeError as error:  # no more threads, or the interpreter is ending
-            self._owner.ask(partial(self._asked, lookupd, NsqError(f"no thread for {name}: {error}")))
+            self.owner.ask(partial(self._asked, lookupd, NsqError(f"no thread for {name}: {error}")))
         else:
             self._tasks = (*(each for each in self._tasks if each.is_alive()), thread)
 

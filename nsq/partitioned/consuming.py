@@ -21,6 +21,7 @@ from nsq.consumer.reports import ConsumerHealth, ConsumerStats, PartitionHealth
 from nsq.discovery.directory import Kind
 from nsq.discovery.lookups import Asker, Discovery
 from nsq.errors import (
+    ConfigError,
     ConnectionFailed,
     ExtendForbidden,
     ExtendNeeded,
@@ -55,7 +56,6 @@ class Partitioned(Original):
         super().__init__(engine)
         self.reading = reading
         self.leaders: Leaders | None = None
-        self._warned_of_turns = False
 
     requeued_here = 0
     """The requeues that nsqd knows nothing of: the message waits here for its next attempt."""
@@ -69,34 +69,17 @@ class Partitioned(Original):
 
     def refused(self, key: Key, error: NsqError) -> bool:
         if self.leaders is not None:
-            self.leaders.rounds.ask_owner(partial(self.leaders.note_refusal, key, error))
+            self.leaders.rounds.owner.ask(partial(self.leaders.note_refusal, key, error))
         return isinstance(error, _PASSING)
 
     def lost(self, key: Key, cause: NsqError | None) -> None:
         if self.leaders is not None:
-            self.leaders.rounds.ask_owner(partial(self.leaders.note_loss, cause))
+            self.leaders.rounds.owner.ask(partial(self.leaders.note_loss, cause))
 
     def stop_partition(self, partition: int) -> None:
         """Leave a partition for good. Any thread."""
         if self.leaders is not None:
-            self.leaders.rounds.ask_owner(partial(self.leaders.stopped.add, partition))
-
-    def endpoints_changed(self, count: int) -> None:
-        """Let each connection have a message at a time, unless the user has set a smaller max_in_flight."""
-        connections, windows = self._engine.connections, self._engine.connections.windows
-        if windows.grows is connections.max_in_flight_given:
-            windows.grows = not connections.max_in_flight_given
-            connections.request_decision()
-        if not windows.grows and 0 < windows.max_in_flight < count and not self._warned_of_turns:
-            self._warned_of_turns = True
-            log.warning(
-                "%s: max_in_flight is %d, but there are %d partitions: they take turns, one message each. "
-                "Leave it out, or give at least their number",
-                self._engine.name,
-                windows.max_in_flight,
-                count,
-                extra=self._engine.reporter.fields(),
-            )
+            self.leaders.rounds.owner.ask(partial(self.leaders.stopped.add, partition))
 
     def partitions(self, now: float) -> list[PartitionHealth]:
         """Return the health of each partition that is handled in order."""
@@ -128,7 +111,7 @@ class Leaders(Lookups):
         config = engine.config
         pinned = cast("Kind | None", None if config.cluster == "detect" else config.cluster)
         super().__init__(config, "r", pinned=pinned, rewrite=discovery.rewritten, clock=discovery.clock)
-        self.attach(discovery, discovery.ask_owner, lambda: None)
+        self.attach(discovery, discovery.owner.ask, lambda: None)
         self.learn(engine.topic)
         self.rounds = discovery
         self.stopped: set[int] = set()
@@ -138,6 +121,7 @@ class Leaders(Lookups):
         self._urgent_since = -math.inf  # a connection was lost, or refused: ask after that
         self._started: set[int] = set()  # partitions that have begun at the chosen position
         self._problem = ""
+        self._warned_of_turns = False
         self._count = 0  # partitions of the topic; 0: not known
 
     def original_nodes(self, api: NsqlookupdApi) -> Sequence[NsqdNode]:
@@ -194,16 +178,20 @@ class Leaders(Lookups):
     # Which connections to have.
 
     def wanted(self, named: dict[Key, Wanted]) -> dict[Key, Wanted]:
-        if self.cluster.kind != "partitioned":
-            return {} if self._reading.given and self.cluster.kind else named
         table = self._table
         problem = mismatch(table, self._reading)
+        if self.cluster.kind == "original" and self._engine.options:
+            option = next(iter(self._engine.options))
+            text = f"{option} needs a partitioned NSQ, but the nsqlookupds belong to the original one"
+            problem = ConfigError(text)
         if problem is not None:
             if self._problem != str(problem):
                 self._engine.refuse(problem)
             self._problem = str(problem)
             return {}
         self._problem = ""
+        if self.cluster.kind != "partitioned":
+            return named
         self._note_count(0 if table.meta is None else table.meta.partition_num)
         connected = {key[1]: key for key in self._engine.connections.table if isinstance(key[1], int)}
         wanted = {key: each for key, each in named.items() if each.given}
@@ -219,9 +207,24 @@ class Leaders(Lookups):
             if former is not None and former != want.key:
                 # The new connection comes when it has ended.
                 self._engine.dropped(former, _FORMER_PATIENCE)
-            elif self.rounds.accepts(want.address):
+            elif (want.address, None) in named:  # else the user does not accept it
                 wanted[want.key] = want
+        self._warn_of_turns(len(wanted))
         return wanted
+
+    def _warn_of_turns(self, connections: int) -> None:
+        most = self._engine.connections.windows.max_in_flight
+        given = self._engine.connections.max_in_flight_given and not self._reading.ordered
+        if given and 0 < most < connections and not self._warned_of_turns:
+            self._warned_of_turns = True
+            log.warning(
+                "%s: max_in_flight is %d, but there are %d partitions: they take turns, one message each. "
+                "Leave it out, or give at least their number",
+                self._engine.name,
+                most,
+                connections,
+                extra=self._engine.reporter.fields(),
+            )
 
     def _wanted(self, table: TopicTable, partition: int, address: str) -> Wanted:
         subscription = PartitionSubscription(

@@ -29,7 +29,7 @@ from nsq.errors import AlreadyResponded, ConfigError, FinFailed, InvalidMessage,
 from nsq.log import Logger
 from nsq.message import Message, MessageDelegate
 from nsq.partitioned.consuming import Partitioned
-from nsq.partitioned.lanes import Decision, Do, Lane, OnStuck, Order, Stuck
+from nsq.partitioned.lanes import Action, Decision, Do, Lane, OnStuck, Stuck
 from nsq.partitioned.subscription import Reading
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class Track:
 
     def __init__(self, lane: Lane) -> None:
         self.lane = lane
-        self.events: deque[Callable[[float], list[Order]]] = deque()
+        self.events: deque[Callable[[float], list[Action]]] = deque()
         self.claim = threading.Lock()
         self._unanswered: dict[Message, None] = {}  # what a handler has begun
 
@@ -199,26 +199,28 @@ class Ordered(Partitioned):
     def tell_requeued(self, message: Message) -> None:
         self._reporter.tell(self._reporter.hooks.requeued, message)
 
-    def endpoints_changed(self, count: int) -> None: ...
-
     def delegate(self, conn: Conn, partition: int) -> MessageDelegate:
         """Return the delegate for the messages of a new connection."""
         track = self._tracks.get(partition)
         if track is None:
             lane = Lane(partition, closing=_is_closing, stop_out_of_order=self._stop_out_of_order)
             track = self._tracks.setdefault(partition, Track(lane))
-        self._touch_interval = min(self._touch_interval, conn.session.msg_timeout / 4)
+        self._touch_interval = min(self._touch_interval, conn.deliveries.msg_timeout / 4)
         return LaneDelegate(conn, track, self)
 
     # Events: our own threads carry them to the lane, others leave that to the owner.
 
-    def put(self, messages: list[Message]) -> None:
+    @property
+    def put(self) -> Callable[[list[Message]], None]:
+        return self._deliver
+
+    def _deliver(self, messages: list[Message]) -> None:
         for message in messages:
             track = _delegate(message).track
             track.events.append(partial(track.lane.delivered, message))
             self._run(track)
 
-    def post(self, track: Track, event: Callable[[float], list[Order]]) -> None:
+    def post(self, track: Track, event: Callable[[float], list[Action]]) -> None:
         track.events.append(event)
         if self._pool.owns_current_thread():
             self._run(track)
@@ -231,16 +233,16 @@ class Ordered(Partitioned):
         while events and track.claim.acquire(False):
             try:
                 while events:
-                    for order in events.popleft()(time.monotonic()):
-                        self._obey(order, track)
+                    for action in events.popleft()(time.monotonic()):
+                        self._carry_out(action, track)
             finally:
                 track.claim.release()
             if track.lane.next_due < math.inf:  # a pause has begun: the owner ends it
                 self.wake()
 
-    def _obey(self, order: Order, track: Track) -> None:
-        message, lane = order.message, track.lane
-        match order.do:
+    def _carry_out(self, action: Action, track: Track) -> None:
+        message, lane = action.message, track.lane
+        match action.do:
             case Do.HANDLE:
                 self._pool.inbox.put(message)
             case Do.FINISH:
@@ -389,7 +391,7 @@ class Ordered(Partitioned):
         """Touch messages past half of their time, so that nsqd does not repeat them while they wait."""
         for message in messages:
             conn = _delegate(message).conn
-            soon, most = now + conn.session.msg_timeout / 2, conn.session.max_msg_timeout
+            soon, most = now + conn.deliveries.msg_timeout / 2, conn.deliveries.max_msg_timeout
             if now < message.expires_at <= soon and message.expires_at < message.received_at + most:
                 with suppress(AlreadyResponded):
                     conn.touch(message)
@@ -413,6 +415,11 @@ class Ordered(Partitioned):
 
 def dialect_for(engine: Engine, options: Mapping[str, Any]) -> Partitioned:
     """Return the dialect for these options, of those that need a partitioned NSQ."""
+    stuck_after = options.get("stuck_after", 1)
+    if type(stuck_after) is not int or stuck_after < 1:
+        raise ConfigError(f"stuck_after is {stuck_after!r}; it must be a whole number from 1 up")
+    if not callable(options.get("on_stuck", print)):
+        raise ConfigError(f"on_stuck is {options['on_stuck']!r}; it must be a function")
     policy = {name: options[name] for name in ("on_stuck", "stuck_after", "out_of_order") if name in options}
     reading = Reading.checked(**{name: value for name, value in options.items() if name not in policy})
     if reading.ordered:
@@ -434,7 +441,7 @@ def _in_errors(message: Message) -> str:
 
 
 def _is_closing(message: Message) -> bool:
-    return _delegate(message).conn.session.closing
+    return _delegate(message).conn.deliveries.closing
 
 
 def _health(lane: Lane, now: float) -> PartitionHealth:

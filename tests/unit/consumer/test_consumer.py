@@ -291,7 +291,7 @@ def test_a_connection_whose_threads_are_late_counts_no_more(
 
     consumer = make().add_handler(nothing).start()
     nsqd = accept(transport)
-    monkeypatch.setattr(consumer._engine.pool, "put", stuck)
+    monkeypatch.setattr(consumer._engine.connections, "_put", stuck)
     nsqd.deliver(1)
     assert entered.wait(PATIENCE)
     try:

@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from nsq.consumer.rdy import Backoff, HandlingLimit, Nsqd, Order, Outcome, RdyWindows, exponential
+from nsq.consumer.rdy import Backoff, HandlingLimit, Nsqd, Outcome, RdyChange, RdyWindows, exponential
 
 SUCCESS, FAILURE, NEUTRAL = Outcome.SUCCESS, Outcome.FAILURE, Outcome.NEUTRAL
 IDLE, TURN = 10.0, 30.0
@@ -37,7 +37,7 @@ class World:
         self.now = START
         self.in_flight: dict[Hashable, int] = {}
         self.rdy: dict[Hashable, int] = {}
-        self.orders: list[Order] = []
+        self.orders: list[RdyChange] = []
 
     def decide(self) -> None:
         """Obey one order after the other: between two of them no more messages may come than at the end."""
@@ -132,12 +132,12 @@ class TestShares:
         world = World(10).connect("a", "b")
         world.receive("a", 4)
         world.close("a")
-        assert world.orders == [Order("b", 6)]
+        assert world.orders == [RdyChange("b", 6)]
         assert "in flight" in world.windows.reason("b")
         world.answer("a", count=3)
-        assert world.orders == [Order("b", 9)]
+        assert world.orders == [RdyChange("b", 9)]
         world.disconnect("a")
-        assert world.orders == [Order("b", 10)]
+        assert world.orders == [RdyChange("b", 10)]
 
     def test_messages_in_flight_count_when_shares_move(self) -> None:
         world = World(10).connect("a")
@@ -184,7 +184,7 @@ class TestMoreConnectionsThanMessages:
         world.tick(IDLE - 1)
         assert world.orders == []
         world.tick(1)
-        assert world.orders == [Order("a", 0), Order("b", 1)]
+        assert world.orders == [RdyChange("a", 0), RdyChange("b", 1)]
 
     def test_a_turn_with_messages_lasts_longer(self) -> None:
         world = World(1).connect("a", "b")
@@ -489,7 +489,7 @@ class TestHandlingLimit:
         world = World(40).connect("a")
         assert world.windows.handling.expired(world.now, self.TIMEOUT, 40, 1)
         world.tick()
-        assert world.orders == [Order("a", 20)]
+        assert world.orders == [RdyChange("a", 20)]
         assert world.windows.reason("a") == "its share of 20, which the handlers manage in time"
         world.set_max_in_flight(8)
-        assert world.orders == [Order("a", 8)]
+        assert world.orders == [RdyChange("a", 8)]

@@ -120,7 +120,7 @@ class World(Asker):
 
     def pass_time(self, discovery: Discovery, seconds: float) -> None:
         self.now += seconds
-        discovery._owner.wake()
+        discovery.owner.wake()
 
     def close(self) -> None:
         for gate in self.gates.values():

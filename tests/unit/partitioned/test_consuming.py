@@ -33,7 +33,8 @@ class World:
         self.wanted: dict[Key, Wanted] = {}
         self.reports = 0
         self.dropped: list[Key] = []
-        self.connections: Any = SimpleNamespace(table={})
+        windows = SimpleNamespace(max_in_flight=2)
+        self.connections: Any = SimpleNamespace(table={}, windows=windows, max_in_flight_given=False)
         self.problems: list[NsqError] = []
         self.now = 100.0
         subscription, config = Subscription(TOPIC, "billing"), Config()
@@ -46,6 +47,7 @@ class World:
             reporter=Reporter(TOPIC, "billing", None),
             connections=self.connections,
             traced=False,
+            options=given,
             dropped=lambda key, patience: self.dropped.append(key),
             refuse=self.problems.append,
         )
@@ -96,11 +98,11 @@ class World:
     def _hear(self, answer: ClusterAnswer) -> None:
         self.now += 1.0
         self.leaders.cluster.heard(LOOKUPD, answer, self.now)
-        self.discovery._directory.heard([A, B, C])
+        self.discovery._directory.heard(map(self.discovery.rewritten, [A, B, C]))
         self.turn()
 
     def turn(self) -> None:
-        self.discovery._owner.run_requests()
+        self.discovery.owner.run_requests()
         self.discovery._report()
 
 
@@ -207,7 +209,7 @@ def test_a_refusal_has_the_nsqlookupds_asked_at_once(error: NsqError, passing: b
     asked = questions._refresh._asked
     world.now += 5.0
     assert world.dialect.refused((A, 0), error) is passing
-    world.discovery._owner.run_requests()
+    world.discovery.owner.run_requests()
     world.discovery._turn()
     assert questions._refresh._asked == asked + 1
     assert (world.keys == {(B, 1)}) is dropped
@@ -229,7 +231,7 @@ def test_a_node_that_refused_again_after_a_quiet_time_is_asked_for_at_the_end_of
         refused_at = world.now
         while not world.keys:
             world.now += 0.04
-            world.discovery._owner.run_requests()
+            world.discovery.owner.run_requests()
             world.discovery._turn()
             if refresh._asked_at == world.now:
                 topic = TopicAnswer({0: A}, Meta(2))
@@ -271,7 +273,7 @@ def test_the_end_of_a_connection_has_them_asked_too_unless_it_was_meant() -> Non
     for cause in (None, ConnectionLost("x")):
         world.now += 5.0
         world.dialect.lost((A, 0), cause)
-        world.discovery._owner.run_requests()
+        world.discovery.owner.run_requests()
         world.discovery._turn()
         asks.append(world.leaders._refresh._asked)
     assert asks == [0, 1]
@@ -298,8 +300,8 @@ def test_an_nsqlookupd_that_the_user_removes_has_no_say_any_more_although_the_cl
         world.now += 1.0
         topics = {TOPIC: TopicAnswer({0: leader}, Meta(1))}
         answer = ClusterAnswer("partitioned", listed, other, topics)
-        discovery._owner.ask(partial(questions._heard, lookupd, lookupd, answer, world.now))
-        discovery._owner.run_requests()
+        discovery.owner.ask(partial(questions._heard, lookupd, lookupd, answer, world.now))
+        discovery.owner.run_requests()
 
     discovery.add_nsqlookupd(other)
     discovery._turn()

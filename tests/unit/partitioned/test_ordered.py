@@ -34,7 +34,7 @@ class Nsqd:
 
     def __init__(self, notes: Desk) -> None:
         self._notes = notes
-        self.session = SimpleNamespace(msg_timeout=TIMEOUT, max_msg_timeout=15 * TIMEOUT, closing=False)
+        self.deliveries = SimpleNamespace(msg_timeout=TIMEOUT, max_msg_timeout=15 * TIMEOUT, closing=False)
         self.held: set[Message] = set()
 
     def _answer(self, message: Message, *note: Any) -> None:
@@ -378,7 +378,7 @@ class TestStuckMessages:
         nsqd = here.connect()
         here.deliver(nsqd, 1)
         here.wait_for_pause()
-        nsqd.session.closing = True
+        nsqd.deliveries.closing = True
         here.wake()
         here.notes.wait_for(("requeue", 1, 0.0, False))
 

@@ -28,7 +28,7 @@ GONE = -math.inf
 _EXCESS = 2
 
 
-class Session:
+class Deliveries:
     """The messages and RDY. Only the read loop calls ``admit``, only the write loop ``written``; any thread
     calls the rest.
     """
@@ -46,7 +46,7 @@ class Session:
         self._in_flight: dict[bytes, Message] = {}
         self._unsettled: set[Message] = set()  # until the answer is written, or the time is up
         self._overtaken: deque[Message] = deque()  # delivered again before their time was up here
-        self._repeated = 0  # since the last ``expire``: deliveries that overtook others long before that
+        self._repeated = 0  # since the last ``expire``: redeliveries long before a message's time was up here
         self._timed_out = 0
         self._dropped: deque[Message] = deque()  # timed out too; ``expire`` will count them
         self._highest_rdy = 0
