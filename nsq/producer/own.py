@@ -221,10 +221,11 @@ class OwnConns:
             self._put_back(conn)
         except BaseException as error:
             if conn.caller is not None:  # else a signal handler has interrupted us when it was put back
-                conn.failed += 1
                 self._drop(conn)
-                if isinstance(error, NsqError) and not isinstance(error, ServerError):
-                    self._suspend()
+                if isinstance(error, NsqError):
+                    conn.failed += 1
+                    if not isinstance(error, ServerError):
+                        self._suspend()
             raise
 
     def _put_back(self, conn: OwnConn) -> None:

@@ -187,7 +187,7 @@ class Pool:
             else:
                 if self.setup.on_acknowledged is not None:
                     self._tell_stored(topic, 1, len(body), endpoint.address, started)
-                if pending.changed.locks or self.closed:
+                if pending.changed.locks.copy() or self.closed:  # locks the list, as ``bool`` does not
                     self._note_end_of_trip()
                 return PUBLISHED
         if publish is None:

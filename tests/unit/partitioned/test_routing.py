@@ -156,11 +156,11 @@ class Scene:
 
 def test_while_many_publishes_wait_the_partitions_take_several_in_a_row() -> None:
     scene = Scene({0: A, 1: B})
-    lanes = [scene.publish(b"x").destination for _ in range(4000)]
-    assert lanes[:4] == ["orders 0", "orders 1"] * 2
-    runs = [len(list(run)) for _, run in itertools.groupby(lanes[2000:3024])]
+    places = [scene.publish(b"x").destination for _ in range(4000)]
+    assert places[:4] == ["orders 0", "orders 1"] * 2
+    runs = [len(list(run)) for _, run in itertools.groupby(places[2000:3024])]
     assert sum(run == 64 for run in runs) >= 15
-    assert abs(lanes.count("orders 0") - lanes.count("orders 1")) <= 128
+    assert abs(places.count("orders 0") - places.count("orders 1")) <= 128
 
 
 def test_publishes_of_one_partition_that_wait_together_are_joined() -> None:
@@ -393,7 +393,7 @@ def blocked(**options: Any) -> Scene:
     return scene
 
 
-def lanes(endpoint: Any) -> list[str]:
+def destinations(endpoint: Any) -> list[str]:
     return [each.destination for each in conn_of(endpoint).waiting]
 
 
@@ -404,14 +404,14 @@ def test_a_blocked_partition_gets_an_endpoint_of_its_own_and_holds_up_no_other()
     scene.publish(b"any")
     scene.publish(b"waits too", partition=0)
     scene.turn()
-    assert lanes(shared) == ["orders 1", "orders 1"]
+    assert destinations(shared) == ["orders 1", "orders 1"]
     scene.pool.time.now += 0.6  # nothing was answered on the shared connection: it is given up
     scene.turn()
     scene.pool.time.now += 0.1
     scene.look_up()
     assert [publish.body for publish in conn_of(own).waiting] == [b"blocked", b"waits too"]
     scene.reconnect(A)
-    assert lanes(scene.endpoints[A]) == ["orders 1", "orders 1", "orders 1"]
+    assert destinations(scene.endpoints[A]) == ["orders 1", "orders 1", "orders 1"]
 
 
 def test_a_partition_that_is_well_again_shares_the_connection_again() -> None:
@@ -432,7 +432,7 @@ def test_a_partition_that_is_well_again_shares_the_connection_again() -> None:
     assert own.wanted is None
     assert scene.pool.endpoints.all == tuple(scene.endpoints.values())
     scene.publish(b"shared", partition=0)
-    assert lanes(scene.endpoints[A]) == ["orders 0"]
+    assert destinations(scene.endpoints[A]) == ["orders 0"]
 
 
 @pytest.mark.parametrize("why", ["another leader", "nothing is sent", "no connection"])
