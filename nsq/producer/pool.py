@@ -46,7 +46,6 @@ from nsq.producer.endpoint import PublishingEndpoint
 from nsq.producer.nsqds import NAME, Nsqds, Setup
 from nsq.producer.own import OwnConn
 from nsq.producer.publishes import (
-    NEW,
     NO_OPTIONS,
     QUEUED,
     SENT,
@@ -259,6 +258,7 @@ class Pool:
         for _, final, again in verdicts:
             if again:
                 publish.try_again()
+                publish.caller = conn.caller
                 self.pending.add(publish)  # before the trip ends: ``close`` sees one or the other
             else:
                 self.complete([publish], final)
@@ -278,6 +278,7 @@ class Pool:
         if publish.done():
             return publish.outcome()
         try:
+            publish.caller = _thread.get_ident()
             self.pending.add(publish)
             self.pending.bytes_left -= publish.size
             self._queue(publish)
@@ -300,6 +301,7 @@ class Pool:
         if full or self.closed or not self.owner.begun:
             self._admit(publish.topic, publish.deadline, block)
         try:
+            publish.caller = _thread.get_ident()
             pending.futures.add(publish)
             pending.add(publish)
             pending.bytes_left -= publish.size
@@ -347,6 +349,7 @@ class Pool:
         else:
             self.waiting.append(publish)
             self.owner.wake()
+        publish.caller = None  # only now: it can be sent without this thread
         if publish.deadline < self._expires_at:
             self.owner.ask(self.look_at_deadlines)
         if self._gone:
@@ -621,12 +624,17 @@ class Pool:
         return self.pending.changed.wait_for(ended, deadline)
 
     def _unended(self) -> list[Publish]:
-        """Return the publishes to wait for: none that a caller, which may be this thread, has not queued."""
-        return [each for each in self.pending.copy() if each.state is not NEW and not each.done()]
+        """Return the publishes to wait for: none that this thread, in a signal handler, has interrupted."""
+        exempt = self._exempt
+        return [each for each in self.pending.copy() if each.caller not in exempt and not each.done()]
 
     def _trips(self) -> list[OwnConn]:
-        """Return the connections whose round trips to wait for: none that this thread has interrupted."""
-        return self.nsqds.in_use({*self._closers, _thread.get_ident()})
+        """Return the connections over which round trips are made that are to be waited for."""
+        return self.nsqds.in_use(self._exempt)
+
+    @property
+    def _exempt(self) -> set[int]:
+        return {*self._closers, _thread.get_ident()}
 
     def close(self, seconds: float) -> CloseReport:
         """Ask the pool's thread to close, and wait for it."""
@@ -678,7 +686,7 @@ class Pool:
         unfinished = self.nsqds.cut_off(self._closers, self._ending.join_by)
         self.owner.run_requests()
         for publish in self.pending.copy():  # added while we closed; later ones look at ``_gone``
-            if publish.state is not NEW:
+            if publish.caller not in self._closers:
                 self.give_up(publish, "the producer was closed")
         for endpoint in endpoints.all:
             endpoint.own.close_lost()

@@ -73,6 +73,7 @@ class Publish(Waiters):
     __slots__ = (
         "__dict__",
         "body",
+        "caller",
         "claim",
         "command",
         "deadline",
@@ -109,6 +110,10 @@ class Publish(Waiters):
         # The pool sets these before another thread sees the publish.
         self.started: float
         self.deadline: float
+        self.caller: int | None
+        """The thread that has not queued it yet. If a signal handler on that thread calls ``flush`` or
+        ``close``, these must not wait for it. None once it is queued.
+        """
         self.command: bytes | None = None
 
     def __repr__(self) -> str:
