@@ -47,6 +47,7 @@ from nsq.producer.publishes import (
     P,
     Publish,
     PublishOptions,
+    Rules,
     checked_bodies,
     given_options,
     new_publish,
@@ -134,7 +135,7 @@ class Router:
         self._pool, self._config, self._setup = pool, config, setup
         self._snapshots = Snapshots(key_partitions or {}, in_turn=not least_pending)
         self._least_pending = least_pending
-        self._anywhere = PartitionRules(self)
+        self.rules: Rules = PartitionRules(self)
         # The pool's thread.
         self._busy: dict[Place, Partition] = {}
         self._last: dict[Place, PublishingEndpoint] = {}  # the leader that got the latest publish
@@ -188,23 +189,20 @@ class Router:
             and type(body) is bytes
             and 0 < len(body) <= config.max_msg_size
         ):
-            publish = make(topic, body)
-            publish.rules = self._anywhere
             turn = next(known.turn)
             if len(self._pool.pending) > _MANY:
                 turn //= _RUN
-            publish.destination = destinations[turn % len(destinations)]
-            return publish
+            return make(topic, body, destinations[turn % len(destinations)], self.rules)
         if defer is not None and self.kind is not None:
             raise _no_deferring()
         publish = new_publish(make, topic, body, defer, config)
         given = given_options(options) if options else {}
         if publish.command is not None:  # deferred, and the kind of the cluster is not known yet
-            publish.rules, publish.destination = self._anywhere, UNPLACED
+            publish.rules, publish.destination = self.rules, UNPLACED
             self.lookups.learn(publish.topic)
             return publish
         if not given and publish.topic not in self.tracing:
-            publish.rules = self._anywhere
+            publish.rules = self.rules
         else:
             publish.rules = particular(self, publish, [publish.body], given, config, several=False)
         self._place_now(publish)
@@ -443,7 +441,7 @@ class Router:
         """Make a publish for the original NSQ one for this cluster."""
         command = publish.command
         if command is None or command.startswith(_DPUB):
-            publish.rules = self._anywhere
+            publish.rules = self.rules
         else:
             publish.rules = Particular(self, [], several=True, packed=command[command.index(b"\n") + 5 :])
 

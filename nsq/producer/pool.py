@@ -179,9 +179,8 @@ class Pool:
             try:
                 endpoint.own.send(conn, commands.pub(where, body), seconds, routing.patience)
             except BaseException as error:
-                publish = routing.new_publish(Publish, topic, body, None, NO_OPTIONS)
+                publish = Publish(topic, body, where, routing.rules)
                 publish.started, publish.deadline = started, started + seconds
-                publish.destination = where
                 self._note_failure(publish, endpoint, conn, error)
             else:
                 if self.setup.on_acknowledged is not None:
@@ -190,7 +189,7 @@ class Pool:
                     self._note_end_of_trip()
                 return PUBLISHED
         if publish is None:
-            publish = routing.new_publish(Publish, topic, body, None, NO_OPTIONS)
+            publish = Publish(topic, body, where, routing.rules)
             publish.started, publish.deadline = started, started + seconds
         return self._send_through_loops(publish)
 

@@ -94,14 +94,16 @@ class Publish(Waiters):
     published: Published = PUBLISHED
     """The ids and the offset that nsqd gave it."""
 
-    def __init__(self, topic: str, body: bytes) -> None:
+    def __init__(
+        self, topic: str, body: bytes, destination: str | None = None, rules: Rules | None = None
+    ) -> None:
         self.locks: list[Waiter] = []  # instead of Waiters.__init__: a call less per publish
         self.ends: list[NsqError | None] = []
         """How it has ended: the first counts. None: nsqd has stored it."""
-        self.topic = self.destination = topic
-        # The destination is the words after PUB: publishes with the same ones go to the same nsqds, and are
-        # joined.
-        self.rules: Rules = PLAIN
+        self.topic = topic
+        self.destination = destination or topic
+        """The words after PUB: publishes with the same ones go to the same nsqds, and are joined."""
+        self.rules = rules or PLAIN
         self.body = body
         self.size = len(body)
         self.claim = _thread.allocate_lock()

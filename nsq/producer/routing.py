@@ -26,6 +26,7 @@ from nsq.producer.publishes import (
     P,
     Publish,
     PublishOptions,
+    Rules,
     checked_topic,
     new_multi_publish,
     new_publish,
@@ -58,6 +59,8 @@ class Routing(Protocol):
     """The connections in use. Replaced, never changed."""
     due_at: float
     """When to assign again, unless something happens before."""
+    rules: Rules
+    """Those of a message without options."""
     urgent: bool
     """Whether a publish waits for a connection to a particular nsqd."""
     awaits_ends: bool
@@ -114,6 +117,7 @@ class OtherRouting(Routing, Protocol):
 class Plain:
     """The original NSQ: any nsqd takes any publish."""
 
+    rules = PLAIN
     due_at = patience = math.inf
     urgent = awaits_ends = False
 
