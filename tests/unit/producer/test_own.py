@@ -15,7 +15,7 @@ import nsq
 from nsq.config import Config
 from nsq.errors import BadTopic, PublishUncertain
 from nsq.producer.own import OwnConns
-from nsq.producer.reports import CloseReport
+from nsq.producer.reports import CloseReport, Failed, FlushReport
 from nsq.transport import MemoryTransport
 from nsq.transport.base import WrappedStream
 from nsq.wire import commands
@@ -314,6 +314,42 @@ def test_close_waits_for_round_trips_and_closes_their_connections(scene: Scene) 
     assert closed.result(PATIENCE) == CloseReport(clean=True)
     scene.own.peer.wait_closed()
     scene.loops.peer.wait_closed()
+
+
+def test_close_waits_for_what_was_refused_and_goes_through_the_loops(scene: Scene) -> None:
+    published = publishing(scene.p, b"last")
+    scene.own.expect(b"last")
+    closed = in_thread(scene.p.close)
+    eventually(lambda: "closed" in repr(scene.p))
+    scene.own.refuse("E_PUB_FAILED topic is exiting")
+    scene.loops.answer(b"last")
+    published.result(PATIENCE)
+    assert closed.result(PATIENCE) == CloseReport(clean=True)
+
+
+def test_flush_waits_for_round_trips(scene: Scene) -> None:
+    published = publishing(scene.p, b"body")
+    scene.own.expect(b"body")
+    assert scene.p.flush(0.01) == FlushReport(clean=False, unanswered=1)
+    assert scene.p.stats().pending == 1
+    flushed = in_thread(scene.p.flush)
+    scene.own.ok()
+    assert flushed.result(PATIENCE)
+    published.result(PATIENCE)
+    assert scene.p.stats().pending == 0
+
+
+def test_an_interrupted_round_trip_is_reported_as_uncertain_and_is_no_refusal_of_nsqds() -> None:
+    failed: list[Failed] = []
+    scene = Scene(on_failed=failed.append)
+    scene.transport.streams[1].before_read = interrupt
+    with pytest.raises(Interrupted):
+        scene.p.publish("orders", b"interrupted")
+    scene.own.peer.wait_closed()
+    assert scene.p.flush(PATIENCE)
+    assert [type(each.error) for each in failed] == [PublishUncertain]
+    assert (scene.p.stats().pending, scene.p.stats().failed) == (0, 0)
+    scene.p.close(0)
 
 
 def test_close_cuts_off_a_round_trip_at_its_deadline(scene: Scene) -> None:
