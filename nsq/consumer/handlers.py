@@ -126,10 +126,7 @@ class HandlerPool:
         self, handler: BatchHandler, size: int, wait: float, threads: int, no_backoff: Exceptions = ()
     ) -> None:
         if self._in_order is not None:
-            raise ConfigError(
-                "a consumer with ordered=True takes no batch handler: a partition delivers one message at a "
-                "time. Use add_handler"
-            )
+            raise ConfigError("ordered=True delivers one message at a time: use add_handler, not batches")
         check_handler(handler)
         check_no_backoff(no_backoff)
         self._groups.append((lambda: self._handle_batches(handler, no_backoff, size, wait), threads, size))

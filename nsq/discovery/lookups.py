@@ -163,7 +163,7 @@ class Discovery:
     ) -> None:
         self.absence = "none is discovered yet"
         """The reason why no nsqd is known, from the latest answer or failure of an nsqlookupd."""
-        self.kind: Kind | None = None
+        self.kind: Kind | None = "original" if config.cluster == "original" else None
         """Which NSQ the nsqlookupds belong to; None until one has answered."""
         self._subscription = subscription
         self._topic = None if subscription is None else subscription.topic

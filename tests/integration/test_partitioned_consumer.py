@@ -157,6 +157,19 @@ class TestPartitions:
             published.size,
         )
 
+    def test_tracing_is_switched_on_and_off_while_it_runs(
+        self, cluster: PartitionedCluster, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        create(cluster, 1)
+        handler = Handler()
+        with caplog.at_level(logging.INFO, "nsq.trace"), consuming(cluster, handler, 1) as consumer:
+            for number, on in enumerate((False, True, False)):
+                consumer.trace(on)
+                publish(cluster, 0, [number])
+                handler.wait_for_count(number + 1)
+        traced = [record for record in caplog.records if record.name == "nsq.trace"]
+        assert [record.nsq_trace["internal_id"] for record in traced] == [handler.messages[1].internal_id]  # type: ignore[attr-defined]
+
     def test_a_tag_selects_messages(self, cluster: PartitionedCluster) -> None:
         create(cluster, 1, extended=True)
         tagged, others = Handler(), Handler()

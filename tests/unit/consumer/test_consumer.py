@@ -145,6 +145,13 @@ MISTAKES: dict[str, tuple[Callable[[Make], object], type[Exception], str]] = {
     "dead letters to no topic": (given(dead_letters="no good"), UsageError, "contains ' '"),
     "dead letters twice": (given(dead_letters="d", give_up=print), UsageError, "exclude each other"),
     "dead letters of none": (given(dead_letters="d", max_attempts=0), UsageError, "max_attempts above 0"),
+    "tracing of an nsqd": (lambda make: make().trace(), UsageError, "give nsqlookupd"),
+    "tracing of the original": (
+        lambda make: make(nsqlookupd="127.0.0.1:1", cluster="original").trace(),
+        UsageError,
+        "tracing needs a partitioned NSQ",
+    ),
+    "tracing": (lambda make: make().trace("off"), UsageError, "switched to 'off'"),
     "reasons of none": (given(dead_letter_reasons=True), ConfigError, "needs dead_letters"),
     "a copy": (lambda make: pickle.dumps(make()), TypeError, "make one in each process"),
     "add_handler as a decorator": (

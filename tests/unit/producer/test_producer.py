@@ -76,7 +76,7 @@ def test_deferred_publishes_and_batches_send_dpub_and_mpub(p: Producer, nsqd: Pu
         (lambda p: p.multi_publish("orders", []), nsq.UsageError),
         (lambda p: p.flush(-1.0), nsq.UsageError),
         (lambda p: p.set_nsqds([]), nsq.UsageError),
-        (lambda _: Producer(nsqlookupd="127.0.0.1:4161").set_nsqds([A]), nsq.UsageError),
+        (lambda _: Producer(nsqlookupd="127.0.0.1:4161", cluster="original").set_nsqds([A]), nsq.UsageError),
     ],
 )
 def test_a_callers_mistake_is_raised_before_anything_is_dialed(
