@@ -171,7 +171,7 @@ class Pool:
         if full or self.closed or not self.owner.begun:
             self._admit(topic, started + seconds)
         if _thread.get_ident() in self.nsqds.threads:
-            self.refuse_own_thread("publish")
+            self.refuse_our_thread("publish")
         taken = self._take(targets, started, seconds)
         publish = None
         if taken is not None:
@@ -203,7 +203,7 @@ class Pool:
         if full or self.closed or not self.owner.begun:
             self._admit(publish.topic, publish.deadline)
         if _thread.get_ident() in self.nsqds.threads:
-            self.refuse_own_thread("publish")
+            self.refuse_our_thread("publish")
         taken = self._take(routing.targets(publish), started, seconds)
         if taken is not None:
             publish.endpoint, conn = taken
@@ -328,7 +328,7 @@ class Pool:
         full = f"{len(pending)} publishes are unanswered, as many as max_pending or max_pending_bytes allow"
         if not block:
             raise QueueFull(full)
-        self.refuse_own_thread("publish, which would wait for room,")
+        self.refuse_our_thread("publish, which would wait for room,")
         if event_loop() is not None:
             self._warn_of_event_loop(topic)
         if not pending.changed.wait_for(lambda: self.closed or pending.has_room(), deadline):
@@ -406,7 +406,7 @@ class Pool:
         if publish.state is not SENT:
             self.pending.forget([publish])
 
-    def refuse_own_thread(self, what: str) -> None:
+    def refuse_our_thread(self, what: str) -> None:
         """Raise UsageError on one of our threads: it would wait for itself. Idents of ended threads recur."""
         current = threading.current_thread()
         if self.nsqds.threads.get(_thread.get_ident()) is current:
@@ -699,7 +699,7 @@ class Pool:
         self.owner.changed.wake()
 
     def _refuse_callback(self, verb: str) -> None:
-        self.refuse_own_thread(verb)
+        self.refuse_our_thread(verb)
         if self.callbacks.owns_current_thread():
             raise UsageError(
                 f"{verb} was called by a future's callback, whose return it would wait for: "
