@@ -192,7 +192,9 @@ class Router:
             turn = next(known.turn)
             if len(self._pool.pending) > _MANY:
                 turn //= _RUN
-            return make(topic, body, destinations[turn % len(destinations)], self.rules)
+            publish = make(topic, body)
+            publish.destination, publish.rules = destinations[turn % len(destinations)], self.rules
+            return publish
         if defer is not None and self.kind is not None:
             raise _no_deferring()
         publish = new_publish(make, topic, body, defer, config)
@@ -292,7 +294,6 @@ class Router:
         if self.kind == "original":
             return self._pool.routing.assign(open_)
         pool, waiting = self._pool, self._pool.waiting
-        self.open = open_
         now = self.now()
         self._blocked.review(self._leader, pool.nsqds.endpoints.table.get, now)
         pool.nsqds.want_spares(set(self._blocked.endpoints.values()))

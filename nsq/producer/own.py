@@ -352,8 +352,8 @@ class OwnConns:
         conn = OwnConn(self.address, ready, self._config)
         if ready.rest or conn.readable is None:
             conn.dispose()
-            # Before each publish ``take`` must ask the stream whether nsqd has sent something. This one cannot
-            # tell, so no other stream of this transport can: dial no more.
+            # Before each publish ``take`` must ask the stream whether nsqd has sent something. As this one
+            # cannot tell, no other stream of this transport can: dial no more.
             self._limit = 0
             return None
         return conn

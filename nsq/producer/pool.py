@@ -47,6 +47,7 @@ from nsq.producer.nsqds import NAME, Nsqds, Setup
 from nsq.producer.own import OwnConn
 from nsq.producer.publishes import (
     NO_OPTIONS,
+    PLAIN,
     QUEUED,
     SENT,
     Publish,
@@ -179,7 +180,8 @@ class Pool:
             try:
                 endpoint.own.send(conn, commands.pub(where, body), seconds, routing.patience)
             except BaseException as error:
-                publish = Publish(topic, body, where, routing.rules)
+                publish = Publish(topic, body)
+                publish.destination, publish.rules = where, routing.rules
                 publish.started, publish.deadline = started, started + seconds
                 self._note_failure(publish, endpoint, conn, error)
             else:
@@ -189,7 +191,8 @@ class Pool:
                     self._note_end_of_trip()
                 return PUBLISHED
         if publish is None:
-            publish = Publish(topic, body, where, routing.rules)
+            publish = Publish(topic, body)
+            publish.destination, publish.rules = where, routing.rules
             publish.started, publish.deadline = started, started + seconds
         return self._send_through_loops(publish)
 
@@ -204,7 +207,8 @@ class Pool:
             self._admit(publish.topic, publish.deadline)
         if _thread.get_ident() in self.nsqds.threads:
             self.refuse_our_thread("publish")
-        taken = self._take(routing.targets(publish), started, seconds)
+        targets = routing.open if publish.rules is PLAIN else routing.targets(publish)
+        taken = self._take(targets, started, seconds)
         if taken is not None:
             publish.endpoint, conn = taken
             own = publish.endpoint.own
@@ -336,7 +340,8 @@ class Pool:
 
     def _queue(self, publish: Publish) -> None:
         """Put a publish into a connection's queue, or among those that wait for a connection."""
-        targets = self.routing.targets(publish)
+        routing = self.routing
+        targets = routing.open if publish.rules is PLAIN else routing.targets(publish)
         publish.state = QUEUED
         # Keep order: queue behind publishes that wait for a connection.
         if targets and not self.waiting:

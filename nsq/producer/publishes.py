@@ -94,16 +94,15 @@ class Publish(Waiters):
     published: Published = PUBLISHED
     """The ids and the offset that nsqd gave it."""
 
-    def __init__(
-        self, topic: str, body: bytes, destination: str | None = None, rules: Rules | None = None
-    ) -> None:
+    def __init__(self, topic: str, body: bytes) -> None:
         self.locks: list[Waiter] = []  # instead of Waiters.__init__: a call less per publish
         self.ends: list[NsqError | None] = []
         """How it has ended: the first counts. None: nsqd has stored it."""
-        self.topic = topic
-        self.destination = destination or topic
-        """The words after PUB: publishes with the same ones go to the same nsqds, and are joined."""
-        self.rules = rules or PLAIN
+        self.topic = self.destination = topic
+        """The destination is the words after PUB: publishes with the same ones go to the same nsqds, and are
+        joined.
+        """
+        self.rules: Rules = PLAIN
         self.body = body
         self.size = len(body)
         self.claim = _thread.allocate_lock()
@@ -147,7 +146,7 @@ class Publish(Waiters):
     def end(self, error: NsqError | None) -> bool:
         """End the publish, unless it has ended; return whether this call ended it."""
         self.ends.append(error)
-        if self.locks.copy():  # locks the list: a thread that comes later sees the end
+        if self.locks:  # a thread that adds its lock from now on sees the end, as ``append`` is a barrier
             self.wake()
         return self.ends[0] is error
 

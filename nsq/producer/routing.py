@@ -56,7 +56,8 @@ class Routing(Protocol):
     """
 
     open: Targets
-    """The connections in use. Replaced, never changed."""
+    """The connections that take a publish of the original NSQ; none with another. Replaced, never changed.
+    """
     due_at: float
     """When to assign again, unless something happens before."""
     rules: Rules
@@ -84,7 +85,9 @@ class Routing(Protocol):
         """Make a publish of several messages, or raise UsageError."""
 
     def targets(self, publish: Publish) -> Targets:
-        """Return the connections that may take a publish now; none: it must wait for ``assign``."""
+        """Return the connections that may take a publish of another NSQ now; none: it must wait for
+        ``assign``.
+        """
 
     def trace(self, topic: str, on: bool) -> None:
         """Switch tracing of a topic on or off."""
@@ -151,8 +154,7 @@ class Plain:
         return new_multi_publish(make, topic, bodies, self._config, options)
 
     def targets(self, publish: Publish) -> Targets:
-        if publish.rules is not PLAIN:
-            self.make_plain(publish)
+        self.make_plain(publish)
         return self.open
 
     def trace(self, topic: str, on: bool) -> None:
