@@ -262,7 +262,9 @@ class OwnConns:
 
     def in_use(self, exempt: Collection[int]) -> list[OwnConn]:
         """Return those that other threads than the ``exempt`` ones use now. Any thread may call this."""
-        callers = [(conn, conn.caller) for conn in self.everyone]
+        # Without those that a caller has not left although its time is over: it was interrupted twice.
+        since = self._clock() - _REST
+        callers = [(conn, conn.caller) for conn in self.everyone if conn.deadline > since]
         return [conn for conn, caller in callers if caller is not None and caller not in exempt]
 
     # The pool's thread.
