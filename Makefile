@@ -2,7 +2,7 @@
 #   PYTHON=/path/to/python   the Python to make .venv with (default: the first of 3.11 or newer on PATH)
 #   ARGS='-k name -x'        handed to pytest, or to the command that the target runs
 #   JOBS=4                   make test: processes that share the tests (default: one for each core, or two more; with ARGS none)
-#   SMOKE=1                  make test: only tests without daemons
+#   SMOKE=1                  make test: only tests without daemons, which need a minute to set up instead of ten
 #   KEEP=1                   make run: go on with a light load until Ctrl-C, and leave no files
 #   SPARK=1                  make run: end in the Spark pipelines; needs Java 17 or later
 
@@ -41,7 +41,7 @@ help: ## this list
 run: .venv/installed-run $(if $(SPARK),.venv/installed-spark) ## a web shop on a whole NSQ of its own (KEEP=1: goes on until Ctrl-C; SPARK=1), or PARTITIONED=1
 	@$(python) -m $(if $(PARTITIONED),examples.ordered,examples.demo $(if $(KEEP),--keep) $(if $(SPARK),--spark)) $(ARGS)
 
-test: .venv/installed-dev $(if $(SMOKE),,.venv/installed-spark .venv/installed-browser .venv/installed-docs .venv/installed-interop) ## the tests (SMOKE=1: only those without daemons; ARGS='-k name' goes to pytest)
+test: $(if $(SMOKE),.venv/installed-test,.venv/installed-all .venv/installed-interop) ## the tests (SMOKE=1: only those without daemons, two minutes with the set-up; ARGS='-k name' goes to pytest)
 	@$(pytest) -m 'not chaos$(if $(SMOKE), and not daemons)' -n $(jobs) --dist loadscope --no-loadscope-reorder $(if $(SMOKE),tests/unit tests/behaviour) $(ARGS)
 
 django: .venv/installed-django6 ## the tests of nsq.contrib.django with Django 6, in a second environment
@@ -53,14 +53,14 @@ lint: .venv/installed-dev ## ruff: rules and format; the schemas of .github
 	@$(python) -m check_jsonschema -q --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	@$(python) -m check_jsonschema -q --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/[!c]*.yml
 
-types: .venv/installed-dev .venv/installed-spark .venv/installed-browser .venv/installed-docs ## mypy --strict, and less strictly over the tests
+types: .venv/installed-all ## mypy --strict, and less strictly over the tests
 	@$(python) -m mypy --strict $(typed) tests
 
 format: .venv/installed-dev ## put the code into ruff's format
 	@$(python) -m ruff check --quiet --fix-only $(sources)
 	@$(python) -m ruff format $(sources)
 
-coverage: .venv/installed-dev .venv/installed-spark ## the branches that the unit tests take, file by file
+coverage: .venv/installed-spark ## the branches that the unit tests take, file by file
 	@$(python) -m coverage erase
 	@$(python) -m coverage run -m pytest -q -m 'not daemons' tests/unit tests/behaviour $(ARGS)
 	@$(python) -m coverage run --concurrency=greenlet -m tests.simulation --seeds 1-24
@@ -74,14 +74,14 @@ docs: .venv/installed-docs ## the pages of docs/ and the reference, as HTML in b
 	@$(python) -m sphinx -q -W --keep-going -b html $(ARGS) docs build/docs
 	@echo build/docs/index.html
 
-bench: .venv/installed-dev .venv/installed-spark .venv/installed-interop ## the benchmarks (OLD=DIRECTORY: only beside the package in that older checkout)
+bench: .venv/installed-spark .venv/installed-interop ## the benchmarks (OLD=DIRECTORY: only beside the package in that older checkout)
 	@$(python) -m benchmarks $(if $(OLD),--old='$(OLD)') $(ARGS)
 
-chaos: .venv/installed-dev .venv/installed-spark ## make races and simulate; then cut networks, killed daemons, damaged frames (ARGS='-k name': only these tests)
+chaos: .venv/installed-spark ## make races and simulate; then cut networks, killed daemons, damaged frames (ARGS='-k name': only these tests)
 	@$(if $(ARGS),,$(MAKE) races && $(MAKE) simulate)
 	@$(pytest) -m chaos $(ARGS)
 
-races: .venv/installed-dev .venv/installed-spark ## tests with a thread switch every microsecond, delays at random lines (LATE=7: others), many random examples
+races: .venv/installed-spark ## tests with a thread switch every microsecond, delays at random lines (LATE=7: others), many random examples
 	@NSQ_TEST_SWITCH_INTERVAL=1e-6 $(pytest) -m 'not chaos and not daemons' tests/unit tests/behaviour tests/chaos $(ARGS)
 	@NSQ_TEST_LATE=$(or $(LATE),1) $(pytest) -m 'not daemons' tests/unit/producer tests/unit/consumer tests/unit/connection tests/behaviour $(ARGS)
 	@NSQ_TEST_EXAMPLES=500 $(pytest) tests/unit -k 'runTest or lives or flipped or garbage' $(ARGS)
@@ -99,9 +99,8 @@ clean: ## remove .venv, caches and build products
 	@rm -rf .venv build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage .coverage.* htmlcov
 	@find . -path ./.git -prune -o -type d -name __pycache__ -exec rm -rf {} +
 
-# installed-dev comes first: it makes .venv, and two pips must not run at once.
+# The other clients have environments of their own below .venv.
 .venv/installed-interop: .venv/installed-dev $(wildcard tests/interop/requirements/*.txt)
-.venv/installed-spark .venv/installed-browser .venv/installed-docs .venv/installed-django6: .venv/installed-dev
 
 .venv/installed-%: $(inputs) $(anew)
 	@found=$$(PYTHON='$(PYTHON)' .ci/python) && "$$found" .ci/environment.py $*

@@ -36,18 +36,27 @@ OWNER = VENV / "made-for"
 
 EXTRAS = {
     "run": "server",
+    "test": "test",
     "dev": "dev",
     "spark": "dev,spark-test",
-    "browser": "dev,browser-test,docs",
     "docs": "docs",
+    "all": "dev,spark-test,browser-test,docs",
 }
 CONTENTS = {
     "run": "what the daemons need",
+    "test": "what the tests without daemons need, about 200 MB",
     "dev": "what tests and checks need, about 350 MB",
     "spark": "pyspark, pyarrow and deltalake, about 1 GB: this takes minutes",
-    "browser": "playwright and sphinx, about 200 MB",
     "docs": "sphinx, and what the reference describes",
+    "all": "what all tests need, about 1.5 GB: this takes minutes",
 }
+INCLUDES = {
+    "test": ("run",),
+    "dev": ("test", "run"),
+    "spark": ("dev", "test", "run"),
+    "all": ("docs", "spark", "dev", "test", "run"),
+}
+"""What another kind has installed too, so that it is not installed again."""
 # Put the tree's directory on sys.path: Spark lists the modules there to find format("nsq"), and does not see
 # setuptools' usual import hook.
 EDITABLE = [PYTHON, "-m", "pip", "install", "--config-settings", "editable_mode=compat", "--editable"]
@@ -57,6 +66,8 @@ CLIENTS = VENV / INTEROP
 PINS = ROOT / "tests" / "interop" / "requirements"
 TAIL = 20
 WIDTH = 200
+SILENCE = 8.0
+"""Seconds between two lines that say what a step is doing."""
 
 
 class SetupError(Exception):
@@ -82,7 +93,8 @@ def logged(*command: str | Path) -> bool:
 
 
 def succeeds(command: Sequence[str | Path], output: IO[bytes] | int = subprocess.DEVNULL) -> bool:
-    done = subprocess.run(
+    began = time.monotonic()
+    with subprocess.Popen(
         command,
         cwd=ROOT,
         # A killed pip leaves temporary files; keep them out of the shared directory.
@@ -90,14 +102,22 @@ def succeeds(command: Sequence[str | Path], output: IO[bytes] | int = subprocess
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=output,
-        check=False,
-    )
-    return done.returncode == 0
+    ) as process:
+        while True:
+            try:
+                return process.wait(SILENCE) == 0
+            except subprocess.TimeoutExpired:
+                say(f"  {time.monotonic() - began:.0f} s: {last_step()}")
 
 
 def log_tail() -> str:
     # pip lists all versions in one line.
     return "\n".join(line[:WIDTH] for line in LOG.read_text(errors="replace").splitlines()[-TAIL:])
+
+
+def last_step() -> str:
+    lines = LOG.read_text(errors="replace").splitlines()
+    return next((line.strip()[:76] for line in reversed(lines) if not line.startswith("WARNING")), "")
 
 
 def works() -> bool:
@@ -232,7 +252,8 @@ def set_up(kind: str) -> None:
                 return
         else:
             install(kind)
-        stamp.touch()
+        for each in (kind, *INCLUDES.get(kind, ())):
+            (VENV / f"installed-{each}").touch()
         shutil.rmtree(TEMPORARY, ignore_errors=True)
 
 

@@ -18,7 +18,8 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from benchmarks import client, daemon, partitioned, picture, report, rounds, spark, tools
+from benchmarks import brokers, client, daemon, partitioned, picture, report, rounds, spark, tools
+from benchmarks.brokers import kills
 from benchmarks.comparison import Comparison, Measure, Outcome, beside_old
 from benchmarks.processes import Broken, package_of
 
@@ -28,7 +29,12 @@ SUITES: dict[str, Callable[[], Sequence[Comparison]]] = {
     "partitioned": partitioned.comparisons,
     "spark": spark.comparisons,
     "tools": tools.comparisons,
+    "brokers": brokers.comparisons,
+    "brokers-kill": kills.comparisons,
 }
+
+#: Run only if they are named: they take long, and need other brokers.
+NAMED = ("brokers", "brokers-kill")
 
 #: The suites that --old can run.
 WITH_OLD = ("client", "daemon", "partitioned")
@@ -51,7 +57,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{time.monotonic() - began:6.1f} s  {line}", file=sys.stderr, flush=True)
 
     try:
-        chosen = _chosen(arguments.suites or list(SUITES if arguments.old is None else WITH_OLD), arguments.k)
+        usual = [each for each in SUITES if each not in NAMED] if arguments.old is None else WITH_OLD
+        chosen = _chosen(arguments.suites or usual, arguments.k)
         if arguments.old is not None:
             with_old = functools.partial(_with_old, arguments.old)
             chosen = {

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO, NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -62,18 +65,38 @@ def package_of(checkout: Path) -> Iterator[None]:
 
 @contextmanager
 def serving(command: Command) -> Iterator[Server]:
-    port, http_port = _free_ports(2)
-    with tempfile.TemporaryDirectory(prefix="bench-") as directory, tempfile.TemporaryFile() as words:
-        argv = command(Place(port, http_port, directory))
-        process = subprocess.Popen(argv, cwd=_root, stdout=words, stderr=words)
+    with tempfile.TemporaryDirectory(prefix="bench-") as directory:
+        place = new_place(directory)
+        with serving_at(place, command(place)) as server:
+            yield server
+
+
+@contextmanager
+def serving_at(
+    place: Place,
+    argv: Sequence[str],
+    variables: Mapping[str, str] = MappingProxyType({}),
+    patience: float = _START_SECONDS,
+) -> Iterator[Server]:
+    """Run a server at a place whose directory is kept."""
+    with tempfile.TemporaryFile() as words:
+        process = subprocess.Popen(
+            argv,
+            cwd=_root,
+            env={**os.environ, **variables},
+            stdout=words,
+            stderr=words,
+            start_new_session=True,
+        )
         try:
-            _await_port(process, port, words)
-            yield Server(process.pid, port, http_port)
+            _await_port(process, place.port, words, patience)
+            yield Server(process.pid, place.port, place.http_port)
             if process.poll() is not None:
                 raise Broken(f"{argv[0]} ended by itself: {_last(words)}")
         finally:
             # Kill it, because a stop would save data that is not needed.
-            process.kill()
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 
 
@@ -94,6 +117,12 @@ def numbers_of(argv: Sequence[str]) -> list[float]:
     return [float(word) for word in done.stdout.split()]
 
 
+def new_place(directory: str) -> Place:
+    """Return a place in a directory, with ports that are free now."""
+    port, http_port = _free_ports(2)
+    return Place(port, http_port, directory)
+
+
 def _free_ports(count: int) -> list[int]:
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     ports = [listener.getsockname()[1] for listener in sockets]
@@ -102,8 +131,8 @@ def _free_ports(count: int) -> list[int]:
     return ports
 
 
-def _await_port(process: subprocess.Popen[bytes], port: int, words: IO[bytes]) -> None:
-    deadline = time.monotonic() + _START_SECONDS
+def _await_port(process: subprocess.Popen[bytes], port: int, words: IO[bytes], patience: float) -> None:
+    deadline = time.monotonic() + patience
     while True:
         try:
             socket.create_connection(("127.0.0.1", port), timeout=1).close()

@@ -161,6 +161,13 @@ class Config:
         "When nsqlookupd is sent the auth_secret: over https only, even unencrypted, or never.",
     )
 
+    http_secret: str = options.declare(
+        "",
+        Option(
+            "Secret for the HTTP APIs, in place of the auth_secret for nsqlookupd.", options.TEXT, secret=True
+        ),
+    )
+
     # Discovery
     lookupd_poll_interval: float = options.seconds(
         60.0,
@@ -260,7 +267,7 @@ class Config:
         5 * _MIB, 1, 2**31 - 1, "Bytes of the largest batch; as nsqd's --max-body-size."
     )
     max_defer: float = options.seconds(
-        3600.0, 0.0, math.inf, "Longest time a message may be deferred; as nsqd's --max-req-timeout."
+        3600.0, 0.0, math.inf, "Longest time a message may be deferred; as nsqd's --max-defer-timeout."
     )
     retry_uncertain: bool = options.switch(
         "Publish again what was sent but not answered; a message may then arrive twice."
@@ -295,10 +302,11 @@ class Config:
             )
         if self.snappy and self.deflate:
             raise ConfigError("snappy and deflate exclude each other: choose one")
-        if any(character in self.auth_secret for character in "\r\n\0"):
-            raise ConfigError(
-                "auth_secret contains a line break or a NUL; was it read from a file and not stripped?"
-            )
+        for name in ("auth_secret", "http_secret"):
+            if any(character in getattr(self, name) for character in "\r\n\0"):
+                raise ConfigError(
+                    f"{name} contains a line break or a NUL; was it read from a file and not stripped?"
+                )
 
     def _check_tls(self) -> None:
         if self.tls_key_file is not None and self.tls_cert_file is None:
@@ -444,6 +452,7 @@ class Options(TypedDict, total=False):
     snappy: bool
     auth_secret: str
     lookupd_authorization: str
+    http_secret: str
     lookupd_poll_interval: float
     lookupd_poll_jitter: float
     lookupd_poll_timeout: float

@@ -151,7 +151,7 @@ class DpubFailed(ServerError):
 
 
 class SubFailed(ServerError):
-    """E_SUB_FAILED: usually the channel already has the most consumers that nsqd allows."""
+    """E_SUB_FAILED: the channel has the most consumers allowed, or nsqd drains and makes no channels."""
 
     code = "E_SUB_FAILED"
     retry = True

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from nsq.errors import NsqError
+from nsq.pauses import doubled
 
 #: The longest pause, in seconds, when a publish waits and no nsqd is connected.
 _URGENT_PAUSE = 1.0
@@ -21,8 +22,7 @@ class Pauses:
     chance: Callable[[], float]
 
     def ceiling(self, failures: int) -> float:
-        # Doubling beyond 2**62 would only overflow.
-        return min(self.longest, self.initial * 2.0 ** min(failures, 62))
+        return doubled(self.initial, self.longest, failures)
 
     def draw(self, failures: int) -> float:
         """Return a pause with full jitter: from 0 to the ceiling."""

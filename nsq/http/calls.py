@@ -17,6 +17,7 @@ from urllib.parse import quote, urlencode
 
 from nsq.errors import ApiError, ApiRefused
 from nsq.http.message import HttpReply, HttpRequest, Url, fields_of, parse_url
+from nsq.http.secret import HttpSecret, verifies
 from nsq.http.sending import DEFAULT_TIMEOUT, send
 from nsq.transport.base import Transport
 
@@ -42,6 +43,8 @@ class Call(Generic[T]):
             return self.parse(reply)
         except ApiRefused as error:
             hint = _other_daemon(url) if error.code == "NOT_FOUND" else ""
+            if error.status == 401:
+                hint = _about_the_secret(self.request)
             raise ApiRefused(f"{url} answered {error}{hint}", error.status, error.code) from None
         except ApiError as error:
             raise ApiError(f"{url} sent a reply that this request cannot have: {error}") from None
@@ -62,6 +65,18 @@ def _other_daemon(url: Url) -> str:
     return ""
 
 
+def _about_the_secret(request: HttpRequest) -> str:
+    """What to do about an answer that asks for a login."""
+    if request.secret is None:
+        return " (it wants a login: give the http_secret, or --http-secret-file or $NSQ_HTTP_SECRET)"
+    if request.secret.may_go_to(request.url):
+        return " (it does not know this http_secret)"
+    return (
+        " (it was not sent the http_secret, as an nsqlookupd told its address: use https with an authority "
+        "of your own, or --http-secret-to=any)"
+    )
+
+
 class Api:
     """An HTTP client of one daemon. A subclass has a method for each endpoint."""
 
@@ -75,19 +90,28 @@ class Api:
         timeout: float = DEFAULT_TIMEOUT,
         tls: ssl.SSLContext | None = None,
         transport: Transport | None = None,
+        secret: str | HttpSecret = "",
+        told: bool = False,
     ) -> None:
-        self._url = parse_url(address, self._default_port)
+        """``secret`` is that of a login (``--http-logins``). ``told`` says that the address comes from an
+        nsqlookupd: then ``HttpSecret`` decides whether the secret may go there.
+        """
+        self._url = dataclasses.replace(parse_url(address, self._default_port), told=told)
         self._base = self._url  # the parent of all paths
         self._timeout = timeout
         self._tls = tls
         self._transport = transport
         self._headers = ACCEPT
+        if isinstance(secret, str):
+            self._secret = HttpSecret(secret, own_authorities=verifies(tls)) if secret else None
+        else:
+            self._secret = secret
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({str(self._url)!r})"
 
     def _ask(self, method: str, url: Url, parse: Callable[[HttpReply], T], body: bytes = b"") -> T:
-        call = Call(HttpRequest(url, method, self._headers, body), parse)
+        call = Call(HttpRequest(url, method, self._headers, body, self._secret), parse)
         reply = send(
             call.request,
             timeout=self._timeout,

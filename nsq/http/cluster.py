@@ -110,7 +110,7 @@ def by_host(node: Node) -> tuple[str, str]:
 
 
 def _url(info: NsqdNode) -> Url:
-    return Url("http", info.broadcast_address, info.http_port, "/")
+    return Url("http", info.broadcast_address, info.http_port, "/", told=True)
 
 
 def newest_version(nodes: Iterable[Node]) -> tuple[int, ...]:
@@ -130,7 +130,7 @@ MOST = 2**63
 
 #: The counts of a channel, in this order.
 Counts = tuple[int, ...]
-_CHANNEL = itemgetter(
+_COUNTED = (
     "depth",
     "backend_depth",
     "in_flight_count",
@@ -140,8 +140,10 @@ _CHANNEL = itemgetter(
     "message_count",
     "client_count",
 )
-DEPTH, BACKEND, IN_FLIGHT, DEFERRED, REQUEUED, TIMED_OUT, MESSAGES, CLIENTS = range(8)
-COLUMNS = 8
+_CHANNEL = itemgetter(*_COUNTED, "dropped_count")
+_UNBOUNDED_CHANNEL = itemgetter(*_COUNTED)  # of an nsqd without --max-channel-depth, and of Go's
+DEPTH, BACKEND, IN_FLIGHT, DEFERRED, REQUEUED, TIMED_OUT, MESSAGES, CLIENTS, DROPPED = range(9)
+COLUMNS = 9
 _NAME, _PAUSED = itemgetter("channel_name"), itemgetter("paused")
 
 
@@ -160,6 +162,8 @@ class TopicSummary(NamedTuple):
     #: The partitions that a partitioned nsqd leads, and the bytes that it stores of them.
     partitions: tuple[str, ...] = ()
     stored_bytes: int = 0
+    #: Messages that the topic itself has dropped, with --max-channel-depth.
+    dropped: int = 0
 
     def column(self, place: int) -> int:
         """Return the sum of one count over all channels."""
@@ -216,6 +220,7 @@ def _summarize_topic(topic: dict[str, Any]) -> TopicSummary:
         counts,
         (value(topic, "topic_partition", str),) if "topic_partition" in topic else (),
         value(topic, "stored_bytes", int),
+        value(topic, "dropped_count", int),
     )
 
 
@@ -237,12 +242,16 @@ def _with_partition(one: TopicSummary, other: TopicSummary) -> TopicSummary:
         tuple(chain.from_iterable(counts for counts, _ in channels.values())),
         one.partitions + other.partitions,
         one.stored_bytes + other.stored_bytes,
+        one.dropped + other.dropped,
     )
 
 
 def _columns(channels: list[dict[str, Any]]) -> tuple[Counts, tuple[str, ...], tuple[bool, ...]]:
     """Return the counts of all channels in one flat tuple, their names, and whether they are paused."""
-    counts = tuple(chain.from_iterable(map(_CHANNEL, channels)))
+    if channels and "dropped_count" in channels[0]:
+        counts = tuple(chain.from_iterable(map(_CHANNEL, channels)))
+    else:
+        counts = tuple(chain.from_iterable((*each, 0) for each in map(_UNBOUNDED_CHANNEL, channels)))
     return counts, tuple(map(_NAME, channels)), tuple(map(_PAUSED, channels))
 
 
@@ -318,6 +327,7 @@ class Channel(NamedTuple):
     timed_out: int
     messages: int
     clients: int
+    dropped: int
     paused: bool
     changes: tuple[float, ...]
     #: How many more messages fit into the nsqds' memory, if that is known and the depth grows.
@@ -334,13 +344,14 @@ class Channel(NamedTuple):
 
     @property
     def delivered(self) -> float:
-        """Messages that leave the queue, per second."""
-        return max(0.0, self.rate - self.changes[DEPTH])
+        """Messages that leave the queue for consumers, per second."""
+        return max(0.0, self.rate - self.changes[DEPTH] - self.changes[DROPPED])
 
     @property
     def finished(self) -> float:
-        """Messages that leave the channel, per second."""
-        return max(0.0, self.rate - self.changes[DEPTH] - self.changes[IN_FLIGHT] - self.changes[DEFERRED])
+        """Messages that consumers finish, per second."""
+        left = self.changes[DEPTH] + self.changes[IN_FLIGHT] + self.changes[DEFERRED] + self.changes[DROPPED]
+        return max(0.0, self.rate - left)
 
     def merged_with(self, other: Channel) -> Channel:
         counts = map(int.__add__, self.counts, other.counts)
@@ -350,8 +361,9 @@ class Channel(NamedTuple):
 
 
 class Topic(NamedTuple):
-    """A topic, merged over the ``nodes`` nsqds that have it. ``rate`` and ``growth`` are per second: of the
-    messages published, and of its own depth. ``stored_bytes`` is None unless the topic has partitions.
+    """A topic, merged over the ``nodes`` nsqds that have it. Per second are ``rate``, of the messages
+    published, ``growth``, of its own depth, and ``dropping``, of what the topic itself drops.
+    ``stored_bytes`` is None unless the topic has partitions.
     """
 
     name: str
@@ -364,6 +376,7 @@ class Topic(NamedTuple):
     growth: float
     channels: tuple[Channel, ...]
     stored_bytes: int | None = None
+    dropping: float = 0.0
 
 
 def merge_topics(tracks: Iterable[Track], known: Iterable[str] = ()) -> list[Topic]:
@@ -393,7 +406,7 @@ class _Sum:
     def __init__(self) -> None:
         self._nodes = self._depth = self._backend = self._messages = 0
         self._stored: int | None = None
-        self._rate = self._growth = 0.0
+        self._rate = self._growth = self._dropping = 0.0
         self._paused = False
         # By the names of its channels, which are usually the same on all nsqds.
         self._by_channels: dict[tuple[str, ...], _SameChannels] = {}
@@ -412,6 +425,7 @@ class _Sum:
         if base is not None:
             self._rate += max(0, summary.messages - base.messages) / seconds
             self._growth += (summary.depth - base.depth) / seconds
+            self._dropping += max(0, summary.dropped - base.dropped) / seconds
         alike = self._by_channels.get(summary.channels)
         if alike is None:
             alike = self._by_channels[summary.channels] = _SameChannels(summary.channels)
@@ -434,6 +448,7 @@ class _Sum:
             self._growth,
             tuple(merged[each] for each in sorted(merged)),
             self._stored,
+            self._dropping,
         )
 
 

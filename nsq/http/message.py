@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from nsq.errors import ApiError, UsageError
+from nsq.http.secret import HttpSecret
 from nsq.transport.addresses import is_unix, join, unix_path
 
 #: The largest head and body of a reply; the largest real bodies are the /stats of big clusters.
@@ -35,6 +36,8 @@ class Url:
     port: int
     target: str = field(repr=False)
     socket_path: str = ""
+    #: Whether an nsqlookupd told the address, and not the user: then few of them get the secret.
+    told: bool = False
 
     @property
     def authority(self) -> str:
@@ -94,12 +97,15 @@ def _shown(text: str) -> str:
 
 @dataclass(frozen=True)
 class HttpRequest:
-    """A request. ``headers`` and ``body`` are not in the repr: they hold secrets and messages."""
+    """A request. ``headers`` and ``body`` are not in the repr: they hold secrets and messages. ``secret`` is
+    sent if the URL may have it.
+    """
 
     url: Url
     method: str = "GET"
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     body: bytes = field(default=b"", repr=False)
+    secret: HttpSecret | None = field(default=None, repr=False)
 
     def encode(self) -> bytes:
         """Encode the whole request, by default for a connection that is used once."""
@@ -107,6 +113,8 @@ class HttpRequest:
         if self.body or self.method != "GET":
             headers["Content-Length"] = str(len(self.body))
         headers |= self.headers
+        if self.secret is not None and self.secret.may_go_to(self.url):
+            headers["Authorization"] = f"Bearer {self.secret.text}"
         lines = [f"{self.method} {self.url.target} HTTP/1.1"]
         for name, value in headers.items():
             if "\r" in value or "\n" in value:

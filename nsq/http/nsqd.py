@@ -27,6 +27,9 @@ class NsqdApi(Api):
     4151. A method takes no longer than ``timeout`` seconds. It raises ApiRefused when nsqd answers with an
     error, ApiError when there is no usable answer. If nsqd insists on TLS, it repeats the call with TLS. Each
     call opens its own connection: any number of threads may share one NsqdApi, which needs no closing.
+
+    ``secret`` is that of a login (--http-logins). Say ``told=True`` if an nsqlookupd told the address: then
+    the secret goes there only over TLS with authorities of your own (``tls``), or on this machine.
     """
 
     _default_port = 4151
@@ -371,6 +374,7 @@ class ChannelStats(TypedDict):
     message_count: int
     requeue_count: int
     timeout_count: int
+    dropped_count: NotRequired[int]
     paused: bool
     clients: list[ClientStats]
     client_count: NotRequired[int]
@@ -390,6 +394,7 @@ class TopicStats(TypedDict):
     message_count: int
     paused: bool
     message_bytes: NotRequired[int]
+    dropped_count: NotRequired[int]
     topic_partition: NotRequired[str]
     stored_bytes: NotRequired[int]
     e2e_processing_latency: NotRequired[Latency]

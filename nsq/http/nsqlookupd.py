@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NotRequired, Self, TypedDict, TypeVar
 from nsq.errors import ApiRefused, UsageError
 from nsq.http.calls import Api, Misshapen, conform, endpoint, json_value, ok, read, read_key
 from nsq.http.message import HttpReply, Url, parse_url
+from nsq.http.secret import HttpSecret, verifies
 from nsq.http.sending import DEFAULT_TIMEOUT
 from nsq.log import Logger
 from nsq.transport.addresses import join
@@ -47,7 +48,8 @@ class NsqlookupdApi(Api):
 
     ``address`` is ``host:port``, ``http://…``, ``https://…`` or ``unix:/path``; its path may be that of
     /lookup behind a proxy, and every request carries its query. ``authorization`` is a secret sent as a
-    Bearer header, over https only unless ``authorize`` is ``"always"``. Otherwise like NsqdApi.
+    Bearer header, over https only unless ``authorize`` is ``"always"``; ``secret``, of a login, replaces it.
+    Otherwise like NsqdApi.
     """
 
     _default_port = DEFAULT_PORT
@@ -61,8 +63,10 @@ class NsqlookupdApi(Api):
         timeout: float = DEFAULT_TIMEOUT,
         tls: ssl.SSLContext | None = None,
         transport: Transport | None = None,
+        secret: str | HttpSecret = "",
+        told: bool = False,
     ) -> None:
-        super().__init__(address, timeout=timeout, tls=tls, transport=transport)
+        super().__init__(address, timeout=timeout, tls=tls, transport=transport, secret=secret, told=told)
         self._base = beside_lookup(self._url)
         allowed = authorize == "always" or (authorize == "https" and self._url.scheme == "https")
         if authorization and allowed:
@@ -75,23 +79,33 @@ class NsqlookupdApi(Api):
         config: Config,
         transport: Transport | None = None,
         timeout: float | None = None,
+        *,
+        told: bool = False,
     ) -> Self:
         """Return the API client for a consumer or producer with these options. The default timeout is
         ``lookupd_poll_timeout``.
 
         It uses https with the ``tls`` settings for nsqds or, without any, verifies with the public
-        authorities. It sends the ``auth_secret`` where ``lookupd_authorization`` allows it.
+        authorities. It sends the ``http_secret``, or else the ``auth_secret`` where ``lookupd_authorization``
+        allows it.
         """
         from nsq.transport.tls import context_of
 
         encrypted = nsqlookupd_address(address).scheme == "https"
+        tls = context_of(config) if encrypted else None
+        secret: str | HttpSecret = ""
+        if config.http_secret and config.lookupd_authorization != "never":
+            chosen = config.tls_ca_file is not None or isinstance(config.tls, ssl.SSLContext)
+            secret = HttpSecret(config.http_secret, own_authorities=chosen and verifies(tls))
         return cls(
             address,
-            authorization=config.auth_secret,
+            authorization=None if config.http_secret else config.auth_secret,
             authorize=config.lookupd_authorization,
             timeout=config.lookupd_poll_timeout if timeout is None else timeout,
-            tls=context_of(config) if encrypted else None,
+            tls=tls,
             transport=transport,
+            secret=secret,
+            told=told,
         )
 
     def ping(self) -> None:

@@ -232,7 +232,9 @@ class Lookups(Asker):
 
     def _api(self, lookupd: str, deadline: float) -> PartitionedLookupdApi:
         left = self._time_left(lookupd, deadline)
-        return PartitionedLookupdApi.of(lookupd, self._config, self._transport, left)
+        # Those that only another nsqlookupd has named may not have every secret.
+        told = key_of(lookupd) in self._listed
+        return PartitionedLookupdApi.of(lookupd, self._config, self._transport, left, told=told)
 
     # The thread that owns the cluster.
 

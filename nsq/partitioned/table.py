@@ -37,6 +37,7 @@ from nsq.errors import (
     TopicNotExist,
 )
 from nsq.partitioned.wire import MAX_PARTITIONS, Meta
+from nsq.pauses import doubled
 
 #: Seconds after its refusal in which a node leads only where no other is named, or one that refused later.
 _DOUBT = 60.0
@@ -410,4 +411,4 @@ def retry_pause(tries: int, chance: Callable[[], float]) -> float:
 
 def retry_ceiling(tries: int) -> float:
     """Return the most seconds before the next try."""
-    return min(_LONGEST_RETRY_PAUSE, _RETRY_PAUSE * 2.0 ** min(max(tries - 1, 0), 62))
+    return doubled(_RETRY_PAUSE, _LONGEST_RETRY_PAUSE, tries - 1)

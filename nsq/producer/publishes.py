@@ -329,7 +329,7 @@ def _checked_delay(defer: Defer, longest: float) -> int:
         raise InvalidMessage(f"defer is {defer!r}, must be seconds, a timedelta or an aware datetime")
     if not 0 <= defer <= longest:
         raise InvalidMessage(
-            f"defer is {defer} s, must be 0 to {longest:g} s (max_defer, to be nsqd's --max-req-timeout)"
+            f"defer is {defer} s, must be 0 to {longest:g} s (max_defer, to be nsqd's --max-defer-timeout)"
         )
     return round(defer * 1000)
 

@@ -113,7 +113,8 @@ class StatsReader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         options = self._options
-        given = map(Place, options.nsqd, options.nsqd_http or map(next_port, options.nsqd))
+        http = options.nsqd_http or map(next_port, options.nsqd)
+        given = (Place(*both, told=False) for both in zip(options.nsqd, http, strict=False))
         listed = lookups.places_or_raise(options.lookupd, options.config)
         places = {place.tcp: place for place in [*listed, *given]}
         # Spark needs a partition even if there is no nsqd.
@@ -125,7 +126,7 @@ class StatsReader(DataSourceReader):
             return
         try:
             stats = lookups.stats_of(
-                place.http, options.config, options.topic, options.channel, options.timeout
+                place.http, options, options.topic, options.channel, options.timeout, told=place.told
             )
             found = list(stats_rows(place.tcp, stats, options.channel))
         except ApiError as error:

@@ -14,18 +14,21 @@ from nsq.http.asking import ask_all
 from nsq.http.cluster import Node, merge_lookups, merge_nodes
 from nsq.http.nsqd import NsqdApi, NsqdStats
 from nsq.http.nsqlookupd import Lookup, NsqlookupdApi
+from nsq.http.secret import HttpSecret, verifies
 from nsq.http.sending import DEFAULT_TIMEOUT
 from nsq.log import Logger
+from nsq.spark.options import Options
 from nsq.transport.tls import context_of
 
 log = Logger("nsq.spark")
 
 
 class Place(NamedTuple):
-    """An nsqd's two addresses."""
+    """An nsqd's two addresses, and whether an nsqlookupd told them."""
 
     tcp: str
     http: str
+    told: bool = True
 
 
 def places(
@@ -70,8 +73,21 @@ def topics(lookupds: Sequence[str], config: Config) -> tuple[list[str], list[Nsq
 
 
 def stats_of(
-    nsqd: str, config: Config, topic: str = "", channel: str = "", timeout: float = DEFAULT_TIMEOUT
+    nsqd: str,
+    options: Options,
+    topic: str = "",
+    channel: str = "",
+    timeout: float = DEFAULT_TIMEOUT,
+    *,
+    told: bool,
 ) -> NsqdStats:
-    """An nsqd's stats for all topics, one topic, or one channel. ``nsqd`` is its HTTP address."""
-    api = NsqdApi(nsqd, timeout=timeout, tls=context_of(config))
+    """An nsqd's stats for all topics, one topic, or one channel. ``nsqd`` is its HTTP address; ``told`` says
+    whether an nsqlookupd told it.
+    """
+    config = options.config
+    tls, secret = context_of(config), None
+    if config.http_secret:
+        own_authorities = config.tls_ca_file is not None and verifies(tls)
+        secret = HttpSecret(config.http_secret, options.http_secret_to, own_authorities)
+    api = NsqdApi(nsqd, timeout=timeout, tls=tls, secret=secret or "", told=told)
     return api.stats(topic, channel, include_clients=False)

@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Self
 
 from nsq.config import Config
 from nsq.errors import ConfigError
+from nsq.http.secret import GIVEN, SECRET_TO, secret_of_program
 from nsq.options import (
     METADATA,
     SECONDS,
@@ -132,6 +133,15 @@ class Options:
     one_of: ClassVar[Mapping[tuple[str, ...], str]] = {}
 
     config: Config = dataclasses.field(default_factory=Config)
+    http_secret_file: str = option(
+        "A file with the secret for nsqds and nsqlookupds with --http-logins; else $NSQ_HTTP_SECRET.",
+        default="",
+    )
+    http_secret_to: str = option(
+        "Where the secret may go over plain HTTP: to given addresses, or to any that an nsqlookupd tells.",
+        default=GIVEN,
+        choices=SECRET_TO,
+    )
 
     @classmethod
     def of(cls, given: Mapping[str, str], *, ignored: Iterable[str] = ()) -> Self:
@@ -158,6 +168,12 @@ class Options:
         missing += [text for group, text in cls.one_of.items() if not any(values.get(name) for name in group)]
         if missing:
             raise ConfigError("; ".join(missing))
+        if "http_secret" in settings:
+            raise ConfigError(
+                "option httpSecret would be shown in Spark's page: give httpSecretFile, or $NSQ_HTTP_SECRET"
+            )
+        if secret := secret_of_program(values.get("http_secret_file", ""), "httpSecretFile"):
+            settings["http_secret"] = secret
         return cls(config=Config.from_strings(settings), **values)
 
     @classmethod
@@ -172,9 +188,10 @@ class Options:
 
     @classmethod
     def _fields(cls) -> dict[str, dataclasses.Field[Any]]:
-        return {
-            plain_name(field.name): field for field in dataclasses.fields(cls) if METADATA in field.metadata
-        }
+        """The options by plain name, those that all formats share last."""
+        declared = [field for field in dataclasses.fields(cls) if METADATA in field.metadata]
+        declared.sort(key=lambda field: field.name in Options.__dataclass_fields__)
+        return {plain_name(field.name): field for field in declared}
 
     @classmethod
     def _instead(cls, plain: str) -> str:

@@ -237,7 +237,7 @@ def _delays(column: Any, config: Config) -> list[float] | None:
     if least < 0 or most > limit:
         raise InvalidMessage(
             f"a row has {least if least < 0 else most} in column deferMs, must be 0 to "
-            f"{limit:.0f} (maxDefer, to be nsqd's --max-req-timeout)"
+            f"{limit:.0f} (maxDefer, to be nsqd's --max-defer-timeout)"
         )
     return [(value or 0) / 1000 for value in column.to_pylist()] if most else None
 

@@ -69,9 +69,6 @@ class ClusterFlags(HttpFlags):
             ("--nsqd-http-address", self.nsqd_http_address),
         )
 
-    def _http_options(self) -> dict[str, Any]:
-        return {**super()._http_options(), "tls": self.tls}
-
     @property
     def tls(self) -> Any:
         """The context for HTTPS servers; None for that of the public CAs."""
@@ -132,7 +129,7 @@ def _is_nsqd(options: ClusterFlags, address: str) -> bool:
     with suppress(ApiRefused):  # an nsqd that insists on TLS
         answered = bool(options.lookupd_api(address).info())
     try:
-        options.nsqd_api(address).info()
+        options.nsqd_api(address, told=False).info()
     except ApiError:
         if not answered:
             raise
@@ -168,11 +165,11 @@ class Cluster:
     def nsqds(self) -> dict[str, NsqdApi]:
         """The nsqds that the flags name, or all that the nsqlookupds list, by HTTP address."""
         if not self.lookupds:
-            return {each: self._options.nsqd_api(each) for each in self._named.nsqds}
+            return {each: self._options.nsqd_api(each, told=False) for each in self._named.nsqds}
         if not self._nodes and self.problems:
             raise ApiError("; ".join(self.problems))
         addresses = sorted({node.name for node in self._nodes})
-        return {each: self._options.nsqd_api(each) for each in addresses}
+        return {each: self._options.nsqd_api(each, told=True) for each in addresses}
 
     @cached_property
     def tcp_addresses(self) -> list[str]:
@@ -236,7 +233,8 @@ class Cluster:
                 if partition is None:
                     found[address] = self.nsqds[address]
                 else:  # every request carries the query of the address
-                    api = self._options.nsqd_api(f"{address.rstrip('/')}/?partition={partition}")
+                    with_query = f"{address.rstrip('/')}/?partition={partition}"
+                    api = self._options.nsqd_api(with_query, told=bool(self.lookupds))
                     found[f"{address} partition {partition}"] = api
         return found
 
@@ -270,7 +268,12 @@ class Cluster:
     def delete_partitioned_topic(self, topic: str) -> list[Outcome]:
         """Have the leading nsqlookupd of a partitioned NSQ delete a topic, on its nsqds too."""
         leaders = [self._leading_lookupd] if self._leading_lookupd else list(self.lookupds)
-        apis = {each: self._options.lookupd_api(f"{each.rstrip('/')}/?partition=**") for each in leaders}
+        apis = {
+            each: self._options.lookupd_api(
+                f"{each.rstrip('/')}/?partition=**", told=each not in self.lookupds
+            )
+            for each in leaders
+        }
         return _outcomes("nsqlookupd", apis, lambda lookupd: lookupd.delete_topic(topic))
 
 

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 from nsq.errors import ConfigError
+from nsq.pauses import doubled
 
 HOSTPOOL = "hostpool"
 ROUND_ROBIN = "round-robin"
@@ -45,7 +46,7 @@ class _Host:
     def __init__(self, address: str) -> None:
         self.address = address
         self.dead = False
-        self._pause = _FIRST_PAUSE
+        self._failures = 0
         self._retry_at = 0.0
         self._buckets: dict[int, tuple[float, int]] = {}  # by number: total seconds and number of requests
 
@@ -55,14 +56,14 @@ class _Host:
     def tried(self, now: float) -> None:
         """Record a choice of this host. If it is dead, double its pause."""
         if self.dead:
-            self._pause = min(self._pause * 2, _LONGEST_PAUSE)
-            self._retry_at = now + self._pause
+            self._failures += 1
+            self._retry_at = now + doubled(_FIRST_PAUSE, _LONGEST_PAUSE, self._failures)
 
     def failed(self, now: float) -> None:
         if not self.dead:
             self.dead = True
-            self._pause = _FIRST_PAUSE
-            self._retry_at = now + self._pause
+            self._failures = 0
+            self._retry_at = now + _FIRST_PAUSE
 
     def took(self, seconds: float, now: float) -> None:
         number = _bucket(now)

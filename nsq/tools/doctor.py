@@ -88,7 +88,8 @@ def examine(options: DoctorOptions) -> Iterator[Finding]:
     yield from _registrations(nodes)
     versions: dict[str, list[str]] = {}
     for address in sorted({*addresses, *named.nsqds}):
-        yield from _nsqd(options, address, addresses.get(address, ""), versions)
+        told = address not in named.nsqds
+        yield from _nsqd(options, address, addresses.get(address, ""), versions, told)
     if len(versions) > 1:
         listed = "; ".join(f"{version}: {', '.join(which)}" for version, which in sorted(versions.items()))
         yield Finding(WARNING, "nsqds", f"versions differ: {listed}", "Upgrade all to the newest version.")
@@ -134,9 +135,9 @@ def _registrations(nodes: dict[str, list[RegisteredNode]]) -> Iterator[Finding]:
 
 
 def _nsqd(
-    options: DoctorOptions, address: str, tcp: str, versions: dict[str, list[str]]
+    options: DoctorOptions, address: str, tcp: str, versions: dict[str, list[str]], told: bool
 ) -> Iterator[Finding]:
-    where, api = f"nsqd {address}", options.nsqd_api(address)
+    where, api = f"nsqd {address}", options.nsqd_api(address, told=told)
     stats = None
     try:
         info = api.info()

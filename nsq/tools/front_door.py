@@ -62,6 +62,7 @@ COMMANDS = {
     "to-file": _classic("nsq_to_file", "ToFileOptions", "archive topics into files"),
     "to-http": _classic("nsq_to_http", "ToHttpOptions", "send messages to an HTTP server"),
     "to-nsq": _classic("nsq_to_nsq", "NsqToNsqOptions", "publish messages to other nsqds"),
+    "secret": Command("secret", "SecretOptions", "make a login for the daemons' HTTP APIs"),
     "completion": Command("completion", "", "print the completion script of bash, zsh or fish"),
 }
 

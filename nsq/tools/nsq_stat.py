@@ -149,7 +149,8 @@ def ask(options: StatOptions, warned: set[str]) -> Poll:
             warned.add(problem)
     found = {}
     for address in addresses:
-        stats = options.nsqd_api(address).stats(options.topic, options.channel, include_clients=False)
+        api = options.nsqd_api(address, told=bool(options.lookupd_http_address))
+        stats = api.stats(options.topic, options.channel, include_clients=False)
         for topic in count_topics([stats]):
             for channel in topic.channels:
                 if (topic.name, channel.name) == (options.topic, options.channel):
@@ -160,7 +161,10 @@ def ask(options: StatOptions, warned: set[str]) -> Poll:
 
 
 def _what_is_missing(options: StatOptions, addresses: Sequence[str]) -> str:
-    stats = [options.nsqd_api(each).stats(options.topic, include_clients=False) for each in addresses]
+    told = bool(options.lookupd_http_address)
+    stats = [
+        options.nsqd_api(each, told=told).stats(options.topic, include_clients=False) for each in addresses
+    ]
     topics = count_topics(stats)
     if not topics:
         return f"no nsqd has topic {options.topic}"

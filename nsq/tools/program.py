@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from nsq import Config, Consumer, Producer
     from nsq.http.nsqd import NsqdApi
     from nsq.http.nsqlookupd import NsqlookupdApi
+    from nsq.http.secret import HttpSecret
     from nsq.transport.base import Stream
 
 __all__ = [
@@ -69,6 +70,8 @@ _BROKEN_PIPE = 128 + signal.SIGPIPE
 _INTERRUPTED = 128 + signal.SIGINT
 #: Seconds in place of a timeout of 0, which means no limit to Go's tools: no message's timeout is as long.
 _NO_LIMIT = 3600.0
+#: As in ``nsq.http.secret``, which is imported later.
+SECRET_TO = ("given", "any")
 
 OptionsT = TypeVar("OptionsT")
 
@@ -241,7 +244,22 @@ class SourceFlags:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ConsumerOptions:
+class SecretFlags:
+    http_secret_file: str = flag(
+        "", "path of a file with the secret for daemons that have --http-logins (default: $NSQ_HTTP_SECRET)"
+    )
+
+    @property
+    def _secret_option(self) -> dict[str, str]:
+        """The secret as an option of the client, which asks nsqlookupds with it."""
+        from nsq.http.secret import secret_of_program
+
+        secret = secret_of_program(self.http_secret_file)
+        return {"http_secret": secret} if secret else {}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ConsumerOptions(SecretFlags):
     consumer_opt: tuple[str, ...] = repeated(
         str, "option of the consumer: key,value in go-nsq's names (may be given multiple times)"
     )
@@ -250,7 +268,8 @@ class ConsumerOptions:
         """Read the options of the consumer. By default it gives no message up, because that would finish a
         message that the tool has neither shown, written nor sent.
         """
-        return config_of("--consumer-opt", self._consumer_texts, {"max_attempts": "0"})
+        defaults = {"max_attempts": "0", **self._secret_option}
+        return config_of("--consumer-opt", self._consumer_texts, defaults)
 
     @property
     def _consumer_texts(self) -> Sequence[str]:
@@ -303,7 +322,7 @@ class ConsumerFlags(SourceFlags, ConsumerOptions):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ProducerFlags:
+class ProducerFlags(SecretFlags):
     producer_opt: tuple[str, ...] = repeated(
         str,
         "option of the producer: key,value in go-nsq's names (may be given multiple times)",
@@ -311,12 +330,18 @@ class ProducerFlags:
 
     def producer(self, prog: str, *addresses: str, nsqlookupd: Sequence[str] = ()) -> Producer:
         """Make a Producer without a limit on message sizes: nsqd knows its own limit."""
-        config = config_of("--producer-opt", self.producer_opt, {"max_msg_size": str(2**31 - 1)})
+        defaults = {"max_msg_size": str(2**31 - 1), **self._secret_option}
+        config = config_of("--producer-opt", self.producer_opt, defaults)
         return nsq.Producer(*addresses, nsqlookupd=nsqlookupd, config=config, user_agent=_user_agent(prog))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class HttpFlags:
+class HttpFlags(SecretFlags):
+    http_secret_to: str = flag(
+        SECRET_TO[0],
+        "where the secret may go over plain HTTP: to the given addresses, or to any that an nsqlookupd tells",
+        choices=SECRET_TO,
+    )
     http_client_connect_timeout: float = duration(2.0, "timeout for HTTP connect (0 for an hour)", low=0.0)
     http_client_request_timeout: float = duration(5.0, "timeout for HTTP request (0 for an hour)", low=0.0)
 
@@ -328,18 +353,38 @@ class HttpFlags:
     def request_timeout(self) -> float:
         return self.http_client_request_timeout or _NO_LIMIT
 
-    def nsqd_api(self, address: str) -> NsqdApi:
+    # ``told``: whether an nsqlookupd told the address, and not the user.
+
+    def nsqd_api(self, address: str, *, told: bool) -> NsqdApi:
         from nsq.http.nsqd import NsqdApi
 
-        return NsqdApi(address, **self._http_options())
+        return NsqdApi(address, told=told, **self._http_options())
 
-    def lookupd_api(self, address: str) -> NsqlookupdApi:
+    def lookupd_api(self, address: str, *, told: bool = False) -> NsqlookupdApi:
         from nsq.http.nsqlookupd import NsqlookupdApi
 
-        return NsqlookupdApi(address, **self._http_options())
+        return NsqlookupdApi(address, told=told, **self._http_options())
+
+    @property
+    def tls(self) -> Any:
+        """The context for HTTPS servers; None for that of the public CAs."""
+        return None
+
+    @property
+    def http_secret(self) -> HttpSecret | None:
+        from nsq.http.secret import HttpSecret, secret_of_program, verifies
+
+        text = secret_of_program(self.http_secret_file)
+        own_authorities = verifies(self.tls)
+        return HttpSecret(text, self.http_secret_to, own_authorities) if text else None
 
     def _http_options(self) -> dict[str, Any]:
-        return {"timeout": self.request_timeout, "transport": _QuickTransport(self.connect_timeout)}
+        return {
+            "timeout": self.request_timeout,
+            "transport": _QuickTransport(self.connect_timeout),
+            "tls": self.tls,
+            "secret": self.http_secret or "",
+        }
 
 
 class _QuickTransport:

@@ -7,24 +7,22 @@ order. On Linux they stop also when this program is killed.
 from __future__ import annotations
 
 import importlib.util
-import os
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-import nsq
 from nsq.errors import NsqError, UsageError, how_to_install
 from nsq.http.nsqd import NsqdApi
 from nsq.tools.program import LEVELS, SignalWatch, check_ranges, flag, log, run_command
 from nsq.transport.addresses import join
 from nsq.transport.dialing import default_transport
-from nsq.work.binding import bound
+from nsq.work.binding import bound, environment
 
 #: How long a daemon may take to answer after its start; a slow machine needs seconds.
 _START_SECONDS = 60.0
@@ -169,7 +167,7 @@ class Running:
     def start(self, daemon: Daemon) -> None:
         command = [sys.executable, "-P", "-m", f"nsq.daemons.{daemon.name}", *daemon.flags]
         process = subprocess.Popen(
-            bound(command, signal.SIGTERM), stdin=subprocess.DEVNULL, env=_environment(), process_group=0
+            bound(command, signal.SIGTERM), stdin=subprocess.DEVNULL, env=environment(), process_group=0
         )
         self._processes[daemon.name] = process
         threading.Thread(
@@ -223,10 +221,3 @@ class Running:
             if process.returncode not in _CLEAN:
                 log.error("%s ended with status %d", name, process.returncode)
         return int(any(process.returncode not in _CLEAN for process in self._processes.values()))
-
-
-def _environment() -> dict[str, str]:
-    """Return our environment with this package on PYTHONPATH, as -P keeps the current directory out."""
-    root = str(Path(nsq.__file__).resolve().parents[1])
-    path: Iterable[str] = filter(None, [root, os.environ.get("PYTHONPATH")])
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(path)}

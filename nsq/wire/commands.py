@@ -123,7 +123,7 @@ class Limits:
 
     max_msg_size: int = 1024 * 1024
     max_body_size: int = 5 * 1024 * 1024
-    max_req_timeout_ms: int = 3_600_000
+    max_defer_ms: int = 3_600_000
 
     @property
     def max_batch(self) -> int:
@@ -317,7 +317,7 @@ class CommandParser:
         return position
 
     def _cut_dpubs(self, data: bytes, position: int, commands: list[Command]) -> int:
-        head, limit, longest = self._dpub_head, self._limits.max_msg_size, self._limits.max_req_timeout_ms
+        head, limit, longest = self._dpub_head, self._limits.max_msg_size, self._limits.max_defer_ms
         topic = head[5:-1]
         while data.startswith(head, position):
             line = position + len(head)
@@ -356,7 +356,7 @@ class CommandParser:
             raise _Rejected(b"E_INVALID", b"DPUB insufficient number of parameters")
         _require_topic(b"DPUB", params[0])
         # An empty number is 0, as in Go's nsqd.
-        delay, limit = params[1] or b"0", self._limits.max_req_timeout_ms
+        delay, limit = params[1] or b"0", self._limits.max_defer_ms
         if not delay.isdigit():
             raise _Rejected(b"E_INVALID", b"DPUB could not parse timeout " + delay)
         if len(delay) > 18 or int(delay) > limit:

@@ -1,4 +1,4 @@
-"""What the tools and ``nsq.contrib`` share: supervised processes, deferring beyond nsqd's limit."""
+"""What the tools and ``nsq.contrib`` share: supervised processes."""
 
 from __future__ import annotations
 

@@ -1,11 +1,17 @@
-"""Binds a child process to its parent, which when it is killed cannot end its children itself."""
+"""How a child process is started: with this package, and bound to its parent, which when it is killed cannot
+end its children itself.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
+import sysconfig
 import threading
 from collections.abc import Sequence
+from pathlib import Path
+
+import nsq
 
 #: Becomes the program that follows, which gets the signal at the end of the thread that started it.
 _BOUND = """
@@ -34,3 +40,12 @@ def bound(command: Sequence[str], signal_number: int) -> list[str]:
     if sys.platform != "linux" or not sys.executable or not in_main_thread:
         return list(command)
     return [sys.executable, "-I", "-S", "-c", _BOUND, str(int(signal_number)), str(os.getpid()), *command]
+
+
+def environment() -> dict[str, str]:
+    """Return our environment, with PYTHONPATH set so that a child imports this same package."""
+    root = str(Path(nsq.__file__).resolve().parents[1])
+    if root in (sysconfig.get_path("purelib"), sysconfig.get_path("platlib")):
+        return dict(os.environ)  # it is installed: PYTHONPATH would put it before the standard library
+    path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
+    return {**os.environ, "PYTHONPATH": path}

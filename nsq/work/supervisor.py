@@ -24,6 +24,7 @@ from typing import Any, NoReturn, Protocol
 
 from nsq import Consumer
 from nsq.log import Logger
+from nsq.pauses import doubled
 from nsq.threads.signals import SignalWatch
 from nsq.work import before_forks
 from nsq.work.listening import HttpServer
@@ -225,7 +226,7 @@ class Supervisor:
         now = time.monotonic()
         steady = now - worker.started_at >= _STEADY
         self._deaths = 1 if steady else self._deaths + 1
-        pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2.0 ** min(self._deaths - 1, 62))
+        pause = doubled(_FIRST_PAUSE, _LONGEST_PAUSE, self._deaths - 1)
         self._start_at = now + pause
         how = f"by {signal.Signals(-status).name}" if status < 0 else f"with status {status}"
         log.error("worker %d ended %s; the next one starts in %.1f s", worker.pid, how, pause)

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import trustme
 
+from nsq.daemons.nsqd.core.bound import Bound
 from nsq.daemons.nsqd.core.broker import Broker
 from nsq.daemons.nsqd.options import NsqdOptions
 from nsq.daemons.nsqd.session.authorization import AuthError, Credentials, Grant
@@ -155,6 +156,8 @@ class World:
             latency_percentiles=self.options.e2e_processing_latency_percentiles,
             latency_window=self.options.e2e_processing_latency_window_time,
         )
+        if self.options.max_channel_depth:
+            self.broker.bound = Bound(self.options.max_channel_depth, self.clock, lambda text: None)
         self.log = io.StringIO()
         self.environment = Environment(
             self.options,

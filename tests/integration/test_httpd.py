@@ -418,7 +418,7 @@ async def test_the_gate_comes_before_every_route() -> None:
     refusal = Reply.json({"message": "TLS_REQUIRED", "https_port": 4152}, 403)
     gate = {"/ping": None}
     server = HttpServer(
-        ROUTES, DaemonLog(stream=io.StringIO()), gate=lambda asked: gate.get(asked.path, refusal)
+        ROUTES, DaemonLog(stream=io.StringIO()), gates=[lambda asked: gate.get(asked.path, refusal)]
     )
     address = await server.listen(parse_address("127.0.0.1:0"))
     assert (await exchange(address, request("GET", "/ping")))[2] == b"OK"

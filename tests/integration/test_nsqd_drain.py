@@ -6,7 +6,10 @@ import json
 import os
 import signal
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+
+import pytest
 
 import nsq
 from nsq.testing import Nsqd, Nsqlookupd
@@ -22,6 +25,19 @@ pytestmark = only_ours("Go's nsqd has no drain")
 def drain(nsqd: Nsqd) -> None:
     os.kill(nsqd.pid, signal.SIGUSR1)
     eventually(lambda: nsqd.get("/ping").status, lambda status: status == 500)
+
+
+def by_signal(nsqd: Nsqd) -> None:
+    os.kill(nsqd.pid, signal.SIGUSR1)
+
+
+def by_sigterm(nsqd: Nsqd) -> None:
+    os.kill(nsqd.pid, signal.SIGTERM)
+
+
+def over_http(nsqd: Nsqd) -> None:
+    assert nsqd.request("PUT", "/config/drain").status == 200
+    assert nsqd.get("/info").json()["draining"] is True
 
 
 def nodes(lookupd: Nsqlookupd) -> int:
@@ -109,6 +125,41 @@ def depths(*nsqds: Nsqd) -> list[int]:
     return [
         sum(topic["depth"] for topic in nsqd.get("/stats?format=json").json()["topics"]) for nsqd in nsqds
     ]
+
+
+@pytest.mark.parametrize("process", [True, False])
+@pytest.mark.parametrize("begin", [by_signal, by_sigterm, over_http])
+def test_every_way_to_begin_a_drain_lets_consumers_finish(
+    begin: Callable[[Nsqd], None], process: bool, nsqd_factory: Factory[Nsqd]
+) -> None:
+    if not process and begin is not over_http:
+        pytest.skip("a signal is for a process")
+    nsqd = nsqd_factory(process=process, sigterm_mode="drain")
+    publish(nsqd, "orders", [b"x"] * 20)
+    with consumer(nsqd, "orders", rdy=20) as client:
+        messages = [client.expect_message()]
+        begin(nsqd)
+        eventually(lambda: nsqd.get("/ping").text, lambda text: text == "NOK - draining")
+        messages += [client.expect_message() for _ in range(19)]
+        assert nsqd.running
+        finish_all(client, messages)
+        eventually(lambda: not nsqd.running)
+    nsqd.restart()
+    assert topic_stats(nsqd, "orders")["channels"][0]["depth"] == 0
+
+
+@pytest.mark.parametrize("process", [True, False])
+def test_a_request_to_stop_ends_a_drain(process: bool, nsqd_factory: Factory[Nsqd]) -> None:
+    nsqd = nsqd_factory(process=process)
+    with consumer(nsqd, "orders") as client:
+        publish(nsqd, "orders", [b"1", b"2"])
+        client.expect_message()
+        over_http(nsqd)
+        over_http(nsqd)
+        assert nsqd.request("PUT", "/config/shutdown", b"now").status == 200
+        eventually(lambda: not nsqd.running)
+    nsqd.restart()
+    assert topic_stats(nsqd, "orders")["channels"][0]["depth"] == 2
 
 
 def test_a_drain_that_consumers_do_not_end_has_its_time(nsqd_factory: Factory[Nsqd]) -> None:

@@ -329,6 +329,54 @@ class TestAKill:
         assert older <= channel_stats(nsqd, "t")["depth"] <= older + 1500
 
 
+@only_ours("the bound")
+@MODES
+def test_a_bound_keeps_the_newest_messages_in_memory_on_disk_and_over_a_kill(
+    durable: bool, nsqd_factory: Factory[Nsqd]
+) -> None:
+    bound = 1000
+    nsqd = nsqd_factory(**options(durable, max_channel_depth=bound, mem_queue_size=100))
+    nsqd.post("/topic/create?topic=orders")
+    nsqd.post("/channel/create?topic=orders&channel=channel")
+    for start in range(0, 20_000, 500):
+        publish(nsqd, "orders", numbered(500, start))
+    figures = channel_stats(nsqd, "orders")
+    assert (figures["depth"], figures["dropped_count"]) == (bound, 19_000)
+    assert "WARNING: channel orders/channel has dropped its oldest" in nsqd.log
+    with consumer(nsqd, "orders", rdy=10) as client:
+        messages = take(client, 10)
+        assert [message.body for message in messages] == numbered(10, 19_000)
+        finish_and_leave(client, messages)
+    if durable:
+        nsqd.kill()
+        nsqd.start()
+        # A kill brings back some that were finished, and so some that were dropped.
+        waiting = channel_stats(nsqd, "orders")["depth"]
+        left = drain(nsqd, "orders", waiting)
+        assert left[-(bound - 10) :] == numbered(bound - 10, 19_010)
+        return
+    nsqd.restart()
+    assert drain(nsqd, "orders", bound - 10) == numbered(bound - 10, 19_010)
+
+
+@only_ours("the bound")
+def test_a_mistyped_bound_deletes_no_backlog(nsqd_factory: Factory[Nsqd], tmp_path: Path) -> None:
+    data = {"data_path": tmp_path, "process": True}
+    with Nsqd(**data) as nsqd:
+        nsqd.post("/topic/create?topic=orders")
+        nsqd.post("/channel/create?topic=orders&channel=channel")
+        publish(nsqd, "orders", numbered(50))
+        publish(nsqd, "alone", numbered(30))
+    with Nsqd(**data, max_channel_depth=10) as nsqd:
+        for name, depth in (("channel orders/channel", 50), ("topic alone", 30)):
+            assert f"WARNING: {name} has {depth} waiting messages, {depth - 10} more than" in nsqd.log
+        publish(nsqd, "orders", numbered(2, 50))
+        nsqd.post("/channel/create?topic=alone&channel=channel")
+    with Nsqd(**data) as nsqd:
+        assert drain(nsqd, "orders", 50) == numbered(50, 2)
+        assert drain(nsqd, "alone", 30) == numbered(30)
+
+
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of its own, with room for little."""

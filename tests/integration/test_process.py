@@ -8,11 +8,13 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
+from nsq.threads.stop_signals import SAME_REQUEST_SECONDS
 from tests.fakes.programs import run_python
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -46,7 +48,7 @@ class Daemon:
         return True
 
 with contextlib.closing(DaemonLog("[d] ", path={path!r})) as log:
-    sys.exit(run(Daemon, log))
+    sys.exit(run(Daemon, log, drains_on_sigterm={drains_on_sigterm}))
 """
 FOR_EVER = "await asyncio.Event().wait()"
 
@@ -61,8 +63,17 @@ def started(
     hidden: str = "",
     environment: Mapping[str, str] | None = None,
     stderr: int = subprocess.PIPE,
+    drains_on_sigterm: bool = False,
 ) -> subprocess.Popen[str]:
-    program = PROGRAM.format(start=start, stop=stop, reload=reload, drain=drain, path=path, hidden=hidden)
+    program = PROGRAM.format(
+        start=start,
+        stop=stop,
+        reload=reload,
+        drain=drain,
+        path=path,
+        hidden=hidden,
+        drains_on_sigterm=drains_on_sigterm,
+    )
     return subprocess.Popen(
         [sys.executable, "-c", program],
         cwd=ROOT,
@@ -129,6 +140,29 @@ def test_a_drain_that_does_not_end_or_fails_is_followed_by_a_stop_in_good_order(
         _, log = process.communicate(timeout=60)
     assert process.returncode == 0
     assert ("KeyError: 'lost'" in log) == ("KeyError" in drain)
+
+
+@pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGUSR1])
+def test_the_first_sigterm_may_drain_and_a_later_pair_of_signals_stops(first: signal.Signals) -> None:
+    with started(drain=FOR_EVER, stop="await asyncio.sleep(0.2)", drains_on_sigterm=True) as process:
+        assert said(process) == "started\n"
+        for number in dict.fromkeys([first, signal.SIGTERM]):
+            process.send_signal(number)
+        assert said(process) == "draining\n"
+        process.send_signal(signal.SIGINT)  # repeats the SIGTERM
+        time.sleep(SAME_REQUEST_SECONDS)
+        process.send_signal(signal.SIGTERM)
+        process.send_signal(signal.SIGINT)  # hurries nothing: they are a pair
+        out, log = process.communicate(timeout=60)
+    assert (process.returncode, out) == (0, "stopping\n")
+    assert "received SIGTERM, draining; a second SIGTERM stops at once" in log
+
+
+def test_sigint_stops_also_where_sigterm_drains() -> None:
+    with started(drain=FOR_EVER, drains_on_sigterm=True) as process:
+        assert said(process) == "started\n"
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=60)[0] == "stopping\n"
 
 
 def test_sighup_reloads_and_reopens_the_log(tmp_path: Path) -> None:

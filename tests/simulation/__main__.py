@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import math
 import random
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterable
 
-from tests.simulation import world
+from tests.simulation import run, script, world
 
 
 def main() -> int:
@@ -17,81 +19,68 @@ def main() -> int:
     parser.add_argument("--seed", type=int, help="replay one seed, and print its story")
     parser.add_argument("--seeds", help="run FIRST-LAST")
     parser.add_argument("--minutes", type=float, default=10.0, help="run new seeds for so long")
-    parser.add_argument("--first", type=int, help="the first of the new seeds (default: by chance)")
     parser.add_argument("--schedule", help="run a schedule by name, with its story; all: run all")
-    parser.add_argument("--quiet", action="store_true", help="with --seed: only the result, no story")
     options = parser.parse_args()
     world.install()
-    from tests.simulation import run
-
     if options.schedule:
-        return scripted(run, options.schedule, quiet=options.quiet)
+        return perform(options.schedule)
     if options.seed is not None:
-        return replay(run, options.seed, quiet=options.quiet)
+        return replay(options.seed)
     if options.seeds:
-        first, _, last = options.seeds.partition("-")
-        seeds = iter(range(int(first), int(last or first) + 1))
-        deadline = float("inf")
-    else:
-        start = options.first if options.first is not None else random.SystemRandom().randrange(10**6) * 1000
-        print(f"new seeds from {start} for {options.minutes:g} minutes", flush=True)
-        seeds = iter(range(start, start + 10**6))
-        deadline = time.monotonic() + options.minutes * 60
-    return many(run, seeds, deadline)
+        start, _, end = options.seeds.partition("-")
+        return many(range(int(start), int(end or start) + 1), math.inf)
+    first = random.SystemRandom().randrange(10**6) * 1000
+    print(f"new seeds from {first} for {options.minutes:g} minutes", flush=True)
+    return many(range(first, first + 10**6), time.monotonic() + options.minutes * 60)
 
 
-def many(run, seeds, deadline) -> int:  # type: ignore[no-untyped-def]
+def many(seeds: Iterable[int], deadline: float) -> int:
     """Run seeds; print each violation with the command that replays it, and the totals."""
-    faults: Counter[str] = Counter()
-    failed: list[int] = []
-    total = hashlib.blake2b(digest_size=8)
-    count = confirmed = handled = 0
-    virtual = cpu = 0.0
+    faults, totals = Counter[str](), Counter[str]()
+    trace = hashlib.blake2b(digest_size=8)
     for seed in seeds:
         if time.monotonic() > deadline:
             break
         outcome = run.in_child(run.plan_of(seed))
-        total.update(outcome.trace.encode())
-        count += 1
-        confirmed += outcome.confirmed
-        handled += outcome.handled
-        virtual += outcome.virtual
-        cpu += outcome.cpu
+        trace.update(outcome.trace.encode())
         faults += outcome.faults
+        for name in ("confirmed", "handled", "virtual", "cpu"):
+            totals[name] += getattr(outcome, name)
+        totals["seeds"] += 1
         if outcome.violations:
-            failed.append(seed)
+            totals["failed"] += 1
             print(f"seed {seed} ({outcome.plan.focus}): {outcome.violations[0][:1500]}", flush=True)
             print(f"    replay: make simulate SEED={seed}", flush=True)
     print(
-        f"{count} seeds, {len(failed)} failed; {faults.total()} faults, {confirmed} messages confirmed, "
-        f"{handled} handled; {virtual:.0f} s of virtual time in {cpu:.1f} s of CPU; hash {total.hexdigest()}"
+        f"{totals['seeds']} seeds, {totals['failed']} failed; {faults.total()} faults, "
+        f"{totals['confirmed']} messages confirmed, {totals['handled']} handled; "
+        f"{totals['virtual']:.0f} s of virtual time in {totals['cpu']:.1f} s of CPU; hash {trace.hexdigest()}"
     )
     print("faults: " + ", ".join(f"{kind} {number}" for kind, number in sorted(faults.items())))
-    return 1 if failed else 0
+    return 1 if totals["failed"] else 0
 
 
-def replay(run, seed: int, *, quiet: bool) -> int:  # type: ignore[no-untyped-def]
+def replay(seed: int) -> int:
+    """Run a seed, shrink its plan if it fails, and print its story."""
     outcome = run.in_child(run.plan_of(seed))
-    if outcome.violations and not quiet:
+    if outcome.violations:
         outcome = run.shrink(outcome, lambda line: print(line, file=sys.stderr, flush=True))
         print("The plan, shrunk:", outcome.plan)
-        outcome = run.in_child(outcome.plan, story=True)
+    outcome = run.in_child(outcome.plan, story=True)
     for violation in outcome.violations:
         print("VIOLATION", violation)
     print(f"seed {seed}: hash {outcome.trace}, {outcome.virtual:.1f} virtual s, {outcome.cpu:.2f} CPU s")
     return 1 if outcome.violations else 0
 
 
-def scripted(run, name: str, *, quiet: bool) -> int:  # type: ignore[no-untyped-def]
-    """Run schedules; print what does not hold."""
-    from tests.simulation import schedules  # noqa: F401 - it fills the list
-    from tests.simulation.script import perform
-    from tests.simulation.script import schedules as known
+def perform(name: str) -> int:
+    """Run all schedules, or one, with its story; print what does not hold."""
+    from tests.simulation import schedules  # noqa: F401 - it fills the list, and imports the package
 
     failed = 0
-    for each in known if name == "all" else [name]:
-        tell = None if quiet or name == "all" else print
-        violations = run.child_of(lambda each=each, tell=tell: perform(each, tell))
+    for each in script.schedules if name == "all" else [name]:
+        tell = None if name == "all" else print
+        violations = run.child_of(lambda each=each, tell=tell: script.perform(each, tell))
         failed += bool(violations)
         print(f"{'FAILED' if violations else 'ok    '} {each}", flush=True)
         for violation in violations:

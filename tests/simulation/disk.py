@@ -18,13 +18,14 @@ import os as real_os
 import pathlib
 import random
 import stat as real_stat
+import weakref
 from collections.abc import Callable, Iterator
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 from tests.simulation.network import network
 from tests.simulation.scheduler import scheduler
-from tests.simulation.threads import StandIn
+from tests.simulation.threads import stand_in
 
 ROOT = "/disk"
 _SECTOR = 512
@@ -35,39 +36,32 @@ CHANGES = ("open", "pwrite", "truncate", "rename", "unlink", "fsync")
 class File:
     """An inode: its content, what is on the platters, and the changes since the last fsync."""
 
-    _numbers = itertools.count(1)
-
-    def __init__(self) -> None:
-        self.number = next(File._numbers)
+    def __init__(self, number: int) -> None:
+        self.number = number
         self.content = bytearray()
         self.durable = b""
-        self.changes: list[tuple[int, bytes]] = []  # (offset, data), or (size, b"") for a truncation
+        self.changes: list[tuple[int, bytes | None]] = []  # (offset, data), or (size, None): cut there
 
-    def write(self, offset: int, data: bytes) -> None:
+    def change(self, offset: int, data: bytes | None) -> None:
         _apply(self.content, offset, data)
         self.changes.append((offset, data))
 
-    def truncate(self, size: int) -> None:
-        self.write(size, b"")
-
     def sync(self) -> None:
-        durable = bytearray(self.durable)
-        for offset, data in self.changes:
-            _apply(durable, offset, data)
-        self.durable, self.changes = bytes(durable), []
+        self.durable, self.changes = self._states()[-1], []
 
-    def forget_changes(self) -> None:
-        """An fsync has failed: the changes count as clean, and are not on the platters."""
-        self.changes = []
-
-    def cut_power(self, chance: random.Random | None) -> None:
-        states = [self.durable]
-        content = bytearray(self.durable)
+    def _states(self) -> list[bytes]:
+        """Return the content as it was at the last fsync, and after each change since."""
+        content, states = bytearray(self.durable), [self.durable]
         for offset, data in self.changes:
             _apply(content, offset, data)
             states.append(bytes(content))
+        return states
+
+    def cut_power(self, chance: random.Random | None) -> None:
+        """Leave each sector as of some moment since the last fsync; without ``chance``, every other new."""
+        states = self._states()
         if len(states) > 1:
-            size = len(chance.choice(states) if chance else content)
+            size = len(chance.choice(states) if chance else states[-1])
             kept = bytearray(size)
             for start in range(0, size, _SECTOR):
                 state = chance.choice(states) if chance else states[-1 if start // _SECTOR % 2 == 0 else 0]
@@ -77,12 +71,12 @@ class File:
         self.content, self.changes = bytearray(self.durable), []
 
 
-def _apply(content: bytearray, offset: int, data: bytes) -> None:
+def _apply(content: bytearray, offset: int, data: bytes | None) -> None:
     content += bytes(max(0, offset - len(content)))
-    if data:
-        content[offset : offset + len(data)] = data
-    else:
+    if data is None:
         del content[offset:]
+    else:
+        content[offset : offset + len(data)] = data
 
 
 class Disk:
@@ -98,6 +92,8 @@ class Disk:
         """Gets an operation and a name before it happens; returns an errno, or 0. It may kill the process."""
         self.short_writes = 0.0
         self.operations = 0
+        self.lock: Open | None = None
+        self._inodes: weakref.WeakValueDictionary[int, File] = weakref.WeakValueDictionary()
 
     def heal(self) -> None:
         """End all faults."""
@@ -108,17 +104,22 @@ class Disk:
         return sum(len(file.content) for file in self.names.values())
 
     def before(self, operation: str, name: str) -> None:
+        """Called before each operation on a file, with its name: notes it, and has it fail."""
         if operation in CHANGES:
             self.operations += 1
         scheduler.note(operation, name)
         code = self.fail(operation, name)
-        scheduler.story(
-            f"{self.host} disk: {operation} {name}" + (f" fails: {real_os.strerror(code)}" if code else "")
-        )
+        failure = f" fails: {real_os.strerror(code)}" if code else ""
+        scheduler.story(f"{self.host} disk: {operation} {name}{failure}")
         if code:
-            if operation == "fsync" and name in self.names:
-                self.names[name].forget_changes()
-            raise OSError(code, real_os.strerror(code), f"{ROOT}/{self.host}/{name}")
+            raise _error(code, f"{ROOT}/{self.host}/{name}")
+
+    def create(self, name: str) -> File:
+        """Make a file. Its inode has the first number that no file has: they are used again at once."""
+        number = next(number for number in itertools.count(1) if number not in self._inodes)
+        file = self._inodes[number] = File(number)
+        self.change_names({name: file})
+        return file
 
     def change_names(self, step: dict[str, File | None]) -> None:
         """Give names to files, or take names away (None), in one step."""
@@ -135,8 +136,8 @@ class Disk:
             _rename(names, step)
         self.names = names
         self.sync_names()
-        _locks.pop(self.host, None)
-        for file in {id(file): file for file in names.values()}.values():
+        self.lock = None
+        for file in dict.fromkeys(names.values()):
             file.cut_power(chance)
 
 
@@ -158,64 +159,12 @@ def begin() -> None:
     disks.clear()
 
 
-class _Open(io.RawIOBase):
-    """An open file, or the open directory (``file`` is None)."""
-
-    def __init__(self, disk: Disk, name: str, file: File | None) -> None:
-        self.disk, self.name, self.file = disk, name, file
-        self._position = 0
-        self._process = scheduler.me().process
-        self._number = network.descriptor(self._process, self)
-
-    def fileno(self) -> int:
-        return self._number
-
-    def readable(self) -> bool:
-        return True
-
-    def writable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = 0) -> int:
-        assert self.file is not None
-        self._position = offset + (0, self._position, len(self.file.content))[whence]
-        return self._position
-
-    def readinto(self, buffer: Any) -> int:
-        data = pread(self._number, len(buffer), self._position)
-        buffer[: len(data)] = data
-        self._position += len(data)
-        return len(data)
-
-    def write(self, data: Any) -> int:
-        written = pwrite(self._number, data, self._position)
-        self._position += written
-        return written
-
-    def close(self) -> None:
-        super().close()
-        self._process.descriptors.pop(self._number, None)
-        if self.file is None and _locks.get(self.disk.host) is self:
-            del _locks[self.disk.host]
-
-
-_locks: dict[str, _Open] = {}  # by host: who has the lock of its directory
-
-
 def _where(path: Any) -> tuple[Disk, str]:
     """Return the disk and the name in its directory; the name is empty for the directory."""
     _, _, host, *rest = str(path).split("/")
-    disk = disks.get(host)
-    if disk is None:
+    if host not in disks:
         raise _error(errno.ENOENT, path)
-    return disk, "/".join(rest)
-
-
-def _error(code: int, path: Any) -> OSError:
-    return OSError(code, real_os.strerror(code), str(path))
+    return disks[host], "/".join(rest)
 
 
 def _file_at(path: Any) -> tuple[Disk, str, File]:
@@ -225,83 +174,135 @@ def _file_at(path: Any) -> tuple[Disk, str, File]:
     return disk, name, disk.names[name]
 
 
-def _opened(descriptor: int) -> _Open:
+def _error(code: int, path: Any) -> OSError:
+    return OSError(code, real_os.strerror(code), str(path))
+
+
+class Open(io.RawIOBase):
+    """An open file, or the open directory, whose ``file`` is empty and has no name."""
+
+    def __init__(self, disk: Disk, name: str, file: File) -> None:
+        self.disk, self.name, self.file = disk, name, file
+        self._position = 0
+        self.process = scheduler.me().process
+        self._number = network.descriptor(self.process, self)
+
+    # What ``os`` does with descriptors.
+
+    def pread(self, size: int, offset: int) -> bytes:
+        self.disk.before("pread", self.name)
+        return bytes(self.file.content[offset : offset + size])
+
+    def pwrite(self, data: Any, offset: int) -> int:
+        """Write all, less if the disk fills up or writes short, or nothing and raise an error. There is no
+        error with a part written: the kernel reports the part instead.
+        """
+        disk, data, chance = self.disk, bytes(data), scheduler.chance
+        disk.before("pwrite", self.name)
+        growth = max(0, offset + len(data) - len(self.file.content))
+        room = disk.capacity - disk.used
+        if growth > room:
+            data = data[: max(0, len(data) - growth + max(int(room), 0))]
+            if not data:
+                scheduler.story(f"{disk.host} disk: {self.name}: no space left")
+                raise _error(errno.ENOSPC, self.name)
+        if len(data) > 1 and disk.short_writes and chance.random() < disk.short_writes:
+            data = data[: chance.randint(1, len(data) - 1)]
+        scheduler.note("pwrite", offset, data)
+        self.file.change(offset, data)
+        return len(data)
+
+    def fsync(self) -> None:
+        try:
+            self.disk.before("fsync", self.name)
+        except OSError:
+            self.file.changes = []  # they count as clean, and are not on the platters
+            raise
+        if self.name:
+            self.file.sync()
+        else:
+            self.disk.sync_names()
+
+    def ftruncate(self, size: int) -> None:
+        self.disk.before("truncate", self.name)
+        self.file.change(size, None)
+
+    def fstat(self) -> Any:
+        return SimpleNamespace(
+            st_mode=(real_stat.S_IFREG if self.name else real_stat.S_IFDIR) | 0o600,
+            st_size=len(self.file.content),
+            st_ino=self.file.number,
+        )
+
+    def flock(self, _operation: int) -> None:
+        """Lock the directory, for this process alone, or raise an error at once."""
+        if self.disk.lock not in (None, self):
+            raise _error(errno.EAGAIN, self.name)
+        self.disk.lock = self
+
+    def close(self) -> None:
+        super().close()
+        self.process.descriptors.pop(self._number, None)
+        if self.disk.lock is self:
+            self.disk.lock = None
+
+    # What ``open`` needs beside that.
+
+    def fileno(self) -> int:
+        return self._number
+
+    def readable(self) -> bool:
+        return True
+
+    writable = seekable = readable
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        self._position = offset + (0, self._position, len(self.file.content))[whence]
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        data = self.pread(len(buffer), self._position)
+        buffer[: len(data)] = data
+        self._position += len(data)
+        return len(data)
+
+    def write(self, data: Any) -> int:
+        written = self.pwrite(data, self._position)
+        self._position += written
+        return written
+
+
+def _opened(descriptor: int) -> Open:
     opened = scheduler.me().process.descriptors.get(descriptor)
-    if not isinstance(opened, _Open):
+    if not isinstance(opened, Open):
         raise _error(errno.EBADF, descriptor)
     return opened
 
 
-def _opened_file(descriptor: int) -> tuple[Disk, str, File]:
-    opened = _opened(descriptor)
-    assert opened.file is not None
-    return opened.disk, opened.name, opened.file
+def _by_descriptor(method: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda descriptor, *arguments: method(_opened(descriptor), *arguments)
 
 
-def os_open(path: Any, flags: int, mode: int = 0o777) -> int:
+def os_open(path: Any, flags: int, _mode: int = 0o777) -> int:
     disk, name = _where(path)
-    if not name:
-        return _Open(disk, name, None).fileno()
-    file = disk.names.get(name)
+    file = disk.names.get(name) if name else File(0)
     if file is None:
         if not flags & real_os.O_CREAT:
             raise _error(errno.ENOENT, path)
         disk.before("open", name)
-        file = File()
-        disk.change_names({name: file})
+        file = disk.create(name)
     elif flags & real_os.O_TRUNC and file.content:
         disk.before("truncate", name)
-        file.truncate(0)
-    return _Open(disk, name, file).fileno()
+        file.change(0, None)
+    return Open(disk, name, file).fileno()
 
 
-def close(descriptor: int) -> None:
-    _opened(descriptor).close()
-
-
-def pwrite(descriptor: int, data: Any, offset: int) -> int:
-    disk, name, file = _opened_file(descriptor)
-    data = bytes(data)
-    disk.before("pwrite", name)
-    growth = max(0, offset + len(data) - len(file.content))
-    room = disk.capacity - disk.used
-    if growth > room:
-        data = data[: max(0, len(data) - growth + max(int(room), 0))]
-        if not data:
-            scheduler.story(f"{disk.host} disk: {name}: no space left")
-            raise _error(errno.ENOSPC, name)
-    if len(data) > 1 and disk.short_writes and scheduler.chance.random() < disk.short_writes:
-        data = data[: scheduler.chance.randint(1, len(data) - 1)]
-    scheduler.note("pwrite", offset, data)
-    file.write(offset, data)
-    return len(data)
-
-
-def pread(descriptor: int, size: int, offset: int) -> bytes:
-    disk, name, file = _opened_file(descriptor)
-    disk.before("pread", name)
-    return bytes(file.content[offset : offset + size])
-
-
-def fsync(descriptor: int) -> None:
-    opened = _opened(descriptor)
-    opened.disk.before("fsync", opened.name)
-    if opened.file is None:
-        opened.disk.sync_names()
-    else:
-        opened.file.sync()
-
-
-def ftruncate(descriptor: int, size: int) -> None:
-    disk, name, file = _opened_file(descriptor)
-    disk.before("truncate", name)
-    file.truncate(size)
-
-
-def truncate(path: Any, size: int) -> None:
-    disk, name, file = _file_at(path)
-    disk.before("truncate", name)
-    file.truncate(size)
+def open_file(file: Any, mode: str, buffering: int = -1) -> Any:
+    """Stands in for the built-in ``open``: of a path to read, or of a descriptor."""
+    raw = _opened(file if isinstance(file, int) else os_open(file, real_os.O_RDONLY))
+    if buffering == 0:
+        return raw
+    return io.BufferedWriter(raw) if mode == "wb" else io.BufferedReader(raw)
 
 
 def rename(source: Any, target: Any) -> None:
@@ -309,26 +310,6 @@ def rename(source: Any, target: Any) -> None:
     _, new = _where(target)
     disk.before("rename", f"{name} to {new}")
     disk.change_names({name: None, new: file})
-
-
-def unlink(path: Any) -> None:
-    disk, name, _ = _file_at(path)
-    disk.before("unlink", name)
-    disk.change_names({name: None})
-
-
-def stat(path: Any) -> Any:
-    return _status(_file_at(path)[2] if _where(path)[1] else None)
-
-
-def fstat(descriptor: int) -> Any:
-    return _status(_opened(descriptor).file)
-
-
-def _status(file: File | None) -> Any:
-    if file is None:
-        return SimpleNamespace(st_mode=real_stat.S_IFDIR | 0o700, st_size=0, st_ino=0)
-    return SimpleNamespace(st_mode=real_stat.S_IFREG | 0o600, st_size=len(file.content), st_ino=file.number)
 
 
 def listdir(path: Any) -> list[str]:
@@ -341,10 +322,6 @@ def scandir(path: Any) -> contextlib.AbstractContextManager[list[Any]]:
         for name in listdir(path)
     ]
     return contextlib.nullcontext(entries)
-
-
-def isdir(path: Any) -> bool:
-    return not _where(path)[1]
 
 
 class Path(pathlib.PurePosixPath):
@@ -360,11 +337,13 @@ class Path(pathlib.PurePosixPath):
         return False
 
     def stat(self) -> Any:
-        return stat(self)
+        return SimpleNamespace(st_size=len(_file_at(self)[2].content))
 
     def unlink(self, missing_ok: bool = False) -> None:
         if self.exists() or not missing_ok:
-            unlink(self)
+            disk, name, _ = _file_at(self)
+            disk.before("unlink", name)
+            disk.change_names({name: None})
 
     def replace(self, target: Any) -> None:
         rename(self, target)
@@ -373,56 +352,28 @@ class Path(pathlib.PurePosixPath):
         with open_file(self, "rb") as file:
             return file.read()  # type: ignore[no-any-return]
 
-    def touch(self) -> None:
-        close(os_open(self, real_os.O_CREAT | real_os.O_WRONLY))
-
     def glob(self, pattern: str) -> Iterator[Path]:
         return iter([self / name for name in listdir(self) if pathlib.PurePath(name).match(pattern)])
 
 
-def open_file(file: Any, mode: str = "r", buffering: int = -1) -> Any:
-    """Stands in for the built-in ``open``."""
-    if not isinstance(file, int) and not str(file).startswith(ROOT):
-        return open(file, mode, buffering)
-    writes = mode.startswith("w")
-    if not isinstance(file, int):
-        file = os_open(
-            file, real_os.O_WRONLY | real_os.O_CREAT | real_os.O_TRUNC if writes else real_os.O_RDONLY
-        )
-    raw = _opened(file)
-    if buffering == 0:
-        return raw
-    return io.BufferedWriter(raw) if writes else io.BufferedReader(raw)
-
-
-def flock(descriptor: int, _operation: int) -> None:
-    """Lock the directory, for this process alone, or raise an error at once."""
-    opened = _opened(descriptor)
-    if _locks.setdefault(opened.disk.host, opened) is not opened:
-        raise BlockingIOError(errno.EAGAIN, "locked")
-
-
-def modules() -> dict[str, ModuleType]:
+def modules() -> dict[str, Any]:
     """Return the stand-ins by the name under which the package imports them."""
-    calls = (
-        close, pwrite, pread, fsync, ftruncate, truncate, rename, unlink, stat, fstat, listdir, scandir,
-    )  # fmt: skip
+    methods = (Open.close, Open.pread, Open.pwrite, Open.fsync, Open.ftruncate, Open.fstat)
     return {
-        "os": StandIn(
+        "os": stand_in(
             real_os,
             open=os_open,
             open_file=open_file,
+            rename=rename,
             replace=rename,
-            path=StandIn(real_os.path, isdir=isdir),
-            getpid=_pid,
+            listdir=listdir,
+            scandir=scandir,
+            path=stand_in(real_os.path, isdir=lambda path: not _where(path)[1]),
+            getpid=lambda: scheduler.current.process.pid if scheduler.current else real_os.getpid(),
             uname=lambda: SimpleNamespace(nodename="host"),
             register_at_fork=lambda **_: None,
-            **{call.__name__: call for call in calls},
+            **{method.__name__: _by_descriptor(method) for method in methods},
         ),
-        "fcntl": StandIn(real_fcntl, flock=flock),
-        "pathlib": StandIn(pathlib, Path=Path),
+        "fcntl": stand_in(real_fcntl, flock=_by_descriptor(Open.flock)),
+        "pathlib": stand_in(pathlib, Path=Path),
     }
-
-
-def _pid() -> int:
-    return real_os.getpid() if scheduler.current is None else scheduler.current.process.pid

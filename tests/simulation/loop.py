@@ -7,10 +7,10 @@ import asyncio.base_events
 import asyncio.selector_events
 import selectors
 from collections.abc import Mapping
-from types import ModuleType
+from selectors import EVENT_READ, EVENT_WRITE
 from typing import Any
 
-from tests.simulation.network import Socket
+from tests.simulation.network import End
 from tests.simulation.scheduler import Waiters, scheduler
 
 
@@ -19,44 +19,39 @@ class _Selector(selectors.BaseSelector):
 
     def __init__(self) -> None:
         self._keys: dict[int, selectors.SelectorKey] = {}
-        self._sockets: dict[int, Socket] = {}
         self._waiters = Waiters()
         self._woken = False
 
     def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
-        self._sockets[fileobj] = scheduler.me().process.descriptors[fileobj]
         key = self._keys[fileobj] = selectors.SelectorKey(fileobj, fileobj, events, data)
         return key
 
     modify = register
 
     def unregister(self, fileobj: Any) -> selectors.SelectorKey:
-        del self._sockets[fileobj]
         return self._keys.pop(fileobj)
 
     def get_map(self) -> Mapping[Any, selectors.SelectorKey]:
         return self._keys
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        ready = self._ready()
-        if not ready and not self._woken:
-            if timeout is not None and timeout <= 0:
-                scheduler.give_way()  # a loop that is never idle lets other threads run too
-            else:
-                places = [sock.end.watchers for sock in self._sockets.values()]
-                scheduler.wait_until(lambda: self._woken or self._ready(), timeout, self._waiters, *places)
-            ready = self._ready()
+        if timeout is not None and timeout <= 0 and not (self._woken or self._ready()):
+            scheduler.give_way()  # a loop that is never idle lets other threads run too
+        else:
+            places = [self._end(number).watchers for number in self._keys]
+            scheduler.wait_until(lambda: self._woken or self._ready(), timeout, self._waiters, *places)
         self._woken = False
-        return ready
+        return self._ready()
 
     def _ready(self) -> list[tuple[selectors.SelectorKey, int]]:
-        ready = []
-        for number, key in self._keys.items():
-            end = self._sockets[number].end
-            events = selectors.EVENT_READ * end.readable | selectors.EVENT_WRITE * end.writable
-            if events & key.events:
-                ready.append((key, events & key.events))
-        return ready
+        found = [
+            (key, self._end(number).ready(key.events & EVENT_READ, key.events & EVENT_WRITE))
+            for number, key in self._keys.items()
+        ]
+        return [each for each in found if each[1]]
+
+    def _end(self, number: int) -> End:
+        return scheduler.me().process.descriptors[number].end  # type: ignore[no-any-return]
 
     def wake(self) -> None:
         self._woken = True
@@ -70,21 +65,19 @@ class Loop(asyncio.selector_events.BaseSelectorEventLoop):
         self._virtual = _Selector()
         self.errors: list[str] = []
         super().__init__(self._virtual)
-        self.set_exception_handler(self._note)
-
-    def _note(self, _loop: object, context: dict[str, Any]) -> None:
-        self.errors.append(f"{context.get('message')}: {context.get('exception')!r}")
+        self.set_exception_handler(
+            lambda _, context: self.errors.append(f"{context.get('message')}: {context.get('exception')!r}")
+        )
 
     def time(self) -> float:
         return scheduler.now
 
     def run_until_complete(self, future: Any) -> Any:
         scheduler.me().loop = self
-        scheduler._running_loop = self
         try:
             return super().run_until_complete(future)
         finally:
-            scheduler.me().loop = scheduler._running_loop = None
+            scheduler.me().loop = None
 
     def _write_to_self(self) -> None:
         self._virtual.wake()
@@ -99,7 +92,7 @@ class Loop(asyncio.selector_events.BaseSelectorEventLoop):
         pass  # only real descriptors need it
 
 
-def install(sockets: ModuleType) -> None:
+def install(sockets: Any) -> None:
     """Have asyncio make simulated sockets."""
     asyncio.base_events.socket = sockets  # type: ignore[attr-defined]
     asyncio.selector_events.socket = sockets  # type: ignore[attr-defined]

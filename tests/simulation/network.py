@@ -9,22 +9,25 @@ nothing.
 from __future__ import annotations
 
 import errno
+import itertools
 import math
 import os
 import select as real_select
 import socket as real_socket
 import struct
+import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from types import ModuleType
+from select import POLLIN, POLLNVAL, POLLOUT
 from typing import Any
 
 from tests.simulation.scheduler import Process, Waiters, scheduler
-from tests.simulation.threads import StandIn
+from tests.simulation.threads import stand_in
 
-_FIRST_PORT = 40_000
 _TIMEVAL = struct.Struct("@ll")
+#: How many bytes of a transfer a story shows.
+_SHOWN = 160
 
 
 @dataclass(eq=False)
@@ -36,14 +39,11 @@ class Host:
     powered: bool = True
     listeners: dict[int, End] = field(default_factory=dict)
     ends: dict[End, None] = field(default_factory=dict)
-    last_port: int = 40_000
+    ports: Iterator[int] = field(default_factory=lambda: itertools.count(40_001))
+    """For the ends of connections that it dials."""
 
     def __repr__(self) -> str:
         return self.name
-
-    def free_port(self) -> int:
-        self.last_port += 1
-        return self.last_port
 
 
 class Link:
@@ -56,7 +56,7 @@ class Link:
 
     def send(self, there: Host, arrive: Callable[[], None], after: float = 0.0) -> float:
         """Have something arrive at a host, not before ``after``; return when."""
-        when = max(scheduler.now + self.delay * (0.5 + network.chance()), after)
+        when = max(scheduler.now + self.delay * (0.5 + scheduler.chance.random()), after)
         scheduler.at(when, lambda: self._arrive(there, arrive))
         return when
 
@@ -100,28 +100,27 @@ class End:
         """What it sent, and when: for the auditor."""
         self.closed_at = math.inf
 
+    def ready(self, reading: int, writing: int) -> int:
+        """Return the flags that are asked for, as far as this end is readable and writable."""
+        return reading * self.readable | writing * self.writable
+
     @property
     def room(self) -> int:
-        return 0 if self.peer is None else network.window - len(self.peer.received) - self.on_way
+        return 0 if self.peer is None else max(0, network.window - len(self.peer.received) - self.on_way)
 
     @property
     def readable(self) -> bool:
-        return not self.connecting and bool(
-            self.accepting or self.received or self.at_end or self.broken or self.deaf
-        )
+        waits = self.accepting or self.received or self.at_end or self.broken or self.deaf
+        return bool(waits) and not self.connecting
 
     @property
     def writable(self) -> bool:
-        return not self.connecting and bool(self.room > 0 or self.broken or self.finished)
+        return bool(self.room or self.broken or self.finished) and not self.connecting
 
     # Connecting.
 
-    def listen(self) -> None:
-        self.accepting = deque()
-        self.host.listeners[self.name[1]] = self
-
     def connect(self, address: tuple[str, int]) -> None:
-        self.name, self.peer_name = (self.host.address, self.host.free_port()), address
+        self.name, self.peer_name = (self.host.address, next(self.host.ports)), address
         self.host.ends[self] = None
         self.connecting = True
         there = network.hosts.get(address[0])
@@ -130,29 +129,26 @@ class End:
 
     def _knock(self, there: Host) -> None:
         """The first packet arrives at the other host."""
-        link = network.link(self.host, there)
         listener = there.listeners.get(self.peer_name[1])
-        if listener is None or listener.accepting is None:
-            link.send(self.host, lambda: self._connected(errno.ECONNREFUSED))
-            return
-        other = End(there)
-        other.name, other.peer_name, other.peer, self.peer = self.peer_name, self.name, self, other
-        there.ends[other] = None
-        network.connections.append(self)
-        listener.accepting.append(other)
-        listener.watchers.wake()
-        link.send(self.host, lambda: self._connected(0))
+        if listener is not None and listener.accepting is not None:
+            other = End(there)
+            other.name, other.peer_name, other.peer, self.peer = self.peer_name, self.name, self, other
+            there.ends[other] = None
+            network.connections.append(self)
+            listener.accepting.append(other)
+            listener.watchers.wake()
+        code = 0 if self.peer else errno.ECONNREFUSED
+        network.link(self.host, there).send(self.host, lambda: self._answered(code))
 
-    def _connected(self, code: int) -> None:
+    def _answered(self, code: int) -> None:
         if self.connecting and self in self.host.ends:
-            self.connecting, self.broken, self.error = False, bool(code), code
-            self.watchers.wake()
+            self.connected(code)
         elif self.peer is not None:  # closed meanwhile
             self._send(self.peer.reset)
 
-    def give_up(self) -> None:
-        """Connect no more."""
-        self.connecting, self.broken, self.error = False, True, errno.ECONNRESET
+    def connected(self, code: int) -> None:
+        """End connecting, with an error if ``code`` is not 0."""
+        self.connecting, self.broken, self.error = False, bool(code), code
         self.watchers.wake()
 
     # Talking.
@@ -162,11 +158,13 @@ class End:
         self.raise_error()
         if self.broken or self.finished or self.peer is None:
             raise _error(errno.EPIPE)
-        taken = bytes(data[: max(self.room, 0)])
+        taken = bytes(data[: self.room])
         scheduler.note("sent", self.name, taken)
         self.said.append((scheduler.now, taken))
+        network.watch(self)
         if scheduler.telling and taken:
-            scheduler.story(f"{self.host} to {self.peer.host}: {_shown(taken)}")
+            size = f" … {len(taken)} bytes" if len(taken) > _SHOWN else ""
+            scheduler.story(f"{self.host} to {self.peer.host}: {taken[:_SHOWN]!r}{size}")
         start = 0
         while start < len(taken):
             piece = taken[start : start + network.piece()]
@@ -194,9 +192,9 @@ class End:
             # That end is closed, or no longer read: the answer is a reset.
             peer.reset()
             peer._send(self.reset)
-            return
-        peer.received += piece
-        peer.watchers.wake()
+        else:
+            peer.received += piece
+            peer.watchers.wake()
 
     def finish(self) -> None:
         """Send nothing more, and tell the other end so."""
@@ -227,7 +225,7 @@ class End:
         self.closed_at = min(self.closed_at, scheduler.now)
         self.host.ends.pop(self, None)
         if self.connecting:
-            self.give_up()
+            self.connected(errno.ECONNRESET)
         if self.peer is not None and self.received and not self.broken:
             self._send(self.peer.reset)
             self.finished = True
@@ -241,77 +239,76 @@ class Socket:
         self,
         family: int = real_socket.AF_INET,
         type: int = real_socket.SOCK_STREAM,  # noqa: A002
-        proto: int = 6,
+        proto: int = real_socket.IPPROTO_TCP,
         end: End | None = None,
     ) -> None:
+        self.closed = True
         self.family, self.type, self.proto = real_socket.AddressFamily(family), type, proto
         self.process = scheduler.me().process
-        self.end = end or End(self.process.host)
-        self.end.descriptors += 1
-        self._number = network.descriptor(self.process, self)
+        self._end = end or End(self.process.host)
+        self._end.descriptors += 1
+        self._number = network.descriptor(self.process, weakref.proxy(self))
         self.closed = False
-        self.blocking = True
+        self._blocking = True
+
+    @property
+    def end(self) -> End:
+        """Its end, for all calls that a closed socket refuses."""
+        if self.closed:
+            raise _error(errno.EBADF)
+        return self._end
 
     def dup(self) -> Socket:
         return Socket(self.family, self.type, self.proto, self.end)
 
     def setsockopt(self, _level: int, name: int, value: Any) -> None:
-        self._check()
+        end = self.end
         if name == real_socket.SO_RCVTIMEO:
             seconds, micros = _TIMEVAL.unpack(value)
-            self.end.read_timeout = seconds + micros / 1e6 or None
+            end.read_timeout = seconds + micros / 1e6 or None
 
     def getsockopt(self, _level: int, name: int) -> int:
-        self._check()
         assert name == real_socket.SO_ERROR
         code, self.end.error = self.end.error, 0
         return code
 
     def setblocking(self, flag: bool) -> None:
-        self._check()
-        self.blocking = flag
+        self._blocking = flag
 
     def fileno(self) -> int:
         return -1 if self.closed else self._number
 
     def getsockname(self) -> tuple[str, int]:
-        self._check()
         return self.end.name
 
     def getpeername(self) -> tuple[str, int]:
-        self._check()
         if self.end.broken or self.end.peer is None:
             raise _error(errno.ENOTCONN)
         return self.end.peer_name
 
     def bind(self, address: Any) -> None:
-        host = self.end.host
-        port = address[1] or host.free_port()
-        if port in host.listeners:
-            raise _error(errno.EADDRINUSE)
-        self.end.name = (host.address, port)
+        self.end.name = (self.end.host.address, address[1])
 
-    def listen(self, backlog: int = 128) -> None:
-        if self.end.accepting is None:
-            self.end.listen()
+    def listen(self, _backlog: int = 128) -> None:
+        end = self.end
+        end.accepting = end.accepting or deque()
+        end.host.listeners[end.name[1]] = end
 
     def accept(self) -> tuple[Socket, tuple[str, int]]:
-        self._check()
         if not self.end.accepting:
             raise _error(errno.EAGAIN)
         end = self.end.accepting.popleft()
         return Socket(self.family, self.type, self.proto, end), end.peer_name
 
     def connect(self, address: Any) -> None:
-        assert not self.blocking
+        assert not self._blocking
         scheduler.note("connect", address)
         self.end.connect((str(address[0]), int(address[1])))
         raise _error(errno.EINPROGRESS)
 
     def recv(self, limit: int) -> bytes:
-        self._check()
         end = self.end
-        timeout = end.read_timeout if self.blocking else 0
+        timeout = end.read_timeout if self._blocking else 0
         if not scheduler.wait_until(lambda: end.readable, timeout, end.watchers):
             raise _error(errno.EAGAIN)
         if not end.received:
@@ -323,20 +320,20 @@ class Socket:
         return data
 
     def send(self, data: Any, flags: int = real_socket.MSG_DONTWAIT) -> int:
-        self._check()
-        assert not self.blocking or flags & real_socket.MSG_DONTWAIT
-        if not self.end.writable:
+        end = self.end
+        assert not self._blocking or flags & real_socket.MSG_DONTWAIT
+        if not end.writable:
             raise _error(errno.EAGAIN)
-        return self.end.send(data)
+        return end.send(data)
 
     def sendmsg(self, buffers: Any) -> int:
+        """Send several buffers: asyncio does since Python 3.12."""
         return self.send(b"".join(buffers))
 
     def shutdown(self, how: int) -> None:
-        self._check()
         end = self.end
         if end.connecting:
-            end.give_up()
+            end.connected(errno.ECONNRESET)
             return
         if end.broken or end.peer is None:
             raise _error(errno.ENOTCONN)
@@ -350,13 +347,14 @@ class Socket:
             return
         self.closed = True
         del self.process.descriptors[self._number]
-        self.end.descriptors -= 1
-        if self.end.descriptors == 0:
-            self.end.close()
+        self._end.descriptors -= 1
+        if self._end.descriptors == 0:
+            self._end.close()
 
-    def _check(self) -> None:
-        if self.closed:
-            raise _error(errno.EBADF)
+    def __del__(self) -> None:
+        """Close it when the last reference goes, as CPython does: at once, and so at the same time again."""
+        if self.process.alive:
+            self.close()
 
 
 class Poll:
@@ -372,18 +370,16 @@ class Poll:
         del self._sockets[descriptor]
 
     def poll(self, milliseconds: float) -> list[tuple[int, int]]:
-        places = [sock.end.watchers for sock, _ in self._sockets.values()]
-        scheduler.wait_until(self._all_ready, milliseconds / 1000, *places)
-        return self._all_ready()
+        places = [sock._end.watchers for sock, _ in self._sockets.values()]
+        scheduler.wait_until(self._ready, milliseconds / 1000, *places)
+        return self._ready()
 
-    def _all_ready(self) -> list[tuple[int, int]]:
-        return [(number, events) for number in self._sockets if (events := self._ready(number))]
-
-    def _ready(self, number: int) -> int:
-        sock, events = self._sockets[number]
-        if sock.closed:
-            return real_select.POLLNVAL
-        return events & (real_select.POLLIN * sock.end.readable | real_select.POLLOUT * sock.end.writable)
+    def _ready(self) -> list[tuple[int, int]]:
+        found = [
+            (number, POLLNVAL if sock.closed else sock.end.ready(events & POLLIN, events & POLLOUT))
+            for number, (sock, events) in self._sockets.items()
+        ]
+        return [each for each in found if each[1]]
 
 
 class Network:
@@ -395,6 +391,8 @@ class Network:
         self.delay = 0.0003
         self.in_pieces = 0.0
         """How often a transfer arrives in several pieces."""
+        self.watch: Callable[[End], object] = lambda _end: None
+        """Called when an end sends something."""
         self.connections: list[End] = []
         """The dialing end of every connection that there was."""
         self._links: dict[frozenset[str], Link] = {}
@@ -417,21 +415,13 @@ class Network:
         self.hosts[host.address] = host
 
     def link(self, one: Host, other: Host) -> Link:
-        key = frozenset((one.name, other.name))
-        if key not in self._links:
-            self._links[key] = Link(self.delay)
-        return self._links[key]
+        return self._links.setdefault(frozenset((one.name, other.name)), Link(self.delay))
 
     def reset(self, end: End) -> None:
         """Break a connection for both ends."""
         for each in (end, end.peer):
             if each is not None:
                 each.reset()
-
-    def process_died(self, process: Process) -> None:
-        """Close what a killed process had open, as the kernel does."""
-        for item in list(process.descriptors.values()):
-            item.close()
 
     def power_off(self, host: Host) -> None:
         """Silence: the other ends learn nothing, until what they send meanwhile arrives when it is back."""
@@ -445,12 +435,10 @@ class Network:
             if host.name in names:
                 link.send_again()
 
-    def chance(self) -> float:
-        return scheduler.chance.random()
-
     def piece(self) -> int:
-        if self.in_pieces and self.chance() < self.in_pieces:
-            return 1 + int(self.chance() ** 3 * 3000)
+        """Draw how many bytes arrive together."""
+        if self.in_pieces and scheduler.chance.random() < self.in_pieces:
+            return 1 + int(scheduler.chance.random() ** 3 * 3000)
         return self.window
 
     def descriptor(self, process: Process, item: Any) -> int:
@@ -466,34 +454,25 @@ def begin() -> None:
     network.__init__()  # type: ignore[misc]
 
 
-def _shown(data: bytes) -> str:
-    return f"{data[:160]!r}" + (f" … {len(data)} bytes" if len(data) > 160 else "")
-
-
 def _error(code: int) -> OSError:
     return OSError(code, os.strerror(code))
 
 
-def getaddrinfo(host: Any, port: Any, *_: Any, flags: int = 0, **__: Any) -> list[Any]:
-    text = host.decode() if isinstance(host, bytes) else str(host)
-    if not text.replace(".", "").isdigit():
-        found = next((each.address for each in network.hosts.values() if each.name == text), None)
-        if flags & real_socket.AI_NUMERICHOST or found is None:
-            raise real_socket.gaierror(real_socket.EAI_NONAME, "Name or service not known")
-        scheduler.stand_still(0.001)
-        text = found
-    return [(real_socket.AF_INET, real_socket.SOCK_STREAM, 6, "", (text, int(port)))]
+def getaddrinfo(host: Any, port: Any, *_: Any, **__: Any) -> list[Any]:
+    """Know addresses only: no run has names of hosts."""
+    text = host.decode() if isinstance(host, bytes) else host
+    return [(real_socket.AF_INET, real_socket.SOCK_STREAM, real_socket.IPPROTO_TCP, "", (text, int(port)))]
 
 
-def modules() -> dict[str, ModuleType]:
+def modules() -> dict[str, Any]:
     """Return the stand-ins by the name under which the package imports them."""
     return {
-        "socket": StandIn(
+        "socket": stand_in(
             real_socket,
             socket=Socket,
             getaddrinfo=getaddrinfo,
             gethostname=lambda: scheduler.me().process.host.name,
             has_dualstack_ipv6=lambda: False,
         ),
-        "select": StandIn(real_select, poll=Poll),
+        "select": stand_in(real_select, poll=Poll),
     }

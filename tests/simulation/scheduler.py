@@ -9,13 +9,14 @@ moves time but a microsecond for each switch, so a run does not depend on how fa
 from __future__ import annotations
 
 import asyncio
+import bisect
 import hashlib
 import heapq
 import itertools
 import math
 import random
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,6 +28,8 @@ _SWITCH = 1e-6
 _SHORTEST_LAG = 1e-5
 #: The monotonic clock and the wall clock (seconds since 1970) when a run begins.
 _BEGIN, EPOCH = 1_000.0, 1_800_000_000.0
+#: The most seconds for which a thread stands still, or a process.
+_LONGEST_STAND = 20.0
 #: Switches without a timer in between after which a run counts as hanging.
 _BUSY = 400_000
 
@@ -50,36 +53,75 @@ class Process:
     """Errors that ended a thread."""
     stopped: list[Thread] | None = None
     """Threads that would run if the process were not stopped; None while it is not."""
+    stands: list[tuple[float, float]] = field(default_factory=list)
+    """From when to when its threads stood still, one entry for each time."""
+
+    def stood(self, since: float, until: float) -> float:
+        """Return for how many seconds its threads stood still in this time, all together."""
+        first, last = (bisect.bisect(self.stands, (at,)) for at in (since - _LONGEST_STAND, until))
+        return sum(max(0.0, min(end, until) - max(begin, since)) for begin, end in self.stands[first:last])
 
 
-@dataclass(eq=False)
-class Thread:
-    """A thread of the run; see ``threads.Thread`` for what the package sees of it, which is its ``face``."""
-
-    number: int
-    name: str
-    process: Process
-    stack: Any = None  # its greenlet
-    alive: bool = True
-    waiting: bool = False
-    woken: bool = False
-    timer: list[Any] | None = None
-    interrupt: Callable[[], object] | None = None
-    joiners: Waiters = field(default_factory=lambda: Waiters())
-    loop: asyncio.AbstractEventLoop | None = None
-    face: Any = None
-
-    def __repr__(self) -> str:
-        return f"{self.process.name}/{self.name}"
-
-
-class Waiters(dict[Thread, None]):
+class Waiters(dict["Thread", None]):
     """The threads that wait for one thing to change, such as a lock; the first has waited longest."""
 
     def wake(self, count: int | None = None) -> None:
         for thread in list(self)[:count]:
             del self[thread]
             scheduler.wake(thread)
+
+
+class Thread:
+    """A thread of the run. The package gets it in place of ``threading.Thread``."""
+
+    def __init__(
+        self,
+        target: Callable[..., object],
+        name: str = "thread",
+        args: Iterable[Any] = (),
+        daemon: bool = False,
+        process: Process | None = None,
+    ) -> None:
+        self._target, self._args = target, args
+        self.name, self.daemon = name, daemon
+        self.process = process or scheduler.me().process
+        self.ident: int | None = None
+        self.alive = self.waiting = False
+        self.timer: list[Any] | None = None
+        self.interrupt: Callable[[], object] | None = None
+        """Called before the thread runs again."""
+        self.joiners = Waiters()
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self.stack = greenlet(self._run, scheduler.main)
+
+    def __repr__(self) -> str:
+        return f"{self.process.name}/{self.name}"
+
+    def start(self) -> None:
+        if self.ident is not None:
+            raise RuntimeError("threads can only be started once")
+        self.alive = True
+        self.process.threads.append(self)
+        self.ident = scheduler.add(self)
+
+    def _run(self) -> None:
+        try:
+            self._target(*self._args)
+        except BaseException:
+            self.process.crashed.append(f"{self} died of {traceback.format_exc()}")
+        self.alive = False
+        self.joiners.wake()
+        scheduler.note("ended", self.ident)
+        scheduler.run_next()
+
+    def is_alive(self) -> bool:
+        """Say what the package sees: a program's main thread lives as long as its process."""
+        return self.alive or self is self.process.threads[0]
+
+    def join(self, timeout: float | None = None) -> None:
+        if self.ident is None:
+            raise RuntimeError("cannot join thread before it is started")
+        scheduler.wait_until(lambda: not self.alive, timeout, self.joiners)
 
 
 class Scheduler:
@@ -89,42 +131,42 @@ class Scheduler:
         self.chance = random.Random(f"scheduler {seed}")
         self.now = _BEGIN
         self.current: Thread | None = None
-        self.threads: list[Thread] = []
+        self.main: Any = None  # the greenlet that called ``run``
         self.story: Callable[[str], None] = lambda _line: None
         """Gets a line for each thing that happens, in a replay."""
         self.telling = False
-        self.switches = 0
         #: How many statements run between two preemptions on average; how often one stands still, how long.
         self.pace = 200
         self.lag_share, self.lag_longest = 0.01, 0.3
         self.held: Callable[[str, int], float] = lambda _module, _site: 0.0
         """Says for how many seconds a thread stands still at a marked statement."""
         self._trace = hashlib.blake2b(digest_size=8)
+        self._threads: list[Thread] = []  # kept: freeing a greenlet would run its ``finally`` clauses
         self._runnable: list[Thread] = []
         self._timers: list[list[Any]] = []
         self._numbers = itertools.count(1)
         self._since_timer = 0
-        self._main: Any = None  # the greenlet that called ``run``
         self._over = False
-        self._running_loop: asyncio.AbstractEventLoop | None = None
         self._failure: BaseException | None = None
 
     # The run.
 
-    def run(self, until: float = math.inf) -> None:
-        """Let threads run until ``stop``, until none can ever run again, or until ``until``."""
-        self._main = getcurrent()
-        self._over = False
-        self.at(until, self.stop)
-        self._next()
+    def run(self) -> None:
+        """Let threads run until ``stop``, or until none can ever run again."""
+        self.main = getcurrent()
+        self.run_next()
         asyncio._set_running_loop(None)
-        self._running_loop = None
         if self._failure is not None:
             raise self._failure
 
     def stop(self) -> None:
         """End ``run`` at the next switch."""
         self._over = True
+
+    def tell(self, line: Callable[[str], None]) -> None:
+        """Have each line of the story told, with its time."""
+        self.telling = True
+        self.story = lambda text: line(f"{self.now - _BEGIN:11.6f}  {text}")
 
     def note(self, *facts: object) -> None:
         """Add facts to the hash that tells whether two runs are the same."""
@@ -134,29 +176,20 @@ class Scheduler:
     def trace(self) -> str:
         return self._trace.hexdigest()
 
-    # Threads.
+    # Threads and processes.
 
     def start(self, target: Callable[[], object], name: str, process: Process) -> Thread:
-        thread = Thread(next(self._numbers), name, process)
-        process.threads.append(thread)
-        self.threads.append(thread)  # kept to the end: freeing a greenlet would run its ``finally`` clauses
-
-        def run() -> None:
-            try:
-                target()
-            except SystemExit:
-                pass
-            except BaseException:
-                process.crashed.append(f"{thread} died of {traceback.format_exc()}")
-            thread.alive = False
-            thread.joiners.wake()
-            self.note("ended", thread.number)
-            self._next()
-
-        thread.stack = greenlet(run, self._main)
-        self._runnable.append(thread)
-        self.note("started", thread.number, name)
+        thread = Thread(target, name, process=process)
+        thread.start()
         return thread
+
+    def add(self, thread: Thread) -> int:
+        """Take a new thread; return its number."""
+        number = next(self._numbers)
+        self._threads.append(thread)
+        self._runnable.append(thread)
+        self.note("started", number, thread.name)
+        return number
 
     def kill(self, process: Process) -> None:
         """End all threads of a process where they are: they never run again."""
@@ -167,28 +200,26 @@ class Scheduler:
                 thread.timer[2] = None
             thread.joiners.wake()
         if self.current is not None and self.current.process is process:
-            self._next()
+            self.run_next()
 
     def stop_process(self, process: Process) -> None:
         """Let no thread of a process run until ``continue_process``."""
         if process.stopped is None:
             process.stopped = []
+            process.stands.append((self.now, math.inf))
 
     def continue_process(self, process: Process) -> None:
         stopped, process.stopped = process.stopped, None
+        for number, (began, ended) in enumerate(process.stands):
+            if ended == math.inf:
+                process.stands[number] = (began, self.now)
         self._runnable += stopped or ()
 
-    def wait(self, timeout: float | None = None) -> bool:
-        """Have the current thread wait until it is woken, perhaps for no reason; False if not in time."""
-        me = self.me()
-        if timeout is not None and timeout <= 0:
-            self.give_way()
-            return False
-        me.waiting, me.woken = True, False
-        if timeout is not None and timeout < math.inf:
-            me.timer = self.at(self.now + timeout, lambda: self._awake(me, woken=False))
-        self._rest(me)
-        return me.woken
+    # Waiting.
+
+    def me(self) -> Thread:
+        assert self.current is not None, "no thread of the simulation runs here"
+        return self.current
 
     def wait_until(self, holds: Callable[[], object], timeout: float | None, *places: Waiters) -> bool:
         """Have the current thread wait until a condition holds; return whether it does in time. Who changes
@@ -201,8 +232,11 @@ class Scheduler:
                 return False
             for place in places:
                 place[me] = None
+            me.waiting = True
+            if deadline < math.inf:
+                me.timer = self.at(deadline, lambda: self.wake(me))
             try:
-                self.wait(deadline - self.now)
+                self._rest(me)
             except BaseException:
                 for place in places:
                     if me not in place:  # woken, and interrupted: the turn is the next one's
@@ -215,36 +249,44 @@ class Scheduler:
 
     def wake(self, thread: Thread) -> None:
         if thread.waiting and thread.alive:
-            self._awake(thread, woken=True)
+            thread.waiting = False
+            if thread.timer is not None:
+                thread.timer[2] = thread.timer = None
+            self._runnable.append(thread)
 
     def give_way(self) -> None:
         """Let other threads run; the current one may go on at any time."""
-        me = self.me()
-        self._runnable.append(me)
-        self._rest(me)
+        self._runnable.append(self.me())
+        self._rest(self.me())
 
     def stand_still(self, seconds: float) -> None:
         """Keep the current thread from running for so long, whatever it is woken for."""
         me = self.me()
+        me.process.stands.append((self.now, self.now + seconds))
         self.at(self.now + seconds, lambda: self._runnable.append(me))
         self._rest(me)
 
     def interrupt(self, thread: Thread, action: Callable[[], object]) -> None:
         """Have a thread call ``action`` before its next statement, as a signal handler; it may raise."""
         thread.interrupt = action
-        if thread.waiting:
-            self._awake(thread, woken=True)
-
-    def me(self) -> Thread:
-        assert self.current is not None, "no thread of the simulation runs here"
-        return self.current
+        self.wake(thread)
 
     def at(self, when: float, action: Callable[[], object]) -> list[Any]:
         """Call ``action`` at a time. It must not wait. Setting the result's third item to None cancels it."""
         timer = [when, next(self._numbers), action]
-        if when < math.inf:
-            heapq.heappush(self._timers, timer)
+        heapq.heappush(self._timers, timer)
         return timer
+
+    # Preemption.
+
+    def due(self) -> Iterator[int]:
+        """Yield 0 for a statement before which the thread goes on, 1 for one before which it is preempted."""
+
+        def gaps() -> Iterator[tuple[int, ...]]:
+            while True:
+                yield (0,) * int(self.chance.expovariate(1 / self.pace)) + (1,)
+
+        return itertools.chain.from_iterable(gaps())
 
     def statement(self, module: str, site: int, marked: bool) -> None:
         """Called before a statement of the package, when a preemption is due or the statement is marked."""
@@ -252,53 +294,49 @@ class Scheduler:
         if me is None or getcurrent() is not me.stack:
             return  # importing, or inside of a timer's action
         if marked and (seconds := self.held(module, site)):
-            self.note("held", me.number, seconds)
+            self.note("held", me.ident, seconds)
             self.story(f"{me} stands still for {seconds:.6f} s in {module}")
             self.stand_still(seconds)
         elif self.chance.random() < self.lag_share:
             seconds = _SHORTEST_LAG * (self.lag_longest / _SHORTEST_LAG) ** self.chance.random()
-            self.note("lag", me.number, seconds)
+            self.note("lag", me.ident, seconds)
             self.stand_still(seconds)
         else:
             self.give_way()
 
-    def due(self) -> Iterator[int]:
-        """Yield 0 for a statement after which the thread goes on, 1 for one before which it is preempted."""
-        return itertools.chain.from_iterable(self._gaps())
-
-    def _gaps(self) -> Iterator[tuple[int, ...]]:
-        while True:
-            yield (0,) * int(self.chance.expovariate(1 / self.pace))
-            yield (1,)
+    # Switching.
 
     def _rest(self, me: Thread) -> None:
         """Let others run; when this thread runs again, run its interrupt first."""
-        self._next()
+        self.run_next()
         action, me.interrupt = me.interrupt, None
         if action is not None:
-            self.note("interrupt", me.number)
+            self.note("interrupt", me.ident)
             action()
 
-    def _awake(self, thread: Thread, *, woken: bool) -> None:
-        thread.waiting, thread.woken = False, woken
-        if thread.timer is not None:
-            thread.timer[2] = None
-            thread.timer = None
-        if thread.alive:
-            self._runnable.append(thread)
-
-    def _next(self) -> None:
+    def run_next(self) -> None:
         """Switch to another thread; return when this one runs again."""
-        before = self.current
+        before, self.current = self.current, self._choose()
+        if self.current is None:
+            if getcurrent() is not self.main:
+                self.main.switch()
+        elif self.current is not before:
+            self.note("runs", self.current.ident)
+            asyncio._set_running_loop(self.current.loop)
+            self.current.stack.switch()
+
+    def _choose(self) -> Thread | None:
+        """Return one of the threads that can run, when there is one; None ends the run."""
+        runnable, timers = self._runnable, self._timers
         while True:
-            self._fire()
-            if self._over:
-                break
-            runnable = self._runnable
+            while timers and timers[0][0] <= self.now:
+                action = heapq.heappop(timers)[2]
+                if action is not None:
+                    action()
+            if self._over or not (runnable or timers):
+                return None
             if not runnable:
-                if not self._timers:
-                    break
-                self.now = max(self.now, self._timers[0][0])
+                self.now = timers[0][0]
                 self._since_timer = 0
                 continue
             index = int(self.chance.random() * len(runnable))
@@ -310,30 +348,11 @@ class Scheduler:
                 thread.process.stopped.append(thread)
                 continue
             self.now += _SWITCH
-            self.switches += 1
             self._since_timer += 1
             if self._since_timer > _BUSY:
                 self._failure = Hang(f"{thread} and others run without waiting")
-                break
-            if thread is before:
-                return
-            self.current = thread
-            self.note("runs", thread.number)
-            if thread.loop is not self._running_loop:
-                self._running_loop = thread.loop
-                asyncio._set_running_loop(thread.loop)
-            thread.stack.switch()
-            return
-        self.current = None
-        if getcurrent() is not self._main:
-            self._main.switch()
-
-    def _fire(self) -> None:
-        timers = self._timers
-        while timers and timers[0][0] <= self.now:
-            action = heapq.heappop(timers)[2]
-            if action is not None:
-                action()
+                return None
+            return thread
 
 
 scheduler = Scheduler()

@@ -9,7 +9,7 @@ where the schedule says so.
 from __future__ import annotations
 
 import errno
-import inspect
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -17,11 +17,13 @@ from tests.simulation import code, threads
 from tests.simulation.scheduler import Thread, scheduler
 from tests.simulation.world import Nsqd, World
 
-Schedule = Callable[["Script"], None]
-schedules: dict[str, Schedule] = {}
+FULL, BROKEN = errno.ENOSPC, errno.EIO
+
+schedules: dict[str, Callable[[Script], None]] = {}
 
 
-def schedule(function: Schedule) -> Schedule:
+def schedule(function: Callable[[Script], None]) -> Callable[[Script], None]:
+    """Put a function into the list of schedules, by its name."""
     schedules[function.__name__] = function
     return function
 
@@ -40,22 +42,14 @@ class Script:
         if not holds:
             self.violations.append(f"does not hold: {what}")
 
-    # Daemons and clients.
-
     def nsqd(self, name: str = "nsqd", **options: Any) -> Nsqd:
         nsqd = self.world.nsqd(name, **options)
         self.check(nsqd.start(), f"{name} starts ({nsqd.failure})")
         return nsqd
 
-    def client(self, main: Callable[[], object], name: str = "client") -> Thread:
-        """Run a function as the main thread of a program."""
-        return scheduler.start(main, "main", self.world.client(name))
-
-    def thread(self, work: Callable[[], object], name: str = "thread") -> threads.Thread:
-        """Run a function on a further thread of the calling program."""
-        thread = threads.Thread(target=work, name=name)
-        thread.start()
-        return thread
+    def thread(self, work: Callable[[], object]) -> Thread:
+        """Run a function on a further thread."""
+        return scheduler.start(work, "thread", self.world.here)
 
     @property
     def now(self) -> float:
@@ -80,13 +74,13 @@ class Script:
         import nsq
 
         bodies: list[bytes] = []
-        consumer = nsq.Consumer(topic, channel, nsqd=nsqd.tcp_address, max_in_flight=100, max_attempts=0)
         self.at = []
 
         def handle(message: nsq.Message) -> None:
             bodies.append(message.body)
             self.at.append(scheduler.now)
 
+        consumer = nsq.Consumer(topic, channel, nsqd=nsqd.tcp_address, max_in_flight=100, max_attempts=0)
         consumer.add_handler(handle)
         consumer.start()
         self.world.until(lambda: len(bodies) >= count, seconds)
@@ -99,17 +93,9 @@ class Script:
         """Have the ``nth`` thread that comes to a statement of a function stand still before it. ``function``
         is ``module:Class.method``, ``statement`` is how the line begins.
         """
-        module, site = self._place(function, statement)
+        module, site = code.site_of(function, statement)
         self._held.setdefault((module, site), [0.0] * 50)[nth - 1] = seconds
         code.mark(module, site)
-
-    def _place(self, function: str, statement: str) -> tuple[str, int]:
-        for module, site in code.sites_of(function):
-            line = code.sites[module][site][1]
-            source = inspect.getsourcelines(code.module(module))[0]
-            if source[line - 1].strip().startswith(statement):
-                return module, site
-        raise LookupError(f"{function} has no line that begins with {statement!r}")
 
     def _hold(self, module: str, site: int) -> float:
         seconds = self._held.get((module, site))
@@ -121,14 +107,10 @@ class Script:
         """Call ``act`` before the ``nth`` operation of this kind on a file whose name contains ``name``. It
         may kill the nsqd, cut its power, or return an errno with which the operation fails.
         """
-        left = [nth]
+        seen = itertools.count(1)
 
         def fail(kind: str, file: str) -> int:
-            if kind == operation and name in file:
-                left[0] -= 1
-                if left[0] == 0:
-                    return act() or 0
-            return 0
+            return (act() or 0) if kind == operation and name in file and next(seen) == nth else 0
 
         nsqd.disk.fail = fail
 
@@ -138,17 +120,10 @@ def perform(name: str, tell: Callable[[str], None] | None = None) -> list[str]:
     world = World(name)
     script = Script(world)
     if tell is not None:
-        story = tell
-        scheduler.telling = True
-        scheduler.story = lambda line: story(f"{scheduler.now - 1000:11.6f}  {line}")
+        scheduler.tell(tell)
     world.run(lambda: schedules[name](script), preempt=False)
     for process in world.processes:
         script.violations += process.crashed
     for daemon in world.daemons:
         script.violations += daemon.bugs()
     return script.violations
-
-
-FULL, BROKEN = errno.ENOSPC, errno.EIO
-
-__all__ = ["BROKEN", "FULL", "Schedule", "Script", "perform", "schedule", "schedules"]

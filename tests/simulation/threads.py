@@ -7,31 +7,20 @@ from __future__ import annotations
 import _thread as real_thread
 import concurrent.futures
 import queue as real_queue
-import random as real_random
+import random
 import threading as real_threading
 import time as real_time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from types import ModuleType
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterable
+from types import SimpleNamespace
+from typing import Any
 
-from tests.simulation.scheduler import EPOCH, Waiters, scheduler
-from tests.simulation.scheduler import Thread as Runner
-
-
-class StandIn(ModuleType):
-    """A module with some names replaced, and all others as in the real one."""
-
-    def __init__(self, real: ModuleType, **replaced: object) -> None:
-        super().__init__(real.__name__)
-        self.__dict__.update(replaced)
-        self.__dict__["_real"] = real
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["_real"], name)
+from tests.simulation.scheduler import EPOCH, Thread, Waiters, scheduler
 
 
-# _thread
+def stand_in(real: Any, **replaced: object) -> SimpleNamespace:
+    """Return a module with some names replaced, and all others as in the real one."""
+    return SimpleNamespace(**{**vars(real), **replaced})
 
 
 class Lock:
@@ -67,77 +56,6 @@ class Lock:
         self.release()
 
 
-def get_ident() -> int:
-    return scheduler.me().number
-
-
-def start_new_thread(function: Callable[..., object], args: tuple[Any, ...] = (), kwargs: Any = None) -> int:
-    me = scheduler.me()
-    return scheduler.start(lambda: function(*args, **(kwargs or {})), "bare", me.process).number
-
-
-# threading
-
-
-class Thread:
-    def __init__(
-        self,
-        target: Callable[..., object] | None = None,
-        name: str = "thread",
-        args: Iterable[Any] = (),
-        daemon: bool = False,
-    ) -> None:
-        self._target, self._args = target, args
-        self.name, self.daemon = name, daemon
-        self._runner: Runner | None = None
-
-    def start(self) -> None:
-        if self._runner is not None:
-            raise RuntimeError("threads can only be started once")
-        self._runner = scheduler.start(self.run, self.name, scheduler.me().process)
-        self._runner.face = self
-
-    def run(self) -> None:
-        if self._target is not None:
-            self._target(*self._args)
-
-    @property
-    def ident(self) -> int | None:
-        return None if self._runner is None else self._runner.number
-
-    def is_alive(self) -> bool:
-        return self._runner is not None and self._runner.alive
-
-    def join(self, timeout: float | None = None) -> None:
-        runner = self._runner
-        if runner is None:
-            raise RuntimeError("cannot join thread before it is started")
-        scheduler.wait_until(lambda: not runner.alive, timeout, runner.joiners)
-
-
-class _Main(Thread):
-    """A program's main thread, after the simulation's own has returned: it lives as long as the process."""
-
-    def is_alive(self) -> bool:
-        return True
-
-
-def current_thread() -> Thread:
-    return _face(scheduler.me())
-
-
-def main_thread() -> Thread:
-    return _face(scheduler.me().process.threads[0])
-
-
-def _face(runner: Runner) -> Thread:
-    if runner.face is None:
-        kind = _Main if runner is runner.process.threads[0] else Thread
-        runner.face = kind(name=runner.name)
-        runner.face._runner = runner
-    return runner.face  # type: ignore[no-any-return]
-
-
 class Event:
     def __init__(self) -> None:
         self._set = False
@@ -150,14 +68,8 @@ class Event:
         self._set = True
         self._waiters.wake()
 
-    def clear(self) -> None:
-        self._set = False
-
     def wait(self, timeout: float | None = None) -> bool:
         return scheduler.wait_until(self.is_set, timeout, self._waiters)
-
-
-# queue
 
 
 class SimpleQueue:
@@ -186,20 +98,18 @@ class SimpleQueue:
         return len(self._items)
 
 
-# concurrent.futures
-
-
 class ThreadPoolExecutor(concurrent.futures.Executor):
     """As the real one; its futures are waited for only through callbacks and through ``map``."""
 
     def __init__(self, max_workers: int, thread_name_prefix: str) -> None:
         self._most, self._prefix = max_workers, thread_name_prefix
         self._work = SimpleQueue()
+        self._done = Waiters()
         self._threads: list[Thread] = []
 
-    def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    def submit(self, function: Callable[..., Any], /, *args: Any) -> Any:  # type: ignore[override]
         future: concurrent.futures.Future[Any] = concurrent.futures.Future()
-        self._work.put((future, function, args, kwargs))
+        self._work.put((future, function, args))
         if len(self._threads) < self._most:
             self._threads.append(Thread(self._run, f"{self._prefix}_{len(self._threads)}"))
             self._threads[-1].start()
@@ -207,23 +117,17 @@ class ThreadPoolExecutor(concurrent.futures.Executor):
 
     def _run(self) -> None:
         while (item := self._work.get()) is not None:
-            future, function, args, kwargs = item
-            if not future.set_running_or_notify_cancel():
-                continue
-            try:
-                result = function(*args, **kwargs)
-            except BaseException as error:
-                future.set_exception(error)
-            else:
-                future.set_result(result)
+            future, function, args = item
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(function(*args))
+                except BaseException as error:
+                    future.set_exception(error)
+            self._done.wake()
 
-    def map(self, function: Callable[..., Any], *iterables: Iterable[Any], **_: Any) -> Iterator[Any]:
-        futures = [self.submit(function, *args) for args in zip(*iterables, strict=False)]
-        done = SimpleQueue()
-        for future in futures:
-            future.add_done_callback(done.put)
-        for _ in futures:
-            done.get()
+    def map(self, function: Callable[..., Any], items: Iterable[Any]) -> Any:  # type: ignore[override]
+        futures = [self.submit(function, item) for item in items]
+        scheduler.wait_until(lambda: all(future.done() for future in futures), None, self._done)
         return iter([future.result() for future in futures])
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
@@ -233,7 +137,12 @@ class ThreadPoolExecutor(concurrent.futures.Executor):
             thread.join()
 
 
-# time and random
+def get_ident() -> int | None:
+    return scheduler.me().ident
+
+
+def start_new_thread(function: Callable[..., object], args: tuple[Any, ...]) -> int | None:
+    return scheduler.start(lambda: function(*args), "bare", scheduler.me().process).ident
 
 
 def monotonic() -> float:
@@ -249,46 +158,36 @@ def sleep(seconds: float) -> None:
     scheduler.wait_until(lambda: False, seconds)
 
 
-chance = real_random.Random(0)
-"""What the package draws from; ``begin`` seeds it."""
+chance = random.Random(0)
+"""What the package draws from, in place of the module ``random``. ``World`` seeds it."""
 
 
-def _not_simulated(*_: object) -> NoReturn:
-    raise NotImplementedError("not simulated; the real one would block all threads of the run")
-
-
-def modules() -> dict[str, ModuleType]:
+def modules() -> dict[str, Any]:
     """Return the stand-ins by the name under which the package imports them."""
-    drawing = {name: getattr(chance, name) for name in real_random.__all__ if hasattr(chance, name)}
     return {
-        "_thread": StandIn(
-            real_thread,
-            allocate_lock=Lock,
-            LockType=Lock,
-            get_ident=get_ident,
-            start_new_thread=start_new_thread,
+        "_thread": stand_in(
+            real_thread, allocate_lock=Lock, get_ident=get_ident, start_new_thread=start_new_thread
         ),
-        "threading": StandIn(
+        "threading": stand_in(
             real_threading,
             Lock=Lock,
-            RLock=_not_simulated,
-            Condition=_not_simulated,
+            RLock=None,  # not used; the real ones would block all threads of the run
+            Condition=None,
             Event=Event,
             Thread=Thread,
-            current_thread=current_thread,
-            main_thread=main_thread,
+            current_thread=scheduler.me,
+            main_thread=lambda: scheduler.me().process.threads[0],
             get_ident=get_ident,
         ),
-        "queue": StandIn(real_queue, SimpleQueue=SimpleQueue),
-        "concurrent.futures": StandIn(concurrent.futures, ThreadPoolExecutor=ThreadPoolExecutor),
-        "time": StandIn(
+        "queue": stand_in(real_queue, SimpleQueue=SimpleQueue),
+        "concurrent.futures": stand_in(concurrent.futures, ThreadPoolExecutor=ThreadPoolExecutor),
+        "time": stand_in(
             real_time,
             monotonic=monotonic,
-            monotonic_ns=lambda: int(monotonic() * 1e9),
             perf_counter=monotonic,
             time=wall,
             time_ns=lambda: int(wall() * 1e9),
             sleep=sleep,
         ),
-        "random": StandIn(real_random, **drawing),
+        "random": chance,
     }

@@ -7,12 +7,17 @@ operating system process: modules keep state.
 from __future__ import annotations
 
 import asyncio
+import bisect
+import functools
 import gc
 import importlib
 import io
+import itertools
 import logging
+import math
 import random
 import re
+import struct
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -25,21 +30,15 @@ from tests.simulation.disk import Disk, disks
 from tests.simulation.network import Host
 from tests.simulation.scheduler import Process, Thread, begin, scheduler
 
-#: The modules of the package that take part; imported once, before runs are forked.
+#: The modules that take part, also those that the package imports late. Runs are forked after the import.
 MODULES = (
-    "nsq",
-    "nsq.aio",
-    "nsq.config",
     "nsq.consumer.consumer",
-    "nsq.discovery.lookups",
-    "nsq.errors",
+    "nsq.daemons.nsqd.daemon",
+    "nsq.daemons.nsqlookupd.daemon",
     "nsq.http.nsqd",
-    "nsq.http.nsqlookupd",
     "nsq.partitioned.consuming",
     "nsq.partitioned.routing",
     "nsq.producer.producer",
-    "nsq.daemons.nsqd.daemon",
-    "nsq.daemons.nsqlookupd.daemon",
 )
 
 
@@ -61,10 +60,11 @@ class World:
         network.begin()
         disk.begin()
         threads.chance.seed(f"package {seed}")
-        self.seed = seed
         self.chance = random.Random(f"world {seed}")
         self.daemons: list[Daemon] = []
         self.clients: list[Process] = []
+        self.dropped: set[tuple[str, bytes]] = set()
+        """What nsqds have dropped, by --max-channel-depth: TOPIC or TOPIC/CHANNEL, and the message's key."""
         self.logged: list[str] = []
         """What the client has logged as an error of its own."""
         self.processes: list[Process] = []
@@ -85,29 +85,32 @@ class World:
         return process
 
     def nsqd(self, name: str, **options: Any) -> Nsqd:
-        daemon = Nsqd(self, name, options)
-        self.daemons.append(daemon)
-        return daemon
+        return Nsqd(self, name, options)
 
     def nsqlookupd(self, name: str, **options: Any) -> Nsqlookupd:
-        daemon = Nsqlookupd(self, name, options)
-        self.daemons.append(daemon)
-        return daemon
+        return Nsqlookupd(self, name, options)
 
     def kill_process(self, process: Process) -> None:
         """End a process at once, as kill -9 does."""
         scheduler.story(f"{process.name} is killed")
-        current = scheduler.current
-        if current is not None and current.process is process:
-            scheduler.at(scheduler.now, lambda: network.network.process_died(process))
+
+        def close() -> None:
+            for item in list(process.descriptors.values()):
+                item.close()
+
+        if process is scheduler.me().process:  # ``scheduler.kill`` will not return
+            scheduler.at(scheduler.now, close)
         else:
-            network.network.process_died(process)
+            close()
         scheduler.kill(process)
 
+    @functools.cached_property
     def conversations(self) -> list[Conversation]:
         """Return what clients and nsqds have said to each other."""
         return [
-            Conversation(end.host.name, end.said, end.peer.said, end.closed_at)
+            Conversation(
+                end.host.name, end.peer.host.name, end.peer_name[0], end.said, end.peer.said, end.closed_at
+            )
             for end in network.network.connections
             if end.peer is not None and end.peer_name[1] == Nsqd.tcp_port
         ]
@@ -143,6 +146,8 @@ class Conversation:
     """What a client and an nsqd sent over one connection, each piece with its time."""
 
     client: str
+    nsqd: str
+    address: str
     said: list[tuple[float, bytes]]
     answered: list[tuple[float, bytes]]
     closed_at: float
@@ -153,6 +158,33 @@ class Conversation:
         for message_id, count in Counter(_ANSWERS.findall(b"".join(piece for _, piece in self.said))).items():
             yield message_id, count, frames.count(message_id)
 
+    @functools.cached_property
+    def deliveries(self) -> list[Delivery]:
+        """The messages that nsqd has sent, with the client's answers."""
+        said, sent, place = _Times(self.said), _Times(self.answered), 0
+        by_id: dict[bytes, list[Delivery]] = {}
+        while place + _FRAME.size <= len(sent.data):
+            size, kind, _, attempts, message_id = _FRAME.unpack_from(sent.data, place)
+            place += 4 + size
+            if kind == 2 and place <= len(sent.data):
+                delivery = Delivery(self, sent.at(place - 1), message_id, attempts)
+                by_id.setdefault(message_id, []).append(delivery)
+        for match in _ANSWERED.finditer(said.data):
+            at = said.at(match.end())
+            for each in reversed(by_id.get(match[2], ())):
+                if each.at <= at:
+                    each.touched |= match[1] == b"TOUCH"
+                    each.ended = at if each.ended == math.inf and match[1] != b"TOUCH" else each.ended
+                    break
+        return [each for deliveries in by_id.values() for each in deliveries]
+
+    def requeued(self) -> Iterator[tuple[bytes, float]]:
+        """Yield each message that the client requeued, with the time, unless nsqd refused that for some."""
+        if not any(b"E_REQ_FAILED" in piece for _, piece in self.answered):
+            for at, piece in self.said:
+                for message_id in _REQ.findall(piece):
+                    yield message_id, at
+
     def windows(self) -> Iterator[tuple[float, int]]:
         """Yield each RDY with its time, and 0 at the end."""
         for at, piece in self.said:
@@ -161,7 +193,35 @@ class Conversation:
         yield self.closed_at, 0
 
 
+@dataclass
+class Delivery:
+    """A message that nsqd has sent; ``ended`` is when the client answered it."""
+
+    conversation: Conversation
+    at: float
+    message_id: bytes
+    attempts: int
+    touched: bool = False
+    ended: float = math.inf
+
+
+class _Times:
+    """What one side has sent, and when each of its bytes."""
+
+    def __init__(self, pieces: list[tuple[float, bytes]]) -> None:
+        self.data = b"".join(piece for _, piece in pieces)
+        self._ends = list(itertools.accumulate(len(piece) for _, piece in pieces))
+        self._at = [at for at, _ in pieces]
+
+    def at(self, place: int) -> float:
+        return self._at[bisect.bisect_right(self._ends, place)]
+
+
+#: The beginning of a frame: size, kind; of a message: timestamp, attempts, id.
+_FRAME = struct.Struct(">iiqH16s")
+_ANSWERED = re.compile(rb"(?:^|\n)(FIN|REQ|TOUCH) ([0-9a-f]{16})(?=[ \n])")
 _RDY = re.compile(rb"(?:^|\n)RDY ([0-9]+)(?=\n)")
+_REQ = re.compile(rb"(?:^|\n)REQ ([0-9a-f]{16}) ")
 _ANSWERS = re.compile(rb"(?:^|\n)(?:FIN |REQ )([0-9a-f]{16})")
 
 
@@ -183,28 +243,19 @@ class _Collect(logging.Handler):
             self._lines.append(text)
 
 
-class _Stream(io.TextIOBase):
-    """Where a daemon logs to."""
-
-    def __init__(self, name: str, lines: list[str]) -> None:
-        self._name, self._lines = name, lines
-
-    def write(self, text: str) -> int:
-        self._lines.append(text)
-        scheduler.story(f"{self._name} logs: {text.rstrip()}")
-        return len(text)
-
-
 class Daemon:
     """A daemon on a host of its own, which can be stopped, killed, and cut off from its power."""
 
     kind = ""
+    tcp_port = http_port = 0
 
     def __init__(self, world: World, name: str, options: dict[str, Any]) -> None:
         self.world, self.name, self.options = world, name, options
+        world.daemons.append(self)
         self.host = network.network.host(name)
         self.process: Process | None = None
         self.lines: list[str] = []
+        """What it has logged."""
         self.failure: str | None = None
         """Why it did not start, or ended."""
         self.running = False
@@ -212,7 +263,8 @@ class Daemon:
         self.stopping = False
         self._thread: Thread | None = None
         self._loop: loop.Loop | None = None
-        self._ask: Callable[[str], None] = lambda _what: None
+        self._stop = asyncio.Event()
+        self._drain = False
         self._server: Any = None
 
     @property
@@ -223,30 +275,20 @@ class Daemon:
     def http_address(self) -> str:
         return f"{self.host.address}:{self.http_port}"
 
-    tcp_port = http_port = 0
-
-    def make(self, log: Any) -> Any:
-        """Make the daemon of the package."""
-        name = self.kind.capitalize()
-        daemon = getattr(importlib.import_module(f"nsq.daemons.{self.kind}.daemon"), name)
-        options = getattr(importlib.import_module(f"nsq.daemons.{self.kind}.options"), f"{name}Options")
-        address = self.host.address
-        listens = {"tcp_address": self.tcp_address, "http_address": self.http_address}
-        return daemon(options(**listens, broadcast_address=address, **self.options), log=log)
+    @property
+    def alive(self) -> bool:
+        return self._thread is not None and self._thread.alive
 
     def start(self, timeout: float = 60.0) -> bool:
         """Start it and wait until it listens; return whether it does."""
         self.stopping = False
         self.failure, self.stopped_cleanly = None, None
-        self.process = self.world.process(self.name, self.host)
+        before, self.process = self.process, self.world.process(self.name, self.host)
+        self.process.clock_error = before.clock_error if before else 0.0
         scheduler.story(f"{self.name} starts")
         self._thread = scheduler.start(self._run, "main", self.process)
         self.world.until(lambda: self.running or self.failure or not self.alive, timeout)
         return self.running
-
-    @property
-    def alive(self) -> bool:
-        return self._thread is not None and self._thread.alive
 
     def _run(self) -> None:
         self._loop = loop.Loop()
@@ -259,47 +301,61 @@ class Daemon:
             self.running = False
 
     async def _serve(self) -> None:
-        log_module = importlib.import_module("nsq.daemons.serve.logs")
-        log = log_module.DaemonLog("", "info", _Stream(self.name, self.lines))
-        asked = asyncio.Event()
-        requests: list[str] = []
-
-        def ask(what: str) -> None:
-            requests.append(what)
-            asyncio_loop.call_soon_threadsafe(asked.set)
-
-        asyncio_loop = asyncio.get_running_loop()
-        self._ask = ask
-        self._server = server = self.make(log)
-        await server.start()
+        self._stop, self._drain = asyncio.Event(), False
+        self._server = self._make()
+        await self._server.start()
         self.running = True
-        await asked.wait()
-        if requests[0] == "drain":
-            await server.drain()
-        self.stopped_cleanly = await server.stop()
+        await self._stop.wait()
+        if self._drain:
+            await self._server.drain()
+        self.stopped_cleanly = await self._server.stop()
+
+    def _make(self) -> Any:
+        """Make the daemon of the package."""
+        name = self.kind.capitalize()
+        daemon = getattr(importlib.import_module(f"nsq.daemons.{self.kind}.daemon"), name)
+        options = getattr(importlib.import_module(f"nsq.daemons.{self.kind}.options"), f"{name}Options")
+        logs = importlib.import_module("nsq.daemons.serve.logs")
+        listens = {"tcp_address": self.tcp_address, "http_address": self.http_address}
+        return daemon(
+            options(**listens, broadcast_address=self.host.address, **self.options),
+            log=logs.DaemonLog("", "info", _Log(self)),
+        )
 
     def stop(self, timeout: float = 120.0, *, drain: bool = False) -> bool:
         """Stop it, after a drain if that is asked for; return whether it has ended in time."""
         thread = self._thread
-        if not self.running or thread is None:
+        if not self.running or thread is None or self._loop is None:
             return not self.alive
         scheduler.story(f"{self.name} {'drains and ' if drain else ''}stops")
-        self.stopping = True
-        self._ask("drain" if drain else "stop")
+        self.stopping, self._drain = True, drain
+        self._loop.call_soon_threadsafe(self._stop.set)
         return self.world.until(lambda: not thread.alive, timeout)
 
     def kill(self) -> None:
         """End the process at once; what it wrote is in the kernel's hands."""
-        process, self.running = self.process, False
-        if process is None or not process.alive:
-            return
-        self.world.kill_process(process)
+        self.running = False
+        if self.process is not None and self.process.alive:
+            self.world.kill_process(self.process)
 
     def bugs(self) -> list[str]:
         """Return what it logged or asyncio reported that must never happen."""
         words = ("a bug", "panic in", "Traceback", "cannot start")
-        found = [line for line in self.lines if any(word in line for word in words)]
+        # aiohttp sets the result of a future that its shutdown has cancelled.
+        found = [line for line in self.lines if any(each in line for each in words) and "_waiter" not in line]
         return found + (self._loop.errors if self._loop else [])
+
+
+class _Log(io.TextIOBase):
+    """Where a daemon logs to."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self._daemon = daemon
+
+    def write(self, text: str) -> int:
+        self._daemon.lines.append(text)
+        scheduler.story(f"{self._daemon.name} logs: {text.rstrip()}")
+        return len(text)
 
 
 class Nsqd(Daemon):
@@ -314,13 +370,13 @@ class Nsqd(Daemon):
         """Cut the host off its power: the disk keeps what it has, in part what was not fsynced. With
         ``holes``, all of that but every other sector.
         """
-        process, self.running = self.process, False
+        self.running = False
         scheduler.story(f"{self.name} loses its power")
         network.network.power_off(self.host)
         self.disk.cut_power(None if holes else self.world.chance)
-        if process is not None and process.alive:
-            process.descriptors.clear()
-            scheduler.kill(process)
+        if self.process is not None and self.process.alive:
+            self.process.descriptors.clear()
+            scheduler.kill(self.process)
 
     def start(self, timeout: float = 60.0) -> bool:
         network.network.power_on(self.host)

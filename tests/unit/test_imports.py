@@ -19,7 +19,7 @@ PACKAGE = ROOT / "nsq"
 # is there for everybody, its other names only for the parts below it.
 PUBLIC = "nsq"
 ORDER = [
-    ["errors", "gc_settings", "other_clients"],
+    ["errors", "gc_settings", "other_clients", "pauses"],
     ["log", "tables"],
     ["options"],
     ["config", "message"],
@@ -39,7 +39,9 @@ ORDER = [
 ]
 
 # Narrower or wider than the order above.
-MAY_IMPORT_ONLY = {"daemons": {"errors", "gc_settings", "threads", "options", "wire", "http", "flags"}}
+MAY_IMPORT_ONLY = {
+    "daemons": {"errors", "gc_settings", "pauses", "threads", "options", "wire", "http", "flags"}
+}
 MAY_IMPORT_ANYTHING = {"testing"}
 #: They choose what they need for the cluster that they meet. A consumer's types name ``OnStuck``.
 MAY_IMPORT_PARTITIONED = {"producer/producer.py", "consumer/consumer.py", "consumer/dialect.py"}
@@ -211,7 +213,7 @@ BROKEN = [
     ("daemons/serve/httpd.py", "from ..nsqd.core.topic import Topic"),
     ("tools/nsq_tail.py", "from nsq.spark import source"),
     ("tools/nsq_tail.py", "from nsq.contrib.celery import names"),
-    ("work/deferring.py", "import kombu"),
+    ("work/workers.py", "import kombu"),
     ("consumer/consumer.py", "from nsq import aio"),
     ("tools/nsq_tail.py", "from nsq.aio import Consumer"),
     ("testing/daemon.py", "import aiohttp"),
@@ -232,9 +234,9 @@ KEPT = [
         "import aiohttp\nfrom nsq import __version__, flags\nfrom ..process import run",
     ),
     ("tools/nsq_tail.py", "from nsq import Consumer, flags"),
-    ("tools/work.py", "from nsq.work.deferring import hop"),
-    ("work/deferring.py", "from nsq.producer.producer import Producer\nfrom nsq.wire.deferred import wrap"),
-    ("contrib/celery/transport.py", "import kombu, nsq\nfrom nsq.work.deferring import hop"),
+    ("tools/work.py", "from nsq.work.binding import Binding"),
+    ("work/workers.py", "from nsq.producer.producer import Producer"),
+    ("contrib/celery/transport.py", "import kombu, nsq\nfrom nsq.wire.names import check_topic"),
     ("daemons/nsqadmin/live.py", "from nsq import Consumer"),
     ("testing/daemon.py", "import asyncio\nfrom nsq.daemons.nsqd import main\nfrom nsq import Consumer"),
     ("__init__.py", "from nsq.consumer import Consumer\nfrom .errors import NsqError"),

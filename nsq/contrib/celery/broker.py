@@ -21,7 +21,6 @@ from nsq.http.nsqlookupd import NsqlookupdApi
 from nsq.log import Logger
 from nsq.producer.producer import Producer
 from nsq.wire.names import EPHEMERAL
-from nsq.work.deferring import publish_at
 
 log = Logger("nsq.celery")
 
@@ -141,12 +140,8 @@ class Broker:
 
     # Publishing.
 
-    @property
-    def longest_defer(self) -> float:
-        return self.settings.config.max_defer
-
     def publish(self, envelope: Envelope) -> None:
-        topic, body, due = self.topic_to_publish(envelope), envelope.encode(), envelope.due
+        topic, body = self.topic_to_publish(envelope), envelope.encode()
         most = self.settings.config.max_msg_size
         if len(body) > most:
             raise InvalidMessage(f"a message has {len(body)} bytes; max_msg_size, to be nsqd's, is {most}")
@@ -154,10 +149,13 @@ class Broker:
             # Events and remote control: the worker's loop must not wait for them.
             with suppress(NsqError):
                 self.producer.publish_async(topic, body, block=False).add_done_callback(_note_loss)
-        elif due is not None:
-            publish_at(self.producer, topic, body, due, now=time.time(), longest=self.longest_defer)
         else:
-            self.producer.publish(topic, body)
+            self.producer.publish(topic, body, defer=self.deferral(envelope))
+
+    def deferral(self, envelope: Envelope) -> float | None:
+        """Return the seconds until a task is due, but no more than nsqd allows: a worker then sends it on."""
+        left = envelope.seconds_left(time.time())
+        return min(left, self.settings.config.max_defer) if left > 0 else None
 
 
 def _note_loss(future: Future[None]) -> None:

@@ -75,6 +75,11 @@ class Envelope:
         except (TypeError, ValueError, OverflowError):
             return None
 
+    def seconds_left(self, now: float) -> float:
+        """Return the seconds until the task is due; 0 if Celery may have it at once."""
+        due = self.due
+        return 0.0 if due is None else max(0.0, due - now)
+
     @property
     def lifetime(self) -> float | None:
         """How many seconds after its publishing the message is of use, None for ever. Tasks live for ever

@@ -28,9 +28,7 @@ from nsq.contrib.celery.names import nsq_name
 from nsq.errors import AlreadyResponded, ConnectionFailed, InvalidMessage, NsqError
 from nsq.log import Logger
 from nsq.message import Message
-from nsq.wire.deferred import unwrap
 from nsq.wire.names import EPHEMERAL
-from nsq.work.deferring import hop
 
 log = Logger("nsq.celery")
 
@@ -42,6 +40,8 @@ Key = tuple[str, str, bytes]
 _MOST_DONE = 10_000
 #: Seconds by which the clocks of an nsqd and a worker may differ.
 _CLOCKS_DIFFER = 1.0
+#: Seconds by which Celery may have a task before its time: a hop would take about as long.
+_EARLY = 0.05
 #: Seconds until a message that could not be handed on is delivered again.
 _AGAIN = 5.0
 #: The least seconds that a touch must gain, else the message has reached --max-msg-timeout.
@@ -237,9 +237,8 @@ class Subscription:
             message.requeue(_AGAIN, backoff=False)
 
     def _decide(self, held: Held, key: Key, message: Message) -> None:
-        deferred = unwrap(message.body)
         try:
-            envelope = Envelope.decode(message.body if deferred is None else deferred[0])
+            envelope = Envelope.decode(message.body)
             if in_worker():
                 envelope.check_task()
         except InvalidMessage as error:
@@ -251,10 +250,13 @@ class Subscription:
         now = time.time()
         if not self._broker.takes(self.queue, envelope) or self._is_stale(message, envelope, now):
             message.finish()
-        elif deferred is not None and not self.queue.transient:
+        elif envelope.seconds_left(now) > _EARLY and not self.queue.transient:
+            # Deferred for longer than nsqd allows at once. A requeue would raise ``attempts``, and nsqd would
+            # cut its delay. If the process dies before the FIN, the message arrives twice.
             address_to(self.queue, envelope)
-            longest, body = self._broker.longest_defer, envelope.encode()
-            hop(self._broker.producer, message, own_topic(self.queue), now=now, longest=longest, body=body)
+            defer = self._broker.deferral(envelope)
+            self._broker.producer.publish(own_topic(self.queue), envelope.encode(), defer=defer)
+            message.finish()
         else:  # a transient queue's task that is not due yet: Celery waits for it
             self._arrived(held.admit(key, message, envelope, self.queue, self._consumer_tag))
 

@@ -25,6 +25,7 @@ _CHANNEL_COUNTS = (
     "deferred_count",
     "requeue_count",
     "timeout_count",
+    "dropped_count",
     "message_count",
     "delivery_msg_count",
     "zone_local_msg_count",
@@ -34,7 +35,7 @@ _CHANNEL_COUNTS = (
 )
 _DELIVERIES = ("zone_local_msg_count", "region_local_msg_count", "global_msg_count")
 #: Counts that are left out when they are 0, as nsqd does.
-_SPARSE = {"delivery_msg_count", *_DELIVERIES}
+_SPARSE = {"delivery_msg_count", "dropped_count", *_DELIVERIES}
 _TOPIC_COUNTS = ("depth", "memory_depth", "backend_depth", "message_count", "delivery_msg_count")
 
 _CLIENT_KEYS: tuple[tuple[str, type], ...] = (

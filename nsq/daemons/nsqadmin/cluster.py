@@ -31,6 +31,7 @@ from nsq.http.nsqlookupd import (
     parse_lookup,
     parse_nodes,
 )
+from nsq.http.secret import HttpSecret, secret_of_program
 
 T = TypeVar("T")
 K = TypeVar("K")
@@ -68,6 +69,8 @@ class Cluster:
     def __init__(self, options: NsqadminOptions, *, send: Send = http_client.send) -> None:
         self.lookupds = options.lookupd_http_addresses
         self.nsqds = options.nsqd_http_addresses
+        self._given = frozenset(options.lookupd_http_addresses)
+        self._secret = _secret(options)
         self._connect_timeout = options.http_client_connect_timeout
         self._request_timeout = options.http_client_request_timeout
         self._options = options
@@ -120,7 +123,7 @@ class Cluster:
 
     async def listed(self, lookupd: str) -> tuple[list[RegisteredNode], list[str]]:
         """Return the nsqds and the topics that one nsqlookupd knows."""
-        url = _lookupd_url(lookupd)
+        url = self._url_of(lookupd)
         nodes, topics = await asyncio.gather(
             self.ask(get(url, "/nodes", {}, parse_nodes)),
             self.ask(get(url, "/topics", {}, lambda reply: _names(reply, "topics"))),
@@ -151,7 +154,7 @@ class Cluster:
         """Post to every nsqlookupd; return the failures."""
 
         async def one(lookupd: str) -> None:
-            await self.ask(post(_lookupd_url(lookupd), path, args))
+            await self.ask(post(self._url_of(lookupd), path, args))
 
         return (await self._each(self.lookupds, one)).failures
 
@@ -170,7 +173,14 @@ class Cluster:
     # Requests
 
     async def ask(self, call: Call[T]) -> T:
-        """Send one request. If an nsqd requires TLS, repeat it with TLS at the port that it names."""
+        """Send an nsqd or nsqlookupd one request, with the secret if its address may have it."""
+        request = dataclasses.replace(call.request, secret=self._secret)
+        return await self.ask_other(dataclasses.replace(call, request=request))
+
+    async def ask_other(self, call: Call[T]) -> T:
+        """Send any server one request, without the secret unless it has one. If an nsqd requires TLS, repeat
+        it with TLS at the port that it names.
+        """
         url = call.request.url
         free = self._free.setdefault(dataclasses.replace(url, target=""), asyncio.Semaphore(_CONCURRENCY))
         try:
@@ -231,12 +241,19 @@ class Cluster:
         lookup: bool = False,
     ) -> Found[dict[str, T]]:
         async def one(lookupd: str) -> T:
-            url = nsqlookupd_address(lookupd)
+            url = self._named_url(lookupd)
             if lookup and url.target.partition("?")[0] != "/":
                 return await self.ask(get(url, "", args, parse))
             return await self.ask(get(beside_lookup(url), path, args, parse))
 
         return await self.gather("nsqlookupd", self.lookupds, one)
+
+    def _named_url(self, lookupd: str) -> Url:
+        # One that was set over HTTP may be anybody's, like those that nsqlookupds tell.
+        return dataclasses.replace(nsqlookupd_address(lookupd), told=lookupd not in self._given)
+
+    def _url_of(self, lookupd: str) -> Url:
+        return beside_lookup(self._named_url(lookupd))
 
     async def named_node(self, address: str) -> Node:
         """Return an nsqd of --nsqd-http-address, without its topics."""
@@ -266,10 +283,6 @@ def post(base: Url, path: str, args: Mapping[str, str]) -> Call[None]:
     return Call(HttpRequest(endpoint(base, path, args), "POST", ACCEPT), lambda _: None)
 
 
-def _lookupd_url(lookupd: str) -> Url:
-    return beside_lookup(nsqlookupd_address(lookupd))
-
-
 def _names(reply: HttpReply, name: str) -> list[str]:
     return [text for text in rows(json_value(reply), name) if isinstance(text, str)]
 
@@ -282,6 +295,12 @@ def _partitions(reply: HttpReply) -> dict[str, list[str]]:
         if "topic_partition" in topic:
             partitions.append(value(topic, "topic_partition", str))
     return found
+
+
+def _secret(options: NsqadminOptions) -> HttpSecret | None:
+    text = secret_of_program(options.http_secret_file)
+    verified = options.http_client_tls_root_ca_file and not options.http_client_tls_insecure_skip_verify
+    return HttpSecret(text, options.http_secret_to, bool(verified)) if text else None
 
 
 def _has_tls_options(options: NsqadminOptions) -> bool:

@@ -82,7 +82,7 @@ class Graphite:
         base = parse_url(self._options.graphite_url)
         url = dataclasses.replace(base, target=f"{base.target.rstrip('/')}/render?{query}")
         call: Call[Any] = Call(HttpRequest(url), parse)
-        return await self._cluster.ask(call)
+        return await self._cluster.ask_other(call)
 
 
 class Charts:

@@ -16,6 +16,7 @@ from nsq.daemons.nsqadmin.cluster import UpstreamError
 from nsq.daemons.nsqadmin.options import NsqadminOptions, config_network
 from nsq.daemons.serve.routes import Handler, HttpError, Reply, Request
 from nsq.daemons.serve.sites import own_names, refuse_other_sites, unknown_name
+from nsq.http.secret import ALL
 from nsq.wire.identify import values_of
 
 Json = dict[str, object]
@@ -30,6 +31,7 @@ _COMPRESSED_KINDS = ("application/json", "text/")
 
 class Guard:
     def __init__(self, options: NsqadminOptions) -> None:
+        self._has_logins = bool(options.http_logins)
         self._admins = frozenset(options.admin_users)
         self._header = options.acl_http_header
         cidr = options.allow_config_from_cidr
@@ -38,7 +40,9 @@ class Guard:
         self._hosts = own_names(*options.allow_hosts)
 
     def is_admin(self, request: Request) -> bool:
-        """Whether the user is an admin; without --admin-user every user is."""
+        """Whether the user is an admin; without logins and --admin-user every user is."""
+        if self._has_logins:
+            return request.login is not None and request.login.role == ALL
         return not self._admins or request.headers.get(self._header, "") in self._admins
 
     def admin_only(self, handler: Handler) -> Handler:

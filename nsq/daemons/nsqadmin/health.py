@@ -31,10 +31,13 @@ class ChannelState(NamedTuple):
     finished: float = 0.0
     requeued: float = 0.0
     timed_out: float = 0.0
+    dropped: float = 0.0
     room: int | None = None
 
 
 def of_channel(state: ChannelState) -> Health:
+    if state.dropped > 0:
+        return _dropping(state.dropped)
     if state.paused:
         return Health(BAD if state.depth else NOTICE, _with_waiting("paused", state.depth))
     if not state.clients:
@@ -50,10 +53,14 @@ def of_channel(state: ChannelState) -> Health:
     return Health(FINE, "fine")
 
 
-def of_topic(*, depth: int, paused: bool, channels: list[Health], nodes: int) -> Health:
+def of_topic(
+    *, depth: int, paused: bool, channels: list[Health], nodes: int, dropping: float = 0.0
+) -> Health:
     """Judge a topic; ``channels`` are the healths of its channels, of which the worst one counts."""
     if not nodes:
         return Health(NOTICE, "no nsqd has it now; nsqlookupd remembers it")
+    if dropping > 0:
+        return _dropping(dropping)
     if paused:
         return Health(BAD if depth else NOTICE, _with_waiting("paused", depth))
     if not channels:
@@ -77,6 +84,10 @@ def of_node(*, error: str, silent: float, listed: bool, health: str, outdated: b
 def of_silence(seconds: float) -> str:
     """Judge an upstream without a reply for so many seconds; empty if that is not long."""
     return "slow: it does not answer in time" if seconds >= _SLOW else ""
+
+
+def _dropping(rate: float) -> Health:
+    return Health(BAD, f"drops messages: {_rate(rate)}, as too many wait (--max-channel-depth)")
 
 
 def span(seconds: float) -> str:

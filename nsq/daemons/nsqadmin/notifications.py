@@ -48,7 +48,7 @@ class Notifications:
         headers = {"Content-Type": "application/json"}
         request = HttpRequest(parse_url(self._endpoint), "POST", headers, go_json(notice))
         try:
-            await self._cluster.ask(Call(request, lambda _: None))
+            await self._cluster.ask_other(Call(request, lambda _: None))
         except NsqError as error:
             self._log.error("notification of %s failed: %s", notice["action"], error)
 
@@ -57,7 +57,7 @@ def describe(
     action: str, request: Request, now: float, *, topic: str, channel: str = "", node: str = ""
 ) -> Json:
     """Return the JSON of one action."""
-    user = _user(request.headers.get("Authorization", ""))
+    user = request.login.name if request.login else _user(request.headers.get("Authorization", ""))
     host = request.headers.get("Host", "")
     return {
         "action": action,

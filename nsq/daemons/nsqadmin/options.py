@@ -12,6 +12,7 @@ from nsq.errors import ConfigError, UsageError
 from nsq.flags import check, duration, flag, repeated
 from nsq.http.message import parse_url
 from nsq.http.nsqlookupd import nsqlookupd_address
+from nsq.http.secret import GIVEN, SECRET_TO
 
 _A_YEAR = 365 * 86400
 #: The port of an nsqd that is given without one.
@@ -53,6 +54,18 @@ class NsqadminOptions:
     )
     http_client_tls_cert: str = flag("", "path of the client certificate for nsqd and nsqlookupd")
     http_client_tls_key: str = flag("", "path of the key of the client certificate")
+
+    http_secret_file: str = flag(
+        "", "path of a file with the secret for nsqds and nsqlookupds that have --http-logins"
+    )
+    http_secret_to: str = flag(
+        GIVEN,
+        "where the secret may go over plain HTTP: to the given addresses, or to any that an nsqlookupd tells",
+        choices=SECRET_TO,
+    )
+    http_logins: str = flag("", "path of the file of the logins of this nsqadmin: see `nsq secret`")
+    tls_cert: str = flag("", "path of the certificate with which nsqadmin serves https instead of http")
+    tls_key: str = flag("", "path of the key of the TLS certificate")
 
     client_opts: tuple[str, ...] = repeated(
         str,
@@ -123,6 +136,13 @@ class NsqadminOptions:
         if bool(self.http_client_tls_cert) != bool(self.http_client_tls_key):
             raise ConfigError(
                 "--http-client-tls-cert and --http-client-tls-key go together: give both or neither"
+            )
+        if bool(self.tls_cert) != bool(self.tls_key):
+            raise ConfigError("--tls-cert and --tls-key go together: give both or neither")
+        if self.http_logins and self.admin_users:
+            raise ConfigError(
+                "--admin-user is for nsqadmin behind a proxy: with --http-logins, those with the role all "
+                "are the admins"
             )
         for name in ("graphite_url", "notification_http_endpoint"):
             if getattr(self, name):

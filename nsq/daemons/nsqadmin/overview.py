@@ -22,6 +22,7 @@ from nsq.http.calls import json_value
 from nsq.http.cluster import (
     CLIENTS,
     DEPTH,
+    DROPPED,
     REQUEUED,
     TIMED_OUT,
     Channel,
@@ -319,7 +320,13 @@ def _describe_topic(topic: Topic) -> Json:
         "messages": topic.messages,
         "rate": round(topic.rate, 2),
         "paused": topic.paused,
-        "health": health.of_topic(depth=topic.depth, paused=topic.paused, channels=judged, nodes=topic.nodes),
+        "health": health.of_topic(
+            depth=topic.depth,
+            paused=topic.paused,
+            channels=judged,
+            nodes=topic.nodes,
+            dropping=topic.dropping,
+        ),
         "channels": [
             {
                 "name": each.name,
@@ -329,6 +336,7 @@ def _describe_topic(topic: Topic) -> Json:
                 "deferred": each.deferred,
                 "requeued": each.requeued,
                 "timed_out": each.timed_out,
+                "dropped": each.dropped,
                 "messages": each.messages,
                 "clients": each.clients,
                 "paused": each.paused,
@@ -352,6 +360,7 @@ def _judge(channel: Channel) -> health.Health:
             finished=channel.finished,
             requeued=max(0.0, channel.changes[REQUEUED]),
             timed_out=max(0.0, channel.changes[TIMED_OUT]),
+            dropped=max(0.0, channel.changes[DROPPED]),
             room=channel.room,
         )
     )

@@ -21,10 +21,13 @@ if TYPE_CHECKING:
 def main(argv: Sequence[str] | None = None) -> int:
     if argv is None:
         hold_signals()
-    from nsq.daemons.nsqd.options import NsqdOptions
+    from nsq.daemons.nsqd.options import SIGTERM_DRAINS, NsqdOptions
     from nsq.daemons.serve.process import run_program
 
-    return run_program("nsqd", NsqdOptions, _make_daemon, argv)
+    def drains_on_sigterm(options: NsqdOptions) -> bool:
+        return options.sigterm_mode == SIGTERM_DRAINS
+
+    return run_program("nsqd", NsqdOptions, _make_daemon, argv, drains_on_sigterm=drains_on_sigterm)
 
 
 def _make_daemon(options: NsqdOptions, log: DaemonLog) -> Daemon:

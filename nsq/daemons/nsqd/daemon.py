@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from nsq.daemons import COMPATIBLE_VERSION
 from nsq.daemons.nsqd.connection import Connection
+from nsq.daemons.nsqd.core.bound import Bound
 from nsq.daemons.nsqd.core.broker import Broker
 from nsq.daemons.nsqd.core.channel import Channel
 from nsq.daemons.nsqd.core.clock import LoopClock
-from nsq.daemons.nsqd.http import Context, routes, tls_gate
+from nsq.daemons.nsqd.http import Context, may_read, routes, tls_gate
 from nsq.daemons.nsqd.options import NsqdOptions
 from nsq.daemons.nsqd.registration import Registration
 from nsq.daemons.nsqd.session.session import Environment, Session
@@ -26,7 +27,9 @@ from nsq.daemons.nsqd.storage.storage import Storage
 from nsq.daemons.nsqd.tls import server_context
 from nsq.daemons.serve.httpd import HttpServer
 from nsq.daemons.serve.listen import Address, Listener, TcpAddress, listen, parse_address
+from nsq.daemons.serve.logins import Gate
 from nsq.daemons.serve.logs import DaemonLog
+from nsq.daemons.serve.process import Orders
 from nsq.errors import NsqError
 from nsq.wire.lookup import PeerInfo
 
@@ -52,6 +55,15 @@ class Nsqd:
         self._options = options
         self._log = log or DaemonLog.of(options)
         self._tls = server_context(options, self._log)
+        self._logins: Gate | None = None
+        if options.http_logins:
+            self._logins = Gate(
+                options.http_logins,
+                self._log,
+                may_read,
+                open_paths=options.http_open,
+                origins=options.allow_pub_origins,
+            )
         self._environment: Environment | None = None
         self._connections: set[Connection] = set()
         self._all_gone: asyncio.Event | None = None
@@ -67,6 +79,7 @@ class Nsqd:
         self._memory = Memory()
         self._statsd: StatsdSender | None = None
         self._hurried = asyncio.Event()
+        self.orders = Orders()
 
     # The actual addresses as text; None while it does not listen there.
 
@@ -91,9 +104,11 @@ class Nsqd:
         self._all_gone = asyncio.Event()
         self._all_gone.set()
         self._storage = Storage(options, clock, log)
+        most = options.max_channel_depth
         self._broker = Broker(
             clock,
             node_id=options.node_id,
+            bound=Bound(most, clock, lambda text: log.warning("%s", text)) if most else None,
             backlogs=self._storage,
             max_channel_consumers=options.max_channel_consumers,
             latency_percentiles=options.e2e_processing_latency_percentiles,
@@ -108,6 +123,8 @@ class Nsqd:
         self._memory.start()
         try:
             self._storage.start(self._broker)
+            if self._broker.bound is not None:
+                self._broker.bound.look_at_start(self._broker.topics.values())
             self._environment = environment = Environment(
                 options,
                 self._broker,
@@ -140,6 +157,7 @@ class Nsqd:
                 start_time=int(time.time()),
                 memory=self._memory,
                 storage=storage,
+                orders=self.orders,
             )
         )
         serve = functools.partial(
@@ -150,18 +168,23 @@ class Nsqd:
             errors=environment.http_errors,
             max_connections=options.max_connections,
         )
+        gates = [self._logins] if self._logins is not None else []
         if self._tls is not None and options.https_address:
-            self._https = serve()
+            self._https = serve(gates=gates)
             self._https_bound = await self._https.listen(parse_address(options.https_address), self._tls)
             log.info("HTTPS: listening on %s", self._https_bound)
         if options.http_address:
-            gate = tls_gate(lambda: _port(self._https_bound)) if options.requires_https else None
-            self._http = serve(gate=gate)
+            refusing = [tls_gate(lambda: _port(self._https_bound))] if options.requires_https else []
+            self._http = serve(gates=[*refusing, *gates])
             self._http_bound = await self._http.listen(parse_address(options.http_address))
             log.info("HTTP: listening on %s", self._http_bound)
+            if self._logins is not None and not refusing:
+                self._logins.warn_of_plain_http(self._http_bound)
 
     async def reload(self) -> None:
-        """Read the certificates again, for new connections. On an error keep those in use."""
+        """Read the logins and the certificates again, for new connections. On an error keep those in use."""
+        if self._logins is not None:
+            self._logins.reload()
         if self._tls is None or self._environment is None:
             return
         try:

@@ -20,11 +20,11 @@ from typing import Any, Protocol
 
 from nsq.daemons import COMPATIBLE_VERSION
 from nsq.daemons.nsqd import stats
-from nsq.daemons.nsqd.core.backlog import StorageFailed, Waiting, show
+from nsq.daemons.nsqd.core.backlog import PartlyStored, StorageFailed, Waiting, show
 from nsq.daemons.nsqd.core.broker import Broker, Draining
 from nsq.daemons.nsqd.core.channel import Channel, Subscriber
 from nsq.daemons.nsqd.core.clock import pause_after
-from nsq.daemons.nsqd.core.topic import PartlyStored, Topic, TopicStarting
+from nsq.daemons.nsqd.core.topic import Topic, TopicStarting
 from nsq.daemons.nsqd.options import PEEK_LOOPBACK, PEEK_OFF, TLS_VERSIONS, NsqdOptions
 from nsq.daemons.nsqd.registration import Registration
 from nsq.daemons.nsqd.session.session import Environment, Session
@@ -33,6 +33,8 @@ from nsq.daemons.nsqd.statsd import full_prefix
 from nsq.daemons.nsqd.storage.committer import Committer
 from nsq.daemons.nsqd.storage.storage import HEALTHY
 from nsq.daemons.serve.debug import Debugging
+from nsq.daemons.serve.logins import is_reading
+from nsq.daemons.serve.process import Orders
 from nsq.daemons.serve.routes import (
     EMPTY,
     JSON,
@@ -97,6 +99,7 @@ class Context:
     start_time: int
     memory: Memory
     storage: Persistence
+    orders: Orders
 
     @property
     def options(self) -> NsqdOptions:
@@ -180,6 +183,8 @@ def routes(context: Context) -> list[Route]:
     publishes = {"/pub": publishing.pub, "/mpub": publishing.mpub}
     publishes |= {"/put": publishing.pub, "/mput": publishing.mpub}  # of NSQ's first releases, as below
     changes = [
+        Route("PUT", "/config/drain", administration.drain),
+        Route("PUT", "/config/shutdown", administration.shutdown),
         Route("PUT", "/config/:opt", inspection.put_setting),
         Route("POST", "/debug/freememory", inspection.free_memory),
         *(Route("POST", path, handler) for path, handler in actions.items()),
@@ -215,8 +220,8 @@ def _stored(action: Handler, committer: Committer | None) -> Handler:
             reply = made if isinstance(made, Reply) else await made
             if committer is not None:
                 await committer.wait_until_synced()
-        except StorageFailed:
-            raise HttpError(503, "STORAGE_FAILED") from None
+        except StorageFailed as error:
+            raise _refusal(error, "STORAGE_FAILED") from None
         return reply
 
     return act
@@ -226,6 +231,14 @@ def _older_name(path: str) -> str:
     """Return the path of NSQ's first releases: /create_topic for /topic/create."""
     _, noun, verb = path.split("/")
     return f"/{verb}_{noun}"
+
+
+#: What the role read of a login may GET; and /config/OPTION.
+_READ = frozenset({"/info", "/stats", "/metrics"})
+
+
+def may_read(request: Request) -> bool:
+    return is_reading(request) and (request.path in _READ or request.path.startswith("/config/"))
 
 
 def tls_gate(https_port: Callable[[], int]) -> Callable[[Request], Reply]:
@@ -293,7 +306,7 @@ class Publishing:
         text = request.args.get("defer", "0").removeprefix("+")
         if not (text.isascii() and text.isdigit() and len(text) <= 18):
             raise HttpError(400, "INVALID_DEFER")
-        if int(text) > round(self._options.max_req_timeout * 1000):
+        if int(text) > round(self._options.max_defer_timeout * 1000):
             raise HttpError(400, "INVALID_DEFER")
         return int(text) / 1000
 
@@ -338,7 +351,7 @@ class Publishing:
 
 
 def _refusal(error: StorageFailed, code: str) -> HttpError:
-    """Return the answer to a publish that was refused. 503 to /pub means that the message is not stored."""
+    """Return the answer to what was refused. 503 to /pub means that the message is not stored."""
     if isinstance(error, PartlyStored):
         return HttpError(500, _MAYBE_STORED)
     return HttpError(503, "EXITING" if isinstance(error, Draining) else code)
@@ -352,7 +365,9 @@ class Administration:
         self._broker = context.broker
 
     async def create_topic(self, request: Request) -> Reply:
-        await _started(self._broker.topic(topic_name(request)))
+        name = topic_name(request)
+        self._broker.refuse_new(name)
+        await _started(self._broker.topic(name))
         return EMPTY
 
     def delete_topic(self, request: Request) -> Reply:
@@ -375,6 +390,7 @@ class Administration:
 
     def create_channel(self, request: Request) -> Reply:
         topic, name = self._context.topic_and_channel_name(request)
+        self._broker.refuse_new(topic.name, name)
         topic.channel(name)
         return EMPTY
 
@@ -394,6 +410,19 @@ class Administration:
     def unpause_channel(self, request: Request) -> Reply:
         self._broker.pause(self._context.existing_channel(request)[1], False)
         return EMPTY
+
+    # The names of Go's RFC 1302 for nsqd's drain. The answer does not wait for the end of either.
+
+    def drain(self, request: Request) -> Reply:
+        self._context.environment.log.info("PUT /config/drain from %s, draining", request.remote)
+        self._broker.draining = True  # for the caller's next request
+        self._context.orders.drain.set()
+        return OK
+
+    def shutdown(self, request: Request) -> Reply:
+        self._context.environment.log.info("PUT /config/shutdown from %s, stopping", request.remote)
+        self._context.orders.stop.set()
+        return OK
 
 
 # Inspection.
@@ -425,6 +454,7 @@ class Inspection:
                 "max_deflate_level": options.max_deflate_level,
                 "topology_zone": options.topology_zone,
                 "topology_region": options.topology_region,
+                **({"draining": True} if self._context.broker.draining else {}),
             }
         )
 

@@ -28,6 +28,11 @@ TLS_REQUIRED_EXCEPT_HTTP = "tcp-https"
 TOPOLOGY_AWARE = "topology-aware-consumption"
 EXPERIMENTS = (TOPOLOGY_AWARE,)
 
+SIGTERM_STOPS, SIGTERM_DRAINS = SIGTERM_MODES = ("shutdown", "drain")
+
+#: What --http-open may name: it shows no messages and changes nothing.
+MAY_BE_OPEN = ("/metrics", "/stats", "/info")
+
 PEEK_LOOPBACK, PEEK_ALL, PEEK_OFF = PEEK = ("loopback", "all", "off")
 
 _ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/A-Z]+")
@@ -76,6 +81,15 @@ class NsqdOptions:
     max_connections: int = flag(
         0, "maximum TCP connections, and maximum HTTP connections (0: no limit)", low=0, high=2**31
     )
+    http_logins: str = flag("", "path of the file of the logins for HTTP: see `nsq secret`")
+    http_open: tuple[str, ...] = repeated(
+        str,
+        f"path that needs no login: {', '.join(MAY_BE_OPEN)}",
+        name="http-open",
+        key="http_open",
+        choices=MAY_BE_OPEN,
+    )
+    http_secret_file: str = flag("", "path of a file with the secret for nsqlookupds that have --http-logins")
     legacy_get: bool = flag(
         False, "accept GET for actions under their names from before 1.0, such as /create_topic"
     )
@@ -119,11 +133,20 @@ class NsqdOptions:
     drain_timeout: float = duration(
         600.0, "maximum time that a drain waits for consumers (0: no limit)", low=0, high=_TEN_YEARS
     )
+    sigterm_mode: str = flag(
+        SIGTERM_STOPS, "what the first SIGTERM does: shutdown (stop at once) or drain", choices=SIGTERM_MODES
+    )
     verbose: bool = flag(False, "log debug lines", deprecated="use --log-level=debug")
     worker_id: int = flag(0, "has no effect", deprecated="use --node-id")
 
     mem_queue_size: int = flag(
         10_000, "maximum messages of a topic or channel in memory; the others are on disk", low=0, high=2**62
+    )
+    max_channel_depth: int = flag(
+        0,
+        "maximum waiting messages of a channel; beyond it the oldest are dropped (0: no limit)",
+        low=0,
+        high=2**62,
     )
     max_bytes_per_file: int = flag(
         100 * 1024 * 1024, "size in bytes at which nsqd begins a new data file", low=1, high=2**62
@@ -154,7 +177,10 @@ class NsqdOptions:
     max_total_body_size: int = flag(
         256 * 1024 * 1024, "maximum total size in bytes of the bodies that nsqd is receiving", low=1
     )
-    max_req_timeout: float = duration(3600.0, "maximum delay of REQ and DPUB", low=0, high=_TEN_YEARS)
+    max_req_timeout: float = duration(3600.0, "maximum delay of REQ", low=0, high=_TEN_YEARS)
+    max_defer_timeout: float = duration(
+        0, "maximum delay of DPUB and of defer= (default: that of --max-req-timeout)", low=0, high=_TEN_YEARS
+    )
     max_heartbeat_interval: float = duration(
         60.0, "maximum time between heartbeats that a client may request", low=0.001, high=_TEN_YEARS
     )
@@ -255,6 +281,8 @@ class NsqdOptions:
     def __post_init__(self) -> None:
         if self.max_message_size:
             object.__setattr__(self, "max_msg_size", self.max_message_size)
+        if not self.max_defer_timeout:
+            object.__setattr__(self, "max_defer_timeout", self.max_req_timeout)
         check(self)
         checked_level(self.log_level)
         if not self.broadcast_address:
@@ -279,6 +307,8 @@ class NsqdOptions:
                     f"--allow-pub-origin {origin!r} is not an origin as browsers send it: give a scheme and "
                     "a host in lower case, such as https://shop.example, or * for every page"
                 )
+        if self.http_open and not self.http_logins:
+            raise ConfigError("--http-open needs --http-logins: without it every path is open")
         if self.statsd_address:
             address_of("--statsd-address", self.statsd_address)
         self._check_percentiles()

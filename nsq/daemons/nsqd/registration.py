@@ -8,6 +8,7 @@ those channels miss no message.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import itertools
 import json
 import random
@@ -24,6 +25,8 @@ from nsq.daemons.serve.listen import Address, UnixAddress, peer_address_of
 from nsq.daemons.serve.logs import DaemonLog
 from nsq.errors import ApiError, NsqError, WireError
 from nsq.http.message import HttpRequest, Url
+from nsq.http.secret import HttpSecret, secret_of_program
+from nsq.pauses import doubled
 from nsq.wire import lookup
 from nsq.wire.lookup import PeerInfo
 from nsq.wire.names import is_ephemeral, valid_channel
@@ -44,6 +47,9 @@ class Registration:
         self._broker = broker
         self._options = options
         self._log = log
+        self._secret: HttpSecret | None = None
+        if secret := secret_of_program(options.http_secret_file):
+            self._secret = HttpSecret(secret)
         self._peers: dict[str, _Peer] = {}
         self._identity: PeerInfo | None = None
         self._asking: set[asyncio.Task[None]] = set()
@@ -93,7 +99,13 @@ class Registration:
     def topic_created(self, topic: Topic) -> None:
         self._log.info("TOPIC(%s): created", topic.name)
         self._tell(lookup.register(topic.name))
-        apis = [peer.http for peer in self._peers.values() if peer.http is not None]
+        # An nsqlookupd that was set over HTTP may be anybody's: it does not get the secret.
+        given = self._options.lookupd_tcp_addresses
+        apis = [
+            Url("http", *peer.http, "", told=address not in given)
+            for address, peer in self._peers.items()
+            if peer.http is not None
+        ]
         if not apis:
             topic.start()
             return
@@ -116,7 +128,7 @@ class Registration:
         self._log.info("TOPIC(%s): deleted channel(%s)", channel.topic_name, channel.name)
         self._tell(lookup.unregister(channel.topic_name, channel.name))
 
-    async def _learn_channels(self, topic: Topic, apis: list[tuple[str, int]]) -> None:
+    async def _learn_channels(self, topic: Topic, apis: list[Url]) -> None:
         """Make the channels that the topic has on other nsqds, before its first message."""
         answers = await asyncio.gather(*(self._channels_of(topic.name, api) for api in apis))
         if self._broker.topics.get(topic.name) is not topic:
@@ -128,15 +140,17 @@ class Registration:
                 except StorageFailed as error:
                     self._log.error("TOPIC(%s): channel(%s) cannot be created: %s", topic.name, name, error)
 
-    async def _channels_of(self, topic: str, api: tuple[str, int]) -> set[str]:
-        host, port = api
-        url = Url("http", host, port, f"/channels?topic={quote(topic, safe='')}")
+    async def _channels_of(self, topic: str, api: Url) -> set[str]:
+        url = dataclasses.replace(api, target=f"/channels?topic={quote(topic, safe='')}")
+        accept = {"Accept": "application/vnd.nsq; version=1.0"}
         try:
             reply = await send(
-                HttpRequest(url, headers={"Accept": "application/vnd.nsq; version=1.0"}),
+                HttpRequest(url, headers=accept, secret=self._secret),
                 connect_timeout=self._options.http_client_connect_timeout,
                 request_timeout=self._options.http_client_request_timeout,
             )
+            if reply.status == 401:
+                raise ApiError("it wants a login: give --http-secret-file")
             return set(map(str, json.loads(reply.body)["channels"])) if reply.status == 200 else set()
         except (ApiError, ValueError, KeyError, TypeError) as error:
             self._log.warning("LOOKUPD(%s): channels of topic %s unknown - %s", url, topic, error)
@@ -172,7 +186,7 @@ class _Peer:
         self.task.cancel()
 
     async def _stay_registered(self) -> None:
-        wait = _FIRST_RETRY
+        failures = 0
         while True:
             try:
                 await self._session()
@@ -181,9 +195,10 @@ class _Peer:
             except Exception as error:
                 # A bug in nsqd must not end the task: consumers would not find this nsqd any more.
                 self._log.error("LOOKUPD(%s): %r, a bug in nsqd", self._address, error)
-            wait = _FIRST_RETRY if self._connected else min(wait * 2, _LAST_RETRY)
+            failures = 0 if self._connected else failures + 1
             self._connected = False
-            await asyncio.sleep(wait * random.uniform(0.5, 1.0))
+            pause = doubled(_FIRST_RETRY, _LAST_RETRY, failures)
+            await asyncio.sleep(pause * random.uniform(0.5, 1.0))
 
     async def _session(self) -> None:
         """Connect, IDENTIFY, register everything, then send every change, or PING when there is none."""

@@ -77,14 +77,15 @@ def topics(broker: Broker, wanted: Filter) -> Topics | None:
         chosen = [topic]
     else:
         chosen = sorted(broker.topics.values(), key=lambda topic: topic.name)
+    bounded = broker.bound is not None  # Go's nsqd does not count drops
     return (
-        (_topic(topic), _channels(topic, wanted))
+        (_topic(topic, bounded), _channels(topic, wanted, bounded))
         for topic in chosen
         if not wanted.channel or wanted.channel in topic.channels
     )
 
 
-def _topic(topic: Topic) -> Json:
+def _topic(topic: Topic, bounded: bool) -> Json:
     return {
         "topic_name": topic.name,
         "channels": None,
@@ -94,13 +95,16 @@ def _topic(topic: Topic) -> Json:
         "message_bytes": topic.message_bytes,
         "paused": topic.paused,
         "e2e_processing_latency": _latency(topic.channels.values()),
+        **({"dropped_count": topic.dropped_count} if bounded else {}),
     }
 
 
-def _channels(topic: Topic, wanted: Filter) -> Channels:
+def _channels(topic: Topic, wanted: Filter, bounded: bool) -> Channels:
     for channel in sorted(topic.channels.values(), key=lambda channel: channel.name):
         if not wanted.channel or wanted.channel == channel.name:
             figures = _channel(channel)
+            if bounded:
+                figures["dropped_count"] = channel.dropped_count
             if wanted.channel and channel.deferred_count:
                 figures["deferred_due"] = due_within(channel.deferred.due_ranges(), channel.now())
             yield figures, _clients(channel) if wanted.include_clients else None
@@ -411,6 +415,7 @@ METRICS = {
     "nsqd_topic_backend_depth": (_GAUGE, "Messages waiting in the topic that are only on disk."),
     "nsqd_topic_messages_total": (_COUNTER, "Messages published to the topic."),
     "nsqd_topic_message_bytes_total": (_COUNTER, "Bytes of the bodies of messages published to the topic."),
+    "nsqd_topic_dropped_total": (_COUNTER, "Messages that the topic has dropped, with --max-channel-depth."),
     "nsqd_topic_paused": (_GAUGE, "1 while the topic is paused."),
     "nsqd_topic_e2e_latency_seconds": (
         _GAUGE,
@@ -430,6 +435,10 @@ METRICS = {
     "nsqd_channel_timed_out_total": (
         _COUNTER,
         "Messages of the channel that were not answered before their timeout.",
+    ),
+    "nsqd_channel_dropped_total": (
+        _COUNTER,
+        "Messages that the channel has dropped, with --max-channel-depth.",
     ),
     "nsqd_channel_clients": (_GAUGE, "Consumers of the channel."),
     "nsqd_channel_paused": (_GAUGE, "1 while the channel is paused."),
@@ -509,6 +518,8 @@ def _samples_of(thing: Json, labels: str) -> Iterator[Sample]:
     kind, figures = ("channel", _OF_CHANNEL) if "channel_name" in thing else ("topic", _OF_TOPIC)
     for name, key in figures.items():
         yield name, labels, thing[key]
+    if "dropped_count" in thing:
+        yield f"nsqd_{kind}_dropped_total", labels, thing["dropped_count"]
     if "next_deferred_ms" in thing:
         yield "nsqd_channel_deferred_on_disk", labels, thing["deferred_on_disk"]
         yield "nsqd_channel_next_deferred_seconds", labels, thing["next_deferred_ms"] / 1000

@@ -102,6 +102,8 @@ class Report:
         stem = f"topic.{topic['topic_name']}."
         yield stem + "message_count", topic["message_count"], True
         yield stem + "message_bytes", topic["message_bytes"], True
+        if "dropped_count" in topic:
+            yield stem + "dropped_count", topic["dropped_count"], True
         yield stem + "depth", topic["depth"], False
         yield stem + "backend_depth", topic["backend_depth"], False
         yield from _latencies(stem, topic)
@@ -116,6 +118,8 @@ class Report:
 def _of_channel(stem: str, channel: Json) -> Iterator[_Metric]:
     for key in _CHANNEL_COUNTERS:
         yield stem + key, channel[key], True
+    if "dropped_count" in channel:
+        yield stem + "dropped_count", channel["dropped_count"], True
     for key, name in _CHANNEL_GAUGES.items():
         yield stem + name, channel[key], False
     yield from _latencies(stem, channel)

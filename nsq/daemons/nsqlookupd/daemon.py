@@ -6,13 +6,15 @@ import socket
 import time
 
 from nsq.daemons import COMPATIBLE_VERSION
-from nsq.daemons.nsqlookupd.http import routes
+from nsq.daemons.nsqlookupd.http import may_read, routes
 from nsq.daemons.nsqlookupd.options import NsqlookupdOptions
 from nsq.daemons.nsqlookupd.registry import Registry
 from nsq.daemons.nsqlookupd.tcp import LookupConnection, LookupSession
 from nsq.daemons.serve.httpd import HttpServer
 from nsq.daemons.serve.listen import Address, Listener, TcpAddress, listen, parse_address
+from nsq.daemons.serve.logins import Gate
 from nsq.daemons.serve.logs import DaemonLog
+from nsq.daemons.serve.process import Orders
 from nsq.daemons.serve.slices import Slices
 from nsq.wire.lookup import PeerInfo
 
@@ -32,14 +34,17 @@ class Nsqlookupd:
         # The registry uses the monotonic clock: a step of the wall clock must not make every nsqd inactive.
         epoch = time.time() - time.monotonic()
         self._slices = Slices()
+        self._gate = Gate(options.http_logins, self._log, may_read) if options.http_logins else None
         self._http = HttpServer(
             routes(self._registry, self._slices, time.monotonic, epoch, legacy_get=options.legacy_get),
             self._log,
+            gates=[self._gate] if self._gate else [],
         )
         self._tcp: Listener | None = None
         self._connections: set[LookupConnection] = set()
         self._tcp_address: Address | None = None
         self._http_address: Address | None = None
+        self.orders = Orders()
 
     @property
     def tcp_address(self) -> str | None:
@@ -58,12 +63,16 @@ class Nsqlookupd:
             self._log.info("TCP: listening on %s", self._tcp_address)
             self._http_address = await self._http.listen(parse_address(self._options.http_address))
             self._log.info("HTTP: listening on %s", self._http_address)
+            if self._gate is not None:
+                self._gate.warn_of_plain_http(self._http_address)
         except BaseException:
             await self.stop()
             raise
 
     async def reload(self) -> None:
-        """Do nothing: only the log has a file to open again."""
+        """Read the logins again."""
+        if self._gate is not None:
+            self._gate.reload()
 
     def hurry(self) -> None:
         """Do nothing: a stop takes about a second."""

@@ -13,6 +13,7 @@ from operator import itemgetter
 from nsq.daemons import COMPATIBLE_VERSION
 from nsq.daemons.nsqlookupd.registry import Peer, Registry
 from nsq.daemons.serve.debug import Debugging, local_only
+from nsq.daemons.serve.logins import is_reading
 from nsq.daemons.serve.routes import EMPTY, JSON, OK, HttpError, Reply, Request, Route, go_json
 from nsq.daemons.serve.sites import own_pages_only
 from nsq.daemons.serve.slices import Slices
@@ -24,6 +25,14 @@ _NEVER = -6795364578871345152
 _STEP = 1000
 # Bytes of a reply that are sent at once.
 _PIECE = 64 * 1024
+
+
+#: What the role read of a login may GET.
+_READ = frozenset({"/info", "/topics", "/channels", "/lookup", "/nodes"})
+
+
+def may_read(request: Request) -> bool:
+    return is_reading(request) and request.path in _READ
 
 
 def routes(

@@ -28,6 +28,7 @@ class NsqlookupdOptions:
     legacy_get: bool = flag(
         False, "accept GET for actions under their names from before 1.0, such as /create_topic"
     )
+    http_logins: str = flag("", "path of the file of the logins for HTTP: see `nsq secret`")
     log_level: str = flag("info", "log verbosity: debug, info, warning, error or fatal", parse=checked_level)
     log_prefix: str = flag("[nsqlookupd] ", "start of every log line")
     log_format: str = flag(TEXT, "log format: text or json", choices=FORMATS)

@@ -69,7 +69,8 @@ INVALID_LINGER_SECONDS = 0.5
 class HttpServer:
     """Serves a daemon's routes on any number of addresses.
 
-    ``gate`` sees every request first and may return the reply (an nsqd that requires TLS).
+    ``gates`` see every request first, one after the other, and may return the reply (an nsqd that requires
+    TLS, a login).
     ``bodies`` counts the bytes of incomplete requests; beyond its limit they get 503.
     ``errors`` counts error replies by code. Connections beyond ``max_connections`` get 503 and are closed.
     """
@@ -79,14 +80,14 @@ class HttpServer:
         routes: Sequence[Route],
         log: DaemonLog,
         *,
-        gate: Callable[[Request], Reply | None] | None = None,
+        gates: Sequence[Callable[[Request], Reply | None]] = (),
         bodies: PendingBodies | None = None,
         errors: Counter[str] | None = None,
         max_connections: int = 0,
     ) -> None:
         self._router = Router(routes)
         self._log = log
-        self._gate = gate
+        self._gates = gates
         self._bodies = bodies or PendingBodies(DEFAULT_PENDING_BYTES)
         self._errors: Counter[str] = Counter() if errors is None else errors
         self._max_connections = max_connections
@@ -127,8 +128,11 @@ class HttpServer:
         if self._server is not None and not self._server.note_request(raw.protocol):
             self._errors[TOO_MANY] += 1
             return _Response(Reply.error(503, TOO_MANY), marked=True, last=True)
-        if self._gate is not None:
-            reply = self._gate(request)
+        for gate in self._gates:
+            reply = gate(request)
+            if reply is not None:
+                self._errors[http.HTTPStatus(reply.status).name] += 1
+                break
         marked = True
         if reply is None:
             route, request.params = self._router.find(request.method, request.path)

@@ -28,7 +28,17 @@ from nsq.threads.stop_signals import SIGNALS, StopSignals, release_signals
 OptionsT = TypeVar("OptionsT", bound=LogOptions)
 
 
+class Orders:
+    """What a daemon was told to do, by signals or over HTTP. Whoever runs the daemon obeys."""
+
+    def __init__(self) -> None:
+        self.drain = asyncio.Event()
+        self.stop = asyncio.Event()
+
+
 class Daemon(Protocol):
+    orders: Orders
+
     async def start(self) -> None:
         """Listen. If that fails, raise and leave nothing open."""
 
@@ -50,6 +60,8 @@ def run_program(
     options_class: type[OptionsT],
     make_daemon: Callable[[OptionsT, DaemonLog], Daemon],
     argv: Sequence[str] | None,
+    *,
+    drains_on_sigterm: Callable[[OptionsT], bool] = lambda _: False,
 ) -> int:
     """Read the flags, run the daemon, return the exit status. --help, --version, errors: SystemExit."""
     version = f"{program} v{COMPATIBLE_VERSION} (built w/python{platform.python_version()})"
@@ -66,16 +78,17 @@ def run_program(
         if parsed.rest:
             log.warning("ignored, as %r is not a flag: %s", parsed.rest[0], " ".join(parsed.rest))
         log.info("%s", version)
-        return run(lambda: make_daemon(parsed.options, log), log)
+        drains = drains_on_sigterm(parsed.options)
+        return run(lambda: make_daemon(parsed.options, log), log, drains_on_sigterm=drains)
 
 
-def run(make_daemon: Callable[[], Daemon], log: DaemonLog) -> int:
-    """Run until SIGTERM, SIGINT or the end of a drain, and return the exit status."""
+def run(make_daemon: Callable[[], Daemon], log: DaemonLog, *, drains_on_sigterm: bool = False) -> int:
+    """Run until SIGTERM, SIGINT, an order to stop or the end of a drain, and return the exit status."""
     tune_gc()
     _allow_many_files()
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         try:
-            return runner.run(_serve(make_daemon, log))
+            return runner.run(_serve(make_daemon, log, drains_on_sigterm))
         finally:
             # The loop's end restores the signals' default action, which would replace the exit status.
             signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
@@ -97,15 +110,16 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return factory
 
 
-async def _serve(make_daemon: Callable[[], Daemon], log: DaemonLog) -> int:
+async def _serve(make_daemon: Callable[[], Daemon], log: DaemonLog, drains_on_sigterm: bool) -> int:
     asyncio.get_running_loop().set_exception_handler(
         lambda _, context: log.error("%s", context["message"], exc=context.get("exception"))
     )
     systemd = Systemd(os.environ)
-    signals = _Signals(log, systemd)
+    signals = _Signals(log, systemd, drains_on_sigterm)
     try:
         daemon = make_daemon()
         signals.hurry = daemon.hurry
+        daemon.orders = signals.orders
         await daemon.start()
     except (NsqError, OSError) as error:
         log.fatal("%s", error)
@@ -126,28 +140,29 @@ async def _serve(make_daemon: Callable[[], Daemon], log: DaemonLog) -> int:
 class _Signals:
     """SIGTERM and SIGINT stop, SIGUSR1 drains, SIGHUP reloads. Signals during start() take effect later.
 
+    With ``drains_on_sigterm`` the first SIGTERM drains too, and a later one stops.
     No signal cuts a stop short: a later SIGTERM or SIGINT only ends its waiting for clients and requests.
     """
 
-    def __init__(self, log: DaemonLog, systemd: Systemd) -> None:
+    def __init__(self, log: DaemonLog, systemd: Systemd, drains_on_sigterm: bool) -> None:
         self.hurry: Callable[[], None] = lambda: None
+        self.orders = Orders()
+        self._sigterm_drains = drains_on_sigterm
         self._log = log
         self._systemd = systemd
-        self._stop = asyncio.Event()
-        self._drain = asyncio.Event()
         self._reload = asyncio.Event()
         self._stop_signals = StopSignals()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._asked_to_stop, number)
-        loop.add_signal_handler(signal.SIGUSR1, self._drain.set)
+        loop.add_signal_handler(signal.SIGUSR1, self._asked_to_drain, signal.SIGUSR1)
         loop.add_signal_handler(signal.SIGHUP, self._reload.set)
         release_signals()
 
     async def obey(self, daemon: Daemon) -> None:
-        """Drain and reload on their signals; return when the daemon must stop."""
+        """Drain and reload when told to; return when the daemon must stop."""
         loop = asyncio.get_running_loop()
-        jobs = [self._stop.wait(), self._drain_on_signal(daemon), self._reload_on_signal(daemon)]
+        jobs = [self.orders.stop.wait(), self._drain_when_told(daemon), self._reload_on_signal(daemon)]
         tasks: list[asyncio.Task[Any]] = [loop.create_task(job) for job in jobs]
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in tasks:
@@ -157,18 +172,27 @@ class _Signals:
                 self._log.error("handling a signal failed: stopping", exc=outcome)
 
     def _asked_to_stop(self, number: signal.Signals) -> None:
-        if self._stop_signals.repeats(time.monotonic()):
+        now = time.monotonic()
+        if self._stop_signals.repeats(now):
             return
-        if not self._stop.is_set():
+        if number == signal.SIGTERM and self._sigterm_drains:
+            self._sigterm_drains = False
+            self._asked_to_drain(number)
+        elif not self.orders.stop.is_set():
+            self._stop_signals.first_at = now  # those that repeat this one do not hurry the stop
             self._log.info("received %s, stopping", number.name)
-            self._stop.set()
+            self.orders.stop.set()
         else:
             self._log.warning("received %s again: not waiting for clients and requests", number.name)
             self.hurry()
 
-    async def _drain_on_signal(self, daemon: Daemon) -> None:
-        await self._drain.wait()
-        self._log.info("received SIGUSR1, draining; SIGTERM stops at once")
+    def _asked_to_drain(self, number: signal.Signals) -> None:
+        stopping = "a second SIGTERM" if number == signal.SIGTERM or self._sigterm_drains else "SIGTERM"
+        self._log.info("received %s, draining; %s stops at once", number.name, stopping)
+        self.orders.drain.set()
+
+    async def _drain_when_told(self, daemon: Daemon) -> None:
+        await self.orders.drain.wait()
         self._systemd.notify("STATUS=draining")
         await daemon.drain()
 

@@ -12,9 +12,13 @@ import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote, unquote_plus
 
 from nsq.errors import NsqError
+
+if TYPE_CHECKING:
+    from nsq.daemons.serve.logins import Login
 
 JSON = "application/json; charset=utf-8"
 TEXT = "text/plain; charset=utf-8"
@@ -52,8 +56,8 @@ class Reply:
         return Reply(go_json(value), JSON, status)
 
     @staticmethod
-    def error(status: int, code: str) -> Reply:
-        return Reply.json({"message": code}, status)
+    def error(status: int, code: str, headers: tuple[tuple[str, str], ...] = ()) -> Reply:
+        return Reply(go_json({"message": code}), JSON, status, headers)
 
 
 OK = Reply(b"OK", TEXT)
@@ -95,12 +99,12 @@ NOTHING: Mapping[str, str] = MappingProxyType({})
 
 class Request:
     """A request to a handler. ``target`` is path and query as sent, ``path`` is decoded, and ``params``
-    are the :names of its route's path.
+    are the :names of its route's path. ``login`` is that of the caller, in a daemon with --http-logins.
 
     This class holds its body and headers; the subclass in ``httpd`` reads them from its connection.
     """
 
-    __slots__ = ("_args", "_body", "_headers", "method", "params", "path", "query", "target")
+    __slots__ = ("_args", "_body", "_headers", "login", "method", "params", "path", "query", "target")
 
     def __init__(
         self, method: str, target: str, *, body: bytes = b"", headers: Mapping[str, str] = NOTHING
@@ -114,6 +118,7 @@ class Request:
         self.path = unquote(path) if "%" in path else path
         self.method = method
         self.params: Mapping[str, str] = NOTHING
+        self.login: Login | None = None
         self._args: dict[str, str] | None = None
         self._body = body
         self._headers = headers

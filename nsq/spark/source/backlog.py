@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -66,8 +66,9 @@ def measure(options: SourceOptions, received: int) -> Backlog:
     began = time.monotonic()
     topics = options.named_topics if len(options.named_topics) <= _MOST_LOOKUPS else ()
     places, errors = lookups.places(options.lookupd, options.config, topics)
-    addresses = dict.fromkeys([*_own_http_addresses(options), *(place.http for place in places)])
-    stats = _ask_nsqds(addresses, options, options.topic, errors)  # topic is empty unless one is given
+    told = [place.http for place in places]
+    topic = options.topic  # empty unless one is given
+    stats = _ask_nsqds(_own_http_addresses(options), told, options, topic, errors)
     counted = [counts(each, options.wants, options.channel) for each in stats]
     why_not = tuple(map(str, errors))
     return dataclasses.replace(added(counted), errors=why_not, received=received, began=began)
@@ -76,7 +77,7 @@ def measure(options: SourceOptions, received: int) -> Backlog:
 def topics(options: SourceOptions) -> list[str]:
     """All existing topics that ``topicsPattern`` matches. Raises NsqError when no server answers."""
     listed, errors = lookups.topics(options.lookupd, options.config)
-    stats = _ask_nsqds(_own_http_addresses(options), options, "", errors)
+    stats = _ask_nsqds(_own_http_addresses(options), (), options, "", errors)
     found = {*listed, *(topic["topic_name"] for each in stats for topic in each["topics"])}
     if errors and not found:
         raise NsqError(
@@ -99,13 +100,20 @@ def next_port(address: str) -> str:
 
 
 def _ask_nsqds(
-    addresses: Iterable[str], options: SourceOptions, topic: str, errors: list[NsqError]
+    given: Collection[str],
+    told: Iterable[str],
+    options: SourceOptions,
+    topic: str,
+    errors: list[NsqError],
 ) -> list[NsqdStats]:
-    """Ask the nsqds for stats, one after the other; appends errors to ``errors``."""
+    """Ask nsqds that the options give, and those that nsqlookupds told, one after the other; appends errors
+    to ``errors``.
+    """
     stats = []
-    for address in addresses:
+    for address in dict.fromkeys([*given, *told]):
         try:
-            stats.append(lookups.stats_of(address, options.config, topic, timeout=_TIMEOUT))
+            found = lookups.stats_of(address, options, topic, timeout=_TIMEOUT, told=address not in given)
+            stats.append(found)
         except NsqError as error:
             errors.append(error)
     return stats

@@ -16,8 +16,7 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-import nsq
-from nsq.work.binding import bound
+from nsq.work.binding import bound, environment
 
 from .addresses import Addresses, is_taken
 from .errors import AddressTaken, DaemonFailed
@@ -59,7 +58,7 @@ class ProcessRun:
                     stdin=subprocess.DEVNULL,
                     stdout=log_file,
                     stderr=subprocess.STDOUT,
-                    env=_environment(),
+                    env={**environment(), "PYTHONUNBUFFERED": "1"},  # the log is read at once
                     start_new_session=True,  # its own group: can be killed as a whole, gets no Ctrl-C
                 )
             except OSError as error:
@@ -109,13 +108,6 @@ class ProcessRun:
 
 def our_program(name: str) -> list[str]:
     return [sys.executable, "-m", f"nsq.daemons.{name}"]
-
-
-def _environment() -> dict[str, str]:
-    """Return our environment, with this package on PYTHONPATH and unbuffered output for the log."""
-    root = str(Path(nsq.__file__).resolve().parents[1])
-    path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
-    return {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
 
 
 def _kill_group(process: subprocess.Popen[bytes]) -> None:

@@ -20,13 +20,19 @@ from .errors import AddressTaken, DaemonFailed
 if TYPE_CHECKING:
     import asyncio
 
+    from nsq.daemons.serve.process import Orders
+
 _ABANDON_TIMEOUT = 2.0
 
 
 class Runnable(Protocol):
     """The part of a daemon that this module uses; some also have ``https_address``."""
 
+    orders: Orders
+
     async def start(self) -> None: ...
+
+    async def drain(self) -> None: ...
 
     async def stop(self) -> object: ...
 
@@ -106,22 +112,42 @@ class ThreadRun:
     async def _serve(self) -> None:
         import asyncio
 
-        loop, task, asked = asyncio.get_running_loop(), asyncio.current_task(), asyncio.Event()
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
         assert task is not None
-        self._ask_to_stop = _from_any_thread(loop, asked.set)
         self._cancel = _from_any_thread(loop, task.cancel)
         if self._abandoned:  # after the line above: either ``abandon`` cancels the task, or we see this
             return
         daemon = self._make(self._log)
+        self._ask_to_stop = _from_any_thread(loop, daemon.orders.stop.set)
         await daemon.start()  # a daemon that fails to start leaves nothing open
         try:
             https = getattr(daemon, "https_address", None)
             addresses = Addresses(daemon.tcp_address, daemon.http_address, https)
             threading.current_thread().name = f"{self._name}-{addresses.tcp or addresses.http}"
             self._ready.set_result(addresses)
-            await asked.wait()
+            await _until_told_to_stop(daemon)
         finally:
             await daemon.stop()
+
+
+async def _until_told_to_stop(daemon: Runnable) -> None:
+    """Drain if the daemon is told to; return at the end of that, or when it is told to stop."""
+    import asyncio
+
+    async def drain_when_told() -> None:
+        await daemon.orders.drain.wait()
+        await daemon.drain()
+
+    loop = asyncio.get_running_loop()
+    tasks = [loop.create_task(daemon.orders.stop.wait()), loop.create_task(drain_when_told())]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _from_any_thread(loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> Callable[[], None]:

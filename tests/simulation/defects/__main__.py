@@ -6,7 +6,6 @@ clean without the defect.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import pickle
 import random
@@ -17,27 +16,23 @@ import sys
 import tempfile
 import textwrap
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
-#: How much of a violation the table shows.
-_SHOWN = 110
-#: How much of it says what kind it is.
-_TELLING = 44
-#: The plan of the last run, seen from the tree.
-_PLAN = Path("../plan")
+#: How much of a violation the table shows, and how much of it says what kind it is.
+_SHOWN, _TELLING = 110, 44
 
 
-@dataclass
-class Hunt:
+class Hunt(NamedTuple):
     """What came of running seeds: the first violation, or none in the time."""
 
-    seed: int = 0
-    violation: str = ""
-    seeds: int = 0
-    cpu: float = 0.0
+    seed: int
+    """The last one that was run; ``plan`` is its plan."""
+    plan: Any
+    violation: str
+    cpu: float
 
     @property
     def kind(self) -> str:
@@ -66,33 +61,27 @@ def copy_tree(target: Path) -> None:
         shutil.copy(package, target / "tests")
 
 
-def hunt(tree: Path, *what: object) -> Hunt:
+def hunt(tree: Path, *task: object) -> Hunt:
     """Call ``hunt_here`` in a process of its own, with the package of ``tree``."""
-    command = [sys.executable, "-m", "tests.simulation.defects", "--here", *map(str, what)]
+    command = [sys.executable, "-m", "tests.simulation.defects", "--here"]
     environment = os.environ | {"TMPDIR": str(tree.parent)}  # of the cache of the package's code
-    result = subprocess.run(command, cwd=tree, env=environment, check=True, stdout=subprocess.PIPE)
-    return Hunt(**json.loads(result.stdout.splitlines()[-1]))
+    done = subprocess.run(
+        command, cwd=tree, env=environment, check=True, input=pickle.dumps(task), stdout=subprocess.PIPE
+    )
+    return Hunt(*pickle.loads(done.stdout))
 
 
-def hunt_here(first: int, most: int, cpu: float, plan: str = "") -> Hunt:
-    """Run seeds from ``first`` on, until one fails or the CPU time is used up, and leave the last plan in
-    ``_PLAN``; or run ``plan``.
-    """
-    from tests.simulation import world
+def hunt_here(first: int, seeds: int, cpu: float, plan: Any = None) -> Hunt:
+    """Run so many seeds from ``first`` on, until one fails or the CPU time is used up; or run ``plan``."""
+    from tests.simulation import run, world
 
     world.install()
-    from tests.simulation import run
-
-    done = Hunt()
-    while done.seeds < most and done.cpu < cpu and not done.violation:
-        done.seed = first + done.seeds
-        outcome = run.in_child(pickle.loads(Path(plan).read_bytes()) if plan else run.plan_of(done.seed))
-        done.violation = outcome.violations[0] if outcome.violations else ""
-        done.seeds += 1
-        done.cpu = sum(os.times()[:4])
-        if not plan:
-            _PLAN.write_bytes(pickle.dumps(outcome.plan))
-    return done
+    for seed in range(first, first + seeds):
+        outcome = run.in_child(plan or run.plan_of(seed))
+        spent = sum(os.times()[:4])
+        if outcome.violations or spent > cpu:
+            break
+    return Hunt(seed, outcome.plan, "".join(outcome.violations[:1]), spent)
 
 
 def put_back(patch: Path, tree: Path, first: int, cpu: float, known: set[str]) -> str:
@@ -106,13 +95,25 @@ def put_back(patch: Path, tree: Path, first: int, cpu: float, known: set[str]) -
             apply(patch, tree, "--reverse")
         spent, seed = spent + found.cpu, found.seed + 1
         # Judge by the plan that failed, too: a patch moves the statements at which its threads stand still.
-        # That one first: the other one takes its place.
         if found.violation and not any(
-            hunt(tree, found.seed, 1, cpu, *it).violation for it in ((_PLAN,), ())
+            hunt(tree, found.seed, 1, cpu, plan).violation for plan in (found.plan, None)
         ):
             verdict = "perhaps" if found.kind in known else "found"
             violation = f"seed {found.seed}: {' '.join(found.violation.split())[:_SHOWN]}"
     return f"{patch.stem:36} {verdict:8} {spent:6.0f} {seed - first:6}  {violation}".rstrip()
+
+
+def known_kinds(tree: Path, first: int, cpu: float) -> set[str]:
+    """Return the kinds of violations that there are without any defect, and print them."""
+    spent, seed, known = 0.0, first, set[str]()
+    while spent < cpu:
+        step = hunt(tree, seed, 10**6, cpu - spent)
+        spent, seed = spent + step.cpu, step.seed + 1
+        if step.violation:
+            known.add(step.kind)
+            print(f"without any defect, seed {step.seed}: {step.violation[:300]}", flush=True)
+    print(f"without any defect: {seed - first} seeds from {first}, {spent:.0f} CPU s\n")
+    return known
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -124,11 +125,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("names", nargs="*", help="the defects (default: all)")
     parser.add_argument("--cpu", type=float, default=600.0, help="CPU seconds for each (default: 600)")
     parser.add_argument("--first", type=int, help="the first seed of each (default: by chance)")
-    parser.add_argument("--here", nargs="+", help=argparse.SUPPRESS)  # for ``hunt``
+    parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)  # for ``hunt``
     options = parser.parse_args(arguments)
     if options.here:
-        first, most, cpu, *plan = options.here
-        print(json.dumps(asdict(hunt_here(int(first), int(most), float(cpu), *plan))))
+        sys.stdout.buffer.write(pickle.dumps(tuple(hunt_here(*pickle.load(sys.stdin.buffer)))))
         return
     chosen = [patch for patch in patches() if not options.names or patch.stem in options.names]
     if missing := set(options.names) - {patch.stem for patch in chosen}:
@@ -137,21 +137,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory(prefix="nsq-defects-") as directory:
         tree = Path(directory) / "tree"
         copy_tree(tree)
-        spent, seed, known = 0.0, first, set[str]()
-        while spent < options.cpu:
-            step = hunt(tree, seed, 10**6, options.cpu - spent)
-            spent, seed = spent + step.cpu, step.seed + 1
-            if step.violation:
-                known.add(step.kind)
-                print(f"without any defect, seed {step.seed}: {step.violation[:300]}", flush=True)
-        print(f"without any defect: {seed - first} seeds from {first}, {spent:.0f} CPU s\n")
+        known = known_kinds(tree, first, options.cpu)
         print(f"{'defect':36} {'':8} {'CPU s':>6} {'seeds':>6}  violation", flush=True)
         rows = []
         for patch in chosen:
             rows.append(put_back(patch, tree, first, options.cpu, known))
             print(rows[-1], flush=True)
-    found = sum(" found " in row for row in rows)
-    print(f"\n{found} of {len(rows)} found")
+    print(f"\n{sum(' found ' in row for row in rows)} of {len(rows)} found")
 
 
 if __name__ == "__main__":

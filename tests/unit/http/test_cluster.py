@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from nsq.http.cluster import Track, count_topics, merge_lookups, merge_nodes, merge_topics, summarize
+from nsq.http.cluster import DROPPED, Track, count_topics, merge_lookups, merge_nodes, merge_topics, summarize
 from nsq.http.nsqd import NsqdStats
 from nsq.http.nsqlookupd import Lookup, RegisteredNode
 
@@ -131,3 +131,18 @@ def test_a_restarted_nsqd_counts_from_zero_and_has_no_rate() -> None:
     track.add(summarize(stats(messages=510, started=2), 3.0))
     (topic,) = merge_topics([track])
     assert (topic.rate, topic.channels[0].rate, topic.channels[0].finished) == (10.0, 10.0, 10.0)
+
+
+def test_what_an_nsqd_drops_is_neither_delivered_nor_finished() -> None:
+    track = Track()
+    for at, dropped in ((0.0, 0), (10.0, 50)):
+        counted = stats(depth=100, messages=10 * dropped)
+        for topic in counted["topics"]:
+            topic["dropped_count"] = 2 * dropped
+            for channel in topic["channels"]:
+                channel["dropped_count"] = dropped
+        track.add(summarize(counted, at))
+    (topic,) = merge_topics([track])
+    assert topic.dropping == 10.0
+    assert {(each.dropped, each.changes[DROPPED]) for each in topic.channels} == {(50, 5.0)}
+    assert {(each.rate, each.delivered, each.finished) for each in topic.channels} == {(50.0, 45.0, 45.0)}

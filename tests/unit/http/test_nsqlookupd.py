@@ -1,22 +1,28 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
+import certifi
 import pytest
 
+from nsq.config import Config
 from nsq.errors import ApiError, InvalidName, UsageError
 from nsq.http import nsqlookupd
 from nsq.http.calls import Call
 from nsq.http.message import HttpReply, HttpRequest, Url
 from nsq.http.nsqlookupd import NsqdNode, NsqlookupdApi, RegisteredNode
 
+#: A file of authorities that a user may have chosen.
+CA = certifi.where()
+
 
 class Calls(NsqlookupdApi):
     """Gives the call itself, not its answer."""
 
     def _ask(self, method: str, url: Url, parse: Any, body: bytes = b"") -> Any:
-        return Call(HttpRequest(url, method, self._headers, body), parse)
+        return Call(HttpRequest(url, method, self._headers, body, self._secret), parse)
 
 
 calls: Any = Calls("lookupd.example")
@@ -197,3 +203,27 @@ def test_debug_returns_registrations_by_key() -> None:
     assert answer(calls.debug(), {"topic:t:": [entry]}) == {"topic:t:": [entry]}
     with pytest.raises(ApiError, match=r"topic:t:\[0\]\.broadcast_address is missing"):
         answer(calls.debug(), {"topic:t:": [{}]})
+
+
+@pytest.mark.parametrize(
+    ("address", "told", "options", "sent"),
+    [
+        ("h", False, {}, ""),
+        ("h", False, {"auth_secret": "auth"}, ""),
+        ("https://h", False, {"auth_secret": "auth"}, "auth"),
+        ("h", False, {"http_secret": "http"}, "http"),
+        ("https://h", False, {"http_secret": "http", "auth_secret": "auth"}, "http"),
+        ("h", False, {"http_secret": "http", "lookupd_authorization": "never"}, ""),
+        ("h", True, {"http_secret": "http"}, ""),
+        ("https://h", True, {"http_secret": "http", "auth_secret": "auth"}, ""),
+        ("127.0.0.1", True, {"http_secret": "http"}, "http"),
+        ("https://h", True, {"http_secret": "http", "tls": True, "tls_ca_file": CA}, "http"),
+        ("https://h", True, {"http_secret": "http", "tls": True}, ""),
+    ],
+)
+def test_the_http_secret_replaces_the_auth_secret(
+    address: str, told: bool, options: dict[str, Any], sent: str
+) -> None:
+    call: Any = Calls.of(address, Config(**options), told=told).nodes()
+    found = re.findall(rb"Authorization: (.*)\r\n", call.request.encode())
+    assert found == ([f"Bearer {sent}".encode()] if sent else [])

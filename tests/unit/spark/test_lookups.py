@@ -34,7 +34,7 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("topics", [(), ("orders", "unheard_of")])
 def test_an_nsqd_with_unusable_addresses_is_an_error_beside_the_others(topics: tuple[str, ...]) -> None:
     found, errors = lookups.places(["a:4161", "b:4161"], Config(), topics)
-    assert found == [("n1:4150", "n1:4151")]
+    assert found == [("n1:4150", "n1:4151", True)]
     away, lost = map(str, errors)
     assert away == "b is away"
     assert lost.startswith("lost is registered with addresses that cannot be used")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+from pathlib import Path
 
 import pytest
 
@@ -71,7 +72,7 @@ def test_options_of_config_are_accepted() -> None:
         (
             {"place": "x", "zzz": "1"},
             "there is no option 'zzz'; there are place, maxBytes, pause, addresses, count, careful, mode, "
-            "and all fields of nsq.Config, such as tlsCaFile",
+            "httpSecretFile, httpSecretTo, and all fields of nsq.Config, such as tlsCaFile",
         ),
         ({"place": "x", "maxBytes": "lots"}, "maxBytes is 'lots': invalid size 'lots'"),
         ({"place": "x", "maxBytes": "0"}, "maxBytes is 0, but must be at least 1"),
@@ -111,7 +112,7 @@ def test_the_table_of_options_shows_defaults_as_text() -> None:
     shown = {line.name: line.default for line in Sample.describe()}
     assert shown == {
         "place": "", "maxBytes": "32MiB", "pause": "250ms", "addresses": "", "count": "3", "careful": "true",
-        "mode": "slow",
+        "mode": "slow", "httpSecretFile": "", "httpSecretTo": "given",
     }  # fmt: skip
     assert {line.name: line.default for line in SourceOptions.describe()}["maxTriggerDelay"] == "15m0s"
 
@@ -230,3 +231,23 @@ def test_points_in_time_may_have_a_zone() -> None:
 @pytest.mark.parametrize(("text", "seconds"), [("7d", 604_800.0), ("36h", 129_600.0), ("0", 0.0)])
 def test_a_duration_may_be_in_days(text: str, seconds: float) -> None:
     assert lasting(text) == seconds
+
+
+def test_the_http_secret_comes_from_a_file_or_the_environment_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("NSQ_HTTP_SECRET", raising=False)
+    given = {"nsqd": "a:4150"}
+    assert StatsOptions.of(given).config.http_secret == ""
+    for name in ("httpSecret", "http_secret"):
+        with pytest.raises(ConfigError, match="would be shown in Spark's page"):
+            StatsOptions.of({**given, name: "s3cret"})
+    monkeypatch.setenv("NSQ_HTTP_SECRET", "s3cret")
+    assert StatsOptions.of(given).config.http_secret == "s3cret"
+    assert "s3cret" not in repr(StatsOptions.of(given))
+    file = tmp_path / "secret"
+    file.write_text("of-the-file\n")
+    options = StatsOptions.of({**given, "httpSecretFile": str(file), "httpSecretTo": "any"})
+    assert (options.config.http_secret, options.http_secret_to) == ("of-the-file", "any")
+    with pytest.raises(ConfigError, match="httpSecretFile '/none'"):
+        StatsOptions.of({**given, "httpSecretFile": "/none"})

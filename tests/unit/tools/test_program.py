@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
 from nsq import Config
 from nsq.flags import FlagExit
-from nsq.tools.program import ConsumerFlags, config_of, log, run
+from nsq.tools.program import ConsumerFlags, ProducerFlags, config_of, log, run
 
 OPTIONS: list[tuple[str, dict[str, object]]] = [
     ("tls_v1,true", {"tls": True}),
@@ -63,6 +64,21 @@ def test_a_given_option_replaces_the_tools_default() -> None:
     defaults = {"max_attempts": "0"}
     assert config_of("--consumer-opt", [], defaults).max_attempts == 0
     assert config_of("--consumer-opt", ["max-attempts,5"], defaults).max_attempts == 5
+
+
+def test_consumers_and_producers_of_tools_ask_nsqlookupds_with_the_http_secret(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NSQ_HTTP_SECRET", "of-the-environment")
+    source = {"lookupd_http_address": ("a:4161",)}
+    assert ConsumerFlags(**source).consumer_config().http_secret == "of-the-environment"
+    file = tmp_path / "secret"
+    file.write_text("of-the-file")
+    assert ConsumerFlags(**source, http_secret_file=str(file)).consumer_config().http_secret == "of-the-file"
+    given = ConsumerFlags(**source, consumer_opt=("http_secret,given",))
+    assert given.consumer_config().http_secret == "given"
+    with ProducerFlags(http_secret_file=str(file)).producer("nsq-pub", "a:4150") as producer:
+        assert producer.config.http_secret == "of-the-file"
 
 
 @pytest.mark.parametrize("given", ["nonsense,1", "msg_timeout,soon", "tls_verify,perhaps", "max_attempts,-1"])

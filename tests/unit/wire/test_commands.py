@@ -23,7 +23,7 @@ from nsq.wire.commands import (
     unpack_bodies,
 )
 
-SMALL = Limits(max_msg_size=100, max_body_size=300, max_req_timeout_ms=5000)
+SMALL = Limits(max_msg_size=100, max_body_size=300, max_defer_ms=5000)
 ID = b"0123456789abcdef"
 
 

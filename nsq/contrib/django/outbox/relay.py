@@ -30,6 +30,7 @@ from nsq.contrib.django.publishing import current_settings, cut, multi_publish
 from nsq.contrib.django.publishing import publish as publish_one
 from nsq.errors import BadBody, BadMessage, BadTopic, InvalidCommand, InvalidMessage, InvalidName
 from nsq.log import Logger
+from nsq.pauses import doubled
 
 log = Logger("nsq.contrib.django")
 
@@ -98,7 +99,7 @@ class Relay:
         return 0.0 if done else None
 
     def _pause(self, problem: str, error: Exception) -> float:
-        pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2.0 ** min(self._failures, 30))
+        pause = doubled(_FIRST_PAUSE, _LONGEST_PAUSE, self._failures)
         self._failures += 1
         ahead = f"the messages wait, and the relay tries again after pauses of up to {_LONGEST_PAUSE:g} s"
         self._tell(type(error), f"{problem}: {error}; {ahead}")

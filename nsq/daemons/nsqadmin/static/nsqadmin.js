@@ -528,7 +528,7 @@ function dueHistogram() {
 }
 
 function channelView(topic, channel) {
-  const none = { depth: 0, in_flight: 0, deferred: 0, requeued: 0, timed_out: 0, messages: 0, clients: 0, rate: 0, finished: 0, paused: false, health: [1, "there is no such channel"] };
+  const none = { depth: 0, in_flight: 0, deferred: 0, requeued: 0, timed_out: 0, dropped: 0, messages: 0, clients: 0, rate: 0, finished: 0, paused: false, health: [1, "there is no such channel"] };
   const figures = () => find((find(seen.overview.topics, topic) || { channels: [] }).channels, channel) || none;
   const clients = new Table(`Consumers of ${channel}`, [
     { title: "Consumer", text: (row) => row.client_id || row.hostname || row.remote_address, sort: (row) => row.hostname },
@@ -560,6 +560,7 @@ function channelView(topic, channel) {
     tile("Finished", () => rate(figures().finished)),
     tile("Requeued", () => count(figures().requeued)),
     tile("Timed out", () => count(figures().timed_out)),
+    tile("Dropped", () => count(figures().dropped)),
     tile("Health", () => healthOf(figures().health)),
   );
   const buttons = actions(topic, channel, figures);

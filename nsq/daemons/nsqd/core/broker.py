@@ -15,6 +15,7 @@ from nsq.daemons.nsqd.core.backlog import (
     MessageIds,
     StorageFailed,
 )
+from nsq.daemons.nsqd.core.bound import Bound
 from nsq.daemons.nsqd.core.channel import Channel, Subscriber
 from nsq.daemons.nsqd.core.clock import Clock, RoundRobin
 from nsq.daemons.nsqd.core.deferred import Deferred, DeferredInMemory
@@ -91,7 +92,9 @@ class InMemory:
 
 
 class Draining(StorageFailed):
-    """This nsqd is draining and accepts no publishes: clients should publish to another nsqd."""
+    """This nsqd is draining: it accepts no publishes, and creates no topics and channels. Clients should use
+    another nsqd.
+    """
 
     def __init__(self) -> None:
         super().__init__("exiting")
@@ -110,6 +113,7 @@ class Broker:
         latency_percentiles: tuple[float, ...] = (),
         latency_window: float = 600.0,
         chance: Callable[[int], int] = random.randrange,
+        bound: Bound | None = None,
     ) -> None:
         self.topics: dict[str, Topic] = {}
         self.observer: Observer = Unobserved()
@@ -123,6 +127,7 @@ class Broker:
         self._latency_percentiles = latency_percentiles
         self._latency_window = latency_window
         self._chance = chance
+        self.bound = bound
         self._woken: list[Channel] = []
         self._turns = RoundRobin(clock)
 
@@ -170,11 +175,26 @@ class Broker:
         topic = self.topics.get(name)
         if topic is None:
             backlog = self._backlogs.backlog(name)
-            topic = Topic(name, backlog, self._make_channel, self._later, self._turns.ask)
+            kept = self.bound.cut_topic if self.bound is not None else None
+            topic = Topic(name, backlog, self._make_channel, self._later, self._turns.ask, kept)
             self.topics[name] = topic
             self._backlogs.changed()
             self.observer.topic_created(topic)
         return topic
+
+    def refuse_new(self, topic_name: str, channel_name: str = "") -> None:
+        """Raise Draining if this nsqd drains and would have to create the topic or channel.
+
+        The first channel of a topic with messages is created all the same: without it they could not leave.
+        """
+        if not self.draining:
+            return
+        topic = self.topics.get(topic_name)
+        if topic is None:
+            raise Draining
+        first = not topic.channels and topic.depth
+        if channel_name and channel_name not in topic.channels and not first:
+            raise Draining
 
     def delete_topic(self, name: str) -> None:
         topic = self.topics.pop(name)
@@ -228,6 +248,7 @@ class Broker:
     # Subscribing.
 
     def subscribe(self, topic_name: str, channel_name: str, subscriber: Subscriber) -> Channel:
+        self.refuse_new(topic_name, channel_name)
         channel = self.topic(topic_name).channel(channel_name)
         channel.subscribe(subscriber)
         return channel
@@ -251,6 +272,8 @@ class Broker:
         woken, self._woken = self._woken, []
         for channel in woken:
             channel.pump()
+        if self.bound is not None:
+            self.bound.cut(woken)
 
     def resume(self) -> None:
         """Continue where the disk could not be read: it may work again."""
@@ -264,6 +287,8 @@ class Broker:
         were taken and not finished or deferred; channels come before their topic.
         """
         self._woken.clear()  # the backlogs now belong to the caller
+        if self.bound is not None:
+            self.bound.close()
         left: list[tuple[Backlog, list[Message]]] = []
         for topic in self.topics.values():
             taken = topic.close()

@@ -181,6 +181,11 @@ class Channel:
         self.delivered = [0] * (ANYWHERE + 1)  # by the subscriber's locality
         self.requeue_count = 0
         self.timeout_count = 0
+        self.dropped_count = 0
+        # For ``drop_oldest``: the ``message_count`` of its last call, adjusted for deferred messages, and how
+        # many of the next messages come from the topic's backlog of before this channel.
+        self._counted = 0
+        self.spared = 0
         self._clock = clock
         self._wake = wake
         self._on_another_turn = on_another_turn
@@ -227,7 +232,9 @@ class Channel:
         """Take messages that the channel's disk refused; see ``Backlog.hold_in_memory``."""
         if not self.backlog.hold_in_memory(messages, finished):
             return False
-        self.deferred.hold([message for message in messages if message.due])
+        deferred = [message for message in messages if message.due]
+        self.deferred.hold(deferred)
+        self._counted += len(deferred)
         self._alarm.set(self.deferred.next_check())
         self.message_count += len(messages)
         self.wake()
@@ -236,6 +243,8 @@ class Channel:
     def put_deferred(self, messages: list[Message]) -> None:
         self.deferred.add(messages)
         self.message_count += len(messages)
+        self._counted += len(messages)  # they do not wait yet
+        self.spared = max(0, self.spared - len(messages))
         self._alarm.set(self.deferred.next_check())
 
     def _defer_taken(self, message: Message) -> None:
@@ -251,6 +260,7 @@ class Channel:
 
     def _put_due(self, messages: list[Message]) -> bool:
         stored = self.backlog.put_due(messages, self.deferred.finished)
+        self._counted -= len(messages)
         self.wake()
         return stored
 
@@ -258,6 +268,24 @@ class Channel:
         if messages:
             self.backlog.put_back(messages)
             self.wake()
+
+    def drop_oldest(self, most: int) -> list[Message]:
+        """Drop the oldest waiting messages beyond ``most``, at most one for each that has come since the last
+        call; return them. What waited at the start, or is requeued, pushes out nothing.
+        """
+        come, self._counted = self.message_count - self._counted, self.message_count
+        spared = min(come, self.spared)
+        self.spared -= spared
+        left = min(come - spared, len(self.backlog) - most)
+        dropped: list[Message] = []
+        while left > 0 and (messages := self.backlog.take(min(left, _SLICE))):
+            left -= len(messages)
+            if self._needs_finished:
+                messages = self._without_deferred(messages, self._clock.now())
+                self.backlog.finished(messages)
+            dropped += messages
+        self.dropped_count += len(dropped)
+        return dropped
 
     # Messages out.
 

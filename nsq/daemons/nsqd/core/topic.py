@@ -10,6 +10,7 @@ from nsq.daemons.nsqd.core.backlog import (
     Backlog,
     Batch,
     Message,
+    PartlyStored,
     StorageFailed,
     Waiting,
     show,
@@ -113,10 +114,6 @@ COPIES_AT_ONCE = 5_000
 _CHANNELS_AT_ONCE, _SMALL_PORTION = 200, 100
 
 
-class PartlyStored(StorageFailed):
-    """A channel refused messages that another channel has already: they may be delivered."""
-
-
 class TopicStarting(Exception):
     """The topic is new and does not know its channels on other nsqds yet. Nothing was published."""
 
@@ -137,8 +134,11 @@ class Topic:
         make_channel: Callable[[str, str], Channel],
         try_again: Callable[[Callable[[], None]], object],
         on_another_turn: Callable[[Callable[[], None]], object],
+        kept: Callable[[Topic, int], None] | None = None,
     ) -> None:
-        """``try_again`` calls after a while, ``on_another_turn`` in a later round of the event loop."""
+        """``try_again`` calls after a while, ``on_another_turn`` in a later round of the event loop. ``kept``
+        is told how many messages the topic has just kept because it does not flow.
+        """
         self.name = name
         self.backlog = backlog
         self.channels: dict[str, Channel] = {}
@@ -147,6 +147,8 @@ class Topic:
         self._when_started: list[Callable[[], None]] = []
         self.message_count = 0
         self.message_bytes = 0
+        self.dropped_count = 0
+        self._kept = kept
         self._make_channel = make_channel
         self._try_again = try_again
         self._trying_again = False
@@ -240,6 +242,8 @@ class Topic:
     def _keep(self, messages: Batch | list[Message]) -> None:
         if not self.flows:
             self.backlog.put(messages)
+            if self._kept is not None:
+                self._kept(self, len(messages))
             return
         before = len(self.backlog)
         self.backlog.put(messages)
@@ -250,6 +254,18 @@ class Topic:
         if not self._releasing:
             self._ask_for_a_turn()
 
+    def drop_oldest(self, count: int, now: float) -> list[Message]:
+        """Drop the ``count`` oldest messages of a topic that does not flow, except those that are deferred;
+        return the dropped ones.
+        """
+        taken = self.backlog.take(count)
+        dropped = [message for message in taken if message.due <= now]
+        if len(dropped) < len(taken):
+            self.backlog.put_back([message for message in taken if message.due > now])
+        self.backlog.finished(dropped)
+        self.dropped_count += len(dropped)
+        return dropped
+
     def channel(self, name: str) -> Channel:
         """Return the channel of that name, or create it: the first one gets all waiting messages."""
         channel = self.channels.get(name)
@@ -258,6 +274,8 @@ class Topic:
             channel = self.channels[name] = self._make_channel(self.name, name)
             if came_late:
                 self._late[channel] = 0
+            else:
+                channel.spared = self.depth
             self.release()
         return channel
 
@@ -300,6 +318,8 @@ class Topic:
             self._portion = None
         self.backlog.clear_waiting()
         self._late.clear()
+        for channel in self.channels.values():
+            channel.spared = 0
 
     def close(self) -> list[Message]:
         """Stop, when nsqd stops; the channels must still be open. Returns messages taken from the backlog and

@@ -125,6 +125,10 @@ def test_misshapen_statistics_are_refused_by_both_readers(wrong: Any) -> None:
             Health(BAD, "a client times out: 30/min messages are sent again"),
         ),
         ({"clients": 1, "finished": 10.0, "requeued": 4.0}, Health(NOTICE, "clients requeue 4/s")),
+        (
+            {"clients": 1, "in_flight": 9, "dropped": 20.0},
+            Health(BAD, "drops messages: 20/s, as too many wait (--max-channel-depth)"),
+        ),
     ],
 )
 def test_the_health_of_a_channel_is_described(state: dict[str, Any], judged: Health) -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 
 from nsq.daemons.nsqd.core.broker import Broker, Draining
@@ -45,3 +47,30 @@ def test_a_broker_that_drains_takes_no_messages() -> None:
     with pytest.raises(Draining):
         broker.publish_deferred("t", [(1.0, b"x")])
     assert broker.topics == {}
+
+
+def test_a_broker_that_drains_creates_only_the_first_channel_of_a_topic_with_messages() -> None:
+    broker = Broker(FakeClock())
+    for name in ("empty", "full", "consumed"):
+        broker.topic(name)
+    broker.topics["consumed"].channel("c")
+    for name in ("full", "consumed"):
+        broker.publish(name, [b"x"])
+    broker.draining = True
+    wanted = {
+        ("new", ""): False,
+        ("new", "c"): False,
+        ("empty", ""): True,
+        ("empty", "c"): False,
+        ("full", "c"): True,
+        ("consumed", "c"): True,
+        ("consumed", "d"): False,
+    }
+    for (topic, channel), allowed in wanted.items():
+        with nullcontext() if allowed else pytest.raises(Draining):
+            broker.refuse_new(topic, channel)
+    with pytest.raises(Draining):
+        broker.subscribe("consumed", "d", Consumer(rdy=1).subscriber)
+    assert broker.subscribe("full", "c", Consumer(rdy=1).subscriber).depth == 1
+    with pytest.raises(Draining):
+        broker.subscribe("full", "d", Consumer(rdy=1).subscriber)

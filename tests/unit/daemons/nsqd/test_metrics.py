@@ -83,6 +83,21 @@ def test_metrics_count_topics_channels_and_clients() -> None:
     assert found["process_resident_memory_bytes"] > 1_000_000
 
 
+def test_drops_are_counted_in_metrics_and_stats_where_there_is_a_bound() -> None:
+    for bound, dropped in ((2, 3), (0, None)):
+        api = Api(max_channel_depth=bound)
+        producer = api.client()
+        api.world.broker.topic("t").channel("c")
+        for topic in ("t", "alone"):
+            producer.send(commands.mpub(topic, [b"x"] * 5))
+        producer.run_due()
+        found = samples(api)
+        assert found.get('nsqd_channel_dropped_total{topic="t",channel="c"}') == dropped
+        assert found.get('nsqd_topic_dropped_total{topic="alone"}') == dropped
+        alone, topic = api.json("/stats?format=json")["topics"]
+        assert alone.get("dropped_count") == topic["channels"][0].get("dropped_count") == dropped
+
+
 def test_series_are_bounded_and_the_rest_is_counted() -> None:
     api = Api(metrics_max_series=14)
     for name in ("a", "b", "c"):

@@ -34,6 +34,8 @@ def test_defaults_are_those_of_the_go_daemon() -> None:
         "max_msg_size": 1048576,
         "max_body_size": 5242880,
         "max_req_timeout": 3600.0,
+        "max_defer_timeout": 3600.0,
+        "sigterm_mode": "shutdown",
         "max_heartbeat_interval": 60.0,
         "max_rdy_count": 2500,
         "max_output_buffer_size": 65536,
@@ -256,3 +258,8 @@ def test_the_old_name_of_the_largest_message() -> None:
     parsed = parse(NsqdOptions, ["--max-message-size=100"], prog="nsqd")
     assert parsed.options.max_msg_size == 100
     assert parsed.warnings == ("--max-message-size is deprecated: use --max-msg-size",)
+
+
+def test_a_deferral_may_be_as_long_as_a_requeue_unless_it_has_a_limit_of_its_own() -> None:
+    assert NsqdOptions(max_req_timeout=5.0).max_defer_timeout == 5.0
+    assert NsqdOptions(max_req_timeout=5.0, max_defer_timeout=9.0).max_defer_timeout == 9.0

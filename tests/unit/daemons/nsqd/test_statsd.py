@@ -119,6 +119,14 @@ def test_every_metric_of_a_topic_and_a_channel_is_pushed() -> None:
     )
 
 
+def test_drops_are_pushed_where_there_is_a_bound() -> None:
+    answer = topic("t", 5, channel("c", 4, dropped_count=3), dropped_count=2)
+    pushed = lines(Report("", 508), answer)
+    assert "topic.t.dropped_count:2|c" in pushed
+    assert "topic.t.channel.c.dropped_count:3|c" in pushed
+    assert not any("dropped" in line for line in lines(Report("", 508), topic("t", 5, channel("c", 4))))
+
+
 def test_memory_figures_are_pushed() -> None:
     report = Report("", 508)
     assert lines(report, memory=MEMORY) == [

@@ -12,6 +12,7 @@ from typing import Any, cast
 from nsq.daemons.nsqd.http import Context, routes
 from nsq.daemons.nsqd.registration import Registration
 from nsq.daemons.nsqd.stats import Memory
+from nsq.daemons.serve.process import Orders
 from nsq.daemons.serve.routes import HttpError, Reply, Request, Router
 from nsq.errors import ConfigError
 from tests.fakes.session import Client, World
@@ -43,6 +44,7 @@ class Api:
     def __init__(self, *, committer: Any = None, **options: Any) -> None:
         self.world = World(**options)
         self.clients: list[Client] = []
+        self.orders = Orders()
         context = Context(
             self.world.environment,
             cast(Registration, FakeRegistration()),
@@ -51,6 +53,7 @@ class Api:
             start_time=1_700_000_000,
             memory=Memory(),
             storage=FakeStorage(committer),
+            orders=self.orders,
         )
         self.routes = routes(context)
         self.router = Router(self.routes)

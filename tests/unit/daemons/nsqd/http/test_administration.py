@@ -4,7 +4,7 @@ import pytest
 
 from nsq.daemons.nsqd.core.backlog import StorageFailed
 from nsq.daemons.nsqd.core.broker import InMemory
-from nsq.daemons.serve.routes import EMPTY
+from nsq.daemons.serve.routes import EMPTY, OK, HttpError
 from nsq.wire import commands
 from tests.unit.daemons.nsqd.http.api import Api
 
@@ -103,3 +103,31 @@ def test_a_topic_or_channel_that_the_disk_refuses_is_answered_with_503(
 
     monkeypatch.setattr(InMemory, "backlog", refuse)
     assert api.refused("POST", target) == (503, "STORAGE_FAILED")
+
+
+def test_an_nsqd_that_drains_creates_no_topics_and_channels() -> None:
+    api = Api()
+    for topic in ("full", "empty"):
+        api.ask("POST", f"/topic/create?topic={topic}")
+    api.world.broker.publish("full", [b"x"])
+    assert "draining" not in api.json("/info")
+    assert api.ask("PUT", "/config/drain", b"any body") == OK
+    assert api.ask("PUT", "/config/drain") == OK
+    assert api.orders.drain.is_set()
+    assert not api.orders.stop.is_set()
+    assert api.json("/info")["draining"] is True
+    assert api.refused("POST", "/topic/create?topic=new") == (503, "EXITING")
+    assert api.refused("POST", "/channel/create?topic=empty&channel=c") == (503, "EXITING")
+    assert api.ask("POST", "/channel/create?topic=full&channel=c") == EMPTY
+    assert api.refused("POST", "/channel/create?topic=full&channel=d") == (503, "EXITING")
+    assert api.refused("GET", "/config/drain") == (400, "INVALID_OPTION")
+
+
+@pytest.mark.parametrize("order", ["drain", "shutdown"])
+def test_no_page_of_another_site_can_stop_an_nsqd(order: str) -> None:
+    api = Api()
+    with pytest.raises(HttpError, match="CROSS_SITE_REQUEST"):
+        api.ask("PUT", f"/config/{order}", headers={"Origin": "https://evil.example"})
+    assert not api.orders.drain.is_set()
+    assert not api.orders.stop.is_set()
+    assert not api.world.broker.draining

@@ -53,7 +53,7 @@ def test_pub_with_defer_delays_the_message() -> None:
 def test_more_invalid_publishes_are_refused_in_gos_order(
     target: str, body: bytes, refusal: tuple[int, str]
 ) -> None:
-    api = Api(max_msg_size=10, max_body_size=30, max_req_timeout=5.0)
+    api = Api(max_msg_size=10, max_body_size=30, max_defer_timeout=5.0)
     assert api.refused("POST", target, body) == refusal
     assert api.world.broker.topics == {}
 

@@ -112,6 +112,25 @@ def test_identify_tells_about_drains(draining: bool) -> None:
     assert (reply["exiting_not_stored"], reply["draining"]) == (True, draining)
 
 
+def test_dpub_and_req_have_limits_of_their_own() -> None:
+    world = World(max_req_timeout=5.0, max_defer_timeout=2.0)
+    client = world.client()
+    client.send(commands.dpub("t", 2000, b"x"))
+    assert client.frames() == [OK]
+    client.send(commands.dpub("t", 2001, b"x"))
+    assert client.frames() == [ErrorReply(b"E_INVALID DPUB timeout 2001 out of range 0-2000")]
+
+
+def test_an_nsqd_that_drains_refuses_a_subscription_to_a_new_channel() -> None:
+    world = World()
+    world.broker.topic("t")
+    world.broker.draining = True
+    client = world.client()
+    client.send(commands.sub("t", "c"))
+    assert client.frames() == [ErrorReply(b"E_SUB_FAILED SUB failed exiting")]
+    assert world.broker.topics["t"].channels == {}
+
+
 # Publishes that the disk refuses
 
 
