@@ -265,8 +265,9 @@ class MemoryNsqd:
         if self._inherited:
             raise UsageError(self._refusal)
         with self._lock:
-            outermost, self._busy = not self._busy, True
+            outermost = not self._busy
             try:
+                self._busy = True
                 result = call(*args, **kwargs)
                 if outermost:
                     self._clock.catch_up()
