@@ -21,7 +21,7 @@ from datetime import UTC, datetime
 from functools import wraps
 from typing import Any, Generic, TypeVar
 
-from nsq import GiveUp, Message
+from nsq import GiveUp, Message, UsageError
 from nsq.consumer.handlers import is_async
 from nsq.errors import how_to_install
 from nsq.producer.producer import PublishHook
@@ -107,16 +107,31 @@ class Pydantic(Codec[T]):
 # Envelopes.
 
 
-def enveloping(source: str, kind: str, *, is_json: bool = False, **headers: str) -> PublishHook:
+def enveloping(
+    source: str,
+    kind: str,
+    *,
+    is_json: bool = False,
+    id: Callable[[str, bytes], str] | None = None,  # noqa: A002 - the name that CloudEvents gives it
+    **headers: str,
+) -> PublishHook:
     """Return an ``around_publish`` for a producer, which puts every body into an envelope of CloudEvents with
     these headers. ``is_json`` says that all bodies are valid JSON, which is not checked.
+
+    ``id(topic, body)`` returns the id of a message, by default a new UUID for each publish. With an id from
+    your data, such as an order's number, ``nsq.contrib.once`` knows a message that is published again.
     """
+    if id is not None and not callable(id):
+        raise UsageError(f"id is {id!r}; it must be a function of topic and body")
     wrap(b"1", {"id": "1", "source": source, "type": kind, **headers})  # a wrong header raises here
 
-    def around(_: str, bodies: list[bytes]) -> tuple[list[bytes], Callable[[object], object]]:
+    def around(topic: str, bodies: list[bytes]) -> tuple[list[bytes], Callable[[object], object]]:
         now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         head = {"source": source, "type": kind, "time": now, **headers}
-        wrapped = [wrap(body, {"id": str(uuid.uuid4()), **head}, is_json=is_json) for body in bodies]
+        ids = [str(uuid.uuid4()) if id is None else id(topic, body) for body in bodies]
+        wrapped = [
+            wrap(body, {"id": each, **head}, is_json=is_json) for each, body in zip(ids, bodies, strict=True)
+        ]
         return wrapped, _ignore
 
     return around

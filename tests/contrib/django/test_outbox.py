@@ -25,11 +25,11 @@ from nsq.contrib.django.outbox.models import OutboxMessage, Shard
 from nsq.contrib.django.outbox.relay import Relay
 from nsq.testing import Nsqd
 from nsq.testing.plugin import Factory
+from tests.contrib.postgres import Postgres
 from tests.integration.consuming import until
 from tests.interop.auth_server import running_auth_server
 
 from .conftest import PROJECT, Site, bodies
-from .postgres import Postgres
 
 MANAGE = str(PROJECT / "manage.py")
 
@@ -40,7 +40,8 @@ def waiting() -> list[str]:
 
 
 def test_the_migrations_make_the_tables_that_the_models_describe() -> None:
-    call_command("makemigrations", "nsq_outbox", "nsq_results", check_changes=True, dry_run=True, verbosity=0)
+    apps = ("nsq_once", "nsq_outbox", "nsq_results")
+    call_command("makemigrations", *apps, check_changes=True, dry_run=True, verbosity=0)
 
 
 def test_a_message_is_stored_with_the_data_and_only_with_it(outbox: Any) -> None:
