@@ -7,8 +7,8 @@
             if billing.first(connection, message):
                 connection.execute("INSERT INTO bills ...")
 
-``first`` notes the message in the table ``nsq_once``, in the transaction of the effect. Both are committed, or
-neither is: a program may be killed anywhere, and the message comes again until its effect is committed.
+``first`` notes the message in the table ``nsq_once``, in the transaction of the effect. Both are committed,
+or neither is: a program may be killed anywhere, and the message comes again until its effect is committed.
 
 A connection is one of sqlite3, psycopg or SQLAlchemy (a Connection or a Session; with ``first_async`` also an
 AsyncConnection or an AsyncSession), or the name of a database of Django. The database is PostgreSQL or SQLite
@@ -62,8 +62,8 @@ def message_id(message: Message) -> str:
 
 
 class Once:
-    """Notes which messages have had their effect. ``effect`` is a name, such as ``"billing"``: each effect has
-    messages of its own. ``id`` is a function that returns what tells a message from others, as a str; the
+    """Notes which messages have had their effect. ``effect`` is a name, such as ``"billing"``: each effect
+    has messages of its own. ``id`` is a function that returns what tells a message from others, as a str; the
     default is ``message_id``.
     """
 
@@ -74,16 +74,16 @@ class Once:
         self._id = id
 
     def first(self, connection: Any, message: Message) -> bool:
-        """Note the message in the connection's transaction. Return whether that is new: then do the effect, in
-        the same transaction.
+        """Note the message in the connection's transaction. Return whether that is new: then do the effect,
+        in the same transaction.
 
         If another transaction has noted the message and not ended, this waits for its end.
         """
         return bool(self.first_of(connection, [message]))
 
     def first_of(self, connection: Any, messages: Iterable[Message]) -> list[Message]:
-        """Note the messages in the connection's transaction, with one statement. Return those that are new, in
-        their order; of several with the same id the first.
+        """Note the messages in the connection's transaction, with one statement. Return those that are new,
+        in their order; of several with the same id the first.
         """
         by_id: dict[str, Message] = {}
         for message in messages:
@@ -91,8 +91,8 @@ class Once:
         database = _open(connection)
         if not database.in_transaction():
             raise UsageError(
-                "the connection commits each statement by itself, so that a message could be noted without its "
-                "effect: begin a transaction"
+                "the connection commits each statement by itself, so that a message could be noted without "
+                "its effect: begin a transaction"
             )
         # In one order for all: two transactions that note the same messages cannot wait for each other.
         values = {"effect": self._effect, "at": int(time.time()), "ids": json.dumps(sorted(by_id))}
