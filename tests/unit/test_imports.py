@@ -76,7 +76,7 @@ ONLY_IN = {
     "kombu": ["contrib/celery/"],
     "asgiref": ["contrib/django/"],
     "psycopg": ["contrib/once.py"],
-    "sqlalchemy": ["contrib/once.py"],
+    "sqlalchemy": ["contrib/once.py", "contrib/outbox.py"],
     "pytest": ["testing/"],
     "eventlet": ["threads/waiters.py"],
 }

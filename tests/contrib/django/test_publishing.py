@@ -22,8 +22,8 @@ from shop.models import Order
 import nsq
 from nsq.contrib.django import locmem, publish, publish_on_commit
 from nsq.contrib.django.conf import read_settings
-from nsq.contrib.django.publishing import cut
 from nsq.contrib.django.testing import handle
+from nsq.contrib.relay import cut
 from nsq.testing import Nsqd
 from tests.integration.consuming import until
 
