@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import runpy
 import signal
 import sqlite3
 import subprocess
@@ -283,6 +284,17 @@ def test_with_an_envelope_the_id_is_that_of_its_source() -> None:
     same = message(enveloped(1).body, number=2, timestamp=2)
     assert message_id(enveloped(1)) == message_id(same) == '["/shop","1"]'
     assert message_id(enveloped(1, "/other")) == '["/other","1"]'
+
+
+def test_the_batch_example_stores_messages_of_two_nsqds_that_gave_the_same_id(tmp_path: Path) -> None:
+    """As two nsqds of one host may: by default the host's name is in their ids."""
+    archive = runpy.run_path(str(ROOT / "examples" / "batch_consumer.py"))["Archive"](
+        str(tmp_path / "orders.db")
+    )
+    for _ in range(2):
+        archive.store([message(b"tea", timestamp=1), message(b"cake", timestamp=2)])
+    with closing(sqlite3.connect(tmp_path / "orders.db")) as connection:
+        assert connection.execute("select body from orders").fetchall() == [(b"tea",), (b"cake",)]
 
 
 @on_both
