@@ -13,7 +13,7 @@ import signal
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from types import TracebackType
@@ -21,9 +21,9 @@ from typing import Any, Generic, Self, TypeVar, Unpack
 
 from nsq.config import SignatureWithOptions
 from nsq.consumer import consumer as threads_consumer
-from nsq.consumer.consumer import checked_callable, checked_seconds, checked_whole
+from nsq.consumer.consumer import checked_seconds, checked_whole
 from nsq.consumer.decisions import Exceptions, check_result
-from nsq.consumer.handlers import HandlerPool, check_no_backoff, is_async
+from nsq.consumer.handlers import HandlerPool, around_hooks, check_no_backoff, is_async, surrounded
 from nsq.consumer.reports import StopReport
 from nsq.errors import AlreadyResponded, Closed, ConfigError, QueueFull, UsageError
 from nsq.log import Logger
@@ -41,6 +41,7 @@ log = Logger("nsq.aio")
 T = TypeVar("T")
 
 AsyncHandler = Callable[[Message], Coroutine[Any, Any, Any]]
+AroundAsyncHandler = Callable[[AsyncHandler], AsyncHandler]
 #: The end of a publish: its error, or None. An error is no exception of the future: asyncio would complain
 #: of one that no task takes, as its task was cancelled.
 Ended = asyncio.Future[Exception | None]
@@ -173,7 +174,7 @@ class Producer:
         **options: Unpack[PublishOptions],
     ) -> Published:
         """Return when an nsqd has stored the message. ``timeout`` covers everything, waiting for room too."""
-        watched, publish = self.producer.prepare(topic, [body], options, defer=defer)
+        watched, publish = self.producer.prepare(PublishFuture, topic, [body], options, defer=defer)
         with watched:
             return await self._send(publish, timeout)
 
@@ -187,7 +188,7 @@ class Producer:
         **options: Unpack[PublishOptions],
     ) -> Published:
         """Publish all messages at once to one nsqd, which stores all or, unless it fails midway, none."""
-        watched, publish = self.producer.prepare(topic, bodies, options, several=True)
+        watched, publish = self.producer.prepare(PublishFuture, topic, bodies, options, several=True)
         with watched:
             return await self._send(publish, timeout)
 
@@ -307,8 +308,8 @@ class Consumer:
         consumer.add_handler(bill, concurrency=20)
         await consumer.run()
 
-    ``async with message`` finishes the message at its end; an exception requeues it and makes the consumer
-    back off; a cancelled task requeues it at once and without backing off. ``consumer`` is the nsq.Consumer:
+    ``async with message`` finishes the message at its end; an exception requeues it, as a failure; a
+    cancelled task requeues it at once, and not as a failure. ``consumer`` is the nsq.Consumer:
     its ``stats`` and ``health`` do not block.
     """
 
@@ -319,14 +320,14 @@ class Consumer:
         topic: str,
         channel: str,
         *,
-        around_handler: Callable[[AsyncHandler], AsyncHandler] | None = None,
+        around_handler: AroundAsyncHandler | Sequence[AroundAsyncHandler] | None = None,
         **options: Any,
     ) -> None:
         if "threads" in options:
             raise ConfigError("aio.Consumer has no threads: give add_handler a concurrency instead")
         if options.get("on_stuck") is not None:
             raise ConfigError("aio.Consumer has no on_stuck: raise nsq.GiveUp, or nsq.Requeue with a delay")
-        self._around_handler = checked_callable("around_handler", around_handler)
+        self._around_handler = around_hooks(around_handler)
         self.consumer = threads_consumer.Consumer(topic, channel, **options)
         self._name = f"nsq-{topic}/{channel}"
         self._pool: HandlerPool | None = None  # of the consumer, once it is started
@@ -356,28 +357,29 @@ class Consumer:
         """
         checked_whole("concurrency", concurrency)
         check_no_backoff(no_backoff)
-        if not is_async(handler):
-            raise ConfigError(
-                f"handler {handler!r} is not an async def, and would stop the event loop while it works: "
-                "write an async def, or give it to an nsq.Consumer, which runs it on threads"
-            )
+        _check_async(handler)
         if self._messages is not None:
             raise Closed(f"add_handler comes before start: {self!r}")
-        if self._around_handler is not None:
-            handler = self._around_handler(handler)
+        handler = surrounded(handler, self._around_handler, _check_async)
         self._handlers.append((handler, concurrency, no_backoff))
         return self
 
     async def _work(self, handler: AsyncHandler, no_backoff: Exceptions) -> None:
         assert self._pool is not None
+        task = asyncio.current_task()
         while (message := await self._take()) is not None:
+            self._pool.began(id(task), message)
+            succeeded = False
             try:
                 result = await handler(message)
                 if result is not None:
                     check_result(result)
+                succeeded = True
+                if not message.responded:
+                    with suppress(AlreadyResponded):
+                        message.finish()
             except asyncio.CancelledError:
                 _give_back(message)
-                task = asyncio.current_task()
                 if task is not None and task.cancelling():
                     raise
                 continue  # the handler has cancelled something of its own
@@ -388,9 +390,8 @@ class Consumer:
                 for each, given_up in self._pool.failed([message], error, no_backoff, handed_over=True):
                     await self._on_thread("give-up", partial(self._pool.give_up, each, given_up))
                 continue
-            if not message.responded:
-                with suppress(AlreadyResponded):
-                    message.finish()
+            finally:
+                self._pool.ended(id(task), [message], succeeded)
 
     def _start_worker(self, name: str, handler: AsyncHandler, no_backoff: Exceptions) -> None:
         """Start a task that calls a handler. Only a stop ends it for good: a handler may cancel its task."""
@@ -419,6 +420,7 @@ class Consumer:
         messages = self._messages
         assert messages is not None
         message.disable_auto_response()
+        message.begun_at = 0.0  # it only begins to wait for a task
         self._drop_expired(messages.items)
         try:
             messages.put(message)
@@ -478,9 +480,9 @@ class Consumer:
                     message = messages.items.popleft()
                 except IndexError:
                     break  # another one has taken it
-                if not _is_late(message):
+                if not _is_late(message) and not pool.is_too_old(message):
                     return message
-                if message.expired:
+                if message.expired or not message.responded:
                     pool.inbox.put(message)  # its thread drops messages that are late, and counts them
             if self._over:
                 return None
@@ -509,6 +511,7 @@ class Consumer:
             )
         message = await self._take()
         if message is not None:
+            message.begun_at = time.monotonic()
             return message
         if self.consumer.refusal is not None and not self._returns:
             raise self.consumer.refusal
@@ -616,6 +619,14 @@ class Consumer:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         await self.stop()
+
+
+def _check_async(handler: object) -> None:
+    if not is_async(handler):
+        raise ConfigError(
+            f"handler {handler!r} is not an async def, and would stop the event loop while it works: "
+            "write an async def, or give it to an nsq.Consumer, which runs it on threads"
+        )
 
 
 def _is_late(message: Message) -> bool:

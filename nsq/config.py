@@ -29,7 +29,11 @@ if TYPE_CHECKING:
 
 #: Maps the step of backing off, from 1 up, to the seconds to wait.
 BackoffStrategy = Callable[[int], float]
+#: Maps a message's attempts, from 1 up, and what its handler raised to the seconds until it comes again. The
+#: error is None if the handler asked for the requeue.
+RequeueStrategy = Callable[[int, BaseException | None], float]
 
+LINEAR = "linear"
 EXPONENTIAL = "exponential"
 FULL_JITTER = "full_jitter"
 
@@ -201,24 +205,58 @@ class Config:
         also=(None,),
         shown="from the handler threads",
     )
+    rate: float = options.declare(
+        0.0,
+        Option(
+            "Messages that handlers begin a second, at most, in this consumer; 0: no limit.",
+            options.NUMBER,
+            0.0,
+        ),
+    )
     max_attempts: int = options.count(
         5,
         0,
         65535,
         "Attempts after which a message is given up, and lost without dead_letters; 0 never gives up.",
     )
+    max_age: float = options.seconds(
+        0.0,
+        1.0,
+        math.inf,
+        "Age after which a message is given up instead of handled, in seconds since its publish; 0: never.",
+        also=(0.0,),
+    )
     default_requeue_delay: float = options.seconds(
-        90.0, 0.0, 3600.0, "Delay of a requeued message, times its attempts so far."
+        90.0, 0.0, 3600.0, "Delay of a requeued message; requeue_strategy says how it grows."
+    )
+    requeue_strategy: str | RequeueStrategy = options.choice(  # noqa: RUF009
+        LINEAR,
+        (LINEAR, EXPONENTIAL),
+        "How default_requeue_delay grows: times the attempts so far, doubled at each attempt, or a function "
+        "from the attempts and the handler's error to seconds.",
+        kind=options.STRATEGY,
     )
     max_requeue_delay: float = options.seconds(900.0, 0.0, 3600.0, "Longest delay of a requeued message.")
     requeue_jitter: float = options.share(
         0.0, "Random share added to the delay of a requeued message, so that messages spread out."
     )
-    auto_touch: bool = options.switch("Touch a message while its handler runs, as long as nsqd allows.")
+    auto_touch: bool = options.switch(
+        "Touch a message while its handler runs, as long as nsqd allows; not while it waits for one."
+    )
+    backoff_after: float = options.declare(
+        0.5,
+        Option(
+            "Share of failures among the last calls of handlers at which the consumer backs off; 0: at each "
+            "failure, as go-nsq. Only a message's first failure counts.",
+            options.NUMBER,
+            0.0,
+            0.9,
+        ),
+    )
     backoff_strategy: str | BackoffStrategy = options.choice(  # noqa: RUF009
         EXPONENTIAL,
         (EXPONENTIAL, FULL_JITTER),
-        "How long to back off after failures: a name, or a function from the step (1, 2, …) to seconds.",
+        "How long to back off: a name, or a function from the step (1, 2, …) to seconds.",
         kind=options.STRATEGY,
     )
     backoff_multiplier: float = options.seconds(
@@ -281,6 +319,7 @@ class Config:
     def __post_init__(self) -> None:
         for name, option in _OPTIONS.items():
             object.__setattr__(self, name, option.checked(name, getattr(self, name)))
+        check_rate(self.rate)
         self._check_connection()
         self._check_tls()
         if self.low_latency and self.output_buffer_size not in (None, -1):
@@ -414,6 +453,15 @@ class Config:
                 raise ConfigError(f"there is no option {name!r}" + (f"; {hint}" if hint else ""))
 
 
+def check_rate(rate: float) -> None:
+    """Refuse a rate that is too low for a consumer, which holds a message while it waits."""
+    if rate < 0 or 0 < rate < 1 / 60 or math.isnan(rate):
+        raise ConfigError(
+            f"rate is {rate:g} messages a second, but must be 0, or at least 1/60: what is rarer than one a "
+            "minute is a schedule, for cron and nsq pub"
+        )
+
+
 _FIELDS = {field.name: field for field in dataclasses.fields(Config)}
 _OPTIONS: dict[str, Option] = {name: field.metadata[METADATA] for name, field in _FIELDS.items()}
 
@@ -459,11 +507,15 @@ class Options(TypedDict, total=False):
     cluster: str
     prune: bool
     max_in_flight: int | None
+    rate: float
     max_attempts: int
+    max_age: float
     default_requeue_delay: float
     max_requeue_delay: float
+    requeue_strategy: str | RequeueStrategy
     requeue_jitter: float
     auto_touch: bool
+    backoff_after: float
     backoff_strategy: str | BackoffStrategy
     backoff_multiplier: float
     max_backoff_duration: float

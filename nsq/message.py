@@ -60,12 +60,15 @@ class Message:
         "_delegate",
         "attempts",
         "auto_response",
+        "begun_at",
         "body",
         "expires_at",
         "id",
         "received_at",
         "timestamp",
     )
+    #: When a handler has begun the message, on the monotonic clock; not set before: see ``begun``.
+    begun_at: float
 
     def __init__(
         self,
@@ -105,7 +108,7 @@ class Message:
 
     @property
     def id_text(self) -> str:
-        """The id as text: nsqd's hexadecimal digits; of a partitioned NSQ's raw bytes their digits."""
+        """The id as text, in hexadecimal digits."""
         return self.id.decode("latin-1")
 
     @property
@@ -132,7 +135,7 @@ class Message:
         """Seconds until the message expires."""
         return max(0.0, self.expires_at - time.monotonic())
 
-    # From a partitioned NSQ; None where nsqd does not tell.
+    # Only a partitioned NSQ tells these; else they are None.
 
     @property
     def partition(self) -> int | None:
@@ -181,7 +184,7 @@ class Message:
         """Have nsqd deliver the message again after ``delay`` seconds; by default ``default_requeue_delay``
         for each attempt.
 
-        The consumer backs off, unless ``backoff`` is false.
+        It counts as a failure, for which the consumer may back off, unless ``backoff`` is false.
         """
         self._delegate.requeue(self, delay, backoff)
 
@@ -232,6 +235,11 @@ def finish_all(messages: Iterable[Message]) -> None:
 def finish_given_up(message: Message) -> None:
     """Finish a message that is given up: for backoff it counts neither as a success nor as a failure."""
     message._delegate.finish(message, False)
+
+
+def begun(message: Message) -> float:
+    """Return when a handler has begun the message, on the monotonic clock; 0.0 if none has."""
+    return getattr(message, "begun_at", 0.0)
 
 
 def time_out(message: Message) -> None:

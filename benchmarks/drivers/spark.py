@@ -29,12 +29,10 @@ from benchmarks.usage import MEGABYTE, resident_memory
 from nsq.http.nsqd import NsqdApi
 from nsq.spark import register
 from nsq.spark.session import local_session
-from nsq.spark.wal import new_receiver
-from nsq.spark.wal.directory import DirectoryWal
+from nsq.spark.wal import new_receiver, open_wal
 from nsq.spark.wal.records import stored
 
 _PATIENCE = 110
-_APPENDED = 1250  # rows that a receiver appends at a time
 _SEGMENT_BYTES = 32 << 20
 _DIFFERENT, _AT_ONCE = 50_000, 5000
 _NOBODY = "127.0.0.1:1"
@@ -182,25 +180,28 @@ class Loads:
 
 def _fill(location: Path, rows: int, size: int, a_segment: int) -> None:
     """Write a log as a receiver does, with segments of ``a_segment`` rows or of the usual size."""
-    wal = DirectoryWal(location, fsync=False)
+    wal = open_wal(str(location), fsync=False)
     wal.prepare()
     body = _bodies(size)
-    with wal.log(new_receiver()) as log:
-        for first in range(0, rows, a_segment or _APPENDED):
-            numbers = range(first, min(first + (a_segment or _APPENDED), rows))
-            count = len(numbers)
-            log.append(
-                stored(
-                    TOPIC,
-                    [b"%016x" % number for number in numbers],
-                    [10**18 + number for number in numbers],
-                    [1] * count,
-                    [_NOBODY] * count,
-                    [body(number) for number in numbers],
-                )
-            )
-            if a_segment or log.open_bytes >= _SEGMENT_BYTES:
-                log.roll()
+    log = wal.log(new_receiver())
+    step = a_segment or max(1, _SEGMENT_BYTES // size)
+    named = threading.Semaphore(0)
+    starts = range(0, rows, step)
+    for first in starts:
+        numbers = range(first, min(first + step, rows))
+        count = len(numbers)
+        batch = stored(
+            TOPIC,
+            [b"%016x" % number for number in numbers],
+            [10**18 + number for number in numbers],
+            [1] * count,
+            [_NOBODY] * count,
+            [body(number) for number in numbers],
+        )
+        log.put(batch, named.release)
+    for _ in starts:
+        named.acquire()
+    log.close()
 
 
 def _bodies(size: int) -> Callable[[int], bytes]:

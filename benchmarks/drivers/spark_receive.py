@@ -30,9 +30,8 @@ def main(port: int, count: int, in_flight: int) -> tuple[float, float]:
                 "walMaxBytes": "1t",  # no reader empties it
             }
         )
-        wal = open_wal(options.wal)
-        wal.prepare()
-        with ReceiverPool(options, wal) as pool:
+        open_wal(options.wal).prepare()
+        with ReceiverPool(options) as pool:
             pool.start()
             began_at_all, _ = _reached(pool, 1)
             began, first = _reached(pool, _WARM_UP)

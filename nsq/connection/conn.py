@@ -15,14 +15,14 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Container
+from collections.abc import Callable
 from contextlib import suppress
 from itertools import groupby
 from typing import Any, NoReturn, cast
 
 from nsq.config import Config
+from nsq.connection.deliveries import GONE, Deliveries
 from nsq.connection.handshake import dial
-from nsq.connection.session import GONE, Session
 from nsq.connection.subscription import Subscription
 from nsq.errors import (
     AlreadyResponded,
@@ -132,13 +132,12 @@ class Conn:
         """Items given to ``put`` and not written yet. The delegate drains it after the connection ended.
 
         Bytes are commands, ready to be sent: RDY, TOUCH, and the answers to heartbeats, also where the
-        delegate only publishes. All else is the delegate's, for ``encode``. Both kinds share one queue, so
-        that they leave in order and one look tells the write loop whether it may sleep: a second queue would
-        cost a second look in each of its turns, and save a check of the type in three places.
+        delegate only publishes. All else is the delegate's, for ``encode``. One queue for both keeps their
+        order, and the write loop has to look at no other before it sleeps.
         """
         self.closed = False
         """Whether writing has ended."""
-        self.session = Session(IdentifyReply())
+        self.deliveries = Deliveries(IdentifyReply())
         self.reply = IdentifyReply()
         """nsqd's answer to IDENTIFY, once connected."""
         self._config = config
@@ -179,7 +178,7 @@ class Conn:
         self._stream: Stream = self._layers or ready.stream.stream
         silent = self._config.heartbeat_interval < 0  # then any silence is allowed
         self._stream.read_timeout = None if silent else self._config.read_timeout
-        self.session = Session(ready.reply)
+        self.deliveries = Deliveries(ready.reply)
         self.reply = ready.reply
         self._parser: FrameParser[Message] = FrameParser(
             self._reader(self, 0.0, 0.0), max_frame=self._config.max_frame_size
@@ -212,14 +211,14 @@ class Conn:
 
     def send_rdy(self, count: int) -> None:
         """Send RDY, unless the connection is about to end."""
-        if not self.session.closing and self.open:
-            self.session.set_rdy(count)
+        if not self.deliveries.closing and self.open:
+            self.deliveries.set_rdy(count)
             self.put(commands.rdy(count))
 
     def send_cls(self) -> None:
         """Ask nsqd to send no more messages; the connection ends once the last one is answered."""
-        self.session.closing = True
-        self.session.rdy = 0
+        self.deliveries.closing = True
+        self.deliveries.rdy = 0
         self.put(commands.CLS)
 
     def _wake(self) -> None:
@@ -261,7 +260,7 @@ class Conn:
             # thread sees the flag and wakes us. Each look is a method of the shared deque, set or lock, which
             # locks it: a bare ``len`` or ``bool`` could see an old state where there is no GIL.
             self._asleep = True
-            if self.session.close_wait and self.session.drained:  # close_wait first: it saves a call
+            if self.deliveries.close_wait and self.deliveries.drained:  # close_wait first: it saves a call
                 self._asked_to_close = self._closing = True
             data = self._encode(self.waiting)
             if not data and self._closing:
@@ -281,7 +280,7 @@ class Conn:
         """Encode commands, as they are, and answers to messages; FINs in a row become one piece."""
         parts: list[bytes] = []
         answered: list[Message] = []
-        session = self.session
+        deliveries = self.deliveries
         popleft = waiting.popleft  # no other thread removes items
         try:
             first = popleft()  # not ``len``: see ``_write_what_waits``
@@ -294,16 +293,16 @@ class Conn:
                 done: list[Message] = list(row)
                 parts.append(commands.fins([message.id for message in done]))
                 answered += done
-                session.finished += len(done)
+                deliveries.finished += len(done)
             elif kind is bytes:
                 parts += row
             else:
                 for message, delay_ms in row:
                     answered.append(message)
-                    session.requeued += 1
+                    deliveries.requeued += 1
                     parts.append(commands.req(message.id, delay_ms))
-        session.written(answered)
-        rdy = session.rdy_refresh(bool(answered))
+        deliveries.written(answered)
+        rdy = deliveries.rdy_refresh(bool(answered))
         if rdy:
             # After the answers, which make room for the messages that this RDY brings.
             parts.append(commands.rdy(rdy))
@@ -341,7 +340,7 @@ class Conn:
             self._delegate.on_ok(self, 1)
             return
         now = time.monotonic()
-        parser.message = self._reader(self, now, now + self.session.msg_timeout)
+        parser.message = self._reader(self, now, now + self.deliveries.msg_timeout)
         replies = parser.replies
         frames = parser.feed(data)
         if parser.replies == replies:
@@ -362,7 +361,7 @@ class Conn:
 
     def _on_messages(self, messages: list[Message], now: float) -> None:
         self.last_message_at = now
-        self.session.admit(messages, now)
+        self.deliveries.admit(messages, now)
         self._delegate.on_messages(self, messages)
 
     def _on_reply(self, frame: Response | ErrorReply) -> None:
@@ -377,11 +376,10 @@ class Conn:
             self.put(commands.NOP)
             self._delegate.on_heartbeat(self)
         elif frame.data == CLOSE_WAIT:
-            # Without this check, its end would count as one that we asked for, and nsqd would be dialed again
-            # at once, without a pause.
-            if not self.session.closing:
+            # Else the connection would end as if we had closed it, and nsqd be dialed again without a pause.
+            if not self.deliveries.closing:
                 raise WireError(f"{self.address} sent CLOSE_WAIT, although no CLS was sent")
-            self.session.close_wait = True
+            self.deliveries.close_wait = True
             self._wake()
         else:
             self._delegate.on_response(self, frame.data)
@@ -436,16 +434,16 @@ class Conn:
 
     def _release_messages(self) -> None:
         """Drop all messages, which nsqd has again: answers are refused, and no handler begins one."""
-        for message in self.session.release_all():
+        for message in self.deliveries.release_all():
             message.expires_at = GONE
 
     # Messages.
 
     def holds(self, message: Message) -> bool:
-        return self.session.holds(message)
+        return self.deliveries.holds(message)
 
     def finish(self, message: Message, success: bool = True) -> None:
-        if self.closed or message.expires_at <= time.monotonic() or not self.session.take(message):
+        if self.closed or message.expires_at <= time.monotonic() or not self.deliveries.take(message):
             self._refuse(message)
         if not self._delegate.on_finished(self, message, success):
             self.waiting.append(message)  # ``put``, inlined on the hot path
@@ -460,29 +458,27 @@ class Conn:
                 with suppress(AlreadyResponded):
                     self.finish(message)
             return
-        take = self.session.take
+        take = self.deliveries.take
         self.waiting.extend([message for message in messages if take(message)])
         self._wake()
 
     def requeue(self, message: Message, delay: float | None, backoff: bool) -> None:
         delay_ms = _milliseconds(self._delegate.requeue_delay(message.attempts) if delay is None else delay)
-        if self.closed or message.expires_at <= time.monotonic() or not self.session.take(message):
+        if self.closed or message.expires_at <= time.monotonic() or not self.deliveries.take(message):
             self._refuse(message)
         if not self._delegate.on_requeued(self, message, delay_ms, backoff):
             self.put((message, delay_ms))
 
     def touch(self, message: Message) -> None:
         now = time.monotonic()
-        if self.closed or message.expires_at <= now or not self.session.touch(message, now):
+        if self.closed or message.expires_at <= now or not self.deliveries.touch(message, now):
             self._refuse(message)
         self.put(commands.touch(message.id))
 
-    def touch_expiring(self, now: float, working: Container[Message] | None) -> None:
-        """Touch messages past half of their time, but not those whose handler left the answer for later.
-        ``working`` are those that handlers work on; None touches all.
-        """
-        for message in self.session.expiring(now):
-            if message.auto_response or working is None or message in working:
+    def touch_expiring(self, now: float, wanted: Callable[[Message], bool]) -> None:
+        """Touch the wanted messages that are past half of their time."""
+        for message in self.deliveries.expiring(now):
+            if wanted(message):
                 with suppress(AlreadyResponded):
                     self.touch(message)
 
@@ -504,7 +500,7 @@ class Conn:
 
         Any thread may call this.
         """
-        dropped = self.session.drop(message)
+        dropped = self.deliveries.drop(message)
         self._wake()  # it may have been the last in flight
         if dropped:
             self._delegate.on_timed_out(self, message)
@@ -512,7 +508,7 @@ class Conn:
 
     def expire(self, now: float) -> None:
         """Time out the messages whose time is up."""
-        expired = self.session.expire(now)
+        expired = self.deliveries.expire(now)
         self._wake()
         for message in expired:
             self._delegate.on_timed_out(self, message)

@@ -93,7 +93,7 @@ class Endpoint:
         self.loops: LoopThreads | None = None
         """Its threads, as far as the owner knows: from a permit until the report."""
         self.ticket = -1
-        """Names its valid place in the schedule of ``Endpoints``."""
+        """The number of its latest entry in the schedule of ``Endpoints``, which skips older ones."""
         self._config, self._clock = config, clock
         self._stopped = False
 
@@ -182,7 +182,7 @@ class Endpoint:
     @property
     def closing(self) -> bool:
         """Whether we have asked nsqd to end the connection."""
-        return self.conn is not None and self.conn.session.closing
+        return self.conn is not None and self.conn.deliveries.closing
 
     @property
     def reason(self) -> str:

@@ -15,27 +15,39 @@ import random
 import time
 from collections.abc import Callable, Hashable, Iterable
 from functools import partial
+from typing import ParamSpec
 
-from nsq.config import Config
+from nsq.config import EXPONENTIAL, FULL_JITTER, LINEAR, Config, RequeueStrategy
 from nsq.connection.conn import Conn, ConnDelegate
 from nsq.connection.endpoint import Key
 from nsq.connection.handshake import describe
-from nsq.consumer.decisions import requeue_delay
+from nsq.consumer.decisions import requeue_delay, slowness
+from nsq.consumer.dialect import Dialect
 from nsq.consumer.handlers import HandlerPool
-from nsq.consumer.rdy import Backoff, Outcome, RdyWindows, Strategy, exponential
+from nsq.consumer.rdy import Backoff, Outcome, Strategy, exponential
 from nsq.consumer.reports import Reporter, added
-from nsq.errors import NsqError, ServerError
+from nsq.errors import ConfigError, NsqError, ServerError
 from nsq.log import Logger
-from nsq.message import Message
+from nsq.message import Message, begun
 from nsq.threads.owner import Owner
 
 log = Logger("nsq.consumer")
+
+P = ParamSpec("P")
 
 #: Messages that keep one handler busy, a thread or a task: one in work and the next one at hand. More would
 #: only wait in the inbox, while their timeout runs.
 _IN_FLIGHT_PER_HANDLER = 2
 #: The share of RDY in flight from which on hardly more messages can come.
 _STARVED_AT = 0.85
+#: Seconds between two log lines that say that failures are too few for backing off.
+_SAY_AGAIN = 60.0
+#: Seconds for whose messages there is room here, at most, if there is a rate.
+_RATE_SECONDS = 5.0
+#: Seconds between two warnings of slow handlers.
+_WARN_AGAIN = 600.0
+#: Seconds by which a message's time is longer, at least, if it was touched.
+_TOUCHED = 0.001
 #: Seconds that a caller waits for the owner to carry out a request such as ``pause``.
 _PATIENCE = 5.0
 
@@ -52,13 +64,13 @@ class Connections(ConnDelegate):
         config: Config,
         owner: Owner,
         pool: HandlerPool,
-        windows: type[RdyWindows],
+        dialect: Dialect,
         reporter: Reporter,
         closed: Callable[[Conn, NsqError | None], object],
     ) -> None:
-        self.windows = windows(
+        self.windows = dialect.windows(
             config.max_in_flight or 0,
-            Backoff(backoff_strategy(config), config.max_backoff_duration),
+            Backoff(backoff_strategy(config), config.max_backoff_duration, config.backoff_after),
             random.choice,
             config.low_rdy_idle_timeout,
             config.low_rdy_timeout,
@@ -69,24 +81,39 @@ class Connections(ConnDelegate):
         """
         self.stopping = False
         """Whether no connection is added any more."""
-        self.touches_unanswered = False
-        """Whether auto_touch also touches messages that the program answers after their handler's end."""
         self.max_in_flight_given = config.max_in_flight is not None
         """Whether max_in_flight is the user's. Otherwise it follows from the handlers."""
         self._config, self._owner, self._pool = config, owner, pool
+        self._put, self._expects = dialect.put, dialect.expects
         self._reporter, self._hooks, self._hooked = reporter, reporter.hooks, reporter.hooked
         self._closed = closed
         self._decision_due = False  # the windows may have to change
         self._ticked_at = 0.0
-        self._warned_of_turns = False
+        self._successes = 0  # of handlers, as far as the backoff knows of them
+        self._told_of_share_at = self._warned_of_slowness_at = -math.inf
+        self._requeue_strategy = requeue_strategy(config)
         self._shrunk = False  # the log has a warning about the handlers' limit
 
     # Settings: any thread.
 
     def set_max_in_flight(self, max_in_flight: int) -> None:
         self.max_in_flight_given = True
+        self.windows.grows = False
         self.windows.max_in_flight = max_in_flight
         self._decide_soon()
+
+    def set_rate(self, rate: float) -> None:
+        self._pool.set_rate(rate)
+        self._follow_rate()
+        self._decide_soon()
+
+    def _follow_rate(self, timeout: float = math.inf) -> None:
+        """Let no more messages be here than begin in a few seconds: what waits longer times out, and holds up
+        a stop. ``timeout`` is that of a connection that is not in the table yet.
+        """
+        rate = self._pool.rate.per_second
+        seconds = min(_RATE_SECONDS, self._shortest_timeout() / 4, timeout / 4)
+        self.windows.rate_limit = max(1, int(rate * seconds)) if rate > 0 else math.inf
 
     def pause(self, paused: bool) -> None:
         self.windows.paused = paused
@@ -121,39 +148,39 @@ class Connections(ConnDelegate):
     @property
     def starved(self) -> bool:
         """Whether some nsqd can hardly send more before messages that are here are answered."""
-        sessions = [conn.session for conn in self.table.values()]
-        return any(each.in_flight > 0 and each.in_flight >= each.rdy * _STARVED_AT for each in sessions)
+        deliveries = [conn.deliveries for conn in self.table.values()]
+        return any(each.in_flight > 0 and each.in_flight >= each.rdy * _STARVED_AT for each in deliveries)
 
     def in_flight(self) -> dict[Hashable, int]:
-        return {conn: conn.session.in_flight for conn in self.table.values()}
+        return {conn: conn.deliveries.in_flight for conn in self.table.values()}
+
+    def _count_successes(self) -> int:
+        """Count the calls of handlers that have succeeded: here, so that it costs the handlers nothing."""
+        conns, gone = self.table_and_totals
+        return gone[1] + sum([conn.deliveries.finished for conn in conns.values()]) - self._pool.uncounted
+
+    @property
+    def failure_share(self) -> float:
+        """The share of failures among the last calls of handlers."""
+        return self.windows.backoff.share.after(max(0, self._count_successes() - self._successes))
 
     # Connections come and go.
 
-    def expect(self, connections: int) -> None:
-        """Share RDY among so many connections, also while some are still dialed."""
+    def expect(self, connections: int, each_room: bool) -> None:
+        """Share RDY among so many connections, also while some are still dialed. With ``each_room`` each can
+        have a message at a time, unless the user has set a smaller max_in_flight.
+        """
+        self.windows.grows = each_room and not self.max_in_flight_given
         if connections != self.windows.expected:
             self.windows.expected = connections
             self._decision_due = True
 
-    def give_each_room(self, endpoints: int) -> None:
-        """Let each connection have a message at a time, unless the user has set a smaller max_in_flight."""
-        self.windows.grows = not self.max_in_flight_given
-        self._decision_due = True
-        if self.windows.must_take_turns(endpoints) and not self._warned_of_turns:
-            self._warned_of_turns = True
-            self._log(
-                logging.WARNING,
-                "%s: max_in_flight is %d, but there are %d partitions: they take turns, one message each. "
-                "Leave it out, or give at least their number",
-                self.windows.max_in_flight,
-                endpoints,
-            )
-
     def add(self, conn: Conn) -> None:
         """Note a new connection, before its loops run."""
-        self.windows.connected(conn, conn.session.max_rdy, time.monotonic())
+        self._follow_rate(conn.deliveries.msg_timeout)
+        self.windows.connected(conn, conn.deliveries.max_rdy, time.monotonic())
         self.decide()
-        # When it has its share: ``wait_until_connected`` counts it from now on.
+        # Only now that it has its share: ``wait_until_connected`` counts it from here on.
         table, gone = self.table_and_totals
         self.table_and_totals = {**table, conn.key: conn}, gone
         # Before the loops run: hooks must hear of a connection's beginning before its end.
@@ -170,6 +197,7 @@ class Connections(ConnDelegate):
 
     def remove(self, conn: Conn, cause: NsqError | None) -> None:
         """Forget a connection that has ended."""
+        self._pool.repeats_come = True
         table, gone = self.table_and_totals
         self.table_and_totals = (
             {key: each for key, each in table.items() if each is not conn},
@@ -201,10 +229,12 @@ class Connections(ConnDelegate):
                 self._request_decision()  # this nsqd's share grows again
         if self._hooked:
             self._reporter.tell(self._hooks.received, messages)
-        self._pool.put(messages)
+        if conn.deliveries.overtook:
+            self._pool.repeats_come = True
+        self._put(messages)
 
     def on_error(self, conn: Conn, error: ServerError) -> None:
-        if self._pool.expects(error):
+        if self._expects(error):
             return
         level = logging.ERROR if error.fatal else logging.WARNING
         self._log(level, "%s: nsqd %s: %s", conn.address, error, address=conn.address)
@@ -241,13 +271,14 @@ class Connections(ConnDelegate):
             self._request_decision()
         return False
 
-    def requeue_delay(self, attempts: int) -> float:
-        return requeue_delay(attempts, self._config, random.random())
+    def requeue_delay(self, attempts: int, error: BaseException | None = None) -> float:
+        return requeue_delay(self._requeue_strategy(attempts, error), self._config, random.random())
 
     def on_timed_out(self, conn: Conn, message: Message) -> None:
         fields = self._pool.fields_of(message)
         log.warning("%r from %s timed out here", message, conn.address, extra=fields)
         self._reporter.tell(self._hooks.timed_out, message)
+        self._pool.repeats_come = True
         if message.auto_response:  # it was in the inbox, or its handler began it too late
             self._owner.ask(self._handlers_are_late)
         if self.windows.below_target:
@@ -277,12 +308,17 @@ class Connections(ConnDelegate):
         """Note an outcome, and send the answer after the RDY: the answer makes room for another message."""
         backoff, now = self.windows.backoff, time.monotonic()
         before = backoff.level, backoff.until
+        known, self._successes = self._successes, max(self._successes, self._count_successes())
+        first = self._pool.handled_attempts(answer if isinstance(answer, Message) else answer[0]) <= 1
         try:
-            if self.windows.outcome(outcome, now) or self.windows.below_target:
+            changed = self.windows.outcome(outcome, now, first=first, successes=self._successes - known)
+            if changed or self.windows.below_target:
                 self.decide()
         finally:
             conn.put(answer)
-        if (backoff.level, backoff.until) != before:
+        if (backoff.level, backoff.until) == before:
+            self._tell_of_share(now)
+        else:
             if backoff.until is None:
                 self._log(logging.INFO, "%s: backing off is over")
             else:
@@ -294,9 +330,19 @@ class Connections(ConnDelegate):
                 )
             self._reporter.tell(self._hooks.backing_off, backoff.level)
 
+    def _tell_of_share(self, now: float) -> None:
+        """Log, once in a while, that handlers have failed too rarely for backing off."""
+        backoff = self.windows.backoff
+        share, threshold = backoff.share, backoff.threshold
+        failed = round(share.value * share.window)
+        if failed and not backoff.level and now >= self._told_of_share_at + _SAY_AGAIN:
+            self._told_of_share_at = now
+            text = "%s: %d of the last %d calls of handlers failed; no backing off below %g %%"
+            self._log(logging.INFO, text, failed, share.window, 100 * threshold)
+
     def _handlers_are_late(self) -> None:
         """Lower the handlers' limit: a message has timed out before its handler was done."""
-        now, timeout, most = time.monotonic(), self._handling_time(), self.windows.max_in_flight
+        now, timeout, most = time.monotonic(), self._shortest_timeout(), self.windows.max_in_flight
         if self.windows.handled_late(now, timeout, len(self._pool)):
             self._log(
                 logging.INFO if self._shrunk else logging.WARNING,
@@ -314,16 +360,14 @@ class Connections(ConnDelegate):
 
     def next_tick(self) -> float:
         """Return when to call ``tick`` again."""
-        interval = self._config.rdy_redistribute_interval
-        if self._config.auto_touch:
-            interval = min(interval, self._shortest_timeout() / 4)
+        interval = min(self._config.rdy_redistribute_interval, self._shortest_timeout() / 4)
         if self.windows.handling.active:
             interval = min(interval, self._shortest_timeout() / 8)
         until = self.windows.backoff.until
         return min(self._ticked_at + interval, math.inf if until is None else until)
 
     def _shortest_timeout(self) -> float:
-        return min((conn.session.msg_timeout for conn in self.table.values()), default=60.0)
+        return min((conn.deliveries.msg_timeout for conn in self.table.values()), default=60.0)
 
     def tick(self) -> None:
         """Do what the clock asks for, if that is due."""
@@ -332,29 +376,55 @@ class Connections(ConnDelegate):
             return
         self._ticked_at = now
         conns = list(self.table.values())
-        if self._config.auto_touch:
-            working = None if self.touches_unanswered else set(self._pool.in_work())
-            for conn in conns:
-                conn.touch_expiring(now, working)
+        self._touch(now)
+        if not self._config.auto_touch:
+            self._warn_of_slow_handlers(now)
         for conn in conns:
             conn.expire(now)
         if self._pool.inbox.qsize() > self.windows.max_in_flight:
             self._pool.sweep(now)
         handling = self.windows.handling
         if handling.active:
-            oldest = max((conn.session.oldest(now) for conn in conns), default=0.0)
-            if handling.relax(now, self._handling_time(), self.windows.max_in_flight, oldest):
+            waiting = self._config.auto_touch  # a handler may take long with what is touched
+            oldest = max((conn.deliveries.oldest(now, waiting=waiting) for conn in conns), default=0.0)
+            if handling.relax(now, self._shortest_timeout(), self.windows.max_in_flight, oldest):
                 self._log(
                     logging.INFO, "%s: the handlers are quick: at most %d messages now", self.windows.allowed
                 )
         self.windows.tick(now, self.in_flight())
         self.decide()
 
-    def _handling_time(self) -> float:
-        """Return the seconds within which a handler must begin with a message."""
-        if not self._config.auto_touch:
-            return self._shortest_timeout()
-        return min((conn.session.max_msg_timeout for conn in self.table.values()), default=900.0)
+    def _touch(self, now: float) -> None:
+        """Touch messages past half of their time: those that wait for the end of a late run, and with
+        auto_touch those that handlers work on.
+        """
+        pool, auto_touch = self._pool, self._config.auto_touch
+        touched = set(pool.kept.copy().values())
+        if auto_touch:
+            touched.update(pool.in_work())
+        if pool.rate.per_second > 0:  # what a thread has, and has not begun, waits for its turn
+            touched.update(each for each in pool.in_work() if not begun(each))
+        if touched or (auto_touch and pool.handed_over):
+            for conn in self.table.values():
+                conn.touch_expiring(
+                    now, lambda each: each in touched or (auto_touch and pool.handed_over and begun(each) > 0)
+                )
+
+    def _warn_of_slow_handlers(self, now: float) -> None:
+        """Warn, once in a while, of a handler that has used half of its message's time."""
+        if now < self._warned_of_slowness_at + _WARN_AGAIN:
+            return
+        timeouts = {conn.address: conn.deliveries.msg_timeout for conn in self.table.values()}
+        for message in self._pool.in_work():
+            timeout = timeouts.get(message.nsqd_address, math.inf)
+            touched = message.expires_at - message.received_at > timeout + _TOUCHED
+            late = message.received_at + timeout / 2 <= now < message.expires_at and not touched
+            answers = begun(message) and (message.auto_response or self._pool.handed_over)
+            if late and answers and not message.responded:
+                self._warned_of_slowness_at = now
+                text = slowness(message, now, begun(message))
+                self._log(logging.WARNING, "%s: %s", text, address=message.nsqd_address)
+                return
 
     def _log(self, level: int, text: str, *values: object, address: str = "") -> None:
         """Log a line that begins with the consumer's name."""
@@ -363,19 +433,41 @@ class Connections(ConnDelegate):
 
 def backoff_strategy(config: Config) -> Strategy:
     """Return the option ``backoff_strategy`` as a function."""
-    fallback = exponential(config.backoff_multiplier)
+    usual = exponential(config.backoff_multiplier)
     strategy = config.backoff_strategy
-    if strategy == "full_jitter":
+    if strategy == FULL_JITTER:
         return exponential(config.backoff_multiplier, random.random)
-    if not callable(strategy):
-        return fallback
+    return _guarded("backoff_strategy", strategy, usual, EXPONENTIAL) if callable(strategy) else usual
 
-    def wait(level: int) -> float:
-        """Call the user's function; its exceptions must not reach the code that answers messages."""
+
+def requeue_strategy(config: Config) -> RequeueStrategy:
+    """Return the option ``requeue_strategy`` as a function."""
+    delay, strategy = config.default_requeue_delay, config.requeue_strategy
+
+    def linear(attempts: int, _: BaseException | None) -> float:
+        return delay * attempts
+
+    def doubled(attempts: int, _: BaseException | None) -> float:
+        return delay * 2.0 ** min(attempts - 1, 62)
+
+    if callable(strategy):
+        return _guarded("requeue_strategy", strategy, linear, LINEAR)
+    return doubled if strategy == EXPONENTIAL else linear
+
+
+def _guarded(
+    option: str, function: Callable[P, float], usual: Callable[P, float], name: str
+) -> Callable[P, float]:
+    """Return a call of the user's function; its failures must not reach the code that answers messages."""
+
+    def seconds(*args: P.args, **kwargs: P.kwargs) -> float:
         try:
-            return float(strategy(level))
+            result = float(function(*args, **kwargs))
+            if not result >= 0:
+                raise ConfigError(f"it returned {result!r}; it must return seconds, from 0 up")
+            return result
         except BaseException:  # SystemExit too: the calling thread of ours must go on
-            log.exception("backoff_strategy %r failed at level %d: exponential this time", strategy, level)
-            return fallback(level)
+            log.exception("%s %r failed for %r: %s this time", option, function, args, name)
+            return usual(*args, **kwargs)
 
-    return wait
+    return seconds

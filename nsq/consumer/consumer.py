@@ -6,17 +6,17 @@ import math
 import os
 import signal
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Self, TypedDict, TypeVar, Unpack, cast, overload
 
-from nsq.config import Config, Options, SignatureWithOptions
+from nsq.config import Config, Options, SignatureWithOptions, check_rate
 from nsq.connection.subscription import Subscription
 from nsq.consumer.dead_letters import give_up_policy
-from nsq.consumer.engine import Engine, Parts, Watch, plain_parts
-from nsq.consumer.handlers import BatchHandler, Handler, HandlerPool, check_handler
+from nsq.consumer.engine import Engine, Watch
+from nsq.consumer.handlers import BatchHandler, Handler, HandlerPool, around_hooks, check_handler, surrounded
 from nsq.consumer.reports import ConsumerHealth, ConsumerHooks, ConsumerStats, StopReport, health_of, stats_of
 from nsq.discovery.lookups import Discovery
 from nsq.errors import Closed, ConfigError, Forked, NsqError, UsageError
@@ -40,6 +40,11 @@ H = TypeVar("H", bound=Callable[..., Any])
 _LONGEST_WAIT = 3600.0
 #: Seconds of the longest timeout: threads cannot wait very much longer.
 _FOR_EVER = 10.0**9
+_NO_NSQD = "an ordered consumer finds its nsqds through nsqlookupd alone"
+
+
+#: Gets a handler, and returns the function to call instead.
+AroundHandler = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 class PartitionOptions(TypedDict, total=False):
@@ -87,7 +92,8 @@ class Consumer:
     select messages.
 
     ``around_handler`` gets each handler when it is added, and returns the function to call instead, on the
-    handler's threads. ``at_thread_end`` is called by every handler thread before it ends.
+    handler's threads; of a list the first one is the outermost. ``at_thread_end`` is called by every handler
+    thread before it ends.
     """
 
     __signature__ = SignatureWithOptions(more=PartitionOptions)
@@ -104,7 +110,7 @@ class Consumer:
         dead_letter_reasons: bool = False,
         give_up: Callable[[Message], None] | None = None,
         hooks: ConsumerHooks | None = None,
-        around_handler: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None,
+        around_handler: AroundHandler | Sequence[AroundHandler] | None = None,
         at_thread_end: Callable[[], object] | None = None,
         rewrite_address: Callable[[str], str] | None = None,
         accept_addresses: Callable[[list[str]], Iterable[str]] | None = None,
@@ -118,56 +124,50 @@ class Consumer:
         #: The channel of the topic.
         self.channel = check_channel(channel)
         given: dict[str, Any] = {**options}
-        of_partitions = {name: given.pop(name) for name in PartitionOptions.__annotations__ if name in given}
-        if of_partitions.get("ordered") and "max_attempts" in given:
+        special = {name: given.pop(name) for name in PartitionOptions.__annotations__ if name in given}
+        if special.get("ordered") and "max_attempts" in given:
             raise ConfigError("max_attempts is given with ordered=True, which skips no message: use on_stuck")
         #: The options, with those that were given as keywords.
         self.config = Config.of(config, given)
         if hooks is not None and not isinstance(hooks, ConsumerHooks):
             raise ConfigError(f"hooks is {hooks!r}; it must be an instance of a subclass of ConsumerHooks")
         subscription = Subscription(self.topic, self.channel)
-        discovery = {
-            "subscription": subscription,
-            "config": self.config,
+        discovery: dict[str, Any] = {
             "nsqds": checked_nsqds(nsqd),
             "nsqlookupds": checked("nsqlookupd", nsqlookupd),
             "rewrite": checked_callable("rewrite_address", rewrite_address),
             "accept": checked_callable("accept_addresses", accept_addresses),
         }
-        parts = self._parts(discovery, of_partitions)
-        self._trace = parts.trace
         checked_callable("give_up", give_up)
         self._engine = Engine(
             subscription,
             self.config,
-            parts,
+            discovery,
+            self._checked(special, discovery["nsqds"], discovery["nsqlookupds"]),
             give_up_policy(subscription, self.config, transport, dead_letters, dead_letter_reasons, give_up),
             transport=transport,
             hooks=hooks,
             threads=checked_whole("threads", threads),
             at_thread_end=checked_callable("at_thread_end", at_thread_end),
         )
-        self._around_handler = checked_callable("around_handler", around_handler)
+        self._around_handler = around_hooks(around_handler)
         self._warned_of_zero = False
         self._pid = os.getpid()
 
-    def _parts(self, discovery: dict[str, Any], options: dict[str, Any]) -> Parts:
-        """Return the parts of the engine that differ for a partitioned NSQ. Which NSQ it is shows later."""
-        nsqlookupds = discovery["nsqlookupds"]
-        if not nsqlookupds and not discovery["nsqds"]:
+    def _checked(
+        self, options: dict[str, Any], nsqds: Collection[str], nsqlookupds: Collection[str]
+    ) -> dict[str, Any]:
+        """Return those of the options that are given. Which NSQ this is shows later."""
+        if not nsqlookupds and not nsqds:
             raise ConfigError("a consumer needs nsqd or nsqlookupd addresses, or both")
-        checked_callable("on_stuck", options.get("on_stuck"))
-        if options.get("stuck_after") is not None:
-            checked_whole("stuck_after", options["stuck_after"])
         given = {name: value for name, value in options.items() if value is not None and value is not False}
-        if nsqlookupds and self.config.cluster != "original":
-            from nsq.partitioned.consuming import parts_for
-
-            return parts_for(discovery, given)
-        for name in given:
-            reason = "cluster is 'original'" if nsqlookupds else "give nsqlookupd"
-            raise ConfigError(f"{name} needs a partitioned NSQ and its nsqlookupds: {reason}")
-        return plain_parts(discovery)
+        if not nsqlookupds or self.config.cluster == "original":
+            for name in given:
+                reason = "cluster is 'original'" if nsqlookupds else "give nsqlookupd"
+                raise ConfigError(f"{name} needs a partitioned NSQ and its nsqlookupds: {reason}")
+        if given.get("ordered") and nsqds:
+            raise ConfigError(f"nsqd is given with ordered=True: {_NO_NSQD}")
+        return given
 
     def __repr__(self) -> str:
         return f"<Consumer {self.topic}/{self.channel} {self._state}>"
@@ -190,9 +190,10 @@ class Consumer:
     ) -> Self:
         """Add a function that is called as ``handler(message)``, in ``threads`` threads of its own.
 
-        Returning finishes the message; raising, or returning False, requeues it and makes the consumer back
-        off, unless the exception is one of ``no_backoff``. Several handlers share the messages. Returns the
-        consumer, for ``Consumer(…).add_handler(bill).run()``; the decorator is ``handler``.
+        Returning finishes the message; raising, or returning False, requeues it. That is a failure, and many
+        of them make the consumer back off, unless the exception is one of ``no_backoff``. Several handlers
+        share the messages. Returns the consumer, for ``Consumer(…).add_handler(bill).run()``; the decorator
+        is ``handler``.
         """
         if threads is not None:
             checked_whole("threads", threads)
@@ -252,15 +253,16 @@ class Consumer:
     def _surrounded(self, handler: H) -> H:
         """Return the function to call for a handler."""
         check_handler(handler)  # before another function stands in for it
-        return handler if self._around_handler is None else cast(H, self._around_handler(handler))
+        return cast(H, surrounded(handler, self._around_handler, check_handler))
 
     def hand_over(self, take: Handler, at_once: int) -> HandlerPool:
         """Have ``take`` called with each message, on one thread, instead of a handler. Other code handles
-        them, as nsq.aio does: up to ``at_once`` at the same time. auto_touch touches all until they are
-        answered. Return the pool, which has the answers for messages that fail or come too late.
+        them, as nsq.aio does: up to ``at_once`` at the same time. auto_touch touches those that have begun,
+        until they are answered. Return the pool, which has the answers for messages that fail or come too
+        late.
         """
         self._refuse_started("hand_over")
-        self._engine.connections.touches_unanswered = True
+        self._engine.pool.handed_over = True
         self._engine.pool.add(take, threads=1, at_once=checked_whole("at_once", at_once))
         return self._engine.pool
 
@@ -283,6 +285,7 @@ class Consumer:
         if self._state != "new":
             raise Closed(f"{self!r} cannot be started again: make a new one")
         engine.connections.follow_handlers()
+        engine.connections.windows.backoff.share.set_at_once(engine.pool.calls_at_once)
         self._warn_of_idleness()
         engine.start()
         return self
@@ -406,12 +409,24 @@ class Consumer:
         engine.connections.set_max_in_flight(max_in_flight)
         self._warn_of_zero()
 
+    def set_rate(self, rate: float | None) -> None:
+        """Change how many messages handlers may begin a second; None is no limit. Any thread, and signal
+        handlers too. It takes effect within a quarter of a second.
+        """
+        engine = self._own_engine
+        if rate is not None and (isinstance(rate, bool) or not isinstance(rate, (int, float))):
+            raise ConfigError(f"rate is {rate!r}; it must be a number of messages a second, or None")
+        check_rate(rate or 0.0)
+        engine.connections.set_rate(float(rate or 0.0))
+
     def trace(self, on: bool = True) -> None:
         """Log a line on ``nsq.trace`` for each message from now on, or stop that. Needs a partitioned NSQ."""
+        if not isinstance(on, bool):
+            raise UsageError(f"tracing is switched to {on!r}; it must be True or False")
         engine = self._own_engine
-        if self._trace is None:
+        if not engine.discovery.asks or engine.discovery.kind == "original":
             raise UsageError("tracing needs a partitioned NSQ and its nsqlookupds: give nsqlookupd")
-        self._trace(engine.topic, on)
+        engine.traced = on
 
     def pause(self) -> None:
         """Take no new messages until ``resume``."""
@@ -435,6 +450,8 @@ class Consumer:
 
     def add_nsqd(self, address: str) -> None:
         """Connect to another nsqd. The consumer must have been started, here and in the next three."""
+        if self._engine.options.get("ordered"):
+            raise UsageError(f"add_nsqd is called with ordered=True: {_NO_NSQD}")
         self._discovery().add_nsqd(address)
 
     def remove_nsqd(self, address: str) -> None:

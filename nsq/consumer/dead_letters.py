@@ -22,10 +22,11 @@ from typing import TYPE_CHECKING, Protocol
 from nsq.config import Config
 from nsq.connection.subscription import Subscription
 from nsq.consumer.decisions import GivenUp, GiveUp
-from nsq.errors import BadMessage, Closed, ConfigError
+from nsq.errors import BadBody, BadMessage, Closed, ConfigError
 from nsq.log import Logger
 from nsq.message import Message
 from nsq.transport.base import Transport
+from nsq.wire.commands import batches
 from nsq.wire.envelope import DEAD_LETTER, wrap
 from nsq.wire.names import EPHEMERAL, check_topic
 
@@ -57,6 +58,10 @@ class GiveUpPolicy:
     def __call__(self, message: Message, given_up: GivenUp, known: Known) -> str:
         """Store a message; return what has become of it, for the log."""
         return f"it is lost. Consumer(…, dead_letters={self.topic!r}) would keep it in that topic"
+
+    def give_up_many(self, given_up: list[tuple[Message, GivenUp]], known: Known) -> str:
+        """Store messages, as a call does for one."""
+        return [self(message, why, known) for message, why in given_up][-1]
 
     def close(self, timeout: float) -> list[str]:
         """Release everything; return the names of threads that have not ended in time. Called when no message
@@ -112,6 +117,25 @@ class DeadLetters(GiveUpPolicy):
         self._publish(self._producer_for(nsqds, nsqlookupds), message, given_up)
         return f"topic {self.topic} has it"
 
+    def give_up_many(self, given_up: list[tuple[Message, GivenUp]], known: Known) -> str:
+        """Publish as many as possible at once: one by one would take ten times as long."""
+        nsqds, nsqlookupds = known()
+        if not nsqlookupds:
+            nsqds.update(message.nsqd_address for message, _ in given_up)
+        producer = self._producer_for(nsqds, nsqlookupds)
+        letters = [(message, why, self._letter(message, why)) for message, why in given_up]
+        for some in batches(letters, lambda letter: len(letter[2])):
+            seconds = min(self._time_for(message) for message, _, _ in some)
+            try:
+                producer.multi_publish(self.topic, [body for _, _, body in some], timeout=seconds)
+            except (BadMessage, BadBody):  # nothing is stored: find the one that is too large
+                for message, why, _ in some:
+                    self._publish(producer, message, why)
+        return f"topic {self.topic} has them"
+
+    def _letter(self, message: Message, given_up: GivenUp) -> bytes:
+        return dead_letter(message, given_up, self._reasons_of) if self._reasons_of else message.body
+
     def _producer_for(self, nsqds: set[str], nsqlookupds: set[str]) -> Producer:
         with self._lock:
             if self._closed:
@@ -125,8 +149,8 @@ class DeadLetters(GiveUpPolicy):
 
     def _publish(self, producer: Producer, message: Message, given_up: GivenUp) -> None:
         if self._reasons_of:
-            letter = dead_letter(message, given_up, self._reasons_of)
             try:
+                letter = self._letter(message, given_up)
                 producer.publish(self.topic, letter, timeout=self._time_for(message))
                 return
             except BadMessage:
@@ -209,8 +233,10 @@ def give_up_policy(
         )
     if give_up is not None:
         raise ConfigError("dead_letters and give_up exclude each other: give one of them")
-    if not config.max_attempts:
-        raise ConfigError("dead_letters needs max_attempts above 0: with 0 no message is ever given up")
+    if not config.max_attempts and not config.max_age:
+        raise ConfigError(
+            "dead_letters needs max_attempts above 0, or max_age: without them no message is ever given up"
+        )
     return DeadLetters(topic, config, transport, f"{consumed.topic}/{consumed.channel}" if reasons else "")
 
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from nsq.config import Config
 from nsq.errors import InvalidMessage, NsqError, UsageError
+from nsq.message import Message
 
 Exceptions = tuple[type[BaseException], ...]
 
@@ -45,6 +46,10 @@ class GiveUp(NsqError):
     """Raised by a handler that can never handle the message: it is given up at once, as after max_attempts,
     and goes to the dead letters. The text says why.
     """
+
+
+class TooOld(GiveUp):
+    """Raised for a message of an ordered partition that is too old when its handler is about to begin."""
 
 
 def check_result(result: object) -> None:
@@ -81,6 +86,8 @@ class GivenUp:
 
     reason: str
     error: BaseException | None = None
+    too_old: bool = False
+    """Whether its age is the reason. Many messages may be too old together."""
 
     def __str__(self) -> str:
         return f"{self.reason}: {self.error}" if isinstance(self.error, GiveUp) else self.reason
@@ -89,8 +96,12 @@ class GivenUp:
 Decision = Again | GivenUp
 
 
-def decide_before(attempts: int, max_attempts: float) -> GivenUp | None:
-    """Decide about a message that a handler is about to begin. None: it may."""
+def decide_before(
+    attempts: int, max_attempts: float, age: float = 0.0, max_age: float = 0.0
+) -> GivenUp | None:
+    """Decide about a message that a handler is about to begin. None: it may. A ``max_age`` of 0 is none."""
+    if 0.0 < max_age < age:
+        return GivenUp(f"too old: {age:.3g} s (max_age is {max_age:g} s)", too_old=True)
     if attempts <= max_attempts:
         return None
     return GivenUp(f"its attempts were used up, by requeues or timeouts (max_attempts is {max_attempts})")
@@ -100,24 +111,32 @@ def decide(
     error: BaseException,
     attempts: int,
     max_attempts: float,
-    delay: float,
+    delay: Callable[[BaseException | None], float],
     no_backoff: Exceptions = (),
     *,
     at_last_failure: bool = False,
+    age_left: float = math.inf,
 ) -> Decision:
-    """Decide about a message whose handler has raised ``error`` at this attempt. ``delay`` is the usual one.
+    """Decide about a message whose handler has raised ``error`` at this attempt. ``delay`` returns the usual
+    one; it gets the error, or None if the handler has asked for the requeue.
 
     With ``at_last_failure`` a message that fails at its last attempt is given up at once, while its error is
-    known; otherwise when it comes once more.
+    known; otherwise when it comes once more. So is one that would be too old then: ``age_left`` are the
+    seconds until it is.
     """
+    if isinstance(error, TooOld):
+        return GivenUp(str(error), too_old=True)
     if isinstance(error, GiveUp):
         return GivenUp("its handler gave it up", error)
     is_last = attempts >= max_attempts
     if isinstance(error, Requeue):
-        return Again(delay if error.delay is None else error.delay, error.backoff, is_last)
+        return Again(delay(None) if error.delay is None else error.delay, error.backoff, is_last)
     if is_last and at_last_failure:
         return GivenUp(f"it failed at its last attempt (max_attempts is {max_attempts})", error)
-    return Again(delay, not isinstance(error, no_backoff), is_last)
+    seconds = delay(error)
+    if seconds > age_left and at_last_failure:
+        return GivenUp(f"it failed, and would be too old for its next attempt in {seconds:g} s", error)
+    return Again(seconds, not isinstance(error, no_backoff), is_last)
 
 
 def outlook(decisions: Sequence[Decision], max_attempts: float, *, counted: bool) -> str:
@@ -138,7 +157,19 @@ def outlook(decisions: Sequence[Decision], max_attempts: float, *, counted: bool
     return ", ".join(parts)
 
 
-def requeue_delay(attempts: int, config: Config, chance: float) -> float:
-    """Return the default delay of a requeued message, which grows with every attempt."""
-    delay = min(config.default_requeue_delay * attempts, config.max_requeue_delay)
+def slowness(message: Message, now: float, begun_at: float) -> str:
+    """Return, for the log, that a handler has used half of its message's time, and what to do."""
+    waited, ran = begun_at - message.received_at, now - begun_at
+    said = (
+        f"{message!r} came {waited + ran:.2g} s ago, and its handler still runs. In "
+        f"{message.expires_at - now:.2g} s nsqd delivers it again, perhaps to another consumer"
+    )
+    if waited > ran:
+        return f"{said}. It waited {waited:.2g} s for a handler: give more threads, or a lower max_in_flight"
+    return f"{said}: set auto_touch=True, or a longer msg_timeout"
+
+
+def requeue_delay(delay: float, config: Config, chance: float) -> float:
+    """Return the delay of requeue_strategy with its jitter and within its limit."""
+    delay = min(delay, config.max_requeue_delay)
     return min(delay * (1 + config.requeue_jitter * chance), config.max_requeue_delay)

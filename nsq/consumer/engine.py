@@ -20,7 +20,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -33,8 +33,7 @@ from nsq.connection.subscription import Subscription
 from nsq.consumer.connections import Connections
 from nsq.consumer.dead_letters import GiveUpPolicy
 from nsq.consumer.decisions import GivenUp
-from nsq.consumer.handlers import HandlerPool
-from nsq.consumer.rdy import RdyWindows
+from nsq.consumer.dialect import Dialect, Original, other_dialect
 from nsq.consumer.reports import ConsumerHooks, Reporter, StopReport
 from nsq.discovery.lookups import Discovery
 from nsq.errors import Closed, NsqError, ServerError
@@ -50,9 +49,11 @@ log = Logger("nsq.consumer")
 
 #: During a stop, seconds between two checks whether it has become more urgent.
 _STEP = 0.05
-#: Seconds to wait for the answer to CLS: of a partition's former leader; and during a stop of any nsqd whose
-#: messages are answered, since its last message, as others may be on their way.
+#: Seconds to wait during a stop for the answer to CLS of an nsqd whose messages are answered, since its last
+#: message, as others may be on their way.
 _CLS_PATIENCE = 5.0
+#: Seconds between two log lines that tell of messages that were too old.
+_TELL_OF_OLD = 60.0
 #: Seconds. If a connection lived at least so long, and longer than the longest pause before the next dial, it
 #: was a good one: pauses begin anew. An nsqd that accepts and then hangs up never gets there.
 _STEADY = 10.0
@@ -64,19 +65,6 @@ class Watch(Protocol):
     def wake(self) -> None: ...
 
     def abandon(self) -> None: ...
-
-
-@dataclass(frozen=True)
-class Parts:
-    """What differs for a partitioned NSQ. The two functions are called as the engine is made; ``make_pool``
-    also gets arguments of its ``HandlerPool``.
-    """
-
-    make_discovery: Callable[[Engine], Discovery]
-    make_pool: Callable[[Engine, Mapping[str, Any]], HandlerPool]
-    windows: type[RdyWindows] = RdyWindows
-    trace: Callable[[str, bool], object] | None = None
-    """Switches the tracing of a topic on or off."""
 
 
 class ConsumingEndpoint(Endpoint):
@@ -105,7 +93,7 @@ class ConsumingEndpoint(Endpoint):
     def refused(self, error: NsqError, news: bool) -> None:
         """Log and report that a dial has failed, unless it failed so before."""
         reporter, wanted = self._engine.reporter, self.wanted
-        passing = wanted is not None and self._engine.discovery.refused(wanted.key, error)
+        passing = wanted is not None and self._engine.dialect.refused(wanted.key, error)
         if not news or isinstance(error, Closed):
             return
         level, fields = logging.INFO if passing else logging.WARNING, reporter.fields(self.address)
@@ -126,15 +114,16 @@ class ConsumingEndpoint(Endpoint):
 
 
 class Engine:
-    """The owner and its state. Discovery reports to ``found`` and ``dropped``. ``handlers`` are arguments of
-    ``HandlerPool``.
+    """The owner and its state. Discovery reports to ``found`` and ``dropped``. ``discovery`` are arguments of
+    ``Discovery``, ``handlers`` of ``HandlerPool``. ``options`` are those that the original NSQ does not have.
     """
 
     def __init__(
         self,
         subscription: Subscription,
         config: Config,
-        parts: Parts,
+        discovery: Mapping[str, Any],
+        options: Mapping[str, Any],
         give_up_policy: GiveUpPolicy,
         *,
         transport: Transport | None = None,
@@ -142,6 +131,7 @@ class Engine:
         **handlers: Any,
     ) -> None:
         self.config = config
+        self.subscription = subscription
         self.topic = subscription.topic
         self.reporter = Reporter(self.topic, subscription.channel, hooks)
         self.name = self.reporter.name
@@ -155,17 +145,25 @@ class Engine:
         self.context = context_of(config)
         self._give_up_policy = give_up_policy
         self.given_up = 0
-        self._counting = threading.Lock()  # guards the line above; taken by handler threads alone
+        self._old_untold, self._told_of_old_at = 0, -math.inf  # given up for age, and not in the log yet
+        self._counting = threading.Lock()  # guards the lines above; taken by handler threads alone
         arguments = {
             "name": self.name,
             "fields": self.reporter.fields(),
-            "give_up": self._give_up,
+            "give_up": self.give_up,
+            "give_up_old": self._give_up_old,
+            "max_age": config.max_age,
+            "rate": config.rate,
             "gives_up_at_last_failure": give_up_policy.wants_error,
             "starved": lambda: self.connections.starved,
         }
-        self.pool = parts.make_pool(self, {**arguments, **handlers})
+        self.options = options
+        self.traced = bool(options.get("trace"))
+        """Whether each message is logged: only a partitioned NSQ has tracing."""
+        self.dialect: Dialect = other_dialect(self, options) if options else Original(self)
+        self.pool = self.dialect.make_pool({**arguments, **handlers})
         self.connections: Connections = Connections(
-            config, self.owner, self.pool, parts.windows, self.reporter, self._forget
+            config, self.owner, self.pool, self.dialect, self.reporter, self._forget
         )
         pauses = Pauses(config.reconnect_initial, config.reconnect_max, random.random)
         self.endpoints: Endpoints[ConsumingEndpoint] = Endpoints(
@@ -175,8 +173,18 @@ class Engine:
             time.monotonic,
             search=lambda: self.discovery.ask_soon(),
         )
-        self.discovery: Discovery = parts.make_discovery(self)
-        self._former: dict[Conn, float] = {}  # of partitions: they got CLS, and have until then to answer it
+        self.discovery: Discovery = Discovery(
+            subscription,
+            config,
+            found=self.found,
+            dropped=self.dropped,
+            other=lambda discovery: self.dialect.asker(discovery),
+            is_other=bool(options),
+            name=self.name,
+            **discovery,
+        )
+        self._warned_of_kind = False
+        self._leaving: dict[Conn, float] = {}  # they got CLS, and have until then to answer it
         # The beginning and the end.
         self._failed: Exception | None = None  # why not all threads could be started
         self._inherited = False  # by a forked child, from the parent process
@@ -287,7 +295,7 @@ class Engine:
         if self.report is not None:
             self._wake_watch()
             return None
-        due = self.pool.turn(time.monotonic())
+        due = self.dialect.turn(time.monotonic())
         return min(due, self.connections.next_tick(), self._ending.work_by, self.endpoints.next_due())
 
     # The stop: the owner.
@@ -309,10 +317,10 @@ class Engine:
 
     def _stop_when_done(self) -> None:
         now, ending, conns = time.monotonic(), self._ending, self.connections
-        if now >= self._cls_by:  # leave those that owe nothing but the answer to CLS
+        if now >= self._cls_by:  # close those that still lack the answer to CLS, and nothing else
             for conn in conns.table.values():
                 silent = now >= conn.last_message_at + _CLS_PATIENCE
-                if silent and conn.open and conn.session.answered and not conn.session.close_wait:
+                if silent and conn.open and conn.deliveries.answered and not conn.deliveries.close_wait:
                     self._unheard.append(conn.address)
                     conn.close(after_writing=True)
         if conns.table and now < ending.work_by:
@@ -320,16 +328,16 @@ class Engine:
         left = list(conns.table.values())
         self._left = StopReport(
             clean=False,
-            in_flight=sum(conn.session.in_flight for conn in left),
+            in_flight=sum(conn.deliveries.in_flight for conn in left),
             cut_off=sorted({*self._unheard, *[conn.address for conn in left]}),
         )
-        answered = all(conn.session.answered for conn in left)
+        answered = all(conn.deliveries.answered for conn in left)
         for conn in left:
             conn.close()
-        # Their loops report events until their end. Those that still dial are joined later.
+        # Until these threads end, they bring messages and report events. Those that still dial: see below.
         self._join(partial(self.endpoints.join, dialing=False), lambda: ending.join_by)
-        # Before the handlers: one that still gives a message up waits for nsqd to store the dead letter. Its
-        # message's connection is cut off, so nsqd delivers the message again anyway.
+        # Before the handlers: one of them may wait until a dead letter is stored. nsqd delivers that message
+        # again anyway, as its connection is cut off.
         seconds = max(0.0, (ending.users_by - time.monotonic()) / 2)
         threads = [*self._left.unfinished_threads, *self._give_up_policy.close(seconds)]
         self._left = replace(self._left, unfinished_threads=threads)
@@ -373,46 +381,39 @@ class Engine:
 
     # Connections come and go. Requests of discovery and of endpoints, and the owner.
 
-    def connected_keys(self) -> list[Key]:
-        return list(self.connections.table)
-
-    def give_each_room(self) -> None:
-        """Let each connection have a message at a time, unless the user has set a smaller max_in_flight."""
-        self.owner.ask(lambda: self.connections.give_each_room(len(self.endpoints.table)))
-
     def found(self, wanted: dict[Key, Wanted]) -> None:
         self.owner.ask(partial(self.endpoints.want, wanted))
 
-    def dropped(self, key: Key) -> None:
-        self.owner.ask(partial(self._drop, key))
+    def dropped(self, key: Key, patience: float = math.inf) -> None:
+        """Close a connection that is not wanted any more: at once if nsqd has not answered CLS after
+        ``patience`` seconds, although it may still accept the answers of busy handlers.
+        """
+        self.owner.ask(partial(self._drop, key, patience))
 
-    def _drop(self, key: Key) -> None:
-        """Close a connection that is not wanted any more."""
+    def _drop(self, key: Key, patience: float) -> None:
         conn = self.connections.table.get(key)
-        if conn is not None and not conn.session.closing:
+        if conn is not None and not conn.deliveries.closing:
             self.connections.send_cls([conn])
-            if key[1] is not None:  # a partition
-                self._former[conn] = time.monotonic() + _CLS_PATIENCE
+            self._leaving[conn] = time.monotonic() + patience
 
     def _leave_silent(self) -> None:
-        """Leave the former leaders that do not even answer CLS: they stall, and hold up the new ones, which
-        deliver what is in flight. Any other nsqd may still accept the answers of busy handlers.
-        """
+        """Leave the nsqds that were dropped and have not answered CLS in time."""
         now = time.monotonic()
-        for conn, by in list(self._former.items()):
-            silent = not (conn.closed or conn.session.close_wait)
+        for conn, by in list(self._leaving.items()):
+            silent = not (conn.closed or conn.deliveries.close_wait)
             if silent and now >= by:
                 fields = self.reporter.fields(conn.address)
                 log.warning("%s: %s does not answer CLS, and is left", self.name, conn.address, extra=fields)
                 conn.close()
             if not silent or now >= by:
-                del self._former[conn]
+                del self._leaving[conn]
 
     def _see_to_endpoints(self) -> None:
         if self.endpoints.changed:
             self.endpoints.changed = False
             # Before the dials, so that RDY is shared among all connections to come, not among the first.
-            self.connections.expect(self.endpoints.expected())
+            each_room = self.discovery.kind == "partitioned"
+            self.connections.expect(self.endpoints.expected(), each_room)
             self._see_whether_all_refuse()
         self.endpoints.dial_due()
 
@@ -423,14 +424,23 @@ class Engine:
     def _adopt(self, endpoint: ConsumingEndpoint, conn: Conn) -> None:
         if self._stop_requested or endpoint.wanted is None:
             raise Closed(f"the connection to {conn.address} is not needed any more")
-        endpoint.status = Status.CONNECTED  # here: a stop from now on must not cut it off
+        endpoint.status = Status.CONNECTED  # from now on ``Endpoint.stop`` does not close the connection
         endpoint.backoff.reason, endpoint.backoff.final = None, False
         self.connections.add(conn)
-        self.discovery.connected(conn)
+        if conn.reply.partitioned and conn.key[1] is None and not self._warned_of_kind:
+            self._warned_of_kind = True
+            log.warning(
+                "%s: nsqd %s (version %s) belongs to a partitioned NSQ, of which nsqd= reaches one partition "
+                "at most: give nsqlookupd=",
+                self.name,
+                conn.address,
+                conn.reply.version,
+                extra=self.reporter.fields(conn.address),
+            )
 
     def _forget(self, conn: Conn, cause: NsqError | None) -> None:
         self.connections.remove(conn, cause)
-        self.discovery.disconnected(conn.key, cause)
+        self.dialect.lost(conn.key, cause)
 
     def _see_whether_all_refuse(self) -> None:
         """End ``run`` if every known nsqd has refused the subscription for good."""
@@ -454,11 +464,12 @@ class Engine:
     # The handlers' threads.
 
     def _known_addresses(self) -> tuple[set[str], set[str]]:
-        """Return where to publish dead letters: nsqds, or the nsqlookupds of a partitioned NSQ."""
-        nsqlookupds = self.discovery.partitioned_by
-        return set() if nsqlookupds else {each.address for each in self.endpoints.all}, nsqlookupds
+        """Return where dead letters are published: nsqds, or the nsqlookupds of a partitioned NSQ."""
+        if self.discovery.kind == "partitioned":
+            return set(), {each.text for each in self.discovery.nsqlookupds}
+        return {each.address for each in self.endpoints.all}, set()
 
-    def _give_up(self, message: Message, given_up: GivenUp) -> None:
+    def give_up(self, message: Message, given_up: GivenUp) -> None:
         fate = self._give_up_policy(message, given_up, self._known_addresses)
         fields = self.pool.fields_of(message)
         text = "gave up on %r from %s: %s: %s"
@@ -466,6 +477,24 @@ class Engine:
         with self._counting:
             self.given_up += 1
         self.reporter.tell(self.reporter.hooks.given_up, message)
+
+    def _give_up_old(self, given_up: list[tuple[Message, GivenUp]]) -> None:
+        fate = self._give_up_policy.give_up_many(given_up, self._known_addresses)
+        with self._counting:
+            self.given_up += len(given_up)
+            self._old_untold += len(given_up)
+            untold, now = self._old_untold, time.monotonic()
+            if now < self._told_of_old_at + _TELL_OF_OLD:
+                untold = 0
+            else:
+                self._old_untold, self._told_of_old_at = 0, now
+        if untold:
+            message, why = given_up[0]
+            text = "%s: gave up %d messages, the last of them %r: %s: %s"
+            fields = self.pool.fields_of(message)
+            log.warning(text, self.name, untold, message, why, fate, extra=fields)
+        for message, _ in given_up:
+            self.reporter.tell(self.reporter.hooks.given_up, message)
 
     # State and reports: any thread.
 
@@ -479,20 +508,3 @@ class Engine:
         own = self.owner.exists + (self.reporter.hooked and self.running)
         others = sum([each.is_alive() for each in self.endpoints.threads]) + len(self.discovery.threads)
         return own + others + (len(self.pool) if self.running else 0)
-
-
-def plain_parts(discovery: Mapping[str, Any]) -> Parts:
-    """Return the parts of a consumer of the original NSQ. ``discovery`` are arguments of ``Discovery``."""
-
-    def make_discovery(engine: Engine) -> Discovery:
-        return Discovery(found=engine.found, dropped=engine.dropped, name=engine.name, **discovery)
-
-    return Parts(make_discovery, plain_pool)
-
-
-def plain_pool(engine: Engine, arguments: Mapping[str, Any]) -> HandlerPool:
-    return HandlerPool(
-        max_attempts=engine.config.max_attempts,
-        requeue_delay=lambda attempts: engine.connections.requeue_delay(attempts),
-        **arguments,
-    )

@@ -14,12 +14,13 @@ import math
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from contextlib import suppress
 from functools import partial
 from types import MethodType
 from typing import Any
 
+from nsq.connection.deliveries import TIMED_OUT
 from nsq.consumer.decisions import (
     NO_AWAIT,
     Again,
@@ -28,15 +29,16 @@ from nsq.consumer.decisions import (
     GivenUp,
     GiveUp,
     Requeue,
+    TooOld,
     check_result,
     decide,
     decide_before,
     outlook,
 )
-from nsq.consumer.reports import PartitionHealth
-from nsq.errors import AlreadyResponded, ConfigError, ServerError
+from nsq.errors import AlreadyResponded, ConfigError
 from nsq.log import Logger
-from nsq.message import Message, finish_all, finish_given_up, time_out
+from nsq.message import Message, begun, finish_all, finish_given_up, time_out
+from nsq.rate import Rate
 from nsq.threads.waiters import join_threads
 
 log = Logger("nsq.consumer")
@@ -44,6 +46,10 @@ log = Logger("nsq.consumer")
 Handler = Callable[[Message], Any]
 BatchHandler = Callable[[list[Message]], Any]
 
+#: Seconds whose messages may begin at once after a pause, if there is a rate.
+_BURST = 0.1
+#: The longest sleep of a thread that waits for the rate, in seconds: then a change takes effect.
+_RATE_STEP = 0.25
 #: The most messages for which we count how often they timed out before a handler saw them.
 _MAX_TIMED_OUT_UNHANDLED = 10_000
 
@@ -52,11 +58,15 @@ class HandlerPool:
     """Threads in groups, one group for each handler; all of them take from one inbox.
 
     ``give_up`` is called with a message to give up, and why: the message is finished if it returns, requeued
-    if it raises. ``starved`` says whether nsqds send nothing more until a message here is answered.
-    ``requeue_delay`` maps a message's attempts to the seconds after which it comes again. ``threads`` is the
-    number for each handler that is added without one; ``at_thread_end`` is called by each thread before it
-    ends. ``gives_up_at_last_failure`` is ``at_last_failure`` of ``decide``. ``fields`` are those of log
-    records.
+    if it raises. ``give_up_old`` does the same with all that were found to be older than ``max_age``
+    together. ``starved`` says whether nsqds send nothing more until a message here is answered.
+    ``requeue_delay`` maps a message's attempts and its error to the seconds after which it comes again.
+    ``threads`` is the number for each handler that is added without one; ``at_thread_end`` is called by each
+    thread before it ends. ``gives_up_at_last_failure`` is ``at_last_failure`` of ``decide``. ``fields`` are
+    those of log records.
+
+    For messages that are handled in order, ``in_order`` maps each handler to the function to call instead,
+    and ``give_up_failed`` is called with a message that could not be given up, and why.
     """
 
     def __init__(
@@ -65,33 +75,59 @@ class HandlerPool:
         *,
         max_attempts: int,
         give_up: Callable[[Message, GivenUp], None],
+        give_up_old: Callable[[list[tuple[Message, GivenUp]]], None],
+        max_age: float = 0.0,
+        rate: float = 0.0,
         starved: Callable[[], bool],
-        requeue_delay: Callable[[int], float],
+        requeue_delay: Callable[[int, BaseException | None], float],
         threads: int = 1,
         at_thread_end: Callable[[], object] | None = None,
         gives_up_at_last_failure: bool = False,
         fields: Mapping[str, str] | None = None,
+        in_order: Callable[[Handler], Handler] | None = None,
+        give_up_failed: Callable[[Message, BaseException], object] = lambda *_: None,
     ) -> None:
         self.inbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()  # None ends one thread
         # By nsqd and id: deliveries that timed out before a handler saw them. nsqd counts them as attempts;
         # we do not count them towards ``max_attempts``.
         self.timed_out_unhandled: dict[tuple[str, bytes], int] = {}
-        # Guards the dict above; no signal interrupts the threads that take it.
+        self.uncounted = 0
+        """The FINs that are no success of a handler: messages given up, and of each batch all but one."""
+        # Guards the two above; no signal interrupts the threads that take it.
         self._counting = threading.Lock()
         self._name = name
         self._max_attempts = max_attempts or float("inf")
-        self._give_up = give_up
+        self._give_up, self._give_up_old = give_up, give_up_old
+        self._max_age = max_age
+        self._giving_up_old = threading.Lock()  # taken by handler threads alone
+        self._warned_of_clocks: set[str] = set()  # addresses of nsqds
         self._starved = starved
         self.requeue_delay = requeue_delay
         self._threads_each, self._at_thread_end = threads, at_thread_end
         self._gives_up_at_last_failure = gives_up_at_last_failure
         self._fields = fields or {}
+        self._in_order, self._give_up_failed = in_order, give_up_failed
+        self.rate = Rate(rate, _BURST, time.monotonic())
+        self._rating = threading.Lock()  # guards ``rate``; taken by handler threads alone
+        self.set_rate(rate)
         # For each handler: the function its threads run, their number, the messages one works on at once.
         self._groups: list[tuple[Callable[[], None], int | None, int]] = []
+        self._batch_sizes = 0  # of all threads that collect batches, without one message for each
         self._threads: list[threading.Thread] = []
         self._closed = False
-        self._inherited = False  # by a child that a handler has forked
+        self.inherited = False
+        """Whether this is the pool of a parent process, in a child that a handler has forked."""
         self._running: dict[int, Message | list[Message] | None] = {}  # by thread: last message or batch
+        self.kept: dict[Hashable, Message] = {}
+        """Deliveries that wait, as the handler of their message still runs with an earlier one: see
+        ``_keeps``.
+        """
+        self.repeats_come = False
+        """Whether messages may come again whose handlers still run: some have timed out, or their connection
+        was lost.
+        """
+        self.handed_over = False
+        """Whether other code handles the messages, after ``began`` and until ``ended``."""
 
     def __len__(self) -> int:
         """Count the threads that run, or will run after the start."""
@@ -101,6 +137,18 @@ class HandlerPool:
     def at_once(self) -> int:
         """How many messages all threads together work on at once."""
         return sum((threads or self._threads_each) * size for _, threads, size in self._groups)
+
+    @property
+    def calls_at_once(self) -> int:
+        """How many calls of handlers there are at once. A batch is one."""
+        return self.at_once - self._batch_sizes
+
+    def set_rate(self, per_second: float) -> None:
+        """Let handlers begin so many messages a second, at most; 0 is no limit. Any thread."""
+        self.rate.per_second = per_second
+        # Messages of no more attempts than this begin without another look, unless they are late.
+        checks_all = per_second > 0 or (self._max_age > 0 and self._in_order is None)
+        self._unchecked = -1 if checks_all else self._max_attempts
 
     def set_threads(self, threads: int) -> None:
         """Set the number of threads for each handler that is added without one. Call it before the start."""
@@ -114,14 +162,18 @@ class HandlerPool:
         """
         check_handler(handler)
         check_no_backoff(no_backoff)
-        self._groups.append((lambda: self._handle_each(handler, no_backoff), threads, at_once))
+        call = handler if self._in_order is None else self._in_order(handler)
+        self._groups.append((lambda: self._handle_each(call, no_backoff), threads, at_once))
 
     def add_batch(
         self, handler: BatchHandler, size: int, wait: float, threads: int, no_backoff: Exceptions = ()
     ) -> None:
+        if self._in_order is not None:
+            raise ConfigError("ordered=True delivers one message at a time: use add_handler, not batches")
         check_handler(handler)
         check_no_backoff(no_backoff)
         self._groups.append((lambda: self._handle_batches(handler, no_backoff, size, wait), threads, size))
+        self._batch_sizes += threads * (size - 1)
 
     def start(self) -> None:
         """Start the threads. Raises RuntimeError when one cannot be started."""
@@ -161,33 +213,21 @@ class HandlerPool:
         """End the thread of a child that a handler has forked, once that handler returns or raises: all
         messages of the parent are late in the child, and no others come.
         """
-        self._inherited = True
+        self.inherited = True
 
     def owns_current_thread(self) -> bool:
         return threading.current_thread() in self._threads
 
-    def turn(self, now: float) -> float:
-        """Begin attempts that are due, on the owner's thread; return when to call this again."""
-        return math.inf
-
-    @property
-    def requeued_here(self) -> int:
-        """The requeues that nsqd knows nothing of: the message waits here for its next attempt."""
-        return 0
-
-    def expects(self, error: ServerError) -> bool:
-        """Return whether nsqd had to answer with this error, so that no log or hook reports it."""
-        return False
-
-    def partitions(self, now: float) -> list[PartitionHealth]:
-        """Return the health of each partition that is handled in order."""
-        return []
-
     def put(self, messages: list[Message]) -> None:
         """Put each message into the inbox by itself: that takes 0.1 µs."""
         put = self.inbox.put
-        for message in messages:
-            put(message)
+        if not self.repeats_come:
+            for message in messages:
+                put(message)
+        else:
+            for message in messages:
+                if message.attempts == 1 or not self._keeps(message):
+                    put(message)
 
     def in_work(self) -> list[Message]:
         """Return the messages that the threads took last. Some may be answered already; a waiting thread has
@@ -226,7 +266,7 @@ class HandlerPool:
                 del self.timed_out_unhandled[next(iter(self.timed_out_unhandled))]
         time_out(message)
 
-    def _handled_attempts(self, message: Message) -> int:
+    def handled_attempts(self, message: Message) -> int:
         """Return the attempts without those that timed out before a handler saw them."""
         return message.attempts - self.timed_out_unhandled.get((message.nsqd_address, message.id), 0)
 
@@ -240,12 +280,12 @@ class HandlerPool:
     def _handle_each(self, handler: Handler, no_backoff: Exceptions) -> None:
         # The hot path: local names for everything that each message needs.
         me, monotonic, running = threading.get_ident(), time.monotonic, self._running
-        get, timed_out_unhandled, max_attempts = self.inbox.get, self.timed_out_unhandled, self._max_attempts
+        get, timed_out_unhandled = self.inbox.get, self.timed_out_unhandled
         while True:
             try:
                 message = get(False)
             except queue.Empty:
-                if self._inherited:
+                if self.inherited:
                     return
                 running[me] = None
                 message = get()
@@ -253,17 +293,20 @@ class HandlerPool:
             if message is None:
                 return
             try:
-                late = message.expires_at <= monotonic()
-                if late and self._inherited:
-                    return
-                if (late or message.attempts > max_attempts) and not self._accept_or_dispose(message):
-                    continue
+                now = monotonic()
+                if message.expires_at <= now or message.attempts > self._unchecked:
+                    if message.expires_at <= now and self.inherited:
+                        return
+                    if not self._accept_or_dispose(message):
+                        continue
+                    now = monotonic()  # it may have waited
+                message.begun_at = now
                 try:
                     result = handler(message)
                     if result is not None:
                         check_result(result)
                 except BaseException as error:
-                    if self._inherited:
+                    if self.inherited:
                         raise
                     # SystemExit and KeyboardInterrupt too: the thread goes on with the next message.
                     self._answer_failed([message], error, no_backoff)
@@ -272,20 +315,28 @@ class HandlerPool:
                     message.finish()
                     if timed_out_unhandled:
                         self._forget(message)
+                elif self.kept and not self.handed_over:
+                    self.ended(me, [message], False)
             except AlreadyResponded:
                 # The handler has answered it, or it timed out and nsqd has it again.
                 log.debug("%r needs no answer any more", message)
+                running[me] = None
+                if self.kept:
+                    self.ended(me, [message], True)
             except BaseException:
-                if self._inherited:
+                if self.inherited:
                     raise
                 log.exception(
                     "handling %r failed, which is a bug of ours; nsqd delivers it again",
                     message, extra=self.fields_of(message),
                 )  # fmt: skip
+                self.ended(me, [message], False)
 
     def fields_of(self, message: Message) -> dict[str, object]:
         """Return the fields of a log record about a message."""
-        about = {"nsq_message_id": message.id_text, "nsq_attempts": message.attempts}
+        about: dict[str, object] = {"nsq_message_id": message.id_text, "nsq_attempts": message.attempts}
+        if message.partition is not None:
+            about["nsq_partition"] = message.partition
         return {**self._fields, "nsqd_address": message.nsqd_address, **about}
 
     # Handlers that have raised.
@@ -300,8 +351,14 @@ class HandlerPool:
         decided: list[tuple[Message, Decision]] = []
         for message in messages:
             if (message.auto_response or handed_over) and not message.responded:
-                attempts, delay = self._handled_attempts(message), self.requeue_delay(message.attempts)
-                decision = decide(error, attempts, most, delay, no_backoff, at_last_failure=at_last)
+                attempts, delay = (
+                    self.handled_attempts(message),
+                    partial(self.requeue_delay, message.attempts),
+                )
+                left = self._max_age - self._age(message) if self._max_age else math.inf
+                decision = decide(
+                    error, attempts, most, delay, no_backoff, at_last_failure=at_last, age_left=left
+                )
                 decided.append((message, decision))
         if not isinstance(error, (Requeue, GiveUp)):
             said = outlook([decision for _, decision in decided], most, counted=len(messages) > 1)
@@ -311,15 +368,19 @@ class HandlerPool:
             else:
                 text = "batch handler failed on %d messages; %s"
                 log.error(text, len(messages), said, exc_info=error, extra=self._fields)
-        for message, decision in decided:
+        # A batch that has failed is one failure: that of its message with the most attempts, which may be the
+        # cause of it.
+        counts = True
+        for message, decision in sorted(decided, key=lambda each: -each[0].attempts):
             if isinstance(decision, Again):
                 with suppress(AlreadyResponded):
-                    message.requeue(decision.delay, backoff=decision.backoff)
+                    message.requeue(decision.delay, backoff=decision.backoff and counts)
+                    counts = False
         return [(message, decision) for message, decision in decided if isinstance(decision, GivenUp)]
 
     def _answer_failed(self, messages: list[Message], error: BaseException, no_backoff: Exceptions) -> None:
-        for message, given_up in self.failed(messages, error, no_backoff):
-            self.give_up(message, given_up)
+        self._give_up_all(self.failed(messages, error, no_backoff))
+        self.ended(threading.get_ident(), messages, False)
 
     def give_up(self, message: Message, given_up: GivenUp) -> None:
         """Give a message up, and finish it; requeue it if that fails."""
@@ -330,42 +391,116 @@ class HandlerPool:
                 log.exception(
                     "giving up on %r failed; nsqd delivers it again", message, extra=self.fields_of(message)
                 )
-                self.give_up_failed(message, failure)
+                self._give_up_failed(message, failure)
                 message.requeue(backoff=False)
             else:
                 finish_given_up(message)
                 self._forget(message)
+                with self._counting:
+                    self.uncounted += 1
 
-    def give_up_failed(self, message: Message, error: BaseException) -> None:
-        """Note why a message could not be given up."""
+    def _give_up_all(self, decided: list[tuple[Message, GivenUp]]) -> None:
+        """Give messages up: the ones that are too old together, the others one by one."""
+        for message, given_up in decided:
+            if not given_up.too_old:
+                self.give_up(message, given_up)
+        now = time.monotonic()
+        old = [each for each in decided if each[1].too_old and each[0].expires_at > now]
+        if not old:
+            return
+        try:
+            self._give_up_old(old)
+        except BaseException as failure:
+            text = "giving up %d messages that are too old failed; nsqd delivers them again"
+            log.exception(text, len(old), extra=self._fields)
+            for message, _ in old:
+                with suppress(AlreadyResponded):
+                    self._give_up_failed(message, failure)
+                    message.requeue(backoff=False)
+            return
+        for message, _ in old:
+            with suppress(AlreadyResponded):
+                finish_given_up(message)
+            if self.timed_out_unhandled:
+                self._forget(message)
+        with self._counting:
+            self.uncounted += len(old)
+
+    # Messages that nsqd delivers again while their handler runs. A second run beside the first would be of no
+    # use: it takes as long, so that all of them would be late.
+
+    def _keeps(self, message: Message) -> bool:
+        """Return whether a delivery waits, as a handler still runs with an earlier one, which has timed out.
+        The consumer touches it from now on, and ``ended`` answers it.
+        """
+        key = _key(message)
+        if key not in self._late_runs():
+            return False
+        earlier, self.kept[key] = self.kept.get(key), message
+        if earlier is not None:
+            self.expire(earlier)  # it has timed out too
+        # The run may have ended before the line above. ``ended`` marks its end first, and then looks for a
+        # delivery: so it finds this one, or we see the end.
+        return key in self._late_runs() or self.kept.pop(key, None) is not message
+
+    def _late_runs(self) -> set[Hashable]:
+        """Return the keys of messages that handlers work on, though their time is up."""
+        return {
+            _key(each)
+            for each in self.in_work()
+            if each.expires_at <= TIMED_OUT and begun(each) and (each.auto_response or self.handed_over)
+        }
+
+    def began(self, me: int, message: Message) -> None:
+        """Note that other code begins a message that was handed over. ``me`` is the number of its task."""
+        self._running[me] = message
+        message.begun_at = time.monotonic()
+
+    def ended(self, me: int, messages: list[Message], succeeded: bool) -> None:
+        """Note the end of a handler's run, and answer the deliveries that were kept until then."""
+        self._running[me] = None
+        for message in messages if self.kept else ():
+            kept = self.kept.pop(_key(message), None)
+            if kept is None:
+                continue
+            if succeeded:
+                with suppress(AlreadyResponded):
+                    kept.finish()
+            else:
+                self.inbox.put(kept)  # its next attempt
 
     # A batch.
 
     def _handle_batches(self, handler: BatchHandler, no_backoff: Exceptions, size: int, wait: float) -> None:
         me = threading.get_ident()
         over = False
-        while not over and not self._inherited:
+        while not over and not self.inherited:
             over, batch = self._collect(size, wait)
             try:
                 self._running[me] = batch
-                now, most = time.monotonic(), self._max_attempts
+                now, unchecked = time.monotonic(), self._unchecked
                 ready: list[Message] = []
-                doubtful: list[Message] = []
+                given_up: list[tuple[Message, GivenUp]] = []
                 for message in batch:
-                    fits = message.expires_at > now and message.attempts <= most
-                    (ready if fits else doubtful).append(message)
-                if ready:
+                    if message.expires_at <= now:
+                        self.expire(message)
+                    elif message.attempts > unchecked and (decision := self._decide_before(message)):
+                        given_up.append((message, decision))
+                    else:
+                        ready.append(message)
+                if ready := self._wait_for_rate(ready):
                     self._handle_batch(handler, no_backoff, ready)
                 # Last: to give a message up may take long, while the timeouts of the others run.
-                if ready := [message for message in doubtful if self._accept_or_dispose(message)]:
-                    self._handle_batch(handler, no_backoff, ready)
+                self._running[me] = [message for message, _ in given_up]
+                self._give_up_all(given_up)
             except BaseException:
-                if self._inherited:
+                if self.inherited:
                     raise
                 log.exception(
                     "handling %d messages failed, which is a bug of ours; nsqd delivers them again",
                     len(batch),
                 )
+                self.ended(me, batch, False)
             self._running[me] = None
 
     def _collect(self, size: int, wait: float) -> tuple[bool, list[Message]]:
@@ -396,29 +531,113 @@ class HandlerPool:
         if message.expires_at <= time.monotonic():
             self.expire(message)
             return False
-        given_up = decide_before(self._handled_attempts(message), self._max_attempts)
+        given_up = None if self._in_order is not None else self._decide_before(message)
         if given_up is None:
-            return True
-        self.give_up(message, given_up)
+            return bool(self._wait_for_rate([message]))
+        if given_up.too_old:
+            with self._giving_up_old:  # one thread at a time, so that many go together
+                old = [(message, given_up), *self._others_too_old()]
+                self._running[threading.get_ident()] = [message for message, _ in old]
+                self._give_up_all(old)
+        else:
+            self.give_up(message, given_up)
         return False
 
+    def _wait_for_rate(self, messages: list[Message]) -> list[Message]:
+        """Wait until the rate lets these begin; the consumer touches them meanwhile. Return them, without
+        those that timed out all the same, as when their connection is lost.
+        """
+        rate = self.rate
+        while messages and rate.per_second > 0:
+            with self._rating:
+                if rate.take_all(len(messages), time.monotonic()):
+                    break
+                pause = rate.pause()
+            time.sleep(min(pause, _RATE_STEP))
+            now = time.monotonic()
+            for message in messages:
+                if message.expires_at <= now:
+                    self.expire(message)
+            messages = [message for message in messages if message.expires_at > now]
+        return messages
+
+    def _decide_before(self, message: Message) -> GivenUp | None:
+        age = self._age(message) if self._max_age else 0.0
+        return decide_before(self.handled_attempts(message), self._max_attempts, age, self._max_age)
+
+    def is_too_old(self, message: Message) -> bool:
+        """Return whether a message that was handed over must come back, as no task has begun it in time."""
+        return self._max_age > 0 and self._in_order is None and self._age(message) > self._max_age
+
+    def refuse_old(self, message: Message) -> None:
+        """Raise TooOld for a message of an ordered partition that must not begin: its lane must end it."""
+        given_up = self._decide_before(message) if self._max_age else None
+        if given_up is not None:
+            raise TooOld(given_up.reason)
+
+    def _age(self, message: Message) -> float:
+        """Return the seconds since nsqd got the message, by its clock and ours."""
+        age = time.time() - message.timestamp / 1e9
+        if age < -self._max_age / 2 and message.nsqd_address not in self._warned_of_clocks:
+            self._warned_of_clocks.add(message.nsqd_address)
+            text = (
+                "the clock of nsqd %s is %.3g s ahead of this machine's: its messages seem younger to max_age"
+            )
+            log.warning(text, message.nsqd_address, -age, extra=self.fields_of(message))
+        return age
+
+    def _others_too_old(self) -> list[tuple[Message, GivenUp]]:
+        """Take the messages that are too old out of the inbox, to give all of them up together: so that fresh
+        ones behind them do not grow old.
+        """
+        others, fresh, now = [], [], time.monotonic()
+        with suppress(queue.Empty):
+            for _ in range(self.inbox.qsize()):
+                message = self.inbox.get_nowait()
+                given_up = None
+                if message is not None and message.expires_at > now:
+                    given_up = self._decide_before(message)
+                if message is not None and given_up is not None and given_up.too_old:
+                    others.append((message, given_up))
+                else:
+                    fresh.append(message)
+        for each in fresh:
+            self.inbox.put(each)
+        return others
+
     def _handle_batch(self, handler: BatchHandler, no_backoff: Exceptions, batch: list[Message]) -> None:
+        me, now = threading.get_ident(), time.monotonic()
+        self._running[me] = batch
+        for message in batch:
+            message.begun_at = now
         try:
             result = handler(batch)
             if result is not None:
                 check_result(result)
         except BaseException as error:
-            if self._inherited:
+            if self.inherited:
                 raise
             self._answer_failed(batch, error, no_backoff)
             return
         unanswered = [message for message in batch if message.auto_response]
         now = time.monotonic()
         finish_all(unanswered)
+        self._running[me] = None
+        if self.kept:
+            self.ended(me, unanswered, True)
+            self.ended(me, [message for message in batch if not message.auto_response], False)
+        if len(unanswered) > 1:
+            with self._counting:
+                self.uncounted += len(unanswered) - 1
         if self.timed_out_unhandled:
             for message in unanswered:
                 if message.expires_at > now:
                     self._forget(message)
+
+
+def _key(message: Message) -> Hashable:
+    """Return what tells deliveries of one message: the ids of two nsqds, or partitions, may be equal."""
+    return message.nsqd_address, message.partition, message.id
 
 
 def check_handler(handler: object) -> None:
@@ -429,6 +648,28 @@ def check_handler(handler: object) -> None:
         raise ConfigError(f"handler {handler!r} is an async def, but handlers run in threads. {NO_AWAIT}")
     if any(map(inspect.isgeneratorfunction, functions)):
         raise ConfigError(f"handler {handler!r} has a yield: to call it runs nothing. Write a plain function")
+
+
+def around_hooks(given: object) -> list[Callable[[Any], Any]]:
+    """Return the option ``around_handler``, one function or several, as a list."""
+    hooks: list[Any] = [] if given is None else list(given) if isinstance(given, (list, tuple)) else [given]
+    for hook in hooks:
+        if not callable(hook):
+            raise ConfigError(f"around_handler is {hook!r}; it must be a function, or a list of functions")
+    return hooks
+
+
+def surrounded(handler: Any, hooks: list[Callable[[Any], Any]], check: Callable[[Any], object]) -> Any:
+    """Return what to call for a handler: the first hook is the outermost. ``check`` refuses what a hook must
+    not return.
+    """
+    for hook in reversed(hooks):
+        handler = hook(handler)
+        try:
+            check(handler)
+        except ConfigError as error:
+            raise ConfigError(f"around_handler {hook!r} has returned what is no handler: {error}") from error
+    return handler
 
 
 def is_async(handler: object) -> bool:

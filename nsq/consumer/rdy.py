@@ -38,12 +38,63 @@ class Outcome(Enum):
     NEUTRAL = 3
 
 
-class Backoff:
-    """Backing off: ``waiting`` while no message may be delivered, ``testing`` while one may, else neither."""
+#: The fewest outcomes that the share of failures is taken from.
+_LEAST_WINDOW = 20
+#: Seconds without any first attempt after which the failures of later attempts count.
+_QUIET = 10.0
 
-    def __init__(self, strategy: Strategy, longest: float) -> None:
+
+class FailureShare:
+    """The share of failures among the last ``window`` outcomes, of which older ones weigh less: ``value``.
+
+    Only a message's first failure counts. A poison message fails at each attempt, and many that return
+    together would look like a service that is down. But if there have been no first attempts lately, the
+    failures of later ones count: a consumer that starts during an outage may get nothing else.
+    """
+
+    def __init__(self) -> None:
+        self.window = _LEAST_WINDOW
+        self.value = 0.0
+        self._later = math.inf  # failures of later attempts since the last outcome that counted
+        self._counted_at = -math.inf
+
+    def set_at_once(self, calls: int) -> None:
+        """Set how many calls of handlers there are at once: when a service fails, all of them do."""
+        self.window = max(_LEAST_WINDOW, 2 * calls)
+
+    def succeeded(self, times: int, now: float) -> None:
+        """Note calls of handlers that have succeeded."""
+        if times > 0:
+            self.value = self.after(times)
+            self._later, self._counted_at = 0, now
+
+    def failed(self, first: bool, now: float) -> bool:
+        """Note a failure, at a message's ``first`` attempt or a later one; return whether it counts."""
+        quiet = self._later >= self.window and now - self._counted_at >= _QUIET
+        if not (first or quiet):
+            self._later += 1
+            return False
+        self.value += (1.0 - self.value) / self.window
+        if first:
+            self._later, self._counted_at = 0, now
+        return True
+
+    def after(self, successes: int) -> float:
+        """Return the share as it is after so many successes."""
+        return self.value * (1.0 - 1.0 / self.window) ** successes
+
+
+class Backoff:
+    """Backing off: ``waiting`` while no message may be delivered, ``testing`` while one may, else neither.
+
+    It begins when the share of failures reaches ``threshold``; with 0, at each failure.
+    """
+
+    def __init__(self, strategy: Strategy, longest: float, threshold: float = 0.0) -> None:
         self._strategy = strategy
         self._longest = longest
+        self.threshold = threshold
+        self.share = FailureShare()
         self.level = 0
         self.until: float | None = None
 
@@ -55,18 +106,29 @@ class Backoff:
     def testing(self) -> bool:
         return self.level > 0 and self.until is None
 
-    def outcome(self, outcome: Outcome, now: float) -> bool:
-        """Note a message's outcome; return whether that changes anything."""
+    def outcome(self, outcome: Outcome, now: float, *, first: bool = True, successes: int = 0) -> bool:
+        """Note a message's outcome; return whether that changes anything. ``first``: it is that of a
+        message's first attempt. ``successes`` are those since the last call that were not noted here one by
+        one.
+        """
         if self.waiting or self._longest <= 0:
             return False
+        if self.level == 0:
+            self.share.succeeded(successes, now)
+            if outcome is not Outcome.FAILURE or not self._has_failed_too_often(first, now):
+                return False
         if outcome is Outcome.FAILURE:
             self._rise()
-        elif self.level == 0:
-            return False
         elif outcome is Outcome.SUCCESS:
             self.level -= 1
+            if self.level == 0:
+                self.share.value = self.threshold  # if the service still fails, it is soon left alone again
         self.until = now + min(self._strategy(self.level), self._longest) if self.level else None
         return True
+
+    def _has_failed_too_often(self, first: bool, now: float) -> bool:
+        counts = self.share.failed(first, now)
+        return not self.threshold or (counts and self.share.value >= self.threshold)
 
     def _rise(self) -> None:
         # The first failure always raises the level; later ones only up to the longest wait.
@@ -132,8 +194,8 @@ class HandlingLimit:
 # The windows.
 
 
-class Order(NamedTuple):
-    """An order to send a connection this RDY."""
+class RdyChange(NamedTuple):
+    """Send a connection this RDY."""
 
     key: Hashable
     rdy: int
@@ -179,18 +241,18 @@ class RdyWindows:
         self._turns: list[Hashable] = []  # the connections with RDY 1, while not all can have it
         self.paused = False
         self.handling = HandlingLimit()
+        self.rate_limit = math.inf
+        """The most messages that may be here, so that none waits too long for the user's rate."""
         self.below_target = False
         """Whether a window is too small for want of room: decide again when a message is done."""
 
     @property
     def allowed(self) -> int:
-        """The most messages that may be here: ``max_in_flight``, or fewer if the handlers are slow."""
+        """The most messages that may be here: ``max_in_flight``, or fewer if the handlers are slow, or begin
+        at a rate.
+        """
         most = max(self.max_in_flight, self.expected, len(self.nsqds)) if self.grows else self.max_in_flight
-        return int(min(most, self.handling.limit))
-
-    def must_take_turns(self, connections: int) -> bool:
-        """Whether ``max_in_flight`` is too small for all of them to have a message at the same time."""
-        return not self.grows and 0 < self.max_in_flight < connections
+        return int(min(most, self.handling.limit, self.rate_limit))
 
     # Facts.
 
@@ -206,9 +268,9 @@ class RdyWindows:
     def disconnected(self, key: Hashable) -> None:
         self.nsqds.pop(key, None)
 
-    def outcome(self, outcome: Outcome, now: float) -> bool:
-        """Note a message's outcome; return whether that changes anything."""
-        changed = self.backoff.outcome(outcome, now)
+    def outcome(self, outcome: Outcome, now: float, *, first: bool = True, successes: int = 0) -> bool:
+        """Note a message's outcome, as ``Backoff.outcome`` does; return whether that changes anything."""
+        changed = self.backoff.outcome(outcome, now, first=first, successes=successes)
         if changed:
             self._turns.clear()
         return changed
@@ -233,10 +295,10 @@ class RdyWindows:
             return f"{nsqd.reason}; waits for messages in flight to finish before it gets {nsqd.target}"
         return nsqd.reason
 
-    def decide(self, now: float, in_flight: Mapping[Hashable, int]) -> list[Order]:
+    def decide(self, now: float, in_flight: Mapping[Hashable, int]) -> list[RdyChange]:
         """Shrink windows that are too large, then grow others into the free room; return the orders."""
         nsqds = [nsqd for nsqd in self.nsqds.values() if not nsqd.closing]
-        self._set_targets(nsqds, now, in_flight)
+        self.set_targets(nsqds, now, in_flight)
         windows = {nsqd.key: min(nsqd.rdy, nsqd.target) for nsqd in nsqds}
         used = sum(max(windows.get(nsqd.key, 0), in_flight.get(nsqd.key, 0)) for nsqd in self.nsqds.values())
         free = self.allowed - used
@@ -250,29 +312,29 @@ class RdyWindows:
         changed.sort(key=lambda nsqd: windows[nsqd.key] > nsqd.rdy)  # the shrinking ones first
         return [self._grant(nsqd, windows[nsqd.key], now) for nsqd in changed]
 
-    def _grant(self, nsqd: Nsqd, rdy: int, now: float) -> Order:
+    def _grant(self, nsqd: Nsqd, rdy: int, now: float) -> RdyChange:
         if nsqd.rdy == 0:
             nsqd.granted_at = now
         nsqd.rdy = rdy
-        return Order(nsqd.key, rdy)
+        return RdyChange(nsqd.key, rdy)
 
     # Targets.
 
-    def _set_targets(self, nsqds: list[Nsqd], now: float, in_flight: Mapping[Hashable, int]) -> None:
+    def set_targets(self, nsqds: list[Nsqd], now: float, in_flight: Mapping[Hashable, int]) -> None:
         connections = max(len(nsqds), self.expected)
-        stopped = self._why_stopped(now)
+        stopped = self.why_stopped(now)
         if stopped:
-            _set_all(nsqds, 0, stopped)
+            set_all(nsqds, 0, stopped)
         elif self.backoff.testing:
             self._give_turns(nsqds, 1)
             level = f"backing off (level {self.backoff.level})"
-            _set_all(nsqds, 0, f"{level}: another connection tries one message")
-            _set_all(self._current_holders(), 1, f"{level}: tries one message")
+            set_all(nsqds, 0, f"{level}: another connection tries one message")
+            set_all(self._current_holders(), 1, f"{level}: tries one message")
         elif connections > self.allowed:
             self._give_turns(nsqds, self.allowed)
             many = f"{connections} connections share a max_in_flight of {self.allowed}"
-            _set_all(nsqds, 0, f"{many}: waits for its turn")
-            _set_all(self._current_holders(), 1, f"{many}: has its turn")
+            set_all(nsqds, 0, f"{many}: waits for its turn")
+            set_all(self._current_holders(), 1, f"{many}: has its turn")
         else:
             self._turns.clear()
             self._set_shares(nsqds, now, in_flight)
@@ -281,7 +343,7 @@ class RdyWindows:
                 nsqd.target = nsqd.max_rdy
                 nsqd.reason += f", limited by the nsqd's max_rdy_count of {nsqd.max_rdy}"
 
-    def _why_stopped(self, now: float) -> str:
+    def why_stopped(self, now: float) -> str:
         if self.paused:
             return "paused"
         if self.max_in_flight <= 0:
@@ -324,7 +386,7 @@ class RdyWindows:
             (idle if is_idle else busy).append(nsqd)
         if not busy:
             idle, busy = [], nsqds
-        _set_all(idle, 1, "idle: its share is with connections that have messages")
+        set_all(idle, 1, "idle: its share is with connections that have messages")
         missing = max(0, self.expected - len(nsqds))
         share, rest = divmod(self.allowed - len(idle), max(1, len(busy) + missing))
         for place, nsqd in enumerate(busy):
@@ -332,6 +394,8 @@ class RdyWindows:
             nsqd.reason = f"its share of max_in_flight {self.max_in_flight}"
             if self.handling.active:
                 nsqd.reason = f"its share of {self.allowed}, which the handlers manage in time"
+            if self.rate_limit == self.allowed < self.max_in_flight:
+                nsqd.reason = f"its share of {self.allowed}, which the rate allows"
 
     def _rotate(self, now: float, in_flight: Mapping[Hashable, int]) -> None:
         """Pass RDY 1 from connections that have had it long enough, or are idle, to waiting ones."""
@@ -361,30 +425,7 @@ class RdyWindows:
         return now - nsqd.granted_at >= self.low_rdy_timeout
 
 
-class OneEach(RdyWindows):
-    """A window of one for every connection, for nsqds that deliver in order: the next message comes when the
-    one before it is finished. Failures and slow handlers hold up the connection of their message alone.
-    """
-
-    @property
-    def allowed(self) -> int:
-        return 2 * len(self.nsqds)  # also room for a second one where nsqd repeats a message
-
-    def must_take_turns(self, connections: int) -> bool:
-        return False
-
-    def outcome(self, outcome: Outcome, now: float) -> bool:
-        return False
-
-    def handled_late(self, now: float, timeout: float, least: int) -> bool:
-        return False
-
-    def _set_targets(self, nsqds: list[Nsqd], now: float, in_flight: Mapping[Hashable, int]) -> None:
-        stopped = self._why_stopped(now)
-        _set_all(nsqds, 0 if stopped else 1, stopped or "its messages come in order, one at a time")
-
-
-def _set_all(nsqds: Iterable[Nsqd], target: int, reason: str) -> None:
+def set_all(nsqds: Iterable[Nsqd], target: int, reason: str) -> None:
     for nsqd in nsqds:
         nsqd.target = target
         nsqd.reason = reason

@@ -79,6 +79,8 @@ class ConsumerHealth:
     paused: bool
     starved: bool
     backoff_level: int
+    failure_share: float = 0.0
+    """The share of failures among the last calls of handlers; the consumer backs off at ``backoff_after``."""
     connections: list[ConnectionHealth] = field(default_factory=list)
     partitions: list[PartitionHealth] = field(default_factory=list)
     missing_partitions: list[int] = field(default_factory=list)
@@ -111,17 +113,17 @@ class StopReport:
 def stats_of(engine: Engine) -> ConsumerStats:
     conns, gone = engine.connections.table_and_totals
     received, finished, requeued, timed_out = added(gone, conns.values())
-    return ConsumerStats(
+    stats = ConsumerStats(
         received=received,
         finished=finished,
-        requeued=requeued + engine.pool.requeued_here,
+        requeued=requeued,
         timed_out=timed_out,
         given_up=engine.given_up,
-        in_flight=sum([conn.session.in_flight for conn in conns.values()]),
+        in_flight=sum([conn.deliveries.in_flight for conn in conns.values()]),
         waiting=engine.pool.inbox.qsize(),
         connections=len(conns),
-        order_errors=sum(each.order_errors for each in engine.pool.partitions(time.monotonic())),
     )
+    return engine.dialect.stats(stats)
 
 
 def health_of(engine: Engine) -> ConsumerHealth:
@@ -130,16 +132,16 @@ def health_of(engine: Engine) -> ConsumerHealth:
     connections = [
         ConnectionHealth(
             nsqd_address=conn.address,
-            rdy=conn.session.rdy,
+            rdy=conn.deliveries.rdy,
             reason=engine.connections.windows.reason(conn),
-            in_flight=conn.session.in_flight,
+            in_flight=conn.deliveries.in_flight,
             seconds_connected=now - conn.connected_at,
             seconds_since_message=now - conn.last_message_at,
             partition=conn.key[1] if isinstance(conn.key[1], int) else None,
         )
         for conn in conns
     ]
-    return ConsumerHealth(
+    health = ConsumerHealth(
         ok=any(connection.rdy for connection in connections),
         summary=_summary(engine, connections),
         state=engine.state,
@@ -147,12 +149,12 @@ def health_of(engine: Engine) -> ConsumerHealth:
         paused=engine.connections.windows.paused,
         starved=engine.connections.starved,
         backoff_level=engine.connections.windows.backoff.level,
+        failure_share=engine.connections.failure_share,
         connections=connections,
-        partitions=engine.pool.partitions(now),
-        missing_partitions=list(engine.discovery.missing),
         threads=engine.threads,
         discovery=_discovery(engine, now) if engine.running else [],
     )
+    return engine.dialect.health(health)
 
 
 def _summary(engine: Engine, connections: list[ConnectionHealth]) -> str:
@@ -171,20 +173,8 @@ def _summary(engine: Engine, connections: list[ConnectionHealth]) -> str:
     if not open_ones:
         return f"no nsqd may send: {stuck[0].reason}"
     if many == 1:
-        return f"1 connection, which may send{_troubles(engine)}"
-    return f"{many} connections, {open_ones if stuck else 'all'} of which may send{_troubles(engine)}"
-
-
-def _troubles(engine: Engine) -> str:
-    """Name the partitions that deliver nothing, as the end of a sentence."""
-    partitions, missing = engine.pool.partitions(time.monotonic()), engine.discovery.missing
-    found = {
-        "stuck": [each.partition for each in partitions if each.stuck and not each.stopped],
-        "stopped": [each.partition for each in partitions if each.stopped],
-        "without a leader": missing,
-    }
-    named = [f"{', '.join(map(str, numbers))} {state}" for state, numbers in found.items() if numbers]
-    return f"; partitions {'; '.join(named)}" if named else ""
+        return "1 connection, which may send"
+    return f"{many} connections, {open_ones if stuck else 'all'} of which may send"
 
 
 def _discovery(engine: Engine, now: float) -> list[str]:
@@ -194,7 +184,7 @@ def _discovery(engine: Engine, now: float) -> list[str]:
 
 def added(gone: list[int], conns: Iterable[Conn]) -> list[int]:
     """Add the connections' totals (received, finished, requeued, timed out) to those of ended ones."""
-    return [sum(each) for each in zip(gone, *[conn.session.totals for conn in conns], strict=True)]
+    return [sum(each) for each in zip(gone, *[conn.deliveries.totals for conn in conns], strict=True)]
 
 
 # Hooks.

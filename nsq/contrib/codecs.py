@@ -16,14 +16,14 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from functools import wraps
 from typing import Any, Generic, TypeVar
 
-from nsq import GiveUp, Message, UsageError
+from nsq import GiveUp, Message
 from nsq.consumer.handlers import is_async
-from nsq.errors import how_to_install
+from nsq.errors import ConfigError, how_to_install
 from nsq.producer.producer import PublishHook
 from nsq.wire.envelope import unwrap, wrap
 
@@ -113,24 +113,27 @@ def enveloping(
     *,
     is_json: bool = False,
     id: Callable[[str, bytes], str] | None = None,  # noqa: A002 - the name that CloudEvents gives it
-    **headers: str,
+    headers: Callable[[], Mapping[str, str]] | None = None,
+    **fixed: str,
 ) -> PublishHook:
     """Return an ``around_publish`` for a producer, which puts every body into an envelope of CloudEvents with
     these headers. ``is_json`` says that all bodies are valid JSON, which is not checked.
 
-    ``id(topic, body)`` returns the id of a message, by default a new UUID for each publish. With an id from
-    your data, such as an order's number, ``nsq.contrib.once`` knows a message that is published again.
+    ``id`` gets the topic and a body, and returns the envelope's id: the same one if the same event is
+    published again. By default each publish has another id. ``headers`` is called for each publish and
+    returns more headers, as ``Telemetry.carrier`` does.
     """
-    if id is not None and not callable(id):
-        raise UsageError(f"id is {id!r}; it must be a function of topic and body")
-    wrap(b"1", {"id": "1", "source": source, "type": kind, **headers})  # a wrong header raises here
+    for name, function in (("id", id), ("headers", headers)):
+        if function is not None and not callable(function):
+            raise ConfigError(f"{name} is {function!r}; it must be a function")
+    wrap(b"1", {"id": "1", "source": source, "type": kind, **fixed})  # a wrong header raises here
 
     def around(topic: str, bodies: list[bytes]) -> tuple[list[bytes], Callable[[object], object]]:
         now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-        head = {"source": source, "type": kind, "time": now, **headers}
+        head = {"source": source, "type": kind, "time": now, **fixed, **(headers() if headers else {})}
         ids = [str(uuid.uuid4()) if id is None else id(topic, body) for body in bodies]
         wrapped = [
-            wrap(body, {"id": each, **head}, is_json=is_json) for each, body in zip(ids, bodies, strict=True)
+            wrap(body, {"id": one, **head}, is_json=is_json) for one, body in zip(ids, bodies, strict=True)
         ]
         return wrapped, _ignore
 

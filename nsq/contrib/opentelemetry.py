@@ -7,7 +7,13 @@
 
 With a ``source``, every body is put into an envelope of CloudEvents, which carries the context of the trace
 to the consumer. On extended topics of a partitioned NSQ ``headers=True`` carries it in the messages' headers
-instead. Without either, bodies are unchanged, and producer and consumer have traces of their own.
+instead. For envelopes with headers of your own give ``carrier`` to ``enveloping``:
+
+    envelopes = enveloping("/shop", "order.paid", headers=telemetry.carrier, tenant="north")
+    hooks = [telemetry.of_producer()["around_publish"], envelopes]
+    producer = nsq.Producer("10.0.0.2:4150", around_publish=hooks)
+
+Otherwise bodies are unchanged, and producer and consumer have traces of their own.
 """
 
 from __future__ import annotations
@@ -17,6 +23,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import wraps
 from typing import Any
 
@@ -66,6 +73,8 @@ class Telemetry:
         if source and headers:
             raise ConfigError("source and headers exclude each other: an extended topic needs no envelope")
         self._source, self._headers, self._parents = source, headers, parents
+        # Of the publish that begins here: its span, until it ends.
+        self._begun: ContextVar[list[Span] | None] = ContextVar("nsq-publish", default=None)
         self._tracer = trace.get_tracer("nsq", __version__, tracer_provider, _SCHEMA)
         meter = metrics.get_meter("nsq", __version__, meter_provider, _SCHEMA)
         self._operation_seconds = meter.create_histogram(
@@ -104,7 +113,8 @@ class Telemetry:
         if self._source or self._headers:
             propagate.inject(carrier, trace.set_span_in_context(span))
             carrier = {name: carrier[name] for name in _CONTEXT if name in carrier}
-        count = len(bodies)
+        count, begun = len(bodies), [span]
+        self._begun.set(begun)
 
         def ended(error: BaseException | None) -> None:
             where = _server(ended.nsqd_address)  # type: ignore[attr-defined]
@@ -113,6 +123,7 @@ class Telemetry:
             if error is not None:
                 common["error.type"] = type(error).__qualname__
                 _fail(span, error)
+            begun.clear()
             span.end()
             self._operation_seconds.record(time.perf_counter() - began, common)
             self._sent.add(count, common)
@@ -126,6 +137,14 @@ class Telemetry:
                 raise
             bodies = [wrap(body, {"id": str(uuid.uuid4()), **head}) for body in bodies]
         return (bodies, ended, carrier) if self._headers else (bodies, ended)
+
+    def carrier(self) -> dict[str, str]:
+        """Return headers that carry the trace of the publish that begins on this thread: its hook must come
+        first. Without one they carry the current trace. For ``enveloping(headers=)``.
+        """
+        begun, carrier = self._begun.get(), dict[str, str]()
+        propagate.inject(carrier, trace.set_span_in_context(begun[0]) if begun else None)
+        return {name: carrier[name] for name in _CONTEXT if name in carrier}
 
     # Consuming.
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Hashable, Iterable
 from dataclasses import dataclass, field
+from typing import Literal
 
 from nsq.connection.backoff import Pauses
 
@@ -27,6 +28,9 @@ FAILURES = 3
 
 #: While no nsqlookupd lists an nsqd, the longest pause before the second question; it doubles with each.
 SEARCH_PAUSE = 2.0
+
+#: Which NSQ a cluster runs: the original one, or the one with partitions.
+Kind = Literal["original", "partitioned"]
 
 #: One nsqlookupd's answer: the nsqds it lists, or None when that is not known.
 Answer = frozenset[str] | None
@@ -216,6 +220,10 @@ class LookupSchedule:
             lookupd.ask_at = min(lookupd.ask_at, now + self._searches.draw_late(lookupd.empty - 1))
         lookupd.failed_at, lookupd.error, lookupd.failures = None, "", 0
         lookupd.heard, lookupd.answer = True, answer
+
+    def ask_again(self, lookupd: Lookupd) -> None:
+        """Note an answer that says nothing about nsqds: ask at once, in another way."""
+        lookupd.busy, lookupd.deadline, lookupd.ask_at = False, math.inf, -math.inf
 
     def failed(self, lookupd: Lookupd, error: str, now: float, *, still_busy: bool = False) -> bool:
         """Note a failure; return whether it differs from the failure before."""

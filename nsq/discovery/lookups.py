@@ -2,27 +2,31 @@
 
 ``Directory`` and ``LookupSchedule`` decide. They belong to that thread alone. Other threads change a dict,
 put an event into the thread's queue, and take no lock: a signal handler may interrupt them at any bytecode
-and call the same method. Must not import socket.
+and call the same method.
+
+Each nsqlookupd is also asked which NSQ it belongs to. If one does not belong to the original NSQ, but to a
+partitioned one, another ``Asker`` asks from then on, which the client provides. Must not import socket.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import random
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from functools import partial
 from typing import Any
 
 from nsq.config import Config
 from nsq.connection.backoff import Pauses
-from nsq.connection.conn import Conn
 from nsq.connection.endpoint import Key, Wanted
 from nsq.connection.subscription import Subscription
-from nsq.discovery.directory import SPACING, Answer, Directory, Lookupd, LookupSchedule, Nsqd
-from nsq.errors import NsqError, UsageError
+from nsq.discovery.directory import SPACING, Answer, Directory, Kind, Lookupd, LookupSchedule, Nsqd
+from nsq.errors import ApiError, ApiRefused, NsqError, UsageError
+from nsq.http.message import Url
 from nsq.http.nsqlookupd import NsqdNode, NsqlookupdApi, nsqlookupd_address
 from nsq.log import Logger
 from nsq.threads.owner import Owner
@@ -39,23 +43,52 @@ Accept = Callable[[list[str]], Iterable[str]]
 
 #: A question ends by itself at its deadline, with a reason. If not, it has failed so many seconds later.
 _MARGIN = 0.25
-#: A part of every version of the partitioned NSQ's nsqd.
-_PARTITIONED = "-HA."
 
 
 class Asker:
-    """Asks an nsqlookupd for the nsqds that have the topic, or for all without a topic. For any thread."""
+    """Asks an nsqlookupd for the nsqds that have the topic, or for all without a topic. Any thread may ask.
 
-    def __init__(self, topic: str | None, config: Config) -> None:
+    With ``detect`` it asks first which NSQ this is.
+    """
+
+    absence_hint = (
+        "The first publish to a topic creates it; if there was one, the usual cause is a misspelt name"
+    )
+    """Why no nsqlookupd lists the topic, perhaps: for the log."""
+
+    def __init__(
+        self,
+        topic: str | None,
+        config: Config,
+        *,
+        detect: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._topic = topic
         self._config = config
+        self._detect = detect
+        self._clock = clock
         self._transport = SocketTransport(interrupt_streams=True)
 
-    def ask(self, lookupd: str) -> frozenset[str]:
-        """Return addresses, or raise NsqError; block no longer than ``lookupd_poll_timeout``."""
-        api = NsqlookupdApi.of(lookupd, self._config, self._transport)
+    def ask(self, lookupd: str) -> frozenset[str] | None:
+        """Return addresses; None if it belongs to another NSQ, for which another one asks. Raises NsqError.
+        Blocks no longer than ``lookupd_poll_timeout``.
+        """
+        deadline = self._clock() + self._config.lookupd_poll_timeout
+        if self._detect and not _is_original(self._api(lookupd, deadline)):
+            return None
+        api = self._api(lookupd, deadline)
         nodes: Sequence[NsqdNode] = api.nodes() if self._topic is None else api.nodes_of(self._topic)
         return frozenset(node.tcp_address for node in nodes)
+
+    def _api(self, lookupd: str, deadline: float) -> NsqlookupdApi:
+        return NsqlookupdApi.of(lookupd, self._config, self._transport, self._time_left(lookupd, deadline))
+
+    def _time_left(self, lookupd: str, deadline: float) -> float:
+        left = deadline - self._clock()
+        if left <= 0:
+            raise ApiError(f"{nsqlookupd_address(lookupd)} did not answer in time")
+        return left
 
     def cancel(self) -> None:
         """End every ``ask`` early, also later ones."""
@@ -64,6 +97,27 @@ class Asker:
     def abandon(self) -> None:
         """Drop the questions under way in a forked child: they belong to the parent."""
         self._transport.abandon()
+
+    # Discovery's thread.
+
+    def wanted(self, named: dict[Key, Wanted]) -> dict[Key, Wanted]:
+        """Return the connections to have. ``named`` are the nsqds that the user and the nsqlookupds name."""
+        return named
+
+    def turn(self) -> float:
+        """Do what is due; return when to call this again."""
+        return math.inf
+
+
+def _is_original(api: NsqlookupdApi) -> bool:
+    """Ask which NSQ this is: nsqlookupds of the original one do not know the question."""
+    try:
+        api.list_lookupds()
+    except ApiRefused as refusal:
+        if refusal.status == 404:
+            return True
+        raise
+    return False
 
 
 def _text(address: object) -> str:
@@ -78,7 +132,11 @@ class Discovery:
     ``subscription``; without one, all that there are.
 
     ``found`` is called with all of them whenever they change. ``dropped`` is called with one that the user
-    has removed, or that was pruned: disconnect from it. Both run on the discovery thread and must not block.
+    has removed, or that was pruned: disconnect from it. ``original`` is called when an nsqlookupd belongs to
+    the original NSQ. ``other`` is called when one belongs to a partitioned NSQ, perhaps after that, and
+    returns what asks from then on. Each of the two is called once. All run on the discovery thread and must
+    not block. With ``is_other`` the client has use for a partitioned NSQ alone.
+
     ``rewrite`` and ``accept`` are the user's functions: ``rewrite`` is called with each address of an answer,
     then ``accept`` with their sorted list. They run there too, so a slow one delays discovery and nothing
     else. The threads are NAME-lookupd and, each for a short while, NAME-ask-LOOKUPD.
@@ -91,6 +149,9 @@ class Discovery:
         *,
         found: Callable[[dict[Key, Wanted]], object],
         dropped: Callable[[Key], object] = lambda _: None,
+        original: Callable[[], object] = lambda: None,
+        other: Callable[[Discovery], Asker] | None = None,
+        is_other: bool = False,
         name: str,
         nsqds: Iterable[str] = (),
         nsqlookupds: Iterable[str] = (),
@@ -102,19 +163,23 @@ class Discovery:
     ) -> None:
         self.absence = "none is discovered yet"
         """The reason why no nsqd is known, from the latest answer or failure of an nsqlookupd."""
+        self.kind: Kind | None = "original" if config.cluster == "original" else None
+        """Which NSQ the nsqlookupds belong to; None until one has answered."""
         self._subscription = subscription
         self._topic = None if subscription is None else subscription.topic
         self._found, self._dropped = found, dropped
+        self._original, self._other = original, other
         self._name = name
-        self._clock = clock
-        self._asker = asker or Asker(self._topic, config)
+        self.clock = clock
+        self._detects = other is not None and config.cluster != "original"
+        self._askers = [asker or Asker(self._topic, config, detect=self._detects)]  # the last one asks
         # The user's addresses. Any thread changes these dicts, one method call at a time; the discovery
         # thread compares them with its own state.
         self._nsqds = {address: address for address in checked_nsqds(nsqds)}
         self._nsqlookupds = {nsqlookupd_address(text): text for text in checked("nsqlookupd", nsqlookupds)}
-        self._owner = Owner(f"{name}-lookupd", log, turn=self._turn, clock=clock)
+        self._listed: Mapping[Url, str] = {}  # nsqlookupds that others list; replaced, never changed
+        self.owner = Owner(f"{name}-lookupd", log, turn=self._turn, clock=clock)
         self._stopping = False
-        self._warned_of_kind = False
         # All attributes below belong to the discovery thread; it replaces the tuples and ``wanted``, and
         # never changes them.
         self._tasks: tuple[threading.Thread, ...] = ()
@@ -134,6 +199,8 @@ class Discovery:
         self._topic_doubtful = self._topic is not None  # perhaps misspelt: not listed, and no warning given
         self.wanted: dict[Key, Wanted] = {}
         """The nsqds as ``found`` got them last."""
+        if other is not None and self._nsqlookupds and (is_other or config.cluster == "partitioned"):
+            self._switch(other)
         self._follow_user(clock())
         self.nsqlookupds: tuple[Lookupd, ...] = self._copies()
 
@@ -147,36 +214,37 @@ class Discovery:
     @property
     def threads(self) -> tuple[threading.Thread, ...]:
         """The threads that have been started and may still run."""
-        own = self._owner.thread
+        own = self.owner.thread
         return self._tasks if own is None else (own, *self._tasks)
 
     def start(self) -> None:
         """Start the discovery thread, unless it exists. Raises RuntimeError when no thread can be started;
         may be called again then.
         """
-        if self._owner.exists or self._stopping:
+        if self.owner.exists or self._stopping:
             return
-        self._owner.start()
-        if self._owner.failure is not None:
-            raise self._owner.failure
+        self.owner.start()
+        if self.owner.failure is not None:
+            raise self.owner.failure
 
     def stop(self) -> None:
         """Begin no more questions, and cut short those under way. Does not wait."""
         self._stopping = True
-        self._owner.wake()
+        self.owner.wake()
 
     def join(self, deadline: float) -> list[str]:
         """Wait for all threads after ``stop``; return the names of those that have not ended in time."""
         # The tasks last: until its end the discovery thread starts more of them.
-        return self._owner.join(deadline) or join_threads(self._tasks, deadline)
+        return self.owner.join(deadline) or join_threads(self._tasks, deadline)
 
     def abandon(self) -> None:
         """Drop everything in a forked child, where none of these threads exists."""
-        self._asker.abandon()
+        for asker in self._askers:
+            asker.abandon()
 
     def owns_current_thread(self) -> bool:
         """Whether this is the discovery thread, on which ``rewrite`` and ``accept`` run."""
-        return self._owner.is_current
+        return self.owner.is_current
 
     # The user's addresses: any thread, signal handlers too. An exception may interrupt these anywhere.
 
@@ -184,7 +252,7 @@ class Discovery:
         """Connect to an nsqd, and again whenever the connection is lost. Does nothing if added before."""
         checked_nsqds([address])
         self._nsqds.setdefault(address, address)
-        self._owner.wake()
+        self.owner.wake()
 
     def remove_nsqd(self, address: str) -> None:
         """Disconnect from an nsqd, unless an nsqlookupd lists it."""
@@ -193,7 +261,7 @@ class Discovery:
     def add_nsqlookupd(self, address: str) -> None:
         """Ask this nsqlookupd too, and at once. Does nothing if added before."""
         self._nsqlookupds.setdefault(nsqlookupd_address(address), address)
-        self._owner.wake()
+        self.owner.wake()
 
     def remove_nsqlookupd(self, address: str) -> None:
         """Ask this nsqlookupd no more. Connections to the nsqds that it listed stay until they end."""
@@ -204,10 +272,10 @@ class Discovery:
         if key not in wanted:
             names = ", ".join(sorted(map(str, wanted.copy()))) or "none"
             raise UsageError(f"{what} was never added, or has been removed; there are: {names}")
-        if len(self._nsqds) + len(self._nsqlookupds) > 1:
+        if len(self._nsqds) + len(self._nsqlookupds) + len(self._listed) > 1:
             wanted.pop(key, None)
-            if self._nsqds or self._nsqlookupds:
-                self._owner.wake()
+            if self._nsqds or self._nsqlookupds or self._listed:
+                self.owner.wake()
                 return
             wanted.setdefault(key, address)  # another thread has removed the other one meanwhile
         raise UsageError(
@@ -217,44 +285,37 @@ class Discovery:
 
     def ask_soon(self, spacing: float = SPACING) -> None:
         """Have the nsqlookupds asked ahead of time, at most once in ``spacing`` seconds."""
-        self._owner.ask(lambda: self._schedule.request(self._clock(), spacing))
+        self.owner.ask(lambda: self._schedule.request(self.clock(), spacing))
 
-    # What becomes of the connections: any thread. For subclasses.
+    # For an ``Asker``: any thread.
 
-    def connected(self, conn: Conn) -> None:
-        if _PARTITIONED in conn.reply.version and not self._warned_of_kind:
-            self._warned_of_kind = True
-            log.warning(
-                "nsqd %s (version %s) belongs to a partitioned NSQ, of which nsqd= reaches one partition at "
-                "most: give nsqlookupd=",
-                conn.address,
-                conn.reply.version,
-            )
+    @property
+    def given_nsqlookupds(self) -> tuple[str, ...]:
+        """The nsqlookupds that the user has given and added."""
+        return tuple(self._nsqlookupds.copy().values())
 
-    def disconnected(self, key: Key, cause: NsqError | None) -> None: ...
+    def also_ask(self, nsqlookupds: Iterable[str]) -> None:
+        """Ask these nsqlookupds too, from now on, instead of those of the call before."""
+        listed = {nsqlookupd_address(text): text for text in nsqlookupds}
+        if listed != self._listed:
+            self._listed = listed
+            self.owner.wake()
 
-    def refused(self, key: Key, error: NsqError) -> bool:
-        """Note that a dial or a subscription has failed; return whether that is expected to pass soon."""
-        return False
-
-    def stop_partition(self, partition: int) -> None:
-        """Leave a partition for good."""
+    def rewritten(self, address: str) -> str:
+        """Return the address to dial."""
+        if self._rewrite is None:
+            return address
+        try:
+            return _text(self._rewrite(address))
+        except BaseException as error:
+            self._log_once(f"rewrite_address({address!r})", "the address is used as it is", error)
+            return address
 
     # State and reports.
 
-    @property
-    def partitioned_by(self) -> set[str]:
-        """The nsqlookupds, if they belong to a partitioned NSQ."""
-        return set()
-
-    @property
-    def missing(self) -> tuple[int, ...]:
-        """The partitions of the topic that no nsqd has at the moment."""
-        return ()
-
     def health(self) -> list[str]:
         """Return a line of text for each nsqlookupd."""
-        now = self._clock()
+        now = self.clock()
         return [each.words(now) for each in self.nsqlookupds]
 
     def _copies(self) -> tuple[Lookupd, ...]:
@@ -264,17 +325,18 @@ class Discovery:
 
     def _turn(self) -> float | None:
         if self._stopping:
-            self._asker.cancel()
+            for asker in self._askers:
+                asker.cancel()
             return None
         try:
             self._act()
         finally:
             self.nsqlookupds = self._copies()
-        return self._schedule.next_due()
+        return min(self._schedule.next_due(), self._askers[-1].turn())
 
     def _act(self) -> None:
         """Do everything that is due."""
-        now = self._clock()
+        now = self.clock()
         self._follow_user(now)
         for lookupd in self._schedule.overdue(now):
             reason = f"{lookupd.address} did not answer within {self._poll_timeout:g} s"
@@ -293,7 +355,7 @@ class Discovery:
         for address in sorted(self._given - given):
             self._directory.remove(address)
         self._given = given
-        wanted = self._nsqlookupds.copy()
+        wanted = {**self._listed, **self._nsqlookupds.copy()}
         for url in self._lookupds.keys() - wanted.keys():
             del self._lookupds[url]
             if not self._lookupds:
@@ -305,7 +367,8 @@ class Discovery:
     def _report(self) -> None:
         """Tell the client what has changed."""
         nsqds = self._directory.nsqds.items()
-        wanted = {(each := self._wanted(address, nsqd)).key: each for address, nsqd in sorted(nsqds)}
+        named = {(each := self._wanted(address, nsqd)).key: each for address, nsqd in sorted(nsqds)}
+        wanted = self._askers[-1].wanted(named)
         if wanted != self.wanted:
             self.wanted = wanted
             self._found(wanted)
@@ -321,44 +384,58 @@ class Discovery:
         """Ask an nsqlookupd, on a thread for this question."""
 
         def task() -> None:
-            result: frozenset[str] | NsqError
+            result: frozenset[str] | NsqError | None
             try:
-                result = self._asker.ask(lookupd.text)
+                result = asker.ask(lookupd.text)
             except NsqError as error:
                 result = error
             except BaseException as error:
                 log.exception("%s failed, which is a bug of ours", name)
                 result = NsqError(f"{type(error).__name__}, a bug of ours; see the log")
-            self._owner.ask(partial(self._asked, lookupd, result))
+            self.owner.ask(partial(self._asked, lookupd, result))
 
-        name = f"{self._name}-ask-{lookupd.address}"
+        asker, name = self._askers[-1], f"{self._name}-ask-{lookupd.address}"
         thread = threading.Thread(target=task, name=name, daemon=True)
         try:
             thread.start()
         except RuntimeError as error:  # no more threads, or the interpreter is ending
-            self._owner.ask(partial(self._asked, lookupd, NsqError(f"no thread for {name}: {error}")))
+            self.owner.ask(partial(self._asked, lookupd, NsqError(f"no thread for {name}: {error}")))
         else:
             self._tasks = (*(each for each in self._tasks if each.is_alive()), thread)
 
     # nsqlookupds.
 
-    def _asked(self, lookupd: Lookupd, listed: frozenset[str] | NsqError) -> None:
+    def _asked(self, lookupd: Lookupd, listed: frozenset[str] | NsqError | None) -> None:
         if lookupd not in self._lookupds.values():
             return  # the user has removed it meanwhile
         if isinstance(listed, NsqError):
             self._note_failure(lookupd, str(listed))
             return
+        if listed is None:
+            self._schedule.ask_again(lookupd)
+            if self._other is not None and len(self._askers) == 1:
+                log.info("%s: the nsqlookupds belong to a partitioned NSQ", self._name)
+                self._switch(self._other)
+            return
+        if self._detects and self.kind is None:
+            self.kind = "original"
+            self._original()
         if lookupd.error:
             log.info("nsqlookupd %s answers again", lookupd.address)
         answer = self._accepted(listed)
-        self._schedule.answered(lookupd, listed, answer, self._clock())
+        self._schedule.answered(lookupd, listed, answer, self.clock())
         self.absence = f"nsqlookupd {lookupd.address} lists none"
         if answer is not None:
             self._directory.heard(answer)
 
+    def _switch(self, other: Callable[[Discovery], Asker]) -> None:
+        self.kind = "partitioned"
+        self._askers.append(other(self))
+        self._schedule.request(self.clock(), 0.0)
+
     def _note_failure(self, lookupd: Lookupd, reason: str, *, still_busy: bool = False) -> None:
         self.absence = reason
-        if self._schedule.failed(lookupd, reason, self._clock(), still_busy=still_busy):
+        if self._schedule.failed(lookupd, reason, self.clock(), still_busy=still_busy):
             extra = {"nsqlookupd_address": lookupd.address}
             # At the interpreter's end, Python 3.12 and later start no thread for the question.
             level = logging.WARNING if threading.main_thread().is_alive() else logging.DEBUG
@@ -379,19 +456,15 @@ class Discovery:
                 ", ".join(lookupd.address for lookupd in lookupds),
                 max(0.0, min(lookupd.ask_at for lookupd in lookupds) - now),
                 self._poll_interval,
-                self._absence_hint,
+                self._askers[-1].absence_hint,
                 extra={"nsq_topic": self._topic},
             )
-
-    @property
-    def _absence_hint(self) -> str:
-        return "The first publish to a topic creates it; if there was one, the usual cause is a misspelt name"
 
     # The user's functions. Their exceptions are logged and end no connection.
 
     def _accepted(self, listed: frozenset[str]) -> Answer:
         """Return the accepted addresses. If ``accept`` fails, None: dial none of them, and give up none."""
-        rewritten = frozenset(map(self._rewritten, listed))
+        rewritten = frozenset(map(self.rewritten, listed))
         if self._accept is None:
             return rewritten
         try:
@@ -404,15 +477,6 @@ class Discovery:
             return None
         self._said.pop("accept_addresses", None)
         return answer
-
-    def _rewritten(self, address: str) -> str:
-        if self._rewrite is None:
-            return address
-        try:
-            return _text(self._rewrite(address))
-        except BaseException as error:
-            self._log_once(f"rewrite_address({address!r})", "the address is used as it is", error)
-            return address
 
     def _log_once(self, what: str, consequence: str, error: BaseException) -> None:
         """Log an error once, and again when it changes or comes back."""

@@ -19,9 +19,7 @@ from nsq.http.message import Url, parse_url
 from nsq.http.nsqd import NsqdInfo, NsqdStats, plain_stats
 from nsq.http.nsqlookupd import Lookup, NsqdNode, RegisteredNode
 from nsq.transport.addresses import is_unix, split
-
-#: A part of every version of the partitioned NSQ's nsqd.
-PARTITIONED_VERSION = "-HA."
+from nsq.wire.identify import PARTITIONED_VERSION
 
 # Which nsqds there are
 

@@ -3,7 +3,7 @@
 A delivery becomes the current message when the one before is done: it is handled, perhaps after a pause
 handled again, and finished. A lane outlives connections: its handler may still work on a message when a new
 leader of the partition delivers that message again, and the lane keeps the second delivery until the handler
-has ended. The pool in ``ordered`` obeys the orders.
+has ended. ``ordered`` carries the actions out.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ OnStuck = Callable[[Stuck], "float | Decision | None"]
 
 
 class Do(Enum):
-    """What a lane orders to be done with a message."""
+    """What a lane has done with a message."""
 
     HANDLE = 1
     FINISH = 2
@@ -81,7 +81,7 @@ class Do(Enum):
     """Stop the partition, as the user wants no message out of order."""
 
 
-class Order(NamedTuple):
+class Action(NamedTuple):
     do: Do
     message: Message
 
@@ -97,7 +97,7 @@ class State(Enum):
 
 
 class Lane:
-    """One partition. Pure: events in, orders out.
+    """One partition. Pure: events in, actions out.
 
     Events are handed in one after the other; ``begin`` and ``failed`` are called by the one handler that has
     the current message. ``closing`` tells whether a message's connection takes no more.
@@ -157,18 +157,18 @@ class Lane:
 
     # Events.
 
-    def delivered(self, message: Message, now: float) -> list[Order]:
+    def delivered(self, message: Message, now: float) -> list[Action]:
         self.waiting.append(message)
         return self._next(now)
 
-    def ended(self, message: Message, now: float) -> list[Order]:
+    def ended(self, message: Message, now: float) -> list[Action]:
         """Note that the handler has ended. Its message may have its answer, or get it later."""
         if message is not self.current:
             return []
         self._ended = True
         return self._after_answer(now)
 
-    def finished(self, message: Message, now: float) -> list[Order]:
+    def finished(self, message: Message, now: float) -> list[Action]:
         """Note that a message is done, even if its answer reaches nsqd no more."""
         position = Position.of(message)
         if message is self.current:
@@ -179,7 +179,7 @@ class Lane:
             self.finished_last = position
         return []
 
-    def requeued(self, message: Message, delay: float, now: float) -> list[Order]:
+    def requeued(self, message: Message, delay: float, now: float) -> list[Action]:
         """Note that the message gets another attempt, in ``delay`` seconds."""
         if message is not self.current:
             return []
@@ -188,14 +188,14 @@ class Lane:
         self.requeued_here += 1
         return self._after_answer(now)
 
-    def lost(self, message: Message, now: float) -> list[Order]:
+    def lost(self, message: Message, now: float) -> list[Action]:
         """Note that nsqd has the message again, and no handler works on it."""
         if message is not self.current:
             return []
         self.current = None
         return self._next(now)
 
-    def clock(self, now: float) -> list[Order]:
+    def clock(self, now: float) -> list[Action]:
         """Begin the next attempt if it is due."""
         return self._after_answer(now)
 
@@ -224,7 +224,7 @@ class Lane:
         current, waiting = self.current, list(self.waiting.copy())
         return waiting if current is None or self.state is State.HANDLED else [current, *waiting]
 
-    def _after_answer(self, now: float) -> list[Order]:
+    def _after_answer(self, now: float) -> list[Action]:
         message = self.current
         if message is None or not self._ended:
             return []
@@ -239,14 +239,14 @@ class Lane:
             return self._next(now)
         if self._closing(message):
             self.current = None
-            return [Order(Do.GIVE_BACK, message), *self._next(now)]
+            return [Action(Do.GIVE_BACK, message), *self._next(now)]
         if self.retry_at <= now:
             return [self._queue(message)]
         return []
 
-    def _next(self, now: float) -> list[Order]:
+    def _next(self, now: float) -> list[Action]:
         """Take waiting messages until one is current."""
-        orders: list[Order] = []
+        actions: list[Action] = []
         while self.current is None and self.waiting:
             message = self.waiting.popleft()
             if message.expires_at <= now:
@@ -254,15 +254,15 @@ class Lane:
             position = Position.of(message)
             if position == self.finished_last:
                 self.repeated += 1
-                orders.append(Order(Do.FINISH, message))
+                actions.append(Action(Do.FINISH, message))
             elif self._closing(message):
-                orders.append(Order(Do.GIVE_BACK, message))
+                actions.append(Action(Do.GIVE_BACK, message))
             else:
-                orders += self._check(message, position)
-                orders += self._take(message, position, now)
-        return orders
+                actions += self._check(message, position)
+                actions += self._take(message, position, now)
+        return actions
 
-    def _check(self, message: Message, position: Position) -> list[Order]:
+    def _check(self, message: Message, position: Position) -> list[Action]:
         if self.finished_last is None or not position.is_before(self.finished_last):
             return []
         if position == self._reported:
@@ -270,11 +270,11 @@ class Lane:
         self._reported = position
         self.disorders += 1
         if not self._stop_out_of_order:
-            return [Order(Do.REPORT, message)]
+            return [Action(Do.REPORT, message)]
         self.stopped = True
-        return [Order(Do.REPORT, message), Order(Do.STOP, message)]
+        return [Action(Do.REPORT, message), Action(Do.STOP, message)]
 
-    def _take(self, message: Message, position: Position, now: float) -> list[Order]:
+    def _take(self, message: Message, position: Position, now: float) -> list[Action]:
         self.current = message
         self._finished = False
         pausing = position == self._attempted and self.retry_at > now
@@ -286,7 +286,7 @@ class Lane:
             self.retry_at = math.inf
         return []
 
-    def _queue(self, message: Message) -> Order:
+    def _queue(self, message: Message) -> Action:
         self.state, self._ended, self._finished = State.QUEUED, False, False
         self.retry_at = -math.inf
-        return Order(Do.HANDLE, message)
+        return Action(Do.HANDLE, message)

@@ -13,18 +13,19 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any, Literal, Protocol
 
 from nsq.config import Config
+from nsq.discovery.directory import Kind
 from nsq.discovery.lookups import Asker, Rewrite
-from nsq.errors import ApiError, ApiRefused, NsqError, UsageError
+from nsq.errors import ApiRefused, NsqError, UsageError
 from nsq.http.calls import Misshapen, conform, endpoint, json_value
 from nsq.http.message import HttpReply, Url
 from nsq.http.nsqlookupd import NsqdNode, NsqlookupdApi, nsqlookupd_address
 from nsq.log import Logger
-from nsq.partitioned.table import Cluster, ClusterAnswer, Kind, Refresh, TopicAnswer
+from nsq.partitioned.table import Cluster, ClusterAnswer, Refresh, TopicAnswer
 from nsq.partitioned.wire import MAX_PARTITIONS, Meta
 from nsq.transport.addresses import join, split
 
@@ -107,11 +108,12 @@ def _warn(partition: str, problem: str) -> None:
 class Rounds(Protocol):
     """Asks each nsqlookupd in regular rounds, and ahead of time: ``Discovery``."""
 
+    @property
+    def given_nsqlookupds(self) -> tuple[str, ...]: ...
+
     def ask_soon(self, spacing: float = ...) -> None: ...
 
-    def add_nsqlookupd(self, address: str) -> None: ...
-
-    def remove_nsqlookupd(self, address: str) -> None: ...
+    def also_ask(self, nsqlookupds: Iterable[str]) -> None: ...
 
 
 class Lookups(Asker):
@@ -127,20 +129,18 @@ class Lookups(Asker):
         access: Access,
         *,
         pinned: Kind | None = None,
-        rewrite: Rewrite | None = None,
+        rewrite: Rewrite = lambda address: address,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        super().__init__(None, config)
+        super().__init__(None, config, clock=clock)
         self.cluster = Cluster(pinned)
         self._access = access
         self._pinned = pinned
         self._rewrite = rewrite
-        self._clock = clock
         self._topics: dict[str, None] = {}
         self._ask_first = ""  # the time of the last question did not suffice for this topic
         self._refresh = Refresh(config.lookupd_poll_interval)
-        self._configured: frozenset[str] = frozenset()
-        self._added: dict[str, str] = {}  # nsqlookupds that the cluster lists: how they are asked
+        self._listed: dict[str, str] = {}  # nsqlookupds that the cluster lists: how they are asked
         self._refused: dict[tuple[str, int, str], float] = {}  # when nodes last refused to be leaders
         self._unlisted: set[str] = set()  # the nsqlookupds that do not list their cluster now
         self._warned: dict[str, set[str]] = {}  # by nsqlookupd: the topics that it has no answer about
@@ -151,13 +151,11 @@ class Lookups(Asker):
     def attach(
         self,
         rounds: Rounds,
-        nsqlookupds: Iterable[str],
         tell: Callable[[Callable[[], object]], object],
         changed: Callable[[], object],
     ) -> None:
         """Set what drives the questions, and the thread that takes the answers."""
         self._rounds, self._tell, self._changed = rounds, tell, changed
-        self._configured = frozenset(map(key_of, nsqlookupds))
 
     # Any thread.
 
@@ -207,9 +205,8 @@ class Lookups(Asker):
         self._ask_first = next(iter(problems), "")
         if problems and not topics:
             raise next(iter(problems.values()))
-        nsqlookupds = None if listed is None else tuple(map(self._rewritten, listed))
         texts = {topic: str(error) for topic, error in problems.items()}
-        return ClusterAnswer(kind, nsqlookupds, self._rewritten(leader), topics, problems=texts)
+        return ClusterAnswer(kind, listed, leader, topics, problems=texts)
 
     def original_nodes(self, api: NsqlookupdApi) -> Sequence[NsqdNode]:
         """Return the nsqds to use in a cluster of the original kind."""
@@ -234,31 +231,18 @@ class Lookups(Asker):
         return "partitioned", *(listed or ("", ()))
 
     def _api(self, lookupd: str, deadline: float) -> PartitionedLookupdApi:
-        left = deadline - self._clock()
-        if left <= 0:
-            raise ApiError(f"{key_of(lookupd)} did not answer in time")
+        left, key = self._time_left(lookupd, deadline), key_of(lookupd)
         # Those that only another nsqlookupd has named may not have every secret.
-        told = key_of(lookupd) in self._added and key_of(lookupd) not in self._configured
+        given = () if self._rounds is None else self._rounds.given_nsqlookupds
+        told = key in self._listed and key not in map(key_of, given)
         return PartitionedLookupdApi.of(lookupd, self._config, self._transport, left, told=told)
-
-    def _rewritten(self, address: str) -> str:
-        if self._rewrite is None or not address:
-            return address
-        try:
-            return str(self._rewrite(address))
-        except Exception as error:
-            log.error("rewrite_address(%r) failed; the address is used as it is", address, exc_info=error)
-            return address
-
-    def configure(self, lookupd: str, asked: bool) -> None:
-        """Ask this nsqlookupd whether the cluster lists it or not; or only if it does."""
-        key = frozenset([key_of(lookupd)])
-        self._configured = self._configured | key if asked else self._configured - key
 
     # The thread that owns the cluster.
 
     def _heard(self, key: str, lookupd: str, answer: ClusterAnswer, asked_at: float) -> None:
-        self.cluster.heard(key, answer, asked_at)
+        listed = None if answer.nsqlookupds is None else tuple(map(self._rewrite, answer.nsqlookupds))
+        leader = answer.leader and self._rewrite(answer.leader)
+        self.cluster.heard(key, replace(answer, nsqlookupds=listed, leader=leader), asked_at)
         self._warn_of_problems(key, answer.problems)
         self._follow_list(nsqlookupd_address(lookupd))
         self._changed()
@@ -284,25 +268,17 @@ class Lookups(Asker):
         self._changed()
 
     def _follow_list(self, like: Url) -> None:
-        """Ask all nsqlookupds that the cluster lists, beside the configured ones."""
-        rounds, listed = self._rounds, self.cluster.lookupds()
+        """Have all nsqlookupds asked that the cluster lists, beside those that the user has given."""
+        rounds = self._rounds
         if rounds is None:
             return
-        for address in sorted(listed - self._configured - self._added.keys()):
-            _, mark, query = like.target.partition("?")
-            text = f"{like.scheme}://{address}/{mark}{query}"
-            try:
-                rounds.add_nsqlookupd(text)
-            except NsqError as error:
-                log.warning("nsqlookupd %s is listed, and cannot be asked: %s", address, error)
-                text = ""
-            self._added[address] = text
-        for address in self._added.keys() - listed:
-            text = self._added.pop(address)
-            if text:
-                with suppress(UsageError):  # the user has removed it
-                    rounds.remove_nsqlookupd(text)
-        self.cluster.keep_only(self._configured | self._added.keys())
+        given, listed = set(map(key_of, rounds.given_nsqlookupds)), self.cluster.lookupds()
+        before = self._listed
+        self._listed = {
+            each: before[each] if each in before else _address(each, like) for each in sorted(listed - given)
+        }
+        rounds.also_ask(filter(None, self._listed.values()))
+        self.cluster.keep_only(given | listed)
 
     def refuse(self, topic: str, partition: int, address: str, now: float) -> float:
         """Note that a node does not lead a partition, and ask the nsqlookupds soon. Return until when it is
@@ -324,6 +300,18 @@ class Lookups(Asker):
         self._refresh.asked(now)
         self._rounds.ask_soon(spacing=0.0)
         return self._refresh.due_at(urgent=urgent, incomplete=incomplete)
+
+
+def _address(lookupd: str, like: Url) -> str:
+    """Return how to ask a listed nsqlookupd: as the one that lists it. Empty if that is impossible."""
+    _, mark, query = like.target.partition("?")
+    text = f"{like.scheme}://{lookupd}/{mark}{query}"
+    try:
+        nsqlookupd_address(text)
+    except NsqError as error:
+        log.warning("nsqlookupd %s is listed, and cannot be asked: %s", lookupd, error)
+        return ""
+    return text
 
 
 def key_of(lookupd: str) -> str:

@@ -14,19 +14,26 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nsq.connection.conn import Conn
-from nsq.consumer.decisions import Exceptions, GiveUp, Requeue, check_result
-from nsq.consumer.handlers import BatchHandler, Handler, HandlerPool
+from nsq.consumer.connections import backoff_strategy
+from nsq.consumer.decisions import GiveUp, Requeue, check_result
+from nsq.consumer.handlers import Handler, HandlerPool
+from nsq.consumer.rdy import Nsqd, Outcome, RdyWindows, set_all
 from nsq.consumer.reports import PartitionHealth
 from nsq.errors import AlreadyResponded, ConfigError, FinFailed, InvalidMessage, ServerError
 from nsq.log import Logger
-from nsq.message import Message
-from nsq.partitioned.lanes import Decision, Do, Lane, OnStuck, Order, Stuck
+from nsq.message import Message, MessageDelegate
+from nsq.partitioned.consuming import Partitioned
+from nsq.partitioned.lanes import Action, Decision, Do, Lane, OnStuck, Stuck
+from nsq.partitioned.subscription import Reading
+
+if TYPE_CHECKING:
+    from nsq.consumer.engine import Engine
 
 log = Logger("nsq.partitioned")
 
@@ -41,7 +48,7 @@ class Track:
 
     def __init__(self, lane: Lane) -> None:
         self.lane = lane
-        self.events: deque[Callable[[float], list[Order]]] = deque()
+        self.events: deque[Callable[[float], list[Action]]] = deque()
         self.claim = threading.Lock()
         self._unanswered: dict[Message, None] = {}  # what a handler has begun
 
@@ -61,7 +68,7 @@ class Track:
 class LaneDelegate:
     """The delegate of the messages of one partition that come over one connection."""
 
-    def __init__(self, conn: Conn, track: Track, pool: OrderedPool) -> None:
+    def __init__(self, conn: Conn, track: Track, pool: Ordered) -> None:
         self.conn = conn
         self.track = track
         self._pool = pool
@@ -118,39 +125,55 @@ def _checked_delay(delay: float) -> float:
     return max(0.0, delay)
 
 
-class OrderedPool(HandlerPool):
-    """Handler threads that get one message of each partition at a time.
-
-    ``pause`` maps a message's attempts to the seconds until the next one, ``on_stuck`` is the user's function
-    that decides otherwise. ``wake`` has the owner call ``turn`` soon. The others report: ``requeued`` a
-    message that comes again, ``stuck`` one after every ``stuck_after`` attempts, ``disorder`` one that comes
-    before the message finished last, ``stop_partition`` a partition whose connection must be closed for good.
-    ``arguments`` are those of ``HandlerPool``.
+class OneEach(RdyWindows):
+    """A window of one for every connection, for nsqds that deliver in order: the next message comes when the
+    one before it is finished. Failures and slow handlers hold up the connection of their message alone.
     """
+
+    @property
+    def allowed(self) -> int:
+        return 2 * len(self.nsqds)  # also room for a second one where nsqd repeats a message
+
+    def outcome(self, outcome: Outcome, now: float, *, first: bool = True, successes: int = 0) -> bool:
+        return False
+
+    def handled_late(self, now: float, timeout: float, least: int) -> bool:
+        return False
+
+    def set_targets(self, nsqds: list[Nsqd], now: float, in_flight: Mapping[Hashable, int]) -> None:
+        stopped = self.why_stopped(now)
+        set_all(nsqds, 0 if stopped else 1, stopped or "its messages come in order, one at a time")
+
+
+class Ordered(Partitioned):
+    """The dialect for ``ordered=True``: the handlers get one message of each partition at a time.
+
+    ``on_stuck`` is the user's function that decides about a message that fails; by default it comes again
+    after a growing pause. A message is reported as stuck after every ``stuck_after`` attempts. A partition in
+    which a message comes before the one finished last is left if ``out_of_order`` is "stop".
+    """
+
+    windows = OneEach
 
     def __init__(
         self,
+        engine: Engine,
+        reading: Reading,
         *,
-        pause: Callable[[int], float],
-        wake: Callable[[], object],
-        stop_partition: Callable[[int], object],
-        requeued: Callable[[Message], object],
-        stuck: Callable[[Message], object],
-        disorder: Callable[[Message], object],
         on_stuck: OnStuck | None = None,
         stuck_after: int = 10,
         out_of_order: str = "handle",
-        **arguments: Any,
     ) -> None:
         if out_of_order not in ("handle", "stop"):
             raise ConfigError(f"out_of_order is {out_of_order!r}; it must be 'handle' or 'stop'")
-        super().__init__(max_attempts=0, requeue_delay=pause, **arguments)
-        self.pause = pause
-        self.wake = wake
-        self._stop_partition = stop_partition
-        self.tell_requeued = requeued
-        self._tell_stuck = stuck
-        self._tell_disorder = disorder
+        super().__init__(engine, reading)
+        self.wake = engine.owner.wake
+        self._pool: HandlerPool
+        self._strategy, self._longest_pause = (
+            backoff_strategy(engine.config),
+            engine.config.max_backoff_duration,
+        )
+        self._reporter = engine.reporter
         self._on_stuck = on_stuck
         self._stuck_after = stuck_after
         self._stop_out_of_order = out_of_order == "stop"
@@ -159,26 +182,47 @@ class OrderedPool(HandlerPool):
         # As nsqd's errors name them: messages that were finished a second time, which it may refuse.
         self._finished_again: dict[str, None] = {}
 
-    def delegate(self, conn: Conn, partition: int) -> LaneDelegate:
+    def make_pool(self, arguments: Mapping[str, Any]) -> HandlerPool:
+        self._pool = HandlerPool(
+            max_attempts=0,
+            requeue_delay=lambda attempts, _: self.pause(attempts),
+            in_order=self._in_order,
+            give_up_failed=self._give_up_failed,
+            **arguments,
+        )
+        return self._pool
+
+    def pause(self, attempts: int) -> float:
+        """Return the seconds until the next attempt."""
+        return min(self._strategy(attempts), self._longest_pause)
+
+    def tell_requeued(self, message: Message) -> None:
+        self._reporter.tell(self._reporter.hooks.requeued, message)
+
+    def delegate(self, conn: Conn, partition: int) -> MessageDelegate:
         """Return the delegate for the messages of a new connection."""
         track = self._tracks.get(partition)
         if track is None:
             lane = Lane(partition, closing=_is_closing, stop_out_of_order=self._stop_out_of_order)
             track = self._tracks.setdefault(partition, Track(lane))
-        self._touch_interval = min(self._touch_interval, conn.session.msg_timeout / 4)
+        self._touch_interval = min(self._touch_interval, conn.deliveries.msg_timeout / 4)
         return LaneDelegate(conn, track, self)
 
     # Events: our own threads carry them to the lane, others leave that to the owner.
 
-    def put(self, messages: list[Message]) -> None:
+    @property
+    def put(self) -> Callable[[list[Message]], None]:
+        return self._deliver
+
+    def _deliver(self, messages: list[Message]) -> None:
         for message in messages:
             track = _delegate(message).track
             track.events.append(partial(track.lane.delivered, message))
             self._run(track)
 
-    def post(self, track: Track, event: Callable[[float], list[Order]]) -> None:
+    def post(self, track: Track, event: Callable[[float], list[Action]]) -> None:
         track.events.append(event)
-        if threading.get_ident() in self._running:
+        if self._pool.owns_current_thread():
             self._run(track)
         else:  # a thread of the program's, in which a signal may raise anywhere
             self.wake()
@@ -189,20 +233,20 @@ class OrderedPool(HandlerPool):
         while events and track.claim.acquire(False):
             try:
                 while events:
-                    for order in events.popleft()(time.monotonic()):
-                        self._obey(order, track)
+                    for action in events.popleft()(time.monotonic()):
+                        self._carry_out(action, track)
             finally:
                 track.claim.release()
             if track.lane.next_due < math.inf:  # a pause has begun: the owner ends it
                 self.wake()
 
-    def _obey(self, order: Order, track: Track) -> None:
-        message, lane = order.message, track.lane
-        match order.do:
+    def _carry_out(self, action: Action, track: Track) -> None:
+        message, lane = action.message, track.lane
+        match action.do:
             case Do.HANDLE:
-                self.inbox.put(message)
+                self._pool.inbox.put(message)
             case Do.FINISH:
-                fields = self.fields_of(message)
+                fields = self._pool.fields_of(message)
                 log.info("%r was handled before, and is finished without its handler", message, extra=fields)
                 self._finished_again[_in_errors(message)] = None
                 if len(self._finished_again) > _MOST_FINISHED_AGAIN:
@@ -219,24 +263,13 @@ class OrderedPool(HandlerPool):
                     message,
                     lane.finished_last,
                     f"partition {lane.partition} stops" if lane.stopped else "it is handled",
-                    extra=self.fields_of(message),
+                    extra=self._pool.fields_of(message),
                 )
-                self._tell_disorder(message)
+                self._reporter.tell(self._reporter.hooks.out_of_order, message)
             case Do.STOP:
-                self._stop_partition(lane.partition)
+                self.stop_partition(lane.partition)
 
     # The handlers.
-
-    def add(
-        self, handler: Handler, threads: int | None = None, no_backoff: Exceptions = (), at_once: int = 1
-    ) -> None:
-        super().add(self._in_order(handler), threads, no_backoff, at_once)
-
-    def add_batch(self, handler: BatchHandler, *args: Any, **options: Any) -> None:
-        raise ConfigError(
-            "a consumer with ordered=True takes no batch handler: a partition delivers one message at a "
-            "time. Use add_handler"
-        )
 
     def _in_order(self, handler: Handler) -> Handler:
         def handle(message: Message) -> None:
@@ -246,10 +279,11 @@ class OrderedPool(HandlerPool):
             track.begin(message)
             succeeded = False
             try:
+                self._pool.refuse_old(message)
                 check_result(handler(message))
                 succeeded = True
             except BaseException as error:
-                if self._inherited or isinstance(error, GiveUp):
+                if self._pool.inherited or isinstance(error, GiveUp):
                     raise
                 raise self._next_attempt(lane, message, error) from error
             finally:
@@ -264,7 +298,7 @@ class OrderedPool(HandlerPool):
 
     def _next_attempt(self, lane: Lane, message: Message, error: BaseException) -> Requeue | GiveUp:
         """Return what to raise for a message whose handler has failed: when it comes again, if at all."""
-        asked, fields = isinstance(error, Requeue), self.fields_of(message)
+        asked, fields = isinstance(error, Requeue), self._pool.fields_of(message)
         if isinstance(error, Requeue) and error.delay is not None:
             self.note_failure(lane, message, None)
             return Requeue(error.delay, backoff=False)
@@ -281,7 +315,7 @@ class OrderedPool(HandlerPool):
             text = "on_stuck stops partition %d at %r"
             log.error(text, lane.partition, message, exc_info=stuck.error, extra=fields)
             lane.stop()
-            self._stop_partition(lane.partition)
+            self.stop_partition(lane.partition)
             return Requeue(0.0, backoff=False)
         if stuck.error is not None:
             log.error(
@@ -325,12 +359,12 @@ class OrderedPool(HandlerPool):
                 lane.partition,
                 lane.attempts,
                 message,
-                extra=self.fields_of(message),
+                extra=self._pool.fields_of(message),
             )
-            self._tell_stuck(message)
+            self._reporter.tell(self._reporter.hooks.stuck, message)
         return stuck
 
-    def give_up_failed(self, message: Message, error: BaseException) -> None:
+    def _give_up_failed(self, message: Message, error: BaseException) -> None:
         lane = _delegate(message).track.lane
         if lane.failed_attempt == lane.attempts:  # on_stuck knows of this attempt
             lane.error = error
@@ -358,7 +392,7 @@ class OrderedPool(HandlerPool):
         """Touch messages past half of their time, so that nsqd does not repeat them while they wait."""
         for message in messages:
             conn = _delegate(message).conn
-            soon, most = now + conn.session.msg_timeout / 2, conn.session.max_msg_timeout
+            soon, most = now + conn.deliveries.msg_timeout / 2, conn.deliveries.max_msg_timeout
             if now < message.expires_at <= soon and message.expires_at < message.received_at + most:
                 with suppress(AlreadyResponded):
                     conn.touch(message)
@@ -366,7 +400,7 @@ class OrderedPool(HandlerPool):
     # Reports: any thread.
 
     @property
-    def requeued_here(self) -> int:
+    def requeued_here(self) -> int:  # type: ignore[override]
         return sum([track.lane.requeued_here for track in list(self._tracks.values())])
 
     def expects(self, error: ServerError) -> bool:
@@ -375,12 +409,25 @@ class OrderedPool(HandlerPool):
         named = [each for each in self._finished_again.copy() if each in error.text]
         return any(self._finished_again.pop(each, self) is None for each in named)
 
-    def fields_of(self, message: Message) -> dict[str, object]:
-        return {**super().fields_of(message), "nsq_partition": message.partition}
-
     def partitions(self, now: float) -> list[PartitionHealth]:
         tracks = sorted(self._tracks.items())
         return [_health(track.lane, now) for _, track in tracks]
+
+
+def dialect_for(engine: Engine, options: Mapping[str, Any]) -> Partitioned:
+    """Return the dialect for these options, of those that need a partitioned NSQ."""
+    stuck_after = options.get("stuck_after", 1)
+    if type(stuck_after) is not int or stuck_after < 1:
+        raise ConfigError(f"stuck_after is {stuck_after!r}; it must be a whole number from 1 up")
+    if not callable(options.get("on_stuck", print)):
+        raise ConfigError(f"on_stuck is {options['on_stuck']!r}; it must be a function")
+    policy = {name: options[name] for name in ("on_stuck", "stuck_after", "out_of_order") if name in options}
+    reading = Reading.checked(**{name: value for name, value in options.items() if name not in policy})
+    if reading.ordered:
+        return Ordered(engine, reading, **policy)
+    for name in policy:
+        raise ConfigError(f"{name} has no effect without ordered=True")
+    return Partitioned(engine, reading)
 
 
 def _delegate(message: Message) -> LaneDelegate:
@@ -395,7 +442,7 @@ def _in_errors(message: Message) -> str:
 
 
 def _is_closing(message: Message) -> bool:
-    return _delegate(message).conn.session.closing
+    return _delegate(message).conn.deliveries.closing
 
 
 def _health(lane: Lane, now: float) -> PartitionHealth:

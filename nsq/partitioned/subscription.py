@@ -20,7 +20,7 @@ from nsq.message import Message, MessageDelegate
 from nsq.partitioned import wire
 from nsq.partitioned.messages import PartitionedMessage, read_detailed
 from nsq.partitioned.table import TopicTable
-from nsq.partitioned.tracing import Tracing, log_delivery
+from nsq.partitioned.tracing import log_delivery
 
 _START = "start is {!r}; it must be 'end', 'offset:BYTES', 'count:MESSAGES' or an aware datetime"
 
@@ -110,7 +110,7 @@ class PartitionSubscription(Subscription):
     extended: bool = False
     reading: Reading = field(default_factory=Reading)
     delegate: Callable[[Conn, int], MessageDelegate] | None = field(default=None, compare=False, repr=False)
-    tracing: Tracing = field(default_factory=Tracing, compare=False, repr=False)
+    traced: Callable[[], bool] = field(default=lambda: False, compare=False, repr=False)
     started: set[int] = field(default_factory=set, compare=False, repr=False)
 
     @property
@@ -148,9 +148,11 @@ class PartitionSubscription(Subscription):
         return self.reading.ordered or self.reading.trace or bool(self.reading.start)
 
     def reader(self, conn: Conn, received_at: float, expires_at: float) -> Callable[..., Message]:
+        if self.reading.start:
+            self.started.add(self.partition)  # called first when nsqd has accepted the subscription
         delegate = conn if self.delegate is None else self.delegate(conn, self.partition)
         read = partial(self._make, delegate, received_at, expires_at)
-        return partial(self._read_traced, conn, read) if self.topic in self.tracing.topics else read
+        return partial(self._read_traced, conn, read) if self.traced() else read
 
     @cached_property
     def _make(self) -> Callable[..., Message]:

@@ -14,8 +14,9 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
+from nsq.discovery.directory import Kind
 from nsq.errors import (
     BadBody,
     BadExt,
@@ -37,9 +38,6 @@ from nsq.errors import (
 )
 from nsq.partitioned.wire import MAX_PARTITIONS, Meta
 from nsq.pauses import doubled
-
-#: Which NSQ a cluster runs: the original one, or the one with partitions.
-Kind = Literal["original", "partitioned"]
 
 #: Seconds after its refusal in which a node leads only where no other is named, or one that refused later.
 _DOUBT = 60.0

@@ -385,33 +385,6 @@ def _print_readers(found: Sequence[ReaderLine]) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Simulate(Command):
-    """Compute what a log in S3 needs: requests, cost, time to plan a batch, messages in flight."""
-
-    takes = ""
-
-    receivers: int = flag(80, "number of receivers")
-    rate: int = flag(25_000, "messages per second of each receiver")
-    size: int = flag(200, "size of a message body in bytes")
-    interval: float = duration(1.0, "time between two segments of a receiver (option commitInterval)")
-    delay: float = duration(0.05, "time that one request to the store takes")
-    retention: float = duration(0.0, "how long the log keeps committed segments")
-
-    def run(self) -> None:
-        from nsq.spark.simulate import Scene, simulate
-
-        scene = Scene(self.receivers, self.rate, self.size, self.interval, self.delay, self.retention)
-        found = simulate(scene)
-        print(f"{found.messages:,} messages/s, {size(found.bytes)}/s of bodies")
-        counts = ", ".join(f"{count:,.1f} {kind}" for kind, count in found.requests.items())
-        print(f"requests/s: {counts}; ${found.dollars_a_day:,.0f} a day at S3's list prices, without storage")
-        planned = f"{span(found.planning)}, of which {span(found.computing)} is computing"
-        print(f"planning a batch: {planned}; the largest manifest has {size(found.largest_head)}")
-        print(f"memory of this simulation: {size(found.memory)}")
-        print(f"maxInFlight per receiver: {found.in_flight:,}")
-
-
-@dataclass(frozen=True, kw_only=True)
 class WalLs(Command):
     """Show what is in a write-ahead log: its readers, and its receivers."""
 
@@ -430,13 +403,12 @@ class WalLs(Command):
         subject = f" of {found.subject}" if found.subject else ""
         print(f"log {found.identity}{subject} at {found.location}")
         _print_readers(found.readers)
-        heads = ["receiver", "alive", "segments", "messages", "bytes", "open", "oldest"]
+        heads = ["receiver", "alive", "segments", "messages", "bytes", "oldest"]
         rows = []
         for each in found.receivers:
-            sizes = size(each.bytes), size(each.open_bytes)
             oldest = None if each.oldest_seconds is None else span(each.oldest_seconds)
             counts = f"{each.segments:,}", f"{each.rows:,}"
-            rows.append([each.receiver, each.alive, *counts, *sizes, oldest])
+            rows.append([each.receiver, each.alive, *counts, size(each.bytes), oldest])
         print(table(heads, rows) if rows else "no receiver has left anything in it")
 
 
@@ -457,7 +429,7 @@ class WalVerify(Command):
 
 @dataclass(frozen=True, kw_only=True)
 class WalGc(Command):
-    """Seal what dead receivers left in a log, and remove their empty folders."""
+    """Forget dead receivers without segments, and delete what is left of their objects."""
 
     force: bool = flag(False, "also delete unread segments of dead receivers: their messages are lost")
 
@@ -466,8 +438,8 @@ class WalGc(Command):
 
         done = gc(self.argument, force=self.force)
         print(
-            f"{len(done.recovered):,} segments recovered, {len(done.deleted):,} deleted, "
-            f"{len(done.folders):,} empty folders removed, {done.orphans:,} orphans deleted"
+            f"{len(done.closed):,} dead receivers found, {len(done.forgotten):,} forgotten; "
+            f"{len(done.deleted):,} segments deleted, {done.orphans:,} orphans deleted"
         )
 
 
@@ -513,7 +485,6 @@ COMMANDS: dict[str, type[Command]] = {
     "replay": Replay,
     "receive": Receive,
     "receivers": Receivers,
-    "simulate": Simulate,
     "wal ls": WalLs,
     "wal verify": WalVerify,
     "wal gc": WalGc,

@@ -23,7 +23,7 @@ from nsq.connection.handshake import dial
 from nsq.errors import ConfigError, NsqError, how_to_install
 from nsq.http.nsqlookupd import NsqlookupdApi
 from nsq.spark.pipelines.files import sync
-from nsq.spark.source.options import SourceOptions
+from nsq.spark.wal.disk import Disk
 from nsq.spark.wal.ownership import acquire
 from nsq.spark.wal.store import directory_of, shown
 from nsq.transport.dialing import SocketTransport
@@ -207,12 +207,12 @@ def check_wal(location: str) -> Finding:
 
 def _exercise(directory: Path) -> None:
     before, after = directory / "before", directory / "after"
-    lock = acquire(before)
+    lock = acquire(before, 0o666, Disk())
     try:
         before.write_bytes(b"nsq")
         sync(before)
         before.rename(after)
-        os.link(after, before)  # the log makes files that must not replace others by a link
+        os.link(after, before)  # the log links files to their names
         sync(directory)
     finally:
         if lock is not None:
@@ -276,11 +276,6 @@ def check_nsqd(address: str, config: Config) -> Iterator[Finding]:
     reply = ready.reply
     text = f"version {reply.version}, messages time out after {reply.msg_timeout / 1000:g} s"
     yield Finding(what, OK, text)
-    wanted = SourceOptions.max_in_flight  # by default
-    if reply.max_rdy_count and reply.max_rdy_count < wanted:
-        text = f"takes RDY up to {reply.max_rdy_count}, maxInFlight is {wanted} by default"
-        remedy = f"start it with --max-rdy-count={wanted}, or lower maxInFlight"
-        yield Finding(what, WARNING, text, remedy)
 
 
 def check_lookupd(address: str, config: Config) -> Finding:

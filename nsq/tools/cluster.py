@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 import nsq
 from nsq.errors import ApiError, ApiRefused, ConfigError, NsqError, UsageError
 from nsq.http.asking import ask_all
-from nsq.http.cluster import PARTITIONED_VERSION, Node, Topic, count_topics, merge_nodes
+from nsq.http.cluster import Node, Topic, count_topics, merge_nodes
 from nsq.http.message import parse_url
 from nsq.http.nsqd import NsqdApi, NsqdStats
 from nsq.http.nsqlookupd import NsqlookupdApi
@@ -27,6 +27,7 @@ from nsq.tables import printable, table
 from nsq.tools.program import HttpFlags, check_ranges, flag, repeated, run_command
 from nsq.transport.addresses import join
 from nsq.transport.tls import context_of
+from nsq.wire.identify import PARTITIONED_VERSION
 from nsq.wire.names import check_channel, check_topic
 
 T = TypeVar("T")

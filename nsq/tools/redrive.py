@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from nsq import Consumer, Message, NsqError
 from nsq.errors import UsageError
 from nsq.http.nsqd import NsqdStats
+from nsq.rate import Rate
 from nsq.tools.cluster import Cluster, ClusterFlags, warn_of
 from nsq.tools.program import (
     ConsumerOptions,
@@ -28,13 +29,14 @@ from nsq.tools.program import (
     run_command,
     run_consumers,
 )
-from nsq.tools.to_nsq import Throttle
 from nsq.wire.names import check_channel, check_topic
 from nsq.work.redrive import Mover
 
 #: Seconds between two checks whether messages are left.
 _CHECK_EVERY = 1.0
 _IN_FLIGHT = 200
+#: Seconds whose messages may go at once after a pause.
+_BURST = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,11 +86,11 @@ def _move(options: RedriveOptions, cluster: Cluster, source: str, target: str, w
     addresses = cluster.tcp_addresses
     with SignalWatch() as watch, options.producer("nsq-redrive", *addresses) as producer:
         mover = Mover(producer, target, wanted, ended=watch.wake)
-        throttle = Throttle(options.rate, time.monotonic())
+        rate = Rate(options.rate, _BURST, time.monotonic())
 
         def move(message: Message) -> None:
-            while not mover.over.is_set() and not throttle.take(1, time.monotonic()):
-                mover.over.wait(throttle.pause())
+            while not mover.over.is_set() and not rate.take(1, time.monotonic()):
+                mover.over.wait(rate.pause())
             mover(message)
 
         consumer = options.consumer_of(

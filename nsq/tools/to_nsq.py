@@ -25,6 +25,7 @@ from typing import Any
 
 from nsq import NsqError, Producer
 from nsq.errors import BadBody, BadMessage, ConfigError
+from nsq.rate import Rate
 from nsq.tools.program import ProducerFlags, SignalWatch, check_ranges, flag, log, repeated, run
 from nsq.wire.commands import batches
 from nsq.wire.names import check_topic
@@ -34,6 +35,8 @@ _CHUNK = 256 * 1024
 #: How many MPUBs may be unanswered at a time, for each nsqd.
 _UNANSWERED = 4
 _PROGRESS_EVERY = 0.5
+#: Seconds whose records may go at once after a pause.
+_BURST = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,31 +86,6 @@ class Splitter:
         return [last] if last else []
 
 
-class Throttle:
-    """Limits records per second; after a pause allows one second's number at once. A rate of 0 or less is no
-    limit.
-    """
-
-    def __init__(self, rate: int, now: float) -> None:
-        self._rate = max(0, rate)
-        self._balance = 1.0
-        self._at = now
-
-    def take(self, wanted: int, now: float) -> int:
-        """Return how many of the wanted records may be sent now."""
-        if not self._rate:
-            return wanted
-        self._balance = min(self._balance + (now - self._at) * self._rate, float(self._rate))
-        self._at = now
-        allowed = min(wanted, int(self._balance))
-        self._balance -= allowed
-        return allowed
-
-    def pause(self) -> float:
-        """Return the seconds until the next record may be sent."""
-        return max(0.0, (1.0 - self._balance) / self._rate)
-
-
 class Publisher:
     """Sends batches to every nsqd, and tracks unanswered ones. A first signal during a wait for an answer
     sets ``signalled``, a second one exits the program.
@@ -124,7 +102,7 @@ class Publisher:
         self._producers = producers
         self._options = options  # of every publish
         self._reached = len(producers) == 1
-        self._unanswered: deque[tuple[list[bytes], deque[tuple[int, Future[None]]]]] = deque()
+        self._unanswered: deque[tuple[list[bytes], deque[tuple[int, Future[Any]]]]] = deque()
 
     @property
     def published(self) -> int:
@@ -134,7 +112,7 @@ class Publisher:
         for batch in batches(records, len):
             if not self._reached:
                 self._reach_all()
-            futures: deque[tuple[int, Future[None]]] = deque()
+            futures: deque[tuple[int, Future[Any]]] = deque()
             self._unanswered.append((batch, futures))  # now, because a later producer may raise
             for place, producer in enumerate(self._producers):
                 futures.append((place, producer.multi_publish_async(self._topic, batch, **self._options)))
@@ -180,7 +158,7 @@ class Publisher:
         if errors:
             raise errors[0]
 
-    def _settle(self, batch: list[bytes], place: int, future: Future[None]) -> None:
+    def _settle(self, batch: list[bytes], place: int, future: Future[Any]) -> None:
         error = self._count(batch, place, future)
         if isinstance(error, (BadMessage, BadBody)):
             # nsqd has stored none of the batch: publish each record alone, up to the one that it refuses.
@@ -190,7 +168,7 @@ class Publisher:
         elif error is not None:
             raise error
 
-    def _count(self, batch: list[bytes], place: int, future: Future[None]) -> BaseException | None:
+    def _count(self, batch: list[bytes], place: int, future: Future[Any]) -> BaseException | None:
         error = future.exception()
         if error is None:
             self.stored[place] += len(batch)
@@ -198,7 +176,7 @@ class Publisher:
             self.uncertain[place] += len(batch)
         return error
 
-    def _wait_for(self, futures: Sequence[Future[None]]) -> None:
+    def _wait_for(self, futures: Sequence[Future[Any]]) -> None:
         """Wait until all have ended, or one has failed."""
         for future in futures:
             future.add_done_callback(lambda _: self._watch.wake())
@@ -215,9 +193,9 @@ class Publisher:
                 self.signalled = True
 
 
-def _pinged(producer: Producer) -> Future[None]:
+def _pinged(producer: Producer) -> Future[Any]:
     """Ping on a thread of its own, so that a signal can end the wait."""
-    future: Future[None] = Future()
+    future: Future[Any] = Future()
 
     def ping() -> None:
         try:
@@ -292,7 +270,9 @@ def publish_records(
     """Publish until the end of the input, or a signal. An incomplete record at a signal is not published."""
     progress = Progress(descriptor)
     try:
-        _copy(descriptor, publisher, watch, Splitter(delimiter), Throttle(rate, time.monotonic()), progress)
+        _copy(
+            descriptor, publisher, watch, Splitter(delimiter), Rate(rate, _BURST, time.monotonic()), progress
+        )
         publisher.finish()
     finally:
         progress.end()
@@ -303,7 +283,7 @@ def _copy(
     publisher: Publisher,
     watch: SignalWatch,
     splitter: Splitter,
-    throttle: Throttle,
+    rate: Rate,
     progress: Progress,
 ) -> None:
     done = 0
@@ -317,11 +297,11 @@ def _copy(
         done += len(data)
         records = splitter.feed(data) if data else splitter.end()
         while records:
-            allowed = throttle.take(len(records), time.monotonic())
+            allowed = rate.take(len(records), time.monotonic())
             publisher.publish(records[:allowed])
             del records[:allowed]
             progress.show(done, publisher.published)
-            if records and watch.wait(throttle.pause()) is not None:
+            if records and watch.wait(rate.pause()) is not None:
                 publisher.signalled = True
                 return
         if not data:

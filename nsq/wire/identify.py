@@ -15,6 +15,9 @@ from typing import Any, Self
 
 from nsq.errors import WireError
 
+#: A part of the version of every nsqd of a partitioned NSQ.
+PARTITIONED_VERSION = "-HA."
+
 _INT64 = range(-(2**63), 2**63)
 
 
@@ -116,6 +119,11 @@ class IdentifyReply(JsonBody):
     """Whether an error that says "exiting" means that no message of the command is stored."""
     draining: bool = False
     """Whether it takes no publishes because it will stop soon."""
+
+    @property
+    def partitioned(self) -> bool:
+        """Whether the nsqd belongs to a partitioned NSQ."""
+        return PARTITIONED_VERSION in self.version
 
 
 @dataclass(frozen=True, kw_only=True)

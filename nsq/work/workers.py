@@ -133,6 +133,10 @@ def run_worker(
         for consumer in consumers:
             if options.threads:
                 consumer.set_threads(options.threads)
+            if (rate := consumer.config.rate) and slot == 0:
+                text = "%s/%s: rate=%g in each of %d processes: %g in all"
+                names, many = (consumer.topic, consumer.channel), options.processes
+                log.info(text, *names, rate, many, rate * many)
             consumer.start()
         reason = "" if _wait_until_connected(consumers, watch) else "it was asked to"
         slots.write(slot, _report(consumers))

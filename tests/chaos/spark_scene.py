@@ -293,7 +293,7 @@ class Scene:
 
     def _left(self) -> str:
         wal = self._folder / "wal"
-        files = [str(path) for path in (*wal.glob("*/*.arrow"), *wal.glob("*/*.open"))]
+        files = [str(path) for path in wal.glob("s/*/*.arrow")]
         (topic,) = json.loads(self._nsqd.get(f"/stats?format=json&topic={TOPIC}").body)["topics"]
         (channel,) = topic["channels"]
         counts = {name: channel[name] for name in ("depth", "in_flight_count", "deferred_count")}

@@ -198,8 +198,8 @@ class Fuzz:
         assert witness.closed.wait(_PATIENCE), "it does not end"
         assert not join_threads(threads, time.monotonic() + _PATIENCE)
         assert witness.seen["ends"] == 1
-        assert conn.session.in_flight == 0
-        if not conn.session.close_wait:  # after CLOSE_WAIT the connection may end by itself
+        assert conn.deliveries.in_flight == 0
+        if not conn.deliveries.close_wait:  # after CLOSE_WAIT the connection may end by itself
             assert isinstance(witness.cause, NsqError), witness.cause
         self.seen += witness.seen
         self.seen[type(witness.cause).__name__] += 1

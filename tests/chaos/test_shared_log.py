@@ -1,5 +1,5 @@
-"""A log in S3 without Spark: receivers are killed and suspended, the store fails, stalls and loses
-replies, and the reader's name is taken over. Then the rate that one receiver sustains.
+"""A log in S3 and in a directory, without Spark: receivers are killed and suspended, the store fails, stalls
+and loses replies, and the reader's name is taken over. Then the rate that one receiver sustains.
 
 make chaos ARGS='-k shared_log'                     # tells what happened
 NSQ_SUSTAIN=600 make chaos ARGS='-k sustained'      # for ten minutes instead of one
@@ -32,10 +32,10 @@ from tests.integration.patience import eventually
 
 pytest.importorskip("obstore", reason="pip install -e '.[s3]'")
 
-from nsq.spark.wal import manifest, open_wal, shared
+from nsq.spark.wal import log, manifest, open_wal
+from nsq.spark.wal.log import Wal
 from nsq.spark.wal.names import Position
 from nsq.spark.wal.readers import ReaderState
-from nsq.spark.wal.shared import SharedWal
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(1200)]
 
@@ -85,7 +85,6 @@ class Reader(threading.Thread):
 
     def run(self) -> None:
         wal = open_wal(self._uri)
-        assert isinstance(wal, SharedWal)
         wal.prepare()
         claim = wal.own("default", "the test", 60.0)
         try:
@@ -103,21 +102,21 @@ class Reader(threading.Thread):
         finally:
             claim.release()
 
-    def _step(self, wal: SharedWal) -> None:
+    def _step(self, wal: Wal) -> None:
         began = time.monotonic()
         listing = wal.listing(self.at)
         self.planning.append(time.monotonic() - began)
         wal.save_reader("default", ReaderState(self.at, True, "", time.time()))
         for file in listing.files:
             segment = file.segment
-            for batch in wal.read(segment):
-                self.rows += batch.num_rows
-                columns = (batch.column(name).to_pylist() for name in ("body", "id", "attempts"))
-                self.deliveries.update(zip(*columns, strict=True))
+            batch = wal.read(segment)
+            self.rows += batch.num_rows
+            columns = (batch.column(name).to_pylist() for name in ("body", "id", "attempts"))
+            self.deliveries.update(zip(*columns, strict=True))
             self.at = {**self.at, segment.receiver: Position(segment.number)}
         wal.save_reader("default", ReaderState(self.at, True, "", time.time()))
-        if any(not folder.alive and folder.needs_recovery for folder in listing.receivers):
-            wal.recover()
+        if any(not each.alive and not each.closed for each in listing.receivers):
+            wal.close_dead()
         wal.delete([file.segment for file in wal.files_of_readers() if self._has(file.segment)])
         wal.discard_empty()
 
@@ -168,8 +167,9 @@ def left(api: NsqdApi) -> int:
     return channel["depth"] + channel["in_flight_count"] + channel["deferred_count"]
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize(("place", "seed"), [("s3", 0), ("s3", 1), ("directory", 2)])
 def test_nothing_is_lost_whatever_dies_or_stalls(
+    place: str,
     seed: int,
     nsqd_factory: Factory[Nsqd],
     s3: S3,
@@ -177,10 +177,11 @@ def test_nothing_is_lost_whatever_dies_or_stalls(
     tell: Tell,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(shared, "SILENCE", 12.0)
+    monkeypatch.setattr(log, "SILENCE", 12.0)
     chance = random.Random(seed)
     nsqd = nsqd_factory(process=True)
-    api, uri, said = prepared(nsqd), s3.uri(f"log-{seed}"), tmp_path / "said"
+    api, said = prepared(nsqd), tmp_path / "said"
+    uri = s3.uri(f"log-{seed}") if place == "s3" else str(tmp_path / "wal")
     options = {"msgTimeout": "5s", "maxInFlight": "5000", "commitInterval": "250ms"}
     happened: Counter[str] = Counter()
     readers = [Reader(uri)]
@@ -193,7 +194,8 @@ def test_nothing_is_lost_whatever_dies_or_stalls(
             until = time.monotonic() + 60.0
             while time.monotonic() < until:
                 time.sleep(chance.uniform(1.0, 4.0))
-                fault = chance.choice(["kill", "kill", "suspend", "stall", "take over"])
+                faults = ["kill", "kill", "suspend", "take over", *(["stall"] if place == "s3" else [])]
+                fault = chance.choice(faults)
                 victim = chance.randrange(2)
                 happened[fault] += 1
                 if fault == "kill":
@@ -220,7 +222,7 @@ def test_nothing_is_lost_whatever_dies_or_stalls(
     rows = readers[-1].deliveries
     bodies = Counter(body for body, _, _ in rows)
     twice = sum(bodies.values()) - len(bodies)
-    tell(f"a log in S3: {dict(happened)}; {published[0]:,} published, 0 missing, {twice:,} twice")
+    tell(f"a log in {place}: {dict(happened)}; {published[0]:,} published, 0 missing, {twice:,} twice")
     assert sum(rows.values()) == len(rows)  # the same delivery of nsqd's is never there twice
     assert {body[:12] for body in bodies} == wanted
 
@@ -246,7 +248,6 @@ def test_a_rate_is_sustained_and_deletes_keep_up(
         eventually(lambda: reader.rows, lambda count: count >= published[0], _PATIENCE)
         eventually(lambda: left(api), lambda count: count == 0, _PATIENCE)
         bucket = open_wal(uri)
-        assert isinstance(bucket, SharedWal)
         kept = len(bucket._store.list_after(manifest.SEGMENTS))
     finally:
         receiver.end(signal.SIGTERM)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from typing import Any
 
 import msgspec
@@ -147,14 +146,3 @@ def test_message_json_parses_the_body(nsqd: Nsqd) -> None:
 def test_a_wrong_header_is_found_at_once() -> None:
     with pytest.raises(nsq.InvalidMessage, match="Tenant"):
         enveloping("/shop", "order.paid", Tenant="north")
-
-
-def test_the_id_of_an_envelope_may_come_from_the_data() -> None:
-    around = enveloping("/shop", "order", id=lambda topic, body: f"{topic} {body.decode()}")
-    bodies, _ = around("orders", [b"17", b"18"])
-    assert [json.loads(body)["id"] for body in bodies] == ["orders 17", "orders 18"]
-    with pytest.raises(nsq.UsageError, match="id is '17'; it must be a function"):
-        enveloping("/shop", "order", id="17")
-    for wrong in ("", None, 17):
-        with pytest.raises(nsq.InvalidMessage, match="id"):
-            enveloping("/shop", "order", id=lambda topic, body, wrong=wrong: wrong)("orders", [b"1"])

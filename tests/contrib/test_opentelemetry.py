@@ -19,7 +19,7 @@ from opentelemetry.trace import SpanKind
 
 import nsq
 from nsq import aio
-from nsq.contrib.codecs import body_of, headers_of
+from nsq.contrib.codecs import body_of, enveloping, headers_of
 from nsq.contrib.opentelemetry import Telemetry
 from nsq.message import Message
 from nsq.testing import Nsqd, PartitionedCluster
@@ -281,6 +281,42 @@ def test_without_a_source_bodies_are_unchanged_and_batches_and_errors_are_record
             assert set(point.attributes) - {"error.type", "server.address", "server.port"} <= known
             invalid = point.attributes.get("error.type") == "InvalidName"  # it never came to an nsqd
             assert ("server.address" in point.attributes) is not invalid
+
+
+@pytest.mark.parametrize("way", ["publish", "publish_async", "multi_publish", "aio"])
+def test_telemetry_and_an_envelope_of_the_users_make_one_envelope_and_one_trace(
+    orders: Nsqd, recorded: Recorded, way: str
+) -> None:
+    telemetry = recorded.telemetry(source="", parents=True)
+    envelopes = enveloping(
+        "/shop", "order.paid", headers=telemetry.carrier, id=lambda _, body: f"id-{body!r}", tenant="north"
+    )
+    hooks: Any = [telemetry.of_producer()["around_publish"], envelopes]
+    seen: list[tuple[bytes, dict[str, str]]] = []
+
+    async def on_a_loop() -> None:
+        async with aio.Producer(orders.tcp_address, around_publish=hooks) as producer:
+            await producer.publish("orders", b"one")
+
+    with nsq.Producer(orders.tcp_address, around_publish=hooks) as producer:
+        if way == "publish":
+            producer.publish("orders", b"one")
+        elif way == "publish_async":
+            producer.publish_async("orders", b"one").result(PATIENCE)
+        elif way == "multi_publish":
+            producer.multi_publish("orders", [b"one"])
+        else:
+            asyncio.run(on_a_loop())
+    assert telemetry.carrier() == {}  # the publish has ended
+    consumer = consumer_of(orders, telemetry)
+    with consumer.add_handler(lambda message: seen.append((body_of(message), headers_of(message)))):
+        until(lambda: recorded.spans(SpanKind.CONSUMER))
+    ((body, headers),) = seen
+    assert (body, headers["tenant"], headers["id"]) == (b"one", "north", "id-b'one'")
+    (sent,), (handled,) = recorded.spans(SpanKind.PRODUCER), recorded.spans(SpanKind.CONSUMER)
+    assert handled.parent is not None
+    assert handled.parent.span_id == id_of(sent)
+    assert handled.get_span_context().trace_id == sent.get_span_context().trace_id
 
 
 def test_histograms_have_the_buckets_and_the_scope_has_the_schema_of_the_conventions(

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 import struct
 import threading
+import time
 from contextlib import suppress
 from typing import Any
 
+from nsq.connection.deliveries import TIMED_OUT
 from nsq.consumer.decisions import GivenUp
 from nsq.errors import AlreadyResponded
 from nsq.message import Message
@@ -78,7 +80,7 @@ class Desk:
             self._changed.notify_all()
 
     def _answer(self, message: Message, *note: Any) -> None:
-        if message.id in self.answered:
+        if message.id in self.answered or message.expires_at <= TIMED_OUT:
             raise AlreadyResponded("again")
         self.answered.add(message.id)
         self.note(*note)
@@ -97,10 +99,15 @@ class Desk:
     def touch(self, message: Message) -> None: ...
 
     def holds(self, message: Message) -> bool:
-        return message.id not in self.answered
+        return message.id not in self.answered and message.expires_at > TIMED_OUT
 
     def give_up(self, message: Message, given_up: GivenUp) -> None:
         self.note("give up", int(message.id), *([] if given_up.error is None else [str(given_up.error)]))
+        if self.trouble is not None:
+            raise self.trouble
+
+    def give_up_old(self, given_up: list[tuple[Message, GivenUp]]) -> None:
+        self.note("give up old", *[int(message.id) for message, _ in given_up], given_up[0][1].reason)
         if self.trouble is not None:
             raise self.trouble
 
@@ -117,5 +124,8 @@ class Desk:
                 self.notes
             )
 
-    def message(self, number: int, *, attempts: int = 1, expires_at: float = math.inf) -> Message:
-        return Message(self, 0.0, expires_at, 0, attempts, id_of(number), b"body")
+    def message(
+        self, number: int, *, attempts: int = 1, expires_at: float = math.inf, age: float = 0.0
+    ) -> Message:
+        timestamp = int((time.time() - age) * 1e9) if age else 0
+        return Message(self, 0.0, expires_at, timestamp, attempts, id_of(number), b"body")

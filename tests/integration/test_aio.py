@@ -361,7 +361,8 @@ def test_a_failed_block_requeues_and_a_cancelled_one_requeues_at_once(nsqd: Nsqd
     async def main() -> list[int]:
         attempts = []
         # A default delay and a backoff would be seen: the message would not come back in time.
-        async with make(nsqd, default_requeue_delay=600.0, max_backoff_duration=600.0) as consumer:
+        slow = {"default_requeue_delay": 600.0, "max_backoff_duration": 600.0, "backoff_after": 0.0}
+        async with make(nsqd, **slow) as consumer:
             begun = asyncio.Event()
             task = asyncio.create_task(worker(consumer, begun))
             await begun.wait()
@@ -500,7 +501,7 @@ def test_run_stops_at_a_signal_and_restores_the_handlers(nsqd: Nsqd, run: Run) -
     expect_drained(nsqd)
 
 
-def test_messages_in_work_and_waiting_are_touched_where_asked_for(nsqd: Nsqd, run: Run) -> None:
+def test_messages_in_work_are_touched_where_asked_for(nsqd: Nsqd, run: Run) -> None:
     publish(nsqd, numbered(2))
 
     async def main() -> None:
@@ -510,11 +511,32 @@ def test_messages_in_work_and_waiting_are_touched_where_asked_for(nsqd: Nsqd, ru
                 async with message:
                     await asyncio.sleep(5.0)
                     assert not message.responded
+                    assert message.attempts == 1
                 break
-            await take(consumer, 1)  # it has waited for so long too
+            await take(consumer, 1)  # it has waited, and comes again
 
     run(main())
-    expect_drained(nsqd)
+    expect_drained(nsqd, timeouts=None)
+
+
+def test_a_handler_that_takes_longer_than_the_timeout_runs_once(nsqd: Nsqd, run: Run) -> None:
+    publish(nsqd, [b"slow"])
+    attempts: list[int] = []
+
+    async def work(message: nsq.Message) -> None:
+        attempts.append(message.attempts)
+        await until(lambda: consumer.consumer.stats().received == 2)
+        await asyncio.sleep(1.5)  # the second delivery would time out too
+
+    async def main() -> None:
+        await consumer.start()
+        await until(lambda: channel_of(nsqd)["in_flight_count"] == 0 and attempts)
+        await consumer.stop()
+
+    consumer = make(nsqd, msg_timeout=1.0).add_handler(work, concurrency=3)
+    run(main())
+    assert attempts == [1]
+    expect_drained(nsqd, timeouts=1)
 
 
 def test_a_message_that_times_out_before_it_is_taken_comes_again_and_is_not_given_up(

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from nsq import Consumer, GiveUp, Message, aio
+from nsq import Consumer, ConsumerHooks, GiveUp, Message, aio
 from nsq.errors import ConfigError
 from nsq.testing import Nsqadmin, Nsqd
 from nsq.testing.plugin import Factory
 from nsq.tools import front_door
+from nsq.wire.envelope import unwrap
 from tests.golden.recordings import others_are_judged
 
 from .consuming import (
@@ -91,6 +94,62 @@ async def _bill_on_a_loop(nsqd: Nsqd, bill: Callable[[Message], None], options: 
     consumer.add_handler(handle)
     async with consumer:
         await asyncio.to_thread(expect_drained, nsqd, requeues=1)
+
+
+@pytest.mark.parametrize("way", ["threads", "batch", "loop"])
+def test_old_messages_go_to_the_dead_letters_together_and_fresh_ones_are_handled(
+    nsqd: Nsqd, way: str
+) -> None:
+    create(nsqd)
+    create(nsqd, "orders.dead", "people")
+    publish(nsqd, [b"old %d" % number for number in range(500)])
+    time.sleep(1.1)  # the shortest max_age is 1 s
+    publish(nsqd, [b"fresh"])
+    seen, letters, told = Recorder(), Recorder(), Counter[str]()
+
+    class Hooks(ConsumerHooks):
+        def given_up(self, message: Message) -> None:
+            told["given up"] += 1
+
+    options: dict[str, Any] = {
+        "nsqd": nsqd.tcp_address,
+        "max_age": 1.0,
+        "dead_letters": "orders.dead",
+        "dead_letter_reasons": True,
+        "max_in_flight": 300,
+        "hooks": Hooks(),
+    }
+
+    async def handle(message: Message) -> None:
+        seen(message)
+
+    async def on_loop() -> None:
+        async with aio.Consumer(TOPIC, CHANNEL, **options).add_handler(handle) as consumer:
+            await asyncio.to_thread(expect_drained, nsqd)
+            assert consumer.consumer.stats().given_up == 500
+
+    undertaker = Consumer("orders.dead", "people", nsqd=nsqd.tcp_address).add_handler(letters)
+    with log_of() as log, running(undertaker):
+        if way == "loop":
+            asyncio.run(on_loop())
+        else:
+            consumer = Consumer(TOPIC, CHANNEL, **options)
+            if way == "batch":
+                consumer.add_batch_handler(lambda messages: [seen(each) for each in messages], 100, 0.01)
+            else:
+                consumer.add_handler(seen)
+            with running(consumer):
+                expect_drained(nsqd)
+                assert consumer.stats().given_up == 500
+        letters.wait_for(500)
+    assert seen.bodies == [b"fresh"]
+    assert told == {"given up": 500}
+    letter = unwrap(letters.messages[0].body)
+    assert letter is not None
+    assert letter.attributes["reason"].startswith("too old: 1.")
+    assert letter.body.startswith(b"old ")
+    logged = [line for line in log.lines if "too old" in line]
+    assert [line.split()[0] for line in logged] == ["WARNING"]
 
 
 def test_a_dead_letter_that_is_too_large_with_its_reason_goes_without(nsqd_factory: Factory[Nsqd]) -> None:

@@ -66,7 +66,7 @@ def test_a_message_that_expires_in_the_inbox_is_dropped_there(nsqd_factory: Fact
         # Both time out here, one in its handler's hands and one still waiting; nsqd sends both again.
         until("both expired", lambda: consumer.stats().timed_out >= 2)
         release.set()
-        seen.wait_for(3)
+        seen.wait_for(2)  # the first one's handler has returned, which answers its other deliveries
         expect_drained(nsqd, timeouts=None)
     log.wait_for("WARNING", "timed out here")
     until("the hook", lambda: len(expired) >= 2)
@@ -84,8 +84,8 @@ def test_messages_sent_again_do_not_pile_up_behind_a_stuck_handler(nsqd_factory:
     seen = Recorder(lambda message: release.wait(PATIENCE))
     consumer = make_consumer(nsqd, threads=1, max_in_flight=4, max_attempts=0, rdy_redistribute_interval=0.05)
     with running(consumer.add_handler(seen)):
-        until("sent five times", lambda: channel_of(nsqd)["timeout_count"] >= 16)
-        until("received", lambda: consumer.stats().received >= 16)
+        until("all timed out", lambda: channel_of(nsqd)["timeout_count"] >= 4)
+        until("sent again", lambda: consumer.stats().received >= 5)
         until("only the last of each", lambda: consumer.stats().in_flight <= 4)
         until("thrown away", lambda: consumer.stats().waiting <= 4)
         release.set()
@@ -115,9 +115,59 @@ def test_the_answer_to_an_expired_message_stays_here(nsqd_factory: Factory[Nsqd]
     consumer = make_consumer(nsqd, threads=2, hooks=Hooks(), rdy_redistribute_interval=0.1)
     with running(consumer.add_handler(seen)):
         assert raised.wait(PATIENCE)
-        seen.wait_for(2)
         expect_drained(nsqd, timeouts=None)
     assert errors == []  # nsqd never saw a FIN it had to refuse
+
+
+@pytest.mark.parametrize("kind", ["one", "batch"])
+def test_a_handler_that_takes_too_long_is_told_in_time_and_runs_once(
+    nsqd_factory: Factory[Nsqd], kind: str
+) -> None:
+    """It takes three times as long as the message has; threads are free for the other deliveries."""
+    nsqd = nsqd_factory()
+    create(nsqd)
+    publish(nsqd, [b"slow"])
+    given_up = Recorder()
+    warned_at: list[float] = []
+
+    def work(message: object) -> None:
+        until("told", lambda: any("its handler still runs" in line for line in log.lines))
+        warned_at.append(time.monotonic())
+        until("nsqd has sent it again", lambda: consumer.stats().received == 2)
+        time.sleep(2.0)  # the second delivery would time out too
+
+    consumer = make_consumer(nsqd, threads=4, msg_timeout=1.0, give_up=given_up, max_attempts=1)
+    if kind == "one":
+        consumer.add_handler(seen := Recorder(work))
+    else:
+        consumer.add_batch_handler(seen := Recorder(work), size=1, threads=4)  # type: ignore[arg-type]
+    with log_of() as log, running(consumer):
+        began = time.monotonic()
+        expect_drained(nsqd, timeouts=1)
+    assert len(seen.messages) == 1
+    assert given_up.messages == []
+    assert warned_at[0] < began + 1.0
+    (line,) = [line for line in log.lines if "its handler still runs" in line]
+    assert line.startswith("WARNING")
+    assert "set auto_touch=True, or a longer msg_timeout" in line
+
+
+def test_no_warning_of_a_handler_that_touches(nsqd_factory: Factory[Nsqd]) -> None:
+    nsqd = nsqd_factory()
+    create(nsqd)
+    publish(nsqd, [b"slow"])
+
+    def work(message: Message) -> None:
+        for _ in range(9):
+            time.sleep(0.1)
+            message.touch()
+
+    with (
+        log_of() as log,
+        running(make_consumer(nsqd, msg_timeout=1.0).add_handler(work)),
+    ):
+        expect_drained(nsqd)
+    assert not [line for line in log.lines if "still runs" in line]
 
 
 @pytest.mark.parametrize("auto_touch", [False, True])

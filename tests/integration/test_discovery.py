@@ -35,7 +35,7 @@ def encrypted(authority: trustme.CA) -> Iterator[ScriptedLookupd]:
         yield scripted
 
 
-def ask(scripted: ScriptedLookupd, path: str = "", **options: Any) -> frozenset[str]:
+def ask(scripted: ScriptedLookupd, path: str = "", **options: Any) -> frozenset[str] | None:
     return Asker(TOPIC, Config(auth_secret=SECRET, **options)).ask(scripted.address + path)
 
 

@@ -9,6 +9,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from textwrap import dedent
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from nsq.errors import ServerError
 from nsq.partitioned import wire
 from nsq.testing import Nsqd, Nsqlookupd, PartitionedCluster, V2Client
 from nsq.wire import commands
+from tests.fakes.programs import run_python
 
 from .consuming import PATIENCE, until
 
@@ -111,6 +113,31 @@ def consuming(
         yield consumer
 
 
+def test_a_rate_holds_for_all_partitions_in_order(cluster: PartitionedCluster) -> None:
+    create(cluster, 2, ordered=True)
+    for partition in range(2):
+        publish(cluster, partition, range(6))
+    times: list[float] = []
+    handler = Handler(lambda message: times.append(time.monotonic()))
+    with consuming(cluster, handler, 2, ordered=True, rate=20.0, threads=4):
+        handler.wait_for_count(12)
+    assert handler.got == {partition: list(range(6)) for partition in range(2)}
+    assert max(times) - min(times) >= 11 / 20.0 - 0.1 - 0.01  # 0.1 s is the burst
+
+
+def test_a_message_that_is_too_old_is_skipped_and_its_partition_goes_on(cluster: PartitionedCluster) -> None:
+    create(cluster, 1, ordered=True)
+    publish(cluster, 0, [1, 2])
+    time.sleep(1.1)  # the shortest max_age is 1 s
+    handler = Handler()
+    with consuming(cluster, handler, 1, ordered=True, max_age=1.0) as consumer:
+        until("given up", lambda: consumer.stats().given_up == 2)
+        publish(cluster, 0, [3])
+        handler.wait_for_count(1)
+        until("finished", lambda: consumer.stats().finished == 3)
+    assert handler.got == {0: [3]}
+
+
 class TestPartitions:
     def test_new_partitions_are_found_and_reported_once(
         self, cluster: PartitionedCluster, caplog: pytest.LogCaptureFixture
@@ -154,6 +181,19 @@ class TestPartitions:
             published.offset,
             published.size,
         )
+
+    def test_tracing_is_switched_on_and_off_while_it_runs(
+        self, cluster: PartitionedCluster, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        create(cluster, 1)
+        handler = Handler()
+        with caplog.at_level(logging.INFO, "nsq.trace"), consuming(cluster, handler, 1) as consumer:
+            for number, on in enumerate((False, True, False)):
+                consumer.trace(on)
+                publish(cluster, 0, [number])
+                handler.wait_for_count(number + 1)
+        traced = [record for record in caplog.records if record.name == "nsq.trace"]
+        assert [record.nsq_trace["internal_id"] for record in traced] == [handler.messages[1].internal_id]  # type: ignore[attr-defined]
 
     def test_a_tag_selects_messages(self, cluster: PartitionedCluster) -> None:
         create(cluster, 1, extended=True)
@@ -496,6 +536,22 @@ class TestRefusals:
             with pytest.raises(nsq.ConfigError, match=f"{next(iter(options))} needs a partitioned NSQ"):
                 consumer.run()
 
+    def test_with_nsqlookupds_of_the_original_nsq_nothing_is_loaded_for_a_partitioned_one(self) -> None:
+        with Nsqlookupd() as lookupd, Nsqd(lookupd=[lookupd]) as nsqd:
+            with V2Client(nsqd.tcp_address) as client:
+                client.send(commands.pub(TOPIC, b"a message"))
+            consume = f"""
+                import sys
+                import nsq
+                consumer = nsq.Consumer({TOPIC!r}, {CHANNEL!r}, nsqlookupd={lookupd.http_address!r})
+                consumer.add_handler(lambda message: consumer.request_stop())
+                consumer.run()
+                loaded = [name for name in sys.modules if "partitioned" in name]
+                print(consumer._engine.discovery.kind, loaded)
+            """
+            ran = run_python("-c", dedent(consume))
+            assert (ran.stdout, ran.stderr) == ("original []\n", "")
+
     @pytest.mark.parametrize(
         ("options", "reason"),
         [
@@ -507,6 +563,7 @@ class TestRefusals:
             ({"ordered": True, "out_of_order": "skip"}, "out_of_order is 'skip'"),
             ({"ordered": True, "max_attempts": 3}, "max_attempts"),
             ({"ordered": True, "start": "end"}, "start is given with ordered=True"),
+            ({"ordered": True, "nsqd": "127.0.0.1:4150"}, "nsqd is given with ordered=True"),
             ({"cluster": "original", "ordered": True}, "ordered needs a partitioned NSQ"),
             ({"cluster": "original", "desired_tag": "green"}, "desired_tag needs a partitioned NSQ"),
             ({"cluster": "original", "header_filter": {"k": "v"}}, "header_filter needs a partitioned NSQ"),
@@ -515,6 +572,11 @@ class TestRefusals:
     def test_options_that_do_not_go_together_are_refused(self, options: dict[str, Any], reason: str) -> None:
         with pytest.raises(nsq.ConfigError, match=reason):
             nsq.Consumer(TOPIC, CHANNEL, nsqlookupd="127.0.0.1:1", **options)
+
+    def test_an_ordered_consumer_takes_no_nsqd_later_either(self) -> None:
+        consumer = nsq.Consumer(TOPIC, CHANNEL, nsqlookupd="127.0.0.1:1", ordered=True).add_handler(Handler())
+        with consumer, pytest.raises(nsq.UsageError, match="ordered=True"):
+            consumer.add_nsqd("127.0.0.1:4150")
 
 
 def test_a_consumer_of_200_partitions_counts_its_threads() -> None:

@@ -32,7 +32,7 @@ def handle(message):
     with open("handled", "a") as file:
         file.write(f"{{os.getpid()}} {name} {{message.body.decode()}}\\n")
 
-consumer = nsq.Consumer("orders", "billing", nsqd="{address}", reconnect_max=0.5)
+consumer = nsq.Consumer("orders", "billing", nsqd="{address}", reconnect_max=0.5, rate=1000)
 consumer.add_handler(handle)
 
 def make():
@@ -112,6 +112,7 @@ def test_a_killed_worker_is_replaced_and_an_end_finishes_what_is_in_work(work: W
     assert (channel["depth"], channel["in_flight_count"], channel["requeue_count"]) == (0, 0, 0)
     log = work.log.read_text()
     assert "ended by SIGKILL" in log
+    assert "orders/billing: rate=1000 in each of 2 processes: 2000 in all" in log
     assert log.count("INFO: consuming orders/billing") == 3
 
 

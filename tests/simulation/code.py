@@ -248,9 +248,9 @@ def begin_preempting() -> None:
         module.__dict__["_due"] = due.__next__
 
 
-def mark(module: str, site: int) -> None:
+def mark(module: str, site: int, on: bool = True) -> None:
     """Have the scheduler asked whenever a thread comes to this statement."""
-    _modules[module].__dict__["_marked"][site] = 1
+    _modules[module].__dict__["_marked"][site] = on
 
 
 def site_of(function: str, beginning: str) -> tuple[str, int]:

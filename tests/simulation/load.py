@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 from contextlib import suppress
@@ -13,6 +14,11 @@ from tests.simulation import threads
 from tests.simulation.plan import Plan
 from tests.simulation.scheduler import Process, Thread, scheduler
 from tests.simulation.world import Nsqd, World
+
+#: Seconds that closes and stops get.
+_TIMEOUTS = (0.0, 0.02, 0.3, 2.0, 5.0, 15.0)
+#: The most messages of a run: more cost time and find little.
+_MOST = 800
 
 
 class Interrupted(BaseException):
@@ -33,6 +39,8 @@ class Sent:
     error: str = ""
     by: Any = None
     """The producer."""
+    client: str = ""
+    timeout: float = math.inf
 
 
 @dataclass(eq=False)
@@ -47,6 +55,7 @@ class Handled:
     attempts: int
     by: Any
     """The consumer."""
+    client: str
     succeeded: bool = False
     requeued_for: float = -1.0
     ended: float = 0.0
@@ -59,8 +68,15 @@ class Call:
     what: str
     began: float
     timeout: float
+    process: Process
+    by: Any = None
     ended: float = 0.0
     result: Any = None
+
+    @property
+    def clean(self) -> bool:
+        """Whether a stop left nothing."""
+        return bool(self.result) and self.result != "interrupted"
 
 
 @dataclass(eq=False)
@@ -94,10 +110,24 @@ class Load:
         self.producers: list[Client] = []
         self.consumers: list[Client] = []
         self.gone: list[Client] = []
+        self.emptied: dict[str, float] = {}
+        """When each channel was emptied for the last time."""
+        self.guests: dict[tuple[Nsqd, str, str], tuple[bool, float]] = {}
+        """Channels, or topics, that were made or deleted: whether they are there, and since when."""
+        self.rosters: set[tuple[str, str, str]] = set()
+        """The channels at the end, by nsqd and topic."""
         self.budgets: dict[str, int] = {}
         """max_in_flight by the name of the consumer's process."""
+        self.adjusted: list[str] = []
+        """Those of which it was changed."""
         self._numbers = iter(range(10**9))
         self._begun: list[str] = []
+        self.interrupts = 0
+        """How many of the next calls are interrupted."""
+        self.removed: list[tuple[str, str, float]] = []
+        """Consumers that had an nsqd removed, its address, and when they must be without it."""
+        self._hung: list[Any] = []
+        """Consumers of which a handler hangs."""
 
     # Setting up.
 
@@ -107,6 +137,11 @@ class Load:
                 self._surely(nsqd, "create_topic", topic)
                 for channel in channels:
                     self._surely(nsqd, "create_channel", topic, channel)
+                if topic in self.plan.held_topics:
+                    self._surely(nsqd, "pause_topic", topic)
+            for number in range(self.plan.crowd):
+                self._surely(nsqd, "create_topic", f"crowd{number}")
+                self.guests[nsqd, f"crowd{number}", ""] = (True, scheduler.now)
         # Without --durable a kill loses channels that are not in the list of topics yet.
         last = [channels[-1].encode() for channels in self.plan.topics.values()]
 
@@ -120,6 +155,13 @@ class Load:
         self.world.until(listed, 30.0)
         for number in range(self.plan.producers):
             self._begin_producer(number)
+        if not self.plan.backlog:
+            self.begin_consumers()
+        for number in range(self.plan.brief):
+            process = self.world.client(f"brief{number}")
+            scheduler.start(partial(self._live_briefly, number, process), "main", process)
+
+    def begin_consumers(self) -> None:
         for topic, channels in self.plan.topics.items():
             for channel in channels:
                 for _ in range(self.plan.consumers):
@@ -153,7 +195,7 @@ class Load:
                 user = partial(self._publish, client, self.chance.random())
                 thread = threads.Thread(target=user, name=f"user{i}")
                 thread.start()
-                client.threads.append(thread._runner)  # type: ignore[arg-type]
+                client.threads.append(thread)
 
         client.threads.append(scheduler.start(begin, "main", client.process))
 
@@ -161,20 +203,23 @@ class Load:
         options = {key: value for key, value in self.plan.client_options.items() if key != "max_in_flight"}
         return self.nsq.Producer(**self._addresses(), **options)
 
-    def _publish(self, client: Client, seed: float) -> None:
+    def _publish(self, client: Client, seed: float, until: float = math.inf) -> None:
         chance = random.Random(seed)
         calls, weights = list(self.plan.calls), list(self.plan.calls.values())
         futures: list[tuple[Any, list[Sent]]] = []
-        while not self.over:
+        while not self.over and len(self.sent) < _MOST and scheduler.now < until:
             call = chance.choices(calls, weights)[0]
             topic = chance.choice([*self.plan.topics, *self.plan.late_topics])
             timeout = chance.choice((0.3, 2.0, 10.0))
             with suppress(Interrupted):
                 self._publish_once(client, chance, call, topic, timeout, futures)
             with suppress(Interrupted):
-                threads.sleep(chance.expovariate(1 / self.plan.pause))
+                if chance.random() < 1 / self.plan.burst:
+                    seconds = chance.expovariate(1 / self.plan.pause) * self.plan.burst
+                    threads.sleep(min(seconds, max(until - scheduler.now, 0.001)))
         for future, messages in futures:
-            self._judged(messages, lambda future=future: future.result(60.0))
+            with suppress(Interrupted):
+                self._judged(messages, lambda future=future: future.result(60.0))
 
     def _publish_once(
         self, client: Client, chance: random.Random, call: str, topic: str, timeout: float, futures: list[Any]
@@ -183,7 +228,10 @@ class Load:
         defer = chance.uniform(0.02, self.plan.longest_defer) if call.startswith("defer") else 0.0
         bodies = [self._body(topic, chance) for _ in range(count)]
         producer = client.made
-        messages = [Sent(self.key(body), topic, call, scheduler.now, defer, by=producer) for body in bodies]
+        messages = [
+            Sent(self.key(body), topic, call, scheduler.now, defer, by=producer, client=client.process.name)
+            for body in bodies
+        ]
         self.sent.update((message.key, message) for message in messages)
         if call == "http":
             api = self.api(chance.choice(self.nsqds))
@@ -213,10 +261,12 @@ class Load:
         self, messages: list[Sent], action: Callable[[], object], timeout: float = 60.0, *, ends: bool = True
     ) -> None:
         """Make a publishing call, and note how it ended."""
-        call = Call(messages[0].call, scheduler.now, timeout)
+        for message in messages:
+            message.timeout = min(message.timeout, timeout)
+        call = Call(messages[0].call, scheduler.now, timeout, scheduler.me().process)
         self.calls.append(call)
         try:
-            action()
+            self._interrupted(action)
         except Interrupted:
             call.result = "interrupted"
             self._end(messages, "perhaps")
@@ -246,6 +296,25 @@ class Load:
             else:
                 message.state = "perhaps"
                 self.problems.append(f"{message.call} raised {error!r}, which is no error of the package")
+
+    def _interrupted(self, action: Callable[[], object]) -> object:
+        """Call a function, which a signal handler may interrupt at any statement, and once more in the middle
+        of what it does then.
+        """
+        me = scheduler.me()
+
+        def fail() -> None:
+            if self.chance.random() < 0.4:
+                me.interrupt = fail
+            raise Interrupted
+
+        if self.interrupts and self.chance.random() < 0.5:
+            self.interrupts -= 1
+            me.interrupt = fail  # comes when the thread is preempted, or woken
+        try:
+            return action()
+        finally:
+            me.interrupt = None
 
     def _is_unclear(self, error: Any) -> bool:
         """Whether an HTTP request may have been carried out: only a 503 says that it was not."""
@@ -277,7 +346,9 @@ class Load:
 
     def _new_consumer(self, topic: str, channel: str, number: int) -> Any:
         chance = random.Random(f"consumer {self.plan.seed} {number}")
-        most = chance.choice((1, 5, 50)) * self.plan.threads
+        # More than that would not arrive within its timeout.
+        fitting = self.plan.window / (3 * self.plan.delay) * self.plan.nsqd_options["msg_timeout"] / 4
+        most = min(chance.choice((1, 5, 50)) * self.plan.threads, 1 + int(fitting / self.plan.largest))
         self.budgets[f"consumer{number}"] = most
         name = f"{topic}/{channel}"
         consumer = self.nsq.Consumer(
@@ -293,7 +364,7 @@ class Load:
             rdy_redistribute_interval=0.5,
             low_rdy_idle_timeout=1.0,
             low_rdy_timeout=3.0,
-            auto_touch=chance.random() < 0.3,
+            auto_touch=chance.random() < 0.3 and not self.plan.hung,
             **self.plan.client_options,
         )
 
@@ -320,6 +391,7 @@ class Load:
             message.id,
             message.attempts,
             by,
+            scheduler.me().process.name,
         )
         self.handled.append(handled)
         if scheduler.telling:
@@ -328,6 +400,11 @@ class Load:
             )
         if chance.random() < self.plan.slow and not self.over:
             threads.sleep(self.plan.slow_seconds * chance.uniform(0.5, 1.5))
+        hangs = chance.random() < self.plan.hung and self._hung.count(by) < self.plan.threads - 1
+        if hangs and not self.over:
+            self._hung.append(by)
+            # No longer: a delivery to this consumer waits for the end of the run of an earlier one.
+            self.world.until(lambda: self.over, 1e6, every=0.5)
         handled.ended = scheduler.now
         if chance.random() < self.plan.failing and not self.over:
             if chance.random() < 0.5:
@@ -335,7 +412,55 @@ class Load:
                 raise self.nsq.Requeue(handled.requeued_for)
             raise ValueError("a handler that fails")
         handled.succeeded = True
+        if chance.random() < self.plan.raced and not self.plan.batch:
+            self._answer_twice(message, chance)
         return None
+
+    def _answer_twice(self, message: Any, chance: random.Random) -> None:
+        """Have two threads answer a message: both are the user's, or one is the end of the handler."""
+        answered: list[None] = []
+
+        def finish() -> None:
+            with suppress(self.nsq.AlreadyResponded):
+                message.finish()
+                answered.append(None)
+            if len(answered) > 1:
+                self.problems.append(f"ANSWERED twice, and no call has failed: {message!r}")
+
+        thread = threads.Thread(target=finish, name="answerer")
+        if chance.random() < 0.5:
+            message.disable_auto_response()
+            thread.start()
+            finish()
+        else:
+            thread.start()
+
+    # Clients that live briefly.
+
+    def _live_briefly(self, number: int, process: Process) -> None:
+        chance = random.Random(f"brief {self.plan.seed} {number}")
+        threads.sleep(0.5 + chance.uniform(0.0, self.plan.seconds * 0.8))
+        life = 0.0005 * 2000 ** chance.random()
+        if self.over:
+            return
+        if chance.random() < 0.5:
+            topic = chance.choice(list(self.plan.topics))
+            consumer = self._new_consumer(topic, chance.choice(self.plan.topics[topic]), 1000 + number)
+            consumer.start()
+            threads.sleep(life)
+            self.ended("stop", consumer.stop, chance.choice(_TIMEOUTS))
+            return
+        client = Client(process, self._new_producer, self._new_producer())
+        users = [
+            threads.Thread(target=partial(self._publish, client, chance.random(), scheduler.now + life))
+            for _ in range(chance.choice((1, 2, 4)))
+        ]
+        for user in users:
+            user.start()
+        threads.sleep(life * chance.choice((0.5, 1.0, 1.0)))
+        self.ended("close", client.made.close, chance.choice(_TIMEOUTS))
+        for user in users:
+            user.join()
 
     # Faults of clients.
 
@@ -380,12 +505,45 @@ class Load:
                 most = number % 7 + 1
                 name = client.process.name
                 self.budgets[name] = max(self.budgets[name], most)
+                self.adjusted.append(name)
                 client.made.set_max_in_flight(most)
 
         scheduler.start(work, f"adjuster{number}", client.process)
 
+    def flap(self, nsqd: Nsqd, number: int, lasts: float) -> None:
+        """Remove an nsqd from a consumer, add it again, and so on; at last it is away for a while."""
+        clients = [
+            client
+            for client in self.consumers
+            if client.process.alive and client.made and not client.stopping
+        ]
+        if not clients or self.plan.found_by_lookup or len(self.nsqds) == 1:
+            return
+        client, address, done = clients[number % len(clients)], nsqd.tcp_address, list[None]()
+
+        def work() -> None:
+            made = client.made
+            made.wait_until_connected(1.0)
+            for again in range(number % 8, -1, -1):
+                made.remove_nsqd(address)
+                threads.sleep(self.chance.choice((0.0, 0.001, 0.05)) if again else lasts + 1)
+                if not again:
+                    self.removed.append((client.process.name, address, scheduler.now))
+                made.add_nsqd(address)
+                threads.sleep(5 * nsqd_delay * self.chance.random())
+            done.append(None)
+
+        nsqd_delay = self.plan.delay
+        scheduler.start(work, f"flapper{number}", client.process)
+        self.world.until(lambda: done or not client.process.alive, 60.0)
+
     def begin_late(self) -> None:
-        """Begin to consume the topics that had no channel until now."""
+        """Begin to consume the topics that had no channel, or were paused, until now."""
+        for topic in self.plan.held_topics:
+            if topic not in self._begun:
+                self._begun.append(topic)
+                for nsqd in self.nsqds:
+                    self._surely(nsqd, "unpause_topic", topic)
         for topic in self.plan.late_topics:
             if topic not in self._begun:
                 self._begun.append(topic)
@@ -396,8 +554,9 @@ class Load:
         if client.process.alive and client.made is not None:
 
             def work() -> None:
-                before, client.made = client.made, client.make()
-                self.ended("close", before.close, number % 5 + 0.5)
+                made = client.make()
+                before, client.made = client.made, made
+                self.ended("close", before.close, _TIMEOUTS[number % len(_TIMEOUTS)])
 
             scheduler.start(work, f"closer{number}", client.process)
 
@@ -410,7 +569,7 @@ class Load:
         client.stopping = True
 
         def work() -> None:
-            self.ended("stop", client.made.stop, number % 5 + 0.5)
+            self.ended("stop", client.made.stop, _TIMEOUTS[number % len(_TIMEOUTS)])
             self.world.until(lambda: self.over, lasts)
             client.made = client.make()
             client.made.start()
@@ -420,11 +579,16 @@ class Load:
 
     def ended(self, what: str, action: Callable[..., Any], timeout: float) -> Any:
         """Close or stop a client, and note how long that took and what it reported."""
-        call = Call(what, scheduler.now, timeout)
-        self.calls.append(call)
-        call.result = action(timeout=timeout)
-        call.ended = scheduler.now
-        return call.result
+        while True:
+            call = Call(what, scheduler.now, timeout, scheduler.me().process, action.__self__)  # type: ignore[attr-defined]
+            self.calls.append(call)
+            try:
+                call.result = self._interrupted(lambda: action(timeout=timeout))
+            except Interrupted:
+                call.result = "interrupted"
+                continue
+            call.ended = scheduler.now
+            return call.result
 
     def kill_client(self, number: int) -> None:
         clients = [client for client in (*self.producers, *self.consumers) if client.process.alive]
@@ -447,18 +611,38 @@ class Load:
     # Topics and channels that come and go.
 
     def visit(self, nsqd: Nsqd, number: int, lasts: float) -> None:
-        """Make, use and delete a topic; the auditor ignores it."""
+        """Make, use and delete a topic, one of its own or one that others use."""
         topic, channel, api = f"guest{number % 3}", f"c{number % 5}", self.api(nsqd)
+        if own := number % 8 > 3:
+            topic = f"guest-{next(self._numbers)}"
+        guest = (nsqd, topic, channel)
         with suppress(self.nsq.NsqError):  # it is down, or the topic is gone already
             if number % 2:
+                api.create_topic(topic)
                 api.create_channel(topic, channel)
+                if own:
+                    self.guests[guest] = (True, scheduler.now)
             for i in range(number % 7):
                 api.publish(topic, b"guest %d" % i, defer=0.5 if i % 3 == 2 else 0)
+            if number % 4 == 3:
+                return  # it stays
             threads.sleep(lasts / 2)
+            there = self.guests.pop(guest, None)
             if number % 3 == 2:
                 api.delete_channel(topic, channel)
             else:
                 (api.empty_topic, api.delete_topic)[number % 3](topic)
+            if there:
+                self.guests[guest] = (number % 3 == 0, scheduler.now)
+
+    def empty(self, nsqd: Nsqd, number: int) -> None:
+        """Empty a channel. What was published before may be gone."""
+        topic = list(self.plan.topics)[number % len(self.plan.topics)]
+        channel = self.plan.topics[topic][number % len(self.plan.topics[topic])]
+        self.emptied[f"{topic}/{channel}"] = math.inf
+        with suppress(self.nsq.NsqError):  # it is down, or stops
+            self.api(nsqd).empty_channel(topic, channel)
+        self.emptied[f"{topic}/{channel}"] = scheduler.now
 
     def pause(self, nsqd: Nsqd, number: int, lasts: float) -> None:
         """Pause a topic or a channel for a while."""
@@ -472,6 +656,35 @@ class Load:
 
     # The end.
 
+    def channels(self, message: Sent) -> list[str]:
+        """Return the channels on which a message must arrive."""
+        names = [f"{message.topic}/{name}" for name in self.plan.topics.get(message.topic, ["late"])]
+        return [name for name in names if message.began > self.emptied.get(name, 0.0)]
+
+    def undelivered(self) -> list[str]:
+        """Return the confirmed messages that no handler has got."""
+        came = {(each.key, each.channel) for each in self.handled}
+        return [
+            f"{message.key!r} on {name}"
+            for message in self.sent.values()
+            if message.state == "stored"
+            for name in self.channels(message)
+            if (message.key, name) not in came
+        ]
+
+    def unlisted(self) -> str:
+        """Say what an nsqlookupd lists of an nsqd that has something else."""
+        for lookupd in self.lookupds:
+            for nsqd in self.nsqds:
+                has = {name: set(each.channels) for name, each in nsqd._server._broker.topics.items()}
+                lists: dict[str, set[str]] = {}
+                for peer in lookupd._server._registry._peers:
+                    if peer.node.startswith(nsqd.host.address + ":"):  # the last one: others lost their power
+                        lists = {topic: set(names) for topic, names in peer.channels_by_topic.items()}
+                if has != lists:
+                    return f"{lookupd.name} lists {lists} of {nsqd.name}, which has {has}"
+        return ""
+
     def finish(self) -> None:
         """Stop publishing, and wait for the publishing threads."""
         self.over = True
@@ -482,6 +695,13 @@ class Load:
 
     def close(self) -> None:
         """Close all producers and stop all consumers."""
+        self.rosters = {
+            (nsqd.name, topic.name, channel)
+            for nsqd in self.nsqds
+            if nsqd.running
+            for topic in nsqd._server._broker.topics.values()
+            for channel in ("", *topic.channels)
+        }
         self.world.until(lambda: all(client.made is not None for client in self.consumers), 60.0)
         left: list[None] = []
 

@@ -15,6 +15,7 @@ import os
 import select as real_select
 import socket as real_socket
 import struct
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -160,6 +161,7 @@ class End:
         taken = bytes(data[: self.room])
         scheduler.note("sent", self.name, taken)
         self.said.append((scheduler.now, taken))
+        network.watch(self)
         if scheduler.telling and taken:
             size = f" … {len(taken)} bytes" if len(taken) > _SHOWN else ""
             scheduler.story(f"{self.host} to {self.peer.host}: {taken[:_SHOWN]!r}{size}")
@@ -240,11 +242,12 @@ class Socket:
         proto: int = real_socket.IPPROTO_TCP,
         end: End | None = None,
     ) -> None:
+        self.closed = True
         self.family, self.type, self.proto = real_socket.AddressFamily(family), type, proto
         self.process = scheduler.me().process
         self._end = end or End(self.process.host)
         self._end.descriptors += 1
-        self._number = network.descriptor(self.process, self)
+        self._number = network.descriptor(self.process, weakref.proxy(self))
         self.closed = False
         self._blocking = True
 
@@ -348,6 +351,11 @@ class Socket:
         if self._end.descriptors == 0:
             self._end.close()
 
+    def __del__(self) -> None:
+        """Close it when the last reference goes, as CPython does: at once, and so at the same time again."""
+        if self.process.alive:
+            self.close()
+
 
 class Poll:
     """Stands in for ``select.poll``."""
@@ -383,6 +391,8 @@ class Network:
         self.delay = 0.0003
         self.in_pieces = 0.0
         """How often a transfer arrives in several pieces."""
+        self.watch: Callable[[End], object] = lambda _end: None
+        """Called when an end sends something."""
         self.connections: list[End] = []
         """The dialing end of every connection that there was."""
         self._links: dict[frozenset[str], Link] = {}

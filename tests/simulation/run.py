@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import pickle
+import random
 import signal
 import sys
 import time
@@ -58,16 +59,18 @@ def perform(plan: Plan, story: Callable[[str], None] | None = None) -> Outcome:
     network.delay, network.window, network.in_pieces = plan.delay, plan.window, plan.in_pieces
     for (module, name), value in plan.knobs.items():
         code.knob(module, name, value)
-    _hold(plan.holds)
+    fired: list[Hold] = []
+    begin_holding = _hold(plan, fired)
     _record_drops(world.dropped)
     began = time.process_time()
     parts: list[tuple[Load, Faults]] = []
     try:
-        world.run(lambda: _scenario(world, plan, parts, outcome))
+        world.run(lambda: _scenario(world, plan, parts, outcome, begin_holding))
     except (Hang, ScenarioFailed) as error:
         outcome.violations.append(f"{type(error).__name__.upper()}: {error}")
     if parts:
         load, faults = parts[0]
+        plan = outcome.plan = replace(plan, rare=0.0, holds=[*plan.holds, *fired])
         outcome.violations += Auditor(world, plan, load, faults).judge()
         outcome.confirmed = sum(message.state == "stored" for message in load.sent.values())
         outcome.handled = len(load.handled)
@@ -90,23 +93,48 @@ def _record_drops(dropped: set[tuple[str, bytes]]) -> None:
     bound._dropped = noted
 
 
-def _hold(holds: list[Hold]) -> None:
-    """Have threads stand still where the plan says."""
-    left: dict[tuple[str, int], list[Hold]] = {}
-    for hold in holds:
-        left.setdefault((hold.module, hold.site), []).append(hold)
-        code.mark(hold.module, hold.site)
+def _hold(plan: Plan, fired: list[Hold]) -> Callable[[], None]:
+    """Return what has threads stand still from now on where the plan says. ``fired`` gets what was not named
+    beforehand.
+    """
+    named = {(hold.module, hold.site, hold.nth): hold.seconds for hold in plan.holds}
+    last: Counter[tuple[str, int]] = Counter()
     seen: Counter[tuple[str, int]] = Counter()
+    chance = random.Random(f"holds {plan.seed}")
+    for module, site, nth in named:
+        last[module, site] = max(last[module, site], nth)
 
     def held(module: str, site: int) -> float:
         place = (module, site)
         seen[place] += 1
-        return sum(hold.seconds for hold in left.get(place, ()) if hold.nth == seen[place])
+        nth = seen[place]
+        if nth >= last[place]:
+            code.mark(module, site, on=False)
+        seconds = named.get((module, site, nth), 0.0)
+        if plan.rare and chance.random() < plan.rare:
+            fired.append(Hold(module, site, nth, 1e-4 * 2e4 ** chance.random()))
+            seconds += fired[-1].seconds
+        return seconds
+
+    def begin() -> None:
+        if plan.rare:
+            for module in sorted(code.sites):
+                if module.removeprefix("nsq.").startswith(plan.parts):
+                    last.update({(module, site): plan.first for site in range(len(code.sites[module]))})
+        for module, site in last:
+            code.mark(module, site)
 
     scheduler.held = held
+    return begin
 
 
-def _scenario(world: World, plan: Plan, parts: list[tuple[Load, Faults]], outcome: Outcome) -> None:
+def _scenario(
+    world: World,
+    plan: Plan,
+    parts: list[tuple[Load, Faults]],
+    outcome: Outcome,
+    begin_holding: Callable[[], None],
+) -> None:
     lookupds = [world.nsqlookupd(f"lookupd{number}") for number in range(plan.lookupds)]
     for lookupd in lookupds:
         assert lookupd.start(), lookupd.failure
@@ -124,6 +152,7 @@ def _scenario(world: World, plan: Plan, parts: list[tuple[Load, Faults]], outcom
     parts.append((load, faults))
     load.begin()
     _sleep_until(scheduler.now + 0.5)
+    begin_holding()
     began = scheduler.now
     for fault in plan.faults:
         _sleep_until(began + fault.at)
@@ -134,6 +163,13 @@ def _scenario(world: World, plan: Plan, parts: list[tuple[Load, Faults]], outcom
     faults.mend(60.0)
     load.finish()
     load.begin_late()
+    if plan.backlog:
+        load.begin_consumers()
+    if plan.full_at_the_end:
+        faults.fill()
+        if not world.until(lambda: not load.undelivered(), _DRAIN, every=0.1):
+            outcome.violations.append(f"HELD while the disk is full: {load.undelivered()}")
+        faults.mend(1.0)
 
     def left(nsqd: Nsqd) -> object:
         found = nsqd.left()
@@ -145,6 +181,8 @@ def _scenario(world: World, plan: Plan, parts: list[tuple[Load, Faults]], outcom
     if not world.until(drained, _DRAIN + plan.longest_defer, every=0.1):
         rest = {nsqd.name: nsqd.failure if (found := left(nsqd)) is None else found for nsqd in nsqds}
         outcome.violations.append(f"STUCK: after {_DRAIN:.0f} s without faults there are still {rest}")
+    if not world.until(lambda: not load.unlisted(), 20.0, every=0.1):
+        outcome.violations.append(f"LOOKUP {load.unlisted()}")
     load.close()
     for nsqd in nsqds:
         if not nsqd.stop():
@@ -204,7 +242,7 @@ def _say_where(_number: int, frame: object) -> None:
 
 
 def plan_of(seed: int) -> Plan:
-    return draw(seed, code.sites)
+    return draw(seed)
 
 
 def shrink(outcome: Outcome, tell: Callable[[str], None] = lambda _line: None) -> Outcome:

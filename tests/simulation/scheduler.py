@@ -9,6 +9,7 @@ moves time but a microsecond for each switch, so a run does not depend on how fa
 from __future__ import annotations
 
 import asyncio
+import bisect
 import hashlib
 import heapq
 import itertools
@@ -27,6 +28,8 @@ _SWITCH = 1e-6
 _SHORTEST_LAG = 1e-5
 #: The monotonic clock and the wall clock (seconds since 1970) when a run begins.
 _BEGIN, EPOCH = 1_000.0, 1_800_000_000.0
+#: The most seconds for which a thread stands still, or a process.
+_LONGEST_STAND = 20.0
 #: Switches without a timer in between after which a run counts as hanging.
 _BUSY = 400_000
 
@@ -50,6 +53,13 @@ class Process:
     """Errors that ended a thread."""
     stopped: list[Thread] | None = None
     """Threads that would run if the process were not stopped; None while it is not."""
+    stands: list[tuple[float, float]] = field(default_factory=list)
+    """From when to when its threads stood still, one entry for each time."""
+
+    def stood(self, since: float, until: float) -> float:
+        """Return for how many seconds its threads stood still in this time, all together."""
+        first, last = (bisect.bisect(self.stands, (at,)) for at in (since - _LONGEST_STAND, until))
+        return sum(max(0.0, min(end, until) - max(begin, since)) for begin, end in self.stands[first:last])
 
 
 class Waiters(dict["Thread", None]):
@@ -93,10 +103,6 @@ class Thread:
         self.alive = True
         self.process.threads.append(self)
         self.ident = scheduler.add(self)
-
-    @property
-    def _runner(self) -> Thread:
-        return self  # for ``load.py``
 
     def _run(self) -> None:
         try:
@@ -200,9 +206,13 @@ class Scheduler:
         """Let no thread of a process run until ``continue_process``."""
         if process.stopped is None:
             process.stopped = []
+            process.stands.append((self.now, math.inf))
 
     def continue_process(self, process: Process) -> None:
         stopped, process.stopped = process.stopped, None
+        for number, (began, ended) in enumerate(process.stands):
+            if ended == math.inf:
+                process.stands[number] = (began, self.now)
         self._runnable += stopped or ()
 
     # Waiting.
@@ -252,6 +262,7 @@ class Scheduler:
     def stand_still(self, seconds: float) -> None:
         """Keep the current thread from running for so long, whatever it is woken for."""
         me = self.me()
+        me.process.stands.append((self.now, self.now + seconds))
         self.at(self.now + seconds, lambda: self._runnable.append(me))
         self._rest(me)
 

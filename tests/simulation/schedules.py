@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import nsq
 from nsq.http.nsqd import NsqdApi
-from tests.simulation.script import Script, schedule
+from tests.simulation.script import BROKEN, Script, schedule
 from tests.simulation.world import Nsqd
 
 
@@ -137,4 +137,58 @@ def what_is_requeued_with_a_delay_and_a_power_cut_tears_does_not_replace_it(scri
     script.until(lambda: not nsqd.alive, "the power goes")
     consumer.stop(0.1)
     _receive_all_after_a_tear(script, nsqd, _bodies())
+    producer.close()
+
+
+@schedule
+def deferred_messages_whose_file_cannot_be_removed_keep_their_due_times(script: Script) -> None:
+    """nsqd removes a file that it has read, first the records, then the index with the due times."""
+    nsqd = script.nsqd()
+    producer = nsq.Producer(nsqd.tcp_address)
+    NsqdApi(nsqd.http_address).create_topic("orders")
+    NsqdApi(nsqd.http_address).create_channel("orders", "billing")
+    due = script.now + 8.0
+    producer.publish("orders", b"late", defer=8.0)
+    failed: list[int] = []
+
+    def fail() -> int:
+        failed.append(BROKEN)
+        return BROKEN
+
+    nsqd.stop()
+    script.before(nsqd, "unlink", ".deferred.", fail)
+    script.restart(nsqd)
+    script.until(lambda: failed, "nsqd reads the file shortly before the message is due")
+    nsqd.stop()
+    script.restart(nsqd)
+    script.received(nsqd, "orders", "billing", 1, 12.0)
+    script.check(script.at, "the message comes")
+    script.check(min(script.at, default=due) >= due, f"it comes when it is due: {script.at}, not {due}")
+    producer.close()
+
+
+@schedule
+def a_publish_whose_write_cannot_be_undone_is_not_called_refused(script: Script) -> None:
+    """nsqd removes what a failed write left. If it cannot, its next start may find the message."""
+    nsqd = script.nsqd(durable=True)
+    NsqdApi(nsqd.http_address).create_topic("orders")
+    NsqdApi(nsqd.http_address).create_channel("orders", "billing")
+    script.sleep(1)
+    producer = nsq.Producer(nsqd.tcp_address)
+    nsqd.disk.fail = lambda operation, name: (
+        BROKEN
+        if operation == "truncate" or (operation == "pwrite" and "billing.diskqueue.meta" in name)
+        else 0
+    )
+    perhaps: list[bool] = []
+    try:
+        producer.publish("orders", b"one", timeout=3.0)
+    except nsq.NsqError as error:
+        perhaps.append(error.maybe_stored)
+    nsqd.kill()
+    nsqd.disk.heal()
+    script.restart(nsqd)
+    received = script.received(nsqd, "orders", "billing", 1, 3.0)
+    script.check(perhaps, "the publish fails")
+    script.check(all(perhaps) or not received, f"what was called refused is not delivered: {received}")
     producer.close()

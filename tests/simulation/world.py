@@ -7,12 +7,17 @@ operating system process: modules keep state.
 from __future__ import annotations
 
 import asyncio
+import bisect
+import functools
 import gc
 import importlib
 import io
+import itertools
 import logging
+import math
 import random
 import re
+import struct
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -99,10 +104,13 @@ class World:
             close()
         scheduler.kill(process)
 
+    @functools.cached_property
     def conversations(self) -> list[Conversation]:
         """Return what clients and nsqds have said to each other."""
         return [
-            Conversation(end.host.name, end.said, end.peer.said, end.closed_at)
+            Conversation(
+                end.host.name, end.peer.host.name, end.peer_name[0], end.said, end.peer.said, end.closed_at
+            )
             for end in network.network.connections
             if end.peer is not None and end.peer_name[1] == Nsqd.tcp_port
         ]
@@ -138,6 +146,8 @@ class Conversation:
     """What a client and an nsqd sent over one connection, each piece with its time."""
 
     client: str
+    nsqd: str
+    address: str
     said: list[tuple[float, bytes]]
     answered: list[tuple[float, bytes]]
     closed_at: float
@@ -148,6 +158,33 @@ class Conversation:
         for message_id, count in Counter(_ANSWERS.findall(b"".join(piece for _, piece in self.said))).items():
             yield message_id, count, frames.count(message_id)
 
+    @functools.cached_property
+    def deliveries(self) -> list[Delivery]:
+        """The messages that nsqd has sent, with the client's answers."""
+        said, sent, place = _Times(self.said), _Times(self.answered), 0
+        by_id: dict[bytes, list[Delivery]] = {}
+        while place + _FRAME.size <= len(sent.data):
+            size, kind, _, attempts, message_id = _FRAME.unpack_from(sent.data, place)
+            place += 4 + size
+            if kind == 2 and place <= len(sent.data):
+                delivery = Delivery(self, sent.at(place - 1), message_id, attempts)
+                by_id.setdefault(message_id, []).append(delivery)
+        for match in _ANSWERED.finditer(said.data):
+            at = said.at(match.end())
+            for each in reversed(by_id.get(match[2], ())):
+                if each.at <= at:
+                    each.touched |= match[1] == b"TOUCH"
+                    each.ended = at if each.ended == math.inf and match[1] != b"TOUCH" else each.ended
+                    break
+        return [each for deliveries in by_id.values() for each in deliveries]
+
+    def requeued(self) -> Iterator[tuple[bytes, float]]:
+        """Yield each message that the client requeued, with the time, unless nsqd refused that for some."""
+        if not any(b"E_REQ_FAILED" in piece for _, piece in self.answered):
+            for at, piece in self.said:
+                for message_id in _REQ.findall(piece):
+                    yield message_id, at
+
     def windows(self) -> Iterator[tuple[float, int]]:
         """Yield each RDY with its time, and 0 at the end."""
         for at, piece in self.said:
@@ -156,7 +193,35 @@ class Conversation:
         yield self.closed_at, 0
 
 
+@dataclass
+class Delivery:
+    """A message that nsqd has sent; ``ended`` is when the client answered it."""
+
+    conversation: Conversation
+    at: float
+    message_id: bytes
+    attempts: int
+    touched: bool = False
+    ended: float = math.inf
+
+
+class _Times:
+    """What one side has sent, and when each of its bytes."""
+
+    def __init__(self, pieces: list[tuple[float, bytes]]) -> None:
+        self.data = b"".join(piece for _, piece in pieces)
+        self._ends = list(itertools.accumulate(len(piece) for _, piece in pieces))
+        self._at = [at for at, _ in pieces]
+
+    def at(self, place: int) -> float:
+        return self._at[bisect.bisect_right(self._ends, place)]
+
+
+#: The beginning of a frame: size, kind; of a message: timestamp, attempts, id.
+_FRAME = struct.Struct(">iiqH16s")
+_ANSWERED = re.compile(rb"(?:^|\n)(FIN|REQ|TOUCH) ([0-9a-f]{16})(?=[ \n])")
 _RDY = re.compile(rb"(?:^|\n)RDY ([0-9]+)(?=\n)")
+_REQ = re.compile(rb"(?:^|\n)REQ ([0-9a-f]{16}) ")
 _ANSWERS = re.compile(rb"(?:^|\n)(?:FIN |REQ )([0-9a-f]{16})")
 
 
@@ -218,7 +283,8 @@ class Daemon:
         """Start it and wait until it listens; return whether it does."""
         self.stopping = False
         self.failure, self.stopped_cleanly = None, None
-        self.process = self.world.process(self.name, self.host)
+        before, self.process = self.process, self.world.process(self.name, self.host)
+        self.process.clock_error = before.clock_error if before else 0.0
         scheduler.story(f"{self.name} starts")
         self._thread = scheduler.start(self._run, "main", self.process)
         self.world.until(lambda: self.running or self.failure or not self.alive, timeout)
@@ -275,7 +341,8 @@ class Daemon:
     def bugs(self) -> list[str]:
         """Return what it logged or asyncio reported that must never happen."""
         words = ("a bug", "panic in", "Traceback", "cannot start")
-        found = [line for line in self.lines if any(word in line for word in words)]
+        # aiohttp sets the result of a future that its shutdown has cancelled.
+        found = [line for line in self.lines if any(each in line for each in words) and "_waiter" not in line]
         return found + (self._loop.errors if self._loop else [])
 
 

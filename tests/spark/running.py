@@ -156,4 +156,4 @@ EXACT = (0, 0, 0)
 
 
 def segments(folder: Path) -> list[Path]:
-    return sorted((folder / "wal").glob("*/*.arrow"))
+    return sorted((folder / "wal").glob("s/*/*.arrow"))

@@ -127,6 +127,9 @@ class TestRanges:
 
     def test_the_error_names_option_value_and_range(self) -> None:
         assert refusal(sample_rate=100) == "sample_rate is 100, but must be 0 to 99"
+        assert refusal(rate=0.01).startswith(
+            "rate is 0.01 messages a second, but must be 0, or at least 1/60"
+        )
         assert refusal(msg_timeout=0.5) == "msg_timeout is 0.5, but must be 0, or at least 1 s"
         assert refusal(msg_timeout=math.nan).startswith("msg_timeout is nan, but must be 0, or ")
         assert refusal(max_in_flight=-1) == "max_in_flight is -1, but must be None, or 0 to 2147483647"

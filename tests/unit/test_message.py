@@ -34,7 +34,7 @@ def test_the_repr_of_a_message_shows_topic_state_and_beginning_of_the_body(body:
 
 
 def test_a_plain_message_has_no_slots_for_partitions() -> None:
-    assert len(Message.__slots__) == 8
+    assert len(Message.__slots__) == 9
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from nsq.errors import ConnectionFailed, InvalidMessage, NsqError
 from nsq.http.nsqlookupd import NsqlookupdApi
 from nsq.log import Logger
 from nsq.producer.producer import Producer
+from nsq.wire.frames import Published
 from nsq.wire.names import EPHEMERAL
 
 log = Logger("nsq.celery")
@@ -158,7 +159,7 @@ class Broker:
         return min(left, self.settings.config.max_defer) if left > 0 else None
 
 
-def _note_loss(future: Future[None]) -> None:
+def _note_loss(future: Future[Published]) -> None:
     error = future.exception()
     if error is not None:
         log.debug("an event or a reply was not published: %s", error)

@@ -28,6 +28,7 @@ from nsq.contrib.celery.names import nsq_name
 from nsq.errors import AlreadyResponded, ConnectionFailed, InvalidMessage, NsqError
 from nsq.log import Logger
 from nsq.message import Message
+from nsq.wire.frames import Published
 from nsq.wire.names import EPHEMERAL
 
 log = Logger("nsq.celery")
@@ -191,7 +192,7 @@ class Subscription:
         """The seconds that nsqd allows for one delivery, however often it is touched (--max-msg-timeout)."""
         # The consumer's reports do not say it.
         conns = self.consumer._engine.connections.table.values()
-        return min((conn.session.max_msg_timeout for conn in conns), default=math.inf)
+        return min((conn.deliveries.max_msg_timeout for conn in conns), default=math.inf)
 
     def deliver_to(self, held: Held, consumer_tag: str, arrived: Callable[[Delivery], None]) -> None:
         self._consumer_tag, self._arrived = consumer_tag, arrived
@@ -327,7 +328,7 @@ def _replace(broker: Broker, message: Message, topic: str, body: bytes) -> None:
         future.add_done_callback(partial(_after_publish, message))
 
 
-def _after_publish(message: Message, future: Future[None]) -> None:
+def _after_publish(message: Message, future: Future[Published]) -> None:
     error = future.exception()
     if isinstance(error, NsqError):
         _put_back(message, error)

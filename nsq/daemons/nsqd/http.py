@@ -20,11 +20,11 @@ from typing import Any, Protocol
 
 from nsq.daemons import COMPATIBLE_VERSION
 from nsq.daemons.nsqd import stats
-from nsq.daemons.nsqd.core.backlog import StorageFailed, Waiting, show
+from nsq.daemons.nsqd.core.backlog import PartlyStored, StorageFailed, Waiting, show
 from nsq.daemons.nsqd.core.broker import Broker, Draining
 from nsq.daemons.nsqd.core.channel import Channel, Subscriber
 from nsq.daemons.nsqd.core.clock import pause_after
-from nsq.daemons.nsqd.core.topic import PartlyStored, Topic, TopicStarting
+from nsq.daemons.nsqd.core.topic import Topic, TopicStarting
 from nsq.daemons.nsqd.options import PEEK_LOOPBACK, PEEK_OFF, TLS_VERSIONS, NsqdOptions
 from nsq.daemons.nsqd.registration import Registration
 from nsq.daemons.nsqd.session.session import Environment, Session

@@ -1,4 +1,4 @@
-"""Receivers as a job of Spark: tasks on the executors, each of which receives into a shared log until it is
+"""Receivers as a job of Spark: tasks on the executors, each of which receives into a log until it is
 asked to stop.
 
     options = {"topic": "orders", "channel": "spark", "lookupd": "…", "wal": "s3://bucket/orders-wal"}
@@ -24,10 +24,11 @@ from typing import TYPE_CHECKING, Any, Self
 
 from nsq.errors import ConfigError, NsqError, UsageError
 from nsq.log import Logger
-from nsq.spark.receiver.protocol import Status, merge_statuses, packed, unpacked
+from nsq.spark.receiver.protocol import packed, unpacked
 from nsq.spark.receiver.standing import FIRST_PAUSE, GRACE, LONGEST_PAUSE, Share, ended_by, stand
 from nsq.spark.source.options import SourceOptions
-from nsq.spark.wal.names import ReceiverFolder, Subject
+from nsq.spark.wal.names import ReceiverState, Subject
+from nsq.spark.wal.status import Status, merge_statuses
 from nsq.spark.wal.store import directory_of, open_wal
 
 if TYPE_CHECKING:
@@ -134,13 +135,13 @@ class ReceiverJob:
         if self.error is not None:
             raise self.error
 
-    def alive(self) -> list[ReceiverFolder]:
+    def alive(self) -> list[ReceiverState]:
         """The living receivers of the log, of this job or another."""
-        return [folder for folder in self._wal.receivers() if folder.alive]
+        return [each for each in self._wal.receivers() if each.alive]
 
     def status(self) -> Status:
         """The reports of the living receivers of the log, of this job or another."""
-        return merge_statuses(folder.status for folder in self.alive() if folder.status is not None)
+        return merge_statuses(each.status for each in self.alive())
 
     def stop(self, timeout: float = 2 * GRACE) -> None:
         """Have the receivers finish what is in flight, and end the job. What cannot end in time is cut off:

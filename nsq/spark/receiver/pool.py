@@ -1,18 +1,17 @@
-"""The owner's side: starts receiver processes, restarts them, asks them to seal, and reports their status.
+"""The owner's side: starts receiver processes, restarts them, and reports their status.
 
-    with ReceiverPool(options, wal) as pool:    # nothing runs yet
+    with ReceiverPool(options) as pool:         # nothing runs yet
         pool.start()
-        pool.wait(10.0)                         # wait for rows
-        pool.roll(5.0)                          # seal them into segments
+        pool.wait(10.0)                         # wait for news: segments, or an error
         wal.segments()
 
 Each slot runs one process at a time. The slot's thread reads the process's events, and starts a new process
-when it dies. Must not import pyspark or pyarrow.
+when it dies. Slots publish snapshots of their state, and share no lock with the caller's thread, in which a
+signal handler may raise at any moment. Must not import pyspark or pyarrow.
 """
 
 from __future__ import annotations
 
-import itertools
 import os
 import subprocess
 import sys
@@ -21,9 +20,9 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import nsq
 from nsq.errors import Closed, ConfigError, NsqError
@@ -35,17 +34,14 @@ from nsq.spark.receiver.protocol import (
     Event,
     Failed,
     Ready,
-    Roll,
-    Rolled,
-    Status,
     Stop,
     Stopped,
     UnparsableLine,
-    merge_statuses,
     packed,
 )
 from nsq.spark.source.options import SourceOptions
-from nsq.spark.wal.store import Wal
+from nsq.spark.wal.status import Status, merge_statuses
+from nsq.threads.waiters import SafeEvent
 
 log = Logger("nsq.spark.receiver")
 
@@ -55,9 +51,7 @@ _LAST_MOMENTS = 5.0
 #: receiver has worked for ``STEADY`` seconds.
 FIRST_PAUSE, LONGEST_PAUSE, STEADY = 0.1, 5.0, 10.0
 #: After this many processes in a row that end without sending anything, the slot gives up.
-MOST_STILLBORN = 5
-#: How long ``wait`` blocks when there is news already, so that a caller in a loop does not spin.
-_NEWS_PAUSE = 0.05
+MOST_SILENT = 5
 
 
 @dataclass(frozen=True)
@@ -79,31 +73,21 @@ class PoolStatus(Status):
 
 class ReceiverPool:
     """Runs ``count`` receiver processes, by default ``options.receivers``; thread-safe. With 0, receivers on
-    other hosts write the log.
-
-    Only ``roll`` uses ``wal``, in the caller's thread, to seal the open files of dead receivers.
-    ``command`` starts a receiver.
+    other hosts write the log. ``command`` starts a receiver.
     """
 
     def __init__(
-        self,
-        options: SourceOptions,
-        wal: Wal,
-        count: int | None = None,
-        *,
-        command: Sequence[str] | None = None,
+        self, options: SourceOptions, count: int | None = None, *, command: Sequence[str] | None = None
     ) -> None:
-        self._wal = wal
         # Encoded here, so that options which cannot be pickled raise here.
         begin = protocol.encoded(Begin(packed(options)))
         if len(begin) > LONGEST_BEGIN:
             raise ConfigError(f"options of {len(begin):,} bytes are more than a receiver can be handed")
-        self._changed = threading.Condition()  # guards everything below, and the slots
-        self._tokens = itertools.count(1)
-        self._over = False  # stopped
+        self._news = SafeEvent()  # a slot's state has changed
+        self._closing = SafeEvent()  # start no more processes
         name = f"nsq-spark-{options.subscription}/{options.channel}"
         self._slots = [
-            Slot(f"{name}-{place}", begin, self._changed, command or receiver_command())
+            Slot(f"{name}-{place}", begin, self._news, self._closing, command or receiver_command())
             for place in range(options.receivers if count is None else count)
         ]
 
@@ -111,69 +95,23 @@ class ReceiverPool:
     def fatal_error(self) -> NsqError | None:
         """Why some receiver is not restarted any more: it cannot work with these settings, or on this
         machine; else None."""
-        return next((slot.fatal_error for slot in self._slots if slot.fatal_error is not None), None)
+        return next((slot.state.fatal_error for slot in self._slots if slot.state.fatal_error), None)
 
     def start(self) -> None:
-        """Start the processes; returns at once. A second call does nothing."""
-        with self._changed:
-            if self._over:
-                raise Closed("this pool has been stopped")
-            for slot in self._slots:
-                if slot.thread.ident is None:
-                    slot.thread.start()
+        """Start the processes; returns at once. A second call does nothing. For one thread."""
+        if self._closing.is_set():
+            raise Closed("this pool has been stopped")
+        for slot in self._slots:
+            if slot.thread.ident is None:
+                slot.thread.start()
 
-    def wait(self, timeout: float) -> bool:
-        """Wait for rows that a roll would seal, or segments that receivers sealed since the last roll;
-        whether there are any. Returns at once when there is a ``fatal_error``, or the pool is stopped.
+    def wait(self, timeout: float) -> None:
+        """Wait until receivers have sealed segments, come or gone since the last call. Returns at once when
+        there is a ``fatal_error``, or the pool is stopped. For one thread.
         """
-        with self._changed:
-            if self._news():
-                self._changed.wait_for(lambda: self.fatal_error or self._over, min(_NEWS_PAUSE, timeout))
-            else:
-                self._changed.wait_for(
-                    lambda: self._news() or self.fatal_error or self._over, max(0.0, timeout)
-                )
-            return self._news()
-
-    def roll(self, timeout: float) -> bool:
-        """Have the receivers seal all rows; whether everything is sealed.
-
-        False when a receiver does not answer in time, or cannot seal. Recovers the logs of dead receivers;
-        raises WalError when that fails.
-        """
-        deadline = time.monotonic() + timeout
-        with self._changed:
-            for slot in self._slots:
-                slot.seen = slot.sealed
-            token = next(self._tokens)
-            asked = [(slot, slot.child) for slot in self._slots if slot.ready and slot.child]
-        # Without the lock, because this is I/O, even if it never blocks.
-        for _, child in asked:
-            child.send(protocol.encoded(Roll(token)))
-        with self._changed:
-
-            def unanswered() -> list[Slot]:
-                # A receiver that has died need not answer: _recover seals its rows.
-                return [slot for slot, child in asked if slot.child is child and slot.answered < token]
-
-            self._changed.wait_for(
-                lambda: not unanswered() or self._over, max(0.0, deadline - time.monotonic())
-            )
-            failed = [slot for slot, child in asked if slot.child is child and slot.roll_error]
-            complete = not unanswered() and not failed
-        self._recover()
-        return complete
-
-    def _recover(self) -> None:
-        """Recover the log if any receiver has died since the last recovery."""
-        with self._changed:
-            left = [slot.unrecovered for slot in self._slots]
-            if not any(left):
-                return
-        self._wal.recover()
-        with self._changed:
-            for slot, lives in zip(self._slots, left, strict=True):
-                slot.unrecovered -= lives
+        if not self._closing.is_set() and self.fatal_error is None:
+            self._news.wait(timeout)
+            self._news.clear()
 
     def state(self) -> PoolStatus:
         """Return the status; raises the ``fatal_error`` if there is one."""
@@ -182,42 +120,33 @@ class ReceiverPool:
         return self.status()
 
     def status(self) -> PoolStatus:
-        with self._changed:
-            slots = self._slots
-            return PoolStatus(
-                **vars(merge_statuses(slot.of_all_lives for slot in slots)),
-                wanted=len(slots),
-                alive=sum(slot.ready for slot in slots),
-                deaths=sum(slot.deaths for slot in slots),
-                receivers=tuple(slot.receiver for slot in slots if slot.receiver),
-            )
+        states = [slot.state for slot in self._slots]
+        return PoolStatus(
+            **vars(merge_statuses(state.total for state in states)),
+            wanted=len(states),
+            alive=sum(state.ready for state in states),
+            deaths=sum(state.deaths for state in states),
+            receivers=tuple(state.receiver for state in states if state.receiver),
+        )
 
     def stop(self, timeout: float = 30.0) -> bool:
-        """Have the receivers finish the messages in flight and seal; whether all did.
+        """Have the receivers finish the messages in flight; whether all did.
 
         Kills those that do not end in time: the messages that they had finished are in the log.
         """
         deadline = time.monotonic() + timeout
-        with suppress(RuntimeError):  # this thread does not hold the lock
-            while True:  # it does if SIGTERM's handler has raised while a ``with`` began
-                self._changed.release()
-        with self._changed:
-            started = [slot for slot in self._slots if slot.thread.ident is not None]
-            self._over = True
-            for slot in self._slots:
-                slot.closing = True
-            children = [slot.child for slot in started if slot.child is not None]
-            self._changed.notify_all()
-        for child in children:
+        started = [slot for slot in self._slots if slot.thread.ident is not None]
+        self._closing.set()
+        self._news.set()
+        for child in filter(None, [slot.child for slot in started]):
             child.terminate()
         for slot in started:
             slot.thread.join(max(0.0, deadline - time.monotonic()))
-        for last in [slot.child for slot in started]:
-            if last is not None:
-                last.kill()
+        for child in filter(None, [slot.child for slot in started]):
+            child.kill()
         for slot in started:
             slot.thread.join(_LAST_MOMENTS)
-        return all(slot.graceful for slot in started)
+        return all(slot.state.graceful for slot in started)
 
     def __enter__(self) -> Self:
         return self
@@ -225,76 +154,75 @@ class ReceiverPool:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def _news(self) -> bool:
-        """Whether there is something to read; the caller holds the lock."""
-        return any(
-            slot.sealed > slot.seen or slot.unrecovered or slot.status.open_rows for slot in self._slots
-        )
-
 
 # Slots: each runs one process after the other
 
 
-class Slot:
-    """Runs one process after the other. Hold ``changed`` to use attributes without an underscore."""
+@dataclass(frozen=True)
+class SlotState:
+    """A snapshot of a slot. ``received_before`` and ``sealed_before`` count what earlier processes did."""
 
-    def __init__(self, name: str, begin: bytes, changed: threading.Condition, command: Sequence[str]) -> None:
+    ready: bool = False
+    receiver: str = ""
+    status: Status = field(default_factory=Status)
+    deaths: int = 0
+    received_before: int = 0
+    sealed_before: int = 0
+    error: str = ""  # why there is no receiver now
+    fatal_error: NsqError | None = None  # why this slot starts no more receivers
+    graceful: bool = True  # whether the last process ended gracefully
+
+    @property
+    def total(self) -> Status:
+        """The status, with what all processes of this slot have done."""
+        return replace(
+            self.status,
+            received=self.received_before + self.status.received,
+            sealed=self.sealed_before + self.status.sealed,
+            error=self.error or self.status.error,
+        )
+
+
+class Slot:
+    """Runs one process after the other, in its thread. Other threads read ``state`` and ``child``."""
+
+    def __init__(
+        self, name: str, begin: bytes, news: SafeEvent, closing: SafeEvent, command: Sequence[str]
+    ) -> None:
         self.thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self.child: Child | None = None
+        self.state = SlotState()
         self._begin = begin
-        self._changed = changed
+        self._news = news
+        self._closing = closing
         self._command = command
         self._failures = 0  # processes in a row that did not work for STEADY seconds
-        self._stillborn = 0  # processes in a row that sent nothing
-        self.closing = False  # start no more processes
-        self.child: Child | None = None
-        self.ready = False
-        self.receiver = ""
-        self.status = Status()
-        self.answered = 0  # token of the last roll that the process answered
-        self.roll_error = ""  # why that roll failed
-        self.seen = 0  # segments sealed at the last roll
-        self.unrecovered = 0  # dead processes whose log is not recovered yet
-        self.deaths = 0
-        self.received_before = 0  # by earlier processes
-        self.sealed_before = 0
-        self.error = ""  # why there is no receiver now
-        self.fatal_error: NsqError | None = None  # why this slot starts no more receivers
-        self.graceful = True  # whether the last process ended gracefully
-        self._last_words: Failed | Stopped | None = None
+        self._silent = 0  # processes in a row that sent nothing
+        self._end_event: Failed | Stopped | None = None  # why the process says that it ends
 
-    @property
-    def sealed(self) -> int:
-        """Segments sealed by all processes of this slot."""
-        return self.sealed_before + self.status.sealed
-
-    @property
-    def of_all_lives(self) -> Status:
-        received = self.received_before + self.status.received
-        error = self.error or self.status.error
-        return replace(self.status, received=received, sealed=self.sealed, error=error)
+    def _change(self, **news: Any) -> None:
+        before, self.state = self.state, replace(self.state, **news)
+        sealed = self.state.status.sealed != before.status.sealed
+        if sealed or replace(self.state, status=before.status) != before:
+            self._news.set()
 
     def _run(self) -> None:
-        while True:
+        pause: float | None = 0.0
+        while pause is not None and not self._closing.wait(pause):
             began = time.monotonic()
-            self._last_words = None
+            self._end_event = None
             try:
                 child = Child(self._command)
             except OSError as error:
                 problem = f"cannot start {self._command[0]}: {error}"
             else:
-                problem = self._live(child)
-            with self._changed:
-                pause = self._end(problem, time.monotonic() - began)
-                self._changed.notify_all()
-                if pause is None or self._changed.wait_for(lambda: self.closing, pause):
-                    return
+                problem = self._serve(child)
+            pause = self._end(problem, time.monotonic() - began)
 
-    def _live(self, child: Child) -> str:
+    def _serve(self, child: Child) -> str:
         """Serve one process until it ends; return why it ended, as text."""
-        with self._changed:
-            self.child, self.answered, self.roll_error = child, 0, ""
-            late = self.closing
-        if late or not child.send(self._begin):
+        self.child = child
+        if self._closing.is_set() or not child.send(self._begin):
             child.terminate()
         try:
             for event in child.events():
@@ -303,61 +231,58 @@ class Slot:
             log.warning("cannot read the events of receiver %d: %s", child.pid, error)
             child.kill()
         status = child.reap()
-        if isinstance(self._last_words, Failed):
-            return self._last_words.text
-        stage = "" if self.ready else " before it was ready"
+        self.child = None
+        if isinstance(self._end_event, Failed):
+            return self._end_event.text
+        stage = "" if self.state.ready else " before it was ready"
         return f"receiver process {child.pid} ended with status {status}{stage}; its stderr may say why"
 
     def _take(self, event: Event | Command | UnparsableLine) -> None:
-        with self._changed:
-            match event:
-                case Ready(receiver=receiver):
-                    self.ready, self.receiver, self.error = True, receiver, ""
-                case Status():
-                    self.status = event
-                case Rolled(token=token, sealed=sealed, error=error):
-                    self.answered, self.roll_error = token, error
-                    if not error:  # do not wait for the next status
-                        self.status = replace(self.status, open_rows=0, open_bytes=0, sealed=sealed)
-                        self.seen = self.sealed
-                case Failed():
-                    self._last_words = event
-                case Stopped(sealed=sealed):
-                    self._last_words = event
-                    self.status = replace(self.status, open_rows=0, open_bytes=0, sealed=sealed)
-                case _:
-                    name = self.receiver or self.thread.name
-                    log.warning("receiver %s sent an unparsable line: %s", name, event)
-            self._changed.notify_all()
+        match event:
+            case Ready(receiver=receiver):
+                self._change(ready=True, receiver=receiver, error="")
+            case Status():
+                self._change(status=event)
+            case Failed():
+                self._end_event = event
+            case Stopped(sealed=sealed):
+                self._end_event = event
+                self._change(status=replace(self.state.status, sealed=sealed))
+            case _:
+                name = self.state.receiver or self.thread.name
+                log.warning("receiver %s sent an unparsable line: %s", name, event)
 
     def _end(self, problem: str, lived: float) -> float | None:
-        """Reset after a process has ended; return the pause before the next one, or None for no next one."""
-        was_ready, said = self.ready, self._last_words
-        refused = isinstance(said, Failed) and said.settings
-        # A process that was asked to stop before it was ready has no messages to lose.
-        self.graceful = isinstance(said, Stopped) or (self.closing and not was_ready)
-        if was_ready and not refused and not isinstance(said, Stopped):
-            self.unrecovered += 1
-        self.received_before += self.status.received
-        self.sealed_before += self.status.sealed
-        self.child, self.ready, self.receiver, self.status = None, False, "", Status()
-        if self.closing:
+        """Note that a process has ended; return the pause before the next one, or None for no next one."""
+        before, said = self.state, self._end_event
+        closing = self._closing.is_set()
+        self._change(
+            # A process that was asked to stop before it was ready has no messages to lose.
+            graceful=isinstance(said, Stopped) or (closing and not before.ready),
+            received_before=before.total.received,
+            sealed_before=before.total.sealed,
+            ready=False,
+            receiver="",
+            status=Status(),
+            deaths=before.deaths + (not closing),
+            error="" if closing else problem,
+        )
+        if closing:
             return None
-        self.deaths += 1
-        self.error = problem
-        if was_ready and lived >= STEADY:
+        if before.ready and lived >= STEADY:
             self._failures = 0
-        self._stillborn = 0 if was_ready or said is not None else self._stillborn + 1
-        if refused:
-            self.fatal_error = ConfigError(problem)
-        elif self._stillborn >= MOST_STILLBORN:
-            self.fatal_error = NsqError(f"receivers cannot be started: {problem}")
+        self._silent = 0 if before.ready or said is not None else self._silent + 1
+        if isinstance(said, Failed) and said.settings:
+            fatal: NsqError = ConfigError(problem)
+        elif self._silent >= MOST_SILENT:
+            fatal = NsqError(f"receivers cannot be started: {problem}")
         else:
             pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(self._failures, 62))
             self._failures += 1
             log.warning("%s; another one starts in %.1f s", problem, pause)
             return pause
-        log.error("%s", self.fatal_error)
+        log.error("%s", fatal)
+        self._change(fatal_error=fatal)
         return None
 
 

@@ -20,10 +20,11 @@ from nsq.errors import NsqError, UsageError, WalForeign
 from nsq.gc_settings import tune_gc
 from nsq.log import Logger
 from nsq.spark.receiver import protocol
-from nsq.spark.receiver.protocol import Begin, Event, Failed, Ready, Roll, Status, Stop, Stopped, unpacked
+from nsq.spark.receiver.protocol import Begin, Event, Failed, Ready, Stop, Stopped, unpacked
 from nsq.spark.receiver.receiving import Receiving
 from nsq.spark.receiver.standing import GRACE, WHOLE, Share, stand
 from nsq.spark.source.options import SourceOptions
+from nsq.spark.wal.status import Status
 from nsq.spark.wal.store import open_wal
 from nsq.threads.signals import SignalWatch
 from nsq.threads.stop_signals import StopSignals
@@ -56,8 +57,6 @@ class SignalWakeup(SignalWatch):
 
 #: The shortest and the longest time between two statuses, in seconds.
 _SOONEST, _LATEST = 0.05, 1.0
-#: Seconds after which open rows are sealed even if the owner does not ask, for other queries on the log.
-_SEAL_AFTER = 1.0
 _CHUNK = 1 << 16
 
 ENDED, FAILED, REFUSED = 0, 1, 2
@@ -74,15 +73,14 @@ class ReceiverLoop:
         self._wakeup = wakeup
         self._line = b""  # an incomplete line
         self._unsent = b""  # the end of an event
-        self._commands: list[Begin | Roll] = []
+        self._begin: Begin | None = None  # the settings, when they have arrived
         self._stop_requested = False  # the owner is gone, or has sent Stop
         self._parent = os.getppid()
-        self._names: str | None = None  # as the owner knows them
+        self._named = False  # the owner knows the receiver's name
         self._last_status = Status()
         self._last_status_at = 0.0
         self._stale = False  # something may have changed, but it was too soon for another status
         self._refusal = ""
-        self._rolled_at = 0.0
 
     def run(self) -> int:
         try:
@@ -102,20 +100,15 @@ class ReceiverLoop:
 
     def _first_command(self) -> Begin | None:
         """Wait for the settings; None when the process must end before they arrive."""
-        while not self._ending:
+        while self._begin is None and not self._ending:
             self._listen(_LATEST)
-            while self._commands:
-                command = self._commands.pop(0)
-                if isinstance(command, Begin):
-                    return command
-        return None
+        return None if self._ending else self._begin
 
     def _receive(self, options: SourceOptions) -> int:
         wal = open_wal(options.wal, fsync=options.fsync)
         receiving = Receiving(options, wal, changed=self._changed)
         try:
             receiving.start()
-            self._send_names(receiving)
             while not self._ending and not self._refusal and not receiving.broken:
                 self._serve(receiving)
         finally:
@@ -128,31 +121,10 @@ class ReceiverLoop:
         return ENDED
 
     def _serve(self, receiving: Receiving) -> None:
+        self._named = self._named or self._send(Ready(receiving.name))
+        self._send_status(receiving)
         pause = _SOONEST if self._stale else _LATEST
         self._listen(self._last_status_at + pause - time.monotonic())
-        for command in self._commands:
-            if isinstance(command, Roll):
-                self._rolled_at = time.monotonic()
-                self._send(receiving.roll(command.token))
-        self._commands.clear()
-        self._seal_unasked(receiving)
-        self._send_names(receiving)
-        self._send_status(receiving)
-
-    def _send_names(self, receiving: Receiving) -> None:
-        """Send the names of all topics' receivers: at the start, and when a new topic was found."""
-        names = receiving.names
-        if names != self._names and self._send(Ready(names)):
-            self._names = names
-
-    def _seal_unasked(self, receiving: Receiving) -> None:
-        """Seal rows that have been open for ``_SEAL_AFTER`` seconds. The next status reports it."""
-        now = time.monotonic()
-        if not receiving.open_rows:
-            self._rolled_at = now
-        elif now - self._rolled_at >= _SEAL_AFTER:
-            self._rolled_at = now
-            receiving.roll(0)
 
     def _send_status(self, receiving: Receiving) -> None:
         """Send a status: every ``_LATEST`` seconds, and sooner when it changes."""
@@ -185,8 +157,8 @@ class ReceiverLoop:
             for said in map(protocol.decoded, lines):
                 if isinstance(said, Stop):
                     self._stop_requested = True
-                elif isinstance(said, (Begin, Roll)):
-                    self._commands.append(said)
+                elif isinstance(said, Begin):
+                    self._begin = said
                 else:
                     log.warning("ignored a command: %s", said)
 
@@ -251,8 +223,8 @@ def standalone(
     """Receive until SIGTERM or SIGINT, then stop gracefully; another signal, more than a second later, exits
     the process at once.
 
-    For the main thread. Every ``interval`` seconds it seals the received rows, and passes a line of text to
-    ``progress``. Raises ConfigError, also when nsqd refuses the settings, and WalForeign.
+    For the main thread. Every ``interval`` seconds it passes a line of text to ``progress``. Raises
+    ConfigError, also when nsqd refuses the settings, and WalForeign.
     """
     with SignalWakeup() as wakeup:
         received, since = 0, time.monotonic()

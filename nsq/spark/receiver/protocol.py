@@ -12,16 +12,13 @@ import base64
 import dataclasses
 import json
 import pickle
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from nsq.errors import ConfigError
 from nsq.spark.source.options import SourceOptions
+from nsq.spark.wal.status import Status
 
 _SHOWN = 80
-#: The longest text in a status, so that a whole line fits into one atomic write to a pipe.
-_LONGEST_TEXT = 500
 
 
 @dataclass(frozen=True)
@@ -42,68 +39,18 @@ class Begin:
 
 
 @dataclass(frozen=True)
-class Roll:
-    """Seal the open rows; the receiver answers ``Rolled`` with the same token."""
-
-    token: int
-
-
-@dataclass(frozen=True)
 class Stop:
     """Stop gracefully; the receiver answers ``Stopped``, unless it is killed first."""
 
 
-# Events: sent by the receiver. ``sealed`` counts the segments that this process has sealed.
+# Events: sent by the receiver; ``Status`` is one too.
 
 
 @dataclass(frozen=True)
 class Ready:
-    """The receiver has started, or found another topic. ``receiver`` is its name in the log; with several
-    topics, their names separated by commas.
-    """
+    """The receiver has started. ``receiver`` is its name in the log."""
 
     receiver: str
-
-
-@dataclass(frozen=True)
-class Rolled:
-    """The answer to a roll. ``error`` says why some rows could not be sealed; else it is empty."""
-
-    token: int
-    sealed: int = 0
-    error: str = ""
-
-
-@dataclass(frozen=True)
-class Status:
-    """The state of a receiver. ``paused`` says why it takes no messages now, ``error`` what is wrong.
-
-    ``open_rows`` and ``open_bytes`` count rows that are durable but not sealed, ``full`` the topics that have
-    paused because the log is full.
-    """
-
-    received: int = 0
-    open_rows: int = 0
-    open_bytes: int = 0
-    sealed: int = 0
-    paused: str = ""
-    full: int = 0
-    connections: int = 0
-    in_flight: int = 0
-    error: str = ""
-
-
-def merge_statuses(statuses: Iterable[Status]) -> Status:
-    """Combine several statuses: add the numbers, join the texts."""
-    listed = list(statuses)
-    found: dict[str, Any] = {}
-    for field in dataclasses.fields(Status):
-        values = [getattr(each, field.name) for each in listed]
-        texts = isinstance(field.default, str)
-        found[field.name] = (
-            "; ".join(filter(None, dict.fromkeys(values)))[:_LONGEST_TEXT] if texts else sum(values)
-        )
-    return Status(**found)
 
 
 @dataclass(frozen=True)
@@ -116,16 +63,18 @@ class Failed:
 
 @dataclass(frozen=True)
 class Stopped:
-    """The last event of a graceful stop. nsqd delivers the messages left ``in_flight`` again."""
+    """The last event of a graceful stop. ``sealed`` counts the segments of this process. nsqd delivers the
+    messages left ``in_flight`` again.
+    """
 
     sealed: int = 0
     in_flight: int = 0
 
 
-Command = Begin | Roll | Stop
-Event = Ready | Rolled | Status | Failed | Stopped
+Command = Begin | Stop
+Event = Ready | Status | Failed | Stopped
 
-_KINDS = {kind.__name__: kind for kind in (Begin, Roll, Stop, Ready, Rolled, Status, Failed, Stopped)}
+_KINDS = {kind.__name__: kind for kind in (Begin, Stop, Ready, Status, Failed, Stopped)}
 
 
 def encoded(said: Command | Event) -> bytes:

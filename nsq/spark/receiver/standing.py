@@ -12,15 +12,20 @@ import dataclasses
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from nsq.errors import ConfigError, NsqError, UsageError, WalError, WalForeign
 from nsq.log import Logger
 from nsq.spark import lookups
-from nsq.spark.receiver.protocol import Status, Stopped
+from nsq.spark.receiver.protocol import Stopped
 from nsq.spark.receiver.receiving import Receiving
 from nsq.spark.source.options import SourceOptions
 from nsq.spark.wal.names import Subject
-from nsq.spark.wal.store import Wal, open_wal
+from nsq.spark.wal.status import Status
+from nsq.spark.wal.store import open_wal
+
+if TYPE_CHECKING:
+    from nsq.spark.wal.log import Wal
 
 log = Logger("nsq.spark.receiver")
 
@@ -93,8 +98,8 @@ def stand(
     interval: float = 1.0,
     patient: bool = False,
 ) -> Stopped:
-    """Receive until ``ended`` returns True; it waits for so many seconds. Every ``interval`` seconds rows are
-    sealed and ``report`` is called, with totals since the start.
+    """Receive until ``ended`` returns True; it waits for so many seconds. Every ``interval`` seconds
+    ``report`` is called, with totals since the start.
 
     Raises ConfigError and WalForeign for settings that cannot work, and unless ``patient`` the error of the
     first attempt; after other errors it tries again.
@@ -142,14 +147,13 @@ def _receive(
     report: Callable[[Status], None],
     interval: float,
 ) -> tuple[bool, Status, Stopped]:
-    """Receive under one set of names. Returns whether it was asked to end, the last status, and the end."""
+    """Receive under one name. Returns whether it was asked to end, the last status, and the end."""
     receiving = Receiving(options, wal, changed=lambda: None)
     over = False
     try:
         receiving.start()
         while not over and not receiving.broken and not watch.changed:
             over = ended(interval)
-            receiving.roll(0)
             report(receiving.status())
             refusal = receiving.refusal()
             if refusal:

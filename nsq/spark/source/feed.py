@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nsq.errors import Closed, ConnectionFailed, NsqError, SegmentLost, WalError
 from nsq.log import Logger
@@ -22,9 +22,12 @@ from nsq.spark.source.offsets import Amount, Limits, Offset, Slice, admitted, am
 from nsq.spark.source.options import SourceOptions
 from nsq.spark.source.reader import Reader
 from nsq.spark.source.view import LogView
-from nsq.spark.wal import names
-from nsq.spark.wal.names import Position, ReceiverFolder, Segment
-from nsq.spark.wal.store import Wal, shown
+from nsq.spark.wal import manifest
+from nsq.spark.wal.names import Position, ReceiverState, Segment
+from nsq.spark.wal.store import shown
+
+if TYPE_CHECKING:
+    from nsq.spark.wal.log import Wal
 
 log = Logger("nsq.spark.source")
 
@@ -36,8 +39,6 @@ POLL = 0.5
 STARTING = 5.0
 #: The longest between two listings of the log: receivers on other hosts do not report their new segments.
 LISTING = 1.0
-#: The longest that a batch waits for receivers to seal; rows that are not sealed go into a later batch.
-ROLLING = 5.0
 #: The longest that an AvailableNow run waits, before it begins, for the nsqds to report their depths.
 MEASURING = 60.0
 #: The shortest wait for news of the receivers.
@@ -63,7 +64,7 @@ class Feed:
     oldest: Callable[[Slice], float | None]
 
     def __post_init__(self) -> None:
-        self._view = LogView(self.options, self.wal, self.reader, self._full_elsewhere)
+        self._view = LogView(self.options, self.wal, self.reader, self._receivers_full)
         self._age = Poller("age", self._oldest_age, LISTING)
         self._parent = os.getppid()
         self._sealed = -1  # how many segments the receivers had sealed at the last listing
@@ -152,8 +153,8 @@ class Feed:
         slices, lost = between(first, last, self._view.segments)
         if lost:
             self.reader.claim.verify()  # a query that took our name over has deleted what it read
-            files = ", ".join(f"{receiver}/{names.sealed_pattern(number)}" for receiver, number in lost)
-            text = f"{shown(self.wal.location)} lacks files that this batch needs: {files}"
+            segments = ", ".join(manifest.segment_name(receiver, number) for receiver, number in lost)
+            text = f"{shown(self.wal.location)} lacks segments that this batch needs: {segments}"
             if self.options.fail_on_data_loss:
                 raise SegmentLost(f"{text}; failOnDataLoss=false goes on without it")
             log.warning("%s; going on without it", text)
@@ -171,7 +172,7 @@ class Feed:
         those in the log, and those waiting or in flight in nsqd, less what we received since nsqd was asked.
         """
         state = self.receivers.state()
-        waiting = self._pending(state)
+        waiting = self._pending()
         known = self.backlog.last_answer() or Backlog()
         received = self.received()
         sealed = dict(self._read.at)
@@ -188,7 +189,7 @@ class Feed:
             "nsqdInFlight": known.in_flight if known.asked else None,
             "oldestSeconds": self._age.last_answer(),
             "paused": self._paused(state) or None,
-            "receivers": state.alive + sum(folder.alive for folder in self._elsewhere(state)),
+            "receivers": state.alive + sum(each.alive for each in self._elsewhere(state)),
         }
 
     def received(self) -> int:
@@ -196,14 +197,11 @@ class Feed:
         they started, as far as they report it. Any thread may ask.
         """
         state = self.receivers.status()
-        return state.received + sum(
-            folder.status.received for folder in self._elsewhere(state) if folder.status is not None
-        )
+        return state.received + sum(each.status.received for each in self._elsewhere(state))
 
-    def _elsewhere(self, state: PoolStatus) -> list[ReceiverFolder]:
+    def _elsewhere(self, state: PoolStatus) -> list[ReceiverState]:
         """The receivers that this query has not started."""
-        own = {name for names in state.receivers for name in names.split(",")}
-        return [folder for folder in self._view.folders if folder.receiver not in own]
+        return [each for each in self._view.receivers if each.receiver not in state.receivers]
 
     def _paused(self, state: PoolStatus) -> str:
         """Why receiving is paused, here or elsewhere; empty when it is not."""
@@ -211,9 +209,7 @@ class Feed:
             return state.paused
         if self._view.full:
             return f"the log holds {self._view.size:,} bytes, of {self.options.wal_max_bytes:,} at most"
-        reasons = [
-            folder.status.paused for folder in self._elsewhere(state) if folder.alive and folder.status
-        ]
+        reasons = [each.status.paused for each in self._elsewhere(state) if each.alive]
         return next(filter(None, reasons), "")
 
     def _oldest_age(self) -> float | None:
@@ -228,10 +224,10 @@ class Feed:
             return None
         return round(max(0.0, time.time() - min(times)), 3) if times else None
 
-    def _full_elsewhere(self) -> bool:
-        """Whether a receiver elsewhere has paused because the log is full. Its walMaxBytes may be smaller."""
-        elsewhere = self._elsewhere(self.receivers.status())
-        return any(folder.alive and folder.status and folder.status.full for folder in elsewhere)
+    def _receivers_full(self) -> bool:
+        """Whether a receiver has paused because the log is full. Elsewhere walMaxBytes may be smaller."""
+        state = self.receivers.status()
+        return bool(state.full) or any(each.alive and each.status.full for each in self._elsewhere(state))
 
     def _check_driver(self) -> None:
         """Raise Closed when the JVM is gone: a process that waits does not notice that otherwise."""
@@ -246,7 +242,7 @@ class Feed:
             self.reader.claim.leaving()
 
     def close(self) -> None:
-        """Stop the receivers and release the reader's name. Received rows are sealed for the next run."""
+        """Stop the receivers and release the reader's name. What they received stays in the log."""
         self.leaving()
         try:
             self.receivers.stop()
@@ -264,7 +260,7 @@ class Feed:
         if state.sealed != self._sealed or now - self._view.listed_at >= LISTING:
             self._sealed = state.sealed
             self._view.refresh()
-        pending = self._pending(state)
+        pending = self._pending()
         self._since = (self._since or now) if pending.rows else None
         if target is not None:
             limits = limits.tightened(target.left)
@@ -292,10 +288,7 @@ class Feed:
             due = (options.max_trigger_delay if few else options.linger) - (now - self._since)
             if due > 0:
                 return None, due
-        if state.open_rows and not limits.reached(amount(self._view.unread(self._read))):
-            self.receivers.roll(ROLLING)
-            self._view.refresh()
-        present = {folder.receiver for folder in self._view.folders}
+        present = {each.receiver for each in self._view.receivers}
         end, taken = admitted(self._read, self._view.segments, present, limits)
         if not taken.rows:
             return None, _AGAIN
@@ -304,10 +297,9 @@ class Feed:
             target.taken += taken.rows
         return end, None
 
-    def _pending(self, state: PoolStatus) -> Amount:
-        """Unread rows in the log, sealed or not."""
-        sealed = amount(self._view.unread(self._read))
-        return Amount(sealed.rows + state.open_rows, sealed.bytes + state.open_bytes)
+    def _pending(self) -> Amount:
+        """Unread rows in the log."""
+        return amount(self._view.unread(self._read))
 
     # AvailableNow
 
@@ -327,7 +319,7 @@ class Feed:
 
     def _is_over(self, target: AvailableNowTarget, now: float) -> bool:
         measured, state = self.backlog.last_answer() or Backlog(), self.receivers.state()
-        pending = self._pending(state).rows
+        pending = self._pending().rows
         reason = target.verdict(now, pending, measured)
         if reason and now - self._target_set_at < STARTING and not self._subscribed(state, measured):
             return False

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from nsq.errors import ConfigError
-from nsq.options import SECONDS
 from nsq.spark.options import LASTING, MOMENT, Nsqds, count, names, octets, option, seconds, switch
 from nsq.spark.wal.readers import DEFAULT, check_reader
 from nsq.wire.names import check_channel, check_topic
@@ -109,16 +108,17 @@ class SourceOptions(Nsqds):
     target_partition_bytes: int = octets(32 * _MIB, "The bytes of bodies in one task.")
 
     receivers: int = count(1, "Receiver processes.", low=0)
-    max_in_flight: int = count(2500, "Messages in flight per receiver and topic, over all its connections.")
-    commit_interval: float | None = option(
-        "The longest that received messages are collected before they are stored; by default 100ms in a "
-        "directory, 500ms in an object store.",
-        SECONDS,
-        default=None,
-        low=0,
+    max_in_flight: int = count(
+        20_000,
+        "The most messages in flight per receiver and topic, over all its connections; fewer if bodies are "
+        "large, so that all topics of a receiver together hold about 256 MiB.",
     )
-    segment_bytes: int = octets(32 * _MIB, "The size at which a segment is sealed, at the latest.")
-    wal_max_bytes: int = octets(20 * _GIB, "The size of the log's files at which receiving pauses.")
+    commit_interval: float = seconds(0.5, "How long received messages are collected before they are stored.")
+    segment_bytes: int = octets(64 * _MIB, "The most bytes of bodies in a segment.")
+    wal_max_bytes: int = octets(
+        20 * _GIB,
+        "The size of the log at which receiving pauses; living receivers share it evenly.",
+    )
     retention: float = option(
         "How long a segment stays in the log after it was sealed and every reader has committed it, of the "
         "newest 200,000; 0: it is deleted at once.",

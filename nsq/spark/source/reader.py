@@ -9,7 +9,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nsq.errors import WalError, WalForeign, WalOwned
 from nsq.log import Logger
@@ -17,7 +17,11 @@ from nsq.spark.source.offsets import Offset
 from nsq.spark.source.options import COMMITTED, LATEST, SourceOptions
 from nsq.spark.wal.names import Listing, Position, Segment
 from nsq.spark.wal.readers import ReaderState
-from nsq.spark.wal.store import Claim, Wal, shown
+from nsq.spark.wal.store import shown
+
+if TYPE_CHECKING:
+    from nsq.spark.wal.claim import Claim
+    from nsq.spark.wal.log import Wal
 
 log = Logger("nsq.spark.source")
 
@@ -109,7 +113,7 @@ class Reader:
         elif options.starting_position == LATEST:
             at = {segment.receiver: Position(segment.number) for segment in segments}
         elif options.starting_position == COMMITTED:
-            there = {folder.receiver for folder in listing.receivers}
+            there = {each.receiver for each in listing.receivers}
             at = {receiver: position for receiver, position in state.at.items() if receiver in there}
         self.save(at, begun=False)
         return Offset(self.identity, at)
@@ -135,7 +139,7 @@ class Reader:
                 self.save(committed.at, begun=True)
             return
         # A later offset leaves receivers out whose segments are all deleted.
-        known = {folder.receiver for folder in self.wal.receivers()} | reached.at.keys()
+        known = {each.receiver for each in self.wal.receivers()} | reached.at.keys()
         if any(at > reached.position(name) for name, at in state.at.items() if name in known):
             raise WalForeign(
                 f"the checkpoint is older than what reader {self.options.reader!r} of the log "

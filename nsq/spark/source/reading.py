@@ -5,7 +5,7 @@ query. Imports pyarrow, never pyspark.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -14,7 +14,10 @@ from nsq.errors import SegmentLost
 from nsq.log import Logger
 from nsq.spark.rows import Field
 from nsq.spark.source.offsets import Slice
-from nsq.spark.wal import Segment, Wal, open_wal, records
+from nsq.spark.wal import Segment, open_wal, records
+
+if TYPE_CHECKING:
+    from nsq.spark.wal.log import Wal
 
 log = Logger("nsq.spark.source")
 
@@ -35,30 +38,22 @@ def read(portion: Portion, columns: Sequence[Field]) -> Iterator[pa.RecordBatch]
     wal = open_wal(portion.location)
     for piece in portion.slices:
         try:
-            for batch in _cut(wal, piece):
-                row = records.rows(batch, records.topic_of(batch.schema), names)
-                yield pa.RecordBatch.from_arrays(row.columns, schema=schema) if names else row
+            row = records.rows(_cut(wal, piece), names)
+            yield pa.RecordBatch.from_arrays(row.columns, schema=schema) if names else row
         except SegmentLost as error:
             if portion.fail_on_data_loss:
                 raise SegmentLost(f"{error}; failOnDataLoss=false goes on without it") from None
-            log.warning("%s; going on without the rest of it", str(error))  # an error keeps objects alive
+            log.warning("%s; going on without it", str(error))  # an error keeps objects alive
 
 
-def _cut(wal: Wal, piece: Slice) -> Iterator[pa.RecordBatch]:
-    before = 0
-    for batch in wal.read(piece.segment):
-        low, high = max(0, piece.first - before), min(batch.num_rows, piece.end - before)
-        if low < high:
-            yield batch.slice(low, high - low)
-        before += batch.num_rows
-        if before >= piece.end:
-            return
+def _cut(wal: Wal, piece: Slice) -> pa.RecordBatch:
+    return wal.read(piece.segment).slice(piece.first, piece.rows)
 
 
 def newest(wal: Wal, segment: Segment) -> int | None:
     """The time of a segment's newest message, in nanoseconds since 1970; None if it cannot be read."""
     try:
-        return max(int(pc.max(batch.column("timestamp_ns")).as_py()) for batch in wal.read(segment))
+        return int(pc.max(wal.read(segment).column("timestamp_ns")).as_py())
     except SegmentLost:
         return None
 
@@ -66,7 +61,7 @@ def newest(wal: Wal, segment: Segment) -> int | None:
 def published(wal: Wal, piece: Slice) -> float | None:
     """The time of a slice's first message, in seconds since 1970; None if it is lost."""
     try:
-        first = next(_cut(wal, piece), None)
+        first = _cut(wal, piece)
     except SegmentLost:
         return None
-    return None if first is None else int(first.column("timestamp_ns")[0].as_py()) / 1e9
+    return int(first.column("timestamp_ns")[0].as_py()) / 1e9

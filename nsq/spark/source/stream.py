@@ -186,7 +186,7 @@ def start_feed(options: SourceOptions) -> Feed:
             options,
             wal,
             Reader(options, wal, identity, claim, functools.partial(newest, wal)),
-            ReceiverPool(options, wal),
+            ReceiverPool(options),
             Poller("backlog", lambda: measure(options, feed.received()), _BACKLOG_EVERY),
             functools.lru_cache(maxsize=64)(functools.partial(published, wal)),
         )

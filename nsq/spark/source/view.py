@@ -7,40 +7,43 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from nsq.errors import WalError
 from nsq.log import Logger
 from nsq.spark.source.offsets import Offset, Slice, unread
 from nsq.spark.source.options import SourceOptions
 from nsq.spark.source.reader import Reader
-from nsq.spark.wal.names import Listing, Position, ReceiverFolder, Segment
+from nsq.spark.wal.names import Listing, Position, ReceiverState, Segment
 from nsq.spark.wal.readers import ReaderState, deletable
-from nsq.spark.wal.store import Wal
+
+if TYPE_CHECKING:
+    from nsq.spark.wal.log import Wal
 
 log = Logger("nsq.spark.source")
 
 #: The shortest time between two deletions of committed segments, in seconds, unless the log is full or keeps
 #: none.
 DELETING = 30.0
-#: The same while the log is full for receivers elsewhere, which take some seconds to see that it is not.
+#: The same while the log is full for receivers, which take some seconds to see that it is not.
 RELIEVING = 5.0
 
 
 @dataclass(eq=False)
 class LogView:
-    """What the last listing of the log found. ``listed_at`` is on the monotonic clock. ``full_elsewhere``
-    returns whether a receiver that another program has started has paused because the log is full.
+    """What the last listing of the log found. ``listed_at`` is on the monotonic clock. ``receivers_full``
+    returns whether a receiver has paused because the log, its share of it or the disk is full.
     """
 
     options: SourceOptions
     wal: Wal
     reader: Reader
-    full_elsewhere: Callable[[], bool]
+    receivers_full: Callable[[], bool]
 
     def __post_init__(self) -> None:
         self.segments: list[Segment] = []
-        self.folders: list[ReceiverFolder] = []
-        self.size = 0  # bytes of the log's files
+        self.receivers: list[ReceiverState] = []
+        self.size = 0  # bytes of the log's segments
         self.listed_at = float("-inf")
         self._deleted_at = float("-inf")
 
@@ -52,14 +55,12 @@ class LogView:
         """List what this reader has not committed, or what is ``after`` other positions."""
         after = self.reader.state.at if after is None else after
         listing = self.wal.listing(after)
-        if any(not folder.alive and folder.needs_recovery for folder in listing.receivers):
-            for segment in self.wal.recover():
-                log.info("receiver %s is dead; %d rows recovered", segment.receiver, segment.rows)
-            listing = self.wal.listing(after)
+        if any(not each.alive and not each.closed for each in listing.receivers):
+            self.wal.close_dead()
         self.segments = [file.segment for file in listing.files]
-        self.folders, self.size = listing.receivers, listing.size
+        self.receivers, self.size = listing.receivers, listing.size
         self.listed_at = time.monotonic()
-        if self.full or self.full_elsewhere():
+        if self.full or self.receivers_full():
             self.delete_committed()
         return listing
 
@@ -75,12 +76,12 @@ class LogView:
     def delete_committed(self) -> None:
         """Delete the segments that every reader has committed and that retention does not keep."""
         options, now = self.options, time.monotonic()
-        full_elsewhere = not self.full and self.full_elsewhere()
-        pause = RELIEVING if full_elsewhere else DELETING
+        relieving = not self.full and self.receivers_full()
+        pause = RELIEVING if relieving else DELETING
         if options.retention and not self.full and now - self._deleted_at < pause:
             return
         self._deleted_at = now
-        most = self.size if full_elsewhere else options.wal_max_bytes
+        most = self.size if relieving else options.wal_max_bytes
         deleted: list[Segment] = []
         try:
             deleted = self.wal.delete(

@@ -1,11 +1,10 @@
-"""Files that are written atomically and durably: the system calls that can fail, and the small files of a log
-in a directory. Imports no pyarrow.
-"""
+"""The system calls that can fail, and a file that is replaced atomically. Imports no pyarrow."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import uuid
 from collections.abc import Iterator
@@ -13,8 +12,12 @@ from pathlib import Path
 
 from nsq.errors import WalError
 
-_PRIVATE = 0o700
-_HIDDEN = "."
+#: Errors of a full disk.
+FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+class DiskFull(WalError):
+    """The disk has no space left, or this user may use no more of it."""
 
 
 @contextlib.contextmanager
@@ -23,7 +26,8 @@ def named(path: Path, what: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise WalError(f"{path} {what}: {error.strerror or error}") from error
+        text = f"{path} {what}: {error.strerror or error}"
+        raise (DiskFull(text) if error.errno in FULL else WalError(text)) from error
 
 
 class Disk:
@@ -52,8 +56,14 @@ class Disk:
         if self._fsync:
             os.fsync(descriptor)
 
-    def truncate(self, descriptor: int, size: int) -> None:
-        os.ftruncate(descriptor, size)
+    def allocate(self, descriptor: int, size: int) -> None:
+        """Give the file space on the disk."""
+        try:
+            os.posix_fallocate(descriptor, 0, size)
+        except (AttributeError, OSError) as error:  # macOS and some file systems cannot do that
+            if isinstance(error, OSError) and error.errno in FULL:
+                raise
+            self.write(descriptor, memoryview(bytes(size)), 0)
 
     def close(self, descriptor: int) -> None:
         """Close the descriptor. Errors are ignored: ``sync`` has reported those that matter."""
@@ -62,6 +72,13 @@ class Disk:
 
     def rename(self, old: Path, new: Path) -> None:
         os.rename(old, new)
+
+    def link(self, old: Path, new: Path) -> None:
+        """Give a file a second name. Raises FileExistsError when there is a file of that name."""
+        os.link(old, new)
+
+    def flock(self, descriptor: int, operation: int) -> None:
+        fcntl.flock(descriptor, operation)
 
     def remove(self, path: Path) -> None:
         """Delete a file; a missing file is no error."""
@@ -79,71 +96,17 @@ class Disk:
             os.close(descriptor)
 
 
-def replace_file(disk: Disk, path: Path, data: bytes, mode: int, *, once: bool = False) -> None:
-    """Write a file atomically; it is durable on return. ``once`` keeps a file that exists, so of several
-    concurrent writers the first one wins. Readers ignore the hidden file that a crash may leave behind.
+def replace_file(disk: Disk, path: Path, data: bytes, mode: int) -> None:
+    """Write a file atomically; it is durable on return. Readers ignore the hidden file that a crash may leave
+    behind.
     """
-    draft = path.with_name(f"{_HIDDEN}{path.name}-{uuid.uuid4().hex}")
+    draft = path.with_name(f".{path.name}-{uuid.uuid4().hex}")
     descriptor = disk.create(draft, mode)
     try:
         disk.write(descriptor, memoryview(data), 0)
         disk.sync(descriptor)
-        if once:
-            with contextlib.suppress(FileExistsError):
-                os.link(draft, path)
-        else:
-            disk.rename(draft, path)
+        disk.rename(draft, path)
     finally:
         disk.close(descriptor)
         disk.remove(draft)
     disk.sync_folder(path.parent)
-
-
-class Directory:
-    """The small files of a log, named by their paths below ``root``."""
-
-    def __init__(self, root: Path, disk: Disk) -> None:
-        self._root = root
-        self._disk = disk
-
-    def path(self, name: str) -> Path:
-        return self._root / name
-
-    def mode(self) -> int:
-        """The mode of new folders in the log; new files get it without the execute bits."""
-        return self._root.stat().st_mode & 0o777
-
-    def make_folder(self, name: str) -> None:
-        path = self._root / name
-        with named(path, "cannot be made"):
-            if not name:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.mkdir(mode=_PRIVATE, exist_ok=True)
-            elif not path.is_dir():
-                path.mkdir(mode=self.mode(), exist_ok=True)
-                self._disk.sync_folder(self._root)
-
-    def names(self, folder: str) -> list[str]:
-        """The sorted names directly in a folder."""
-        with named(self._root / folder, "cannot be listed"), contextlib.suppress(FileNotFoundError):
-            return sorted(os.listdir(self._root / folder))
-        return []
-
-    def get(self, name: str) -> bytes | None:
-        """The content of a file; None when the file is missing."""
-        with named(self._root / name, "cannot be read"), contextlib.suppress(FileNotFoundError):
-            return (self._root / name).read_bytes()
-        return None
-
-    def put(self, name: str, data: bytes, *, once: bool = False) -> None:
-        """Write a file atomically; it is durable on return. ``once`` keeps a file that exists, so of several
-        concurrent writers the first one wins.
-        """
-        path = self._root / name
-        with named(path, "cannot be written"):
-            replace_file(self._disk, path, data, self.mode() & 0o666, once=once)
-
-    def delete(self, name: str) -> None:
-        """Delete a file; a missing file is no error."""
-        with named(self._root / name, "cannot be deleted"):
-            self._disk.remove(self._root / name)

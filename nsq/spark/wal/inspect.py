@@ -14,10 +14,10 @@ import pyarrow.compute as pc
 
 from nsq.errors import SegmentLost, UsageError, WalError
 from nsq.spark.wal import records
+from nsq.spark.wal.log import CONFIRMED, Wal
 from nsq.spark.wal.names import Segment
 from nsq.spark.wal.readers import DEFAULT
-from nsq.spark.wal.shared import CONFIRMED
-from nsq.spark.wal.store import Wal, open_wal, shown
+from nsq.spark.wal.store import open_wal, shown
 
 
 class ReceiverLine(NamedTuple):
@@ -28,7 +28,6 @@ class ReceiverLine(NamedTuple):
     segments: int
     rows: int
     bytes: int
-    open_bytes: int
     oldest_seconds: float | None  # age of the oldest message in its first segment; None without segments
 
 
@@ -58,9 +57,9 @@ class Verified(NamedTuple):
 
 
 class Tidied(NamedTuple):
-    recovered: list[Segment]
+    closed: list[str]  # dead receivers whose manifests were still open
     deleted: list[Segment]
-    folders: list[str]
+    forgotten: list[str]  # dead receivers without segments
     orphans: int = 0  # objects that no manifest names
 
 
@@ -70,16 +69,15 @@ def ls(location: str, now: float | None = None) -> Overview:
     segments = wal.segments()
     moment = time.time() if now is None else now
     lines = []
-    for folder in wal.receivers():
-        own = [segment for segment in segments if segment.receiver == folder.receiver]
+    for each in wal.receivers():
+        own = [segment for segment in segments if segment.receiver == each.receiver]
         lines.append(
             ReceiverLine(
-                folder.receiver,
-                folder.alive,
+                each.receiver,
+                each.alive,
                 len(own),
                 sum(segment.rows for segment in own),
                 sum(segment.bytes for segment in own),
-                folder.open_bytes,
                 _age(wal, own[0], moment) if own else None,
             )
         )
@@ -115,54 +113,49 @@ def remove_reader(location: str, reader: str) -> None:
 
 
 def verify(location: str) -> Verified:
-    """Read all sealed segments and check their checksums. Skips segments that a query deletes meanwhile."""
+    """Read all segments and check their checksums. Skips segments that a query deletes meanwhile."""
     wal, _ = _existing(location)
     listed = wal.segments()
     problems = _holes(listed)
     good = rows = 0
     for segment in listed:
         try:
-            size = 0
-            for batch in wal.read(segment):
-                rows += batch.num_rows
-                size += records.body_bytes(batch)
+            size = records.body_bytes(wal.read(segment))
         except SegmentLost as error:
             if segment in wal.segments():
                 problems.append(str(error))
             continue
-        good += 1
+        good, rows = good + 1, rows + segment.rows
         if size != segment.bytes:
             problems.append(f"{segment}: its bodies have {size} bytes")
     return Verified(good, rows, problems)
 
 
 def gc(location: str, force: bool = False) -> Tidied:
-    """Seal the open files of dead receivers, and remove their empty folders. ``force`` also deletes all
+    """Close the manifests of dead receivers, and forget those without segments. ``force`` also deletes all
     segments of dead receivers, read or not; it raises WalOwned while a query runs.
     """
     wal, _ = _existing(location)
-    recovered = wal.recover()
-    if any(not folder.alive and folder.needs_recovery for folder in wal.receivers()):
-        time.sleep(CONFIRMED)  # in an object store, a receiver is found dead by two looks
-        recovered += wal.recover()
+    closed = wal.close_dead()
+    if any(not each.alive and not each.closed for each in wal.receivers()):
+        time.sleep(CONFIRMED)  # without locks, a receiver is found dead by two looks
+        closed += wal.close_dead()
     deleted: list[Segment] = []
     if force:
         claims = []
         try:
             for name in wal.readers() or (DEFAULT,):
                 claims += [wal.own(name, "nsq-spark wal gc", 0.0)]
-            dead = {folder.receiver for folder in wal.receivers() if not folder.alive}
+            dead = {each.receiver for each in wal.receivers() if not each.alive}
             deleted = [segment for segment in wal.segments() if segment.receiver in dead]
             wal.delete(deleted)
         finally:
             for claim in claims:
                 claim.release()
-    before = {folder.receiver for folder in wal.receivers()}
+    before = {each.receiver for each in wal.receivers()}
     wal.discard_empty()
     orphans = wal.delete_orphans()
-    return Tidied(
-        recovered, deleted, sorted(before - {folder.receiver for folder in wal.receivers()}), orphans
-    )
+    return Tidied(closed, deleted, sorted(before - {each.receiver for each in wal.receivers()}), orphans)
 
 
 def _existing(location: str) -> tuple[Wal, str]:
@@ -180,7 +173,7 @@ def _text(one: object | None) -> str | None:
 
 def _age(wal: Wal, segment: Segment, now: float) -> float | None:
     try:
-        oldest = min(int(pc.min(batch.column("timestamp_ns")).as_py()) for batch in wal.read(segment))
+        oldest = int(pc.min(wal.read(segment).column("timestamp_ns")).as_py())
     except SegmentLost:  # deleted meanwhile, or damaged, which verify reports
         return None
     return max(0.0, now - oldest / 1e9)

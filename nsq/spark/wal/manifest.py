@@ -1,4 +1,4 @@
-"""The manifest of a receiver in a shared log: which of its segments exist. Pure: no I/O, no clock.
+"""The manifest of a receiver: which of its segments exist. Pure: no I/O, no clock.
 
     m/<receiver>.json               the head, rewritten with each segment
     p/<receiver>/000000001.json     a page: 1,000 segments, beginning with that number; never changed
@@ -15,9 +15,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from nsq.spark.receiver.protocol import Status
 from nsq.spark.wal import names
 from nsq.spark.wal.names import Segment, SegmentFile
+from nsq.spark.wal.status import Status
 
 HEADS, PAGES, SEGMENTS = "m/", "p/", "s/"
 #: Segments of a page, and the newest ones that the head keeps, so that a reader which is close needs no page.

@@ -1,13 +1,9 @@
-"""File names inside a write-ahead log, and the content of its identity and subject files.
+"""The names of receivers, what stands for segments and receivers, and the content of a log's small objects:
+
+    identity.json                {"format": 2, "identity": "5f0c…", "created": "2025-01-31T12:00:00Z"}
+    subject.json                 {"format": 2, "topic": "orders", "channel": "spark"}
+
 Text only: no I/O, no pyarrow.
-
-    000007.open                  open: segment 7 of its receiver is being written
-    000007-1250-250000.arrow     sealed: 1250 rows, 250000 bytes of bodies
-    identity.json                {"format": 1, "identity": "5f0c…", "created": "2025-01-31T12:00:00Z"}
-    subject.json                 {"format": 1, "topic": "orders", "channel": "spark"}
-
-Listing a log is enough to know how many rows it holds. Names that begin with a dot are temporary: only the
-process that creates them uses them. An old log without ``subject.json`` gets one from its next user.
 """
 
 from __future__ import annotations
@@ -18,12 +14,10 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from nsq.errors import WalForeign
-
-if TYPE_CHECKING:
-    from nsq.spark.receiver.protocol import Status
+from nsq.spark.wal.status import Status
 
 
 class Position(NamedTuple):
@@ -34,7 +28,8 @@ class Position(NamedTuple):
 
 
 class Segment(NamedTuple):
-    """A sealed file; sorts by receiver and number. ``bytes`` is the size of all bodies, not of the file."""
+    """Rows that are stored together; sorts by receiver and number. ``bytes`` is the size of all bodies, not
+    of the object."""
 
     receiver: str
     number: int
@@ -43,45 +38,35 @@ class Segment(NamedTuple):
 
 
 class SegmentFile(NamedTuple):
-    """A segment with the size and modification time of its file, in seconds since 1970."""
+    """A segment with the size of its object, and when it was named, in seconds since 1970."""
 
     segment: Segment
     size: int
     modified: float
 
 
-class ReceiverFolder(NamedTuple):
-    """The folder of one receiver, dead or alive."""
+class ReceiverState(NamedTuple):
+    """A receiver, dead or alive."""
 
     receiver: str
-    alive: bool  # the receiver holds its lock, or changes its manifest
-    open_bytes: int  # size of the file that is not sealed yet
+    alive: bool
     segments: int
-    status: Status | None = None  # its own report; in a directory, while it is alive
-    closed: bool = True  # in an object store: it has said that it ends, or was found dead
-
-    @property
-    def needs_recovery(self) -> bool:
-        """Whether ``recover`` has work to do once the receiver is dead."""
-        return bool(self.open_bytes) or not self.closed
+    status: Status  # its own report
+    closed: bool  # it has said that it ends, or was found dead
 
 
 class Listing(NamedTuple):
-    """What is in a log: the segments that were asked for, the receivers, and the bytes of all files."""
+    """What is in a log: the segments that were asked for, the receivers, and the bytes of all segments."""
 
     files: list[SegmentFile]
-    receivers: list[ReceiverFolder]
+    receivers: list[ReceiverState]
     size: int
 
 
 IDENTITY = "identity.json"
 SUBJECT = "subject.json"
-LOCK = "lock"
 
 _RECEIVER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
-_SEALED = re.compile(r"([0-9]{6,12})-([0-9]{1,12})-([0-9]{1,15})\.arrow")
-_OPEN = re.compile(r"([0-9]{6,12})\.open")
-_RESERVED = {IDENTITY, SUBJECT, "owner", "owner.json", "readers", "jobs"}
 
 
 def new_receiver(
@@ -98,44 +83,14 @@ def new_receiver(
 
 
 def is_receiver(name: str) -> bool:
-    """Whether this can be the name of a receiver's folder."""
-    return _RECEIVER.fullmatch(name) is not None and name not in _RESERVED
+    """Whether this can be the name of a receiver."""
+    return _RECEIVER.fullmatch(name) is not None
 
 
-def open_file(number: int) -> str:
-    return f"{number:06d}.open"
+# The content of a log's small objects: JSON with a format number
 
 
-def sealed_file(segment: Segment) -> str:
-    return f"{segment.number:06d}-{segment.rows}-{segment.bytes}.arrow"
-
-
-def path_of(segment: Segment) -> str:
-    """The path of a segment's file, relative to the root of the log."""
-    return f"{segment.receiver}/{sealed_file(segment)}"
-
-
-def sealed_pattern(number: int) -> str:
-    """A glob for the file of a lost segment, whose rows and bytes are unknown."""
-    return f"{number:06d}-*.arrow"
-
-
-def read_open(name: str) -> int | None:
-    """The segment number in the name of an open file; None for any other name."""
-    found = _OPEN.fullmatch(name)
-    return int(found[1]) if found else None
-
-
-def read_sealed(receiver: str, name: str) -> Segment | None:
-    """The segment that the name of a sealed file describes; None for any other name."""
-    found = _SEALED.fullmatch(name)
-    return Segment(receiver, int(found[1]), int(found[2]), int(found[3])) if found else None
-
-
-# The content of a log's small files: JSON with a format number
-
-
-FORMAT = 1
+FORMAT = 2
 T = TypeVar("T")
 
 
@@ -144,16 +99,22 @@ def encode(fields: Mapping[str, object]) -> bytes:
 
 
 def decode(text: bytes, path: str, what: str, read: Callable[[dict[str, Any]], T]) -> T:
-    """Parse a file and pass its fields to ``read``. Raises WalForeign when this version cannot read it."""
+    """Parse an object and pass its fields to ``read``. Raises WalForeign when this version cannot read it."""
     try:
         found = json.loads(text)
         version = found["format"]
         if not isinstance(version, int):
             raise TypeError
-        if version <= FORMAT:
+        if version == FORMAT:
             return read(found)
     except (ValueError, KeyError, TypeError, AttributeError):
         raise WalForeign(f"{path} {what}: {text[:60]!r}") from None
+    if version < FORMAT:
+        raise WalForeign(
+            f"{path} belongs to a log of format {version}, which this version of nsq cannot read, nor the "
+            "checkpoints of its queries: read it to its end with the version that wrote it, or give each "
+            "query a new log (option wal), a new checkpoint and a new sink"
+        )
     raise WalForeign(
         f"{path} has format {version}, this version of nsq reads {FORMAT}: read it with a newer one"
     )

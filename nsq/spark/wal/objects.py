@@ -1,4 +1,4 @@
-"""Objects in a store, by five calls, which are all that a shared log needs:
+"""Objects in a store, by five calls, which are all that a log needs:
 
     put_new("m/one.json", b"…")                     only if there is none
     put_match("m/one.json", b"…", tag)              only if it has not changed
@@ -6,9 +6,9 @@
     list_after("m/")
     delete_many(["m/one.json"])
 
-``Bucket`` makes them of obstore, for S3 and stores like it; ``Memory`` keeps objects in this process, for
-tests and the simulation. Objects appear whole, and a conditional put has one winner. Errors name the object
-but never the URI's credentials.
+``Folder`` (``folder.py``) keeps objects in a directory, ``Bucket`` in S3 and stores like it by obstore,
+``Memory`` in this process, for tests. Objects appear whole, and a conditional put has one winner. Errors name
+the object but never the URI's credentials. A directory also has locks, which end with their process.
 
 A put whose answer is lost may have succeeded: ``replace`` and ``create`` find that out. obstore hangs in a
 process that was forked after its parent had used it, so a ``Bucket`` refuses to work there.
@@ -29,6 +29,7 @@ from typing import Any, NamedTuple, Protocol
 from urllib.parse import parse_qsl, urlsplit
 
 from nsq.errors import ConfigError, WalError, how_to_install
+from nsq.spark.wal.ownership import FileLock
 
 
 class Conflict(WalError):
@@ -73,6 +74,14 @@ class Objects(Protocol):
 
     def delete_many(self, names: Iterable[str]) -> None:
         """Delete objects; missing ones are no error."""
+
+    def hold(self, name: str) -> FileLock | None:
+        """Lock an object, which need not exist, until the process ends; None where the store has no locks.
+        Raises Conflict while another process holds it; a process that looks whether it is held holds it for
+        an instant."""
+
+    def is_held(self, name: str) -> bool | None:
+        """Whether a process holds the object; None where the store has no locks."""
 
 
 class Raced(WalError):
@@ -234,6 +243,11 @@ class Bucket:
         if gone:
             self._call(gone[0], "deleted", self._obstore.delete, gone)
 
+    def hold(self, name: str) -> None:
+        return None
+
+    is_held = hold
+
     def _call(self, name: str, what: str, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call obstore, and name the object in its errors. FileNotFoundError passes."""
         global _used_by
@@ -314,3 +328,8 @@ class Memory:
         with self._lock:
             for name in names:
                 self._objects.pop(name, None)
+
+    def hold(self, name: str) -> None:
+        return None
+
+    is_held = hold

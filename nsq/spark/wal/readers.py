@@ -17,8 +17,7 @@ from nsq.spark.wal.names import Position, Segment, SegmentFile
 
 FOLDER = "readers"
 DEFAULT = "default"
-#: The most segments that retention keeps: every listing of a directory lists all, and a hundred topics make a
-#: hundred small ones a second.
+#: The most segments that retention keeps: the pages of a manifest name all of them.
 MOST_SEGMENTS = 200_000
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
@@ -53,10 +52,6 @@ def check_reader(name: str) -> str:
 
 def file_of(name: str) -> str:
     return f"{FOLDER}/{name}.json"
-
-
-def lock_of(name: str) -> str:
-    return f"{FOLDER}/{name}.lock"
 
 
 def name_of(file: str) -> str | None:

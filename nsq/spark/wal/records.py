@@ -2,9 +2,7 @@
 stream of compressed batches, each with a checksum in its metadata. Imports pyarrow, never pyspark.
 
 Columns are built from whole lists and joined buffers: a Python loop per message would cost more than the
-disk. The name of a sealed file gives its row count: reading stops there, so leftovers of a failed write do no
-harm, and the stream needs no end marker. A file that is not sealed is valid up to the first batch that is cut
-short or does not match its checksum.
+disk.
 """
 
 from __future__ import annotations
@@ -20,10 +18,10 @@ from nsq.errors import SegmentLost, WalError
 from nsq.message import Message
 
 ID_BYTES = 16
-TOPIC = b"nsq.topic"
 
 STORED = pa.schema(
     [
+        pa.field("topic", pa.string(), nullable=False),
         pa.field("id", pa.binary(ID_BYTES), nullable=False),
         pa.field("timestamp_ns", pa.int64(), nullable=False),
         pa.field("attempts", pa.int32(), nullable=False),
@@ -31,7 +29,7 @@ STORED = pa.schema(
         pa.field("body", pa.binary(), nullable=False),
     ]
 )
-"""The schema of stored batches. Its metadata holds the topic, of which each receiver's log has one."""
+"""The schema of stored batches."""
 
 ROW = pa.schema(
     [
@@ -49,11 +47,6 @@ ROW = pa.schema(
 COLUMNS = tuple(ROW.names)
 
 
-def topic_of(schema: pa.Schema) -> str:
-    """The topic in the metadata of a stored schema; empty when there is none."""
-    return bytes((schema.metadata or {}).get(TOPIC, b"")).decode()
-
-
 def stored(
     topic: str,
     ids: Sequence[bytes],
@@ -65,6 +58,35 @@ def stored(
     """Make a stored batch of parallel lists: timestamps in nanoseconds, nsqds as host:port. Raises WalError
     when the bodies have 2 GiB or more in all.
     """
+    return _stored(_repeated(topic, len(ids)), ids, timestamps, attempts, nsqds, bodies)
+
+
+def stored_messages(parts: Sequence[tuple[str, Sequence[Message]]]) -> pa.RecordBatch:
+    """Make a stored batch of the messages of several topics."""
+    topics = [_repeated(topic, len(messages)) for topic, messages in parts]
+    messages = [message for _, listed in parts for message in listed]
+    return _stored(
+        pa.concat_arrays(topics),
+        [message.id for message in messages],
+        [message.timestamp for message in messages],
+        [message.attempts for message in messages],
+        [message.nsqd_address for message in messages],
+        [message.body for message in messages],
+    )
+
+
+def _repeated(topic: str, count: int) -> pa.Array:
+    return pa.repeat(pa.scalar(topic, pa.string()), count)
+
+
+def _stored(
+    topics: pa.Array,
+    ids: Sequence[bytes],
+    timestamps: Sequence[int],
+    attempts: Sequence[int],
+    nsqds: Sequence[str],
+    bodies: Sequence[bytes],
+) -> pa.RecordBatch:
     joined = b"".join(ids)
     if len(joined) != ID_BYTES * len(ids):
         wrong = next(one for one in ids if len(one) != ID_BYTES)
@@ -73,24 +95,14 @@ def stored(
     if isinstance(body, pa.ChunkedArray):
         raise WalError(f"{len(bodies)} bodies of more than 2 GiB do not fit into one batch")
     columns = [
+        topics,
         pa.Array.from_buffers(pa.binary(ID_BYTES), len(ids), [None, pa.py_buffer(joined)]),
         pa.array(timestamps, pa.int64()),
         pa.array(attempts, pa.int32()),
         pa.array(nsqds, pa.string()),
         body,
     ]
-    return pa.RecordBatch.from_arrays(columns, schema=STORED.with_metadata({TOPIC: topic.encode()}))
-
-
-def stored_messages(topic: str, messages: Sequence[Message]) -> pa.RecordBatch:
-    return stored(
-        topic,
-        [message.id for message in messages],
-        [message.timestamp for message in messages],
-        [message.attempts for message in messages],
-        [message.nsqd_address for message in messages],
-        [message.body for message in messages],
-    )
+    return pa.RecordBatch.from_arrays(columns, schema=STORED)
 
 
 def body_bytes(batch: pa.RecordBatch) -> int:
@@ -121,18 +133,16 @@ def _content(column: pa.Array) -> Iterator[pa.Buffer]:
         yield buffers[2].slice(offsets[0], offsets[count] - offsets[0])
 
 
-def rows(batch: pa.RecordBatch, topic: str, columns: Sequence[str] = COLUMNS) -> pa.RecordBatch:
+def rows(batch: pa.RecordBatch, columns: Sequence[str] = COLUMNS) -> pa.RecordBatch:
     """Turn a stored batch into Spark's rows with these columns, in this order; copies only what it must."""
     schema = pa.schema([ROW.field(name) for name in columns])
-    arrays = [_column(batch, topic, name) for name in columns]
+    arrays = [_column(batch, name) for name in columns]
     if not arrays:  # a batch without columns has no length of its own
         return pa.RecordBatch.from_struct_array(pa.array([{}] * batch.num_rows, pa.struct([])))
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def _column(batch: pa.RecordBatch, topic: str, name: str) -> pa.Array:
-    if name == "topic":
-        return pa.repeat(pa.scalar(topic, pa.string()), batch.num_rows)
+def _column(batch: pa.RecordBatch, name: str) -> pa.Array:
     if name == "timestamp":
         exact = batch.column("timestamp_ns").view(pa.timestamp("ns", tz="UTC"))
         return exact.cast(pa.timestamp("us", tz="UTC"), safe=False)
@@ -154,67 +164,25 @@ CHECKSUM = b"crc32"
 _OPTIONS = ipc.IpcWriteOptions(compression="lz4", use_threads=False)
 
 
-def begin(schema: pa.Schema) -> bytes:
-    """The start of a file: the schema."""
-    return bytes(schema.serialize())
-
-
 def encode(batch: pa.RecordBatch) -> pa.Buffer:
-    """The bytes of one batch, which follow ``begin(batch.schema)`` or another batch in a file."""
-    sink, start = pa.BufferOutputStream(), len(begin(batch.schema))
-    with ipc.new_stream(sink, batch.schema, options=_OPTIONS) as stream:
+    """The bytes of a segment that has this batch."""
+    sink = pa.BufferOutputStream()
+    with ipc.new_stream(sink, STORED, options=_OPTIONS) as stream:
         stream.write_batch(batch, custom_metadata={CHECKSUM: checksum(batch)})
-        end = sink.tell()
-    return sink.getvalue().slice(start, end - start)
+    return sink.getvalue()
 
 
-def complete(source: pa.NativeFile) -> tuple[int, int]:
-    """Count the rows, and the bytes of their bodies, up to the end or the first damaged batch."""
-    rows = size = 0
+def decode(source: pa.Buffer, rows: int, path: str) -> pa.RecordBatch:
+    """The batch of a segment; raises SegmentLost unless it is sound and has exactly ``rows`` rows."""
     try:
-        for batch in _batches(source):
-            rows += batch.num_rows
-            size += body_bytes(batch)
-    except (OSError, pa.ArrowException):
-        pass
-    return rows, size
-
-
-def _batches(source: pa.NativeFile | pa.Buffer) -> Iterator[pa.RecordBatch]:
-    """Yield all batches. Raises OSError or ArrowException at a damaged one."""
-    stream = ipc.open_stream(source)
-    while True:
-        try:
-            batch, metadata = stream.read_next_batch_with_custom_metadata()
-        except StopIteration:
-            return
-        if not matches(batch, metadata):
-            raise pa.ArrowInvalid("the next batch does not match its checksum")
-        yield batch
-
-
-def matches(batch: pa.RecordBatch, metadata: pa.KeyValueMetadata | None) -> bool:
-    expected = metadata.get(CHECKSUM) if metadata is not None else None
-    if expected is None or not batch.schema.equals(STORED):
-        return False
-    try:
-        batch.validate(full=True)
-    except pa.ArrowException:
-        return False
-    return bool(expected == checksum(batch))
-
-
-def decode(source: pa.NativeFile | pa.Buffer, rows: int, path: str) -> Iterator[pa.RecordBatch]:
-    """Yield the batches of a sealed segment; raises SegmentLost unless it holds exactly ``rows`` rows."""
-    found, reason = 0, "there it ends"
-    try:
-        for batch in _batches(source):
-            found += batch.num_rows
-            yield batch
-            if found >= rows:
-                reason = "its batches do not add up"
-                break
-    except (OSError, pa.ArrowException) as error:
-        reason = str(error)
-    if found != rows:
-        raise SegmentLost(f"{path}: {found} of {rows} rows can be read: {reason}")
+        batch, metadata = ipc.open_stream(source).read_next_batch_with_custom_metadata()
+        sound = batch.schema.equals(STORED) and metadata is not None
+        if sound:
+            batch.validate(full=True)
+    except (OSError, StopIteration, pa.ArrowException) as error:
+        raise SegmentLost(f"{path} cannot be read: {str(error) or 'it has no batch'}") from None
+    if not sound or metadata.get(CHECKSUM) != checksum(batch):
+        raise SegmentLost(f"{path} does not match its checksum")
+    if batch.num_rows != rows:
+        raise SegmentLost(f"{path} has {batch.num_rows} rows, not {rows}")
+    return batch

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -33,6 +34,54 @@ from tests.integration.consuming import (
 def in_flight(nsqds: Sequence[AnyNsqd]) -> int:
     """What all nsqds together have in flight, by their own account."""
     return sum(channel_of(nsqd)["in_flight_count"] for nsqd in nsqds)
+
+
+# A rate.
+
+
+def begun_at_a_rate(times: list[float], rate: float) -> None:
+    """Check when handlers have begun: on average as the rate says, in no half second much more."""
+    assert times[-1] - times[0] >= (len(times) - 4) / rate - 0.1 - 0.01  # a batch, and the burst of 0.1 s
+    for begin in times:
+        assert sum(begin <= each < begin + 0.5 for each in times) <= rate * 0.6 + 2
+
+
+@pytest.mark.parametrize("kind", ["threads", "batch"])
+def test_handlers_begin_no_more_messages_a_second_than_the_rate(nsqd: AnyNsqd, kind: str) -> None:
+    times: list[float] = []
+    consumer = make_consumer(nsqd, rate=40.0, threads=8, max_in_flight=300)
+    if kind == "threads":
+        consumer.add_handler(lambda message: times.append(time.monotonic()))
+    else:
+        consumer.add_batch_handler(lambda batch: times.extend([time.monotonic()] * len(batch)), 4, 0.0)
+    publish(nsqd, numbered(40))
+    with running(consumer):
+        (health,) = consumer.health().connections
+        assert (health.rdy, health.reason) == (200, "its share of 200, which the rate allows")
+        expect_drained(nsqd)
+    begun_at_a_rate(sorted(times), 40.0)
+
+
+def test_a_rate_may_be_changed_at_any_time(nsqd: AnyNsqd) -> None:
+    seen = Recorder()
+    with running(make_consumer(nsqd, rate=1 / 60, threads=4).add_handler(seen)) as consumer:
+        until("a window of one", lambda: rdys([nsqd]) == [1])
+        publish(nsqd, numbered(20))
+        seen.wait_for(1)
+        consumer.set_rate(1000.0)
+        seen.wait_for(10)
+        consumer.set_rate(None)
+        expect_drained(nsqd)
+        for rate in (0.01, -1.0, True, "fast", float("nan")):
+            with pytest.raises(ConfigError, match="rate is"):
+                consumer.set_rate(rate)  # type: ignore[arg-type]
+
+
+def test_a_message_that_waits_for_the_rate_does_not_time_out(nsqd: AnyNsqd) -> None:
+    with running(make_consumer(nsqd, rate=0.7, msg_timeout=1.0).add_handler(Recorder())) as consumer:
+        publish(nsqd, numbered(2))
+        expect_drained(nsqd)
+        assert consumer.stats().timed_out == 0
 
 
 # max_in_flight.
@@ -270,6 +319,7 @@ def test_failures_back_off_and_successes_end_it(nsqd: AnyNsqd, wire: Wire, case:
         nsqd,
         max_in_flight=5,
         max_backoff_duration=3600.0,
+        backoff_after=0.0,
         backoff_strategy=lambda level: PAUSE,
         hooks=hooks,
         transport=wire,
@@ -304,7 +354,7 @@ def failing(level: int) -> float:
 )
 def test_a_strategy_costs_no_message(nsqd: AnyNsqd, options: dict[str, Any], said: str) -> None:
     hooks = Levels()
-    brisk = {"backoff_multiplier": 0.001, "max_backoff_duration": 60.0, "hooks": hooks}
+    brisk = {"backoff_after": 0.0, "backoff_multiplier": 0.001, "max_backoff_duration": 60.0, "hooks": hooks}
     publish(nsqd, [b"bad good"])
     with (
         log_of() as log,
@@ -317,6 +367,46 @@ def test_a_strategy_costs_no_message(nsqd: AnyNsqd, options: dict[str, Any], sai
     assert hooks.seen == ([1, 0] if said else [])
 
 
+@pytest.mark.parametrize("kind", ["one", "batch"])
+def test_a_few_poison_messages_delay_no_other(nsqd: AnyNsqd, kind: str) -> None:
+    hooks, good = Levels(), set()
+
+    def handle_each(message: Message) -> bool:
+        if message.body == b"good":
+            good.add(message.id)
+        return message.body == b"good"
+
+    def handle_batch(messages: list[Message]) -> bool:
+        return min([handle_each(message) for message in messages])
+
+    consumer = make_consumer(
+        nsqd, threads=8, hooks=hooks, max_backoff_duration=3600.0, default_requeue_delay=3600.0
+    )
+    if kind == "one":
+        consumer.add_handler(handle_each)
+    else:
+        consumer.add_batch_handler(handle_batch, size=10, wait=0.01, threads=2)
+    with log_of() as log, running(consumer):
+        publish(nsqd, ([b"good"] * 99 + [b"bad"]) * 10)
+        until("the good ones", lambda: len(good) == 990)
+        until("answered", lambda: channel_of(nsqd)["in_flight_count"] == 0)
+        assert consumer.health().failure_share < 0.5
+        log.wait_for("of the last 20 calls of handlers failed; no backing off below 50 %")
+    assert hooks.seen == []
+
+
+def test_a_dead_service_is_called_a_few_times_before_the_first_pause(nsqd: AnyNsqd) -> None:
+    seen, hooks = Recorder(lambda message: False), Levels()
+    consumer = make_consumer(
+        nsqd, threads=8, max_backoff_duration=3600.0, backoff_multiplier=1000.0, hooks=hooks
+    )
+    with running(consumer.add_handler(seen)):
+        publish(nsqd, numbered(200))
+        until("backing off", lambda: hooks.seen == [1])
+        until("answered", lambda: channel_of(nsqd)["in_flight_count"] == 0)
+        assert 14 <= len(seen.messages) <= 20 + 16
+
+
 def test_nothing_ends_a_backoff_before_its_time(nsqd: AnyNsqd) -> None:
     """Neither other failures, nor successes of messages in flight, nor a pause, nor a new connection."""
     gate, together, hooks = Gate(), threading.Barrier(3), Levels()
@@ -325,7 +415,7 @@ def test_nothing_ends_a_backoff_before_its_time(nsqd: AnyNsqd) -> None:
         return gate(message) if message.body == b"good" else together.wait(PATIENCE) < 0
 
     options = {"threads": 4, "reconnect_initial": 0.01, "hooks": hooks, "max_backoff_duration": 3600.0}
-    consumer = make_consumer(nsqd, **options, backoff_strategy=lambda level: 3600.0)
+    consumer = make_consumer(nsqd, **options, backoff_after=0.0, backoff_strategy=lambda level: 3600.0)
     with running(consumer.add_handler(fail_together)):
         publish(nsqd, [b"good"])
         gate.wait_until_held(1)
@@ -350,7 +440,7 @@ def test_one_message_from_one_nsqd_tests_whether_a_backoff_is_over(two: list[Any
         return gate(message) if message.body != b"bad" or message.attempts > 1 else False
 
     consumer = make_consumer(
-        two, threads=6, max_in_flight=6, max_backoff_duration=10.0, backoff_multiplier=0.05
+        two, threads=6, max_in_flight=6, max_backoff_duration=10.0, backoff_multiplier=0.05, backoff_after=0.0
     )
     with running(consumer.add_handler(fail_once), connections=2):
         until("equal shares", lambda: rdys(two) == [3, 3])
@@ -375,6 +465,7 @@ def test_a_connection_that_is_lost_during_the_test_is_followed_by_another_test(n
     quick = {
         "threads": 2,
         "max_backoff_duration": 10.0,
+        "backoff_after": 0.0,
         "backoff_multiplier": 0.01,
         "reconnect_initial": 0.01,
     }
@@ -383,8 +474,8 @@ def test_a_connection_that_is_lost_during_the_test_is_followed_by_another_test(n
         publish(nsqd, [b"bad"])
         gate.wait_until_held(1)
         nsqd.restart()
-        gate.wait_until_held(2)
-        assert (rdys([nsqd]), consumer.health().backoff_level) == ([1], 1)
+        until("there again", lambda: consumer.stats().received == 3)  # and waits for the end of the run
+        assert (rdys([nsqd]), consumer.health().backoff_level, gate.held) == ([1], 1, 1)
         gate.let_go()
         until("all of it", lambda: rdys([nsqd]) == [5])
         expect_drained(nsqd, requeues=None)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from nsq import AlreadyResponded, Message, Requeue
+from nsq.config import RequeueStrategy
 from tests.fakes.wire import Wire
 from tests.integration.consuming import (
     PATIENCE,
@@ -66,21 +67,58 @@ def later(message: Message) -> None:
     raise Requeue(delay=0.3)
 
 
+def by_error(attempts: int, error: BaseException | None) -> float:
+    return attempts / 10 if error is None else {LookupError: 0.01, ValueError: -1.0}[type(error)]
+
+
+def fail_with(error: type[Exception]) -> Callable[[Message], object]:
+    def handle(message: Message) -> None:
+        raise error("x")
+
+    return handle
+
+
 @pytest.mark.parametrize(
-    ("handle", "delays"),
-    [(lambda message: False, ["REQ 200", "REQ 300"]), (later, ["REQ 300", "REQ 300"])],
-    ids=["grows with the attempts", "is the one of Requeue"],
+    ("strategy", "handle", "delays", "nonsense"),
+    [
+        ("linear", lambda message: False, ["REQ 200", "REQ 300"], False),
+        ("linear", later, ["REQ 300", "REQ 300"], False),
+        ("exponential", lambda message: False, ["REQ 200", "REQ 300"], False),
+        (by_error, lambda message: False, ["REQ 100", "REQ 200"], False),
+        (by_error, lambda message: message.requeue() or False, ["REQ 100", "REQ 200"], False),
+        (by_error, fail_with(LookupError), ["REQ 10", "REQ 10"], False),
+        (by_error, fail_with(ValueError), ["REQ 200", "REQ 300"], True),
+        (by_error, fail_with(TypeError), ["REQ 200", "REQ 300"], True),
+        (by_error, later, ["REQ 300", "REQ 300"], False),
+    ],
+    ids=[
+        "grows with the attempts",
+        "is the one of Requeue",
+        "doubles",
+        "is that of a function",
+        "of which message.requeue asks too",
+        "and which gets the error",
+        "and may return nonsense",
+        "or fail",
+        "but not against Requeue",
+    ],
 )
 def test_the_delay_of_a_requeue(
-    nsqd: AnyNsqd, wire: Wire, handle: Callable[[Message], object], delays: list[str]
+    nsqd: AnyNsqd,
+    wire: Wire,
+    strategy: str | RequeueStrategy,
+    handle: Callable[[Message], object],
+    delays: list[str],
+    nonsense: bool,
 ) -> None:
     options = {"default_requeue_delay": 0.2, "max_requeue_delay": 0.3, "max_in_flight": 1, "transport": wire}
-    consumer = make_consumer(nsqd, **options)
+    consumer = make_consumer(nsqd, **options, requeue_strategy=strategy)
     with log_of() as log, running(consumer.add_handler(lambda each: each.attempts > 2 or handle(each))):
         publish(nsqd, [b"message"])
         wire.expect(nsqd.tcp_address, "RDY 1", *delays, "FIN")
         expect_drained(nsqd, requeues=2)
-    assert not [line for line in log.lines if line.startswith("ERROR")]
+    logged = [line for line in log.lines if line.startswith("ERROR") and "handler failed" not in line]
+    assert ["linear this time" in line for line in logged] == [True] * (2 * nonsense)
 
 
 def test_a_message_that_its_handler_has_answered_is_not_answered_again(loaded: AnyNsqd) -> None:

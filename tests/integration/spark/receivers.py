@@ -10,7 +10,8 @@ from typing import Any
 
 from nsq.spark.receiver.pool import ReceiverPool
 from nsq.spark.source.options import SourceOptions
-from nsq.spark.wal.directory import DirectoryWal
+from nsq.spark.wal.log import Wal
+from nsq.spark.wal.store import open_wal
 from nsq.testing import DaemonFailed, Nsqd
 from nsq.testing.plugin import Factory
 
@@ -43,8 +44,8 @@ def with_neighbouring_ports(make: Factory[Nsqd]) -> Nsqd:
     raise AssertionError("fifty pairs of ports are taken")
 
 
-def prepared(path: Path) -> DirectoryWal:
-    wal = DirectoryWal(path)
+def prepared(path: Path) -> Wal:
+    wal = open_wal(str(path))
     wal.prepare()
     return wal
 
@@ -52,7 +53,8 @@ def prepared(path: Path) -> DirectoryWal:
 @contextmanager
 def working(options: SourceOptions, count: int | None = None, **more: Any) -> Iterator[ReceiverPool]:
     """A pool whose receivers are all at work; stopped at the end, gracefully unless the test has failed."""
-    pool = ReceiverPool(options, prepared(Path(options.wal)), count, **more)
+    prepared(Path(options.wal))
+    pool = ReceiverPool(options, count, **more)
     try:
         pool.start()
         all_ready(pool)
@@ -73,11 +75,11 @@ def received(pool: ReceiverPool, count: int) -> None:
     eventually(lambda: pool.status().received, lambda seen: seen >= count, PATIENCE)
 
 
-def bodies_of(wal: DirectoryWal) -> list[bytes]:
-    """The sealed bodies, in the order of the segments."""
+def bodies_of(wal: Wal) -> list[bytes]:
+    """The bodies, in the order of the segments."""
     found: list[bytes] = []
     for segment in wal.segments():
-        rows = [body for batch in wal.read(segment) for body in batch.column("body").to_pylist()]
+        rows = wal.read(segment).column("body").to_pylist()
         assert len(rows) == segment.rows
         assert sum(map(len, rows)) == segment.bytes
         found += rows

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from nsq.errors import Closed, ConfigError, NsqError
 from nsq.spark.receiver.pool import ReceiverPool
-from nsq.spark.receiver.receiving import Receiving
 from nsq.spark.source.options import SourceOptions
-from nsq.spark.wal.directory import DirectoryWal
-from nsq.spark.wal.records import stored
+from nsq.spark.wal.names import Position
+from nsq.spark.wal.readers import ReaderState
+from nsq.spark.wal.store import open_wal
 from nsq.testing import Nsqd, Nsqlookupd
 from nsq.testing.plugin import Factory
 from nsq.wire import commands
@@ -45,23 +45,21 @@ def test_each_message_is_in_the_log_once_and_gone_from_nsqd(nsqd: Nsqd, tmp_path
     wal = prepared(tmp_path / "wal")
     with working(options_of(tmp_path / "wal", nsqd)) as pool:
         received(pool, 5000)
-        assert pool.wait(PATIENCE)
-        assert pool.roll(PATIENCE)
+        pool.wait(PATIENCE)
         assert sorted(bodies_of(wal)) == sorted(numbered(5000))
         drained(nsqd)
-        eventually(pool.status, lambda status: status.open_rows == 0 and status.in_flight == 0, PATIENCE)
-        assert not pool.wait(0.0)
+        eventually(pool.status, lambda status: status.in_flight == 0, PATIENCE)
     assert channel_of(nsqd)["timeout_count"] == 0
 
 
-def test_a_stop_seals_the_open_rows(nsqd: Nsqd, tmp_path: Path) -> None:
+def test_a_stop_closes_the_log(nsqd: Nsqd, tmp_path: Path) -> None:
     create(nsqd)
     publish(nsqd, numbered(100))
     wal = prepared(tmp_path / "wal")
     with working(options_of(tmp_path / "wal", nsqd)) as pool:
         received(pool, 100)
     assert sorted(bodies_of(wal)) == sorted(numbered(100))
-    assert [folder.alive for folder in wal.receivers()] == [False]
+    assert [(each.alive, each.closed) for each in wal.receivers()] == [(False, True)]
     assert pool.stop(PATIENCE)  # once more does no harm
     with pytest.raises(Closed):
         pool.start()
@@ -77,7 +75,6 @@ def test_receivers_share_the_channel(nsqd: Nsqd, tmp_path: Path) -> None:
         )
         publish(nsqd, numbered(3000))
         received(pool, 3000)
-        assert pool.roll(PATIENCE)
         assert sorted(bodies_of(wal)) == sorted(numbered(3000))
         assert len(pool.status().receivers) == 2
         assert {segment.receiver for segment in wal.segments()} == set(pool.status().receivers)
@@ -103,7 +100,6 @@ def test_an_nsqd_that_starts_late_and_restarts_is_received_from(
         publish(nsqd, numbered(500, "late"))
         received(pool, 1000)
         drained(nsqd)
-        assert pool.roll(PATIENCE)
         assert pool.status().deaths == 0
         eventually(pool.status, lambda status: not status.error, PATIENCE)
     assert sorted(bodies_of(wal)) == sorted(numbered(500, "early") + numbered(500, "late"))
@@ -120,7 +116,6 @@ def test_nsqds_are_found_by_lookup(
     where = {"lookupd": nsqlookupd.http_address, "lookupdPollInterval": "200ms"}
     with working(options_of(tmp_path / "wal", **where)) as pool:
         received(pool, 100)
-        assert pool.roll(PATIENCE)
         drained(*nsqds)
     assert sorted(bodies_of(wal)) == sorted(body for nsqd in nsqds for body in numbered(50, nsqd.tcp_address))
 
@@ -160,7 +155,6 @@ def test_dead_letters_go_to_their_topic(nsqd: Nsqd, tmp_path: Path) -> None:
         publish(nsqd, [b"good"])
         received(pool, 1)
         eventually(lambda: channel_of(nsqd, "dead").get("depth"), lambda depth: depth == 1, PATIENCE)
-        assert pool.roll(PATIENCE)
         drained(nsqd)
     assert bodies_of(wal) == [b"good"]
 
@@ -175,39 +169,43 @@ def test_receiving_pauses_while_the_log_is_full(nsqd: Nsqd, tmp_path: Path) -> N
         eventually(lambda: channel_of(nsqd)["in_flight_count"], lambda seen: seen == 0, PATIENCE)
         assert 10 <= pool.status().received < 40
         # Of files, not of bodies; what is in flight when it pauses may still come.
-        assert sum(file.stat().st_size for file in (tmp_path / "wal").rglob("*.*")) < 2 * 10_000
+        assert sum(file.stat().st_size for file in (tmp_path / "wal").rglob("*.arrow")) < 3 * 10_000
+        claim = wal.own("default", "the test", 0.0)
+        at: dict[str, Position] = {}
         rows = 0
 
         def catch_up() -> int:
             nonlocal rows
-            assert pool.roll(PATIENCE)
-            segments = wal.segments()
-            rows += sum(segment.rows for segment in segments)
-            wal.delete(segments)
+            for file in wal.listing(at).files:
+                rows += file.segment.rows
+                at[file.segment.receiver] = Position(file.segment.number)
+            wal.save_reader("default", ReaderState(dict(at), True, "", time.time()))
             return rows
 
         eventually(catch_up, lambda seen: seen == 40, PATIENCE)
+        claim.release()
         eventually(pool.status, lambda status: not status.paused, PATIENCE)
         drained(nsqd)
 
 
-def test_several_topics_are_paused_together_by_one_look_at_the_log(tmp_path: Path) -> None:
-    wal = DirectoryWal(tmp_path / "wal")
-    wal.prepare()
-    with wal.log("before") as log:
-        log.append(stored("a", [b"i" * 16], [0], [1], ["h:4150"], [b"body"]))
-    given = {"topics": "a,b,c", "channel": "spark", "wal": wal.location, "nsqd": "127.0.0.1:1"}
-    options = SourceOptions.of(given | {"walMaxBytes": "1"})
-    receiving = Receiving(options, wal, changed=lambda: None)
-    receiving.start()
-    try:
-        assert [thread.name for thread in threading.enumerate()].count("nsq-spark-limit") == 1
-        assert [each.gate.window for each in receiving._all()] == [0, 0, 0]
-        assert receiving.status().full == 3
-        wal.delete(wal.segments())
-        eventually(lambda: [each.gate.window for each in receiving._all()], lambda found: 0 not in found)
-    finally:
-        receiving.stop(100.0)
+def test_a_hundred_topics_share_one_log_one_head_and_its_threads(nsqd: Nsqd, tmp_path: Path) -> None:
+    topics = [f"t{number}" for number in range(100)]
+    for topic in topics:
+        create(nsqd, topic=topic)
+        publish(nsqd, [topic.encode()], topic=topic)
+    wal = prepared(tmp_path / "wal")
+    given = {"topics": ",".join(topics), "channel": CHANNEL, "wal": wal.location, "nsqd": nsqd.tcp_address}
+    with working(SourceOptions.of(given)) as pool:
+        received(pool, 100)
+        [process] = _processes_of(pool)
+        assert len(list((process / "task").iterdir())) <= 5 * 100 + 15
+        assert len(pool.status().receivers) == 1
+    assert sorted(bodies_of(wal)) == sorted(topic.encode() for topic in topics)
+    assert len(wal.receivers()) == 1
+    assert len(wal.segments()) < 20
+    for segment in wal.segments():
+        batch = wal.read(segment)
+        assert batch["topic"].to_pylist() == [body.decode() for body in batch["body"].to_pylist()]
 
 
 @pytest.mark.parametrize(
@@ -219,15 +217,16 @@ def test_settings_that_cannot_work_are_a_fatal_error(
 ) -> None:
     with running_auth_server({}) as address:
         nsqd = nsqd_factory(auth_http_addresses=[address])
-        pool = ReceiverPool(options_of(tmp_path / "wal", nsqd, **given), prepared(tmp_path / "wal"))
+        prepared(tmp_path / "wal")
+        pool = ReceiverPool(options_of(tmp_path / "wal", nsqd, **given))
         _expect_fault(pool, ConfigError, why)
 
 
 def test_receivers_wait_for_a_log_that_does_not_exist_yet(nsqd: Nsqd, tmp_path: Path) -> None:
     create(nsqd)
     publish(nsqd, numbered(10))
-    wal = DirectoryWal(tmp_path / "wal")
-    with ReceiverPool(options_of(tmp_path / "wal", nsqd), wal) as pool:
+    wal = open_wal(str(tmp_path / "wal"))
+    with ReceiverPool(options_of(tmp_path / "wal", nsqd)) as pool:
         pool.start()
         eventually(pool.status, lambda status: "prepare it first" in status.error, PATIENCE)
         assert pool.fatal_error is None
@@ -235,7 +234,6 @@ def test_receivers_wait_for_a_log_that_does_not_exist_yet(nsqd: Nsqd, tmp_path: 
         all_ready(pool)
         received(pool, 10)
         eventually(pool.status, lambda status: not status.error, PATIENCE)
-        assert pool.roll(PATIENCE)
     assert sorted(bodies_of(wal)) == sorted(numbered(10))
 
 
@@ -249,19 +247,20 @@ def test_receivers_wait_for_a_log_that_does_not_exist_yet(nsqd: Nsqd, tmp_path: 
 def test_a_receiver_that_never_starts_is_a_fatal_error(
     nsqd: Nsqd, tmp_path: Path, command: list[str], why: str
 ) -> None:
-    pool = ReceiverPool(options_of(tmp_path / "wal", nsqd), prepared(tmp_path / "wal"), command=command)
+    prepared(tmp_path / "wal")
+    pool = ReceiverPool(options_of(tmp_path / "wal", nsqd), command=command)
     _expect_fault(pool, NsqError, why)
 
 
 def _expect_fault(pool: ReceiverPool, kind: type[NsqError], text: str) -> None:
     with pool:
         pool.start()
-        assert pool.wait(PATIENCE) is False
+        eventually(lambda: pool.fatal_error, bool, PATIENCE)
+        pool.wait(3600.0)  # at once
         assert isinstance(pool.fatal_error, kind)
         assert text in str(pool.fatal_error)
         assert text in pool.status().error
         assert not pool.status().ready
-        assert pool.roll(0.0)  # there is no receiver to ask
 
 
 def test_a_receiver_loads_neither_spark_nor_pandas(nsqd: Nsqd, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A shared log in moto's S3, which loses replies."""
+"""A log in moto's S3, which loses replies."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import pytest
 from nsq.errors import ConfigError, WalError
 from nsq.spark import doctor
 from nsq.spark.wal import open_wal
-from nsq.spark.wal.objects import Bucket, Conflict, create
+from nsq.spark.wal.objects import Bucket, Objects, create
 from nsq.spark.wal.records import stored
-from nsq.spark.wal.shared import SharedWal
 from tests.fakes import s3 as fake
 from tests.fakes.forks import in_child
 from tests.fakes.s3 import S3
+from tests.fakes.store_contract import StoreContract
 from tests.integration.patience import eventually
 
 
@@ -32,25 +32,10 @@ def well_again(s3: S3) -> Iterator[None]:
     s3.control(delay=0, errors=0, lost=0, conflicts=0, ignore=0)
 
 
-def test_the_five_calls_work_on_s3(s3: S3) -> None:
-    bucket = Bucket(s3.uri("calls"))
-    tag = bucket.put_new("a/1", b"one")
-    with pytest.raises(Conflict, match="a/1"):
-        bucket.put_new("a/1", b"two")
-    new = bucket.put_match("a/1", b"two", tag)
-    with pytest.raises(Conflict):
-        bucket.put_match("a/1", b"three", tag)
-    with pytest.raises(Conflict):
-        bucket.put_match("a/missing", b"three", tag)
-    assert bucket.get("a/1") == (b"two", new)
-    assert bucket.get("a/missing") is None
-    for number in range(2, 6):
-        bucket.put_new(f"a/{number}", b"x" * number)
-    bucket.put_new("b", b"")
-    assert [(entry.name, entry.size) for entry in bucket.list_after("a/", "a/3")] == [("a/4", 4), ("a/5", 5)]
-    assert next(entry.tag for entry in bucket.list_after("a/")) == new
-    bucket.delete_many([f"a/{number}" for number in range(1, 10)])
-    assert [entry.name for entry in bucket.list_after("")] == ["b"]
+class TestBucket(StoreContract):
+    @pytest.fixture
+    def store(self, s3: S3, request: pytest.FixtureRequest) -> Objects:
+        return Bucket(s3.uri(request.node.name))
 
 
 def test_a_conditional_put_has_one_winner(s3: S3) -> None:
@@ -78,7 +63,6 @@ def test_a_conditional_put_has_one_winner(s3: S3) -> None:
 
 def test_named_segments_survive_errors_and_lost_replies(s3: S3) -> None:
     wal = open_wal(s3.uri("unreliable"))
-    assert isinstance(wal, SharedWal)
     wal.prepare()
     log = wal.log("one")
     s3.control(errors=0.15, lost=0.15, conflicts=0.1)
@@ -98,14 +82,9 @@ def test_named_segments_survive_errors_and_lost_replies(s3: S3) -> None:
     s3.control(errors=0, lost=0, conflicts=0)
     log.close()
     reader = open_wal(s3.uri("unreliable"))
-    bodies = [
-        body
-        for segment in reader.segments()
-        for batch in reader.read(segment)
-        for body in batch["body"].to_pylist()
-    ]
+    bodies = [body for segment in reader.segments() for body in reader.read(segment)["body"].to_pylist()]
     assert sorted(map(int, bodies)) == list(range(30)) == sorted(named)
-    assert [folder.alive for folder in reader.receivers()] == [False]
+    assert [each.alive for each in reader.receivers()] == [False]
 
 
 def test_a_store_that_ignores_conditions_is_refused(s3: S3) -> None:

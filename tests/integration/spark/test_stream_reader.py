@@ -28,6 +28,7 @@ from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows
 
 from nsq.spark.source import stream
 from nsq.spark.source.stream import NsqStreamReader
+from nsq.spark.wal import open_wal
 
 ROOT = Path(__file__).resolve().parents[3]
 PATIENCE = 100.0
@@ -91,10 +92,6 @@ def publish(nsqd: Nsqd, count: int, start: int = 0) -> list[bytes]:
     return bodies
 
 
-def segments(folder: Path) -> list[Path]:
-    return sorted((folder / "wal").glob("*/*.arrow"))
-
-
 def test_the_lag_counts_every_message_once(queue: Nsqd, asking: Asking) -> None:
     """Nsqd tells the depth before anything is received, and the receiver has all of it a moment later."""
     publish(queue, 1000)
@@ -141,6 +138,7 @@ import sys
 from pyspark.sql.streaming.datasource import ReadMaxRows
 from nsq.spark.rows import Field
 from nsq.spark.source.stream import NsqStreamReader
+from nsq.spark.wal import open_wal
 
 wal, tcp, http = sys.argv[1:]
 given = {"topic": "orders", "channel": "spark", "wal": wal, "nsqd": tcp, "nsqdHttp": http, "linger": "1h"}
@@ -157,7 +155,7 @@ finally:
 """
 
 
-def test_sigterm_leaves_everything_sealed_and_nothing_in_flight(queue: Nsqd, tmp_path: Path) -> None:
+def test_sigterm_leaves_everything_in_the_log_and_nothing_in_flight(queue: Nsqd, tmp_path: Path) -> None:
     publish(queue, 100)
     life = subprocess.Popen(
         [sys.executable, "-c", _LIFE, str(tmp_path / "wal"), queue.tcp_address, queue.http_address],
@@ -174,8 +172,9 @@ def test_sigterm_leaves_everything_sealed_and_nothing_in_flight(queue: Nsqd, tmp
         said = life.stdout.read()
         assert life.wait(PATIENCE) == 128 + signal.SIGTERM
     assert said.splitlines()[-1] == "stopped"
-    (sealed,) = segments(tmp_path)
-    assert sealed.name.startswith("000001-100-")
+    wal = open_wal(str(tmp_path / "wal"))
+    assert sum(segment.rows for segment in wal.segments()) == 100
+    assert [(each.alive, each.closed) for each in wal.receivers()] == [(False, True)]
 
     def left() -> tuple[int, int]:
         (topic,) = NsqdApi(queue.http_address).stats("orders")["topics"]
@@ -205,3 +204,37 @@ def test_several_topics_in_one_log(nsqd: Nsqd, tmp_path: Path, subscription: dic
     finally:
         asks.reader.stop()
     assert sorted(got) == sorted(b"%s %d" % (topic, n) for topic in (b"orders", b"clicks") for n in range(20))
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 24 MiB."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    if not sys.platform.startswith("linux") or os.geteuid() != 0:
+        pytest.skip("only root may make a small file system")
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(place)], check=False)
+    if mounted.returncode:
+        pytest.skip("no file system can be mounted here")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def test_a_full_disk_is_drained_without_help(queue: Nsqd, small_disk: Path) -> None:
+    """Twice its size is published at once, and retention wants to keep all of it."""
+    bodies = [b"%06d" % number + os.urandom(50_000) for number in range(1000)]
+    api = NsqdApi(queue.http_address, timeout=100.0)
+    for first in range(0, len(bodies), 50):
+        api.multi_publish("orders", bodies[first : first + 50])
+    asks = Asking(queue, small_disk, retention="1d", segmentBytes="4m")
+    try:
+        asks.latest(ReadMaxRows(1))
+        assert asks.reader._running is not None
+        receivers = asks.reader._running[0].receivers
+        eventually(receivers.status, lambda status: "No space left" in status.error, PATIENCE)
+        found: set[bytes] = set()
+        while len(found) < len(bodies):
+            found.update(body[:6] for body in asks.batch(ReadMaxRows(100)))
+    finally:
+        asks.reader.stop()
+    assert found == {body[:6] for body in bodies}

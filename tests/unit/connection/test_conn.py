@@ -140,7 +140,7 @@ class TestReading:
         before = time.monotonic()
         _, (one, two) = in_flight(pair, 1, 2, msg_timeout=30_000)
         assert (one.id, two.id) == (id_of(1), id_of(2))
-        assert pair.conn.session.in_flight == 2
+        assert pair.conn.deliveries.in_flight == 2
         assert pair.conn.holds(one)
         assert one.nsqd_address == A
         assert before <= pair.conn.last_message_at == one.received_at <= time.monotonic()
@@ -217,8 +217,8 @@ class TestAnswering:
         assert [each.responded for each in messages] == [True, True, True, False]
         heard_of = (two, one, three) if wanted else (two,)
         assert pair.delegate.notes == [("finished", each) for each in heard_of]
-        assert pair.conn.session.finished == 3
-        assert pair.conn.session.in_flight == 1
+        assert pair.conn.deliveries.finished == 3
+        assert pair.conn.deliveries.in_flight == 1
         finish_all([four])
         nsqd.expect(fin(4))
 
@@ -246,7 +246,7 @@ class TestAnswering:
         one.requeue(delay, backoff=False)
         nsqd.expect(rdy(1), req(1, sent))
         assert pair.delegate.notes == [("requeued", one, False)]
-        assert pair.conn.session.requeued == 1
+        assert pair.conn.deliveries.requeued == 1
 
     @pytest.mark.parametrize("delay", [float("inf"), float("nan"), "soon"])
     def test_an_impossible_delay_leaves_the_message_in_flight(self, pair: Pair, delay: Any) -> None:
@@ -312,8 +312,8 @@ class TestAnswering:
         assert not pair.conn.time_out(one)
         assert pair.conn.time_out(two)
         assert pair.delegate.notes == [("timed out", one), ("timed out", two)]
-        assert pair.conn.session.in_flight == 0
-        assert pair.conn.session.timed_out == 2
+        assert pair.conn.deliveries.in_flight == 0
+        assert pair.conn.deliveries.timed_out == 2
 
     def test_an_answer_that_was_interrupted_blocks_the_end_until_its_time_is_up(self, pair: Pair) -> None:
         """Its thread has claimed the message and may be about to put the FIN."""
@@ -331,7 +331,7 @@ class TestAnswering:
         nsqd.expect(CLS)
         nsqd.peer.send(encode_response(CLOSE_WAIT) + encode_response(b"behind it"))
         pair.delegate.wait_for_note("response", b"behind it")
-        assert not pair.conn.session.drained
+        assert not pair.conn.deliveries.drained
         one.expires_at = 0.0
         pair.conn.expire(time.monotonic())
         nsqd.peer.wait_closed()
@@ -403,7 +403,7 @@ class TestWriting:
         nsqd.peer.resume()
         nsqd.expect(NOP, fin(1), fin(2), rdy(2), req(3, 0), fin(4))
         assert nsqd.peer.writes[-1].count(b"\n") == 5
-        assert (pair.conn.session.finished, pair.conn.session.requeued) == (3, 1)
+        assert (pair.conn.deliveries.finished, pair.conn.deliveries.requeued) == (3, 1)
 
     def test_the_encoder_may_leave_some_for_later(self, pairs: Callable[..., Pair]) -> None:
         pair, nsqd, stream = recorded(pairs, encode=lambda waiting: waiting.popleft() if waiting else b"")

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from nsq import aio
 from nsq.connection.endpoint import Key
 from nsq.consumer.consumer import Consumer
 from nsq.consumer.decisions import Requeue
@@ -145,6 +146,13 @@ MISTAKES: dict[str, tuple[Callable[[Make], object], type[Exception], str]] = {
     "dead letters to no topic": (given(dead_letters="no good"), UsageError, "contains ' '"),
     "dead letters twice": (given(dead_letters="d", give_up=print), UsageError, "exclude each other"),
     "dead letters of none": (given(dead_letters="d", max_attempts=0), UsageError, "max_attempts above 0"),
+    "tracing of an nsqd": (lambda make: make().trace(), UsageError, "give nsqlookupd"),
+    "tracing of the original": (
+        lambda make: make(nsqlookupd="127.0.0.1:1", cluster="original").trace(),
+        UsageError,
+        "tracing needs a partitioned NSQ",
+    ),
+    "tracing": (lambda make: make().trace("off"), UsageError, "switched to 'off'"),
     "reasons of none": (given(dead_letter_reasons=True), ConfigError, "needs dead_letters"),
     "a copy": (lambda make: pickle.dumps(make()), TypeError, "make one in each process"),
     "add_handler as a decorator": (
@@ -291,7 +299,7 @@ def test_a_connection_whose_threads_are_late_counts_no_more(
 
     consumer = make().add_handler(nothing).start()
     nsqd = accept(transport)
-    monkeypatch.setattr(consumer._engine.pool, "put", stuck)
+    monkeypatch.setattr(consumer._engine.connections, "_put", stuck)
     nsqd.deliver(1)
     assert entered.wait(PATIENCE)
     try:
@@ -519,11 +527,43 @@ def test_rdy_is_not_repeated_while_half_of_the_messages_are_here(
     see_off(consumer, nsqd)
 
 
+def test_hooks_around_a_handler_compose_and_the_first_is_the_outermost(make: Make) -> None:
+    calls: list[str] = []
+
+    def hook(name: str) -> Callable[[Callable[[Message], object]], Callable[[Message], object]]:
+        def around(handler: Callable[[Message], object]) -> Callable[[Message], object]:
+            calls.append(f"around {name}")
+            return handler
+
+        return around
+
+    make(around_handler=[hook("a"), hook("b")]).add_handler(nothing)
+    assert calls == ["around b", "around a"]  # a(b(handler))
+    make(around_handler=[]).add_handler(nothing)
+    with pytest.raises(ConfigError, match="around_handler is 5"):
+        make(around_handler=[hook("a"), 5])
+    with pytest.raises(ConfigError, match="has returned what is no handler"):
+        make(around_handler=[hook("a"), lambda handler: None]).add_handler(nothing)
+
+
+def test_each_hook_around_a_coroutine_must_return_one() -> None:
+    async def handle(message: Message) -> None: ...
+
+    hooks: Any = [lambda handler: handler, lambda handler: print]
+    consumer = aio.Consumer("orders", "billing", nsqd="a:1", around_handler=hooks)
+    with pytest.raises(ConfigError, match="what is no handler: handler <built-in function print>"):
+        consumer.add_handler(handle)
+
+
 def test_rdy_is_not_repeated_during_backoff(make: Make, transport: MemoryTransport) -> None:
     def fail(message: Message) -> None:
         raise Requeue(0.0)
 
-    consumer = make(max_in_flight=1, backoff_strategy=lambda level: 60.0).add_handler(fail).start()
+    consumer = (
+        make(max_in_flight=1, backoff_after=0.0, backoff_strategy=lambda level: 60.0)
+        .add_handler(fail)
+        .start()
+    )
     nsqd = accept(transport)
     nsqd.expect(rdy(1))
     nsqd.deliver(1)

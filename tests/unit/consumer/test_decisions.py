@@ -12,12 +12,17 @@ from nsq.consumer.decisions import (
     GivenUp,
     GiveUp,
     Requeue,
+    TooOld,
     check_result,
     decide,
     decide_before,
     outlook,
+    slowness,
 )
 from nsq.errors import UsageError
+from nsq.message import Message
+from tests.fakes.messages import Desk
+from tests.fakes.nsqd import id_of
 
 FAILED = ValueError("no such order")
 EXEMPT = LookupError("not yet")
@@ -41,12 +46,21 @@ HOPELESS = GiveUp("cannot be read")
             GivenUp("it failed at its last attempt (max_attempts is 5)", FAILED),
         ),
         (Requeue(), 5, {"at_last_failure": True}, Again(90.0, True, is_last=True)),
+        (FAILED, 1, {"age_left": 89.0}, Again(90.0, True)),
+        (FAILED, 1, {"age_left": 90.0, "at_last_failure": True}, Again(90.0, True)),
+        (
+            FAILED,
+            1,
+            {"age_left": 89.0, "at_last_failure": True},
+            GivenUp("it failed, and would be too old for its next attempt in 90 s", FAILED),
+        ),
+        (TooOld("too old: 75 s"), 1, {}, GivenUp("too old: 75 s", too_old=True)),
     ],
 )
 def test_an_error_requeues_or_gives_up(
     error: BaseException, attempts: int, options: dict[str, Any], expected: Decision
 ) -> None:
-    assert decide(error, attempts, 5, 90.0, **options) == expected
+    assert decide(error, attempts, 5, lambda error: 90.0, **options) == expected
 
 
 def test_a_handler_gets_a_message_until_its_attempts_are_used_up() -> None:
@@ -56,9 +70,38 @@ def test_a_handler_gets_a_message_until_its_attempts_are_used_up() -> None:
     assert decide_before(6, float("inf")) is None
 
 
+def test_a_message_that_is_too_old_is_given_up() -> None:
+    assert decide_before(1, 5, 75.0, 60.0) == GivenUp("too old: 75 s (max_age is 60 s)", too_old=True)
+    assert decide_before(1, 5, 60.0, 60.0) is None
+    assert decide_before(1, 5, -5.0, 60.0) is None
+    assert decide_before(1, 5, 75.0, 0.0) is None
+
+
 def test_the_reason_has_the_words_of_a_handler_that_gives_up() -> None:
     assert str(GivenUp("its handler gave it up", HOPELESS)) == "its handler gave it up: cannot be read"
     assert str(GivenUp("it failed", FAILED)) == "it failed"  # the log has the error already
+
+
+def test_the_usual_delay_is_asked_for_with_the_error_and_only_when_it_is_needed() -> None:
+    asked: list[BaseException | None] = []
+    for error in (FAILED, Requeue(), Requeue(5.0), HOPELESS):
+        decide(error, 1, 5, lambda error: asked.append(error) or 90.0)
+    assert asked == [FAILED, None]
+
+
+@pytest.mark.parametrize(
+    ("begun_at", "said"),
+    [
+        (
+            1.0,
+            "In 30 s nsqd delivers it again, perhaps to another consumer: set auto_touch=True, or a longer",
+        ),
+        (20.0, "It waited 20 s for a handler: give more threads, or a lower max_in_flight"),
+    ],
+)
+def test_a_slow_handler_is_told_what_to_do(begun_at: float, said: str) -> None:
+    message = Message(Desk(), 0.0, 60.0, 0, 1, id_of(1), b"body")
+    assert said in slowness(message, 30.0, begun_at)
 
 
 async def coroutine() -> None: ...

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from nsq.connection.deliveries import TIMED_OUT
 from nsq.consumer.handlers import HandlerPool, Requeue
 from nsq.errors import ConfigError
 from nsq.message import Message
@@ -28,7 +29,8 @@ def desk() -> Desk:
 
 def pool_of(desk: Desk, **options: Any) -> HandlerPool:
     given = {"max_attempts": 5, "give_up": desk.give_up, "starved": lambda: desk.starved, **options}
-    return HandlerPool("nsq-test", requeue_delay=lambda attempts: 90.0 * attempts, **given)
+    given["give_up_old"] = desk.give_up_old
+    return HandlerPool("nsq-test", requeue_delay=lambda attempts, error: 90.0 * attempts, **given)
 
 
 @pytest.fixture
@@ -221,6 +223,169 @@ def test_the_log_says_when_the_messages_of_a_failed_batch_come_again(
     work(pool, *[desk.message(number, attempts=number) for number in (1, 2, 3)])
     desk.wait_for(*[("requeue", number, 90.0 * number, False) for number in (2, 3)])
     assert f"batch handler failed on {said}" in caplog.text
+
+
+def test_a_failed_batch_is_one_failure_that_of_its_latest_attempt(pool: HandlerPool, desk: Desk) -> None:
+    batches_of(pool, lambda messages: False)
+    work(pool, *[desk.message(number, attempts=number) for number in (1, 3, 2)])
+    desk.wait_for(("requeue", 3, 270.0, True), ("requeue", 2, 180.0, False), ("requeue", 1, 90.0, False))
+
+
+def test_a_batch_that_succeeds_is_one_success_and_what_is_given_up_is_none(
+    pool: HandlerPool, desk: Desk
+) -> None:
+    batches_of(pool, lambda messages: None)
+    assert (pool.at_once, pool.calls_at_once) == (3, 1)
+    work(pool, *[desk.message(number, attempts=1 if number < 4 else 6) for number in (1, 2, 3, 4, 5, 6)])
+    assert pool.stop(time.monotonic() + PATIENCE) == []
+    assert pool.uncounted == 2 + 3
+
+
+class TestMaxAge:
+    """Messages of a consumer with max_age=60."""
+
+    @pytest.fixture
+    def pool(self, desk: Desk) -> Iterator[HandlerPool]:
+        pool = pool_of(desk, max_age=60.0)
+        yield pool
+        assert pool.stop(time.monotonic() + PATIENCE) == []
+
+    @pytest.mark.parametrize("kind", ["add", "add_batch"])
+    def test_old_messages_are_given_up_together_and_fresh_ones_are_handled(
+        self, pool: HandlerPool, desk: Desk, kind: str
+    ) -> None:
+        handled: list[int] = []
+
+        def handle(given: Any) -> None:
+            handled.extend(int(one.id) for one in (given if isinstance(given, list) else [given]))
+
+        add = adder(pool, kind) if kind == "add" else functools.partial(batches_of, pool, size=4)
+        add(handle)
+        work(
+            pool,
+            *[desk.message(number, age=age) for number, age in [(1, 75.0), (2, 1.0), (3, 80.0), (4, 50.0)]],
+        )
+        desk.wait_for(("give up old", 1, 3, "too old: 75 s (max_age is 60 s)"))
+        desk.wait_for(*[("finish", number) for number in (1, 2, 3, 4)])
+        assert sorted(handled) == [2, 4]
+        assert pool.stop(time.monotonic() + PATIENCE) == []
+        assert pool.uncounted == (2 if kind == "add" else 3)
+
+    def test_a_dead_letter_that_is_not_stored_leaves_the_messages_unfinished(
+        self, pool: HandlerPool, desk: Desk, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        desk.trouble = RuntimeError("no nsqd")
+        pool.add(print, 1)
+        work(pool, desk.message(1, age=75.0), desk.message(2, age=75.0))
+        desk.wait_for(*[("requeue", number, None, False) for number in (1, 2)])
+        assert "giving up 2 messages that are too old failed" in caplog.text
+
+    def test_a_clock_that_is_ahead_is_warned_of_once(
+        self, pool: HandlerPool, desk: Desk, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        pool.add(lambda message: None, 1)
+        work(pool, *[desk.message(number, age=-31.0 - number) for number in (1, 2)])
+        desk.wait_for(("finish", 1), ("finish", 2))
+        (record,) = caplog.records
+        assert "is 32 s ahead of this machine's" in record.getMessage()
+
+    def test_what_would_be_too_old_at_its_next_attempt_is_given_up_with_its_error_where_that_is_wanted(
+        self, desk: Desk
+    ) -> None:
+        pool = pool_of(desk, max_age=60.0, gives_up_at_last_failure=True)
+
+        def fail(message: Message) -> None:
+            raise ValueError("x")
+
+        pool.add(fail, 1)
+        work(pool, desk.message(1, age=1.0))
+        desk.wait_for(("give up", 1, "x"), ("finish", 1))
+        assert pool.stop(time.monotonic() + PATIENCE) == []
+
+
+class TestSecondRuns:
+    """nsqd delivers a message again while its handler still runs."""
+
+    class Held:
+        """A handler, of single messages or of batches, that holds the first attempt."""
+
+        def __init__(self, at_end: Callable[[Message], object]) -> None:
+            self.begun, self.let_go = threading.Event(), threading.Event()
+            self.attempts: list[int] = []
+            self._at_end = at_end
+
+        def __call__(self, given: Message | list[Message]) -> object:
+            (message,) = given if isinstance(given, list) else [given]
+            self.attempts.append(message.attempts)
+            if message.attempts > 1:
+                return None
+            self.begun.set()
+            assert self.let_go.wait(PATIENCE)
+            return self._at_end(message)
+
+    @pytest.mark.parametrize("kind", ["add", "add_batch"])
+    @pytest.mark.parametrize(
+        ("at_end", "delivered", "attempts", "expected"),
+        [
+            (lambda message: None, [2], [1], ("finish", 1)),
+            (lambda message: None, [2, 3, 6], [1], ("finish", 1)),
+            (lambda message: False, [2], [1, 2], ("finish", 1)),
+            (lambda message: False, [6], [1], ("give up", 1)),
+            (lambda message: message.disable_auto_response(), [2], [1, 2], ("finish", 1)),
+        ],
+        ids=["success", "several", "failure", "given up only afterwards", "answered by the program"],
+    )
+    def test_a_delivery_waits_for_the_run_and_has_its_result(
+        self,
+        pool: HandlerPool,
+        desk: Desk,
+        kind: str,
+        at_end: Callable[[Message], object],
+        delivered: list[int],
+        attempts: list[int],
+        expected: tuple[Any, ...],
+    ) -> None:
+        pool.repeats_come = True
+        held = self.Held(at_end)
+        adder(pool, kind)(held)
+        adder(pool, kind)(held)  # this thread is free
+        last = desk.message(1)
+        work(pool, last)
+        assert held.begun.wait(PATIENCE)
+        for attempt in delivered:
+            last.expires_at = TIMED_OUT
+            last = desk.message(1, attempts=attempt)
+            pool.put([last])
+            assert list(pool.kept.values()) == [last]
+        held.let_go.set()
+        desk.wait_for(expected)
+        assert pool.stop(time.monotonic() + PATIENCE) == []
+        assert held.attempts == attempts
+        assert pool.kept == {}
+
+    @pytest.mark.parametrize(
+        ("before", "expired"),
+        [
+            (lambda message: message.disable_auto_response(), TIMED_OUT),
+            (lambda message: message.requeue(0.0), 60.0),
+        ],
+        ids=["the program answers the first one", "the handler has requeued it"],
+    )
+    def test_otherwise_it_begins_at_once(
+        self, pool: HandlerPool, desk: Desk, before: Callable[[Message], object], expired: float
+    ) -> None:
+        pool.repeats_come = True
+        held = self.Held(lambda message: None)
+        pool.add(held, 2)
+        first = desk.message(1)
+        work(pool, first)
+        assert held.begun.wait(PATIENCE)
+        before(first)
+        first.expires_at = expired
+        desk.answered.clear()
+        pool.put([desk.message(1, attempts=2)])
+        desk.wait_for(("finish", 1))
+        held.let_go.set()
 
 
 class TestLastFailure:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Hashable
-from typing import Self
+from collections.abc import Hashable
+from typing import Any, Self
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from nsq.consumer.rdy import Backoff, HandlingLimit, Nsqd, OneEach, Order, Outcome, RdyWindows, exponential
+from nsq.consumer.rdy import Backoff, HandlingLimit, Nsqd, Outcome, RdyChange, RdyWindows, exponential
 
 SUCCESS, FAILURE, NEUTRAL = Outcome.SUCCESS, Outcome.FAILURE, Outcome.NEUTRAL
 IDLE, TURN = 10.0, 30.0
@@ -37,7 +37,7 @@ class World:
         self.now = START
         self.in_flight: dict[Hashable, int] = {}
         self.rdy: dict[Hashable, int] = {}
-        self.orders: list[Order] = []
+        self.orders: list[RdyChange] = []
 
     def decide(self) -> None:
         """Obey one order after the other: between two of them no more messages may come than at the end."""
@@ -132,12 +132,12 @@ class TestShares:
         world = World(10).connect("a", "b")
         world.receive("a", 4)
         world.close("a")
-        assert world.orders == [Order("b", 6)]
+        assert world.orders == [RdyChange("b", 6)]
         assert "in flight" in world.windows.reason("b")
         world.answer("a", count=3)
-        assert world.orders == [Order("b", 9)]
+        assert world.orders == [RdyChange("b", 9)]
         world.disconnect("a")
-        assert world.orders == [Order("b", 10)]
+        assert world.orders == [RdyChange("b", 10)]
 
     def test_messages_in_flight_count_when_shares_move(self) -> None:
         world = World(10).connect("a")
@@ -184,7 +184,7 @@ class TestMoreConnectionsThanMessages:
         world.tick(IDLE - 1)
         assert world.orders == []
         world.tick(1)
-        assert world.orders == [Order("a", 0), Order("b", 1)]
+        assert world.orders == [RdyChange("a", 0), RdyChange("b", 1)]
 
     def test_a_turn_with_messages_lasts_longer(self) -> None:
         world = World(1).connect("a", "b")
@@ -299,6 +299,70 @@ class TestBackoff:
         assert min(asked) == 1
 
 
+class TestShareOfFailures:
+    """When a consumer begins to back off, with the threshold of 0.5."""
+
+    @staticmethod
+    def failures_until_it_backs_off(backoff: Backoff, now: float = 0.0, **outcome: Any) -> int:
+        for number in range(1, 1000):
+            if backoff.outcome(FAILURE, now, **outcome):
+                return number
+        return 0
+
+    @pytest.mark.parametrize(
+        ("calls_at_once", "threshold", "expected"),
+        [(1, 0.5, 14), (10, 0.5, 14), (25, 0.5, 35), (50, 0.5, 69), (1, 0.0, 1), (1, 0.9, 45)],
+    )
+    def test_a_service_that_is_down_is_noticed_after_some_failures(
+        self, calls_at_once: int, threshold: float, expected: int
+    ) -> None:
+        backoff = Backoff(exponential(1.0), 60.0, threshold)
+        backoff.share.set_at_once(calls_at_once)
+        assert self.failures_until_it_backs_off(backoff) == expected
+
+    def test_few_failures_among_successes_never_back_off(self) -> None:
+        backoff = Backoff(exponential(1.0), 60.0, 0.5)
+        assert self.failures_until_it_backs_off(backoff, successes=3) == 0
+        assert backoff.share.value < 0.5
+
+    def test_later_attempts_count_only_if_there_have_been_no_first_ones(self) -> None:
+        backoff = Backoff(exponential(1.0), 60.0, 0.5)
+        backoff.outcome(FAILURE, 0.0, first=True)
+        # Poison messages that return together.
+        assert self.failures_until_it_backs_off(backoff, now=9.0, first=False) == 0
+        # Nothing else for long. (They have failed more than ``window`` times already.)
+        assert self.failures_until_it_backs_off(backoff, now=10.0, first=False) == 13
+
+    def test_a_consumer_that_starts_in_an_outage_counts_every_attempt(self) -> None:
+        backoff = Backoff(exponential(1.0), 60.0, 0.5)
+        assert self.failures_until_it_backs_off(backoff, first=False) == 14
+
+    def test_a_success_makes_later_attempts_count_for_nothing_again(self) -> None:
+        backoff = Backoff(exponential(1.0), 60.0, 0.5)
+        assert not backoff.outcome(FAILURE, 0.0, first=False, successes=1)
+        assert self.failures_until_it_backs_off(backoff, first=False) == 0
+
+    def test_with_a_threshold_of_zero_every_attempt_backs_off(self) -> None:
+        backoff = Backoff(exponential(1.0), 60.0, 0.0)
+        backoff.outcome(SUCCESS, 0.0, successes=100)
+        assert backoff.outcome(FAILURE, 0.0, first=False)
+
+    def test_the_test_message_counts_at_any_attempt(self) -> None:
+        backoff = Backoff(exponential(1.0), 60.0, 0.5)
+        self.failures_until_it_backs_off(backoff)
+        assert backoff.expire(2.0)
+        assert backoff.outcome(FAILURE, 2.0, first=False)
+        assert backoff.level == 2
+
+    def test_after_backing_off_the_share_begins_at_the_threshold(self) -> None:
+        backoff = Backoff(exponential(1.0), 60.0, 0.5)
+        self.failures_until_it_backs_off(backoff)
+        assert backoff.expire(2.0)
+        assert backoff.outcome(SUCCESS, 2.0)
+        assert backoff.level == 0
+        assert backoff.outcome(FAILURE, 2.0)
+
+
 class TestRoomThatGrows:
     """The windows where the user has not set max_in_flight and one nsqd has many connections."""
 
@@ -312,51 +376,6 @@ class TestRoomThatGrows:
         world.expect(3)
         world.connect(*connected)
         assert list(world.rdy.values()) == rdy
-
-    @pytest.mark.parametrize(
-        ("max_in_flight", "grows", "turns"),
-        [(2, False, True), (3, False, False), (2, True, False), (0, False, False)],
-    )
-    def test_otherwise_more_connections_than_messages_take_turns(
-        self, max_in_flight: int, grows: bool, turns: bool
-    ) -> None:
-        assert World(max_in_flight, grows=grows).windows.must_take_turns(3) is turns
-
-
-class TestOneEach:
-    @pytest.mark.parametrize("max_in_flight", [1, 2, 100])
-    def test_every_connection_has_one_whatever_max_in_flight_is(self, max_in_flight: int) -> None:
-        world = World(max_in_flight, kind=OneEach).connect("a", "b", "c")
-        assert world.rdy == {"a": 1, "b": 1, "c": 1}
-        assert not world.windows.must_take_turns(3)
-
-    @pytest.mark.parametrize(
-        "happen",
-        [
-            lambda world: world.tick(10 * TURN),
-            lambda world: world.answer("a", FAILURE, count=0),
-            lambda world: world.windows.handled_late(world.now, 60.0, 1) or world.decide(),
-            lambda world: world.receive("a", 2),
-        ],
-        ids=["time passes", "a handler fails", "handlers are slow", "a message is repeated"],
-    )
-    def test_no_event_stops_a_connection(self, happen: Callable[[World], object]) -> None:
-        world = World(10, kind=OneEach).connect("a", "b")
-        world.orders = []
-        happen(world)
-        world.decide()
-        assert (world.rdy, world.orders, world.backoff.level) == ({"a": 1, "b": 1}, [], 0)
-
-    def test_a_pause_stops_all_and_a_closing_connection_gets_none(self) -> None:
-        world = World(10, kind=OneEach).connect("a", "b")
-        world.pause(True)
-        assert world.rdy == {"a": 0, "b": 0}
-        world.pause(False)
-        assert world.rdy == {"a": 1, "b": 1}
-        assert "order" in world.windows.reason("a")
-        world.close("a")
-        world.tick(TURN)
-        assert world.rdy == {"a": 0, "b": 1}
 
 
 def test_an_unknown_connection_has_no_window() -> None:
@@ -534,7 +553,7 @@ class TestHandlingLimit:
         world = World(40).connect("a")
         assert world.windows.handling.expired(world.now, self.TIMEOUT, 40, 1)
         world.tick()
-        assert world.orders == [Order("a", 20)]
+        assert world.orders == [RdyChange("a", 20)]
         assert world.windows.reason("a") == "its share of 20, which the handlers manage in time"
         world.set_max_in_flight(8)
-        assert world.orders == [Order("a", 8)]
+        assert world.orders == [RdyChange("a", 8)]

@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from nsq.config import Config
 from nsq.connection.endpoint import Key, Wanted
 from nsq.connection.subscription import Subscription
 from nsq.discovery.directory import Lookupd
-from nsq.discovery.lookups import Discovery
+from nsq.discovery.lookups import Asker, Discovery
 from nsq.errors import ApiError, ConfigError, UsageError
 
 A, B, C = "a:4150", "b:4150", "c:4150"
@@ -23,14 +24,18 @@ URL1, URL2 = "http://l1:4161/", "http://l2:4161/"
 NAME = "nsq-orders/billing"
 ORDERS = Subscription("orders", "billing")
 PATIENCE = 20.0
+OF_THE_CLIENT = ("rewrite", "accept", "found", "original", "other")
+#: An answer that says that the nsqlookupd belongs to a partitioned NSQ.
+PARTITIONED: list[str] = []
 
 
-class World:
+class World(Asker):
     """Client and asker; notes their calls. ``answers`` has, for an nsqlookupd, the nsqds that it lists; one
     with a gate answers when that opens.
     """
 
     def __init__(self) -> None:
+        super().__init__("orders", Config())
         self.notes: list[tuple[object, ...]] = []
         self.answers: dict[str, list[str] | Exception] = {}
         self.gates: dict[str, threading.Event] = {}
@@ -71,8 +76,9 @@ class World:
 
     # Asker and client.
 
-    def ask(self, lookupd: str) -> frozenset[str]:
-        return frozenset(self._answer("ask", lookupd))
+    def ask(self, lookupd: str) -> frozenset[str] | None:
+        answer = self._answer("ask", lookupd)
+        return None if answer is PARTITIONED else frozenset(answer)
 
     def cancel(self) -> None:
         self.note("cancel")
@@ -91,7 +97,7 @@ class World:
     # Making discoveries.
 
     def discovery(self, nsqds: Iterable[str] = (), lookupds: Iterable[str] = (), **options: Any) -> Discovery:
-        own = {each: options.pop(each) for each in ("rewrite", "accept", "found") if each in options}
+        own = {each: options.pop(each) for each in OF_THE_CLIENT if each in options}
         made = Discovery(
             options.pop("subscription", ORDERS),
             Config(**{"lookupd_poll_jitter": 0.0, **options}),
@@ -100,7 +106,7 @@ class World:
             name=NAME,
             nsqds=nsqds,
             nsqlookupds=lookupds,
-            asker=self,  # type: ignore[arg-type]
+            asker=self,
             clock=self.clock,
             chance=lambda: self.chance,
         )
@@ -114,7 +120,7 @@ class World:
 
     def pass_time(self, discovery: Discovery, seconds: float) -> None:
         self.now += seconds
-        discovery._owner.wake()
+        discovery.owner.wake()
 
     def close(self) -> None:
         for gate in self.gates.values():
@@ -362,6 +368,84 @@ class TestStopping:
     def test_a_forked_child_cancels_nothing(self, world: World) -> None:
         world.discovery([A], [L1]).abandon()
         assert world.notes == [("abandon",)]
+
+
+class OfPartitions(Asker):
+    """Asks the nsqlookupds of a partitioned NSQ, and wants one of two nsqds."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(None, Config())
+        self._world = world
+
+    def ask(self, lookupd: str) -> frozenset[str]:
+        self._world.note("ask for leaders", lookupd)
+        return frozenset([B, C])
+
+    def wanted(self, named: dict[Key, Wanted]) -> dict[Key, Wanted]:
+        return {key: each for key, each in named.items() if each.given or each.address == C}
+
+
+class TestKinds:
+    """Which NSQ the nsqlookupds belong to."""
+
+    def started(
+        self, world: World, nsqds: Iterable[str], lookupds: Iterable[str], **options: Any
+    ) -> Discovery:
+        def other(discovery: Discovery) -> Asker:
+            world.note("partitioned")
+            return OfPartitions(world)
+
+        original = partial(world.note, "original")
+        return world.started(nsqds, lookupds, original=original, other=other, **options)
+
+    def test_the_original_is_told_once(self, world: World) -> None:
+        world.answers[L1] = world.answers[L2] = [A]
+        discovery = self.started(world, [], [L1, L2])
+        assert discovery.kind in (None, "original")
+        world.until(
+            lambda: len(discovery.nsqlookupds) == 2 and None not in map(last_heard, discovery.nsqlookupds)
+        )
+        assert world.notes.count(("original",)) == 1
+        assert discovery.kind == "original"
+        assert ("partitioned",) not in world.notes
+
+    @pytest.mark.parametrize("before", [None, [A]], ids=["at once", "after a time as an original"])
+    def test_a_partitioned_one_is_asked_at_once_in_its_own_way(
+        self, world: World, before: list[str] | None
+    ) -> None:
+        world.answers[L1] = PARTITIONED if before is None else before
+        discovery = self.started(world, [A], [L1])
+        if before is not None:
+            world.await_("original")
+            world.answers[L1] = PARTITIONED
+            world.pass_time(discovery, 60.0)
+        world.await_("found", A, C)
+        assert discovery.kind == "partitioned"
+        world.pass_time(discovery, 60.0)
+        world.await_("ask for leaders", L1, times=2)
+        assert world.notes.count(("partitioned",)) == 1
+
+    def test_all_are_asked_again_as_soon_as_one_is_partitioned(self, world: World) -> None:
+        world.gates[L2] = threading.Event()
+        world.answers[L1] = world.answers[L2] = PARTITIONED
+        self.started(world, [], [L1, L2])
+        world.await_("ask for leaders", L1)
+        world.gates[L2].set()
+        world.await_("ask for leaders", L2)
+        assert world.notes.count(("partitioned",)) == 1
+
+    def test_one_that_the_user_calls_partitioned_is_not_asked_what_it_is(self, world: World) -> None:
+        discovery = self.started(world, [], [L1], cluster="partitioned")
+        world.await_("ask for leaders", L1)
+        assert ("ask", L1) not in world.notes
+        assert discovery.kind == "partitioned"
+
+    def test_a_stop_ends_the_questions_of_both_kinds(self, world: World) -> None:
+        world.answers[L1] = PARTITIONED
+        discovery = self.started(world, [], [L1])
+        world.await_("ask for leaders", L1)
+        discovery.stop()
+        world.await_("cancel")
 
 
 class TestProducers:

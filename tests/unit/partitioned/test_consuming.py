@@ -11,8 +11,10 @@ import pytest
 from nsq.config import Config
 from nsq.connection.endpoint import Key, Wanted
 from nsq.connection.subscription import Subscription
+from nsq.consumer.reports import Reporter
+from nsq.discovery.lookups import Discovery
 from nsq.errors import ConfigError, ConnectionLost, DialFailed, NotLeader, NsqError, OrderIsMust, Unauthorized
-from nsq.partitioned.consuming import PartitionDiscovery, parts_for
+from nsq.partitioned.ordered import dialect_for
 from nsq.partitioned.subscription import PartitionSubscription
 from nsq.partitioned.table import ClusterAnswer, TopicAnswer
 from nsq.partitioned.wire import Meta
@@ -31,31 +33,50 @@ class World:
         self.wanted: dict[Key, Wanted] = {}
         self.reports = 0
         self.dropped: list[Key] = []
-        self.connected: list[Key] = []
+        windows = SimpleNamespace(max_in_flight=2)
+        self.connections: Any = SimpleNamespace(table={}, windows=windows, max_in_flight_given=False)
         self.problems: list[NsqError] = []
         self.now = 100.0
+        subscription, config = Subscription(TOPIC, "billing"), Config()
         engine: Any = SimpleNamespace(
-            found=self._found,
-            dropped=self.dropped.append,
+            config=config,
+            subscription=subscription,
+            topic=TOPIC,
             name="nsq-test",
-            pool=None,
-            connected_keys=lambda: list(self.connected),
+            owner=SimpleNamespace(wake=None),
+            reporter=Reporter(TOPIC, "billing", None),
+            connections=self.connections,
+            traced=False,
+            options=given,
+            dropped=lambda key, patience: self.dropped.append(key),
             refuse=self.problems.append,
-            give_each_room=lambda: None,
         )
-        arguments = {
-            "subscription": Subscription(TOPIC, "billing"),
-            "config": Config(),
-            "nsqds": nsqds,
-            "nsqlookupds": [LOOKUPD],
-            "rewrite": rewrite,
-            "accept": accept,
-            "clock": lambda: self.now,
-        }
-        discovery = parts_for(arguments, given).make_discovery(engine)
-        assert isinstance(discovery, PartitionDiscovery)
-        discovery._ask = lambda lookupd: None  # type: ignore[method-assign]
-        self.discovery = discovery
+        self.dialect = dialect_for(engine, given)
+        self.discovery = Discovery(
+            subscription,
+            config,
+            found=self._found,
+            name="nsq-test",
+            nsqds=nsqds,
+            nsqlookupds=[LOOKUPD],
+            rewrite=rewrite,
+            accept=accept,
+            other=self.dialect.asker,
+            clock=lambda: self.now,
+        )
+        self.discovery._ask = lambda lookupd: None  # type: ignore[method-assign]
+        self.discovery._switch(self.dialect.asker)
+        leaders = self.dialect.leaders
+        assert leaders is not None
+        self.leaders = leaders
+
+    @property
+    def connected(self) -> list[Key]:
+        return list(self.connections.table)
+
+    @connected.setter
+    def connected(self, keys: list[Key]) -> None:
+        self.connections.table = dict.fromkeys(keys)
 
     def _found(self, wanted: dict[Key, Wanted]) -> None:
         self.wanted = wanted
@@ -76,12 +97,12 @@ class World:
 
     def _hear(self, answer: ClusterAnswer) -> None:
         self.now += 1.0
-        self.discovery._questions.cluster.heard(LOOKUPD, answer, self.now)
-        self.discovery._directory.heard([A, B, C])
+        self.leaders.cluster.heard(LOOKUPD, answer, self.now)
+        self.discovery._directory.heard(map(self.discovery.rewritten, [A, B, C]))
         self.turn()
 
     def turn(self) -> None:
-        self.discovery._owner.run_requests()
+        self.discovery.owner.run_requests()
         self.discovery._report()
 
 
@@ -100,7 +121,7 @@ def test_a_moved_partition_gets_its_connection_when_the_former_one_has_ended() -
     assert world.dropped == [(A, 0)]
     assert world.keys == {(B, 1)}
     world.connected = [(B, 1)]
-    world.discovery.disconnected((A, 0), None)
+    world.dialect.lost((A, 0), None)
     world.turn()
     assert world.keys == {(C, 0), (B, 1)}
 
@@ -111,14 +132,14 @@ def test_a_connection_to_a_partition_that_is_listed_no_more_is_kept() -> None:
     world.connected = [(A, 0), (B, 1)]
     world.answer("", B)
     assert world.dropped == []
-    assert world.discovery.missing == (0,)
+    assert world.leaders.missing == (0,)
 
 
 def test_a_partition_that_was_stopped_is_left_and_not_wanted_again() -> None:
     world = World()
     world.answer(A, B)
     world.connected = [(A, 0), (B, 1)]
-    world.discovery.stop_partition(0)
+    world.dialect.stop_partition(0)
     world.turn()
     assert world.dropped == [(A, 0)]
     assert world.keys == {(B, 1)}
@@ -131,7 +152,7 @@ def test_only_chosen_partitions_are_wanted_and_missed() -> None:
     world = World(partitions=[1, 2])
     world.answer(A, B, "", "", partitions=4)
     assert world.keys == {(B, 1)}
-    assert world.discovery.missing == (2,)
+    assert world.leaders.missing == (2,)
 
 
 def test_the_topics_headers_are_known_before_the_subscription_and_followed() -> None:
@@ -146,7 +167,7 @@ def test_the_topics_headers_are_known_before_the_subscription_and_followed() -> 
 def test_a_leader_that_the_user_does_not_accept_is_not_wanted() -> None:
     world = World(accept=lambda addresses: [A])
     world.discovery._directory.nsqds.clear()
-    world.discovery._questions.cluster.heard(
+    world.leaders.cluster.heard(
         LOOKUPD, ClusterAnswer("partitioned", topics={TOPIC: TopicAnswer({0: A, 1: B}, Meta(2))}), 1.0
     )
     world.discovery._directory.heard([A])
@@ -173,23 +194,6 @@ def test_a_topic_that_the_options_do_not_suit_is_reported_once_until_it_does(
     assert world.keys == {(A, 0), (B, 1)}
 
 
-def test_a_cluster_that_changes_its_kind_is_followed() -> None:
-    world = World()
-    world._hear(ClusterAnswer("original", nsqds=frozenset([A, B, C])))
-    world.answer(A, B)
-    assert world.keys == {(A, 0), (B, 1)}
-    world._hear(ClusterAnswer("original", nsqds=frozenset([A, B, C])))
-    assert world.keys == {(A, None), (B, None), (C, None)}
-
-
-def test_an_option_that_the_original_nsq_lacks_is_refused_by_name() -> None:
-    world = World(ordered=True)
-    world._hear(ClusterAnswer("original", nsqds=frozenset([A])))
-    [problem] = world.problems
-    assert "ordered needs a partitioned NSQ" in str(problem)
-    assert world.keys == set()
-
-
 @pytest.mark.parametrize(
     ("error", "passing", "dropped"),
     [
@@ -201,11 +205,11 @@ def test_an_option_that_the_original_nsq_lacks_is_refused_by_name() -> None:
 def test_a_refusal_has_the_nsqlookupds_asked_at_once(error: NsqError, passing: bool, dropped: bool) -> None:
     world = World()
     world.answer(A, B)
-    questions = world.discovery._questions
+    questions = world.leaders
     asked = questions._refresh._asked
     world.now += 5.0
-    assert world.discovery.refused((A, 0), error) is passing
-    world.discovery._owner.run_requests()
+    assert world.dialect.refused((A, 0), error) is passing
+    world.discovery.owner.run_requests()
     world.discovery._turn()
     assert questions._refresh._asked == asked + 1
     assert (world.keys == {(B, 1)}) is dropped
@@ -215,24 +219,24 @@ def test_a_node_that_refused_again_after_a_quiet_time_is_asked_for_at_the_end_of
     """Although another partition, which has no leader for long, lets the pauses between questions grow."""
     world = World()
     world.answer(A, "")
-    refresh = world.discovery._questions._refresh
+    refresh = world.leaders._refresh
     asked_after = []
     for _ in range(2):
         world.now += 10.0
         world.discovery._turn()
         world.answer(A, "")
         assert world.keys == {(A, 0)}
-        world.discovery.refused((A, 0), NotLeader("x"))
+        world.dialect.refused((A, 0), NotLeader("x"))
         world.turn()
         refused_at = world.now
         while not world.keys:
             world.now += 0.04
-            world.discovery._owner.run_requests()
+            world.discovery.owner.run_requests()
             world.discovery._turn()
             if refresh._asked_at == world.now:
                 topic = TopicAnswer({0: A}, Meta(2))
                 answer = ClusterAnswer("partitioned", topics={TOPIC: topic})
-                world.discovery._questions.cluster.heard(LOOKUPD, answer, world.now)
+                world.leaders.cluster.heard(LOOKUPD, answer, world.now)
             world.turn()
         asked_after.append(round(world.now - refused_at, 2))
     assert asked_after == [0.04, 0.24]
@@ -242,7 +246,7 @@ def test_a_node_that_does_not_lead_is_left_out_under_its_rewritten_address_too()
     world = World(rewrite=lambda address: address.replace("10.0.0", "127.0.0"))
     world.answer(A, B)
     assert world.keys == {("127.0.0.1:4150", 0), ("127.0.0.2:4150", 1)}
-    world.discovery.refused(("127.0.0.1:4150", 0), NotLeader("x"))
+    world.dialect.refused(("127.0.0.1:4150", 0), NotLeader("x"))
     world.turn()
     assert world.keys == {("127.0.0.2:4150", 1)}
 
@@ -254,10 +258,10 @@ def test_a_leader_that_cannot_be_reached_is_left_out_where_an_nsqlookupd_names_a
     world = World()
     world.answer(A, B)
     topic = TopicAnswer({0: C if disputed else A, 1: B}, Meta(2))
-    world.discovery._questions.cluster.heard("l2", ClusterAnswer("partitioned", topics={TOPIC: topic}), 1.0)
+    world.leaders.cluster.heard("l2", ClusterAnswer("partitioned", topics={TOPIC: topic}), 1.0)
     world.turn()
     assert world.keys == {(A, 0), (B, 1)}
-    world.discovery.refused((A, 0), DialFailed("x"))
+    world.dialect.refused((A, 0), DialFailed("x"))
     world.turn()
     assert world.keys == {(C if disputed else A, 0), (B, 1)}
 
@@ -268,16 +272,16 @@ def test_the_end_of_a_connection_has_them_asked_too_unless_it_was_meant() -> Non
     asks = []
     for cause in (None, ConnectionLost("x")):
         world.now += 5.0
-        world.discovery.disconnected((A, 0), cause)
-        world.discovery._owner.run_requests()
+        world.dialect.lost((A, 0), cause)
+        world.discovery.owner.run_requests()
         world.discovery._turn()
-        asks.append(world.discovery._questions._refresh._asked)
+        asks.append(world.leaders._refresh._asked)
     assert asks == [0, 1]
 
 
 def test_an_nsqlookupd_that_the_user_adds_counts_although_the_cluster_does_not_list_it() -> None:
     world = World()
-    questions = world.discovery._questions
+    questions = world.leaders
     world.discovery.add_nsqlookupd("10.0.0.8:4161")
     for lookupd in ("10.0.0.8:4161", LOOKUPD):
         questions._heard(lookupd, lookupd, ClusterAnswer("partitioned", (LOOKUPD,)), 1.0)
@@ -290,18 +294,21 @@ def test_an_nsqlookupd_that_the_user_adds_counts_although_the_cluster_does_not_l
 def test_an_nsqlookupd_that_the_user_removes_has_no_say_any_more_although_the_cluster_listed_it() -> None:
     world = World()
     other, discovery = "10.0.0.8:4161", world.discovery
-    questions = discovery._questions
+    questions = world.leaders
 
     def hear(lookupd: str, *listed: str, leader: str) -> None:
         world.now += 1.0
         topics = {TOPIC: TopicAnswer({0: leader}, Meta(1))}
         answer = ClusterAnswer("partitioned", listed, other, topics)
-        discovery._owner.ask(partial(questions._heard, lookupd, lookupd, answer, world.now))
-        discovery._owner.run_requests()
+        discovery.owner.ask(partial(questions._heard, lookupd, lookupd, answer, world.now))
+        discovery.owner.run_requests()
 
+    discovery.add_nsqlookupd(other)
+    discovery._turn()
     hear(LOOKUPD, LOOKUPD, other, leader=A)
     hear(other, LOOKUPD, other, leader=A)
     discovery.remove_nsqlookupd(other)
+    discovery._turn()
     hear(LOOKUPD, LOOKUPD, leader=B)
     assert questions.cluster.table(TOPIC).leaders == {0: B}
     assert questions.cluster._said.keys() == {LOOKUPD}

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from nsq.message import Message
-from nsq.partitioned.lanes import Do, Lane, Order, Position, Stuck
+from nsq.partitioned.lanes import Action, Do, Lane, Position, Stuck
 from tests.fakes.deliveries import NOW, TIMEOUT, Delivery, delivery
 
 
-def handle(message: Message) -> list[Order]:
-    return [Order(Do.HANDLE, message)]
+def handle(message: Message) -> list[Action]:
+    return [Action(Do.HANDLE, message)]
 
 
 class World:
@@ -27,7 +27,7 @@ class World:
         self.lane = Lane(3, closing=lambda message: message in self.closing, **options)
         self.now = NOW
 
-    def deliver(self, message: Message) -> list[Order]:
+    def deliver(self, message: Message) -> list[Action]:
         return self.lane.delivered(message, self.now)
 
     def begin(self, message: Message) -> None:
@@ -37,11 +37,11 @@ class World:
         self.deliver(message)
         self.begin(message)
 
-    def succeed(self, message: Message) -> list[Order]:
+    def succeed(self, message: Message) -> list[Action]:
         """As the pool does it: the handler ends, then its message is answered."""
         return [*self.lane.ended(message, self.now), *self.lane.finished(message, self.now)]
 
-    def fail(self, message: Message, delay: float, error: Exception | None = None) -> list[Order]:
+    def fail(self, message: Message, delay: float, error: Exception | None = None) -> list[Action]:
         self.lane.failed(message, error, self.now)
         return [*self.lane.ended(message, self.now), *self.lane.requeued(message, delay, self.now)]
 
@@ -50,7 +50,7 @@ class World:
             self.work_on(message)
             self.succeed(message)
 
-    def after(self, seconds: float) -> list[Order]:
+    def after(self, seconds: float) -> list[Action]:
         self.now += seconds
         return self.lane.clock(self.now) if self.lane.due(self.now) else []
 
@@ -92,7 +92,7 @@ class TestRedeliveries:
     def test_the_message_finished_last_is_finished_again_without_a_handler(self, world: World) -> None:
         world.finish(delivery(1), delivery(2))
         again, third = delivery(2), delivery(3)
-        assert world.deliver(again) == [Order(Do.FINISH, again)]
+        assert world.deliver(again) == [Action(Do.FINISH, again)]
         assert world.deliver(third) == handle(third)
         assert (world.lane.repeated, world.lane.disorders) == (1, 0)
 
@@ -101,7 +101,7 @@ class TestRedeliveries:
         world.deliver(former)
         world.lane.lost(former, NOW)
         world.lane.finished(former, NOW)
-        assert world.deliver(again) == [Order(Do.FINISH, again)]
+        assert world.deliver(again) == [Action(Do.FINISH, again)]
 
     def test_a_late_answer_does_not_set_the_lane_back(self, world: World) -> None:
         world.finish(delivery(1), delivery(2))
@@ -141,7 +141,7 @@ class TestOrder:
         world.finish(delivery(5))
         message = delivery(internal_id)
         message.offset = offset
-        report = [] if in_order else [Order(Do.REPORT, message)]
+        report = [] if in_order else [Action(Do.REPORT, message)]
         assert world.deliver(message) == [*report, *handle(message)]
         assert world.lane.disorders == len(report)
 
@@ -159,11 +159,11 @@ class TestOrder:
         world = World(stop_out_of_order=True)
         world.finish(delivery(1), delivery(2))
         message = delivery(1)
-        assert world.deliver(message) == [Order(Do.REPORT, message), Order(Do.STOP, message)]
+        assert world.deliver(message) == [Action(Do.REPORT, message), Action(Do.STOP, message)]
         assert world.lane.stopped
         assert world.after(10 * TIMEOUT) == []  # its time is up
         later = delivery(2, now=world.now)
-        assert world.deliver(later) == [Order(Do.FINISH, later)]
+        assert world.deliver(later) == [Action(Do.FINISH, later)]
 
 
 class TestFailures:
@@ -212,7 +212,7 @@ class TestFailures:
         world.deliver(second)
         world.begin(first)
         world.closing.add(second)
-        assert world.succeed(first) == [Order(Do.GIVE_BACK, second)]
+        assert world.succeed(first) == [Action(Do.GIVE_BACK, second)]
 
     def test_a_stopped_lane_hands_out_nothing_more(self, world: World) -> None:
         message = delivery(1)
@@ -221,7 +221,7 @@ class TestFailures:
         assert world.fail(message, 0.0) == []
         assert world.after(TIMEOUT / 2) == []
         world.closing.add(message)
-        assert world.after(0.0) == [Order(Do.GIVE_BACK, message)]
+        assert world.after(0.0) == [Action(Do.GIVE_BACK, message)]
         assert world.deliver(delivery(2)) == []
 
     def test_how_long_a_message_holds_up_its_partition(self, world: World) -> None:
@@ -260,7 +260,7 @@ class Partition(RuleBasedStateMachine):
         self.handled: Message | None = None
         self.succeeded: list[int] = []
 
-    def obey(self, orders: list[Order]) -> None:
+    def obey(self, orders: list[Action]) -> None:
         for order in orders:
             if order.do is Do.HANDLE:
                 self.inbox.append(order.message)

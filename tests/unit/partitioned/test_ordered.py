@@ -12,12 +12,15 @@ from typing import Any
 
 import pytest
 
+from nsq.config import Config
 from nsq.consumer.decisions import GivenUp, GiveUp, Requeue
+from nsq.consumer.reports import ConsumerHooks
 from nsq.errors import AlreadyResponded, ConfigError, InvalidMessage, TopicNotExist
 from nsq.log import Logger
 from nsq.message import Message
 from nsq.partitioned.lanes import Decision, Stuck
-from nsq.partitioned.ordered import OrderedPool
+from nsq.partitioned.ordered import Ordered
+from nsq.partitioned.subscription import Reading
 from nsq.threads.owner import Owner
 from tests.fakes.deliveries import TIMEOUT, Delivery, delivery
 from tests.fakes.messages import Desk
@@ -31,7 +34,7 @@ class Nsqd:
 
     def __init__(self, notes: Desk) -> None:
         self._notes = notes
-        self.session = SimpleNamespace(msg_timeout=TIMEOUT, max_msg_timeout=15 * TIMEOUT, closing=False)
+        self.deliveries = SimpleNamespace(msg_timeout=TIMEOUT, max_msg_timeout=15 * TIMEOUT, closing=False)
         self.held: set[Message] = set()
 
     def _answer(self, message: Message, *note: Any) -> None:
@@ -76,17 +79,30 @@ class Site:
         self._ended = False
         self._owner = Owner("nsq-test-owner", Logger("nsq.test"), turn=self._turn)
         self.wake = self._owner.wake
-        self.pool = OrderedPool(
-            name="nsq-test",
-            give_up=self._give_up,
-            starved=lambda: False,
-            pause=lambda attempts: pause,
-            wake=self.wake,
-            stop_partition=lambda partition: self.notes.note("stop", partition),
-            requeued=lambda message: None,
-            stuck=lambda message: self.notes.note("stuck", message.internal_id, message.attempts),
-            disorder=lambda message: self.notes.note("out of order", message.internal_id),
-            **options,
+        hooks = ConsumerHooks()
+        hooks.stuck = lambda message: self.notes.note(  # type: ignore[method-assign]
+            "stuck", message.internal_id, message.attempts
+        )
+        hooks.out_of_order = lambda message: self.notes.note(  # type: ignore[method-assign]
+            "out of order", message.internal_id
+        )
+        engine: Any = SimpleNamespace(
+            config=Config(backoff_strategy=lambda attempts: pause),
+            topic="orders",
+            owner=self._owner,
+            reporter=SimpleNamespace(hooks=hooks, tell=lambda hook, *args: hook(*args)),
+        )
+        self.ordered = Ordered(engine, Reading(ordered=True), **options)
+        self.ordered.stop_partition = lambda partition: self.notes.note(  # type: ignore[method-assign]
+            "stop", partition
+        )
+        self.pool = self.ordered.make_pool(
+            {
+                "name": "nsq-test",
+                "give_up": self._give_up,
+                "give_up_old": lambda given_up: [self._give_up(*each) for each in given_up],
+                "starved": lambda: False,
+            }
         )
         self.pool.add(handler, threads)
         self.pool.start()
@@ -99,23 +115,23 @@ class Site:
         self.notes.note("give up", message.internal_id)
 
     def _turn(self) -> float | None:
-        return None if self._ended else self.pool.turn(time.monotonic())
+        return None if self._ended else self.ordered.turn(time.monotonic())
 
     def connect(self, partition: int = 0) -> Nsqd:
         nsqd: Any = Nsqd(self.notes)
-        nsqd.delegate = self.pool.delegate(nsqd, partition)
+        nsqd.delegate = self.ordered.delegate(nsqd, partition)
         return nsqd  # type: ignore[no-any-return]
 
     def deliver(self, nsqd: Any, number: int) -> Delivery:
         message = delivery(number, delegate=nsqd.delegate, now=time.monotonic())
         nsqd.held.add(message)
-        self.pool.put([message])
+        self.ordered.put([message])
         return message
 
     def wait_for_pause(self) -> None:
         """Wait until a handler has failed and its thread is idle again: the message is in its pause."""
-        while not self.pool.partitions(0.0)[0].stuck or self.pool.busy:
-            self.pool.turn(time.monotonic())
+        while not self.ordered.partitions(0.0)[0].stuck or self.pool.busy:
+            self.ordered.turn(time.monotonic())
 
     def end(self) -> None:
         self._ended = True
@@ -238,9 +254,9 @@ class TestPool:
         here.deliver(nsqd, 1)
         here.deliver(nsqd, 2)
         assert begun.wait(PATIENCE)
-        here.pool.turn(time.monotonic() + TIMEOUT * 0.4)
+        here.ordered.turn(time.monotonic() + TIMEOUT * 0.4)
         assert here.notes.notes == []
-        here.pool.turn(time.monotonic() + TIMEOUT * 0.6)
+        here.ordered.turn(time.monotonic() + TIMEOUT * 0.6)
         assert here.notes.notes == [("touch", 2)]
         go_on.set()
         here.notes.wait_for(("finish", 2))
@@ -273,7 +289,7 @@ class TestPool:
             here.deliver(nsqd, number)
         here.notes.wait_for(("out of order", 3), ("finish", 4))
         assert "out of order" in caplog.text
-        assert here.pool.partitions(0.0)[0].order_errors == 1
+        assert here.ordered.partitions(0.0)[0].order_errors == 1
 
     def test_a_batch_handler_is_refused(self, site: Make) -> None:
         with pytest.raises(ConfigError, match="add_handler"):
@@ -357,8 +373,8 @@ class TestStuckMessages:
         here.deliver(former, 1)
         here.wait_for_pause()
         former.lose()
-        here.pool.turn(time.monotonic())
-        here.pool.wake = lambda: here.notes.note("wake")
+        here.ordered.turn(time.monotonic())
+        here.ordered.wake = lambda: here.notes.note("wake")
         here.deliver(here.connect(), 1)
         assert here.notes.notes == [("wake",)]
 
@@ -367,7 +383,7 @@ class TestStuckMessages:
         nsqd = here.connect()
         here.deliver(nsqd, 1)
         here.wait_for_pause()
-        nsqd.session.closing = True
+        nsqd.deliveries.closing = True
         here.wake()
         here.notes.wait_for(("requeue", 1, 0.0, False))
 
@@ -383,7 +399,7 @@ def test_a_message_that_cannot_be_given_up_holds_up_its_partition_and_health_say
     made.cannot_give_up = TopicNotExist("E_TOPIC_NOT_EXIST dead")
     made.deliver(made.connect(), 1)
     made.wait_for_pause()
-    (health,) = made.pool.partitions(time.monotonic())
+    (health,) = made.ordered.partitions(time.monotonic())
     assert (health.attempts, health.stuck) == (1, True)
     assert "E_TOPIC_NOT_EXIST dead" in health.error
     assert made.notes.notes == [("stuck", 1, 1)]

@@ -12,7 +12,6 @@ from nsq.errors import ConfigError, InvalidMessage, OrderIsMust
 from nsq.partitioned.messages import DetailedMessage, PartitionedMessage
 from nsq.partitioned.subscription import PartitionSubscription, Reading, mismatch
 from nsq.partitioned.table import TopicTable
-from nsq.partitioned.tracing import Tracing
 from nsq.partitioned.wire import Meta
 from tests.fakes.messages import Delegate, payload
 
@@ -97,12 +96,11 @@ def test_messages_are_read_as_the_subscription_brings_them(
 
 def test_deliveries_are_traced_while_that_is_on(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "nsq.trace")
-    tracing = Tracing()
-    subscribed = PartitionSubscription("orders", "billing", 3, tracing=tracing)
+    switches = iter((False, True, False))
+    subscribed = PartitionSubscription("orders", "billing", 3, traced=lambda: next(switches))
     conn: Any = Delegate()
     conn.local_ip = "10.0.0.9"
-    for on in (False, True, False):
-        tracing.switch("orders", on)
+    for _ in range(3):
         subscribed.reader(conn, 1.0, 61.0)(17, 1, bytes(16), b"body")
     [record] = caplog.records
     assert (record.nsq_trace["channel"], record.nsq_trace["local_ip"]) == ("billing", "10.0.0.9")  # type: ignore[attr-defined]

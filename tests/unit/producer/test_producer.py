@@ -76,7 +76,7 @@ def test_deferred_publishes_and_batches_send_dpub_and_mpub(p: Producer, nsqd: Pu
         (lambda p: p.multi_publish("orders", []), nsq.UsageError),
         (lambda p: p.flush(-1.0), nsq.UsageError),
         (lambda p: p.set_nsqds([]), nsq.UsageError),
-        (lambda _: Producer(nsqlookupd="127.0.0.1:4161").set_nsqds([A]), nsq.UsageError),
+        (lambda _: Producer(nsqlookupd="127.0.0.1:4161", cluster="original").set_nsqds([A]), nsq.UsageError),
     ],
 )
 def test_a_callers_mistake_is_raised_before_anything_is_dialed(
@@ -241,10 +241,12 @@ def test_around_publish_gets_the_error_that_the_caller_gets(transport: MemoryTra
         for call in (
             lambda p: p.multi_publish("orders", b"one body, not several"),
             lambda p: p.multi_publish("orders", ["text"]),
-            lambda p: p.publish("orders", b"dropped"),
         ):
             with pytest.raises(nsq.UsageError):
                 call(p)
+        with pytest.raises(nsq.UsageError, match=r"Around object at .* returned 0 bodies for 1") as dropped:
+            p.publish("orders", b"dropped")
+        raised.append(dropped.value)  # the hook had begun
     assert len(hook.ends) == len(raised)
     assert set(map(id, hook.ends)) == set(map(id, raised))
 

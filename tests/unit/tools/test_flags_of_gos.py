@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 
 from nsq.flags import FlagExit, parse
+from nsq.rate import Rate
 from nsq.tools.destinations import StatusLines
 from nsq.tools.nsq_stat import StatOptions
 from nsq.tools.nsq_tail import TailOptions
 from nsq.tools.nsq_to_file import ToFileOptions
 from nsq.tools.nsq_to_http import ToHttpOptions
 from nsq.tools.nsq_to_nsq import NsqToNsqOptions
-from nsq.tools.to_nsq import Throttle, ToNsqOptions
+from nsq.tools.to_nsq import ToNsqOptions
 
 HTTP: dict[str, Any] = {"http_client_connect_timeout": 2.0, "http_client_request_timeout": 5.0}
 CONSUMING: dict[str, Any] = {
@@ -139,7 +140,7 @@ def test_what_means_never_or_no_limit_to_gos_tools_means_so_here() -> None:
         every = given(forwarding, "--status-every=-1").status_every
         StatusLines(["a", "b"], every, lines.append).add("a", 1.0, 3)
         assert lines == []
-    assert Throttle(given(ToNsqOptions, "--rate=-5").rate, now=0.0).take(100, 0.0) == 100
+    assert Rate(given(ToNsqOptions, "--rate=-5").rate, 1.0, now=0.0).take(100, 0.0) == 100
 
 
 def test_nsq_to_file_gives_no_message_up_whatever_max_attempts_is() -> None:

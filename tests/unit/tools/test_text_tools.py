@@ -13,7 +13,7 @@ from nsq.http.cluster import Channel, count_topics
 from nsq.http.nsqd import NsqdStats
 from nsq.tools.nsq_stat import Poll, StatOptions, lines, row, screen
 from nsq.tools.nsq_tail import pretty
-from nsq.tools.to_nsq import Publisher, Splitter, Throttle
+from nsq.tools.to_nsq import Publisher, Splitter
 
 
 @pytest.mark.parametrize(
@@ -30,14 +30,6 @@ def test_records_are_cut_at_the_delimiter(chunks: list[bytes], records: list[byt
     splitter = Splitter(b"\n")
     found = [record for chunk in chunks for record in splitter.feed(chunk)]
     assert found + splitter.end() == records
-
-
-def test_a_throttle_begins_with_one_and_never_saves_more_than_a_second() -> None:
-    throttle = Throttle(10, now=0.0)
-    assert [throttle.take(5, 0.0), throttle.take(5, 0.0), throttle.take(5, 0.25)] == [1, 0, 2]
-    assert throttle.pause() == pytest.approx(0.05)
-    assert throttle.take(100, 60.0) == 10
-    assert Throttle(0, now=0.0).take(100, 0.0) == 100
 
 
 CHANNEL = {

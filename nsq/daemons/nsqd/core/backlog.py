@@ -119,6 +119,12 @@ class StorageFailed(Exception):
     """The disk refused the messages. None of them is in the queue."""
 
 
+class PartlyStored(StorageFailed):
+    """The messages were refused but may be delivered: another channel has them, or the next start finds
+    them.
+    """
+
+
 class Backlog(Protocol):
     """A queue of waiting messages, first in first out, in whole batches.
 

@@ -10,6 +10,7 @@ from nsq.daemons.nsqd.core.backlog import (
     Backlog,
     Batch,
     Message,
+    PartlyStored,
     StorageFailed,
     Waiting,
     show,
@@ -111,10 +112,6 @@ COPIES_AT_ONCE = 5_000
 #: With more channels than this, of which each may write a file, published messages wait in the topic, which
 #: gives portions of this weight to some channels after the other.
 _CHANNELS_AT_ONCE, _SMALL_PORTION = 200, 100
-
-
-class PartlyStored(StorageFailed):
-    """A channel refused messages that another channel has already: they may be delivered."""
 
 
 class TopicStarting(Exception):

@@ -21,6 +21,10 @@ from nsq.daemons.nsqd.disk.syncing import OpenFiles, truncate_regular, write_at
 from nsq.errors import InvalidMessage
 
 
+class NotUndone(OSError):
+    """An append has failed, and its undoing too: nsqd may find the records at its next start."""
+
+
 class _Piece:
     """The part of an append that is written to one file."""
 
@@ -66,15 +70,16 @@ class Writer:
         self.failed: set[Path] = set()
 
     def append(self, records: Iterable[bytes]) -> list[Position]:
-        """Write the batch; if this raises, no part of it is in the files."""
+        """Write the batch; if this raises, no part of it is in the files, except for NotUndone."""
         pieces, positions = self._plan(records)
         try:
             for piece in pieces:
                 self._write(piece)
             if (last := pieces[-1]).parts:
                 self._name_file(Position(last.number, last.offset, last.first))
-        except OSError:
-            self._undo(pieces)
+        except OSError as error:
+            if not self._undo(pieces):
+                raise NotUndone(error.errno, error.strerror, error.filename) from error
             raise
         self._record(pieces)
         return positions
@@ -182,8 +187,9 @@ class Writer:
             if piece.parts:
                 self.unsynced.add(piece.number)
 
-    def _undo(self, pieces: list[_Piece]) -> None:
-        last = self._segments.last.number
+    def _undo(self, pieces: list[_Piece]) -> bool:
+        """Take back what was written; return whether that worked."""
+        last, undone = self._segments.last.number, True
         for piece in reversed(pieces):
             try:
                 if piece.number != last:
@@ -193,6 +199,7 @@ class Writer:
                 elif piece.begun:
                     truncate_regular(self._directory / self._layout.data(last), piece.offset)
             except OSError as error:
+                undone = False
                 file = self._layout.data(piece.number)
                 self._log.error(
                     "DISKQUEUE(%s): cannot undo a failed write to %s: %s", self._layout.name, file, error
@@ -200,6 +207,7 @@ class Writer:
                 if piece.number == last:
                     # The recorded end is unchanged, so the bytes after it are never read; append elsewhere.
                     self.roll()
+        return undone
 
     def _discard(self, piece: _Piece) -> None:
         descriptor = self._open.pop(piece.number, None)

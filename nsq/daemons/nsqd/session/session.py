@@ -13,11 +13,11 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from nsq.daemons.nsqd.core.backlog import Message, StorageFailed
+from nsq.daemons.nsqd.core.backlog import Message, PartlyStored, StorageFailed
 from nsq.daemons.nsqd.core.broker import Broker
 from nsq.daemons.nsqd.core.channel import Subscriber
 from nsq.daemons.nsqd.core.clock import Alarm, Clock, call_after
-from nsq.daemons.nsqd.core.topic import COPIES_AT_ONCE, PartlyStored, TopicStarting
+from nsq.daemons.nsqd.core.topic import COPIES_AT_ONCE, TopicStarting
 from nsq.daemons.nsqd.options import NsqdOptions
 from nsq.daemons.nsqd.session.authorization import AuthError, Authority, Credentials, Grant, Permit
 from nsq.daemons.nsqd.session.negotiation import Agreement, Liveness, negotiate, reply_to

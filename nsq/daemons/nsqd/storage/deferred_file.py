@@ -14,7 +14,7 @@ import os
 import re
 import struct
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -308,27 +308,30 @@ class DeferredFile:
 
     def remove(self) -> None:
         """Remove it; a damaged one is renamed."""
-        self.removed = True
-        self.close()
-        for path in (self.data, self.index):  # the records first: without them the index means nothing
-            with suppress(OSError):
-                if self.damaged:
-                    path.replace(path.with_name(path.name + BAD))
-                else:
-                    path.unlink()
+        if self.damaged:
+            self._take_away(lambda path: path.replace(path.with_name(path.name + BAD)))
+        else:
+            self._take_away(Path.unlink)
 
     def rename_to_temporary(self) -> list[Path]:
         """Remove it under its name, and return the paths that ``remove_in_thread`` must remove."""
         if self.damaged:
             self.remove()
             return []
+        renamed: list[Path] = []
+        self._take_away(lambda path: renamed.append(rename_to_temporary(path)))
+        return renamed
+
+    def _take_away(self, take: Callable[[Path], object]) -> None:
+        """Take away the records, then the index, which stays if they do: without it they would be due at
+        once.
+        """
         self.removed = True
         self.close()
-        renamed: list[Path] = []
-        for path in (self.data, self.index):
-            with suppress(OSError):
-                renamed.append(rename_to_temporary(path))
-        return renamed
+        with suppress(OSError):
+            with suppress(FileNotFoundError):  # the queue has the records
+                take(self.data)
+            take(self.index)
 
     def close(self) -> None:
         while self._open:

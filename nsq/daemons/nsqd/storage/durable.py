@@ -17,7 +17,7 @@ from nsq.daemons.nsqd.disk.layout import Place, Position
 from nsq.daemons.nsqd.disk.queue import DiskQueue
 from nsq.daemons.nsqd.disk.syncing import SyncJob
 from nsq.daemons.nsqd.storage.dues import DueTimes
-from nsq.daemons.nsqd.storage.memory_first import append, decode, encode, peek
+from nsq.daemons.nsqd.storage.memory_first import append, decode, encode, peek, refusal
 
 #: With more finished messages than this behind an unfinished one, that one is rewritten at the end.
 _MAX_LAG = 500
@@ -160,7 +160,7 @@ class DurableBacklog:
                 if message.due:
                     self.dues.remove(message.id)
             self._failed(error, sum(map(len, records)))
-            raise StorageFailed(str(error)) from error
+            raise refusal(error) from error
         self._written()
         return positions
 

@@ -10,10 +10,20 @@ from collections import deque
 from collections.abc import Callable, Container, Iterable
 from contextlib import suppress
 
-from nsq.daemons.nsqd.core.backlog import Batch, MemoryBacklog, Message, StorageFailed, Waiting, show, weight
+from nsq.daemons.nsqd.core.backlog import (
+    Batch,
+    MemoryBacklog,
+    Message,
+    PartlyStored,
+    StorageFailed,
+    Waiting,
+    show,
+    weight,
+)
 from nsq.daemons.nsqd.disk.layout import Place, Position, decode_record, pack_head
 from nsq.daemons.nsqd.disk.queue import DiskQueue
 from nsq.daemons.nsqd.disk.syncing import SyncJob
+from nsq.daemons.nsqd.disk.writing import NotUndone
 from nsq.daemons.nsqd.storage.dues import DueTimes
 from nsq.daemons.serve.worker_thread import in_thread
 
@@ -66,7 +76,7 @@ class MemoryFirstBacklog(MemoryBacklog):
                 # Write to disk first: if it refuses, no part of the batch is in the queue.
                 self._write(messages[room:])
             except OSError as error:
-                raise StorageFailed(str(error)) from error
+                raise refusal(error) from error
             messages = messages[:room]
         super().put(messages)
 
@@ -212,9 +222,14 @@ def append(disk: DiskQueue, records: list[bytes], make_room: Callable[[OSError],
     try:
         return disk.append(records)
     except OSError as error:
-        if not make_room(error):
+        if isinstance(error, NotUndone) or not make_room(error):
             raise
         return disk.append(records)
+
+
+def refusal(error: OSError) -> StorageFailed:
+    """Return the error for messages that could not be appended."""
+    return (PartlyStored if isinstance(error, NotUndone) else StorageFailed)(str(error))
 
 
 def encode(message: Message) -> bytes:

@@ -1,340 +1,262 @@
-"""Messages are finished when they are in the log; while it cannot be written, they wait or are requeued."""
+"""Messages wait for their segment to be named; meanwhile they are touched."""
 
 from __future__ import annotations
 
+import functools
+import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from nsq.consumer.decisions import Requeue
-from nsq.errors import WalError
+from nsq.errors import AlreadyResponded
 from nsq.message import Message
-from nsq.spark.receiver import receiving
-from nsq.spark.receiver.receiving import FIRST_PAUSE, LONGEST_PAUSE, Intake, PauseGate
-from nsq.spark.wal.names import Segment
-from tests.fakes.clock import Clock
+from nsq.spark.receiver import intake as intakes
+from nsq.spark.receiver.intake import Intake, PauseGate, portions, touch_expiring
+from nsq.spark.wal import receiver_log, records
+from nsq.spark.wal.log import Wal
+from nsq.spark.wal.receiver_log import ReceiverLog
 from tests.fakes.messages import Delegate
-
-FULL = 100
-
-
-def disk_full() -> WalError:
-    return WalError("000001.open cannot be written: No space left on device")
-
-
-def raise_next(errors: list[Exception | None]) -> None:
-    if errors and (error := errors.pop(0)) is not None:
-        raise error
-
-
-class ScriptedLog:
-    """Batches are lists of bodies. ``errors`` are raised by the next appends, None for one that works;
-    ``roll_errors`` likewise.
-    """
-
-    def __init__(self) -> None:
-        self.open: list[bytes] = []
-        self.segments: list[list[bytes]] = []
-        self.errors: list[Exception | None] = []
-        self.roll_errors: list[Exception | None] = []
-        self.attempts = 0
-
-    open_rows = property(lambda self: len(self.open))
-    open_bytes = property(lambda self: sum(map(len, self.open)))
-    written = property(lambda self: sum(len(body) for each in [*self.segments, self.open] for body in each))
-
-    def append(self, batch: Any) -> None:
-        self.attempts += 1
-        raise_next(self.errors)
-        self.open += batch
-
-    def roll(self) -> Segment | None:
-        raise_next(self.roll_errors)
-        if not self.open:
-            return None
-        sealed = Segment("receiver-1", len(self.segments) + 1, self.open_rows, self.open_bytes)
-        self.segments.append(self.open)
-        self.open = []
-        return sealed
-
-    close = roll
-
-
-class Time(Clock):
-    """``wait`` lets it pass, and says whether ``stopping``."""
-
-    def __init__(self) -> None:
-        super().__init__(100.0)
-        self.stopping = False
-        self.waits: list[float] = []
-
-    def wait(self, seconds: float) -> bool:
-        self.waits.append(seconds)
-        if not self.stopping:
-            self.now += seconds
-        return self.stopping
+from tests.fakes.objects import FaultyStore
+from tests.integration.patience import eventually
 
 
 class Nsqd(Delegate):
-    """The delegate of its messages."""
+    """The delegate of messages, one of which may be gone."""
 
-    def __init__(self, now: float = 100.0, msg_timeout: float = 60.0) -> None:
-        super().__init__()
-        self._now = now
-        self._msg_timeout = msg_timeout
+    def touch(self, message: Message) -> None:
+        if message.body == b"gone":
+            raise AlreadyResponded("gone")
+        super().touch(message)
 
-    def message(self, body: bytes, received_at: float | None = None) -> Message:
-        at = self._now if received_at is None else received_at
-        return Message(self, at, at + self._msg_timeout, 7, 1, b"0123456789abcdef", body)
+    def _bodies(self, verb: str) -> list[bytes]:
+        return [note[1].body for note in self.notes if note[0] == verb]  # type: ignore[attr-defined]
 
-    def messages(self, *bodies: bytes) -> list[Message]:
-        return [self.message(body) for body in bodies]
-
-
-class Bench:
-    """An intake with everything around it."""
-
-    def __init__(self, segment_bytes: int = 1 << 30) -> None:
-        self.log = ScriptedLog()
-        self.time = Time()
-        self.windows: list[int] = []
-        self.changes = 0
-        self.gate = PauseGate(FULL, self.windows.append)
-        self.intake = Intake(
-            self.log,
-            _bodies,
-            self.gate,
-            segment_bytes,
-            changed=self._changed,
-            wait=self.time.wait,
-            clock=self.time,
-        )
-
-    def _changed(self) -> None:
-        self.changes += 1
+    finished = property(lambda self: self._bodies("finish"))
+    requeued = property(lambda self: self._bodies("requeue"))
+    touched = property(lambda self: self._bodies("touch"))
 
 
-def _bodies(messages: list[Message]) -> Any:
-    return [message.body for message in messages]
+def messages(nsqd: Nsqd, *bodies: bytes, left: float = 60.0, timeout: float = 60.0) -> list[Message]:
+    now = time.monotonic()
+    return [
+        Message(nsqd, now + left - timeout, now + left, 10**18, 1, b"%016x" % number, body)
+        for number, body in enumerate(bodies)
+    ]
 
 
-def test_messages_are_in_the_log_when_take_returns() -> None:
-    bench = Bench()
-    bench.intake.take(Nsqd().messages(b"one", b"two"))
-    assert bench.log.open == [b"one", b"two"]
-    assert bench.intake.counts == (2, 6, 2, 6, 0)
-    assert bench.changes == 1
-    assert bench.windows == []
+@pytest.fixture
+def store() -> FaultyStore:
+    return FaultyStore()
 
 
-def test_a_full_segment_is_sealed() -> None:
-    bench = Bench(segment_bytes=5)
-    bench.intake.take(Nsqd().messages(b"1234"))
-    assert bench.log.segments == []
-    bench.intake.take(Nsqd().messages(b"5678"))
-    assert bench.log.segments == [[b"1234", b"5678"]]
-    assert bench.intake.counts == (2, 8, 0, 0, 1)
+@pytest.fixture
+def log(store: FaultyStore, monkeypatch: pytest.MonkeyPatch) -> Iterator[ReceiverLog]:
+    monkeypatch.setattr(receiver_log, "FIRST_PAUSE", 0.01)
+    wal = Wal(store, "memory://log")
+    wal.prepare()
+    made = wal.log("one")
+    yield made
+    store.running.set()
+    made.close(timeout=60.0)
 
 
-def test_a_roll_seals_what_is_open() -> None:
-    bench = Bench()
-    assert bench.intake.roll() == ""
-    bench.intake.take(Nsqd().messages(b"one"))
-    assert bench.intake.roll() == ""
-    assert bench.log.segments == [[b"one"]]
-    assert bench.intake.counts == (1, 3, 0, 0, 1)
+def intake_of(log: ReceiverLog, gate: PauseGate | None = None, **more: Any) -> Intake:
+    given: dict[str, Any] = {"largest": 64 << 20, "interval": 0.0, "store": records.stored_messages} | more
+    return Intake(
+        log,
+        gate=gate or PauseGate(lambda shut: None),
+        changed=lambda: None,
+        clock=time.monotonic,
+        **given,
+    )
 
 
-def test_a_message_whose_time_is_up_is_neither_kept_nor_answered() -> None:
-    bench, nsqd = Bench(), Nsqd()
-    late = nsqd.message(b"late", received_at=40.0)
-    good = nsqd.message(b"good")
-    bench.intake.take([late, good])
-    assert bench.log.open == [b"good"]
-    assert not late.auto_response
-    assert good.auto_response
+def gate_of(windows: list[bool]) -> PauseGate:
+    """A gate that notes whether it is shut, when that changes."""
+    return PauseGate(windows.append)
 
 
-def test_a_batch_that_has_expired_altogether_is_not_appended() -> None:
-    bench, nsqd = Bench(), Nsqd()
-    late = nsqd.message(b"late", received_at=40.0)
-    bench.intake.take([late])
-    assert bench.log.attempts == 0
-    assert not late.auto_response
+def test_messages_are_finished_once_their_segment_is_named(store: FaultyStore, log: ReceiverLog) -> None:
+    nsqd, intake = Nsqd(), intake_of(log)
+    store.running.clear()
+    intake.take("t", messages(nsqd, b"1", b"2"))
+    intake.take("another", messages(nsqd, b"3"))
+    assert nsqd.finished == []
+    store.running.set()
+    eventually(lambda: sorted(nsqd.finished), lambda found: found == [b"1", b"2", b"3"], 60.0)
+    intake.close()
+    assert intake.received == 3
+    assert nsqd.requeued == []
 
 
-def test_a_failed_append_is_tried_again_with_the_window_shut() -> None:
-    bench = Bench()
-    bench.log.errors = [disk_full(), OSError(28, "No space left on device"), None]
-    seen = []
-
-    def wait(seconds: float) -> bool:
-        seen.append((bench.gate.window, bench.gate.why, bench.intake.trouble != ""))
-        return bench.time.wait(seconds)
-
-    bench.intake._wait = wait
-    bench.intake.take(Nsqd().messages(b"one"))
-    assert bench.log.open == [b"one"]
-    assert seen == [(0, "the log cannot be written", True)] * 2
-    assert bench.time.waits == [FIRST_PAUSE, 2 * FIRST_PAUSE]
-    assert bench.windows == [0, FULL]
-    assert (bench.gate.why, bench.intake.trouble) == ("", "")
-    assert bench.intake.counts.received == 1
-
-
-def test_pauses_grow_to_a_limit() -> None:
-    bench = Bench()
-    bench.log.errors = [disk_full()] * 9
-    bench.intake.take(Nsqd().messages(b"one"))
-    assert bench.time.waits[-2:] == [LONGEST_PAUSE, LONGEST_PAUSE]
-    assert bench.log.open == [b"one"]
+def test_messages_that_the_log_cannot_name_go_back_to_nsqd(store: FaultyStore, log: ReceiverLog) -> None:
+    nsqd, intake = Nsqd(), intake_of(log)
+    other = Wal(store, "memory://log")
+    other.receivers()
+    known = other._known["one"]
+    assert other._close(known, known.head)  # another process takes this receiver for dead
+    intake.take("t", messages(nsqd, b"1"))
+    eventually(lambda: log.broken, bool, 60.0)
+    intake.take("t", messages(nsqd, b"2"))
+    intake.close()
+    assert sorted(nsqd.requeued) == [b"1", b"2"]
+    assert all(note[2] for note in nsqd.notes), (
+        "nsqd would deliver them again to this same receiver, at once and over and over"
+    )
+    assert nsqd.finished == []
+    assert "new name" in intake.trouble
 
 
-def test_a_batch_is_requeued_before_its_timeout_and_one_message_tests_the_log() -> None:
-    bench = Bench()
-    bench.log.errors = [disk_full()] * 1000
-    with pytest.raises(Requeue) as raised:
-        bench.intake.take(Nsqd(msg_timeout=60.0).messages(b"one", b"two"))
-    assert (raised.value.delay, raised.value.backoff) == (0.0, False)
-    assert bench.time.now == pytest.approx(100.0 + 54.0)
-    assert bench.log.written == 0
-    assert bench.windows == [0, 1]
-    assert "No space left" in bench.intake.trouble
-
-    # The test fails as well: shut again, for as long as that one message lasts.
-    bench.log.errors = [disk_full()] * 1000
-    with pytest.raises(Requeue):
-        bench.intake.take(Nsqd(now=bench.time.now).messages(b"one"))
-    assert bench.windows == [0, 1, 0, 1]
-
-    bench.log.errors = []
-    bench.intake.take(Nsqd(now=bench.time.now).messages(b"one"))
-    assert bench.windows == [0, 1, 0, 1, FULL]
-    assert bench.intake.trouble == ""
+def test_messages_that_have_timed_out_are_not_stored(log: ReceiverLog) -> None:
+    nsqd, intake = Nsqd(), intake_of(log)
+    intake.take("t", messages(nsqd, b"late", left=-1.0) + messages(nsqd, b"in time"))
+    intake.take("t", messages(nsqd, b"late too", left=-1.0))
+    intake.close()
+    assert nsqd.finished == [b"in time"]
 
 
-def test_a_stop_ends_the_waiting() -> None:
-    bench = Bench()
-    bench.log.errors = [disk_full()] * 1000
-    bench.time.stopping = True
-    with pytest.raises(Requeue):
-        bench.intake.take(Nsqd().messages(b"one"))
-    assert bench.log.attempts == 1
+def test_an_error_of_the_store_is_reported_while_it_lasts(store: FaultyStore, log: ReceiverLog) -> None:
+    nsqd, intake = Nsqd(), intake_of(log)
+    store.errors = 1.0
+    intake.take("t", messages(nsqd, b"1"))
+    eventually(lambda: intake.trouble, lambda text: "cannot write the log: memory://log/" in text, 60.0)
+    store.errors = 0.0
+    eventually(lambda: intake.trouble, lambda text: not text, 60.0)
+    intake.close()
+    assert nsqd.finished == [b"1"]
 
 
-def test_an_append_that_hangs_until_the_messages_have_expired_leaves_the_flow_open() -> None:
-    bench = Bench()
-
-    class Hanging(ScriptedLog):
-        def append(self, batch: Any) -> None:
-            bench.time.now += 1000.0
-            raise disk_full()
-
-    bench.intake._log = Hanging()
-    message = Nsqd().message(b"one")
-    with pytest.raises(Requeue):
-        bench.intake.take([message])
-    assert bench.windows == [0, 1]
-
-
-def test_an_unexpected_error_of_the_log_is_raised() -> None:
-    bench = Bench()
-    bench.log.errors = [ZeroDivisionError()]
-    with pytest.raises(ZeroDivisionError):
-        bench.intake.take(Nsqd().messages(b"one"))
-    assert bench.windows == []
+def test_receiving_pauses_while_the_store_fails_for_long(
+    store: FaultyStore, log: ReceiverLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the pause nsqd would send the messages again and again, after their longest timeout."""
+    monkeypatch.setattr(intakes, "_TOUCH_EVERY", 0.001)
+    monkeypatch.setattr(intakes, "PAUSE_AFTER", 0.01)
+    gate = gate_of([])
+    nsqd, intake = Nsqd(), intake_of(log, gate)
+    store.errors = 1.0
+    intake.take("t", messages(nsqd, b"1"))
+    eventually(lambda: gate.is_shut, bool, 60.0)
+    assert "the log cannot be written" in gate.why
+    store.errors = 0.0
+    eventually(lambda: gate.is_shut, lambda shut: not shut, 60.0)
+    intake.close()
+    assert nsqd.finished == [b"1"]
 
 
-def test_a_segment_that_cannot_be_sealed_stays_open_and_its_messages_are_finished() -> None:
-    bench = Bench(segment_bytes=1)
-    bench.log.roll_errors = [disk_full()]
-    bench.intake.take(Nsqd().messages(b"one"))
-    assert bench.log.open == [b"one"]
-    assert "cannot seal" in bench.intake.trouble
-    assert bench.windows == []
-    bench.intake.take(Nsqd().messages(b"two"))
-    assert bench.log.segments == [[b"one", b"two"]]
-    assert bench.intake.trouble == ""
+@pytest.mark.parametrize(("left", "touched"), [(40.0, []), (29.0, [b"a"]), (-1.0, [])])
+def test_messages_are_touched_past_half_of_their_time(left: float, touched: list[bytes]) -> None:
+    nsqd = Nsqd()
+    touch_expiring(messages(nsqd, b"gone", b"a", left=left), 60.0, time.monotonic())
+    assert nsqd.touched == touched
 
 
-def test_a_roll_that_fails_says_why() -> None:
-    bench = Bench()
-    bench.intake.take(Nsqd().messages(b"one"))
-    bench.log.roll_errors = [disk_full()]
-    assert "No space left" in bench.intake.roll()
+def test_a_stalled_store_has_messages_touched(store: FaultyStore, log: ReceiverLog) -> None:
+    nsqd, intake = Nsqd(), intake_of(log)
+    store.running.clear()
+    intake.take("t", messages(nsqd, b"1", left=29.0, timeout=60.0))
+    eventually(lambda: nsqd.touched, lambda found: found[:1] == [b"1"], 60.0)
+    store.running.set()
+    intake.close()
+    assert nsqd.finished == [b"1"]
 
 
-def test_a_batch_too_large_for_one_append_is_divided(monkeypatch: pytest.MonkeyPatch) -> None:
-    bench, nsqd = Bench(), Nsqd()
-    sizes: list[int] = []
-
-    def store(messages: list[Message]) -> Any:
-        sizes.append(len(messages))
-        return _bodies(messages)
-
-    monkeypatch.setattr(bench.intake, "_store", store)
-    monkeypatch.setattr(receiving, "portions", _by_pairs)
-    bench.log.errors = [None, disk_full()]
-    bench.time.stopping = True
-    with pytest.raises(Requeue):
-        bench.intake.take(nsqd.messages(b"1", b"2", b"3", b"4"))
-    assert sizes == [2, 2]
-    finished = [(verb, message.body) for verb, message in nsqd.notes]  # type: ignore[attr-defined]
-    assert finished == [("finish", b"1"), ("finish", b"2")]  # these are not to come again
-    assert bench.log.open == [b"1", b"2"]
+def test_large_bodies_are_divided_among_segments(log: ReceiverLog) -> None:
+    nsqd, intake = Nsqd(), intake_of(log, largest=200)
+    intake.take("t", messages(nsqd, *(b"%02d" % number + b"." * 48 for number in range(10))))
+    intake.close()
+    assert len(nsqd.finished) == 10
+    assert max(file.segment.bytes for file in log.files()) <= 200
+    assert log.named >= 3
 
 
-def _by_pairs(messages: list[Message]) -> list[list[Message]]:
-    return [messages[:2], messages[2:]]
+def test_a_stop_while_the_store_is_away_gives_messages_back(
+    store: FaultyStore, log: ReceiverLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(intakes, "_LAST_PUTS", 0.05)
+    monkeypatch.setattr(log, "close", functools.partial(log.close, timeout=0.05))
+    nsqd, intake = Nsqd(), intake_of(log)
+    store.errors = 1.0
+    intake.take("t", messages(nsqd, b"1"))
+    intake.take("t", messages(nsqd, b"2"))
+    intake.close()
+    assert sorted(nsqd.requeued) == [b"1", b"2"]
+    assert nsqd.finished == []
+
+
+def test_messages_that_cannot_be_stored_go_back_and_others_go_on(log: ReceiverLog) -> None:
+    nsqd = Nsqd()
+
+    def store(parts: Any) -> object:
+        if parts[0][1][0].body == b"wrong":
+            raise ValueError("no such thing")
+        return records.stored_messages(parts)
+
+    intake = intake_of(log, store=store)
+    intake.take("t", messages(nsqd, b"wrong"))
+    eventually(lambda: nsqd.requeued, lambda found: found == [b"wrong"], 60.0)
+    intake.take("t", messages(nsqd, b"right"))
+    intake.close()
+    assert nsqd.finished == [b"right"]
+
+
+def test_many_topics_make_one_segment_an_interval(log: ReceiverLog) -> None:
+    nsqd, intake = Nsqd(), intake_of(log, interval=3600.0)
+    intake._put_at = time.monotonic()
+    for number in range(20):
+        batch = messages(nsqd, b"%d" % number, left=3600.0, timeout=7200.0)  # received an hour ago
+        intake.take(f"t{number}", batch)
+    intake.close()
+    assert log.named == 1
+    assert len(nsqd.finished) == 20
+
+
+def test_a_batch_that_came_early_is_put_at_once(log: ReceiverLog) -> None:
+    """The consumer's window is full: no more messages come until these are finished."""
+    nsqd, intake = Nsqd(), intake_of(log, interval=3600.0)
+    intake._put_at = time.monotonic()
+    intake.take("t", messages(nsqd, b"1"))
+    eventually(lambda: nsqd.finished, lambda found: found == [b"1"], 60.0)
+    intake.close()
+
+
+def test_receiving_pauses_while_many_bytes_wait(
+    store: FaultyStore, log: ReceiverLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(intakes, "MOST_BYTES", 100)
+    changes: list[bool] = []
+    gate = gate_of(changes)
+    nsqd, intake = Nsqd(), intake_of(log, gate)
+    store.running.clear()
+    intake.take("t", messages(nsqd, b"1" * 60))
+    assert not gate.is_shut
+    intake.take("u", messages(nsqd, b"2" * 60))
+    assert "messages wait for the log" in gate.why
+    store.running.set()
+    eventually(lambda: gate.is_shut, lambda shut: not shut, 60.0)
+    intake.close()
+    assert changes == [True, False]
 
 
 def test_portions_keep_the_order_and_end_with_single_messages() -> None:
-    nsqd = Nsqd()
-    messages = nsqd.messages(b"1234", b"5", b"67", b"89012345")
-    cut = [[m.body for m in portion] for portion in receiving.portions(messages, largest=5)]
-    assert cut == [[b"1234", b"5"], [b"67"], [b"89012345"]]
-    assert list(receiving.portions(messages, largest=100)) == [messages]
-
-
-def test_close_says_when_it_cannot_seal() -> None:
-    bench = Bench()
-    bench.intake.take(Nsqd().messages(b"one"))
-    bench.log.roll_errors = [disk_full()]
-    with pytest.raises(WalError):
-        bench.intake.close()
-
-
-# What shuts and opens the flow
+    listed = messages(Nsqd(), b"1234", b"5", b"67", b"89012345")
+    cut = [([m.body for m in portion], size) for portion, size in portions(listed, 5)]
+    assert cut == [([b"1234", b"5"], 5), ([b"67"], 2), ([b"89012345"], 8)]
+    assert list(portions(listed, 100)) == [(listed, 15)]
 
 
 def test_a_gate_opens_when_its_last_reason_is_gone() -> None:
-    windows: list[int] = []
-    gate = PauseGate(100, windows.append)
+    changes: list[bool] = []
+    gate = gate_of(changes)
+    gate.open("disk")
+    gate.shut("disk", "full")
     gate.shut("disk", "the disk is full")
     gate.shut("limit", "there is a limit")
     assert gate.why == "the disk is full; there is a limit"
     gate.open("disk")
-    assert (windows, gate.window) == ([0], 0)
+    assert (changes, gate.is_shut, gate.is_shut_for("limit")) == ([True], True, True)
     gate.open("limit")
-    assert (windows, gate.why) == ([0, 100], "")
-
-
-def test_a_reason_may_change_and_nothing_is_applied_twice() -> None:
-    windows: list[int] = []
-    gate = PauseGate(100, windows.append)
-    gate.open("disk")
-    gate.shut("disk", "full")
-    gate.shut("disk", "still full")
-    assert (windows, gate.why) == ([0], "still full")
-
-
-def test_a_testing_gate_allows_one_message() -> None:
-    windows: list[int] = []
-    gate = PauseGate(100, windows.append)
-    gate.shut("disk", "full")
-    gate.test(True)
-    gate.open("disk")
-    gate.shut("limit", "much")
-    gate.open("limit")
-    gate.test(False)
-    assert windows == [0, 1, 0, 1, 100]
+    assert (changes, gate.why) == ([True, False], "")
+    gate.apply(changes.append)
+    assert changes == [True, False, False]

@@ -14,9 +14,10 @@ import pytest
 from nsq.errors import WalForeign
 from nsq.spark.receiver import protocol
 from nsq.spark.receiver.process import ReceiverLoop, SignalWakeup, progress_line, standalone
-from nsq.spark.receiver.protocol import Ready, Status, Stopped, merge_statuses
+from nsq.spark.receiver.protocol import Ready, Stopped
 from nsq.spark.source.options import SourceOptions
 from nsq.spark.wal import Subject, open_wal
+from nsq.spark.wal.status import Status, merge_statuses
 
 LONGEST = merge_statuses([Status(paused="p" * 10_000, error="e" * 10_000)])
 
@@ -47,42 +48,24 @@ def test_an_owner_that_does_not_read_misses_whole_events_and_holds_up_nothing(
     assert not loop._ending
 
 
-def test_the_owner_is_sent_the_names_of_topics_that_are_found_later(pipes: tuple[ReceiverLoop, int]) -> None:
-    loop, reader = pipes
-    for names in ("r-1", "r-1", "r-1,r-2"):
-        receiving: Any = SimpleNamespace(names=names)
-        loop._send_names(receiving)
-    events = [protocol.decoded(line) for line in os.read(reader, 1 << 20).splitlines()]
-    assert [event.receiver for event in events if isinstance(event, Ready)] == ["r-1", "r-1,r-2"]
-    os.close(reader)
+def served(loop: ReceiverLoop) -> None:
+    receiving: Any = SimpleNamespace(name="r-1", status=Status)
+    loop._last_status_at = float("-inf")
+    loop._listen = lambda timeout: None  # type: ignore[method-assign]
+    loop._serve(receiving)
 
 
-def test_an_event_that_is_longer_than_the_pipe_arrives_in_parts(pipes: tuple[ReceiverLoop, int]) -> None:
-    loop, reader = pipes
-    many: Any = SimpleNamespace(
-        names=",".join(f"20260301T073000-host-1-{number:08x}" for number in range(5000))
-    )
-    loop._send_names(many)
-    read = b""
-    for _ in range(10):
-        read += os.read(reader, 1 << 20)
-        loop._send(Status())
-    os.close(reader)
-    first, *statuses = [protocol.decoded(line) for line in read.splitlines()]
-    assert first == Ready(many.names)
-    assert set(statuses) == {Status()}
-
-
-def test_names_that_the_owner_has_missed_are_sent_again(pipes: tuple[ReceiverLoop, int]) -> None:
+def test_a_name_that_the_owner_has_missed_is_sent_again_and_once(pipes: tuple[ReceiverLoop, int]) -> None:
     loop, reader = pipes
     while loop._send(LONGEST) or loop._send(Stopped()):
         pass
-    receiving: Any = SimpleNamespace(names="r-1")
-    loop._send_names(receiving)
+    served(loop)
     os.read(reader, 1 << 20)
-    loop._send_names(receiving)
+    served(loop)
+    served(loop)
     loop._send(Stopped())  # for the read
-    assert protocol.decoded(os.read(reader, 1 << 20).splitlines()[0]) == Ready("r-1")
+    events = [protocol.decoded(line) for line in os.read(reader, 1 << 20).splitlines()]
+    assert [event for event in events if isinstance(event, Ready)] == [Ready("r-1")]
     os.close(reader)
 
 

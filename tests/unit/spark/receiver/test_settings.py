@@ -32,10 +32,11 @@ def test_options_are_unpacked_as_they_were(more: dict[str, str]) -> None:
 
 
 def test_messages_are_given_up_only_with_a_dead_letter_topic() -> None:
-    given = NEEDED | {"maxAttempts": "3", "maxInFlight": "77"}
+    given = NEEDED | {"maxAttempts": "3", "maxAge": "1m", "maxInFlight": "77", "rate": "50"}
     config = consumer_config(SourceOptions.of(given))
-    assert (config.max_attempts, config.max_in_flight) == (0, 77)
-    assert consumer_config(SourceOptions.of(given | {"deadLetterTopic": "dead"})).max_attempts == 3
+    assert (config.max_attempts, config.max_age, config.max_in_flight, config.rate) == (0, 0.0, 77, 50.0)
+    config = consumer_config(SourceOptions.of(given | {"deadLetterTopic": "dead"}))
+    assert (config.max_attempts, config.max_age) == (3, 60.0)
 
 
 class OneSearch:
@@ -81,10 +82,11 @@ def test_a_topic_that_cannot_be_received_now_is_tried_again(
     wal = open_wal(str(tmp_path / "wal"))
     wal.prepare()
     it: Any = searching({}, wal)
+    it._open_log()
     for _ in range(2):
         it._ending = OneSearch()
         it._search()
         assert it.status().error == "can't start new thread"
-        assert it.names == ""
-    assert [folder.alive for folder in wal.receivers()] == [False, False]
+        assert it._topics == {}
+    it._intake.close()
     assert caplog.text.count("can't start new thread") == 1

@@ -7,9 +7,10 @@ import pytest
 from nsq.errors import ConfigError, NsqError
 from nsq.spark import lookups
 from nsq.spark.receiver import standing
-from nsq.spark.receiver.protocol import Status, Stopped
+from nsq.spark.receiver.protocol import Stopped
 from nsq.spark.receiver.standing import Share, ShareWatch, own_options, stand
 from nsq.spark.source.options import SourceOptions
+from nsq.spark.wal.status import Status
 from nsq.spark.wal.store import open_wal
 from tests.integration.patience import eventually
 
@@ -96,8 +97,6 @@ class FakeReceiving:
             raise NsqError("the log is away")
 
     def start(self) -> None: ...
-
-    def roll(self, token: int) -> None: ...
 
     def status(self) -> Status:
         return Status(received=10)

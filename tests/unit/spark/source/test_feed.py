@@ -10,15 +10,15 @@ import pytest
 
 from nsq.errors import Closed, ConnectionFailed, SegmentLost, WalError, WalForeign, WalOwned
 from nsq.spark.receiver.pool import PoolStatus
-from nsq.spark.receiver.protocol import Status
 from nsq.spark.source import feed, reader, view
 from nsq.spark.source.backlog import Backlog
 from nsq.spark.source.feed import Feed
-from nsq.spark.source.offsets import Amount, Limits, Slice
+from nsq.spark.source.offsets import Limits, Slice
 from nsq.spark.source.options import SourceOptions
 from nsq.spark.source.reader import Reader
-from nsq.spark.wal.names import Listing, Position, ReceiverFolder, Segment, SegmentFile
+from nsq.spark.wal.names import Listing, Position, ReceiverState, Segment, SegmentFile
 from nsq.spark.wal.readers import ReaderState
+from nsq.spark.wal.status import Status
 
 BASE = SourceOptions(topic="orders", channel="spark", wal="/wal", nsqd=("a:4150",), retention=0.0)
 #: The start of a new checkpoint, and its first offset where there was nothing to read yet.
@@ -52,7 +52,7 @@ class FakeLog:
 
     def __init__(self) -> None:
         self.sealed: list[Segment] = []
-        self.dead: dict[str, list[Segment]] = {}  # what recovering them would seal
+        self.dead: set[str] = set()  # and not closed
         self.present: set[str] = set()
         self.deleted: list[Segment] = []
         self.broken = False
@@ -64,10 +64,9 @@ class FakeLog:
 
     def listing(self, after: Mapping[str, Position]) -> Listing:
         files = self.files_of_readers()
-        folders = self.receivers()
-        size = sum(file.size for file in files) + sum(folder.open_bytes for folder in folders)
+        size = sum(file.size for file in files)
         wanted = [one for one in files if one.segment.number > after.get(one.segment.receiver, (0, 0))[0]]
-        return Listing(wanted, folders, size)
+        return Listing(wanted, self.receivers(), size)
 
     def readers(self) -> dict[str, ReaderState]:
         return dict(self.states)
@@ -88,19 +87,16 @@ class FakeLog:
     def segments(self) -> list[Segment]:
         return sorted(self.sealed)
 
-    def receivers(self) -> list[ReceiverFolder]:
-        names = self.present | set(self.dead)
+    def receivers(self) -> list[ReceiverState]:
         return [
-            ReceiverFolder(name, name not in self.dead, 99 if name in self.dead else 0, 0)
-            for name in sorted(names)
+            ReceiverState(name, name not in self.dead, 0, Status(), False)
+            for name in sorted(self.present | self.dead)
         ]
 
-    def recover(self) -> list[Segment]:
-        found = [segment for segments in self.dead.values() for segment in segments]
-        self.present |= set(self.dead)
+    def close_dead(self) -> list[str]:
+        closed = sorted(self.dead)
         self.dead.clear()
-        self.sealed += found
-        return found
+        return closed
 
     def delete(self, segments: Iterable[Segment]) -> list[Segment]:
         if self.broken:
@@ -123,7 +119,6 @@ class FakeReceivers:
         self.clock = clock
         self.calls: list[str] = []
         self.waits: list[float] = []
-        self.open = Amount()
         self.now = PoolStatus()
         self.plan: list[tuple[float, Callable[[], None]]] = []
 
@@ -131,14 +126,16 @@ class FakeReceivers:
         self.plan.append((1000.0 + seconds, happens))
 
     def receive(self, rows: int) -> None:
-        self.open = Amount(self.open.rows + rows, self.open.bytes + rows)
+        """Another segment is named."""
+        self.log.seal("own", rows, rows)
+        self.now = dataclasses.replace(self.now, sealed=self.now.sealed + 1)
 
     def start(self) -> None:
         if "start" not in self.calls:
             self.calls.append("start")
 
     def state(self) -> PoolStatus:
-        return dataclasses.replace(self.now, open_rows=self.open.rows, open_bytes=self.open.bytes)
+        return self.now
 
     status = state
 
@@ -152,13 +149,6 @@ class FakeReceivers:
             first[1]()
         else:
             self.clock.now += seconds
-
-    def roll(self, patience: float) -> None:
-        self.calls.append("roll")
-        if self.open.rows:
-            self.log.seal("own", self.open.rows, self.open.bytes)
-            self.now = dataclasses.replace(self.now, sealed=self.now.sealed + 1)
-            self.open = Amount()
 
     def stop(self) -> None:
         self.calls.append("stop")
@@ -268,8 +258,7 @@ def test_only_the_first_answer_waits_for_ready_receivers_and_not_for_long(
 def test_a_batch_lingers_and_takes_rows_that_come_meanwhile(scene: Scene) -> None:
     scene.receivers.at(0.1, lambda: scene.receivers.receive(5))
     scene.receivers.at(0.2, lambda: scene.receivers.receive(7))
-    assert scene.latest() == {"wal": "w", "at": {"own": 1}, "from": {"own": 1}}
-    assert scene.log.sealed == [Segment("own", 1, 12, 12)]
+    assert scene.latest() == {"wal": "w", "at": {"own": 2}, "from": {"own": 1}}
     assert scene.clock.now == pytest.approx(1000.35)
 
 
@@ -293,12 +282,10 @@ def test_rows_that_came_during_a_batch_have_lingered_since(
     assert scene.clock.now - began == pytest.approx(lingered)
 
 
-def test_a_full_batch_does_not_linger_and_seals_no_more_than_it_needs(scene: Scene) -> None:
+def test_a_full_batch_does_not_linger(scene: Scene) -> None:
     scene.log.seal("far", 100, 1000)
-    scene.receivers.receive(50)
     assert scene.latest(limits=Limits(rows=60))["at"] == {"far": [0, 60]}
     assert scene.clock.now == 1000.0
-    assert scene.receivers.calls == ["start"]
 
 
 def test_few_rows_wait_for_more_up_to_the_maximum_delay() -> None:
@@ -322,16 +309,11 @@ def test_receivers_elsewhere_are_seen_within_a_second(scene: Scene) -> None:
     assert False in waited
 
 
-def test_rows_of_a_dead_receiver_are_recovered(scene: Scene) -> None:
-    scene.log.dead["dead"] = [Segment("dead", 3, 7, 70)]
-    assert scene.latest() == {"wal": "w", "at": {"dead": 3}, "from": {"dead": 3}}
-
-
-def test_a_batch_that_cannot_be_sealed_yet_is_no_batch_and_no_spinning(scene: Scene) -> None:
-    scene.receivers.receive(5)
-    scene.receivers.roll = lambda patience: scene.receivers.calls.append("roll")  # type: ignore[method-assign]
-    assert scene.latest() is START
-    assert len(scene.receivers.waits) < 20
+def test_a_dead_receiver_is_closed_and_what_it_left_is_read(scene: Scene) -> None:
+    scene.log.seal("dead", 7)
+    scene.log.dead.add("dead")
+    assert scene.latest() == {"wal": "w", "at": {"dead": 1}, "from": {"dead": 1}}
+    assert scene.log.dead == set()
 
 
 def test_a_foreign_checkpoint_is_refused_naming_both(scene: Scene) -> None:
@@ -360,7 +342,9 @@ def test_a_query_that_was_taken_over_reads_and_deletes_nothing(scene: Scene) -> 
 
 def test_a_lost_segment_is_an_error_that_names_it(scene: Scene) -> None:
     scene.log.seal("a", 10)
-    with pytest.raises(SegmentLost, match=r"/wal lacks .*: a/000002-\*\.arrow; failOnDataLoss=false goes on"):
+    with pytest.raises(
+        SegmentLost, match=r"/wal lacks .*: s/a/000000002\.arrow; failOnDataLoss=false goes on"
+    ):
         scene.feed.plan(START, {"wal": "w", "at": {"a": 2}})
 
 
@@ -368,7 +352,7 @@ def test_a_lost_segment_is_left_out_with_failondataloss_false(caplog: pytest.Log
     scene = Scene(fail_on_data_loss=False)
     scene.log.seal("a", 10)
     assert len(scene.feed.plan(START, {"wal": "w", "at": {"a": 2}})) == 1
-    assert "lacks files that this batch needs: a/000002-*.arrow; going on" in caplog.text
+    assert "lacks segments that this batch needs: s/a/000000002.arrow; going on" in caplog.text
 
 
 def test_a_commit_deletes_segments_that_were_read_completely(scene: Scene) -> None:
@@ -736,14 +720,15 @@ def test_an_availablenow_run_that_waits_for_nsqd_ends_with_its_driver(
 def test_a_report_counts_waiting_messages(scene: Scene) -> None:
     scene.log.seal("a", 10, 100)
     scene.latest(limits=Limits(rows=4))
-    scene.receivers.receive(3)
+    scene.log.seal("a", 3, 3)
+    scene.feed._view.refresh()
     scene.receivers.now = PoolStatus(received=13, paused="the disk is full")
     scene.backlog.value = Backlog(depth=7, in_flight=2, asked=1, received=13)
     report = scene.feed.report()
     scene.feed.close()
     assert report == {
         "wal": "w",
-        "at": {"a": 1},
+        "at": {"a": 2},
         "lag": 18,
         "received": 13,
         "walRows": 9,
@@ -833,7 +818,9 @@ def test_a_log_that_is_full_for_a_receiver_elsewhere_is_emptied() -> None:
     end = planned_batch(scene)
     scene.feed.commit(end)
     assert scene.log.deleted == []  # retention keeps them
-    full = ReceiverFolder("a", True, 0, 0, Status(full=1, paused="the log holds 120 bytes, of 100 at most"))
+    full = ReceiverState(
+        "a", True, 0, Status(full=1, paused="the log holds 120 bytes, of 100 at most"), False
+    )
     scene.log.receivers = lambda: [full]  # type: ignore[method-assign]
     scene.log.seal("a", 6)
     scene.clock.now += view.RELIEVING
@@ -875,7 +862,7 @@ def test_committed_segments_are_deleted_now_and_then_while_retention_keeps_some(
 def test_a_report_counts_receivers_on_other_hosts() -> None:
     scene = Scene(receivers=0)
     status = Status(received=500, paused="the disk is full")
-    scene.log.receivers = lambda: [ReceiverFolder("a", True, 0, 0, status)]  # type: ignore[method-assign]
+    scene.log.receivers = lambda: [ReceiverState("a", True, 0, status, False)]  # type: ignore[method-assign]
     scene.latest()
     report = scene.feed.report()
     assert (report["received"], report["paused"], report["receivers"]) == (500, "the disk is full", 1)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,11 @@ import pyarrow as pa
 import pytest
 
 from nsq.spark.wal import records
-from nsq.spark.wal.directory import DirectoryWal
 from nsq.spark.wal.disk import Disk
+from nsq.spark.wal.folder import Folder
+from nsq.spark.wal.log import Wal
+from nsq.spark.wal.receiver_log import ReceiverLog
+from tests.integration.patience import eventually
 
 Make = Callable[..., pa.RecordBatch]
 
@@ -40,15 +44,31 @@ def make() -> Make:
 def ids() -> Callable[..., list[int]]:
     """The numbers that ``make`` gave to the messages of these segments."""
 
-    def read(wal: DirectoryWal) -> list[int]:
+    def read(wal: Wal) -> list[int]:
         return [
-            int(one, 16)
-            for segment in wal.segments()
-            for batch in wal.read(segment)
-            for one in batch.column("id").to_pylist()
+            int(one, 16) for segment in wal.segments() for one in wal.read(segment).column("id").to_pylist()
         ]
 
     return read
+
+
+@contextmanager
+def log_of(wal: Wal, receiver: str = "one") -> Iterator[ReceiverLog]:
+    log = wal.log(receiver)
+    try:
+        yield log
+    finally:
+        log.close()
+
+
+def put_all(log: ReceiverLog, make: Make, *counts: int, start: int = 0) -> None:
+    """Put segments of so many rows, one after the other, and wait until they are named."""
+    named: list[int] = []
+    for count in counts:
+        log.put(make(count, start=start), lambda start=start: named.append(start))  # type: ignore[misc]
+        start += count
+    eventually(lambda: len(named), lambda length: length == len(counts), 60.0)
+    assert named == sorted(named)
 
 
 def failing(name: str, code: int = errno.EIO) -> Any:
@@ -72,10 +92,12 @@ class FailingDisk(Disk):
         self.calls: list[str] = []
         self.torn = 0  # bytes that a failing write still writes
 
-    create = failing("create", errno.ENOSPC)
+    create, allocate = failing("create", errno.ENOSPC), failing("allocate", errno.ENOSPC)
     _write = failing("write", errno.ENOSPC)
-    sync, truncate, rename = failing("sync"), failing("truncate"), failing("rename")
-    remove, sync_folder = failing("remove"), failing("sync_folder")
+    sync, sync_folder, rename, remove = (
+        failing(name) for name in ("sync", "sync_folder", "rename", "remove")
+    )
+    link, flock = failing("link"), failing("flock", errno.ENOLCK)
 
     def write(self, descriptor: int, data: memoryview, position: int) -> int:
         if "write" in self.failing:
@@ -89,9 +111,9 @@ def disk() -> FailingDisk:
 
 
 @pytest.fixture
-def wal(tmp_path: Path, disk: FailingDisk) -> DirectoryWal:
-    """A prepared log on that disk."""
-    made = DirectoryWal(tmp_path / "wal", disk=disk)
+def wal(tmp_path: Path, disk: FailingDisk) -> Wal:
+    """A prepared log in a directory on that disk."""
+    made = Wal(Folder(tmp_path / "wal", disk=disk), str(tmp_path / "wal"))
     made.prepare()
     disk.calls.clear()
     return made

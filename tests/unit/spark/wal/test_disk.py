@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -47,3 +48,18 @@ def test_a_file_is_made_once_and_removed_twice(tmp_path: Path) -> None:
         disk.create(tmp_path / "file", 0o600)
     disk.remove(tmp_path / "file")
     disk.remove(tmp_path / "file")
+
+
+@pytest.mark.parametrize("missing", [AttributeError(), OSError(errno.EOPNOTSUPP, "not supported")])
+def test_space_is_written_where_it_cannot_be_allocated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: Exception
+) -> None:
+    def refuse(*_: object) -> None:
+        raise missing
+
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    disk = Disk()
+    descriptor = disk.create(tmp_path / "file", 0o600)
+    disk.allocate(descriptor, 10_000)
+    disk.close(descriptor)
+    assert (tmp_path / "file").read_bytes() == bytes(10_000)

@@ -7,36 +7,42 @@ from typing import Any
 import pytest
 
 from nsq.errors import WalError, WalOwned
-from nsq.spark.wal import Segment, Subject, inspect
-from nsq.spark.wal.directory import DirectoryWal
+from nsq.spark.wal import Segment, Subject, inspect, manifest
+from nsq.spark.wal.log import Wal
+from nsq.spark.wal.readers import ReaderState
+from tests.unit.spark.wal.conftest import log_of, put_all
+from tests.unit.spark.wal.test_log import crash
 
 
 @pytest.fixture
-def used(wal: DirectoryWal, make: Any) -> DirectoryWal:
+def used(wal: Wal, make: Any) -> Wal:
     """A dead receiver with two segments, and one with nothing."""
     wal.log("b").close()
-    with wal.log("a") as log:
-        log.append(make(2))
-        log.roll()
-        log.append(make(3, start=2))
+    with log_of(wal, "a") as log:
+        put_all(log, make, 2, 3)
     return wal
 
 
-def test_ls_describes_readers_and_receivers_and_says_what_a_log_is_for(used: DirectoryWal, make: Any) -> None:
+def path_of(wal: Wal, number: int) -> Path:
+    return Path(wal.location) / manifest.segment_name("a", number)
+
+
+def test_ls_describes_readers_and_receivers_and_says_what_a_log_is_for(used: Wal, make: Any) -> None:
     assert inspect.ls(used.location).subject is None
     used.prepare(Subject("orders", "spark"))
-    with used.log("c") as log:
-        log.append(make(1))
+    with log_of(used, "c") as log:
+        put_all(log, make, 1)
         claim = used.own("default", "the query", 0)
+        used.save_reader("default", ReaderState(updated=1_700_000_000.0))
         found = inspect.ls(used.location, now=1_700_000_060)
         claim.release()
-        size = (Path(used.location) / "c" / "000001.open").stat().st_size
     assert (found.location, found.identity, found.subject) == (used.location, used.identity(), "orders/spark")
-    assert found.readers == []
+    assert [(one.reader, one.rows, one.idle_seconds) for one in found.readers] == [("default", 6, 60.0)]
+    assert "the query" in str(found.readers[0].owner)
     assert found.receivers == [
-        inspect.ReceiverLine("a", False, 2, 5, 105, 0, 60.0),
-        inspect.ReceiverLine("b", False, 0, 0, 0, 0, None),
-        inspect.ReceiverLine("c", True, 0, 0, 0, size, None),
+        inspect.ReceiverLine("a", False, 2, 5, 105, 60.0),
+        inspect.ReceiverLine("b", False, 0, 0, 0, None),
+        inspect.ReceiverLine("c", True, 1, 1, 21, 60.0),
     ]
 
 
@@ -47,56 +53,48 @@ def test_a_missing_log_is_an_error_and_is_not_created(tmp_path: Path, look: Any)
     assert os.listdir(tmp_path) == []
 
 
-def test_verify_sees_damage(used: DirectoryWal) -> None:
+def test_verify_sees_damage(used: Wal) -> None:
     assert inspect.verify(used.location) == inspect.Verified(2, 5, [])
-    path = used.path(used.segments()[1])
+    path = path_of(used, 2)
     data = bytearray(path.read_bytes())
-    data[-12] ^= 1
+    data[-20] ^= 1
     path.write_bytes(bytes(data))
     found = inspect.verify(used.location)
     assert (found.segments, found.rows) == (1, 2)
-    assert [problem.partition(": ")[2] for problem in found.problems] == [
-        "0 of 3 rows can be read: the next batch does not match its checksum"
-    ]
+    assert found.problems == [f"{path} does not match its checksum"]
     assert inspect.ls(used.location, now=1_700_000_060).receivers[0].oldest_seconds == 60.0
 
 
-def test_ls_survives_damage(used: DirectoryWal) -> None:
-    used.path(used.segments()[0]).write_bytes(b"damaged")
+def test_verify_sees_segments_that_are_gone(used: Wal) -> None:
+    path_of(used, 1).unlink()
+    found = inspect.verify(used.location)
+    assert (found.segments, found.rows) == (1, 3)
+    assert [problem.endswith("s/a/000000001.arrow is not there") for problem in found.problems] == [True]
+
+
+def test_ls_survives_damage(used: Wal) -> None:
+    path_of(used, 1).write_bytes(b"damaged")
     assert inspect.ls(used.location).receivers[0].oldest_seconds is None
 
 
-def test_verify_sees_a_wrong_size_and_a_hole(used: DirectoryWal) -> None:
-    folder = Path(used.location) / "a"
-    (folder / "000002-3-63.arrow").rename(folder / "000003-3-64.arrow")
-    found = inspect.verify(used.location)
-    assert found.problems == [
-        "a: segment 1 is followed by 3",
-        "Segment(receiver='a', number=3, rows=3, bytes=64): its bodies have 63 bytes",
-    ]
-
-
-def test_gc_recovers_and_removes_what_is_empty(used: DirectoryWal, make: Any) -> None:
+def test_gc_closes_the_dead_and_forgets_those_without_segments(used: Wal, make: Any) -> None:
     log = used.log("killed")
-    log.append(make(1))
-    assert log._open is not None
-    os.close(log._open.descriptor)
-    log._lock.release()
+    put_all(log, make, 1)
+    crash(log)
     found = inspect.gc(used.location)
-    assert found == inspect.Tidied([Segment("killed", 1, 1, 21)], [], ["b"])
+    assert found == inspect.Tidied(["killed"], [], ["b"])
     assert len(used.segments()) == 3
 
 
-def test_gc_deletes_unread_segments_only_with_force(used: DirectoryWal, make: Any) -> None:
-    with used.log("alive") as log:
-        log.append(make(1))
-        log.roll()
+def test_gc_deletes_unread_segments_only_with_force(used: Wal, make: Any) -> None:
+    with log_of(used, "alive") as log:
+        put_all(log, make, 1)
         found = inspect.gc(used.location, force=True)
         assert found == inspect.Tidied([], [Segment("a", 1, 2, 42), Segment("a", 2, 3, 63)], ["a", "b"])
         assert used.segments() == [Segment("alive", 1, 1, 21)]
 
 
-def test_gc_deletes_nothing_that_a_query_may_want(used: DirectoryWal) -> None:
+def test_gc_deletes_nothing_that_a_query_may_want(used: Wal) -> None:
     claim = used.own("default", "the query", 0)
     with pytest.raises(WalOwned, match="the query"):
         inspect.gc(used.location, force=True)

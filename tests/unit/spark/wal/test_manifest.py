@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsq.errors import WalForeign
-from nsq.spark.receiver.protocol import Status
 from nsq.spark.wal import manifest
 from nsq.spark.wal.manifest import KEPT, PAGE, Head, Row
+from nsq.spark.wal.status import Status
 
 #: Name so many segments, or delete up to so many of those that there are.
 LIVES = st.lists(st.tuples(st.sampled_from(["name", "delete"]), st.integers(0, 2500)), max_size=8)
@@ -77,4 +77,4 @@ def test_other_objects_are_no_heads_or_segments() -> None:
 
 def test_a_head_of_another_format_is_refused() -> None:
     with pytest.raises(WalForeign, match="m/one"):
-        manifest.decode_head(b'{"format": 1}', "m/one")
+        manifest.decode_head(b'{"format": 2}', "m/one")

@@ -6,7 +6,8 @@ import pytest
 
 from nsq.errors import ConfigError, WalForeign
 from nsq.spark.wal import readers
-from nsq.spark.wal.directory import DirectoryWal
+from nsq.spark.wal.folder import Folder
+from nsq.spark.wal.log import Wal
 from nsq.spark.wal.names import Position, Segment, SegmentFile
 from nsq.spark.wal.readers import ReaderState, deletable
 
@@ -59,8 +60,9 @@ def test_a_reader_that_keeps_nothing_deletes_nothing_that_another_keeps() -> Non
     assert len(deletable(FILES, [keeps], now=100.0, most=0)) == 3  # but never more than half of walMaxBytes
 
 
-def test_a_state_survives(wal: DirectoryWal) -> None:
+def test_a_state_survives(wal: Wal) -> None:
     state = ReaderState({"b": Position(3, 7), "a": Position(1)}, True, "latest", 12.5)
+    wal.own("orders.hourly", "a test", 0.0)
     wal.save_reader("orders.hourly", state)
     assert wal.readers() == {"orders.hourly": state}
     wal.remove_reader("orders.hourly")
@@ -73,9 +75,8 @@ def test_an_invalid_reader_name_is_refused(name: str) -> None:
         readers.check_reader(name)
 
 
-@pytest.mark.parametrize("text", [b"", b"{}", b"[]", b'{"format": 2, "at": {}, "begun": 1}'])
-def test_an_unreadable_position_is_refused_with_its_path(wal: DirectoryWal, text: bytes) -> None:
-    wal.save_reader("one", ReaderState())
-    (Path(wal.location) / "readers" / "one.json").write_bytes(text)
+@pytest.mark.parametrize("text", [b"", b"{}", b"[]", b'{"format": 3, "at": {}, "begun": 1}'])
+def test_an_unreadable_position_is_refused_with_its_path(wal: Wal, text: bytes) -> None:
+    Folder(Path(wal.location)).put_new("readers/one.json", text)
     with pytest.raises(WalForeign, match=r"readers/one\.json"):
         wal.readers()

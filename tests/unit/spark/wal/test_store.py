@@ -6,8 +6,8 @@ import pytest
 
 from nsq.errors import ConfigError
 from nsq.spark.wal import open_wal, store
-from nsq.spark.wal.directory import DirectoryWal
-from nsq.spark.wal.shared import SharedWal
+from nsq.spark.wal.folder import Folder
+from nsq.spark.wal.objects import Bucket
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ def test_a_path_or_file_uri_is_a_directory(location: str, directory: str) -> Non
 def test_a_path_becomes_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     wal = open_wal("wal")
-    assert isinstance(wal, DirectoryWal)
+    assert isinstance(wal._store, Folder)
     assert wal.location == str(tmp_path / "wal")
 
 
@@ -38,7 +38,7 @@ def test_a_tilde_is_the_home_directory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_another_uri_is_an_object_store() -> None:
     wal = open_wal("s3://bucket/wal?region=eu-central-1")
-    assert isinstance(wal, SharedWal)
+    assert isinstance(wal._store, Bucket)
     assert wal.location == "s3://bucket/wal?region=eu-central-1"
 
 

@@ -5,10 +5,17 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from nsq.daemons.nsqd.core.backlog import Batch, EphemeralBacklog, MemoryBacklog, Message, StorageFailed
+from nsq.daemons.nsqd.core.backlog import (
+    Batch,
+    EphemeralBacklog,
+    MemoryBacklog,
+    Message,
+    PartlyStored,
+    StorageFailed,
+)
 from nsq.daemons.nsqd.core.channel import Channel
 from nsq.daemons.nsqd.core.deferred import DeferredInMemory
-from nsq.daemons.nsqd.core.topic import PartlyStored, Topic
+from nsq.daemons.nsqd.core.topic import Topic
 from tests.fakes.clock import FakeClock
 
 _numbers = itertools.count()

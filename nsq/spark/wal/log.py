@@ -1,83 +1,82 @@
-"""A write-ahead log in an object store, which receivers on many hosts write and queries read:
+"""A write-ahead log: receivers on any hosts write it, and queries read it.
 
-    <wal>/identity.json, subject.json       as in ``store``
+    <wal>/identity.json                     the log's unique id, which Spark's checkpoint remembers
+    <wal>/subject.json                      the log's topics and channel
     <wal>/m/<receiver>.json, p/…            the manifests of the receivers; see ``manifest``
     <wal>/s/<receiver>/000000001.arrow      a segment
     <wal>/readers/<name>.json               how far a query has committed, and which process it is
     <wal>/jobs/<name>.json                  receivers that run as a job of Spark stop when there is one
 
-One request lists the manifests and tells which of them changed; segments are never listed to plan a batch.
-Receivers delete their own segments, behind the positions of all readers. A receiver whose head has not
-changed for a minute, by the clock of the process that looks, is dead: that process closes its manifest, and
-then queries delete what it has left. A receiver that was only suspended finds its head changed, and starts
-again under a new name; nothing is lost by that.
+Each start of a receiver has a name of its own. It puts segments, which never change and which queries read
+until they are deleted, then names them in the head of its manifest, and only then finishes their messages. A
+receiver's segments are numbered from 1 without gaps, so "everything up to segment 7 of that receiver" is a
+position.
+
+One listing of the heads tells which of them changed; segments are never listed to plan a batch. Receivers
+delete their own segments, behind the positions of all readers. Where the store has locks, a receiver holds
+its head, and is dead when no process holds it. Elsewhere a receiver is dead whose head has not changed for a
+minute, by the clock of the process that looks. That process closes the manifest, and then queries delete what
+the receiver has left. A receiver that was only suspended finds its head changed, and starts again under a new
+name; nothing is lost by that.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
-import queue
-import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import pyarrow as pa
 
-from nsq.errors import SegmentLost, WalError, WalOwned
+from nsq.errors import SegmentLost, WalError, WalForeign, WalOwned
 from nsq.log import Logger
 from nsq.spark.wal import manifest, names, ownership, readers, records
+from nsq.spark.wal.claim import LEAVING_PATIENCE, SILENCE, Claim, owned_message, owner_in
 from nsq.spark.wal.manifest import Head, Row
-from nsq.spark.wal.names import Listing, Position, ReceiverFolder, Segment, SegmentFile
-from nsq.spark.wal.objects import (
-    Bucket,
-    Conflict,
-    Entry,
-    Objects,
-    Raced,
-    create,
-    refuse_unconditional,
-    replace,
-)
-from nsq.spark.wal.ownership import LEAVING_PATIENCE, Owner
+from nsq.spark.wal.names import Listing, Position, ReceiverState, Segment, SegmentFile, Subject
+from nsq.spark.wal.objects import Conflict, Entry, Objects, Raced, create, refuse_unconditional, replace
+from nsq.spark.wal.ownership import FileLock, Owner
 from nsq.spark.wal.readers import ReaderState, check_reader, deletable
-from nsq.spark.wal.shared_log import SharedLog
-from nsq.spark.wal.store import BaseWal
+from nsq.spark.wal.receiver_log import ReceiverLog
+
+T = TypeVar("T")
 
 _logger = Logger("nsq.spark.wal")
 
-#: A receiver seems dead when its head has not changed for so many seconds; its heartbeat is every ten. It is
-#: declared dead if that is still so a while later: if the store was away, or this process suspended,
-#: receivers have had no chance to change anything.
+#: Without locks: a receiver seems dead when its head has not changed for so many seconds; its heartbeat is
+#: every ten. It is declared dead if that is still so a while later: if the store was away, or this process
+#: suspended, receivers have had no chance to change anything.
 DEAD, CONFIRMED = 60.0, 15.0
-#: A query writes its position at least so often, and has ended when it was silent for so long.
-BEAT, SILENCE = 5.0, 20.0
 #: The search for objects that no manifest names takes this many at a time, and pauses in between, in seconds.
 ORPHANS_AT_ONCE, ORPHANS_EVERY = 1000, 60.0
 #: Requests under way at once.
 THREADS = 32
-_NAP = 0.5
+_NAP, _LOCK_NAP = 0.5, 0.1
+#: To look whether a lock is free holds it for an instant: a process tries for at least so many seconds.
+_LEAST_PATIENCE = 0.25
 #: How often the log is prepared at most, when the store refuses to decide between two requests.
 _PREPARATIONS = 5
-_JOIN = 30.0
+_JOBS = "jobs"
 
 
 class _KnownHead(NamedTuple):
     """A head as last read. ``since``: since when, on our clock, it has not changed. ``suspected``: when it
-    seemed dead for the first time; None while it does not.
+    seemed dead for the first time; None while it does not. ``held``: whether its receiver holds it; None
+    where the store has no locks.
     """
 
     tag: str
     head: Head
     since: float
     suspected: float | None = None
+    held: bool | None = None
 
 
-class SharedWal(BaseWal):
+class Wal:
     """A log below the root of a store. For one thread, except for ``read``, ``readers`` and ``measure``."""
 
     def __init__(
@@ -89,23 +88,24 @@ class SharedWal(BaseWal):
         clock: Callable[[], float] = time.monotonic,
         nap: Callable[[float], None] = time.sleep,
     ) -> None:
-        super().__init__(_SmallFiles(store), location)
+        self.location = location
         self._store = store
         self._now = now
         self._clock = clock
         self._nap = nap
         self._known: dict[str, _KnownHead] = {}  # by receiver
         self._pages: dict[tuple[str, int], list[Row]] = {}
-        self._claims: dict[str, SharedClaim] = {}
+        self._claims: dict[str, Claim] = {}
         self._states: dict[str, tuple[str, ReaderState]] = {}  # by reader, with the tag
         self._searched = clock()
         self._searched_to = ""  # the last object of the search for orphans
 
-    @classmethod
-    def at(cls, uri: str) -> SharedWal:
-        return cls(Bucket(uri), uri)
+    # What the log is for
 
-    def prepare(self, subject: names.Subject | None = None) -> str:
+    def prepare(self, subject: Subject | None = None) -> str:
+        """Create the log if it does not exist; return its identity. Raises WalForeign when the log has
+        another ``subject``; a log without a subject gets this one.
+        """
         for _ in range(_PREPARATIONS - 1):
             try:
                 return self._prepare(subject)
@@ -113,14 +113,85 @@ class SharedWal(BaseWal):
                 self._nap(_NAP)
         return self._prepare(subject)
 
-    def _prepare(self, subject: names.Subject | None) -> str:
+    def _prepare(self, subject: Subject | None) -> str:
+        place = self._store.path("")
         if self.identity() is None:
+            # If the place is not empty, another process may just have created the log: look again.
+            used = any(not entry.name.startswith(".") for entry in self._store.list_after("", most=1000))
+            if used and self.identity() is None:
+                raise WalForeign(f"{place} is not a log, and not empty: choose another folder")
             refuse_unconditional(self._store)
-        return super().prepare(subject)
+            with contextlib.suppress(Conflict):  # another process was first
+                create(self._store, names.IDENTITY, names.encode_identity(uuid.uuid4().hex, self._now()))
+        if subject is not None:
+            there = self.subject()
+            subject.check(there, place)
+            if there is None:
+                with contextlib.suppress(Conflict):
+                    create(self._store, names.SUBJECT, names.encode_subject(subject))
+            elif subject.changes(there):
+                self._put(names.SUBJECT, names.encode_subject(subject))
+            subject.check(self.subject(), place)
+        return self.identity() or ""
 
-    def log(self, receiver: str) -> SharedLog:
-        self._check_name(receiver)  # ``SharedLog`` itself finds out whether the name is new
-        return SharedLog(self._store, receiver, now=self._now)
+    def identity(self) -> str | None:
+        """The log's identity; None when there is no log yet."""
+        return self._read(names.IDENTITY, names.decode_identity)
+
+    def subject(self) -> Subject | None:
+        """The log's subject; None until a query or receiver has used the log."""
+        return self._read(names.SUBJECT, names.decode_subject)
+
+    def _read(self, name: str, decode: Callable[[bytes, str], T]) -> T | None:
+        found = self._store.get(name)
+        return None if found is None else decode(found.data, self._store.path(name))
+
+    def _put(self, name: str, data: bytes) -> None:
+        """Write an object, whatever is there."""
+        try:
+            create(self._store, name, data)
+        except Conflict:
+            if (found := self._store.get(name)) is not None:
+                replace(self._store, name, data, found.tag)
+
+    # Receivers that run as a job of Spark: the driver cannot reach them, so it leaves an object in the log
+
+    def request_stop(self, job: str) -> None:
+        """Have the receivers of a job stop."""
+        self._put(f"{_JOBS}/{job}.json", names.encode({"stop": True}))
+
+    def stop_requested(self, job: str) -> bool:
+        return self._store.get(f"{_JOBS}/{job}.json") is not None
+
+    def forget_job(self, job: str) -> None:
+        self._store.delete_many([f"{_JOBS}/{job}.json"])
+
+    # Receivers
+
+    def log(self, receiver: str) -> ReceiverLog:
+        """Create a receiver's log. The name must be new: ``names.new_receiver`` makes one."""
+        if not names.is_receiver(receiver):
+            raise WalError(f"{receiver!r} is not a valid receiver name: take one from names.new_receiver()")
+        if self.identity() is None:
+            raise WalError(f"{self._store.path('')} is not a log yet: prepare it first")
+        return ReceiverLog(self._store, receiver, now=self._now)
+
+    def measure(self, log: ReceiverLog, limit: int) -> tuple[int, int]:
+        """Delete of a receiver's log what all readers have committed; return the bytes that it holds, and the
+        most that it may hold: an even share of ``limit`` for each living receiver."""
+        entries = self._store.list_after(manifest.HEADS)
+        newest = max((entry.modified for entry in entries), default=0.0)
+        living = 0
+        for entry in entries:
+            held = self._store.is_held(entry.name)
+            living += newest - entry.modified < DEAD if held is None else held
+        share = limit // max(1, living)
+        files = log.files()
+        # On a full disk, retention keeps nothing.
+        most = 0 if log.full else share // 2
+        gone = deletable(files, list(self.readers().values()), now=self._now(), most=most)
+        log.trim(gone[-1].number + 1 if gone else 1)
+        return sum(file.size for file in files), share
 
     # Planning
 
@@ -128,10 +199,10 @@ class SharedWal(BaseWal):
         """Describe the log: only the segments ``after`` these positions; without positions, all."""
         self._look()
         heads = [known.head for _, known in sorted(self._known.items())]
-        return Listing(self._files(heads, after or {}), self._folders(), sum(head.size for head in heads))
+        return Listing(self._files(heads, after or {}), self._described(), sum(head.size for head in heads))
 
     def _files(self, heads: Sequence[Head], after: Mapping[str, Position]) -> list[SegmentFile]:
-        lows = {head.receiver: max(head.first - 1, _read(after, head.receiver)) for head in heads}
+        lows = {head.receiver: max(head.first - 1, _committed(after, head.receiver)) for head in heads}
         self._get_pages(
             (head.receiver, page.first) for head in heads for page in head.pages_after(lows[head.receiver])
         )
@@ -167,8 +238,10 @@ class SharedWal(BaseWal):
                 since = now if receiver in before else now - age[receiver]
                 known[receiver] = _KnownHead(read[1], read[0], since)
         for receiver, one in known.items():
-            if one.suspected is None and now - one.since >= DEAD:
-                known[receiver] = one._replace(suspected=now)
+            held = None if one.head.closed else self._store.is_held(manifest.head_name(receiver))
+            seems_dead = now - one.since >= DEAD if held is None else not held
+            suspected = None if not seems_dead else now if one.suspected is None else one.suspected
+            known[receiver] = one._replace(held=held, suspected=suspected)
         self._known = known
 
     def _read_head(self, receiver: str) -> tuple[Head, str] | None:
@@ -202,13 +275,11 @@ class SharedWal(BaseWal):
         with ThreadPoolExecutor(min(THREADS, len(listed)), "nsq-wal-get") as pool:
             return list(pool.map(call, listed))
 
-    def _folders(self) -> list[ReceiverFolder]:
-        now = self._clock()
+    def _described(self) -> list[ReceiverState]:
         return [
-            ReceiverFolder(
+            ReceiverState(
                 receiver,
-                not known.head.closed and now - known.since < DEAD,
-                0,
+                not known.head.closed and known.suspected is None,
                 known.head.count,
                 known.head.status,
                 known.head.closed,
@@ -217,9 +288,11 @@ class SharedWal(BaseWal):
         ]
 
     def segments(self) -> list[Segment]:
+        """All segments, ordered by receiver and number."""
         return [file.segment for file in self.files()]
 
     def files(self) -> list[SegmentFile]:
+        """All segments, with the sizes of their objects and the times when they were named."""
         return self.listing().files
 
     def files_of_readers(self) -> list[SegmentFile]:
@@ -232,11 +305,12 @@ class SharedWal(BaseWal):
             known.head for _, known in sorted(self._known.items()) if known.head.closed and known.head.count
         ]
 
-    def receivers(self) -> list[ReceiverFolder]:
+    def receivers(self) -> list[ReceiverState]:
         self._look()
-        return self._folders()
+        return self._described()
 
-    def read(self, segment: Segment) -> Iterator[pa.RecordBatch]:
+    def read(self, segment: Segment) -> pa.RecordBatch:
+        """The rows of a segment. Raises SegmentLost, which names the object."""
         name = manifest.segment_name(segment.receiver, segment.number)
         found = self._store.get(name)
         if found is None:
@@ -245,18 +319,22 @@ class SharedWal(BaseWal):
 
     # The receivers that are dead
 
-    def recover(self) -> list[Segment]:
-        """Close the manifests of dead receivers, so that a receiver that was only suspended notices. Returns
-        no segments: what a manifest does not name was not finished, and nsqd delivers it again.
+    def close_dead(self) -> list[str]:
+        """Close the manifests of dead receivers, so that a receiver that was only suspended notices; return
+        the names of those receivers. What a manifest does not name was not finished, and nsqd delivers it
+        again.
         """
         self._look()
-        now = self._clock()
+        now, closed = self._clock(), []
         for receiver, known in list(self._known.items()):
-            seems_dead = known.suspected is not None and now - known.suspected >= CONFIRMED
-            if seems_dead and not known.head.closed:
-                _logger.warning("receiver %s is dead: it was silent for %d s", receiver, now - known.since)
-                self._close(known, known.head)
-        return []
+            if known.head.closed or known.suspected is None:
+                continue
+            if known.held is None and now - known.suspected < CONFIRMED:
+                continue
+            if self._close(known, known.head):
+                _logger.warning("receiver %s is dead", receiver)
+                closed.append(receiver)
+        return closed
 
     def _close(self, known: _KnownHead, head: Head) -> bool:
         """Write the head of another process's manifest, closed; False when that process has changed it
@@ -290,8 +368,10 @@ class SharedWal(BaseWal):
         """Forget dead receivers without segments, and now and then delete objects that no manifest names."""
         for receiver, known in list(self._known.items()):
             if known.head.closed and not known.head.count:
-                pages = [entry.name for entry in self._store.list_after(f"{manifest.PAGES}{receiver}/")]
-                self._store.delete_many([*pages, manifest.head_name(receiver)])
+                for prefix in (manifest.PAGES, manifest.SEGMENTS):  # those that were never named, too
+                    left = self._store.list_after(f"{prefix}{receiver}/")
+                    self._store.delete_many(entry.name for entry in left)
+                self._store.delete_many([manifest.head_name(receiver)])
                 del self._known[receiver]
         if self._clock() - self._searched >= ORPHANS_EVERY:
             self._searched = self._clock()
@@ -325,30 +405,13 @@ class SharedWal(BaseWal):
             _logger.info("deleted %d objects that no manifest names", len(gone))
         return len(gone)
 
-    # A receiver's own share
-
-    def measure(self, logs: Sequence[SharedLog], limit: int) -> tuple[int, int]:
-        """Delete of these logs what all readers have committed; return the bytes that they hold, and the most
-        that they may hold: an even share of ``limit`` for each receiver of the log."""
-        sharing = max(len(logs), len(self._store.list_after(manifest.HEADS)))
-        share = limit * len(logs) // max(1, sharing)
-        states, now = list(self.readers().values()), self._now()
-        held = 0
-        for log in logs:
-            files = log.files()
-            gone = deletable(files, states, now=now, most=share // max(1, 2 * len(logs)))
-            log.trim(gone[-1].number + 1 if gone else 1)
-            held += sum(file.size for file in files)
-        return held, share
-
     # Readers
 
     def readers(self) -> dict[str, ReaderState]:
-        entries = [
-            (entry, readers.name_of(entry.name.rpartition("/")[2])) for entry in self._listed_readers()
-        ]
+        """The states of all readers, past and present, that were not removed."""
         found: dict[str, tuple[str, ReaderState]] = {}
-        for entry, name in entries:
+        for entry in self._store.list_after(f"{readers.FOLDER}/"):
+            name = readers.name_of(entry.name.rpartition("/")[2])
             if not name:
                 continue
             known = self._states.get(name)
@@ -359,189 +422,73 @@ class SharedWal(BaseWal):
         self._states = found
         return {name: state for name, (_, state) in found.items() if state.updated}
 
-    def _listed_readers(self) -> list[Entry]:
-        return self._store.list_after(f"{readers.FOLDER}/")
-
-    def own(self, reader: str, description: str, patience: float) -> SharedClaim:
-        """Take a reader's name. Raises WalOwned when a process that has it is alive, which may take 20 s to
-        find out, and does not leave within ``patience`` seconds."""
+    def own(self, reader: str, description: str, patience: float) -> Claim:
+        """Take a reader's name. Raises WalOwned, with the owner's description, when the owner does not leave
+        within ``patience`` seconds (30 s when it has announced that it is leaving). Where the store has no
+        locks, it may take 20 s to find out that the owner is dead.
+        """
         name = readers.file_of(check_reader(reader))
         owner = ownership.introduce(description)
         started = since = self._clock()
         seen, alive = "", False
         while True:
-            found = self._store.get(name)
-            now = self._clock()
-            if found is None:
-                before, state = None, ReaderState()
-            else:
-                before, state = _owner_in(found.data), readers.decode(found.data, self._store.path(name))
-                if found.tag != seen:
+            hold, locked = self._try_to_hold(name)
+            try:
+                found = self._store.get(name)
+                now = self._clock()
+                before = owner_in(found.data) if found else None
+                state = readers.decode(found.data, self._store.path(name)) if found else ReaderState()
+                if found is not None and found.tag != seen:
                     alive, seen, since = bool(seen), found.tag, now
-            if before is None or now - since >= SILENCE:
-                try:
-                    claim = SharedClaim(self._store, reader, owner, state, found.tag if found else None)
-                except Conflict:
-                    continue
-                self._claims[reader] = claim
-                return claim
-            if alive and now - started >= (max(patience, LEAVING_PATIENCE) if before.leaving else patience):
+                if hold is not None or (not locked and (before is None or now - since >= SILENCE)):
+                    tag = found.tag if found else None
+                    with contextlib.suppress(Conflict):
+                        claim = self._claims[reader] = Claim(self._store, reader, owner, state, tag, hold)
+                        return claim
+            except BaseException:
+                if hold is not None:
+                    hold.release()
+                raise
+            if hold is not None:
+                hold.release()
+            least = max(patience, LEAVING_PATIENCE) if before and before.leaving else patience
+            if (locked or alive) and now - started >= max(least, _LEAST_PATIENCE):
                 place = self._store.path("")
-                raise WalOwned(ownership.owned_message(reader, place, before, now - started))
-            self._nap(_NAP)
+                raise WalOwned(owned_message(reader, place, before, now - started))
+            self._nap(_LOCK_NAP if locked else _NAP)
+
+    def _try_to_hold(self, name: str) -> tuple[FileLock | None, bool]:
+        """Hold an object; or None, and whether another process holds it."""
+        try:
+            return self._store.hold(name), False
+        except Conflict:
+            return None, True
 
     def owner(self, reader: str) -> Owner | None:
-        """The process that reads under this name; None when none does, or it has been silent for long."""
+        """The process that reads under this name; None when none does, or, where the store has no locks, it
+        has been silent for long."""
         name = readers.file_of(reader)
-        written = next((entry.modified for entry in self._listed_readers() if entry.name == name), None)
+        held = self._store.is_held(name)
         found = self._store.get(name)
-        if found is None or written is None or self._now() - written > 3 * SILENCE:
+        if found is None or held is False:
             return None
-        return _owner_in(found.data)
+        if held is None:
+            entries = self._store.list_after(f"{readers.FOLDER}/")
+            written = next((entry.modified for entry in entries if entry.name == name), None)
+            if written is None or self._now() - written > 3 * SILENCE:
+                return None
+        return owner_in(found.data)
 
     def save_reader(self, reader: str, state: ReaderState) -> None:
-        """Save the state of a reader whose name this process owns."""
+        """Save the state of a reader whose name this process owns; durable on return."""
         self._claims[reader].save(state)
 
     def remove_reader(self, reader: str) -> None:
+        """Forget a reader whose name this process owns, so that it no longer prevents the deletion of
+        segments."""
         self._claims.pop(reader).abandon("it was removed")
-        super().remove_reader(reader)
+        self._store.delete_many([readers.file_of(reader)])
 
 
-def _read(after: Mapping[str, Position], receiver: str) -> int:
+def _committed(after: Mapping[str, Position], receiver: str) -> int:
     return after.get(receiver, Position()).segment
-
-
-def _owner_in(data: bytes) -> Owner | None:
-    found = json.loads(data).get("owner")
-    return ownership.decode(found) if found else None
-
-
-class SharedClaim:
-    """A reader's name, owned by this process until ``release``. Its thread writes the object every five
-    seconds, so that other processes see that this one is alive. Only one process can write it: the others
-    know another tag.
-    """
-
-    def __init__(
-        self, store: Objects, reader: str, owner: Owner, state: ReaderState, tag: str | None
-    ) -> None:
-        self._store = store
-        self._name = readers.file_of(reader)
-        self._token = uuid.uuid4().hex
-        self._lock = threading.RLock()  # one write at a time
-        self._owner: Owner | None = owner
-        self._state = state
-        self._beat = 0
-        self._lost = ""
-        data = self._encoded()
-        self._tag = create(store, self._name, data) if tag is None else replace(store, self._name, data, tag)
-        self._wake: queue.SimpleQueue[bool] = queue.SimpleQueue()  # safe in a signal handler; True: the end
-        self._thread = threading.Thread(target=self._run, name=f"nsq-wal-reader-{reader}", daemon=True)
-        self._thread.start()
-
-    def _encoded(self) -> bytes:
-        self._beat += 1
-        owner = self._owner._asdict() if self._owner else None
-        return readers.encode(self._state, owner=owner, token=self._token, beat=self._beat)
-
-    def save(self, state: ReaderState) -> None:
-        """Write the position; durable on return."""
-        with self._lock:
-            self._state = state
-            self._write()
-
-    def _write(self) -> None:
-        with self._lock:
-            self.check()
-            data = self._encoded()
-            try:
-                self._tag = replace(self._store, self._name, data, self._tag)
-                return
-            except Conflict:
-                found = self._store.get(self._name)
-            if found is None or json.loads(found.data).get("token") != self._token:
-                by = _owner_in(found.data) if found else None
-                self._lost = (
-                    f"{self._store.path(self._name)}: this reader's name was taken over by "
-                    f"{by or 'another process'}, because this process was silent for {SILENCE:g} s; it "
-                    "goes on there, and nothing is lost"
-                )
-                _logger.error("%s", self._lost)
-                raise WalOwned(self._lost)
-            # An earlier write of ours has succeeded, although it reported an error.
-            self._tag = self._store.put_match(self._name, data, found.tag)
-
-    def check(self) -> None:
-        """Raise WalOwned when another process has taken the name over."""
-        if self._lost:
-            raise WalOwned(self._lost)
-
-    def verify(self) -> None:
-        """Like ``check``, but asks the store."""
-        self._write()
-
-    def leaving(self) -> None:
-        """Announce that the name will be free soon; does not wait, so that a signal handler may call it."""
-        if self._owner is not None:
-            self._owner = self._owner._replace(leaving=True)
-            self._wake.put(False)
-
-    def abandon(self, why: str) -> None:
-        """Write no more."""
-        self._lost = why
-        self.release()
-
-    def release(self) -> None:
-        """Give the name back; safe to call twice."""
-        self._wake.put(True)
-        self._thread.join(_JOIN)
-
-    def _run(self) -> None:
-        ended = False
-        while not ended and not self._lost:
-            with contextlib.suppress(queue.Empty):
-                ended = self._wake.get(timeout=BEAT)
-            if self._lost:
-                return
-            if ended:
-                self._owner = None
-            try:
-                self._write()
-            except WalError as error:
-                if not self._lost:
-                    _logger.warning("a reader's position cannot be written: %s", error)
-
-
-class _SmallFiles:
-    """The small files of ``BaseWal`` as objects."""
-
-    def __init__(self, store: Objects) -> None:
-        self._store = store
-
-    def path(self, name: str) -> str:
-        return self._store.path(name)
-
-    def make_folder(self, name: str) -> None:
-        """Do nothing: an object store has no folders."""
-
-    def names(self, folder: str) -> list[str]:
-        """The names directly in a folder, of its first thousand objects: enough to see if it is empty."""
-        prefix = f"{folder}/" if folder else ""
-        listed = self._store.list_after(prefix, most=1000)
-        return sorted({entry.name[len(prefix) :].partition("/")[0] for entry in listed})
-
-    def get(self, name: str) -> bytes | None:
-        found = self._store.get(name)
-        return None if found is None else found.data
-
-    def put(self, name: str, data: bytes, *, once: bool = False) -> None:
-        """Write an object. ``once`` keeps one that exists."""
-        try:
-            create(self._store, name, data)
-        except Conflict:
-            if not once and (found := self._store.get(name)) is not None:
-                replace(self._store, name, data, found.tag)
-
-    def delete(self, name: str) -> None:
-        self._store.delete_many([name])

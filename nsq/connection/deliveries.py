@@ -11,7 +11,7 @@ import math
 from collections import deque
 
 from nsq.errors import WireError
-from nsq.message import Message
+from nsq.message import Message, begun
 from nsq.wire.identify import IdentifyReply
 
 #: For an nsqd that does not negotiate and so does not tell its own values.
@@ -21,14 +21,15 @@ _DEFAULT_MAX_RDY = 2500
 #: The shortest message timeout that we reckon with: a shorter one keeps the consumer busy with the clock.
 _LEAST_MSG_TIMEOUT = 0.1
 
-#: ``expires_at`` of a message whose connection has ended.
+#: ``expires_at`` of a message that was not answered in time, and of one whose connection has ended.
+TIMED_OUT = 0.0
 GONE = -math.inf
 
 #: A server may lag behind our RDY. If it sends more than this many times the highest RDY, it is broken.
 _EXCESS = 2
 
 
-class Session:
+class Deliveries:
     """The messages and RDY. Only the read loop calls ``admit``, only the write loop ``written``; any thread
     calls the rest.
     """
@@ -45,8 +46,10 @@ class Session:
         self.requeued = 0
         self._in_flight: dict[bytes, Message] = {}
         self._unsettled: set[Message] = set()  # until the answer is written, or the time is up
+        self.overtook = False
+        """Whether nsqd has ever delivered a message again before its time was up here."""
         self._overtaken: deque[Message] = deque()  # delivered again before their time was up here
-        self._repeated = 0  # since the last ``expire``: deliveries that overtook others long before that
+        self._repeated = 0  # since the last ``expire``: redeliveries long before a message's time was up here
         self._timed_out = 0
         self._dropped: deque[Message] = deque()  # timed out too; ``expire`` will count them
         self._highest_rdy = 0
@@ -64,7 +67,8 @@ class Session:
             if overtaken is not None:
                 # nsqd has sent the message again: by nsqd's clock its time was up.
                 self._repeated += overtaken.expires_at - now > self.msg_timeout / 2
-                overtaken.expires_at = 0.0
+                overtaken.expires_at = TIMED_OUT
+                self.overtook = True
                 self._unsettled.discard(overtaken)
                 self._overtaken.append(overtaken)
         self.received += len(messages)
@@ -103,6 +107,7 @@ class Session:
         """Drop a message without an answer, because nsqd has it again; return whether it was in flight."""
         released = self.take(message)
         if released:
+            message.expires_at = TIMED_OUT
             self._unsettled.discard(message)
             self._dropped.append(message)
         return released
@@ -113,6 +118,7 @@ class Session:
         for message in self._unsettled.copy():
             if message.expires_at <= now:
                 if self.take(message):
+                    message.expires_at = TIMED_OUT
                     expired.append(message)
                 # Else its answer waits to be written, or the answering thread was interrupted.
                 self._unsettled.discard(message)
@@ -157,9 +163,11 @@ class Session:
             and message.expires_at < message.received_at + self.max_msg_timeout
         ]
 
-    def oldest(self, now: float) -> float:
-        """Return the age in seconds of the oldest message in flight."""
-        return now - min((message.received_at for message in self._in_flight.copy().values()), default=now)
+    def oldest(self, now: float, *, waiting: bool = False) -> float:
+        """Return the age in seconds of the oldest message in flight, or of one that no handler has begun."""
+        messages = self._in_flight.copy().values()
+        since = [each.received_at for each in messages if not (waiting and begun(each))]
+        return now - min(since, default=now)
 
     @property
     def answered(self) -> bool:
