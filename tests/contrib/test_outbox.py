@@ -38,7 +38,7 @@ def url_of(postgres: Postgres) -> str:
 @pytest.fixture(params=["sqlite", "postgresql"])
 def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[sa.Engine]:
     if request.param == "sqlite":
-        engine = sa.create_engine(f"sqlite:///{tmp_path / 'outbox.db'}")
+        engine = sa.create_engine(f"sqlite:///{tmp_path / 'outbox.db'}?timeout=60")  # of a busy machine
     else:
         engine = sa.create_engine(url_of(request.getfixturevalue("postgres")))
     outbox.metadata.create_all(engine)
