@@ -24,8 +24,8 @@ import nsq
 from nsq.contrib.django import locmem, publish, publish_on_commit
 from nsq.contrib.django.conf import read_settings
 from nsq.contrib.django.handlers import chosen
-from nsq.contrib.django.publishing import cut
 from nsq.contrib.django.testing import handle
+from nsq.contrib.relay import cut
 from nsq.testing import MemoryNsqd, Nsqd
 from tests.integration.consuming import until
 
