@@ -21,7 +21,7 @@ PUBLIC = "nsq"
 ORDER = [
     ["errors", "gc_settings", "other_clients", "pauses", "rate"],
     ["log", "tables"],
-    ["options"],
+    ["options", "findings"],
     ["config", "message"],
     ["wire"],
     ["threads"],
