@@ -16,6 +16,7 @@ from __future__ import annotations
 import fcntl
 import importlib.util
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -170,14 +171,15 @@ def install_clients() -> bool:
 
 def install_client(pins: Path) -> bool:
     home, failure = CLIENTS / pins.stem, CLIENTS / f"{pins.stem}.failed"
-    stamp, wanted = home / "installed", f"{sys.version}\n{pins.read_text()}"
+    python, version = python_for(pins)
+    stamp, wanted = home / "installed", f"{version}\n{pins.read_text()}"
     if stamp.is_file() and stamp.read_text() == wanted:
         return True
     if home.exists():
         shutil.rmtree(home)
     failure.unlink(missing_ok=True)
     say(f"installing {pins.stem}, another client, which the tests run")
-    if make_bare(home) and logged(
+    if make_bare(home, python) and logged(
         PYTHON, "-m", "pip", "--python", home / "bin" / "python", "install", "--requirement", pins
     ):
         stamp.write_text(wanted)
@@ -188,30 +190,50 @@ def install_client(pins: Path) -> bool:
     return False
 
 
+def python_for(pins: Path) -> tuple[str, str]:
+    """Return the Python of a client's environment, and its version: another one if the first requirement has
+    a marker for a newer Python, and there is one. Else pip leaves that requirement out, and its tests are
+    skipped.
+    """
+    least = re.search(r"^[^#].*; *python_version >= '3\.([0-9]+)'", pins.read_text(), re.MULTILINE)
+    python = newer_python(int(least[1])) if least else None
+    if python is None:
+        return sys.executable, sys.version
+    return python, printed(python, "-c", "import sys; print(sys.version)")
+
+
+def newer_python(minor: int) -> str | None:
+    """Return a Python 3.``minor`` or newer: ours or another one; None if there is none."""
+    found = printed(ROOT / ".ci" / "python", "--another")
+    enough = f"import sys; sys.exit(sys.version_info < (3, {minor}))"
+    return next((each for each in (sys.executable, found) if each and succeeds([each, "-c", enough])), None)
+
+
+def printed(*command: str | Path) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+
+
 def install_django_6() -> bool:
     """Make an environment with Django 6, of a Python 3.12 or newer if there is one; return whether all is
     well. Without such a Python its tests are skipped.
     """
-    found = subprocess.run(
-        [ROOT / ".ci" / "python", "--another"], capture_output=True, text=True, check=False
-    ).stdout.strip()
-    for python in filter(None, (found, str(PYTHON))):
-        if succeeds([python, "-c", "import sys; sys.exit(sys.version_info < (3, 12))"]):
-            home = VENV / DJANGO_6
-            if home.exists():
-                shutil.rmtree(home)
-            pip = [home / "bin" / "python", "-m", "pip", "install", "--editable", ".[test]", "Django>=6,<7"]
-            if logged(python, "-m", "venv", home) and logged(*pip) and install_django_tests(home):
-                return True
-            raise SetupError(f"{log_tail()}\nDjango 6 could not be installed: see .venv/install.log")
-    print("no Python 3.12 or newer was found: the tests with Django 6 are skipped", file=sys.stderr)
-    return False
+    python = newer_python(12)
+    if python is None:
+        print("no Python 3.12 or newer was found: the tests with Django 6 are skipped", file=sys.stderr)
+        return False
+    home = VENV / DJANGO_6
+    if home.exists():
+        shutil.rmtree(home)
+    pip = [home / "bin" / "python", "-m", "pip", "install", "--editable", ".[test]", "Django>=6,<7"]
+    if logged(python, "-m", "venv", home) and logged(*pip) and install_django_tests(home):
+        return True
+    raise SetupError(f"{log_tail()}\nDjango 6 could not be installed: see .venv/install.log")
 
 
 def install_django_tests(home: Path) -> bool:
     """Put Django's own tests, which only its sdist has, below ``home``."""
     read = [home / "bin" / "python", "-c", "import django; print(django.__version__)"]
-    version = subprocess.run(read, capture_output=True, text=True, check=True).stdout.strip()
+    version = printed(*read)
     download = ["download", "--no-deps", "--no-binary", "django", "--dest", home, f"django=={version}"]
     if not logged(home / "bin" / "python", "-m", "pip", *download):
         return False
@@ -222,11 +244,11 @@ def install_django_tests(home: Path) -> bool:
     return True
 
 
-def make_bare(home: Path) -> bool:
+def make_bare(home: Path, python: str) -> bool:
     """Make an environment without pip, which would take seconds to install."""
     if importlib.util.find_spec("venv"):
-        return logged(sys.executable, "-m", "venv", "--without-pip", home)
-    return logged(sys.executable, "-m", "virtualenv", home)
+        return logged(python, "-m", "venv", "--without-pip", home)
+    return logged(python, "-m", "virtualenv", home)
 
 
 def set_up(kind: str) -> None:

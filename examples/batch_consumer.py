@@ -2,15 +2,17 @@
 
     python examples/batch_consumer.py 127.0.0.1:4150 orders.db
 
-nsqd delivers at least once, so a message can come twice; the primary key prevents storing it twice.
+nsqd delivers at least once, so a message can come twice; nsq.contrib.once prevents storing it twice.
 """
 
 from __future__ import annotations
 
 import sqlite3
 import sys
+from contextlib import closing
 
 import nsq
+from nsq.contrib.once import Once
 
 
 class Archive:
@@ -18,18 +20,17 @@ class Archive:
 
     def __init__(self, path: str) -> None:
         self._path = path
-        with sqlite3.connect(path) as database:
-            database.execute("CREATE TABLE IF NOT EXISTS orders (id BLOB PRIMARY KEY, body BLOB)")
-        database.close()
+        self._once = Once("archive")
+        with closing(sqlite3.connect(path)) as database, database:
+            Once.create(database)
+            database.execute("CREATE TABLE IF NOT EXISTS orders (id BLOB, body BLOB)")
 
     def store(self, messages: list[nsq.Message]) -> None:
-        rows = [(message.id, message.body) for message in messages]
-        database = sqlite3.connect(self._path)  # sqlite3 needs a connection per thread
-        try:
-            with database:
-                database.executemany("INSERT OR IGNORE INTO orders VALUES (?, ?)", rows)
-        finally:
-            database.close()
+        # sqlite3 needs a connection per thread. The second `database` commits, or rolls back.
+        with closing(sqlite3.connect(self._path)) as database, database:
+            new = self._once.first_of(database, messages)
+            rows = [(message.id, message.body) for message in new]
+            database.executemany("INSERT INTO orders VALUES (?, ?)", rows)
         # Returning finishes all messages. An error above stores none, and requeues all.
         print(f"stored {len(rows)}", flush=True)
 

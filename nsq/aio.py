@@ -174,7 +174,7 @@ class Producer:
         **options: Unpack[PublishOptions],
     ) -> Published:
         """Return when an nsqd has stored the message. ``timeout`` covers everything, waiting for room too."""
-        watched, publish = self.producer.prepare(topic, [body], options, defer=defer)
+        watched, publish = self.producer.prepare(PublishFuture, topic, [body], options, defer=defer)
         with watched:
             return await self._send(publish, timeout)
 
@@ -188,7 +188,7 @@ class Producer:
         **options: Unpack[PublishOptions],
     ) -> Published:
         """Publish all messages at once to one nsqd, which stores all or, unless it fails midway, none."""
-        watched, publish = self.producer.prepare(topic, bodies, options, several=True)
+        watched, publish = self.producer.prepare(PublishFuture, topic, bodies, options, several=True)
         with watched:
             return await self._send(publish, timeout)
 

@@ -1,7 +1,7 @@
 """Names that other NSQ clients use, with ours for them. Used only to explain errors, and a warning when
 another client of the same module name is installed.
 
-Covers go-nsq, pynsq, gnsq, nsq-py, ansq and nsqjs. Omits names that mean the same here.
+Covers go-nsq, pynsq, gnsq, nsq-py, ansq, asyncnsq and nsqjs. Omits names that mean the same here.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ NAMES = _by_name("""
     run: a consumer has it here: nsq.Consumer(...).add_handler(fn).run()
     HandlerFunc: a handler is any function of one message here: consumer.add_handler(fn)
     Client NSQClient NsqdTCPClient SyncConn AsyncConn open_connection: use nsq.Consumer and nsq.Producer here
+    TcpConnection create_connection: use nsq.Consumer and nsq.Producer here
     ConnectionOptions ConnectionFeatures NewConfig: it is nsq.Config here, or keyword arguments
     BackoffTimer: the options backoff_strategy and max_backoff_duration do that here
     Error NSQException: it is nsq.NsqError here
@@ -36,8 +37,8 @@ NAMES = _by_name("""
     FRAME_TYPE_RESPONSE FRAME_TYPE_ERROR FRAME_TYPE_MESSAGE: these are in nsq.wire.frames here
     valid_topic_name valid_channel_name: check_topic and check_channel of nsq.wire.names do that here
     Nsqd: it is nsq.Producer here, its HTTP part nsq.http.nsqd.NsqdApi; an nsqd for tests is nsq.testing.Nsqd
-    NsqdHTTPClient: it is NsqdApi of nsq.http.nsqd here
-    Lookupd LookupdClient: it is NsqlookupdApi of nsq.http.nsqlookupd here
+    NsqdHTTPClient NsqdHttpWriter: it is NsqdApi of nsq.http.nsqd here
+    Lookupd LookupdClient NsqLookupd: it is NsqlookupdApi of nsq.http.nsqlookupd here
 """)
 
 #: Options of other clients that have another name here.
@@ -71,16 +72,17 @@ ARGUMENTS = _by_name("""
     nsqlookupds lookupd: it is nsqlookupd= of Consumer and Producer here
     host port: nsqd="host:port" is both here, an argument of Consumer and Producer
     message_handler handler on_message: it is called add_handler(fn) here, a method of Consumer
-    async: message.disable_auto_response() does that here
+    async auto_fin: message.disable_auto_response() does that here
+    auto_requeue: what a handler raises requeues its message here
     backoff_on_requeue: nsq.Requeue(backoff=False), raised by a handler, does that here
     feature_negotiation: it is always on here
     auto_reconnect: it is always on here; reconnect_initial and reconnect_max are the pauses
     name: client_id is the name in nsqd's statistics here
     io_loop loop: threads do the work here: there is no event loop
-    logger debug: the standard logging module does that here, with loggers below 'nsq'
+    logger debug log_level: the standard logging module does that here, with loggers below 'nsq'
     on_exception on_close: hooks= of a Consumer does that here: an instance of a subclass of nsq.ConsumerHooks
     on_heartbeat: heartbeats are answered here without telling
-    message_queue: a handler that calls queue.put does that here
+    message_queue queue: a handler that calls queue.put does that here
     connection_options features: options are keyword arguments here, or config=nsq.Config(...)
     nsqd nsqlookupd transport config: it is an argument of Consumer and Producer here
     channel threads dead_letters dead_letter_reasons give_up hooks: it is an argument of Consumer here

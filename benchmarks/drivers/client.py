@@ -66,7 +66,7 @@ def publish_async(port: int, count: int, size: int, window: int, callbacks: bool
     return [count / took]
 
 
-def _check(future: Future[None]) -> None:
+def _check(future: Future[Any]) -> None:
     future.result()
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from benchmarks.comparison import Comparison
 from benchmarks.spark import endurance, processing, receiving
+from nsq.findings import FAILURE
 from nsq.spark import doctor
 
 __all__ = ["comparisons"]
@@ -22,4 +23,4 @@ def _missing() -> str:
     if importlib.util.find_spec("pyspark") is None or importlib.util.find_spec("pyarrow") is None:
         return "pip install 'nsq[spark]'"
     found = doctor.check_java()
-    return f"{found.text}; {found.remedy}" if found.state == doctor.WRONG else ""
+    return f"{found.found}; {found.remedy}" if found.level == FAILURE else ""

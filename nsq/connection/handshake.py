@@ -6,6 +6,7 @@ inside the TLS that the options ask for.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -23,10 +24,10 @@ from nsq.errors import (
     Unanswered,
     server_error,
 )
-from nsq.transport.base import Transport
+from nsq.transport.base import Stream, Transport
 from nsq.transport.layered import LayeredStream
 from nsq.wire import commands
-from nsq.wire.frames import HEARTBEAT, OK, ErrorReply, split_reply
+from nsq.wire.frames import HEARTBEAT, OK, ErrorReply, Response, split_reply
 from nsq.wire.identify import BadJson, IdentifyReply, IdentifyRequest
 from nsq.wire.layers import Deflate, Layer, Snappy, Tls, TlsContext
 
@@ -59,9 +60,11 @@ def dial(
     """
 
     def attempt(config: Config) -> Ready:
-        timeout = min(_time_left(address, deadline), config.dial_timeout)
-        stream = LayeredStream(transport.connect(address, timeout=timeout))
-        nsqd = ReplyStream(address, stream, deadline)
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise _too_late(address)
+        stream = LayeredStream(transport.connect(address, timeout=min(left, config.dial_timeout)))
+        nsqd = Greeting(address, stream, deadline)
         try:
             opened(stream)
             reply = shake_hands(nsqd, config, context, subscription)
@@ -84,7 +87,7 @@ def dial(
 
 
 def shake_hands(
-    nsqd: ReplyStream, config: Config, context: TlsContext | None, subscription: Subscription | None
+    nsqd: Greeting, config: Config, context: TlsContext | None, subscription: Subscription | None
 ) -> IdentifyReply:
     """Return nsqd's answer to IDENTIFY, or raise the error."""
     more = {} if subscription is None else subscription.identify
@@ -161,17 +164,51 @@ def _tls(address: str, config: Config, context: TlsContext | None) -> Tls:
 
 
 class ReplyStream:
-    """A stream read reply by reply. ``rest`` holds bytes that were received and are not parsed yet."""
+    """A stream read reply by reply, until ``deadline`` (monotonic). It answers heartbeats.
+
+    ``rest`` holds bytes that were received and are not parsed yet.
+    """
+
+    when = ""  # for errors
+
+    def __init__(self, address: str, stream: Stream, deadline: float = math.inf) -> None:
+        self.address = address
+        self.deadline = deadline
+        self.rest = b""
+        self.stream = stream
+
+    def next_frame(self) -> Response | ErrorReply:
+        """Return the next reply, or a heartbeat, which has been answered."""
+        while (found := split_reply(self.rest)) is None:
+            self.stream.read_timeout = self.time_left()
+            data = self.stream.read()
+            if not data:
+                raise ConnectionLost(f"{self.address} closed the connection{self.when}")
+            self.rest += data
+        frame, self.rest = found
+        if frame.data == HEARTBEAT:
+            self.stream.write(commands.NOP, self.time_left())
+        return frame
+
+    def time_left(self) -> float:
+        left = self.deadline - time.monotonic()
+        if left <= 0:
+            raise Unanswered(f"{self.address} has not answered in time")
+        return left
+
+
+class Greeting(ReplyStream):
+    """The stream of a new connection, whose commands are each answered before the next is sent."""
+
+    when = " during the handshake"
 
     def __init__(self, address: str, stream: LayeredStream, deadline: float) -> None:
-        self.address = address
-        self.rest = b""
-        self._stream = stream
-        self._deadline = deadline
+        super().__init__(address, stream, deadline)
+        self._layered = stream
 
     def ask(self, command: bytes) -> bytes:
         """Send a command and return nsqd's reply; raise the reply if it is an error."""
-        self._stream.write(command, _time_left(self.address, self._deadline))
+        self.stream.write(command, self.time_left())
         return self._reply()
 
     def put_on(self, layer: Layer) -> bytes:
@@ -181,32 +218,17 @@ class ReplyStream:
             raise HandshakeFailed(f"{self.address} sent {len(self.rest)} bytes of plain text before TLS")
         # The server may use the layer at once: bytes that we have already belong to the layer.
         rest, self.rest = self.rest, b""
-        self._stream.push(layer, rest)
+        self._layered.push(layer, rest)
         if isinstance(layer, Tls):
-            self._stream.handshake(_time_left(self.address, self._deadline))
+            self._layered.handshake(self.time_left())
         return self._reply()
 
     def _reply(self) -> bytes:
-        while True:
-            while (found := split_reply(self.rest)) is None:
-                self._stream.read_timeout = _time_left(self.address, self._deadline)
-                data = self._stream.read()
-                if not data:
-                    raise ConnectionLost(f"{self.address} closed the connection during the handshake")
-                self.rest += data
-            reply, self.rest = found
-            if isinstance(reply, ErrorReply):
-                raise server_error(reply.data)
-            if reply.data != HEARTBEAT:
-                return reply.data
-            self._stream.write(commands.NOP, _time_left(self.address, self._deadline))
-
-
-def _time_left(address: str, deadline: float) -> float:
-    left = deadline - time.monotonic()
-    if left <= 0:
-        raise _too_late(address)
-    return left
+        while (frame := self.next_frame()).data == HEARTBEAT:
+            pass
+        if isinstance(frame, ErrorReply):
+            raise server_error(frame.data)
+        return frame.data
 
 
 def _too_late(address: str) -> Unanswered:

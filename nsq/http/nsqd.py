@@ -51,8 +51,7 @@ class NsqdApi(Api):
         """Return statistics of all topics, of one topic, or of one channel; empty for unknown names. A
         partitioned nsqd lists each partition that it leads as a topic.
         """
-        args = {"format": "json"} | _named(topic, channel)
-        args |= {"include_clients": _boolean(include_clients), "include_mem": _boolean(include_mem)}
+        args = stats_args(topic, channel, include_clients=include_clients, include_mem=include_mem)
         return self._get("/stats", args, _parse_stats)
 
     def peek(
@@ -164,8 +163,13 @@ def _named(topic: str, channel: str = "") -> dict[str, str]:
     return ({"topic": topic} if topic else {}) | ({"channel": channel} if channel else {})
 
 
-def _boolean(value: bool) -> str:
-    return "true" if value else "false"
+def stats_args(
+    topic: str = "", channel: str = "", *, include_clients: bool = False, include_mem: bool = False
+) -> dict[str, str]:
+    """Return the query of /stats."""
+    included = {"include_clients": include_clients, "include_mem": include_mem}
+    shown = {name: "true" if value else "false" for name, value in included.items()}
+    return {"format": "json"} | _named(topic, channel) | shown
 
 
 def _setting(option: str) -> str:

@@ -43,6 +43,11 @@ def beside_lookup(lookupd: Url) -> Url:
     return dataclasses.replace(lookupd, target=f"{prefix}/{mark}{query}")
 
 
+def lookup_path(lookupd: Url) -> str:
+    """Return the path of /lookup below the address: none if the address is already that of /lookup."""
+    return _LOOKUP if lookupd.target.partition("?")[0] == "/" else ""
+
+
 class NsqlookupdApi(Api):
     """The HTTP API of one nsqlookupd: ``NsqlookupdApi("10.0.0.7:4161").lookup("orders").producers``.
 
@@ -118,17 +123,16 @@ class NsqlookupdApi(Api):
 
     def topics(self) -> list[str]:
         """Return the names of all topics, sorted."""
-        return self._get("/topics", {}, lambda reply: sorted(read_key(reply, "topics", list[str])))
+        return self._get("/topics", {}, parse_topics)
 
     def channels(self, topic: str) -> list[str]:
         """Return a topic's channels; empty for an unknown topic."""
-        args = {"topic": topic}
-        return self._get("/channels", args, lambda reply: sorted(read_key(reply, "channels", list[str])))
+        return self._get("/channels", {"topic": topic}, parse_channels)
 
     def lookup(self, topic: str) -> Lookup:
         """Look a topic up. Raises ApiRefused with the code TOPIC_NOT_FOUND for an unknown topic."""
-        path = _LOOKUP if self._url.target.partition("?")[0] == "/" else ""
-        return self._ask("GET", endpoint(self._url, path, {"topic": check_topic(topic)}), parse_lookup)
+        url = endpoint(self._url, lookup_path(self._url), {"topic": check_topic(topic)})
+        return self._ask("GET", url, parse_lookup)
 
     def nodes(self) -> list[RegisteredNode]:
         """Return all nsqds with their topics."""
@@ -257,6 +261,14 @@ def _http_address(node: Mapping[str, Any]) -> str:
     if not isinstance(host, str) or not host or not port.isascii() or not port.isdigit():
         raise Misshapen(f"an nsqlookupd is listed with the address {host!r:.200}, port {port!r:.20}")
     return join(host, int(port))
+
+
+def parse_topics(reply: HttpReply) -> list[str]:
+    return sorted(read_key(reply, "topics", list[str]))
+
+
+def parse_channels(reply: HttpReply) -> list[str]:
+    return sorted(read_key(reply, "channels", list[str]))
 
 
 def parse_lookup(reply: HttpReply) -> Lookup:

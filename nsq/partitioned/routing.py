@@ -12,56 +12,52 @@ from __future__ import annotations
 
 import itertools
 import math
-import random
-import time
 from bisect import insort
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from operator import attrgetter
 from typing import Any, cast
 
-from nsq.config import Config
 from nsq.discovery.directory import Kind
+from nsq.discovery.lookups import Asker, Discovery
 from nsq.errors import ExtNotSupported, NsqError, ServerError, UsageError
 from nsq.log import Logger
 from nsq.partitioned.blocked import BLOCKED_AFTER, Blocked
 from nsq.partitioned.keys import Hash
 from nsq.partitioned.lookups import Lookups
 from nsq.partitioned.rules import (
-    NO_TRIES,
     PATIENCE,
     UNPLACED,
     Particular,
     PartitionRules,
-    Tries,
     particular,
     said,
+    tries_of,
     unknown_topic,
 )
-from nsq.partitioned.snapshots import Place, Snapshots, Taker, Topic
+from nsq.partitioned.snapshots import Place, Snapshots, Topic, destination
 from nsq.partitioned.tracing import Tracing, log_publish
-from nsq.producer.book import AddressBook, Takers
 from nsq.producer.endpoint import PublishingEndpoint
+from nsq.producer.nsqds import Setup
 from nsq.producer.pool import Pool
 from nsq.producer.publishes import (
     NO_OPTIONS,
+    Defer,
     P,
     Publish,
     PublishOptions,
+    Rules,
     checked_bodies,
     given_options,
-    new_multi_publish,
     new_publish,
-    refused_option,
-    unsent,
 )
+from nsq.producer.routing import Plain, Route, Target, Targets
 from nsq.wire import commands
 from nsq.wire.names import check_topic
 
 log = Logger("nsq.producer")
 
-#: Seconds after a cluster turned out to be an original one in which publishes made before may be queued.
-_LATE = 5.0
 #: Stands for a partition while publishes go to nsqds that the user named.
 _NAMED = -1
 #: Seconds without an answer after which a former leader, that owes one, is given up.
@@ -77,109 +73,151 @@ _DPUB = b"DPUB "
 _started = attrgetter("started")
 
 
-class Router(AddressBook):
-    """Knows which nsqd leads which partition. Falls back to any nsqd while the cluster is an original one."""
+@dataclass(slots=True)
+class Partition:
+    """What is under way for one partition. The place without one stands for publishes to any partition, and
+    for those that wait for their topic's table.
+    """
+
+    parked: list[Publish] = field(default_factory=list)
+    """Publishes that wait, in the order of their calls."""
+    tried_with: object = None
+    """What was known when the parked ones were last tried."""
+    retry_at: float = -math.inf
+    """When to try them again, although nothing else is known."""
+    burst: list[Publish] = field(default_factory=list)
+    """Unanswered publishes of an ordered topic: the next ones must wait."""
+    growing: bool = False
+    """Whether the burst is being made."""
+    held_since: float | None = None
+    """Since when the publishes are held back, because a former leader owes an answer."""
+
+    @property
+    def hidden(self) -> bool:
+        """Whether callers must not send to it, as others would be overtaken."""
+        return bool(self.parked or self.burst) or self.held_since is not None
+
+    def look_again(self) -> None:
+        self.tried_with, self.retry_at = None, -math.inf
+
+
+class Router:
+    """Knows which nsqd leads which partition. While the cluster is an original one, ``Plain`` takes its
+    place.
+    """
+
+    patience = PATIENCE
 
     def __init__(
         self,
-        config: Config,
-        nsqds: Iterable[str],
-        nsqlookupds: Iterable[str],
+        pool: Pool,
+        setup: Setup,
+        *,
         key_hash: Hash | None = None,
         key_partitions: Mapping[str, int] | None = None,
         least_pending: bool = False,
         tracing: Tracing | None = None,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-        chance: Callable[[], float] = random.random,
     ) -> None:
+        config = setup.config
         pinned = cast("Kind | None", None if config.cluster == "detect" else config.cluster)
-        self.lookups = Lookups(config, "w", pinned=pinned, clock=clock)
-        self.asker = self.lookups
+        self.lookups = Lookups(config, "w", pinned=pinned, clock=setup.clock)
+        self.open: Targets = ()
+        self.due_at = math.inf
+        self.urgent = False
+        self.awaits_ends = False
         self.kind: Kind | None = None
         self.key_hash = key_hash
         self.tracing = tracing or Tracing()
-        self.now, self.chance = clock, chance
+        self.now, self.chance = setup.clock, setup.chance
         self.topics: Mapping[str, Topic] = {}
         """Snapshots for callers. Replaced, never changed."""
-        self.new_publish = self._new_publish
-        self.new_multi_publish = self._new_multi_publish
-        self._nsqds = tuple(nsqds)
+        self._targets: Mapping[str, Targets] = {}  # by destination; for callers, too
+        self._pool, self._config, self._setup = pool, config, setup
         self._snapshots = Snapshots(key_partitions or {}, in_turn=not least_pending)
         self._least_pending = least_pending
-        self._anywhere = PartitionRules(self)
-        self._pool: Pool
+        self.rules: Rules = PartitionRules(self)
         # The pool's thread.
-        self._parked: dict[Place, list[Publish]] = {}  # in the order of their calls
+        self._busy: dict[Place, Partition] = {}
+        self._last: dict[Place, PublishingEndpoint] = {}  # the leader that got the latest publish
+        self._blocked = Blocked()
         self._named_turn = itertools.count()
-        # Of parked publishes, what was known at the last try, and when to try again.
-        self._blocked: dict[Place, tuple[object, float]] = {}
-        self._last: dict[tuple[str, int], PublishingEndpoint] = {}  # the leader that got the latest publish
-        self.bursts: dict[Place, list[Publish]] = {}  # by partition of an ordered topic: unanswered publishes
-        self._growing: Place | None = None  # the burst that is being made
-        self._held: dict[tuple[str, int], float] = {}  # while a former leader owes an answer: since when
         self._owing = False  # an nsqd owes an answer
-        self._blocked_partitions = Blocked()
-        self._late_until = -math.inf
         self._wanted: frozenset[str] = frozenset()  # leaders that are not connected, and publishes wait for
         self._shown: object = None  # the places that callers do not see
 
-    def begin(self, pool: Pool) -> None:
-        self._pool = pool
-        self.lookups.attach(pool.discovery, pool.owner.ask, pool.owner.wake)
+    # Which NSQ it is: discovery's thread tells.
+
+    def begin(self) -> None:
+        pool = self._pool
+        self.lookups.attach(pool.nsqds.discovery, pool.owner.ask, self._note_answer)
+
+    def original(self) -> None:
+        self._pool.owner.ask(partial(self._follow, "original"))
+
+    def other(self, discovery: Discovery) -> Asker:
+        return self.lookups
 
     # Making a publish: a user's thread.
 
-    def _new_publish(
+    def route(self, topic: str) -> Route | None:
+        known = self.topics.get(topic)
+        if known is None or not known.destinations or topic in self.tracing.topics:
+            return None
+        where = known.destinations[next(known.turn) % len(known.destinations)]
+        return where, self._targets.get(where, ())
+
+    def targets(self, publish: Publish) -> Targets:
+        return self._targets.get(publish.destination, ())
+
+    def new_publish(
         self,
         make: type[P],
         topic: str,
         body: object,
-        defer: Any,
-        config: Config,
+        defer: Defer | None,
         options: PublishOptions = NO_OPTIONS,
     ) -> P:
+        config = self._config
         # The usual case first: this runs for every message.
         known = self.topics.get(topic) if type(topic) is str else None
         if (
             known is not None
-            and (lanes := known.lanes)
+            and (destinations := known.destinations)
             and defer is None
             and not options
             and topic not in self.tracing.topics
             and type(body) is bytes
             and 0 < len(body) <= config.max_msg_size
         ):
-            publish = make(topic, body)
-            publish.rules = self._anywhere
             turn = next(known.turn)
             if len(self._pool.pending) > _MANY:
                 turn //= _RUN
-            publish.lane = lanes[turn % len(lanes)]
+            publish = make(topic, body)
+            publish.destination, publish.rules = destinations[turn % len(destinations)], self.rules
             return publish
         if defer is not None and self.kind is not None:
             raise _no_deferring()
         publish = new_publish(make, topic, body, defer, config)
         given = given_options(options) if options else {}
         if publish.command is not None:  # deferred, and the kind of the cluster is not known yet
-            publish.rules, publish.lane = self._anywhere, UNPLACED
+            publish.rules, publish.destination = self.rules, UNPLACED
             self.lookups.learn(publish.topic)
             return publish
         if not given and publish.topic not in self.tracing:
-            publish.rules = self._anywhere
+            publish.rules = self.rules
         else:
             publish.rules = particular(self, publish, [publish.body], given, config, several=False)
         self._place_now(publish)
         return publish
 
-    def _new_multi_publish(
+    def new_multi_publish(
         self,
         make: type[P],
         topic: str,
         bodies: Iterable[object],
-        config: Config,
         options: PublishOptions = NO_OPTIONS,
     ) -> P:
+        config = self._config
         name = check_topic(topic)
         checked, size = checked_bodies(bodies, config)
         publish = make(name, b"")
@@ -190,9 +228,6 @@ class Router(AddressBook):
         return publish
 
     def trace(self, topic: str, on: bool) -> None:
-        """Switch tracing of a topic on or off. Any thread may call this."""
-        if self.kind == "original":
-            raise refused_option("trace")
         self.tracing.switch(check_topic(topic), on)
 
     def _place_now(self, publish: Publish) -> None:
@@ -200,7 +235,7 @@ class Router(AddressBook):
         topic = self.topics.get(publish.topic)
         rules = cast("PartitionRules", publish.rules)
         if topic is None:
-            publish.lane = UNPLACED
+            publish.destination = UNPLACED
             self.lookups.learn(publish.topic)
             return
         chosen = rules.choose(topic)
@@ -209,7 +244,7 @@ class Router(AddressBook):
         meta = topic.table.meta
         in_order = rules.keeps_order and meta is not None and meta.ordered and type(publish) is not Publish
         if chosen is None or in_order:  # the pool's thread sends futures of an ordered topic
-            publish.lane = UNPLACED
+            publish.destination = UNPLACED
         else:
             rules.place(publish, topic, chosen)
 
@@ -219,29 +254,26 @@ class Router(AddressBook):
         if not self._least_pending or len(live) < 2:
             return first
         other = live[int(self.chance() * len(live)) % len(live)]
-        loads = [topic.takers[each][0].load if each in topic.takers else math.inf for each in (first, other)]
+        targets = topic.targets
+        loads = [targets[each][0].load if each in targets else math.inf for each in (first, other)]
         return other if loads[1] < loads[0] else first
-
-    def note_version(self, address: str, version: str) -> None:
-        if self.kind == "original":
-            super().note_version(address, version)
 
     def note_refusal(self, publish: Publish, error: ServerError, address: str) -> None:
         """Have a node left out that does not lead the partition. For the endpoints, and for callers."""
-        _, _, partition = publish.lane.rpartition(" ")
+        _, _, partition = publish.destination.rpartition(" ")
         if not isinstance(error, ExtNotSupported) and partition.isdigit():
             where = publish.topic, int(partition), address
             self._pool.owner.ask(partial(self.lookups.refuse, *where, self.now()))
 
-    def note_silence(self, lane: str, address: str) -> None:
+    def note_silence(self, destination: str, address: str) -> None:
         """Have the publishes of a partition kept apart, about which its leader is silent. For callers."""
-        self._pool.owner.ask(partial(self._note_blocked, lane, address))
+        self._pool.owner.ask(partial(self._note_blocked, destination, address))
 
     def log_publish(self, publish: Publish, given: Mapping[str, Any]) -> None:
         """Log an answered publish, if its topic is traced. The pool's thread does it: logging takes locks."""
         endpoint = publish.endpoint
         if publish.topic in self.tracing and endpoint is not None:
-            partition = int(publish.lane.rpartition(" ")[2])
+            partition = int(publish.destination.rpartition(" ")[2])
             where = publish.topic, partition, endpoint.address, publish.published
             conn = endpoint.conn  # once: it may end meanwhile
             local_ip = None if conn is None else conn.local_ip
@@ -251,26 +283,27 @@ class Router(AddressBook):
 
     # The pool's thread.
 
-    def assign(self, takers: Takers) -> bool:
-        if self.lookups.cluster.kind != self.kind:
-            self._switch(self.lookups.cluster.kind)
+    def _note_answer(self) -> None:
+        """Follow the kind of the cluster, after an answer or a failure of an nsqlookupd."""
+        self._follow(self.lookups.cluster.kind)
+        self._pool.owner.wake()
+
+    def assign(self, open_: Targets) -> bool:
+        if self.kind is None:
+            self._follow(self.lookups.cluster.kind)  # the user may have said it
         if self.kind == "original":
-            if not takers and self.now() < self._late_until:
-                for publish in self._pool.waiting.copy():
-                    self.prepare(publish)
-            return False
+            return self._pool.routing.assign(open_)
         pool, waiting = self._pool, self._pool.waiting
-        pool.usable = ()
         now = self.now()
-        self._blocked_partitions.review(self._leader, pool.endpoints.table.get, now)
-        pool.nsqds.want_spares(set(self._blocked_partitions.endpoints.values()))
+        self._blocked.review(self._leader, pool.nsqds.endpoints.table.get, now)
+        pool.nsqds.want_spares(set(self._blocked.endpoints.values()))
         self._let_go(now)
-        self._update(takers)
+        self._update(open_)
         while True:
             while waiting:
                 publish = waiting[0]
                 if publish.done():
-                    pool.forget(publish)
+                    pool.pending.forget([publish])
                 else:
                     self._send_or_park(publish, now)
                 waiting.popleft()  # last: while ``waiting`` is not empty, newer publishes queue behind it
@@ -279,66 +312,57 @@ class Router(AddressBook):
             if not waiting:  # else a publish came before callers could see the snapshots
                 break
         self._look_ahead(now)
-        self._watch(takers, now)
+        self._watch(open_, now)
         return True
 
-    def _switch(self, kind: Kind | None) -> None:
-        """Follow the cluster's kind. Publishes that wait become those of the other NSQ."""
-        if kind is not None:
-            log.info(
-                "the nsqlookupds belong to %s NSQ",
-                "a partitioned" if kind == "partitioned" else "the original",
-            )
+    def _follow(self, kind: Kind | None) -> None:
+        """Take the place of ``Plain`` or leave it. Publishes that wait become those of the other NSQ."""
+        if kind is None or kind == self.kind:
+            return
+        name = "a partitioned" if kind == "partitioned" else "the original"
+        log.info("the nsqlookupds belong to %s NSQ", name)
         self.kind = kind
         pool = self._pool
         if kind != "original":
-            self.new_publish, self.new_multi_publish = self._new_publish, self._new_multi_publish
-            pool.usable = ()
+            pool.routing = self
             return
-        self.new_publish, self.new_multi_publish = new_publish, new_multi_publish
-        self.due_at, self.urgent, self._snapshots.seen = math.inf, False, None
-        parked, self._parked, self._blocked, self.bursts = self._parked, {}, {}, {}
-        self._held, self._last = {}, {}
-        self._blocked_partitions.endpoints.clear()
+        self.due_at, self.urgent, self.awaits_ends = math.inf, False, False
+        waiting = [publish for partition in self._busy.values() for publish in partition.parked]
+        self._busy, self._last, self._snapshots.seen = {}, {}, None
+        self.topics, self._targets, self._shown = {}, {}, None
+        self._blocked.endpoints.clear()
         pool.nsqds.want_spares(())
-        # Publishes that were made before this line, and are queued after it, wait for ``prepare``. Without a
-        # connection none is handed out: ``assign`` prepares those that are queued soon.
-        self._late_until = self.now() + _LATE
-        pool.lanes, self.topics = dict.fromkeys([UNPLACED, *self._snapshots.possible_lanes()], ()), {}
-        waiting = list(itertools.chain(*parked.values()))
+        pool.routing = plain = Plain(pool, self._config)  # first: publishes that come from now on are its own
         while pool.waiting:
             waiting.append(pool.waiting.popleft())
         for publish in waiting:
-            self.prepare(publish)
+            plain.make_plain(publish)
         pool.waiting.extendleft(sorted(waiting, key=_started, reverse=True))
 
-    def prepare(self, publish: Publish) -> None:
-        """Make a publish one for the original NSQ; end it if it needs a partitioned one."""
-        if isinstance(publish.rules, PartitionRules) and not publish.done():
-            try:
-                publish.rules.place_plainly(publish)
-            except UsageError as error:
-                self._fail(publish, error)
+    def _at(self, place: Place) -> Partition:
+        return self._busy.setdefault(place, Partition())
 
     def _send_or_park(self, publish: Publish, now: float) -> None:
-        if publish.rules.awaited:
-            cast("PartitionRules", publish.rules).awaited = False  # it has come back
-        place, taker = self._find(publish, now)
+        if isinstance(publish.rules, PartitionRules) and publish.rules.awaited:
+            publish.rules.awaited = False  # it has come back
+        place, target = self._find(publish, now)
         if place is None:
             return
-        if taker is not None and place not in self._parked and not self._keeps_order(publish):
-            self._send(publish, taker)
+        others_wait = place in self._busy and self._busy[place].parked
+        if target is not None and not others_wait and not self._keeps_order(publish):
+            self._pool.put(publish, target)
         else:
             self._park(publish, place)
 
     def _park(self, publish: Publish, place: Place) -> None:
-        parked = self._parked.setdefault(place, [])
+        partition = self._at(place)
+        parked = partition.parked
         if parked and parked[-1].started > publish.started:
             insort(parked, publish, key=_started)
         else:
             parked.append(publish)
         if parked[0] is publish or publish.memory is not None:
-            self._blocked.pop(place, None)  # look at them again
+            partition.look_again()
 
     def _keeps_order(self, publish: Publish) -> bool:
         """Whether a publish must not leave before those that were sent to its partition have been answered:
@@ -349,13 +373,7 @@ class Router(AddressBook):
         rules = publish.rules
         return meta is not None and meta.ordered and isinstance(rules, PartitionRules) and rules.keeps_order
 
-    def _send(self, publish: Publish, taker: Taker) -> None:
-        publish.endpoint, conn = taker
-        conn.put(publish)
-        if conn.closed:
-            self._pool.take_back(conn.waiting)
-
-    def _find(self, publish: Publish, now: float) -> tuple[Place | None, Taker | None]:
+    def _find(self, publish: Publish, now: float) -> tuple[Place | None, Target | None]:
         """Return where a publish belongs, and the connection that takes it now; no place if it has ended."""
         if self.kind is None:
             return self._find_given(publish)
@@ -364,7 +382,7 @@ class Router(AddressBook):
         if publish.command is not None and publish.command.startswith(_DPUB):
             return self._fail(publish, _no_deferring())
         rules, name = cast("PartitionRules", publish.rules), publish.topic
-        tried: Tries = publish.memory or NO_TRIES
+        tried = tries_of(publish)
         self.lookups.learn(name)
         table, asked_at = self.lookups.cluster.table(name), self.lookups.cluster.asked_at(name)
         outdated = asked_at < tried.lookup_after
@@ -386,26 +404,31 @@ class Router(AddressBook):
             live = tuple(
                 each
                 for each in topic.live
-                if (name, each) not in self._parked
-                and (name, each) not in self._held
-                and topic.table.leaders[each] != resting
+                if not self._holds_back((name, each)) and topic.table.leaders[each] != resting
             )
             if not live or outdated:
                 return (name, None), None
             chosen = self._pick(topic, live)
         rules.place(publish, topic, chosen)
         place = name, chosen
-        waits = outdated or topic.table.leaders.get(chosen) == resting or place in self._held
-        behind = place in self.bursts and place != self._growing and self._keeps_order(publish)
-        if waits or behind:
+        partition = self._busy.get(place)
+        waits = outdated or topic.table.leaders.get(chosen) == resting
+        if partition is not None:
+            behind = bool(partition.burst) and not partition.growing and self._keeps_order(publish)
+            waits = waits or partition.held_since is not None or behind
+        if waits:
             return place, None
-        return place, topic.takers.get(chosen)
+        return place, topic.targets.get(chosen)
 
-    def _find_given(self, publish: Publish) -> tuple[Place | None, Taker | None]:
+    def _holds_back(self, place: Place) -> bool:
+        partition = self._busy.get(place)
+        return partition is not None and (bool(partition.parked) or partition.held_since is not None)
+
+    def _find_given(self, publish: Publish) -> tuple[Place | None, Target | None]:
         """While the kind of the cluster is not known, plain publishes may go to nsqds that the user named."""
         self.lookups.learn(publish.topic)
         place = publish.topic, None
-        given = [self._snapshots.open[each] for each in self._nsqds if each in self._snapshots.open]
+        given = [self._snapshots.open[each] for each in self._setup.addresses if each in self._snapshots.open]
         if not given:
             return place, None
         try:
@@ -419,58 +442,64 @@ class Router(AddressBook):
         """Make a publish for the original NSQ one for this cluster."""
         command = publish.command
         if command is None or command.startswith(_DPUB):
-            publish.rules = self._anywhere
+            publish.rules = self.rules
         else:
             publish.rules = Particular(self, [], several=True, packed=command[command.index(b"\n") + 5 :])
 
     def _fail(self, publish: Publish, error: NsqError) -> tuple[None, None]:
-        if publish.uncertain_at:
-            error = unsent(publish, str(error))
-        if publish.claim.acquire(False):
-            self._pool.complete([publish], error)
+        self._pool.refuse(publish, error)
         return None, None
 
     def _release(self, now: float) -> None:
         """Send parked publishes whose leader is there, in order."""
-        version = self._snapshots.seen, self.lookups.cluster.version
+        known = self._snapshots.seen, self.lookups.cluster.version
         # First those that wait for any partition, or for their topic's table: they may queue behind others.
-        for place in [place for place in self._parked if place[1] is None]:
-            self._release_at(place, version, now)
-        for place in [place for place in self._parked if place[1] is not None]:
-            self._release_at(place, version, now)
+        for place in self._parked_at(placed=False):
+            self._release_at(place, known, now)
+        for place in self._parked_at(placed=True):
+            self._release_at(place, known, now)
         # Those may have left a partition to the others.
-        for place in [place for place in self._parked if place[1] is None and place not in self._blocked]:
-            self._release_at(place, version, now)
+        for place in self._parked_at(placed=False):
+            if self._busy[place].tried_with is None:
+                self._release_at(place, known, now)
+        idle = [place for place, partition in self._busy.items() if not partition.hidden]
+        for place in idle:
+            del self._busy[place]
 
-    def _unblock(self, place: Place) -> None:
+    def _parked_at(self, *, placed: bool) -> list[Place]:
+        places = self._busy.items()
+        return [place for place, each in places if each.parked and placed == (place[1] is not None)]
+
+    def _look_again(self, place: Place) -> None:
         """Look again at the publishes of a partition, and at those that wait for any."""
-        self._blocked.pop(place, None)
-        self._blocked.pop((place[0], None), None)
+        for each in (place, (place[0], None)):
+            if each in self._busy:
+                self._busy[each].look_again()
 
-    def _release_at(self, place: Place, version: object, now: float) -> None:
-        known_version, retry_at = self._blocked.get(place, (None, -math.inf))
-        if known_version == version and now < retry_at:
+    def _release_at(self, place: Place, known: object, now: float) -> None:
+        partition = self._busy[place]
+        if partition.tried_with == known and now < partition.retry_at:
             return
-        parked = self._parked.pop(place)
+        parked, partition.parked = partition.parked, []
         kept: list[Publish] = []
         burst, size = list[Publish](), 0
         for index, publish in enumerate(parked):
             if publish.done():
-                self._pool.forget(publish)
+                self._pool.pending.forget([publish])
                 continue
-            found, taker = self._find(publish, now)
+            found, target = self._find(publish, now)
             if found is None:
                 continue
             in_order = self._keeps_order(publish)
-            if found != place and (taker is None or in_order):
+            if found != place and (target is None or in_order):
                 self._park(publish, found)
-            elif taker is None:
+            elif target is None:
                 kept.append(publish)
                 if place[1] is not None:  # the others of this partition stay behind it
                     kept += parked[index + 1 :]
                     break
             elif not in_order:
-                self._send(publish, taker)
+                self._pool.put(publish, target)
             else:
                 size += 4 + publish.size
                 alone = publish.command is not None or (burst[-1:] and burst[-1].command is not None)
@@ -478,23 +507,24 @@ class Router(AddressBook):
                     kept += parked[index:]
                     break
                 burst.append(publish)
-                self.bursts[place], self._growing = burst, place  # first: its end may come at once
+                partition.burst, partition.growing = burst, True
+                self.awaits_ends = True  # first: its end may come at once
                 cast("PartitionRules", publish.rules).awaited = True
-                self._send(publish, taker)
-        self._growing = None
-        self._blocked.pop(place, None)
+                self._pool.put(publish, target)
+        partition.growing = False
+        partition.look_again()
         if not kept:
-            self._unblock(place)
+            self._look_again(place)
         else:
-            self._parked[place] = sorted([*kept, *self._parked.get(place, ())], key=_started)
-            retries = [each.memory.not_before for each in kept if each.memory is not None]
-            retry_at = min((each for each in retries if each > now), default=math.inf)
-            self._blocked[place] = version, retry_at
+            partition.parked = sorted([*kept, *partition.parked], key=_started)
+            retries = [tries_of(each).not_before for each in kept]
+            partition.tried_with = known
+            partition.retry_at = min((each for each in retries if each > now), default=math.inf)
 
     # Snapshots: what follows from tables and connections.
 
-    def _update(self, takers: Takers) -> None:
-        if self._snapshots.update(takers, self.lookups.cluster.tables, self._blocked_partitions.endpoints):
+    def _update(self, open_: Targets) -> None:
+        if self._snapshots.update(open_, self.lookups.cluster.tables, self._blocked.endpoints):
             self._shown = None
             self._note_moves()
 
@@ -503,21 +533,21 @@ class Router(AddressBook):
         first in any case: a caller may be about to send to the former one.
         """
         for name, topic in self._snapshots.topics.items():
-            for partition, taker in topic.takers.items():
-                place = name, partition
-                before = self._last.get(place)
-                if before is not None and before is not taker[0]:
-                    self._held.setdefault(place, self.now())
-                else:
-                    self._last[place] = taker[0]
+            for number, (endpoint, _) in topic.targets.items():
+                place = name, number
+                if self._last.setdefault(place, endpoint) is endpoint:
+                    continue
+                partition = self._at(place)
+                if partition.held_since is None:
+                    partition.held_since = self.now()
 
-    def _note_blocked(self, lane: str, address: str) -> None:
+    def _note_blocked(self, destination: str, address: str) -> None:
         """Note that a partition is blocked, if it is led there."""
-        name, _, partition = lane.rpartition(" ")
+        name, _, partition = destination.rpartition(" ")
         if self.kind != "partitioned" or not partition.isdigit():
             return
         place = name, int(partition)
-        if self._leader(place) == address and self._blocked_partitions.add(place, address, self.now()):
+        if self._leader(place) == address and self._blocked.add(place, address, self.now()):
             self._pool.owner.wake()
             log.warning(
                 "%s does not answer about partition %d of %r, whose publishes get a connection of their own",
@@ -534,69 +564,79 @@ class Router(AddressBook):
         """Stop holding publishes back where those before them have been answered, or the former leader does
         not answer for long.
         """
-        for place, burst in self.bursts.copy().items():
-            if all(publish.done() or not publish.rules.awaited for publish in reversed(burst)):
-                del self.bursts[place]
-                self._blocked.pop(place, None)
+        for place, partition in self._busy.items():
+            rules = [cast("PartitionRules", each.rules) for each in partition.burst if not each.done()]
+            if partition.burst and not any(each.awaited for each in rules):
+                partition.burst = []
+                partition.look_again()
                 self._shown = None
-        for place, since in self._held.copy().items():
-            name, partition = place
-            former = self._last[place]
-            if former.owes(f"{name} {partition}") and now - since < 3 * PATIENCE:
-                if now - since > _FORMER_PATIENCE and now - former.silent_since > _FORMER_PATIENCE:
-                    former.give_up()
-            else:
-                del self._held[place]
-                topic = self._snapshots.topics.get(name)
-                taker = None if topic is None else topic.takers.get(partition)
-                if taker is not None:
-                    self._last[place] = taker[0]
-                self._unblock(place)
+            if partition.held_since is not None and not self._former_owes(place, partition.held_since, now):
+                partition.held_since = None
+                topic = self._snapshots.topics.get(place[0])
+                target = None if topic is None or place[1] is None else topic.targets.get(place[1])
+                if target is not None:
+                    self._last[place] = target[0]
+                self._look_again(place)
                 self._shown = None
+        self.awaits_ends = any(partition.burst for partition in self._busy.values())
+
+    def _former_owes(self, place: Place, since: float, now: float) -> bool:
+        """Whether a partition's former leader owes an answer. One that is silent for long is given up."""
+        former = self._last[place]
+        if not former.owes(destination(*place)) or now - since >= 3 * PATIENCE:
+            return False
+        if now - since > _FORMER_PATIENCE and now - former.silent_since > _FORMER_PATIENCE:
+            former.give_up()
+        return True
 
     def _show(self) -> None:
-        """Let callers see the snapshots, but no lane that has parked publishes: newer ones queue behind."""
-        parked = {place for place in (*self._parked, *self._held, *self.bursts) if place[1] is not None}
-        if self._shown == parked:
+        """Let callers see the snapshots, but no partition where publishes wait: newer ones queue behind."""
+        hidden = {place for place, each in self._busy.items() if each.hidden and place[1] is not None}
+        if self._shown == hidden:
             return
-        self._shown = parked
-        topics, lanes = self._snapshots.without(parked)
-        # First the topics: a lane that is not there any more makes a publish wait, a wrong one is refused.
-        self.topics, self._pool.lanes = topics, lanes
+        self._shown = hidden
+        # First the topics: a destination that is not there any more makes a publish wait, a wrong one is
+        # refused.
+        topics, targets = self._snapshots.without(hidden)
+        self.topics, self._targets = topics, targets
 
     def _look_ahead(self, now: float) -> None:
         """Have nsqlookupds asked and leaders dialed that publishes wait for; set when to assign next."""
         self._leave_unreachable(now)
         absent = set(self._absent_leaders())
-        waits = bool(absent) or any(self._needs_lookup(place) for place in self._parked)
+        waits = bool(absent) or any(self._needs_lookup(place) for place in self._all_parked())
         self.urgent = waits
         if absent - self._wanted:
-            self._pool.endpoints.hurry()  # their pauses are shorter now
+            self._pool.nsqds.endpoints.hurry()  # their pauses are shorter now
         self._wanted = frozenset(absent)
         due = self.lookups.refresh(now, urgent=waits, incomplete=self._snapshots.incomplete)
-        self.due_at = min([due, *(retry_at for _, retry_at in self._blocked.values())])
-        if self._held:
+        parked = [self._busy[place] for place in self._all_parked()]
+        self.due_at = min([due, *[each.retry_at for each in parked if each.tried_with is not None]])
+        if any(each.held_since is not None for each in self._busy.values()):
             self.due_at = min(self.due_at, now + _HOLD)
-        if self._blocked_partitions.endpoints:
+        if self._blocked.endpoints:
             self.due_at = min(self.due_at, now + 1.0)  # to let them share a connection again
+
+    def _all_parked(self) -> list[Place]:
+        return [place for place, each in self._busy.items() if each.parked]
 
     def _leave_unreachable(self, now: float) -> None:
         """Leave out the leaders that cannot be reached where an nsqlookupd names another node."""
         cluster = self.lookups.cluster
-        for name, wanted in self._parked:
+        for name, wanted in self._all_parked():
             leaders = cluster.table(name).leaders
             for partition in leaders if wanted is None else [wanted]:
                 leader = leaders.get(partition, "")
-                endpoint = self._pool.endpoints.table.get((leader, None))
+                endpoint = self._pool.nsqds.endpoints.table.get((leader, None))
                 unreachable = endpoint is not None and not endpoint.open and endpoint.backoff.failures > 0
                 if unreachable and cluster.is_disputed(name, partition):
                     self.lookups.refuse(name, partition, leader, now)
                     self._pool.owner.wake()
 
-    def _watch(self, takers: Takers, now: float) -> None:
+    def _watch(self, open_: Targets, now: float) -> None:
         """Give up connections whose nsqd does not answer. While any owes an answer, look again soon."""
         owing = False
-        for endpoint, conn in takers:
+        for endpoint, conn in open_:
             since = endpoint.silent_since
             owing = owing or since < math.inf or bool(conn.waiting)
             if now - since > PATIENCE:
@@ -612,14 +652,14 @@ class Router(AddressBook):
     def _needs_lookup(self, place: Place) -> bool:
         name, partition = place
         topic = self._snapshots.topics.get(name)
-        if topic is None or (not topic.live if partition is None else partition not in topic.takers):
+        if topic is None or (not topic.live if partition is None else partition not in topic.targets):
             return True
-        tried: Tries = self._parked[place][0].memory or NO_TRIES
-        return bool(tried.lookup_after > self.lookups.cluster.asked_at(name))
+        tried = tries_of(self._busy[place].parked[0])
+        return tried.lookup_after > self.lookups.cluster.asked_at(name)
 
     def _absent_leaders(self) -> Iterable[str]:
         """Yield the leaders that parked publishes wait for and that are not connected."""
-        for name, partition in self._parked:
+        for name, partition in self._all_parked():
             topic = self._snapshots.topics.get(name)
             if topic is not None:
                 leaders = topic.table.leaders
@@ -630,9 +670,7 @@ class Router(AddressBook):
 
     def reason(self, publish: Publish) -> str:
         rules, name = publish.rules, publish.topic
-        absence = self._pool.discovery.absence
-        if self.kind == "original":
-            return ""
+        absence = self._pool.nsqds.discovery.absence
         if self.kind is None:
             routed = isinstance(rules, PartitionRules)
             return f"no nsqlookupd has said which NSQ this is: {absence}" if routed else ""
@@ -641,15 +679,16 @@ class Router(AddressBook):
         table = self.lookups.cluster.table(name)
         if not table.known:
             return f"no nsqlookupd has said which nsqds lead its partitions: {absence}{said(publish)}"
-        away = [each.reason for each in self._pool.endpoints.all if not each.open]
+        away = [each.reason for each in self._pool.nsqds.endpoints.all if not each.open]
         return rules.reason(publish, self._snapshots.disconnected(table), "; ".join(away))
 
     def problems(self) -> dict[str, str]:
         problems = dict(self._snapshots.moved)
-        for (name, partition), (address, _) in self._blocked_partitions.endpoints.copy().items():
+        for (name, partition), (address, _) in self._blocked.endpoints.copy().items():
             problems[f"{name} {partition}"] = f"blocked: {address} does not answer about this partition"
-        if self.kind is None and self._parked:
-            problems["nsqlookupd"] = f"the kind of the cluster is unknown: {self._pool.discovery.absence}"
+        if self.kind is None and any(each.parked for each in self._busy.copy().values()):
+            absence = self._pool.nsqds.discovery.absence
+            problems["nsqlookupd"] = f"the kind of the cluster is unknown: {absence}"
         for name in self.lookups.topics:
             table = self.lookups.cluster.table(name)
             if table.known and table.incomplete:

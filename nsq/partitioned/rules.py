@@ -1,6 +1,6 @@
 """What a publish to a partitioned cluster sends, and what the answers to it mean.
 
-    PartitionRules   of a publish without options: any partition, joined with others of its lane
+    PartitionRules   of a publish without options: any partition, joined with others of its destination
     Particular       of one with a key, a partition, a trace id, headers, a tag, or several messages
 
 ``choose`` names the partition, ``place`` encodes the command for it; ``refused`` and ``lost`` decide by the
@@ -40,7 +40,6 @@ from nsq.producer.publishes import (
     Rules,
     Verdict,
     checked_bodies,
-    refused,
     refused_option,
     unanswered,
 )
@@ -53,7 +52,7 @@ PATIENCE = 3.0
 _LOSSES_BEFORE_LOOKUP = 2
 
 
-#: The lane of a publish that the pool's thread must place.
+#: The destination of a publish that the pool's thread must place.
 UNPLACED = " "
 
 
@@ -84,7 +83,7 @@ class Host(Protocol):
     def note_refusal(self, publish: Publish, error: ServerError, address: str) -> None:
         """Have a node left out that does not lead the publish's partition."""
 
-    def note_silence(self, lane: str, address: str) -> None:
+    def note_silence(self, destination: str, address: str) -> None:
         """Have the publishes of a partition kept apart, about which its leader is silent."""
 
     def log_publish(self, publish: Publish, given: Mapping[str, Any]) -> None:
@@ -94,9 +93,10 @@ class Host(Protocol):
 class PartitionRules(Rules):
     """The rules of a publish without options, to any partition."""
 
-    patience = PATIENCE
     keeps_order = False
     """Whether it must be stored behind earlier ones of its partition, in an ordered topic."""
+    awaited = False
+    """Whether the pool's thread has sent it, and sends the next of its partition afterwards."""
     key: Key | None = None
     partition: int | None = None
 
@@ -111,11 +111,11 @@ class PartitionRules(Rules):
 
     def place(self, publish: Publish, topic: Topic, partition: int) -> None:
         """Set what the publish sends."""
-        publish.lane = f"{publish.topic} {partition}"
+        publish.destination = f"{publish.topic} {partition}"
 
     def place_plainly(self, publish: Publish) -> None:
         """Make it one for the original NSQ, or raise UsageError."""
-        publish.rules, publish.lane = PLAIN, publish.topic
+        publish.rules, publish.destination = PLAIN, publish.topic
 
     # What an answer means.
 
@@ -130,7 +130,8 @@ class PartitionRules(Rules):
         rule = rule_of(error, took, mpub_ext=self.mpub_ext)
         error.fatal = rule.closes
         if len(batch) > 1 and isinstance(error, (BadMessage, BadBody)):
-            return refused(batch, error, address, retry_uncertain)  # one is at fault: each alone
+            # One is at fault: each alone.
+            return super().refused(batch, error, address, retry_uncertain=retry_uncertain, took=took)
         if rule.look_up:
             self.router.note_refusal(batch[0], error, address)
         return [self._verdict(publish, error, address, rule.tries, rule.maybe_stored) for publish in batch]
@@ -178,16 +179,16 @@ class PartitionRules(Rules):
         return verdicts
 
     def note_silence(self, publish: Publish, address: str) -> None:
-        self.router.note_silence(publish.lane, address)
+        self.router.note_silence(publish.destination, address)
 
     def _pause(self, publish: Publish, failures: int, address: str) -> None:
         """Have the pool's thread place the publish anew: after a pause, or on another nsqd."""
         tried = _tries(publish)
         tried.address = address
-        publish.lane = UNPLACED
+        publish.destination = UNPLACED
         tried.not_before = self.router.now() + retry_pause(failures, self.router.chance)
 
-    def is_nsqd_well(self, error: ServerError) -> bool:
+    def dial_at_once(self, error: ServerError) -> bool:
         return rule_of(error).look_up or not error.retry
 
     def reason(self, publish: Publish, topic: Topic, away: str) -> str:
@@ -207,6 +208,11 @@ class PartitionRules(Rules):
         return why + said(publish)
 
 
+def tries_of(publish: Publish) -> Tries:
+    """Return what has happened to a publish so far."""
+    return NO_TRIES if publish.memory is None else cast("Tries", publish.memory)
+
+
 def _tries(publish: Publish) -> Tries:
     if publish.memory is None:
         publish.memory = Tries()
@@ -215,7 +221,7 @@ def _tries(publish: Publish) -> Tries:
 
 def said(publish: Publish) -> str:
     """Return what nsqd has said about the publish, for the end of a sentence."""
-    tried: Tries = publish.memory or NO_TRIES
+    tried = tries_of(publish)
     return f"; nsqd said last: {tried.error}" if tried.error is not None else ""
 
 
@@ -246,7 +252,6 @@ class Particular(PartitionRules):
         super().__init__(router)
         self.key, self.partition = key, partition
         self.keeps_order = key is not None or partition is not None
-        self.awaited = False  # the pool's thread has sent it, and sends the next of its partition afterwards
         self.trace_id = traces[0] if traces else None
         self._bodies, self._several = bodies, several
         self._traces, self._headers = traces, headers

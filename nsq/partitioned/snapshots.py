@@ -10,18 +10,14 @@ import itertools
 from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
-from nsq.connection.conn import Conn
 from nsq.errors import ConfigError
 from nsq.log import Logger
 from nsq.partitioned.table import TopicTable
 from nsq.partitioned.wire import MAX_PARTITIONS
-from nsq.producer.book import Takers
-from nsq.producer.endpoint import PublishingEndpoint
+from nsq.producer.routing import Target, Targets
 from nsq.wire.names import check_topic
 
 log = Logger("nsq.producer")
-
-Taker = tuple[PublishingEndpoint, Conn]
 
 #: By partition: the nsqd whose further endpoint, with this number, takes its publishes alone.
 Apart = Mapping[tuple[str, int], tuple[str, int]]
@@ -38,9 +34,9 @@ class Topic(NamedTuple):
     """The number by which keys are divided."""
     live: tuple[int, ...]
     """The partitions that take publishes without a key."""
-    lanes: tuple[str, ...]
-    """Their lanes, if publishes without a key take them in turn."""
-    takers: Mapping[int, Taker]
+    destinations: tuple[str, ...]
+    """Theirs, if publishes without a key take them in turn."""
+    targets: Mapping[int, Target]
     turn: itertools.count[int]
 
 
@@ -50,11 +46,12 @@ class Snapshots:
     """
 
     def __init__(self, moduli: Mapping[str, int], *, in_turn: bool) -> None:
-        self.open: Mapping[str, Taker] = {}
+        self.open: Mapping[str, Target] = {}
         """By address: the connected nsqds."""
-        self._apart: dict[tuple[str, int], Taker | None] = {}
+        self._apart: dict[tuple[str, int], Target | None] = {}
         self.topics: Mapping[str, Topic] = {}
-        self.lanes: Mapping[str, Takers] = {}
+        self.targets: Mapping[str, Targets] = {}
+        """By destination."""
         self.seen: object = None
         """What they were made of."""
         self.incomplete = False
@@ -68,47 +65,39 @@ class Snapshots:
         self._counts: dict[str, int] = {}  # partitions by topic
         self._turns: dict[str, itertools.count[int]] = {}
 
-    def update(self, takers: Takers, tables: Mapping[str, TopicTable], apart: Apart) -> bool:
+    def update(self, targets: Targets, tables: Mapping[str, TopicTable], apart: Apart) -> bool:
         """Make new snapshots if anything has changed; return whether it has."""
-        seen = takers, tuple(endpoint.overdue for endpoint, _ in takers), dict(tables), dict(apart)
+        seen = targets, tuple(endpoint.overdue for endpoint, _ in targets), dict(tables), dict(apart)
         if seen == self.seen:
             return False
         self.seen = seen
-        numbered = {(endpoint.address, endpoint.number): (endpoint, conn) for endpoint, conn in takers}
-        self.open = {address: taker for (address, number), taker in numbered.items() if not number}
+        numbered = {(endpoint.address, endpoint.number): (endpoint, conn) for endpoint, conn in targets}
+        self.open = {address: target for (address, number), target in numbered.items() if not number}
         self._apart = {place: numbered.get(where) for place, where in apart.items()}
         self.topics = {table.topic: self._topic(table) for table in tables.values() if table.known}
-        self.lanes = {
-            _lane(name, partition): (taker,)
+        self.targets = {
+            destination(name, partition): (target,)
             for name, topic in self.topics.items()
-            for partition, taker in topic.takers.items()
+            for partition, target in topic.targets.items()
         }
         self.incomplete = any(
             topic.table.incomplete
-            or len(topic.takers) < len(topic.table.leaders)
-            or any(endpoint.overdue for endpoint, _ in topic.takers.values())
+            or len(topic.targets) < len(topic.table.leaders)
+            or any(endpoint.overdue for endpoint, _ in topic.targets.values())
             for topic in self.topics.values()
         )
         return True
 
-    def without(self, hidden: Collection[Place]) -> tuple[Mapping[str, Topic], Mapping[str, Takers]]:
-        """Return topics and lanes without some partitions."""
+    def without(self, hidden: Collection[Place]) -> tuple[Mapping[str, Topic], Mapping[str, Targets]]:
+        """Return topics, and targets by destination, without some partitions."""
         if not hidden:
-            return self.topics, self.lanes
-        lanes = {_lane(*place) for place in hidden}
+            return self.topics, self.targets
+        without = {destination(*place) for place in hidden}
         topics = {}
         for name, topic in self.topics.items():
             live = tuple(each for each in topic.live if (name, each) not in hidden)
-            topics[name] = topic._replace(live=live, lanes=self._lanes_of(name, live))
-        return topics, {lane: takers for lane, takers in self.lanes.items() if lane not in lanes}
-
-    def possible_lanes(self) -> Iterable[str]:
-        """Yield every lane that a publish may have been given."""
-        for name, topic in self.topics.items():
-            meta, most = topic.table.meta, MAX_PARTITIONS
-            if meta is not None and topic.modulus is not None:
-                most = max(topic.modulus, meta.partition_num)
-            yield from (_lane(name, partition) for partition in range(most))
+            topics[name] = topic._replace(live=live, destinations=self._destinations(name, live))
+        return topics, {where: each for where, each in self.targets.items() if where not in without}
 
     def disconnected(self, table: TopicTable) -> Topic:
         """Return the snapshot of a topic without any connection."""
@@ -120,22 +109,22 @@ class Snapshots:
             each: self._apart[name, each] if (name, each) in self._apart else open_.get(leader)
             for each, leader in table.leaders.items()
         }
-        takers = {each: taker for each, taker in found.items() if taker is not None}
+        targets = {each: target for each, target in found.items() if target is not None}
         # A blocked partition takes publishes without a key only where all are blocked.
         shared = [each for each in table.leaders if (name, each) not in self._apart]
-        usable = [each for each in takers if each in shared or not shared]
-        live = tuple(each for each in usable if not takers[each][0].overdue) or tuple(usable)
+        usable = [each for each in targets if each in shared or not shared]
+        live = tuple(each for each in usable if not targets[each][0].overdue) or tuple(usable)
         modulus = self._modulus(table)
         if modulus is not None:
             self._note_count(name, modulus)
         turn = self._turns.setdefault(name, itertools.count())
-        return Topic(table, modulus, live, self._lanes_of(name, live), takers, turn)
+        return Topic(table, modulus, live, self._destinations(name, live), targets, turn)
 
     def _modulus(self, table: TopicTable) -> int | None:
         return self._moduli.get(table.topic) or (table.meta.partition_num if table.meta else None)
 
-    def _lanes_of(self, name: str, live: Iterable[int]) -> tuple[str, ...]:
-        return tuple(_lane(name, partition) for partition in live) if self._in_turn else ()
+    def _destinations(self, name: str, live: Iterable[int]) -> tuple[str, ...]:
+        return tuple(destination(name, partition) for partition in live) if self._in_turn else ()
 
     def _note_count(self, name: str, count: int) -> None:
         before = self._counts.get(name, count)
@@ -152,7 +141,8 @@ class Snapshots:
             )
 
 
-def _lane(name: str, partition: int | None) -> str:
+def destination(name: str, partition: int | None) -> str:
+    """Return the words after PUB."""
     return f"{name} {partition}"
 
 

@@ -9,11 +9,10 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
-from collections.abc import Callable, Container
+from collections.abc import Container
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from nsq.config import Config
 from nsq.connection.backoff import Pauses
 from nsq.connection.conn import Conn, ConnDelegate
 from nsq.connection.endpoint import Endpoint, Status
@@ -29,11 +28,12 @@ from nsq.errors import (
 from nsq.log import Logger
 from nsq.message import Message
 from nsq.producer.own import OwnConns, draining
-from nsq.producer.publishes import PLAIN, SENT, Publish, Verdict, command_of, join
+from nsq.producer.publishes import PLAIN, QUEUED, SENT, Publish, Verdict, command_of, join
 from nsq.producer.reports import ConnectionState, ConnectionStats
 
 if TYPE_CHECKING:
     from nsq.connection.endpoint import Wanted
+    from nsq.producer.nsqds import Setup
     from nsq.producer.pool import Pool
 
 log = Logger("nsq.producer")
@@ -45,15 +45,9 @@ _CHUNK = 512 * 1024
 class PublishingEndpoint(Endpoint, ConnDelegate):
     """One nsqd of a producer."""
 
-    def __init__(
-        self,
-        wanted: Wanted,
-        pool: Pool,
-        config: Config,
-        clock: Callable[[], float],
-        chance: Callable[[], float],
-    ) -> None:
-        pauses = Pauses(config.reconnect_initial, config.reconnect_max, chance)
+    def __init__(self, wanted: Wanted, pool: Pool, setup: Setup) -> None:
+        config, clock = setup.config, setup.clock
+        pauses = Pauses(config.reconnect_initial, config.reconnect_max, setup.chance)
         super().__init__(wanted, config, clock, pauses.draw_late)
         self.number = wanted.number
         self.overdue = False
@@ -61,7 +55,7 @@ class PublishingEndpoint(Endpoint, ConnDelegate):
         """
         self.published = 0  # messages
         self.failed = 0  # publishes
-        self._pool = pool
+        self._pool, self._context = pool, setup.context
         self._sent: deque[list[Publish]] = deque()  # batches without an answer, in the order of the wire
         self._asked_at = 0.0  # when the oldest of ``_sent`` was sent, or later
         self._has_stored = False  # nsqd has stored something over this connection
@@ -70,8 +64,7 @@ class PublishingEndpoint(Endpoint, ConnDelegate):
         self._caller_error = False  # a caller's mistake made nsqd close the connection; nsqd is well
         self._again: deque[Publish] = deque()  # publishes to send elsewhere after the connection's end
         self._largest = config.max_body_size if config.coalesce else 0  # bytes of a joined MPUB
-        self.own = OwnConns(config, clock, pool.dispose)
-        self.own.address = wanted.address
+        self.own = OwnConns(wanted.address, config, clock, pool.dispose)
 
     # The pool's thread.
 
@@ -81,9 +74,9 @@ class PublishingEndpoint(Endpoint, ConnDelegate):
         if self.conn is not None and self.status is Status.CONNECTED:
             self.conn.close(after_writing=True)
 
-    def cut_off(self, spared: Container[int] = ()) -> None:
-        """End all connections at once, except those that the ``spared`` threads use."""
-        self.own.cut_off(spared)
+    def cut_off(self, exempt: Container[int | None] = ()) -> None:
+        """End all connections at once, except those that the ``exempt`` threads use."""
+        self.own.cut_off(exempt)
         super().cut_off()
 
     def abandon(self) -> None:
@@ -101,8 +94,8 @@ class PublishingEndpoint(Endpoint, ConnDelegate):
             self.address,
             self._config,
             self,
-            transport=self._pool.transport,
-            context=self._pool.context,
+            transport=self._pool.nsqds.transport,
+            context=self._context,
             encode=partial(self._encode, sent=self._sent),
         )
 
@@ -110,7 +103,8 @@ class PublishingEndpoint(Endpoint, ConnDelegate):
         if conn.reply.draining:
             raise draining(self.address)
         log.info("connected to %s", self.address, extra=self._fields())
-        self._pool.book.note_version(self.address, conn.reply.version)
+        if conn.reply.partitioned:
+            self._pool.warn_of_partitions(self.address, conn.reply.version)
 
     def refused(self, error: NsqError, news: bool) -> None:
         if not self._stopped:
@@ -125,7 +119,7 @@ class PublishingEndpoint(Endpoint, ConnDelegate):
 
     # Sending: the write thread.
 
-    def _encode(self, waiting: deque[Any], sent: deque[list[Publish]]) -> bytes:
+    def _encode(self, waiting: deque[Publish | bytes], sent: deque[list[Publish]]) -> bytes:
         """Take waiting publishes, join them to commands, and note the order in which nsqd must answer."""
         taken: list[Publish] = []
         parts: list[bytes] = []
@@ -133,13 +127,15 @@ class PublishingEndpoint(Endpoint, ConnDelegate):
         try:
             while size < _CHUNK:
                 item = waiting.popleft()
-                if type(item) is bytes:  # the answer to a heartbeat
+                if isinstance(item, bytes):  # the answer to a heartbeat
                     parts.append(item)
                     continue
+                item.state = SENT  # first: see ``Publish``
                 if item.claim.acquire(False):
-                    item.state = SENT
                     taken.append(item)
                     size += item.size
+                else:
+                    item.state = QUEUED
         except IndexError:
             pass
         if taken:
@@ -196,7 +192,7 @@ class PublishingEndpoint(Endpoint, ConnDelegate):
         if isinstance(error, MpubFailed):
             self._largest = 0  # no joining: nsqd can refuse each publish, which then goes elsewhere
         if error.fatal:  # nsqd closes too, and executes no more commands
-            self._server_stopped, self._caller_error = True, bool(batch) and rules.is_nsqd_well(error)
+            self._server_stopped, self._caller_error = True, bool(batch) and rules.dial_at_once(error)
             self._break(error)
         self.failed += sum(not (each.again and each.publish.no_batching) for each in verdicts)
         self._carry_out(verdicts)
@@ -275,13 +271,13 @@ class PublishingEndpoint(Endpoint, ConnDelegate):
         waiting = len(self.conn.waiting) if self.conn is not None else 0
         return waiting + sum(map(len, self._sent.copy()))
 
-    def owes(self, lane: str) -> bool:
-        """Whether it has a publish of this lane that has not ended, unsent or unanswered. Round trips do not
-        count: their callers wait, and publish nothing meanwhile.
+    def owes(self, destination: str) -> bool:
+        """Whether it has a publish to this destination that has not ended, unsent or unanswered. Round trips
+        do not count: their callers wait, and publish nothing meanwhile.
         """
         unsent = self.conn.waiting.copy() if self.conn is not None else ()
-        sent = [publish for batch in self._sent.copy() if batch[0].lane == lane for publish in batch]
-        waiting = [item for item in unsent if type(item) is not bytes and item.lane == lane]
+        sent = [each for batch in self._sent.copy() if batch[0].destination == destination for each in batch]
+        waiting = [item for item in unsent if type(item) is not bytes and item.destination == destination]
         return not all(publish.done() for publish in (*sent, *waiting))
 
     @property
@@ -293,8 +289,8 @@ class PublishingEndpoint(Endpoint, ConnDelegate):
 
     @property
     def silent_about(self) -> str:
-        """The lane of the oldest publish that nsqd has not answered; empty: it owes nothing."""
-        return next((batch[0].lane for batch in self._sent.copy()), "")
+        """The destination of the oldest publish that nsqd has not answered; empty: it owes nothing."""
+        return next((batch[0].destination for batch in self._sent.copy()), "")
 
     @property
     def has_stored(self) -> bool:

@@ -11,13 +11,14 @@ from __future__ import annotations
 import _thread
 import math
 import sys
+import threading
 import time
 from collections.abc import Awaitable, Callable, Generator
 from concurrent.futures import Future
 from concurrent.futures._base import FINISHED, RUNNING
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from nsq.errors import NsqError, UsageError
 from nsq.log import Logger
@@ -28,11 +29,11 @@ from nsq.wire.frames import Published
 log = Logger("nsq.producer")
 
 
-class PublishFuture(Publish, Future[Any]):
+class PublishFuture(Publish, Future[Published]):
     """The result of ``publish_async``: a concurrent.futures.Future without its Condition.
 
-    A signal handler that raises inside a Condition leaks its lock. Here a waiting thread brings its own lock.
-    Callbacks are kept among these locks: ``release`` hands a callback to the thread that runs callbacks.
+    A signal handler that raises inside a Condition leaks its lock. Here a waiting thread brings its own lock,
+    and a callback stands among these locks: its ``release`` hands it to the thread that runs callbacks.
     """
 
     __slots__ = ("callbacks",)
@@ -69,7 +70,7 @@ class PublishFuture(Publish, Future[Any]):
             if not self.wait_for(self.done, deadline):
                 reason = "before the interpreter" if timeout is None else f"within {timeout:g} s"
                 raise TimeoutError(f"{self!r} has not ended {reason}")
-        return self.error
+        return self.ends[0]
 
     def _refuse_in_callback(self) -> None:
         if self.callbacks.owns_current_thread():
@@ -85,7 +86,7 @@ class PublishFuture(Publish, Future[Any]):
         waiter: Awaitable[Published] = sys.modules["asyncio"].wrap_future(self)
         return waiter.__await__()
 
-    def add_done_callback(self, fn: Callable[[Future[Any]], object]) -> None:
+    def add_done_callback(self, fn: Callable[[Future[Published]], object]) -> None:
         """Call ``fn`` with the future when it ends, on a thread of the producer; at once if it has ended."""
         callback = Callback(self, fn)
         self.locks.append(callback)
@@ -110,18 +111,18 @@ class PublishFuture(Publish, Future[Any]):
         return frozen
 
     @property
-    def _condition(self) -> Any:  # type: ignore[override]
+    def _condition(self) -> _ConditionShim:  # type: ignore[override]
         return _ConditionShim(self)
 
     @property
-    def _waiters(self) -> Any:  # type: ignore[override]
+    def _waiters(self) -> _ConditionShim:  # type: ignore[override]
         return _ConditionShim(self)
 
 
 class Callback:
     """A future's callback, stored with the waiters' locks; ``release`` queues it for the callback thread."""
 
-    def __init__(self, future: PublishFuture, fn: Callable[[Future[Any]], object]) -> None:
+    def __init__(self, future: PublishFuture, fn: Callable[[Future[Published]], object]) -> None:
         self.fn = fn
         self._future = future
         self._left = [None]  # popped by the thread that runs it
@@ -141,6 +142,16 @@ class Callback:
             log.exception("a callback of %r failed", self._future)
 
 
+class _Waiter(Protocol):
+    """A waiter of concurrent.futures."""
+
+    event: threading.Event | SafeEvent
+
+    def add_result(self, future: Future[Published]) -> None: ...
+
+    def add_exception(self, future: Future[Published]) -> None: ...
+
+
 class _ConditionShim:
     """Stands in for a future's ``_condition`` and ``_waiters``. Takes no lock; a thread that "holds" it sees
     one state throughout.
@@ -158,7 +169,7 @@ class _ConditionShim:
 
     __enter__, __exit__ = acquire, release
 
-    def append(self, waiter: Any) -> None:
+    def append(self, waiter: _Waiter) -> None:
         if self._future._state == FINISHED:
             return
         self._future._refuse_in_callback()
@@ -166,7 +177,7 @@ class _ConditionShim:
             waiter.event = SafeEvent()  # interrupting a wait on an Event leaks its lock
         self._future.add_done_callback(_WaiterCallback(waiter))
 
-    def remove(self, waiter: Any) -> None:
+    def remove(self, waiter: _Waiter) -> None:
         for each in self._future.locks.copy():
             if isinstance(each, Callback) and each.fn == _WaiterCallback(waiter):
                 with suppress(ValueError):
@@ -177,9 +188,9 @@ class _ConditionShim:
 class _WaiterCallback:
     """The callback that tells a waiter of concurrent.futures about the end."""
 
-    waiter: Any
+    waiter: _Waiter
 
-    def __call__(self, future: Future[Any]) -> None:
+    def __call__(self, future: Future[Published]) -> None:
         if future.exception() is None:
             self.waiter.add_result(future)
         else:

@@ -1,12 +1,14 @@
 """The nsqds of a producer: how it finds them, connects to them and closes the connections.
 
+Its state is the table of endpoints, by nsqd address. Each has one connection with two loops, which all
+threads share, and a stack of idle connections that serve one blocking publish at a time.
+
     the pool's thread    decides which to connect to and when to dial them, and closes idle connections
     endpoints' threads   dial, and run the loops of the shared connections
     the dialing thread   dials connections for the round trips of blocking publishes
     discovery's thread   asks nsqlookupds
 
-The pool decides what is sent over the connections. Only the pool's thread calls the methods here, except
-where a method says otherwise.
+Only the pool's thread calls the methods here, except where a method says otherwise.
 """
 
 from __future__ import annotations
@@ -20,29 +22,24 @@ from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
 
 from nsq.config import Config
 from nsq.connection.endpoint import Endpoints, Key, Wanted
 from nsq.discovery.lookups import Discovery
-from nsq.producer.book import Takers
 from nsq.producer.endpoint import PublishingEndpoint
 from nsq.producer.own import OwnConn
-from nsq.producer.reports import ConnectionStats
+from nsq.producer.reports import Acknowledged, ConnectionStats, Failed
+from nsq.producer.routing import OtherRouting, Targets
+from nsq.threads.owner import Owner
 from nsq.threads.waiters import join_threads
 from nsq.transport.base import Transport
 from nsq.transport.dialing import SocketTransport
 from nsq.wire.layers import TlsContext
 
-if TYPE_CHECKING:
-    from nsq.producer.pool import Pool
-
 NAME = "nsq-producer"
 
 #: The most nsqds whose reasons an error lists.
 _MOST_REASONS = 10
-
-Hook = Callable[[Any], None] | None
 
 
 @dataclass(frozen=True)
@@ -54,20 +51,34 @@ class Setup:
     lookupds: tuple[str, ...] = ()
     transport: Transport | None = None
     context: TlsContext | None = None
-    on_acknowledged: Hook = None
-    on_failed: Hook = None
+    on_acknowledged: Callable[[Acknowledged], object] | None = None
+    on_failed: Callable[[Failed], object] | None = None
     clock: Callable[[], float] = time.monotonic
     chance: Callable[[], float] = random.random
 
 
 class Nsqds:
-    """The nsqds of one pool, their connections, and the threads that serve them."""
+    """The nsqds of one pool, their connections, and the threads that serve them.
 
-    def __init__(self, pool: Pool, setup: Setup) -> None:
+    ``make`` makes an endpoint, ``urgent`` tells whether a publish waits for a connection, ``adopt`` has the
+    pool's thread take a connection that was dialed, or close it. ``other`` decides if the
+    nsqlookupds belong to another NSQ.
+    """
+
+    def __init__(
+        self,
+        setup: Setup,
+        owner: Owner,
+        *,
+        make: Callable[[Wanted], PublishingEndpoint],
+        urgent: Callable[[], bool],
+        adopt: Callable[[OwnConn, Callable[[], object]], None],
+        other: OtherRouting | None,
+    ) -> None:
         config = setup.config
-        self._own_transport = SocketTransport(config.local_address)
-        self.transport = setup.transport or self._own_transport
-        self.own_threads: dict[int, threading.Thread] = {}
+        self._sockets = SocketTransport(config.local_address)
+        self.transport = setup.transport or self._sockets
+        self.threads: dict[int, threading.Thread] = {}
         """The producer's threads by ident, without the callbacks' thread."""
         self.discovery = Discovery(
             None,
@@ -76,25 +87,27 @@ class Nsqds:
             name=NAME,
             nsqds=setup.addresses,
             nsqlookupds=setup.lookupds,
-            asker=pool.book.asker,
+            original=other.original if other is not None else lambda: None,
+            other=other.other if other is not None else None,
         )
         self.endpoints: Endpoints[PublishingEndpoint] = Endpoints(
             NAME,
-            pool.owner,
-            lambda wanted: PublishingEndpoint(wanted, pool, config, setup.clock, setup.chance),
+            owner,
+            make,
             setup.clock,
             removed=self._add_counts,
-            urgent=lambda: pool.urgent,
+            urgent=urgent,
             spare=self.discovery.asks,
         )
-        self._pool, self._setup, self._clock = pool, setup, setup.clock
+        self._setup, self._clock, self._owner, self._have_adopted = setup, setup.clock, owner, adopt
         self._given = setup.addresses  # by the user
         self._spares: frozenset[tuple[str, int]] = frozenset()
-        self._sweep_interval = (config.heartbeat_interval if config.heartbeat_interval > 0 else 30.0) / 2
-        self._sweeps_at = math.inf  # when the pool's thread looks at the idle connections next
+        self._hurried = False  # the endpoints know that a publish waits
+        self._reap_interval = (config.heartbeat_interval if config.heartbeat_interval > 0 else 30.0) / 2
+        self._reaps_at = math.inf  # when the pool's thread looks at the idle connections next
         self._dials: queue.SimpleQueue[PublishingEndpoint | None] = queue.SimpleQueue()
         self._dialer: threading.Thread | None = None
-        self._gone_counts = [0, 0]  # published and failed, of endpoints that are gone
+        self._removed_counts = [0, 0]  # published and failed, of endpoints that are gone
         # The endpoints, and the counts of those that are gone: swapped together, so that none is missed.
         self._counted: tuple[tuple[PublishingEndpoint, ...], tuple[int, int]] = (), (0, 0)
 
@@ -105,24 +118,24 @@ class Nsqds:
         self.endpoints.want(_wanted(self._given))
         self.endpoints.start_threads()
         if self._setup.config.publish_connections and self._dialer is None:
-            dialer = threading.Thread(target=self._dial_own, name=f"{NAME}-dial", daemon=True)
+            dialer = threading.Thread(target=self._dial, name=f"{NAME}-dial", daemon=True)
             dialer.start()
             self._dialer = dialer
         if self.discovery.asks:
             self.discovery.start()
-        self.note_own_threads()
-        self._pool.owner.ask(self.note_own_threads)  # once more later, for discovery's threads
+        self.note_threads()
+        self._owner.ask(self.note_threads)  # once more later, for discovery's threads
 
     def set_addresses(self, addresses: Iterable[str]) -> None:
         """Replace the nsqds. One that is left out is kept while its connection lasts. For any thread."""
         self._given = given = tuple(addresses)  # first: ``start`` takes these, or the request comes after it
-        self._pool.owner.ask(partial(self._set_wanted, _wanted(given)))
+        self._owner.ask(partial(self._set_wanted, _wanted(given)))
 
     def _found(self, nsqds: dict[Key, Wanted]) -> None:
         """Take the nsqds that discovery's thread has found."""
         # Without those that no nsqlookupd lists any more: others are there to publish to.
         wanted = {key: each for key, each in nsqds.items() if each.dial}
-        self._pool.owner.ask(partial(self._set_wanted, wanted))
+        self._owner.ask(partial(self._set_wanted, wanted))
 
     def want_spares(self, spares: Collection[tuple[str, int]]) -> None:
         """Have further endpoints, with these numbers, for nsqds. Others end when they owe nothing."""
@@ -142,57 +155,70 @@ class Nsqds:
         self.endpoints.want({**wanted, **{each.key: each for each in spares}})
         with suppress(RuntimeError):  # no more threads: ``dial_due`` says so
             self.endpoints.start_threads()
-        self.note_own_threads()
+        self.note_threads()
 
-    def note_own_threads(self) -> None:
-        own = [self._pool.owner.thread, self._dialer, *self.endpoints.threads, *self.discovery.threads]
-        self.own_threads = {each.ident: each for each in own if each is not None and each.ident is not None}
+    def note_threads(self) -> None:
+        ours = [self._owner.thread, self._dialer, *self.endpoints.threads, *self.discovery.threads]
+        self.threads = {each.ident: each for each in ours if each is not None and each.ident is not None}
 
     # Connections.
 
-    def takers(self) -> Takers:
+    def open(self) -> Targets:
         """Return the endpoints that have an open connection, with it."""
         if self.endpoints.changed:
             self.endpoints.changed = False
-            self._counted = self.endpoints.all, (self._gone_counts[0], self._gone_counts[1])
-        # Pairs: an endpoint's next connection is used only after this one's rest has been taken back.
+            self._counted = self.endpoints.all, (self._removed_counts[0], self._removed_counts[1])
         return tuple((each, conn) for each in self.endpoints.all if (conn := each.open) is not None)
 
     def dial_due(self) -> None:
         """Have the nsqds dialed whose pause is over."""
         if self.endpoints.dial_due():
-            self.note_own_threads()
+            self.note_threads()
+
+    def hurry(self, needed: bool) -> None:
+        """Have the nsqds dialed soon, and the nsqlookupds asked, when a publish begins to need it."""
+        if needed and not self._hurried:
+            if self.discovery.asks:
+                self.discovery.ask_soon()
+            self.endpoints.hurry()
+        self._hurried = needed
 
     def grow(self, endpoint: PublishingEndpoint) -> None:
         """Have one more connection dialed for the round trips of blocking publishes."""
         if endpoint.own.may_grow:
             self._dials.put(endpoint)
 
-    def _dial_own(self) -> None:
+    def _dial(self) -> None:
         """Run the dialing thread."""
         while (endpoint := self._dials.get()) is not None:
             conn = endpoint.own.dial(self.transport, self._setup.context)
             if conn is not None:
-                self._pool.ask_about(conn, partial(self._adopt, endpoint, conn))
+                self._have_adopted(conn, partial(self._adopt, endpoint, conn))
 
     def _adopt(self, endpoint: PublishingEndpoint, conn: OwnConn) -> None:
         endpoint.own.adopt(conn)
-        self._sweeps_at = min(self._sweeps_at, self._clock() + self._sweep_interval)
+        self._reaps_at = min(self._reaps_at, self._clock() + self._reap_interval)
 
-    def sweep(self) -> bool:
+    def reap(self) -> bool:
         """Close connections that have been idle for long, if it is time to look; return whether it was."""
         now = self._clock()
-        if now < self._sweeps_at:
+        if now < self._reaps_at:
             return False
         for endpoint in self.endpoints.all:
-            endpoint.own.sweep()
+            endpoint.own.reap()
         some = any(endpoint.own.everyone for endpoint in self.endpoints.all)
-        self._sweeps_at = now + self._sweep_interval if some else math.inf
+        self._reaps_at = now + self._reap_interval if some else math.inf
         return True
 
+    def in_use(self, exempt: Collection[int]) -> list[OwnConn]:
+        """Return the connections over which other threads than the ``exempt`` ones make a round trip now. Any
+        thread may call this.
+        """
+        return [conn for endpoint in self.endpoints.all for conn in endpoint.own.in_use(exempt)]
+
     def next_due(self) -> float:
-        """Return when ``dial_due`` or ``sweep`` has something to do."""
-        return min(self._sweeps_at, self.endpoints.next_due())
+        """Return when ``dial_due`` or ``reap`` has something to do."""
+        return min(self._reaps_at, self.endpoints.next_due())
 
     # The end.
 
@@ -201,14 +227,14 @@ class Nsqds:
         self.discovery.stop()
         self.endpoints.stop()
         self._dials.put(None)
-        self._own_transport.interrupt()
+        self._sockets.interrupt()
 
-    def cut_off(self, spared: set[int], deadline: float) -> list[str]:
-        """End the connections, except those that the ``spared`` threads use, and all threads. Return the
+    def cut_off(self, exempt: set[int], deadline: float) -> list[str]:
+        """End the connections, except those that the ``exempt`` threads use, and all threads. Return the
         names of the threads that still run at the deadline.
         """
         for endpoint in self.endpoints.all:
-            endpoint.cut_off(spared)
+            endpoint.cut_off(exempt)
         unfinished = self.endpoints.join(deadline)
         unfinished += join_threads(filter(None, [self._dialer]), deadline)
         return unfinished + self.discovery.join(deadline)
@@ -216,7 +242,7 @@ class Nsqds:
     def abandon(self) -> None:
         """Drop all connections in a forked child: they belong to the parent."""
         self.discovery.abandon()
-        self._own_transport.abandon()
+        self._sockets.abandon()
         for endpoint in self.endpoints.all:
             endpoint.abandon()
 
@@ -225,8 +251,8 @@ class Nsqds:
     def _add_counts(self, gone: PublishingEndpoint) -> None:
         """Keep the counts of an endpoint that is removed. For the pool's thread."""
         counts = gone.stats()
-        self._gone_counts[0] += counts.published
-        self._gone_counts[1] += counts.failed
+        self._removed_counts[0] += counts.published
+        self._removed_counts[1] += counts.failed
 
     def stats(self) -> tuple[tuple[ConnectionStats, ...], int, int]:
         """Return the state of each, how many messages were published, and how many publishes failed."""

@@ -1,12 +1,12 @@
-"""A blocking publish at the speed of a socket: connections that serve one publish at a time.
+"""A blocking publish at the speed of a socket: connections that serve one caller at a time.
 
-    take        pops an idle connection off the nsqd's stack; without one the publish goes through the loops
-    send        writes the command and reads nsqd's answer, on the caller's thread
-    put_back    appends the connection to the stack; after anything odd, ``drop`` has it closed instead
+    take    pops an idle connection off the nsqd's stack; without one the publish goes through the loops
+    send    writes the command and reads nsqd's reply, on the caller's thread, and puts the connection back;
+            after anything odd it has the connection closed instead
 
-Between ``take`` and ``put_back`` only the caller has the connection, so an exception out of a signal handler,
+Between the two only the caller has the connection, so an exception out of a signal handler,
 at any bytecode, costs this publish and this connection and nothing else. If it comes between two lines that
-nothing guards, the connection is neither idle nor closed: ``sweep`` finds and closes it.
+nothing guards, the connection is neither idle nor used nor closed: ``reap`` finds and closes it.
 
 The pool's thread decides how many there are and closes them, and one thread dials them. The connection with
 the two loops judges whether the nsqd is well: when that one ends, the idle connections here are closed too.
@@ -14,27 +14,27 @@ the two loops judges whether the nsqd is well: when that one ends, the idle conn
 
 from __future__ import annotations
 
+import _thread
 import math
-from collections.abc import Callable, Container
+import time
+from collections.abc import Callable, Collection, Container
 from contextlib import suppress
 
 from nsq.config import Config
-from nsq.connection.handshake import Ready, dial
+from nsq.connection.handshake import Ready, ReplyStream, dial
 from nsq.errors import (
     ConnectionFailed,
     ConnectionLost,
     NsqError,
     ServerError,
-    Unanswered,
     WireError,
     server_error,
 )
 from nsq.log import Logger
-from nsq.producer.publishes import Publish, Verdict, unanswered
+from nsq.producer.publishes import Publish
 from nsq.transport.base import Transport
 from nsq.transport.layered import LayeredStream
-from nsq.wire import commands
-from nsq.wire.frames import HEARTBEAT, OK, OK_FRAME, ErrorReply, Response, split_reply
+from nsq.wire.frames import HEARTBEAT, OK, OK_FRAME, ErrorReply, Response
 from nsq.wire.layers import TlsContext
 
 log = Logger("nsq.producer")
@@ -50,6 +50,9 @@ _REST = 0.2
 _KEPT = 30.0
 #: Seconds by which the timeout of a read may differ from the wanted one: setting it takes a system call.
 _CLOSE_ENOUGH = 0.005
+#: The most bytes that any idle connection takes at once, so that writing them takes no time worth a look at
+#: the clock.
+_AT_ONCE = 4096
 #: The most bytes of one write: write_timeout then demands progress, not a fast link.
 _PIECE = 1024 * 1024
 
@@ -66,13 +69,14 @@ class OwnConn:
         "_config",
         "_exiting_not_stored",
         "_layered",
+        "_replies",
         "_stream",
         "_wait",
         "address",
+        "caller",
         "closed",
+        "deadline",
         "failed",
-        "holder",
-        "in_step",
         "published",
         "readable",
         "used_at",
@@ -80,73 +84,65 @@ class OwnConn:
 
     def __init__(self, address: str, ready: Ready, config: Config) -> None:
         self.address = address
-        self.holder: Publish | None = None
-        """The publish that uses it now."""
+        self.caller: int | None = None
+        """The thread that uses it now."""
+        self.deadline = -math.inf
+        """When that thread has left it."""
         self.used_at = -math.inf
         self.published = 0  # messages
         self.failed = 0  # publishes
-        self.in_step = True
-        """Whether the next bytes that nsqd sends will answer the next command."""
         self.closed = False
         self._config = config
         self._exiting_not_stored = ready.reply.exiting_not_stored
         self._layered = layered = ready.stream
         # Without layers use the inner stream directly: it saves a call.
         self._stream = layered if layered.stack.layers else layered.stream
+        self._replies = ReplyStream(address, self._stream)
         self._wait = 0.0  # the stream's read timeout
         self.readable: Callable[[], bool] | None = getattr(self._stream, "readable", None)
         """Returns whether nsqd has sent something, or has hung up. None: a user's own stream cannot tell."""
 
-    def round_trip(self, publish: Publish, clock: Callable[[], float]) -> ServerError | None:
-        """Send a publish and return None for nsqd's OK, or its error. Raises NsqError if it is not answered:
-        close the connection then.
+    def round_trip(self, command: bytes, seconds: float, patience: float) -> bytes:
+        """Send a command and return nsqd's response, or raise its error, which is a ServerError. Any other
+        NsqError means that it was not answered: close the connection then.
         """
-        command = publish.command or commands.pub(publish.lane, publish.body)
-        for start in range(0, len(command), _PIECE):
-            left = max(publish.deadline - clock(), _CLOSE_ENOUGH)
-            self._stream.write(command[start : start + _PIECE], min(left, self._config.write_timeout))
-        wait = min(publish.deadline - clock(), self._config.read_timeout, publish.rules.patience)
+        config = self._config
+        if len(command) <= _AT_ONCE:
+            self._stream.write(command, min(seconds, config.write_timeout))
+        else:
+            seconds = self._write_large(command, seconds)
+        wait = min(seconds, config.read_timeout, patience)
         if abs(wait - self._wait) > _CLOSE_ENOUGH:
-            self._set_wait(wait)
+            self._stream.read_timeout = self._wait = max(wait, _CLOSE_ENOUGH)
         data = self._stream.read()
-        return None if data == OK_FRAME else self._answer(data, publish, clock)
+        return OK if data == OK_FRAME else self._answer(data, wait)
 
-    def _set_wait(self, wait: float) -> None:
-        self._stream.read_timeout = self._wait = max(wait, _CLOSE_ENOUGH)
+    def _write_large(self, command: bytes, seconds: float) -> float:
+        """Write it piece by piece; return the seconds that are left."""
+        deadline = time.monotonic() + seconds
+        for start in range(0, len(command), _PIECE):
+            left = max(deadline - time.monotonic(), _CLOSE_ENOUGH)
+            self._stream.write(command[start : start + _PIECE], min(left, self._config.write_timeout))
+        return deadline - time.monotonic()
 
-    def _answer(self, data: bytes, publish: Publish, clock: Callable[[], float]) -> ServerError | None:
-        """Read until the answer is complete; answer heartbeats before and behind it."""
-        self.in_step = False
-        replies: list[Response | ErrorReply] = []
-        while data or not replies:
-            found = split_reply(data)
-            if found is None:
-                left = publish.deadline - clock()
-                if left <= 0:
-                    raise Unanswered(f"{self.address} has not answered in time")
-                self._set_wait(min(left, self._config.read_timeout, publish.rules.patience))
-                more = self._stream.read()
-                if not more:
-                    raise ConnectionLost(f"{self.address} closed the connection")
-                data += more
+    def _answer(self, data: bytes, wait: float) -> bytes:
+        """Read on until the reply is complete; answer heartbeats before and behind it."""
+        if not data:
+            raise ConnectionLost(f"{self.address} closed the connection")
+        replies = self._replies
+        replies.rest, replies.deadline = data, time.monotonic() + wait
+        self._wait = 0.0  # what it sets is not known here
+        reply: Response | ErrorReply | None = None
+        while reply is None or replies.rest:
+            frame = replies.next_frame()
+            if frame.data == HEARTBEAT:
                 continue
-            reply, data = found
-            if reply.data == HEARTBEAT:
-                self._stream.write(commands.NOP, self._config.write_timeout)
-            else:
-                replies.append(reply)
-        reply = replies[0]
-        known = (
-            isinstance(reply, ErrorReply) or reply.data == OK or publish.rules.accepts(publish, reply.data)
-        )
-        if len(replies) > 1 or not known:
-            said = b", ".join(each.data for each in replies)[:80]
-            raise WireError(f"{self.address} sent a reply that a publish cannot have: {said!r}")
-        error = None
+            if reply is not None:
+                raise _odd(self.address, b", ".join([reply.data, frame.data]))
+            reply = frame
         if isinstance(reply, ErrorReply):
-            error = server_error(reply.data, exiting_not_stored=self._exiting_not_stored)
-        self.in_step = error is None or not error.fatal  # nsqd closes after a fatal error
-        return error
+            raise server_error(reply.data, exiting_not_stored=self._exiting_not_stored)
+        return reply.data
 
     def cut_off(self) -> None:
         """End the connection under the thread that uses it, which then drops it."""
@@ -165,6 +161,10 @@ class OwnConn:
         self._layered.abandon()
 
 
+def _odd(address: str, said: bytes) -> WireError:
+    return WireError(f"{address} sent a reply that a publish cannot have: {said[:80]!r}")
+
+
 class OwnConns:
     """All such connections to one nsqd. Only the pool's thread changes ``everyone``.
 
@@ -172,98 +172,81 @@ class OwnConns:
     """
 
     def __init__(
-        self, config: Config, clock: Callable[[], float], dispose: Callable[[OwnConn], None]
+        self, address: str, config: Config, clock: Callable[[], float], dispose: Callable[[OwnConn], None]
     ) -> None:
-        self.address = ""  # set before the first ``take``
+        self.address = address
         self.everyone: tuple[OwnConn, ...] = ()
-        self.rests_until = -math.inf
+        self.suspended_until = -math.inf
         """Until then blocking publishes prefer another nsqd."""
         self._idle: list[OwnConn] = []
-        self._gone = [0, 0]  # ``published`` and ``failed`` of connections that are closed
+        self._counts = [0, 0]  # ``published`` and ``failed`` of connections that are closed
         self._limit = config.publish_connections
         self._missed_at = -math.inf
         self._asked = False  # one is being dialed, or there are as many as allowed
         self._dial_at = -math.inf  # not before
         self._stopped = False
         self._opening: LayeredStream | None = None
-        self._suspects: dict[OwnConn, float] = {}
+        self._unused: dict[OwnConn, float] = {}  # by connection that was lost, perhaps: its ``used_at``
         self._config, self._clock, self._dispose = config, clock, dispose
 
     # Callers.
 
-    def take(self, publish: Publish) -> OwnConn | None:
-        """Take an idle connection for this publish; None when there is none."""
+    def take(self, now: float) -> OwnConn | None:
+        """Take an idle connection; None when there is none."""
         while self._idle:
             try:
                 conn = self._idle.pop()
             except IndexError:
                 break
-            conn.holder, conn.used_at = publish, publish.started
             if not conn.readable():  # type: ignore[misc]  # ``dial`` returns no other
+                conn.used_at = now
                 return conn
-            self.drop(conn, publish)
+            self._drop(conn)
         return None
 
-    def send(self, publish: Publish, conn: OwnConn) -> list[Verdict]:
-        """Send a publish, and put its connection back. Return no verdict when nsqd has stored it."""
-        verdicts: list[Verdict] = []
+    def send(
+        self, conn: OwnConn, command: bytes, seconds: float, patience: float, publish: Publish | None = None
+    ) -> None:
+        """Make a round trip over a connection that was taken, and put it back. Raise NsqError unless nsqd has
+        stored what the command publishes: without a ``publish``, one message. Then the connection is closed,
+        and the trip ends when the caller sets ``conn.caller`` to None.
+        """
         try:
-            try:
-                error = conn.round_trip(publish, self._clock)
-            except NsqError as cause:
-                conn.failed += 1
-                self.drop(conn, publish)
-                self.doubt()
-                return self._unanswered(publish, cause)
-            if error is None:
-                conn.published += publish.messages
-            else:
-                conn.failed += 1
-                took = self._clock() - publish.started
-                verdicts = publish.rules.refused(
-                    [publish], error, self.address, retry_uncertain=self._config.retry_uncertain, took=took
-                )
-                conn.in_step = not error.fatal
-            self.put_back(conn)
-        except BaseException:
-            self.drop(conn, publish)
+            conn.caller = _thread.get_ident()
+            response = conn.round_trip(command, seconds, patience)
+            if response != OK and (publish is None or not publish.rules.accepts(publish, response)):
+                raise _odd(self.address, response)
+            conn.published += 1 if publish is None else publish.messages
+            conn.caller = None
+            self._put_back(conn)
+        except BaseException as error:
+            if conn.caller is not None:  # else a signal handler has interrupted us when it was put back
+                self._drop(conn)
+                if isinstance(error, NsqError):
+                    conn.failed += 1
+                    if not isinstance(error, ServerError):
+                        self._suspend()
             raise
-        return verdicts
 
-    def _unanswered(self, publish: Publish, cause: NsqError) -> list[Verdict]:
-        if isinstance(cause, Unanswered):
-            publish.rules.note_silence(publish, self.address)
-        if self._clock() >= publish.deadline:
-            error = unanswered(publish, self.address, "no answer in time", cause)
-            return [Verdict(publish, error, again=False)]
-        retry = self._config.retry_uncertain
-        return publish.rules.lost([publish], cause, self.address, executed=True, retry_uncertain=retry)
+    def _put_back(self, conn: OwnConn) -> None:
+        self._idle.append(conn)
+        if self._stopped:  # after the line above: either ``stop`` finds the connection, or we see this
+            self.drop_idle()
 
-    def put_back(self, conn: OwnConn) -> None:
-        if self._stopped or not conn.in_step:
-            self._dispose(conn)
-            self._asked = False
-        else:
-            conn.holder = None
-            self._idle.append(conn)
-            if self._stopped:  # after the line above: either ``stop`` finds the connection, or we see this
-                self.drop_idle()
+    def _drop(self, conn: OwnConn) -> None:
+        """Have a connection closed that was taken."""
+        self._dispose(conn)
+        self._asked = False
 
-    def drop(self, conn: OwnConn, publish: Publish) -> None:
-        """Have the connection closed, if this publish still has it."""
-        if conn.holder is publish:
-            self._dispose(conn)
-            self._asked = False
-
-    def doubt(self) -> None:
-        """Use no connection of this nsqd's for a moment: it has left a publish unanswered. Then its publishes
+    def _suspend(self) -> None:
+        """Use no connection of this nsqd for a moment: it has left a publish unanswered. Then its publishes
         go through the loops, which judge it.
         """
-        self.rests_until = self._clock() + _REST
+        self.suspended_until = self._clock() + _REST
         self.drop_idle()
 
     def drop_idle(self) -> None:
-        """Have the idle connections closed: something is wrong with the nsqd. For any thread."""
+        """Have the idle connections closed: something is wrong with the nsqd. Any thread may call this."""
         with suppress(IndexError):
             while True:
                 self._dispose(self._idle.pop())
@@ -277,6 +260,13 @@ class OwnConns:
         self._asked = True
         return True
 
+    def in_use(self, exempt: Collection[int]) -> list[OwnConn]:
+        """Return those that other threads than the ``exempt`` ones use now. Any thread may call this."""
+        # Without those that a caller has not left although its time is over: it was interrupted twice.
+        since = self._clock() - _REST
+        callers = [(conn, conn.caller) for conn in self.everyone if conn.deadline > since]
+        return [conn for conn, caller in callers if caller is not None and caller not in exempt]
+
     # The pool's thread.
 
     @property
@@ -287,30 +277,30 @@ class OwnConns:
         """Add a connection that has been dialed."""
         conn.used_at = self._clock()
         self.everyone += (conn,)
-        self.put_back(conn)
+        self._put_back(conn)
         self._asked = False
 
-    def sweep(self) -> None:
+    def reap(self) -> None:
         """Close connections that were idle for long; forget closed ones, and those that an interrupted caller
-        has lost: these are not idle, serve no publish, and did not at the last sweep.
+        has lost: no thread uses them, they are not idle, and were not the last time.
         """
         now, beat = self._clock(), self._config.heartbeat_interval
         idle = set(self._idle.copy())
-        suspects = {}
+        unused = {}
         for conn in self.everyone:
             if conn in idle:
                 if now - conn.used_at > (beat if beat > 0 else _KEPT):
                     with suppress(ValueError):  # taken meanwhile
                         self._idle.remove(conn)
                         conn.dispose()
-            elif conn.holder is None or conn.holder.done():
-                suspects[conn] = conn.used_at
-        gone = {conn for conn, used_at in suspects.items() if self._suspects.get(conn) == used_at}
+            elif conn.caller is None or conn.closed or conn.deadline < now:
+                unused[conn] = conn.used_at
+        gone = {conn for conn, used_at in unused.items() if self._unused.get(conn) == used_at}
         for conn in gone:
             conn.dispose()
-            self._gone[0] += conn.published
-            self._gone[1] += conn.failed
-        self._suspects = suspects
+            self._counts[0] += conn.published
+            self._counts[1] += conn.failed
+        self._unused = unused
         self._asked &= not gone
         self.everyone = tuple(conn for conn in self.everyone if conn not in gone)
 
@@ -321,17 +311,16 @@ class OwnConns:
             self._opening.close()
         self.drop_idle()
 
-    def cut_off(self, spared: Container[int]) -> None:
-        """Close all but the connections of publishes whose callers are ``spared``."""
+    def cut_off(self, exempt: Container[int | None]) -> None:
+        """End all connections but those that the ``exempt`` threads use."""
         for conn in self.everyone:
-            holder = conn.holder
-            if holder is None or holder.caller not in spared:
+            if conn.caller not in exempt:
                 conn.cut_off()
 
-    def dispose_of_lost(self) -> None:
-        """Close the connections that interrupted callers lost, after ``cut_off`` and the last publish."""
+    def close_lost(self) -> None:
+        """Close the connections that interrupted callers have lost, after ``cut_off``."""
         for conn in self.everyone:
-            if conn.holder is None or conn.holder.done():
+            if conn.caller is None:
                 conn.dispose()
 
     def abandon(self) -> None:
@@ -365,8 +354,8 @@ class OwnConns:
         conn = OwnConn(self.address, ready, self._config)
         if ready.rest or conn.readable is None:
             conn.dispose()
-            # It cannot tell whether nsqd has sent something, as it must before each publish. No connection of
-            # this transport can: dial no more.
+            # Before each publish ``take`` must ask the stream whether nsqd has sent something. As this one
+            # cannot tell, no other stream of this transport can: dial no more.
             self._limit = 0
             return None
         return conn
@@ -384,9 +373,9 @@ class OwnConns:
     @property
     def published(self) -> int:
         """Messages that nsqd has stored over these connections."""
-        return self._gone[0] + sum(conn.published for conn in self.everyone)
+        return self._counts[0] + sum(conn.published for conn in self.everyone)
 
     @property
     def failed(self) -> int:
         """Publishes that have failed over these connections."""
-        return self._gone[1] + sum(conn.failed for conn in self.everyone)
+        return self._counts[1] + sum(conn.failed for conn in self.everyone)

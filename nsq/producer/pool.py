@@ -1,14 +1,18 @@
 """The publishes of a producer: handed to the connections of its nsqds, and ended.
 
-    a user's thread   adds a publish to ``pending``, and to the queue of an open connection or to ``waiting``
+The state is the set of publishes that have not ended (``pending``), the queue of those that no connection has
+got yet (``waiting``), and the nsqds with their connections, by address (``nsqds``). ``routing`` says which
+connections take which publish.
+
+    a user's thread   makes a round trip over an idle connection that it has for itself; or adds a publish to
+                      ``pending``, and to the queue of an open connection or to ``waiting``
     endpoints' loops  send, read answers, and report each publish's end to ``complete``
     the pool's thread hands ``waiting`` out when a connection opens, takes back the publishes that a closed
                       one left, ends publishes at their deadline, and closes
     callbacks' thread runs futures' callbacks and hooks
 
-A user's thread shares with the others ``pending`` (a set), ``waiting`` (a deque), the queue of a connection,
-``usable`` (a tuple that is replaced), and the queue of the pool's thread. No lock: a publish may be
-interrupted at any bytecode, or come from a signal handler that has interrupted another publish.
+A user's thread shares with the others a set, deques and lists, and tuples that are replaced. No lock: a
+publish may be interrupted at any bytecode, or come from a signal handler that has interrupted another one.
 """
 
 from __future__ import annotations
@@ -22,63 +26,100 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
-from typing import Any
 
-from nsq.errors import Closed, Forked, NsqError, PublishFailed, QueueFull, UsageError
+from nsq.errors import (
+    Closed,
+    Forked,
+    NsqError,
+    PublishFailed,
+    QueueFull,
+    ServerError,
+    Unanswered,
+    UsageError,
+)
 from nsq.log import Logger
 from nsq.producer import at_exit
-from nsq.producer.book import AddressBook, Takers
 from nsq.producer.endpoint import PublishingEndpoint
 from nsq.producer.nsqds import NAME, Nsqds, Setup
 from nsq.producer.own import OwnConn
 from nsq.producer.publishes import (
-    ANY_THREAD,
+    NO_OPTIONS,
+    PLAIN,
     QUEUED,
     SENT,
     Publish,
     Verdict,
     checked_timeout,
+    command_of,
     unanswered,
     unsent,
 )
 from nsq.producer.reports import Acknowledged, CloseReport, Failed, FlushReport, ProducerStats
+from nsq.producer.routing import OtherRouting, Plain, Routing, Target, Targets
 from nsq.threads.owner import Ending, Owner, last_moment
 from nsq.threads.waiters import Callbacks, Waiters, event_loop
+from nsq.wire import commands
+from nsq.wire.frames import PUBLISHED, Published
 
 log = Logger("nsq.producer")
 
 #: Seconds; connections get half of this to say goodbye before they are cut off.
 _FAREWELL_SECONDS = 2.0
-#: How often, and every how many seconds, to look what another thread does with a claim that it has just got.
-_LOOKS, _MOMENT = 50, 0.01
+#: Seconds in which a thread ends a publish that it has claimed to do so, unless it was interrupted.
+_MOMENT = 0.5
+
+
+class Pending(set[Publish]):
+    """The publishes that have not ended, and ended ones whose connection still owes an answer. A publish that
+    makes a round trip of its own is not among them.
+    """
+
+    def __init__(self, most: int, most_bytes: int) -> None:
+        super().__init__()
+        self.futures: set[Publish] = set()
+        """Those of them that came from ``publish_async``."""
+        self.changed = Waiters()
+        """Woken when another publish may have become possible, when a round trip has ended, and when the pool
+        is closed.
+        """
+        self.bytes_left = 0
+        """A hint: see ``has_room``."""
+        self._most, self._most_bytes = most, most_bytes
+
+    def has_room(self) -> bool:
+        """Whether the limits allow another publish. Summing the bytes visits every publish: do it only when
+        the last result is used up.
+
+        Without the GIL most of the subtractions of several threads may get lost. So only an eighth of what is
+        left is given out before the next sum.
+        """
+        if len(self) >= self._most:
+            return False
+        if self.bytes_left <= 0:
+            used = sum([publish.size for publish in self.copy()])
+            self.bytes_left = math.ceil((self._most_bytes - used) / 8)
+        return self.bytes_left > 0
+
+    def forget(self, publishes: Iterable[Publish]) -> None:
+        """Remove publishes, and wake those that wait for a change."""
+        self.difference_update(publishes)
+        self.futures.difference_update(publishes)
+        if self.changed.locks.copy():  # locks the list, as ``bool`` does not: a thread may be about to wait
+            self.changed.wake()
 
 
 class Pool:
     """The publishes of one process; a forked child makes its own pool from the same ``setup``."""
 
-    def __init__(self, setup: Setup, book: AddressBook | None = None) -> None:
+    def __init__(self, setup: Setup, make_other: Callable[[Pool], OtherRouting] | None = None) -> None:
         self.pid = os.getpid()
-        self.pending: set[Publish] = set()
-        """Publishes that have not ended, and ended ones whose connection still owes an answer."""
-        self.futures: set[Publish] = set()
-        """Those of them that came from ``publish_async``."""
-        self.waiting: deque[Publish] = deque()  # publishes for which no connection is open
-        self.usable: Takers = ()
-        """The connections that take a publish of any lane that ``lanes`` does not name."""
-        self.lanes: Mapping[str, Takers] = {}
-        """By lane: the connections that take its publishes. Replaced, never changed."""
-        self.closed = False
-        """Whether new publishes are refused."""
-        self.exiting = False
-        """Whether the program ends: every publish is then waited for, as background work may not go on."""
-        self.room = Waiters()
-        """Woken when another publish may have become possible, and when the pool is closed."""
-        self.report: CloseReport | None = None  # once it is closed
+        self.setup, self._config, self._clock = setup, setup.config, setup.clock
+        self.pending = Pending(setup.config.max_pending, setup.config.max_pending_bytes)
+        self.waiting: deque[Publish] = deque()
         self.callbacks = Callbacks(f"{NAME}-callbacks", log)
-        self.book = book or AddressBook()
         self.owner = Owner(
             NAME,
             log,
@@ -87,185 +128,278 @@ class Pool:
             failed=self._end_unstarted,
             clock=setup.clock,
         )
-        self.nsqds = Nsqds(self, setup)
-        # The endpoints read these.
-        self.name, self.endpoints, self.discovery = NAME, self.nsqds.endpoints, self.nsqds.discovery
-        self.transport, self.context = self.nsqds.transport, setup.context
-        self._config, self._clock = setup.config, setup.clock
-        self._hooks = (setup.on_acknowledged, setup.on_failed)
+        other = None if make_other is None else make_other(self)
+        self.routing: Routing = other or Plain(self, setup.config)
+        self.nsqds = Nsqds(
+            setup,
+            self.owner,
+            make=lambda wanted: PublishingEndpoint(wanted, self, setup),
+            urgent=lambda: self.routing.urgent or (bool(self.waiting) and not self.routing.open),
+            adopt=self._ask_about,
+            other=other,
+        )
+        if other is not None:
+            other.begin()
+        self.closed = False
+        """Whether new publishes are refused."""
+        self.exiting = False
+        """Whether the program ends: every publish is then waited for, as background work may not go on."""
+        self.report: CloseReport | None = None  # once it is closed
         self._turn = itertools.count()
-        self._bytes_left = 0  # a hint: see ``_has_room``
-        self._wakes_at = math.inf  # when the pool's thread looks at deadlines next
-        self._closers: set[int] = set()  # threads that have called ``close``
+        self._expires_at = math.inf  # when the pool's thread looks at deadlines next
         self._ending = Ending()
+        self._closers: set[int] = set()  # threads that have called ``close``
         self._gone = False  # the owner ends: it carries out no more requests
-        self._left = 0  # publishes that the close has ended
-        self._warned_of_loop = False
-        self._redial_requested = False  # endpoints know that a publish waits
-        self.book.begin(self)
+        self._ended_by_close = 0  # publishes
+        self._warned_of: set[str] = set()
 
     # Publishing: any of the user's threads.
 
-    def publish_and_wait(self, publish: Publish, timeout: float | None) -> None:
-        """Send a publish by a round trip of its own, or else through the loops. Return when nsqd has stored
-        it, or raise its error.
+    def publish_message(self, topic: str, body: bytes, timeout: float | None) -> Published:
+        """Return when nsqd has stored a message without options, or raise the error.
+
+        Usually an idle connection takes it at once. Then it needs no ``Publish``: no other thread sees it.
         """
-        publish.caller = caller = _thread.get_ident()
-        if caller in self.nsqds.own_threads:
-            self.refuse_own_thread("publish")
-        self._admit(publish, timeout, block=True)
+        config, pending, routing = self._config, self.pending, self.routing
+        usual = type(topic) is str and type(body) is bytes and 0 < len(body) <= config.max_msg_size
+        route = routing.route(topic) if usual else None
+        if route is None:
+            return self.publish_and_wait(routing.new_publish(Publish, topic, body, None, NO_OPTIONS), timeout)
+        where, targets = route
+        seconds = config.publish_timeout if timeout is None else checked_timeout(timeout, 0.0)
+        started = self._clock()
+        full = pending.bytes_left <= 0 or len(pending) >= config.max_pending
+        if full or self.closed or not self.owner.begun:
+            self._admit(topic, started + seconds)
+        if _thread.get_ident() in self.nsqds.threads:
+            self.refuse_our_thread("publish")
+        taken = self._take(targets, started, seconds)
+        publish = None
+        if taken is not None:
+            endpoint, conn = taken
+            try:
+                endpoint.own.send(conn, commands.pub(where, body), seconds, routing.patience)
+            except BaseException as error:
+                publish = Publish(topic, body)
+                publish.destination, publish.rules = where, routing.rules
+                publish.started, publish.deadline = started, started + seconds
+                self._note_failure(publish, endpoint, conn, error)
+            else:
+                if self.setup.on_acknowledged is not None:
+                    self._tell_stored(topic, 1, len(body), endpoint.address, started)
+                if pending.changed.locks.copy() or self.closed:  # locks the list, as ``bool`` does not
+                    self._note_end_of_trip()
+                return PUBLISHED
+        if publish is None:
+            publish = Publish(topic, body)
+            publish.destination, publish.rules = where, routing.rules
+            publish.started, publish.deadline = started, started + seconds
+        return self._send_through_loops(publish)
+
+    def publish_and_wait(self, publish: Publish, timeout: float | None) -> Published:
+        """Do the same for a publish that was made before: with options, hooks, or several messages."""
+        seconds = self._config.publish_timeout if timeout is None else checked_timeout(timeout, 0.0)
+        publish.started = started = self._clock()
+        publish.deadline = started + seconds
+        routing, pending = self.routing, self.pending
+        full = pending.bytes_left <= 0 or len(pending) >= self._config.max_pending
+        if full or self.closed or not self.owner.begun:
+            self._admit(publish.topic, publish.deadline)
+        if _thread.get_ident() in self.nsqds.threads:
+            self.refuse_our_thread("publish")
+        targets = routing.open if publish.rules is PLAIN else routing.targets(publish)
+        taken = self._take(targets, started, seconds)
+        if taken is not None:
+            publish.endpoint, conn = taken
+            own = publish.endpoint.own
+            try:
+                own.send(conn, command_of([publish]), seconds, routing.patience, publish)
+            except BaseException as error:
+                self._note_failure(publish, publish.endpoint, conn, error)
+            else:
+                self.complete([publish], None)
+        return self._send_through_loops(publish)
+
+    def _take(
+        self, targets: Targets, now: float, seconds: float
+    ) -> tuple[PublishingEndpoint, OwnConn] | None:
+        """Take an idle connection of one of these nsqds, unless the publish must queue behind others."""
+        # Keep order: stay behind unanswered futures, and behind what waits for a connection.
+        if not targets or self.pending.futures or self.waiting or self.pid != os.getpid():
+            return None
+        endpoint, shared = targets[next(self._turn) % len(targets)]
+        if now < endpoint.own.suspended_until:
+            endpoint, shared = targets[next(self._turn) % len(targets)]
+        conn = None if shared.closed else endpoint.own.take(now)
+        if conn is None:
+            if endpoint.own.miss(now):
+                self.owner.ask(partial(self.nsqds.grow, endpoint))
+            return None
+        conn.deadline = now + seconds
+        return endpoint, conn
+
+    def _note_failure(
+        self, publish: Publish, endpoint: PublishingEndpoint, conn: OwnConn, error: BaseException
+    ) -> None:
+        """Decide about a publish whose round trip has failed: end it, or leave it for another try. Raises the
+        error of an interrupted call.
+        """
+        publish.endpoint, rules, retry = endpoint, publish.rules, self._config.retry_uncertain
+        now, address = self._clock(), endpoint.address
+        if isinstance(error, Unanswered):
+            rules.note_silence(publish, address)
+        if isinstance(error, ServerError):
+            took = now - publish.started
+            verdicts = rules.refused([publish], error, address, retry_uncertain=retry, took=took)
+        elif isinstance(error, NsqError) and now < publish.deadline and not self._gone:
+            verdicts = rules.lost([publish], error, address, executed=True, retry_uncertain=retry)
+        else:
+            reason, cause = "the call was interrupted", None
+            if isinstance(error, NsqError):
+                reason, cause = "the producer was closed" if self._gone else "no answer in time", error
+            verdicts = [Verdict(publish, unanswered(publish, address, reason, cause), again=False)]
+        for _, final, again in verdicts:
+            if again:
+                publish.try_again()
+                publish.caller = conn.caller
+                self.pending.add(publish)  # before the trip ends: ``close`` sees one or the other
+            else:
+                self.complete([publish], final)
+        conn.caller = None
+        self._note_end_of_trip()
+        if not isinstance(error, NsqError):
+            raise error
+
+    def _note_end_of_trip(self) -> None:
+        """Tell those that wait for the end of round trips: ``flush`` and ``close``."""
+        self.pending.changed.wake()
+        if self.closed:
+            self.owner.wake()
+
+    def _send_through_loops(self, publish: Publish) -> Published:
+        """Queue a publish and wait for its end, unless it has ended."""
+        if publish.done():
+            return publish.outcome()
         try:
+            publish.caller = _thread.get_ident()
             self.pending.add(publish)
-            self._bytes_left -= publish.size
-            usable = self.lanes.get(publish.lane, self.usable) if self.lanes else self.usable
-            turn = next(self._turn)
-            if usable and publish.started < usable[turn % len(usable)][0].own.rests_until:
-                turn += 1
-            # Keep order: stay behind unanswered futures, and behind what waits for a connection.
-            if usable and not self.futures and not self.waiting and self.pid == os.getpid():
-                endpoint, conn = usable[turn % len(usable)]
-                own = None if conn.closed else endpoint.own.take(publish)
-                if own is None:
-                    if endpoint.own.miss(publish.started):
-                        self.owner.ask(partial(self.nsqds.grow, endpoint))
-                elif not publish.claim.acquire(False):  # the pool's thread has given it up
-                    endpoint.own.put_back(own)
-                else:
-                    publish.endpoint, publish.state = endpoint, SENT
-                    verdicts = endpoint.own.send(publish, own)
-                    if not verdicts:
-                        self.complete([publish], None)
-                        return
-                    self._carry_out(verdicts)
-            if not publish.done():
-                self._queue(publish, turn)
-                if publish.endpoint is None and event_loop() is not None:
-                    self._warn_of_event_loop(publish.topic)
-                if not publish.wait_for(publish.done, publish.deadline):
-                    self.give_up(publish)
+            self.pending.bytes_left -= publish.size
+            self._queue(publish)
+            if publish.endpoint is None and event_loop() is not None:
+                self._warn_of_event_loop(publish.topic)
+            if not publish.wait_for(publish.done, publish.deadline):
+                self.give_up(publish)
         except BaseException:
             self.cancel(publish)
             raise
-        error = publish.error
-        if error is not None:
-            raise error
-
-    def _carry_out(self, verdicts: list[Verdict]) -> None:
-        for publish, error, again in verdicts:
-            if again and not publish.done():
-                publish.try_again()
-            else:
-                self.complete([publish], error)
+        return publish.outcome()
 
     def publish(self, publish: Publish, timeout: float | None, block: bool = True) -> None:
         """Queue a publish, which ends by itself. A caller interrupted after this must call ``cancel``."""
-        publish.caller = ANY_THREAD
-        self._admit(publish, timeout, block)
+        seconds = self._config.publish_timeout if timeout is None else checked_timeout(timeout, 0.0)
+        publish.started = started = self._clock()
+        publish.deadline = started + seconds
+        pending = self.pending
+        full = pending.bytes_left <= 0 or len(pending) >= self._config.max_pending
+        if full or self.closed or not self.owner.begun:
+            self._admit(publish.topic, publish.deadline, block)
         try:
-            self.futures.add(publish)
-            self.pending.add(publish)
-            self._bytes_left -= publish.size
-            self._queue(publish, next(self._turn))
+            publish.caller = _thread.get_ident()
+            pending.futures.add(publish)
+            pending.add(publish)
+            pending.bytes_left -= publish.size
+            self._queue(publish)
             if self.exiting and not publish.wait_for(publish.done, publish.deadline):
                 self.give_up(publish)
         except BaseException:
             self.cancel(publish)
             raise
 
-    def _admit(self, publish: Publish, timeout: float | None, block: bool) -> None:
+    def _admit(self, topic: str, deadline: float, block: bool = True) -> None:
         """Start the threads and wait for room, or raise."""
-        seconds = self._config.publish_timeout if timeout is None else checked_timeout(timeout, 0.0)
-        publish.started = started = self._clock()
-        publish.deadline = deadline = started + seconds
         if not self.owner.begun:
             self._start(deadline)
-        if len(self.pending) >= self._config.max_pending or self._bytes_left <= 0:
-            self._await_room(publish.topic, deadline, block)
+        pending = self.pending
+        if len(pending) >= self._config.max_pending or pending.bytes_left <= 0:
+            self._await_room(topic, deadline, block)
         if self.closed:
             raise Closed("the producer is closed")
 
-    def _queue(self, publish: Publish, turn: int) -> None:
+    def _await_room(self, topic: str, deadline: float, block: bool) -> None:
+        pending = self.pending
+        if pending.has_room():
+            return
+        full = f"{len(pending)} publishes are unanswered, as many as max_pending or max_pending_bytes allow"
+        if not block:
+            raise QueueFull(full)
+        self.refuse_our_thread("publish, which would wait for room,")
+        if event_loop() is not None:
+            self._warn_of_event_loop(topic)
+        if not pending.changed.wait_for(lambda: self.closed or pending.has_room(), deadline):
+            raise QueueFull(f"{full}, and none was answered in time")
+
+    def _queue(self, publish: Publish) -> None:
         """Put a publish into a connection's queue, or among those that wait for a connection."""
-        usable = self.lanes.get(publish.lane, self.usable) if self.lanes else self.usable
+        routing = self.routing
+        targets = routing.open if publish.rules is PLAIN else routing.targets(publish)
         publish.state = QUEUED
         # Keep order: queue behind publishes that wait for a connection.
-        if usable and not self.waiting:
-            publish.endpoint, conn = usable[turn % len(usable)]
+        if targets and not self.waiting:
+            # As in ``put``: this runs for every message.
+            publish.endpoint, conn = targets[next(self._turn) % len(targets)]
             conn.put(publish)
             if conn.closed:  # closed meanwhile: take the publish back, if the endpoint has not
                 self.take_back(conn.waiting)
         else:
             self.waiting.append(publish)
             self.owner.wake()
-        # Only now: ``flush`` and ``close`` wait for publishes without a caller. If a signal handler on this
-        # thread calls them before this line, they must not wait for a publish that is not queued yet.
-        publish.caller = 0
-        if publish.deadline < self._wakes_at:
+        publish.caller = None  # only now: it can be sent without this thread
+        if publish.deadline < self._expires_at:
             self.owner.ask(self.look_at_deadlines)
         if self._gone:
             self.give_up(publish, "the producer was closed")
 
-    def _await_room(self, topic: str, deadline: float, block: bool) -> None:
-        if self._has_room():
-            return
-        full = (
-            f"{len(self.pending)} publishes are unanswered, as many as max_pending or max_pending_bytes allow"
-        )
-        if not block:
-            raise QueueFull(full)
-        self.refuse_own_thread("publish, which would wait for room,")
-        if event_loop() is not None:
-            self._warn_of_event_loop(topic)
-        if not self.room.wait_for(lambda: self.closed or self._has_room(), deadline):
-            raise QueueFull(f"{full}, and none was answered in time")
-
-    def _has_room(self) -> bool:
-        """Whether the limits allow another publish. Summing the bytes visits every publish: do it only when
-        the last result is used up.
-
-        Without the GIL most of the subtractions of several threads may get lost. So only an eighth of what is
-        left is given out before the next sum.
-        """
-        if len(self.pending) >= self._config.max_pending:
-            return False
-        if self._bytes_left <= 0:
-            used = sum([publish.size for publish in self.pending.copy()])
-            self._bytes_left = math.ceil((self._config.max_pending_bytes - used) / 8)
-        return self._bytes_left > 0
+    def put(self, publish: Publish, target: Target) -> None:
+        """Put a publish into a connection's queue."""
+        publish.endpoint, conn = target
+        conn.put(publish)
+        if conn.closed:
+            self.take_back(conn.waiting)
 
     def cancel(self, publish: Publish) -> None:
         """End a publish whose caller was interrupted, unless a loop has claimed it."""
-        if not self.withdraw(publish) and (publish.caller or publish.state is not SENT):
-            # No loop has it: we sent it, or had the claim before.
-            address = "an nsqd" if publish.endpoint is None else publish.endpoint.address
-            self.complete([publish], unanswered(publish, address, "the call was interrupted"))
+        if not self.withdraw(publish) and publish.state is not SENT:  # we had the claim before
+            self.complete([publish], unsent(publish, "the call was interrupted"))
 
     def withdraw(self, publish: Publish) -> bool:
         """End a publish that is not sent, without a report; return False if it is claimed: perhaps sent."""
         if not publish.claim.acquire(False):
             return False
-        self.forget(publish)
+        self.pending.forget([publish])
         publish.end(unsent(publish, "the call was interrupted"))
         publish.body, publish.command = b"", None  # it may stay queued for long
-        if self.closed or self.book.bursts:
+        if self.closed or self.routing.awaits_ends:
             self.owner.wake()
         return True
+
+    def refuse(self, publish: Publish, error: NsqError) -> None:
+        """End a publish that no nsqd can take."""
+        if publish.claim.acquire(False):
+            self.complete([publish], unsent(publish, str(error)) if publish.uncertain_at else error)
 
     def give_up(self, publish: Publish, reason: str = "") -> None:
         """End a publish at its deadline or at the producer's close. For its caller and the pool's thread."""
         if not reason and sys.is_finalizing():
             reason = "the interpreter is finalizing, and other threads no longer run"
-        for _ in range(_LOOKS):
-            if publish.claim.acquire(False):
-                if not reason and publish.endpoint is not None:
-                    reason = f"{publish.endpoint.address} did not take it in time"
-                reason = reason or self.book.reason(publish) or self.nsqds.reasons()
-                self.complete([publish], unsent(publish, reason))
-                publish.body, publish.command = b"", None  # it may stay queued for long
-                return
-            # If it is not SENT, the thread with the claim is about to write that, or to end the publish.
-            if publish.wait_for(lambda: publish.state is SENT or publish.done(), time.monotonic() + _MOMENT):
-                break
+        if publish.claim.acquire(False):
+            if not reason and publish.endpoint is not None:
+                reason = f"{publish.endpoint.address} did not take it in time"
+            reason = reason or self.routing.reason(publish) or self.nsqds.reasons()
+            self.complete([publish], unsent(publish, reason))
+            publish.body, publish.command = b"", None  # it may stay queued for long
+            return
+        if publish.state is not SENT:  # another thread has the claim in order to end it
+            publish.wait_for(publish.done, time.monotonic() + _MOMENT)
         # It keeps its place on the connection: its answer must not be taken for that of the next.
         endpoint = publish.endpoint
         address = "an nsqd" if endpoint is None else endpoint.address
@@ -273,14 +407,14 @@ class Pool:
         if publish.end(error):
             self._tell(publish, error)
             if endpoint is not None:
-                self.owner.ask(partial(self._suspect, endpoint))
-        if publish.state is not SENT:  # its caller was interrupted when it had just got the claim
-            self.forget(publish)
+                self.owner.ask(partial(self._note_overdue, endpoint))
+        if publish.state is not SENT:
+            self.pending.forget([publish])
 
-    def refuse_own_thread(self, what: str) -> None:
+    def refuse_our_thread(self, what: str) -> None:
         """Raise UsageError on one of our threads: it would wait for itself. Idents of ended threads recur."""
         current = threading.current_thread()
-        if self.nsqds.own_threads.get(_thread.get_ident()) is current:
+        if self.nsqds.threads.get(_thread.get_ident()) is current:
             raise UsageError(
                 f"{what} was called on {current.name}, a thread of the producer's own "
                 "that it would have to wait for: use publish_async, or another thread"
@@ -290,43 +424,55 @@ class Pool:
         """Warn once that a publish stops the event loop of its thread while it waits. The cells of a notebook
         run on a loop too, but wait for each other anyway.
         """
-        if not self._warned_of_loop and "ipykernel" not in sys.modules:
-            self._warned_of_loop = True
+        if "loop" not in self._warned_of and "ipykernel" not in sys.modules:
+            self._warned_of.add("loop")
             text = (
                 "publish to %r waits on the thread of an event loop, and stops everything there for up to "
                 "its timeout: use nsq.aio.Producer"
             )
             self.owner.ask(partial(log.warning, text, topic))  # not on the user's thread
 
+    def warn_of_partitions(self, address: str, version: str) -> None:
+        """Warn once that an nsqd belongs to another NSQ than its publishes. Endpoints' threads call this."""
+        if "partitions" not in self._warned_of and isinstance(self.routing, Plain):
+            self._warned_of.add("partitions")
+            log.warning(
+                "%s is nsqd %s of a partitioned NSQ, but this producer takes it for an original one, and "
+                "publishes to its default partition. Give nsqlookupd= instead of nsqd addresses",
+                address,
+                version,
+                extra={"nsqd_address": address},
+            )
+
     # Ends of publishes: the endpoints' loops, and threads that give up.
 
     def complete(self, publishes: list[Publish], error: NsqError | None) -> None:
         """End publishes that have left their connection: with ``error``, or stored."""
-        hook = self._hooks[error is not None]
+        hooks = self.setup
+        told = (hooks.on_acknowledged if error is None else hooks.on_failed) is not None
         for publish in publishes:
-            if publish.end(error) and hook is not None:
+            if publish.end(error) and told:
                 self._tell(publish, error)
-        self.pending.difference_update(publishes)
-        self.futures.difference_update(publishes)
-        if self.room.locks.copy():  # locks the list, as ``bool`` does not: a thread may be about to wait
-            self.room.wake()
-        if self.closed or self.book.bursts:
+        self.pending.forget(publishes)
+        if self.closed or self.routing.awaits_ends:
             self.owner.wake()
 
     def _tell(self, publish: Publish, error: NsqError | None) -> None:
         """Have the callbacks' thread call the hook, if there is one."""
-        hook = self._hooks[error is not None]
-        if hook is None:
-            return
-        topic, messages, size = publish.topic, publish.messages, publish.size
-        latency = self._clock() - publish.started
-        if error is not None:
-            self.callbacks.tell(hook, Failed(topic, messages, size, error, latency))
-        else:
+        if error is None:
             address = publish.endpoint.address if publish.endpoint is not None else ""
-            self.callbacks.tell(hook, Acknowledged(topic, messages, size, address, latency))
+            self._tell_stored(publish.topic, publish.messages, publish.size, address, publish.started)
+        elif self.setup.on_failed is not None:
+            latency = self._clock() - publish.started
+            event = Failed(publish.topic, publish.messages, publish.size, error, latency)
+            self.callbacks.tell(self.setup.on_failed, event)
 
-    def take_back(self, *left: deque[Any]) -> None:
+    def _tell_stored(self, topic: str, messages: int, size: int, address: str, started: float) -> None:
+        if self.setup.on_acknowledged is not None:
+            event = Acknowledged(topic, messages, size, address, self._clock() - started)
+            self.callbacks.tell(self.setup.on_acknowledged, event)
+
+    def take_back(self, *left: deque[Publish] | deque[Publish | bytes]) -> None:
         """Queue the publishes that a closed connection has not sent, in front of all that wait."""
         self.owner.ask(partial(self._take_back, left))
 
@@ -361,84 +507,45 @@ class Pool:
     # The pool's thread.
 
     def _take_turn(self) -> float | None:
-        self._choose()
+        self._assign()
         self.nsqds.dial_due()
-        if self.nsqds.sweep():
+        if self.nsqds.reap():
             self.look_at_deadlines()
         self._expire()
         if self._ending.work_by < math.inf:
             self._close_when_done()
         if self._gone:
             return None
-        return min(self._wakes_at, self._ending.work_by, self.book.due_at, self.nsqds.next_due())
+        return min(self._expires_at, self._ending.work_by, self.routing.due_at, self.nsqds.next_due())
 
-    def _choose(self) -> None:
-        """Choose the connections to use from now on. Waiting publishes go first."""
-        takers = self.nsqds.takers()
-        if self.book.assign(takers):
+    def _assign(self) -> None:
+        """Give waiting publishes to the connections that are open."""
+        if self.routing.assign(self.nsqds.open()):
+            self.nsqds.hurry(False)
             return
-        usable = tuple(each for each in takers if not each[0].overdue) or takers
-        if usable:
-            self._redial_requested = False
-            self._hand_out(usable)
-            self.usable = usable
-            if self.waiting:  # a publish came between the two lines above
-                self._hand_out(usable)
-            return
-        self.usable = ()
         self._forget_ended()
         if self.waiting:
             self._raise_if_none_can_succeed()
-        if not self.waiting:
-            self._redial_requested = False
-        elif not self._redial_requested:
-            self._redial_requested = True
-            if self.discovery.asks:
-                self.discovery.ask_soon()
-            self.endpoints.hurry()
-
-    @property
-    def urgent(self) -> bool:
-        """Whether a publish waits for any connection."""
-        return self.book.urgent or (bool(self.waiting) and not self.usable)
-
-    def _hand_out(self, usable: Takers) -> None:
-        while self.waiting:
-            publish = self.waiting[0]
-            self.book.prepare(publish)
-            if publish.done():
-                self.forget(publish)
-            else:
-                publish.endpoint, conn = usable[next(self._turn) % len(usable)]
-                conn.put(publish)
-                if conn.closed:
-                    self.take_back(conn.waiting)
-            self.waiting.popleft()  # last: while ``waiting`` is empty, newer publishes overtake
-
-    def forget(self, publish: Publish) -> None:
-        """Forget a publish that ended while it waited to be sent again."""
-        self.pending.discard(publish)
-        self.futures.discard(publish)
-        self.room.wake()
+        self.nsqds.hurry(bool(self.waiting))
 
     def _forget_ended(self) -> None:
         """Forget ended publishes in ``waiting``: they must not pile up while no nsqd can be reached."""
         while self.waiting and self.waiting[0].done():
-            self.forget(self.waiting.popleft())
+            self.pending.forget([self.waiting.popleft()])
         if len(self.waiting) > 2 * len(self.pending):  # most have ended, after one with a long timeout
             for publish in self.waiting.copy():
                 if publish.done():
-                    self.forget(publish)
+                    self.pending.forget([publish])
                     with suppress(ValueError):
                         self.waiting.remove(publish)
 
-    def _take_back(self, left: Iterable[deque[Any]]) -> None:
-        publishes = []
+    def _take_back(self, left: Iterable[deque[Publish] | deque[Publish | bytes]]) -> None:
+        publishes: list[Publish] = []
         for each in left:
             with suppress(IndexError):  # not ``while each``: ``popleft`` locks the deque
                 while True:
                     item = each.popleft()
-                    if type(item) is not bytes:
+                    if not isinstance(item, bytes):
                         item.endpoint = None
                         publishes.append(item)
         # In front of newer publishes: all of them, except some that were taken back a moment ago.
@@ -448,7 +555,7 @@ class Pool:
         self.waiting.extendleft(reversed(older + publishes))
 
     def _raise_if_none_can_succeed(self) -> None:
-        endpoints = self.endpoints.all
+        endpoints = self.nsqds.endpoints.all
         if not all(each.backoff.final for each in endpoints):
             return
         for publish in self.waiting.copy():
@@ -466,27 +573,27 @@ class Pool:
 
     def look_at_deadlines(self) -> None:
         """Look soon. If no publish is left then, the next one through the loops wakes the pool's thread."""
-        self._wakes_at = -math.inf
+        self._expires_at = -math.inf
 
     def _expire(self) -> None:
         """End the publishes that have reached their deadline, and set the time of the next look."""
         now = self._clock()
-        if now < self._wakes_at:
+        if now < self._expires_at:
             return
-        # First: a publish added from now on is either seen below, or sees ``_wakes_at`` and wakes us.
-        self._wakes_at = earliest = math.inf
+        # First: a publish added from now on is either seen below, or sees ``_expires_at`` and wakes us.
+        self._expires_at = earliest = math.inf
         for publish in self.pending.copy():
             if publish.done():
-                if publish.state is not SENT or publish.caller:  # its caller was interrupted while it gave up
-                    self.forget(publish)
+                if publish.state is not SENT:  # its caller was interrupted while it gave up
+                    self.pending.forget([publish])
                 continue
             if publish.deadline <= now:
                 self.give_up(publish)
             else:
                 earliest = min(earliest, publish.deadline)
-        self._wakes_at = earliest
+        self._expires_at = earliest
 
-    def _suspect(self, endpoint: PublishingEndpoint) -> None:
+    def _note_overdue(self, endpoint: PublishingEndpoint) -> None:
         """Mark an nsqd that left a publish unanswered: other nsqds come first until it answers."""
         # First: the answer may come this moment, and the read thread clears only an ``overdue`` that it sees.
         endpoint.overdue = True
@@ -495,9 +602,9 @@ class Pool:
 
     def dispose(self, conn: OwnConn) -> None:
         """Have the pool's thread close a connection. Any thread may call this."""
-        self.ask_about(conn, conn.dispose)
+        self._ask_about(conn, conn.dispose)
 
-    def ask_about(self, conn: OwnConn, request: Callable[[], object]) -> None:
+    def _ask_about(self, conn: OwnConn, request: Callable[[], object]) -> None:
         """Have the pool's thread do something with a connection. If that thread has ended, close it."""
         self.owner.ask(request)
         if self._gone:  # after the line above: either the pool's thread has seen the request, or we see this
@@ -508,17 +615,30 @@ class Pool:
     def flush(self, deadline: float) -> FlushReport:
         """Wait for all publishes that are pending now, and for their callbacks and hooks."""
         self._refuse_callback("flush")
-        publishes = self._unended()
+        publishes, trips = self._unended(), [(conn, conn.used_at) for conn in self._trips()]
         left = sum([not publish.wait_for(publish.done, deadline) for publish in publishes])
+        left += sum([not self._wait_for_trip(conn, began, deadline) for conn, began in trips])
         all_called = self.callbacks.wait_until_run(deadline) if self.owner.begun else True
         return FlushReport(clean=all_called and not left, unanswered=left)
 
+    def _wait_for_trip(self, conn: OwnConn, began: float, deadline: float) -> bool:
+        def ended() -> bool:
+            return conn.caller is None or conn.used_at != began
+
+        return self.pending.changed.wait_for(ended, deadline)
+
     def _unended(self) -> list[Publish]:
-        """Omit publishes that wait for the calling thread itself, which may be a signal handler: those not
-        queued yet, and round trips.
-        """
-        waiting_for = {*self._closers, _thread.get_ident(), ANY_THREAD}
-        return [each for each in self.pending.copy() if each.caller not in waiting_for and not each.done()]
+        """Return the publishes to wait for: none that this thread, in a signal handler, has interrupted."""
+        exempt = self._exempt
+        return [each for each in self.pending.copy() if each.caller not in exempt and not each.done()]
+
+    def _trips(self) -> list[OwnConn]:
+        """Return the connections over which round trips are made that are to be waited for."""
+        return self.nsqds.in_use(self._exempt)
+
+    @property
+    def _exempt(self) -> set[int]:
+        return {*self._closers, _thread.get_ident()}
 
     def close(self, seconds: float) -> CloseReport:
         """Ask the pool's thread to close, and wait for it."""
@@ -531,8 +651,8 @@ class Pool:
         self.owner.changed.wait_for(lambda: self.report is not None, end)
         self.owner.join(end)
         if self.report is None:
-            unanswered = max(self.unended, self._left)
-            return CloseReport(clean=False, unanswered=unanswered, unfinished_threads=[NAME])
+            left = max(self.unended, self._ended_by_close)
+            return CloseReport(clean=False, unanswered=left, unfinished_threads=[NAME])
         return self.report
 
     def _close_unstarted(self) -> None:
@@ -547,7 +667,7 @@ class Pool:
         self._closers.add(_thread.get_ident())
         self.owner.ask(partial(self._begin_close, deadline))
         self.closed = True
-        self.room.wake()
+        self.pending.changed.wake()
 
     def _begin_close(self, deadline: float) -> None:
         self.closed = True  # ``ask_to_close`` may have been interrupted
@@ -555,35 +675,36 @@ class Pool:
 
     def _close_when_done(self) -> None:
         """End the publishes left when the time is up, then all threads. Runs on the pool's thread."""
-        left = self._unended()
-        if left and self._clock() < self._ending.work_by:
+        left, trips = self._unended(), self._trips()
+        if (left or trips) and self._clock() < self._ending.work_by:
             return
-        self._left = len(left)
+        self._ended_by_close = count = len(left) + len(trips)
         for publish in left:
             self.give_up(publish, "the producer was closed")
         self.nsqds.stop()
-        if not self.pending:  # else a connection still owes an answer: cut it off
+        endpoints = self.nsqds.endpoints
+        if not (self.pending or trips):  # else a connection still owes an answer: cut it off
             now = self._clock()
-            self.endpoints.join(now + min(self._ending.join_by - now, _FAREWELL_SECONDS) / 2)
-        unfinished = self.nsqds.cut_off(self._closers, self._ending.join_by)
+            endpoints.join(now + min(self._ending.join_by - now, _FAREWELL_SECONDS) / 2)
         self._gone = True
+        unfinished = self.nsqds.cut_off(self._closers, self._ending.join_by)
         self.owner.run_requests()
         for publish in self.pending.copy():  # added while we closed; later ones look at ``_gone``
             if publish.caller not in self._closers:
                 self.give_up(publish, "the producer was closed")
-        for endpoint in self.endpoints.all:
-            endpoint.own.dispose_of_lost()
+        for endpoint in endpoints.all:
+            endpoint.own.close_lost()
         unfinished += self.callbacks.stop(self._ending.join_by)
         at_exit.forget(self)
-        if left:
-            log.warning("closed with %d publishes unanswered", len(left), extra={"left": len(left)})
+        if count:
+            log.warning("closed with %d publishes unanswered", count, extra={"left": count})
         self.report = CloseReport(
-            clean=not (left or unfinished), unanswered=len(left), unfinished_threads=unfinished
+            clean=not (count or unfinished), unanswered=count, unfinished_threads=unfinished
         )
         self.owner.changed.wake()
 
     def _refuse_callback(self, verb: str) -> None:
-        self.refuse_own_thread(verb)
+        self.refuse_our_thread(verb)
         if self.callbacks.owns_current_thread():
             raise UsageError(
                 f"{verb} was called by a future's callback, whose return it would wait for: "
@@ -602,7 +723,8 @@ class Pool:
 
     @property
     def unended(self) -> int:
-        return sum([not publish.done() for publish in self.pending.copy()])
+        pending = sum([not publish.done() for publish in self.pending.copy()])
+        return pending + len(self.nsqds.in_use(()))
 
     def stats(self) -> ProducerStats:
         connections, published, failed = self.nsqds.stats()

@@ -7,21 +7,19 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, NoReturn, Self, Unpack
+from typing import TYPE_CHECKING, Any, NoReturn, Self, Unpack
 
 from nsq.config import Config, Options, SignatureWithOptions
 from nsq.connection.handshake import describe, dial
 from nsq.errors import ConfigError, ConnectionFailed, NsqError, QueueFull, Unanswered, UsageError
 from nsq.log import Logger
-from nsq.producer.book import AddressBook
 from nsq.producer.futures import PublishFuture
 from nsq.producer.hooks import check_count, composed
 from nsq.producer.nsqds import Setup
 from nsq.producer.pool import Pool
-from nsq.producer.publishes import Defer, Publish, PublishOptions, checked_timeout, with_options_shown
+from nsq.producer.publishes import Defer, P, Publish, PublishOptions, checked_timeout, with_options_shown
 from nsq.producer.reports import (
     Acknowledged,
     CloseReport,
@@ -38,6 +36,10 @@ from nsq.transport.dialing import SocketTransport
 from nsq.transport.tls import context_of
 from nsq.wire.frames import Published
 
+if TYPE_CHECKING:
+    from nsq.partitioned.routing import Router
+    from nsq.partitioned.tracing import Tracing
+
 log = Logger("nsq.producer")
 
 #: Called before a publish with its topic and its bodies. Returns the bodies to send, as many, and a function
@@ -45,7 +47,8 @@ log = Logger("nsq.producer")
 #: ``nsqd_address`` of that function, if it has one, is set before.
 PublishEnded = Callable[[BaseException | None], object]
 PublishHook = Callable[
-    [str, list[bytes]], tuple[list[bytes], PublishEnded] | tuple[list[bytes], PublishEnded, Mapping[str, Any]]
+    [str, list[bytes]],
+    tuple[list[bytes], PublishEnded] | tuple[list[bytes], PublishEnded, Mapping[str, object]],
 ]
 
 
@@ -132,27 +135,33 @@ class Producer:
         self._watches = self._around_publish is not None or on_refused is not None
         if key_hash is not None and not callable(key_hash):
             raise ConfigError(f"key_hash is {key_hash!r}, must be a function from a key to an int")
-        self._tracing: Any = None
-        self._routing = key_hash, dict(key_partitions or {}), least_pending
+        self._tracing: Tracing | None = None
+        self._key_hash, self._key_partitions, self._least_pending = key_hash, key_partitions, least_pending
         self._pool = self._new_pool()
         abandon_in_children(self)
 
     def _new_pool(self) -> Pool:
-        return Pool(self._setup, self._new_book())
+        if not self._setup.lookupds or self._config.cluster == "original":
+            return Pool(self._setup)
+        return Pool(self._setup, self._new_router)
 
-    def _new_book(self) -> AddressBook:
-        addresses, lookupds = self._setup.addresses, self._setup.lookupds
-        if not lookupds or self._config.cluster == "original":
-            return AddressBook()
+    def _new_router(self, pool: Pool) -> Router:
         from nsq.partitioned.routing import Router
 
-        router = Router(self._config, addresses, lookupds, *self._routing, self._tracing)
+        router = Router(
+            pool,
+            self._setup,
+            key_hash=self._key_hash,
+            key_partitions=self._key_partitions or {},
+            least_pending=self._least_pending,
+            tracing=self._tracing,
+        )
         self._tracing = router.tracing  # a forked child goes on with it
         return router
 
     def __repr__(self) -> str:
         pool = self._pool
-        state = f"connected to {len(pool.usable)}" if pool.usable else "not connected"
+        state = f"connected to {len(pool.routing.open)}" if pool.routing.open else "not connected"
         pending = f", {len(pool.pending)} pending" if pool.pending else ""
         shown = "closed" if pool.closed else state + pending
         return f"<Producer {' '.join(self._setup.addresses or self._setup.lookupds)} {shown}>"
@@ -180,17 +189,11 @@ class Producer:
         ``headers`` a mapping that travels with it as JSON, ``tag`` restricts it to consumers with this tag.
         The result has the ids and the offset that nsqd gave the message.
         """
-        pool = self._pool
-        if self._watches:
-            with Watched(self, topic, [body], options) as given:
-                body, options = given.bodies[0], given.options
-                publish: Publish = pool.book.new_publish(Publish, topic, body, defer, self._config, options)
-                given.publish = publish
-                pool.publish_and_wait(publish, timeout)
-            return publish.published
-        publish = pool.book.new_publish(Publish, topic, body, defer, self._config, options)
-        pool.publish_and_wait(publish, timeout)
-        return publish.published
+        if defer is None and not options and not self._watches:
+            return self._pool.publish_message(topic, body, timeout)
+        watched, publish = self.prepare(Publish, topic, [body], options, defer=defer)
+        with watched:
+            return self._pool.publish_and_wait(publish, timeout)
 
     @with_options_shown
     def multi_publish(
@@ -206,17 +209,9 @@ class Producer:
         The other options are those of ``publish``, for each message. Of a traced batch the result describes
         the first message, and the size of all.
         """
-        pool = self._pool
-        if self._watches:
-            with Watched(self, topic, bodies, options) as given:
-                bodies, options = given.bodies, given.options
-                publish: Publish = pool.book.new_multi_publish(Publish, topic, bodies, self._config, options)
-                given.publish = publish
-                pool.publish_and_wait(publish, timeout)
-            return publish.published
-        publish = pool.book.new_multi_publish(Publish, topic, bodies, self._config, options)
-        pool.publish_and_wait(publish, timeout)
-        return publish.published
+        watched, publish = self.prepare(Publish, topic, bodies, options, several=True)
+        with watched:
+            return self._pool.publish_and_wait(publish, timeout)
 
     @with_options_shown
     def publish_async(
@@ -239,10 +234,8 @@ class Producer:
         """
         pool = self._pool
         if self._watches:
-            return self._send_watched(topic, [body], options, timeout, block, defer=defer)
-        publish: PublishFuture = pool.book.new_publish(
-            PublishFuture, topic, body, defer, self._config, options
-        )
+            return self._send_async(topic, [body], options, timeout, block, defer=defer)
+        publish = pool.routing.new_publish(PublishFuture, topic, body, defer, options)
         publish.callbacks = pool.callbacks
         pool.publish(publish, timeout, block)
         return publish
@@ -260,23 +253,15 @@ class Producer:
         """Do ``multi_publish``, but return a future at once, as ``publish_async`` does: several batches under
         way at a time keep nsqd busy while you make the next one.
         """
-        pool = self._pool
-        if self._watches:
-            return self._send_watched(topic, bodies, options, timeout, block, several=True)
-        publish: PublishFuture = pool.book.new_multi_publish(
-            PublishFuture, topic, bodies, self._config, options
-        )
-        publish.callbacks = pool.callbacks
-        pool.publish(publish, timeout, block)
-        return publish
+        return self._send_async(topic, bodies, options, timeout, block, several=True)
 
     def trace(self, topic: str, on: bool = True) -> None:
         """Trace every publish to a topic from now on, or no longer: partitioned NSQ tells where it stored a
         traced message, and the logger ``nsq.trace`` gets a line for it.
         """
-        self._current().book.trace(topic, on)
+        self._current().routing.trace(topic, on)
 
-    def _send_watched(
+    def _send_async(
         self,
         topic: str,
         bodies: Iterable[bytes],
@@ -287,61 +272,46 @@ class Producer:
         several: bool = False,
         defer: Defer | None = None,
     ) -> PublishFuture:
-        """Publish with hooks; the function of ``around_publish`` is called when the future ends."""
-        given, publish = self._watched(topic, bodies, options, several, defer)
+        watched, publish = self.prepare(PublishFuture, topic, bodies, options, several=several, defer=defer)
+        publish.callbacks = self._pool.callbacks
         try:
-            publish.callbacks = self._pool.callbacks
             self._pool.publish(publish, timeout, block)
         except BaseException as error:
-            given.end(error)
+            watched.end(error)
             raise
-        publish.add_done_callback(lambda future: given.end(future.exception()))
+        if self._watches:
+            publish.add_done_callback(lambda future: watched.end(future.exception()))
         return publish
 
-    # Publishes that are made first and sent later, by code that may not block, such as nsq.aio.
+    # Publishes that are made first and sent later; also for code that may not block, such as nsq.aio.
 
     def prepare(
         self,
+        make: type[P],
         topic: str,
         bodies: Iterable[bytes],
         options: PublishOptions,
         *,
         several: bool = False,
         defer: Defer | None = None,
-    ) -> tuple[AbstractContextManager[object], PublishFuture]:
-        """Return a publish for ``try_to_send``, and the block in which to send it and to wait for its end:
-        that tells the hooks.
-        """
+    ) -> tuple[Unwatched, P]:
+        """Return a publish, and the block in which to send it and wait for its end, which tells the hooks."""
+        watched = _UNWATCHED
         if self._watches:
-            return self._watched(topic, bodies, options, several, defer)
-        return _UNWATCHED, self._made(topic, bodies, options, several, defer)
-
-    def _watched(
-        self,
-        topic: str,
-        bodies: Iterable[bytes],
-        options: PublishOptions,
-        several: bool,
-        defer: Defer | None,
-    ) -> tuple[Watched, PublishFuture]:
-        given = Watched(self, topic, bodies, options)
+            watched = given = Watched(topic, bodies, options, self._around_publish, self._on_refused)
+            bodies, options = given.bodies, given.options
         try:
-            given.publish = publish = self._made(topic, given.bodies, given.options, several, defer)
+            if several:
+                publish = self._pool.routing.new_multi_publish(make, topic, bodies, options)
+            else:
+                (body,) = bodies
+                publish = self._pool.routing.new_publish(make, topic, body, defer, options)
         except BaseException as error:
-            given.end(error)
+            watched.end(error)
             raise
-        return given, publish
-
-    def _made(
-        self, topic: str, bodies: Any, options: PublishOptions, several: bool, defer: Defer | None
-    ) -> PublishFuture:
-        book, config = self._pool.book, self._config
-        publish: PublishFuture
-        if several:
-            publish = book.new_multi_publish(PublishFuture, topic, bodies, config, options)
-        else:
-            publish = book.new_publish(PublishFuture, topic, bodies[0], defer, config, options)
-        return publish
+        if self._watches:
+            watched.publish = publish
+        return watched, publish
 
     def try_to_send(self, publish: PublishFuture, timeout: float) -> bool:
         """Send a prepared publish without blocking; return False if there is no room for it. Then wait for
@@ -361,7 +331,7 @@ class Producer:
     @property
     def room(self) -> Waiters:
         """Woken when another publish may have become possible, and when the producer is closed."""
-        return self._pool.room
+        return self._pool.pending.changed
 
     def _current(self) -> Pool:
         # A child that C code has forked runs no fork hook of Python's.
@@ -424,7 +394,7 @@ class Producer:
         if not finalizing():
             # Pending publishes are still sent; then the threads end, which refer to the pool, not to us.
             pool.ask_to_close(time.monotonic() + self._config.publish_timeout)
-        if pool.usable:
+        if pool.routing.open:
             warn(f"{shown} was not closed", ResourceWarning, source=self, stacklevel=1)
 
     def __reduce__(self) -> NoReturn:
@@ -450,7 +420,7 @@ class Producer:
         if nsqd is not None:
             addresses = self._checked(nsqd)
         if not addresses:
-            raise ConnectionFailed(f"no nsqd is known: {pool.discovery.absence}")
+            raise ConnectionFailed(f"no nsqd is known: {pool.nsqds.discovery.absence}")
         errors = self._ping(addresses, deadline)
         if len(addresses) == len(errors) == 1:
             raise errors[addresses[0]]
@@ -501,9 +471,9 @@ class Producer:
             for each in connections
             if each.reason or each.state == "overdue"
         }
-        problems |= pool.book.problems()
+        problems |= pool.routing.problems()
         if pool.owner.begun and not connections:
-            problems.setdefault("nsqlookupd", f"no nsqd is known: {pool.discovery.absence}")
+            problems.setdefault("nsqlookupd", f"no nsqd is known: {pool.nsqds.discovery.absence}")
         is_open = any(each.state == "open" for each in connections)
         healthy = not pool.closed and (is_open or not problems)
         return ProducerHealth(healthy=healthy, problems=problems)
@@ -514,25 +484,45 @@ class Producer:
 _BODY = (bytes, bytearray, memoryview)
 
 
-_UNWATCHED = nullcontext()
+class Unwatched:
+    """One call of a publish whose producer has no hooks: a block."""
+
+    publish: Publish | None = None
+    """Set when it has been made."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.end(error)
+
+    def end(self, error: BaseException | None) -> None:
+        """Note the end of the call."""
 
 
-class Watched:
+_UNWATCHED = Unwatched()
+
+
+class Watched(Unwatched):
     """One call of a publish whose producer has ``around_publish`` or ``on_refused``: a block that tells them
     how it ends.
     """
 
-    publish: Publish | None = None
-    """Set by the block."""
     _ended: PublishEnded | None = None
 
     def __init__(
-        self, producer: Producer, topic: str, bodies: Iterable[bytes], options: PublishOptions
+        self,
+        topic: str,
+        bodies: Iterable[bytes],
+        options: PublishOptions,
+        hook: PublishHook | None,
+        on_refused: Callable[[str, NsqError], object] | None,
     ) -> None:
         self.options = options
-        self.bodies: Any = bodies
-        self._topic, self._on_refused = topic, producer._on_refused
-        hook = producer._around_publish
+        self.bodies = bodies
+        self._topic, self._on_refused = topic, on_refused
         if hook is None or isinstance(bodies, (*_BODY, str)) or not isinstance(bodies, Iterable):
             return
         self.bodies = given = list(bodies)
@@ -547,14 +537,6 @@ class Watched:
         self.bodies = several
         if added:
             self.options = {**options, "headers": {**added[0], **(options.get("headers") or {})}}
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.end(error)
 
     def end(self, error: BaseException | None) -> None:
         """Tell the hooks. Their own errors must not change the result of the publish."""

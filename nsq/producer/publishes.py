@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from datetime import datetime, timedelta
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypedDict, TypeVar, cast
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypedDict, TypeVar, cast
 
 from nsq.config import Config
 from nsq.errors import (
@@ -36,7 +36,7 @@ from nsq.errors import (
 )
 from nsq.log import Logger
 from nsq.message import shown_body
-from nsq.threads.waiters import Waiters
+from nsq.threads.waiters import Waiter, Waiters
 from nsq.wire import commands
 from nsq.wire.frames import PUBLISHED, Published
 from nsq.wire.names import check_topic
@@ -50,30 +50,23 @@ log = Logger("nsq.producer")
 _JOINED_MESSAGES = 1000
 _JOINED_BYTES = 512 * 1024
 
-#: The states of a publish that has not ended. Its caller writes the first two, before another thread can send
-#: it. The thread that has got its claim writes SENT. To a thread without the claim only SENT is sure: in any
-#: other state another thread may have got it this moment.
+#: The states of a publish that has not ended. Its caller writes QUEUED, before a loop can see it. A loop
+#: writes SENT before it takes the claim, so that other threads see a claimed publish as SENT.
 NEW: Final = "new"
 QUEUED: Final = "queued"
 SENT: Final = "sent"
 State = Literal["new", "queued", "sent"]
 
-#: The caller of a ``publish_async`` that has not queued it yet: which thread it is does not matter.
-ANY_THREAD: Final = -1
-
-#: How a publish ended: with an error, or None when nsqd has stored it.
-End = tuple[NsqError | None]
-_STORED: End = (None,)
 #: The longest timeout in seconds; a thread can wait for longer.
 MAX_TIMEOUT = 10.0**9
 
 
 class Publish(Waiters):
-    """One publish, from the user's call until it has ended and its place on a connection is free.
+    """One publish that has options, several messages or a future, or goes through the loops: from the user's
+    call until it has ended and its place on a connection is free.
 
-    ``command`` is ready to be sent; None means a message that may be joined with others of its ``lane``. Its
-    ends are kept in ``locks``, in front of the waiting threads' locks: this saves a list for every message,
-    and the garbage collector a visit.
+    ``command`` is ready to be sent; None means a message that may be joined with others of its
+    ``destination``. Those that wait for its end are its ``locks``: threads, callbacks, results of asyncio.
     """
 
     # Attributes that few publishes need have class defaults; a publish that sets one gets a ``__dict__``.
@@ -84,8 +77,9 @@ class Publish(Waiters):
         "claim",
         "command",
         "deadline",
+        "destination",
         "endpoint",
-        "lane",
+        "ends",
         "rules",
         "size",
         "started",
@@ -95,16 +89,19 @@ class Publish(Waiters):
     messages = 1
     no_batching = False  # nsqd refused it together with others: do not join it again
     uncertain_at: tuple[str, ...] = ()  # the nsqds that may have stored it
-    memory: Any = None
+    memory: object = None
     """What its rules remember between tries."""
     published: Published = PUBLISHED
     """The ids and the offset that nsqd gave it."""
 
     def __init__(self, topic: str, body: bytes) -> None:
-        self.locks: list[Any] = []  # instead of Waiters.__init__: a call less per publish
-        self.topic = topic
-        self.lane = topic
-        """The words after PUB: publishes with the same words go to the same nsqds, and are joined."""
+        self.locks: list[Waiter] = []  # instead of Waiters.__init__: a call less per publish
+        self.ends: list[NsqError | None] = []
+        """How it has ended: the first counts. None: nsqd has stored it."""
+        self.topic = self.destination = topic
+        """The destination is the words after PUB: publishes with the same ones go to the same nsqds, and are
+        joined.
+        """
         self.rules: Rules = PLAIN
         self.body = body
         self.size = len(body)
@@ -114,8 +111,10 @@ class Publish(Waiters):
         # The pool sets these before another thread sees the publish.
         self.started: float
         self.deadline: float
-        self.caller: int
-        """The thread that has not queued it yet, or sends it itself; 0: it goes through the loops."""
+        self.caller: int | None
+        """The thread that has not queued it yet. If a signal handler on that thread calls ``flush`` or
+        ``close``, these must not wait for it. None once it is queued.
+        """
         self.command: bytes | None = None
 
     def __repr__(self) -> str:
@@ -125,38 +124,37 @@ class Publish(Waiters):
 
     def done(self) -> bool:
         """Whether it has ended."""
-        for first in self.locks:
-            return type(first) is tuple
+        for _ in self.ends:  # locks the list, as ``bool`` does not
+            return True
         return False
 
     @property
     def error(self) -> NsqError | None:
-        """The error of a publish that has ended; None when it is stored. The first end counts, which is the
-        last in the list: ``end`` inserts at the front.
-        """
-        error = None
-        for each in self.locks.copy():
-            if type(each) is not tuple:
-                break
-            error = each[0]
-        return error
+        """The error of a publish that has ended; None when it is stored."""
+        for error in self.ends:
+            return error
+        return None
+
+    def outcome(self) -> Published:
+        """Return what nsqd has answered, or raise the error of a publish that has ended."""
+        for error in self.ends:
+            if error is not None:
+                raise error
+            break
+        return self.published
 
     def end(self, error: NsqError | None) -> bool:
         """End the publish, unless it has ended; return whether this call ended it."""
-        end = _STORED if error is None else (error,)
-        locks = self.locks
-        locks.insert(0, end)
-        if len(locks) == 1:  # no thread waits, and one that comes later sees the end
-            return True
-        self.wake()
-        return len(locks) == 1 or self.error is error
+        self.ends.append(error)
+        if self.locks:  # a thread that adds its lock from now on sees the end, as ``append`` is a barrier
+            self.wake()
+        return self.ends[0] is error
 
     def wake(self) -> None:
         for each in self.locks.copy():
-            if type(each) is not tuple:
-                with suppress(RuntimeError, ValueError):  # released before: its waiter removes it
-                    each.release()
-                    self.locks.remove(each)
+            with suppress(RuntimeError, ValueError):  # released before: its waiter removes it
+                each.release()
+                self.locks.remove(each)
 
     def try_again(self) -> None:
         """Give it a new claim, before it is put into a queue again."""
@@ -178,13 +176,13 @@ class PublishOptions(TypedDict, total=False):
     key: str | bytes | int | None
     partition: int | None
     trace: int | None
-    headers: Mapping[str, Any] | None
+    headers: Mapping[str, object] | None
     tag: str | None
 
 
 NO_OPTIONS: Final[PublishOptions] = {}
 
-F = TypeVar("F", bound=Callable[..., Any])
+F = TypeVar("F", bound=Callable[..., object])
 
 
 def with_options_shown(method: F) -> F:
@@ -194,12 +192,12 @@ def with_options_shown(method: F) -> F:
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=hint.__forward_arg__)
         for name, hint in PublishOptions.__annotations__.items()
     ]
-    own = list(signature.parameters.values())[:-1]
-    method.__signature__ = signature.replace(parameters=[*own, *shown])  # type: ignore[attr-defined]
+    others = list(signature.parameters.values())[:-1]
+    method.__signature__ = signature.replace(parameters=[*others, *shown])  # type: ignore[attr-defined]
     return method
 
 
-def given_options(options: PublishOptions) -> dict[str, Any]:
+def given_options(options: PublishOptions) -> dict[str, object]:
     """Return the options that are not None. Raises TypeError if a publish has no such option."""
     for name in options.keys() - PublishOptions.__annotations__.keys():
         raise TypeError(f"a publish has no option {name!r}, its options are in nsq.Producer.publish")
@@ -216,6 +214,8 @@ def refused_option(*names: str) -> UsageError:
 
 # Making a publish from them.
 
+checked_topic = lru_cache(maxsize=1024)(check_topic)
+
 
 def new_publish(
     make: type[P],
@@ -230,7 +230,7 @@ def new_publish(
     """
     if options and (given := given_options(options)):
         raise refused_option(*given)
-    name = _checked_topic(topic) if type(topic) is str else check_topic(topic)
+    name = checked_topic(topic) if type(topic) is str else check_topic(topic)
     # The usual case first: this runs for every message.
     if type(body) is not bytes or not 0 < len(body) <= config.max_msg_size:
         body = _checked_body(body, config, "the message")
@@ -301,9 +301,6 @@ def checked_timeout(timeout: float | None, default: float, *, may_be_zero: bool 
     return float(timeout)
 
 
-_checked_topic = lru_cache(maxsize=1024)(check_topic)
-
-
 def _checked_body(body: object, config: Config, what: str) -> bytes:
     if isinstance(body, str):
         raise InvalidMessage(f"{what} is a str, must be bytes: encode it, for example with .encode()")
@@ -341,22 +338,22 @@ def _checked_delay(defer: Defer, longest: float) -> int:
 
 
 def join(publishes: list[Publish], largest: int) -> list[list[Publish]]:
-    """Return batches that are sent as one command each; they keep the order within every lane.
+    """Return batches that are sent as one command each; they keep the order within every destination.
 
-    Messages of one lane that wait together become one MPUB of at most ``largest`` bytes (0: no joining).
-    Larger messages go alone, as do publishes with a command of their own.
+    Messages of one destination that wait together become one MPUB of at most ``largest`` bytes (0: no
+    joining). Larger messages go alone, as do publishes with a command of their own.
     """
     largest = min(largest, _JOINED_BYTES)
-    lanes: dict[str, list[Publish]] = {}
+    rows: dict[str, list[Publish]] = {}
     for publish in publishes:
-        if publish.lane in lanes:
-            lanes[publish.lane].append(publish)
+        if publish.destination in rows:
+            rows[publish.destination].append(publish)
         else:
-            lanes[publish.lane] = [publish]
+            rows[publish.destination] = [publish]
     batches: list[list[Publish]] = []
-    for lane in lanes.values():
+    for row in rows.values():
         batch, used = list[Publish](), largest  # full: the first one begins a batch
-        for publish in lane:
+        for publish in row:
             size = 4 + publish.size
             used += size
             alone = publish.no_batching or publish.command is not None
@@ -375,8 +372,8 @@ def command_of(batch: list[Publish]) -> bytes:
     if first.command is not None:
         return first.command
     if len(batch) == 1:
-        return commands.pub(first.lane, first.body)
-    return commands.mpub(first.lane, [publish.body for publish in batch])
+        return commands.pub(first.destination, first.body)
+    return commands.mpub(first.destination, [publish.body for publish in batch])
 
 
 # Refused and unanswered publishes.
@@ -388,38 +385,6 @@ class Verdict(NamedTuple):
     publish: Publish
     error: NsqError
     again: bool
-
-
-def refused(batch: list[Publish], error: ServerError, address: str, retry_uncertain: bool) -> list[Verdict]:
-    """Decide about the publishes of a batch that nsqd refused."""
-    if len(batch) > 1 and isinstance(error, (BadMessage, BadBody)):
-        # No message of the batch is stored. One publish is at fault: send each alone now.
-        for publish in batch:
-            publish.no_batching = True
-        return [Verdict(publish, error, again=True) for publish in batch]
-    if error.maybe_stored:
-        for publish in batch:
-            publish.uncertain_at += (address,)
-        if len(batch) > 1:
-            return [
-                Verdict(each, unanswered(each, address, str(error), error), retry_uncertain) for each in batch
-            ]
-    again = error.retry and (retry_uncertain or not error.maybe_stored)
-    # A copy of the error for each: callers must not share a traceback.
-    return [Verdict(publish, copy.copy(error) if len(batch) > 1 else error, again) for publish in batch]
-
-
-def lost(
-    batch: list[Publish], cause: NsqError, address: str, *, executed: bool, retry_uncertain: bool
-) -> list[Verdict]:
-    """Decide about a batch that the connection's end left unanswered. ``executed``: it may be stored."""
-    if not executed:
-        return [Verdict(publish, cause, again=True) for publish in batch]
-    verdicts = []
-    for publish in batch:
-        publish.uncertain_at += (address,)
-        verdicts.append(Verdict(publish, unanswered(publish, address, str(cause), cause), retry_uncertain))
-    return verdicts
 
 
 def unanswered(
@@ -443,12 +408,10 @@ def unsent(publish: Publish, reason: str) -> NsqError:
 
 
 class Rules:
-    """What nsqd's answers to publishes mean: here those of the original NSQ."""
+    """What nsqd's answers to a publish mean: here those of the original NSQ. Another one has its own."""
 
-    awaited = False
-    """Whether the address book waits for the publish's end."""
-    patience = math.inf
-    """Seconds after which a connection without an answer is given up, if nothing else limits the wait."""
+    def place_plainly(self, publish: Publish) -> None:
+        """Make it one for the original NSQ, or raise UsageError."""
 
     def accepts(self, publish: Publish, data: bytes) -> bool:
         """Whether an answer other than OK says that nsqd has stored the publish."""
@@ -460,7 +423,20 @@ class Rules:
         """Decide about a refused batch. ``took``: the seconds until the answer. May correct what the error
         says about the connection.
         """
-        return refused(batch, error, address, retry_uncertain)
+        if len(batch) > 1 and isinstance(error, (BadMessage, BadBody)):
+            # No message of the batch is stored. One publish is at fault: send each alone now.
+            for publish in batch:
+                publish.no_batching = True
+            return [Verdict(publish, error, again=True) for publish in batch]
+        if error.maybe_stored:
+            for publish in batch:
+                publish.uncertain_at += (address,)
+            if len(batch) > 1:
+                errors = [unanswered(each, address, str(error), error) for each in batch]
+                return [Verdict(*each, retry_uncertain) for each in zip(batch, errors, strict=True)]
+        again = error.retry and (retry_uncertain or not error.maybe_stored)
+        # A copy of the error for each: callers must not share a traceback.
+        return [Verdict(publish, copy.copy(error) if len(batch) > 1 else error, again) for publish in batch]
 
     def lost(
         self,
@@ -472,13 +448,20 @@ class Rules:
         retry_uncertain: bool,
     ) -> list[Verdict]:
         """Decide about a batch without an answer. ``executed``: it may be stored."""
-        return lost(batch, cause, address, executed=executed, retry_uncertain=retry_uncertain)
+        if not executed:
+            return [Verdict(publish, cause, again=True) for publish in batch]
+        for publish in batch:
+            publish.uncertain_at += (address,)
+        errors = [unanswered(publish, address, str(cause), cause) for publish in batch]
+        return [Verdict(*each, retry_uncertain) for each in zip(batch, errors, strict=True)]
 
     def note_silence(self, publish: Publish, address: str) -> None:
         """Note that nsqd has not answered a publish that had a connection of its own."""
 
-    def is_nsqd_well(self, error: ServerError) -> bool:
-        """Whether nsqd goes on well after it has closed the connection with this error."""
+    def dial_at_once(self, error: ServerError) -> bool:
+        """Whether to dial nsqd again at once after it has closed the connection with this error: it was the
+        caller's, and nothing is wrong with nsqd.
+        """
         return not error.retry
 
 

@@ -456,25 +456,22 @@ class Doctor(NsqCommand):
     checkpoint: str = flag("", "checkpoint of the stream that writes --sink")
 
     def run(self) -> int:
-        from nsq.spark.doctor import SKIPPED, WRONG, examine
+        from nsq.findings import FAILURE, SKIPPED, show
+        from nsq.spark.doctor import examine
 
         if bool(self.sink) != bool(self.checkpoint):
             raise ConfigError("--sink and --checkpoint are checked together: give both")
-        wrong = skipped = 0
-        for found in examine(
+        findings = examine(
             nsqd=self.nsqd,
             lookupd=self.lookupd,
             wal=self.wal or None,
             config=self.config,
             sink=self.sink,
             checkpoint=self.checkpoint,
-        ):
-            wrong += found.state == WRONG
-            skipped += found.state == SKIPPED
-            print(f"{found.state:8}{found.what}: {found.text}", flush=True)
-            if found.remedy:
-                print(f"{'':8}→ {found.remedy}")
-        well = "all checks that ran passed" if skipped else "all checks passed"
+        )
+        levels = [each.level for each in show(findings)]
+        wrong = levels.count(FAILURE)
+        well = "all checks that ran passed" if SKIPPED in levels else "all checks passed"
         print(f"problems to fix: {wrong}" if wrong else well)
         return 1 if wrong else 0
 

@@ -16,11 +16,11 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from nsq.config import Config
 from nsq.connection.handshake import dial
 from nsq.errors import ConfigError, NsqError, how_to_install
+from nsq.findings import FAILURE, OK, SKIPPED, WARNING, Finding
 from nsq.http.nsqlookupd import NsqlookupdApi
 from nsq.spark.pipelines.files import sync
 from nsq.spark.wal.disk import Disk
@@ -29,7 +29,6 @@ from nsq.spark.wal.store import directory_of, shown
 from nsq.transport.dialing import SocketTransport
 from nsq.transport.tls import context_of
 
-OK, WARNING, WRONG, SKIPPED = "ok", "warning", "wrong", "skipped"
 JAVA = 17
 #: The lowest version of each package, and the first that is too new.
 PACKAGES = {"pyspark": ("4.2", "5.0"), "pyarrow": ("18", ""), "pandas": ("2.2", "")}
@@ -38,15 +37,6 @@ PATIENCE = 30.0
 LITTLE_SPACE = 1 << 30
 INSTALL = how_to_install("spark")
 _CHOOSE = f"export PYSPARK_PYTHON={sys.executable}"
-
-
-class Finding(NamedTuple):
-    """The result of a check. ``remedy`` is empty when all is well."""
-
-    what: str
-    state: str
-    text: str
-    remedy: str = ""
 
 
 def examine(
@@ -65,18 +55,18 @@ def examine(
     yield from check_default_python()
     yield check_formats()
     if wal is None:
-        yield Finding("wal", SKIPPED, "no write-ahead log was given", "check one with --wal DIR")
+        yield Finding(SKIPPED, "wal", "no write-ahead log was given", "check one with --wal DIR")
     else:
         usable = check_wal(wal)
         yield usable
-        if usable.state != WRONG:
+        if usable.level != FAILURE:
             yield from check_contents(wal)
     if sink:
         yield check_sink(Path(sink), Path(checkpoint))
     nsqd, lookupd = list(nsqd), list(lookupd)
     if not nsqd and not lookupd:
         remedy = "check some with --nsqd HOST:PORT or --lookupd HOST:PORT"
-        yield Finding("nsq", SKIPPED, "no nsqd or nsqlookupd was given", remedy)
+        yield Finding(SKIPPED, "nsq", "no nsqd or nsqlookupd was given", remedy)
     for address in lookupd:
         yield check_lookupd(address, config)
     for address in nsqd:
@@ -94,14 +84,14 @@ def check_java() -> Finding:
         f"install Java {JAVA} or later (Debian: apt-get install openjdk-17-jre-headless), or set JAVA_HOME"
     )
     if java is None:
-        return Finding("java", WRONG, "there is none on PATH, and JAVA_HOME is not set", remedy)
+        return Finding(FAILURE, "java", "there is none on PATH, and JAVA_HOME is not set", remedy)
     status, said = _ask([java, "-version"])
     version = java_version(said)
     if status != 0 or version is None:
-        return Finding("java", WRONG, f"{java} does not say its version: {_lines(said)[0]}", remedy)
+        return Finding(FAILURE, "java", f"{java} does not say its version: {_lines(said)[0]}", remedy)
     if version < JAVA:
-        return Finding("java", WRONG, f"{java} is Java {version}; Spark 4 needs {JAVA}", remedy)
-    return Finding("java", OK, f"{java} is Java {version}")
+        return Finding(FAILURE, "java", f"{java} is Java {version}; Spark 4 needs {JAVA}", remedy)
+    return Finding(OK, "java", f"{java} is Java {version}")
 
 
 def java_version(said: str) -> int | None:
@@ -115,13 +105,13 @@ def check_packages() -> Iterator[Finding]:
         try:
             found = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
-            yield Finding(package, WRONG, f"not installed for {sys.executable}", INSTALL)
+            yield Finding(FAILURE, package, f"not installed for {sys.executable}", INSTALL)
             continue
         if _number(found) < _number(least) or (below and _number(found) >= _number(below)):
             wanted = f"at least {least}" + (f", below {below}" if below else "")
-            yield Finding(package, WRONG, f"{found}; needs {wanted}", INSTALL)
+            yield Finding(FAILURE, package, f"{found}; needs {wanted}", INSTALL)
         else:
-            yield Finding(package, OK, found)
+            yield Finding(OK, package, found)
 
 
 def _number(version: str) -> list[int]:
@@ -132,10 +122,10 @@ def check_workers() -> Finding:
     """Check the Python of Spark's workers: nsq-spark uses its own, unless PYSPARK_PYTHON is set."""
     python = os.environ.get("PYSPARK_PYTHON")
     if python in (None, sys.executable):
-        return Finding("workers", OK, f"nsq-spark starts them with {sys.executable}")
+        return Finding(OK, "workers", f"nsq-spark starts them with {sys.executable}")
     if error := worker_error(python):
-        return Finding("workers", WRONG, f"PYSPARK_PYTHON={python}{error}", _CHOOSE)
-    return Finding("workers", OK, f"PYSPARK_PYTHON={python} has all that is needed")
+        return Finding(FAILURE, "workers", f"PYSPARK_PYTHON={python}{error}", _CHOOSE)
+    return Finding(OK, "workers", f"PYSPARK_PYTHON={python} has all that is needed")
 
 
 def check_default_python() -> Iterator[Finding]:
@@ -146,7 +136,7 @@ def check_default_python() -> Iterator[Finding]:
     error = worker_error(python) if python else ": there is none on PATH"
     if error:
         text = f"{python or 'python3'}{error}; Spark starts it for programs other than nsq-spark"
-        yield Finding("python3", WARNING, text, _CHOOSE)
+        yield Finding(WARNING, "python3", text, _CHOOSE)
 
 
 def worker_error(python: str) -> str:
@@ -170,13 +160,13 @@ def check_formats() -> Finding:
         status, said = _ask([python, "-c", probe], elsewhere)
     missing = sorted({"pyspark_nsq", "pyspark_nsq_stats"} - set(said.split()))
     if status == 0 and not missing:
-        return Finding("formats", OK, 'Spark finds format("nsq") and format("nsq_stats") from any directory')
+        return Finding(OK, "formats", 'Spark finds format("nsq") and format("nsq_stats") from any directory')
     text = f"{python}: Spark does not find {' and '.join(missing)} there" if status == 0 else _lines(said)[-1]
     remedy = (
         f"{INSTALL}, in a clone with --config-settings editable_mode=compat; "
         "or call nsq.spark.register(spark) in every program"
     )
-    return Finding("formats", WARNING, text, remedy)
+    return Finding(WARNING, "formats", text, remedy)
 
 
 # The write-ahead log
@@ -187,7 +177,7 @@ def check_wal(location: str) -> Finding:
     try:
         directory = directory_of(location)
     except ConfigError as error:
-        return Finding("wal", WRONG, str(error), "correct it: a directory will do")
+        return Finding(FAILURE, "wal", str(error), "correct it: a directory will do")
     if directory is None:
         return check_object_wal(location)
     place = directory.absolute()
@@ -199,12 +189,12 @@ def check_wal(location: str) -> Finding:
         free = shutil.disk_usage(there).free
     except OSError as error:
         text = f"{there}: {error.strerror or error} ({error.filename or there})"
-        return Finding("wal", WRONG, text, "choose a directory that this user may write to, with --wal")
+        return Finding(FAILURE, "wal", text, "choose a directory that this user may write to, with --wal")
     if free < LITTLE_SPACE:
         remedy = "free some space, or lower walMaxBytes: receiving stops when it is full"
-        return Finding("wal", WARNING, f"{place}: {free >> 20} MiB free", remedy)
+        return Finding(WARNING, "wal", f"{place}: {free >> 20} MiB free", remedy)
     return Finding(
-        "wal", OK, f"{place}: can be written, synced, locked, renamed and linked; {free >> 30} GiB free"
+        OK, "wal", f"{place}: can be written, synced, locked, renamed and linked; {free >> 30} GiB free"
     )
 
 
@@ -234,9 +224,9 @@ def check_object_wal(location: str) -> Finding:
         seconds = (time.monotonic() - began) / 5  # it makes about five requests
     except NsqError as error:
         remedy = "correct the URI, and set credentials: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
-        return Finding("wal", WRONG, f"{place}: {_lines(str(error))[0]}", remedy)
+        return Finding(FAILURE, "wal", f"{place}: {_lines(str(error))[0]}", remedy)
     text = f"{place}: heeds the conditions of puts; a request takes {seconds * 1000:.0f} ms"
-    return Finding("wal", OK, text)
+    return Finding(OK, "wal", text)
 
 
 def check_contents(location: str) -> Iterator[Finding]:
@@ -248,18 +238,18 @@ def check_contents(location: str) -> Iterator[Finding]:
             return
         found = inspect.verify(location)
     except ImportError:
-        yield Finding("log", SKIPPED, "it cannot be read without pyarrow", INSTALL)
+        yield Finding(SKIPPED, "log", "it cannot be read without pyarrow", INSTALL)
         return
     except NsqError as error:
-        yield Finding("log", WRONG, str(error), "correct option wal, or restore the log")
+        yield Finding(FAILURE, "log", str(error), "correct option wal, or restore the log")
         return
     text = f"{found.rows:,} rows in {found.segments:,} sound segments"
     if not found.problems:
-        yield Finding("log", OK, text)
+        yield Finding(OK, "log", text)
         return
     more = f" (and {len(found.problems) - 1} more)" if len(found.problems) > 1 else ""
     remedy = "nsq-spark wal verify names all; failOnDataLoss=false goes on without the lost rows"
-    yield Finding("log", WRONG, f"{text}, but {found.problems[0]}{more}", remedy)
+    yield Finding(FAILURE, "log", f"{text}, but {found.problems[0]}{more}", remedy)
 
 
 # A sink of files remembers the numbers of batches, and skips those that it has
@@ -269,13 +259,13 @@ def check_sink(sink: Path, checkpoint: Path) -> Finding:
     """Check that a folder of files, written by ``writeStream``, and a checkpoint belong together."""
     kept, done = _newest(sink / "_spark_metadata"), _newest(checkpoint / "commits")
     if kept < 0:
-        return Finding("sink", OK, f"{sink} remembers no batches")
+        return Finding(OK, "sink", f"{sink} remembers no batches")
     if kept > done + 1:
         text = f"{sink} has batches up to {kept}, {checkpoint} "
         text += f"commits up to {done}" if done >= 0 else "no commits"
         remedy = f"use the old checkpoint, or a new folder: Spark would lose the rows of batches up to {kept}"
-        return Finding("sink", WRONG, text, remedy)
-    return Finding("sink", OK, f"{sink} and {checkpoint} belong together, up to batch {max(kept, done)}")
+        return Finding(FAILURE, "sink", text, remedy)
+    return Finding(OK, "sink", f"{sink} and {checkpoint} belong together, up to batch {max(kept, done)}")
 
 
 def _newest(folder: Path) -> int:
@@ -297,11 +287,11 @@ def check_nsqd(address: str, config: Config) -> Iterator[Finding]:
     except NsqError as error:
         remedy = "start it, or correct the address: it is nsqd's TCP port, 4150 by default"
         remedy = "correct the option" if isinstance(error, ConfigError) else remedy
-        yield Finding(what, WRONG, str(error), remedy)
+        yield Finding(FAILURE, what, str(error), remedy)
         return
     reply = ready.reply
     text = f"version {reply.version}, messages time out after {reply.msg_timeout / 1000:g} s"
-    yield Finding(what, OK, text)
+    yield Finding(OK, what, text)
 
 
 def check_lookupd(address: str, config: Config) -> Finding:
@@ -309,10 +299,10 @@ def check_lookupd(address: str, config: Config) -> Finding:
     try:
         api = NsqlookupdApi.of(address, config)
         nodes = len(api.nodes())
-        return Finding(what, OK, f"version {api.info()}, knows {nodes} nsqd{'' if nodes == 1 else 's'}")
+        return Finding(OK, what, f"version {api.info()}, knows {nodes} nsqd{'' if nodes == 1 else 's'}")
     except NsqError as error:
         remedy = "start it, or correct the address: it is nsqlookupd's HTTP port, 4161 by default"
-        return Finding(what, WRONG, str(error), remedy)
+        return Finding(FAILURE, what, str(error), remedy)
 
 
 def _ask(command: Sequence[str], directory: str | None = None) -> tuple[int, str]:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Union
 
 from nsq.errors import ConfigError, UsageError, how_to_install
+from nsq.findings import FAILURE
 from nsq.spark import doctor
 
 if TYPE_CHECKING:
@@ -109,8 +110,8 @@ def refuse_obstacles(master: str | None) -> None:
     # A cluster's workers have their own Python, whose path may not exist here.
     checks += [doctor.check_workers()] if _is_local(master) else []
     for found in checks:
-        if found.state == doctor.WRONG:
-            raise ConfigError(f"{found.what}: {found.text}; {found.remedy}")
+        if found.level == FAILURE:
+            raise ConfigError(f"{found.where}: {found.found}; {found.remedy}")
 
 
 def _is_local(master: str | None) -> bool:

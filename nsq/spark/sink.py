@@ -22,6 +22,7 @@ from nsq.options import closest
 from nsq.producer.producer import Producer
 from nsq.spark.options import SinkOptions, plain_name
 from nsq.wire.commands import batches
+from nsq.wire.frames import Published
 from nsq.wire.names import check_topic
 
 if TYPE_CHECKING:
@@ -269,12 +270,14 @@ class Pipeline:
         self.bytes = 0
         self._inside = 0
         #: For each publish: its future, the bodies, a function that publishes again, and the retries left.
-        self._attempts: deque[tuple[Future[None], Sequence[bytes], Callable[[], Future[None]], int]] = deque()
+        self._attempts: deque[
+            tuple[Future[Published], Sequence[bytes], Callable[[], Future[Published]], int]
+        ] = deque()
 
     def publish(self, topic: str, bodies: Sequence[bytes], delay: float = 0.0) -> None:
         """Publish bodies, after waiting for room. With a ``delay`` there must be only one body."""
 
-        def send() -> Future[None]:
+        def send() -> Future[Published]:
             if delay:
                 return self._publisher.publish_async(topic, bodies[0], defer=delay, timeout=self._timeout)
             return self._publisher.multi_publish_async(topic, bodies, timeout=self._timeout)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import email.utils
 import json
 import sys
@@ -15,12 +14,12 @@ from typing import Any
 
 from nsq import ConnectionFailed, NsqError
 from nsq.errors import ApiError
+from nsq.findings import FAILURE, OK, WARNING, Finding, show
 from nsq.http.cluster import merge_nodes
 from nsq.http.message import HttpRequest, parse_url
 from nsq.http.nsqd import NsqdStats
 from nsq.http.nsqlookupd import RegisteredNode
 from nsq.http.sending import send
-from nsq.tables import printable
 from nsq.tools.cluster import ClusterFlags, named_daemons
 from nsq.tools.program import ProducerFlags, config_of, run_command
 from nsq.transport.addresses import join
@@ -28,7 +27,6 @@ from nsq.transport.dialing import default_transport
 from nsq.wire.commands import MAGIC_V2, NOP, identify
 from nsq.wire.frames import split_reply
 
-OK, WARNING, FAILURE = "ok", "warning", "failure"
 #: Seconds; HTTP gives the time in whole seconds.
 _CLOCK_TOLERANCE = 2.5
 
@@ -36,16 +34,6 @@ _CLOCK_TOLERANCE = 2.5
 @dataclass(frozen=True, kw_only=True)
 class DoctorOptions(ClusterFlags, ProducerFlags):
     pass
-
-
-@dataclass(frozen=True)
-class Finding:
-    """``remedy`` says what to do, and is empty if nothing needs to be done."""
-
-    level: str
-    where: str
-    found: str
-    remedy: str = ""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -58,13 +46,11 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _examine(options: DoctorOptions, _: tuple[str, ...]) -> int:
-    findings = list(examine(options))
     if options.json:
-        sys.stdout.write(json.dumps([dataclasses.asdict(each) for each in findings], indent=2) + "\n")
+        findings = list(examine(options))
+        sys.stdout.write(json.dumps([each._asdict() for each in findings], indent=2) + "\n")
     else:
-        for each in findings:
-            remedy = f"\n         {printable(each.remedy)}" if each.remedy else ""
-            sys.stdout.write(f"{each.level:8} {printable(f'{each.where}: {each.found}')}{remedy}\n")
+        findings = show(examine(options))
     return int(any(each.level == FAILURE for each in findings))
 
 

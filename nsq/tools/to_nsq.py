@@ -102,7 +102,7 @@ class Publisher:
         self._producers = producers
         self._options = options  # of every publish
         self._reached = len(producers) == 1
-        self._unanswered: deque[tuple[list[bytes], deque[tuple[int, Future[None]]]]] = deque()
+        self._unanswered: deque[tuple[list[bytes], deque[tuple[int, Future[Any]]]]] = deque()
 
     @property
     def published(self) -> int:
@@ -112,7 +112,7 @@ class Publisher:
         for batch in batches(records, len):
             if not self._reached:
                 self._reach_all()
-            futures: deque[tuple[int, Future[None]]] = deque()
+            futures: deque[tuple[int, Future[Any]]] = deque()
             self._unanswered.append((batch, futures))  # now, because a later producer may raise
             for place, producer in enumerate(self._producers):
                 futures.append((place, producer.multi_publish_async(self._topic, batch, **self._options)))
@@ -158,7 +158,7 @@ class Publisher:
         if errors:
             raise errors[0]
 
-    def _settle(self, batch: list[bytes], place: int, future: Future[None]) -> None:
+    def _settle(self, batch: list[bytes], place: int, future: Future[Any]) -> None:
         error = self._count(batch, place, future)
         if isinstance(error, (BadMessage, BadBody)):
             # nsqd has stored none of the batch: publish each record alone, up to the one that it refuses.
@@ -168,7 +168,7 @@ class Publisher:
         elif error is not None:
             raise error
 
-    def _count(self, batch: list[bytes], place: int, future: Future[None]) -> BaseException | None:
+    def _count(self, batch: list[bytes], place: int, future: Future[Any]) -> BaseException | None:
         error = future.exception()
         if error is None:
             self.stored[place] += len(batch)
@@ -176,7 +176,7 @@ class Publisher:
             self.uncertain[place] += len(batch)
         return error
 
-    def _wait_for(self, futures: Sequence[Future[None]]) -> None:
+    def _wait_for(self, futures: Sequence[Future[Any]]) -> None:
         """Wait until all have ended, or one has failed."""
         for future in futures:
             future.add_done_callback(lambda _: self._watch.wake())
@@ -193,9 +193,9 @@ class Publisher:
                 self.signalled = True
 
 
-def _pinged(producer: Producer) -> Future[None]:
+def _pinged(producer: Producer) -> Future[Any]:
     """Ping on a thread of its own, so that a signal can end the wait."""
-    future: Future[None] = Future()
+    future: Future[Any] = Future()
 
     def ping() -> None:
         try:

@@ -8,7 +8,16 @@ from pathlib import Path
 
 from nsq.testing.plugin import nsqd, nsqd_factory, nsqlookupd, nsqlookupd_factory
 
-__all__ = ["nsqd", "nsqd_factory", "nsqlookupd", "nsqlookupd_factory"]
+from .postgres import postgres, postgres_template
+
+__all__ = [
+    "nsqd",
+    "nsqd_factory",
+    "nsqlookupd",
+    "nsqlookupd_factory",
+    "postgres",
+    "postgres_template",
+]
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE = 60.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 from nsq.config import Config
@@ -13,6 +14,7 @@ from nsq.producer.endpoint import PublishingEndpoint
 from nsq.producer.nsqds import Setup
 from nsq.producer.pool import Pool
 from nsq.producer.publishes import Publish
+from nsq.producer.routing import OtherRouting
 from nsq.transport import MemoryTransport
 from tests.fakes.clock import Clock
 
@@ -42,7 +44,7 @@ def connect(endpoint: PublishingEndpoint) -> None:
     endpoint.conn = conn
     endpoint.status = Status.CONNECTED
     pool: Any = endpoint._pool
-    endpoint.loops = LoopThreads("nsq-producer", pool.owner, pool.endpoints)
+    endpoint.loops = LoopThreads("nsq-producer", pool.owner, pool.nsqds.endpoints)
 
 
 def write(endpoint: PublishingEndpoint) -> bytes:
@@ -54,11 +56,13 @@ def write(endpoint: PublishingEndpoint) -> bytes:
 class StillPool(Pool):
     """A pool without running threads: the test calls their steps."""
 
-    def __init__(self) -> None:
+    def __init__(self, make_other: Callable[[Pool], OtherRouting] | None = None) -> None:
         self.time = Clock()
-        super().__init__(Setup(Config(), transport=MemoryTransport(), clock=self.time, chance=lambda: 0.0))
+        setup = Setup(Config(), transport=MemoryTransport(), clock=self.time, chance=lambda: 0.0)
+        super().__init__(setup, make_other)
         self.owner.begun = True
         self.owner._once.acquire()
+        self.endpoints = self.nsqds.endpoints
         self.endpoints.dial_due = bool  # type: ignore[method-assign]
         self.endpoints.start_threads = lambda: None  # type: ignore[method-assign]
 
@@ -82,7 +86,7 @@ class StillPool(Pool):
     def turn(self) -> None:
         """Run its thread's loop once, without sleeping."""
         self.do_jobs()
-        self._choose()
+        self._assign()
         self._expire()
         if self.closed:
             self._close_when_done()
@@ -99,7 +103,7 @@ def lose(endpoint: PublishingEndpoint) -> None:
     conn.closed = True
     endpoint.on_close(conn, ConnectionLost(f"{endpoint.address} closed the connection"))
     endpoint.status = Status.WAITING
-    endpoint._pool.endpoints.lost(endpoint)
+    endpoint._pool.nsqds.endpoints.lost(endpoint)
 
 
 def bodies(items: Any) -> list[bytes]:

@@ -129,7 +129,7 @@ def test_python_blocks_of_the_pages_run(block: Block, place: Place) -> None:
     compile(code, block.name, "exec", dont_inherit=True)
     if re.search(r"^def test_", code, re.MULTILINE):
         as_tests(code, place)
-    elif re.search(r"(?<!asyncio)\.run\(", code):
+    elif re.search(r"(?<!asyncio)\.run\((?!once=True)", code):
         as_service(code, place)
     else:
         as_script(code, place)

@@ -15,7 +15,7 @@ from types import FrameType
 import pytest
 
 import nsq
-from nsq.testing import Nsqd
+from nsq.testing import Nsqd, Nsqlookupd
 from nsq.wire import commands
 
 from .clients import connected, consumer
@@ -60,7 +60,7 @@ def counted() -> Iterator[Callable[[Callable[[], object]], Hops]]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "most_functions", "most_files"), [("publish", 15, 6), ("publish_async", 25, 9)]
+    ("kind", "most_functions", "most_files"), [("publish", 12, 6), ("publish_async", 25, 10)]
 )
 def test_a_publish_is_few_hops(kind: str, most_functions: int, most_files: int) -> None:
     with Nsqd(process=True) as nsqd, counted() as count, nsq.Producer(nsqd.tcp_address) as producer:
@@ -82,10 +82,33 @@ def test_a_publish_is_few_hops(kind: str, most_functions: int, most_files: int) 
     for (path, name), thread in hops.items():
         print(f"  {thread:40} {path}: {name}")
     names = {name for _, name in hops}
-    assert "Publish.end" in names
+    assert ("OwnConns.send" if kind == "publish" else "Publish.end") in names
     assert not names & {"begin", "around", "Producer._send_around"}, "an unused around_publish costs a call"
     assert len(hops) <= most_functions
     assert len(files) <= most_files
+
+
+def test_nothing_of_the_partitioned_client_runs_once_an_nsqlookupd_has_said_which_nsq_this_is() -> None:
+    with (
+        Nsqlookupd() as nsqlookupd,
+        Nsqd(lookupd_tcp_addresses=[nsqlookupd.tcp_address], broadcast_address="127.0.0.1"),
+        counted() as count,
+        nsq.Producer(nsqlookupd=nsqlookupd.http_address, lookupd_poll_interval=0.1) as producer,
+    ):
+        producer.publish("hops", BODY)
+
+        def calls() -> None:
+            for _ in range(5):
+                producer.publish("hops", BODY)
+                producer.multi_publish("hops", [BODY, BODY])
+                producer.publish_async("hops", BODY).result()
+            producer.flush()
+            producer.health()
+            time.sleep(0.3)  # for discovery
+
+        files = {path for path, _ in count(calls)}
+    assert "discovery/lookups.py" in files
+    assert not [path for path in files if path.startswith("partitioned/")]
 
 
 def test_a_message_is_few_hops() -> None:

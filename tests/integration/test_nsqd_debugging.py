@@ -26,37 +26,16 @@ def test_stacks_of_threads_and_tasks_are_shown(nsqd_factory: Factory[Nsqd], nsql
     # Followed through what it awaits, innermost first.
     asleep = r"1 x nsqd-lookupd-\S+\n(  \S+:\d+ .*\n)+  \S+registration\.py:\d+ _Peer\._stay_registered\n"
     eventually(lambda: nsqd.get("/debug/threads").text, lambda text: re.search(asleep, text))
-    assert nsqd.get("/debug/pprof/goroutine").status == 200
 
 
-def test_a_profile_of_the_event_loop_while_it_serves(nsqd: Nsqd) -> None:
-    for number in range(200):
-        nsqd.post(f"/channel/create?topic=busy&channel=c{number}" if number else "/topic/create?topic=busy")
-
-    def profile() -> str:
-        """Profile a loop that serves meanwhile; how much of that shows depends on the machine."""
-        reported: list[str] = []
-        asking = threading.Thread(target=lambda: reported.append(nsqd.get("/debug/profile?seconds=0.7").text))
-        asking.start()
-        served = 0
-        while asking.is_alive():
-            assert nsqd.get("/stats").status == 200
-            served += 1
-        asking.join()
-        return reported[0] if served > 1 else ""
-
-    text = eventually(profile, lambda text: "nsq.daemons.nsqd.stats:topics" in text)
-    assert re.match(r"\d+ samples in \d+\.\ds\n", text)
-
-
-def test_only_one_profile_runs_at_a_time(nsqd: Nsqd) -> None:
+def test_only_one_trace_runs_at_a_time(nsqd: Nsqd) -> None:
     names = lambda: [thread.name for thread in threading.enumerate()]  # noqa: E731
 
     def second() -> Reply:
         """The reply to a request during another one, unless that has ended by then."""
-        asking = threading.Thread(target=nsqd.get, args=("/debug/profile?seconds=0.5",))
+        asking = threading.Thread(target=nsqd.get, args=("/debug/tracemalloc?seconds=0.5",))
         asking.start()
-        eventually(lambda: "debug-profile" in names() or not asking.is_alive())
+        eventually(lambda: "debug-tracemalloc" in names() or not asking.is_alive())
         reply = nsqd.get("/debug/tracemalloc?seconds=0.01")
         assert nsqd.get("/debug/threads").status == 200
         asking.join()
@@ -64,7 +43,7 @@ def test_only_one_profile_runs_at_a_time(nsqd: Nsqd) -> None:
 
     refused = eventually(second, lambda reply: reply.status == 409)
     assert refused.text == "BUSY"
-    eventually(lambda: nsqd.get("/debug/profile?seconds=0.01").status, lambda status: status == 200)
+    eventually(lambda: nsqd.get("/debug/tracemalloc?seconds=0.01").status, lambda status: status == 200)
 
 
 def test_a_stop_does_not_wait_for_who_looks(nsqd_factory: Factory[Nsqd]) -> None:
@@ -73,28 +52,19 @@ def test_a_stop_does_not_wait_for_who_looks(nsqd_factory: Factory[Nsqd]) -> None
 
     def ask() -> None:
         try:
-            outcome.append(nsqd.get("/debug/profile?seconds=60", timeout=60).status)
+            outcome.append(nsqd.get("/debug/tracemalloc?seconds=60", timeout=60).status)
         except OSError as error:
             outcome.append(error)
 
     asking = threading.Thread(target=ask)
     asking.start()
-    eventually(lambda: any(thread.name == "debug-profile" for thread in threading.enumerate()))
+    eventually(lambda: any(thread.name == "debug-tracemalloc" for thread in threading.enumerate()))
     began = time.monotonic()
     nsqd.stop()
     assert time.monotonic() - began < 30
     asking.join()
     assert isinstance(outcome[0], OSError)
-    eventually(lambda: all(thread.name != "debug-profile" for thread in threading.enumerate()))
-
-
-def test_the_index_and_what_go_calls_it(nsqd: Nsqd) -> None:
-    assert nsqd.get("/debug/pprof").headers["Location"] == "/debug/pprof/"
-    assert "/debug/tracemalloc" in nsqd.get("/debug/pprof/").text
-    assert nsqd.get("/debug/pprof/heap?seconds=0.01").status == 200
-    assert nsqd.get("/debug/pprof/block").status == 404
-    assert nsqd.request("PUT", "/debug/setblockrate?rate=1").status == 404
-    assert nsqd.request("PUT", "/debug/setblockrate?rate=x").status == 400
+    eventually(lambda: all(thread.name != "debug-tracemalloc" for thread in threading.enumerate()))
 
 
 class TestWorkerThread:

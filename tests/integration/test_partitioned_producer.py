@@ -15,8 +15,9 @@ import pytest
 
 import nsq
 from nsq import aio
-from nsq.partitioned import routing, rules
+from nsq.partitioned import routing
 from nsq.partitioned.keys import partition_for
+from nsq.producer.routing import Plain
 from nsq.testing import Nsqd, Nsqlookupd, PartitionedCluster
 from nsq.testing.partitioned import Lookup, Node
 from nsq.testing.plugin import partitioned_cluster as cluster
@@ -111,7 +112,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_blocked_partition_holds_up_no_other_of_its_nsqd(
     cluster: PartitionedCluster, patient: None, monkeypatch: pytest.MonkeyPatch, first: str
 ) -> None:
-    monkeypatch.setattr(rules.PartitionRules, "patience", 0.2)  # of a round trip
+    monkeypatch.setattr(routing.Router, "patience", 0.2)  # of a round trip
     cluster.create_topic("orders", placement=[[0, 1]] * 3)
     with nsq.Producer(nsqlookupd=cluster.lookup_addresses, publish_timeout=PATIENCE) as producer:
         for number in range(20 if first == "publish" else 1):  # by then a connection for round trips is open
@@ -204,7 +205,7 @@ def test_an_error_to_a_batch_with_headers_costs_the_connection_and_nothing_else(
 def test_a_node_that_stalls_is_given_up_long_before_the_deadline(
     orders: PartitionedCluster, producer: nsq.Producer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rules.PartitionRules, "patience", 0.5)
+    monkeypatch.setattr(routing.Router, "patience", 0.5)
     monkeypatch.setattr("nsq.partitioned.routing.PATIENCE", 0.5)
     for number in range(20):
         producer.publish("orders", b"%d" % number, partition=0)
@@ -236,10 +237,10 @@ def test_a_cluster_that_becomes_a_partitioned_one_is_followed(orders: Partitione
             producer.publish("orders", b"x", key="k")
         for lookup in orders.lookups:
             lookup.tell_the_truth()
-        eventually(lambda: producer._pool.book.kind == "partitioned")
+        eventually(lambda: isinstance(producer._pool.routing, routing.Router))
         producer.publish("orders", b"x", key="k")
         set_list(orders, 404, "NOT_FOUND")
-        eventually(lambda: producer._pool.book.kind == "original")
+        eventually(lambda: isinstance(producer._pool.routing, Plain))
         with pytest.raises(nsq.UsageError, match="key= needs a partitioned NSQ"):
             producer.publish("orders", b"x", key="k")
         producer.publish("orders", b"to any nsqd")
@@ -285,7 +286,7 @@ def test_the_nsqlookupds_of_the_cluster_are_found_through_one_of_them(orders: Pa
 
 def asked(producer: nsq.Producer) -> set[str]:
     """The nsqlookupds that a producer asks."""
-    urls = [line.split()[1] for line in producer._pool.discovery.health()]
+    urls = [line.split()[1] for line in producer._pool.nsqds.discovery.health()]
     return {url.removeprefix("http://").partition("/")[0] for url in urls}
 
 
@@ -341,7 +342,8 @@ def test_a_topic_that_no_nsqlookupd_lists_is_an_error_that_says_who_creates_topi
 ) -> None:
     with pytest.raises(nsq.TopicNotExist, match="Publishing creates no topic"):
         producer.publish("unknown", b"x")
-    assert producer._pool.book.lookups.topics == ()
+    assert isinstance(router := producer._pool.routing, routing.Router)
+    assert router.lookups.topics == ()
 
 
 @pytest.mark.parametrize("known", [True, False])

@@ -206,7 +206,7 @@ producer.publish(topic, b"first")
 producer.publish(topic, b"first")
 import atexit, time
 def at_the_end():
-    producer._pool.endpoints.all[0].cut_off()
+    producer._pool.nsqds.endpoints.all[0].cut_off()
     for n in range(499):
         producer.publish_async(topic, b"%d" % n)
 atexit.register(at_the_end)

@@ -15,7 +15,7 @@ from packaging.requirements import Requirement
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 ENVIRONMENTS = ROOT / ".venv" / "interop"
-CLIENTS = ("pynsq", "gnsq", "ansq")
+CLIENTS = ("pynsq", "gnsq", "ansq", "asyncnsq")
 
 
 def pin(client: str) -> Requirement:
@@ -32,16 +32,19 @@ class Hindrance(NamedTuple):
 
 
 def hindrance(client: str) -> Hindrance | None:
-    """Return why a client cannot run; excused only if its pins say that it does not exist for this Python."""
-    marker = pin(client).marker
-    if marker is not None and not marker.evaluate():
-        reason = f"{client} cannot be had for this Python: requirements/{client}.txt says {marker}"
-        return Hindrance(reason, excused=True)
+    """Return why a client cannot run; excused only if its pins say that it does not exist for the Python of
+    its environment.
+    """
     if (failed := ENVIRONMENTS / f"{client}.failed").is_file():
         return Hindrance(failed.read_text(), excused=False)
-    if not (ENVIRONMENTS / client / "installed").is_file():
+    stamp = ENVIRONMENTS / client / "installed"
+    if not stamp.is_file():
         reason = f"{client} is not installed: run 'make test', or 'python .ci/environment.py interop'"
         return Hindrance(reason, excused=False)
+    marker, version = pin(client).marker, ".".join(stamp.read_text().split(".")[:2])
+    if marker is not None and not marker.evaluate({"python_version": version}):
+        reason = f"{client} cannot be had for Python {version}: requirements/{client}.txt says {marker}"
+        return Hindrance(reason, excused=True)
     return None
 
 

@@ -19,6 +19,7 @@ Layers = tuple[str, ...]
 CAN: dict[str, list[Layers]] = {
     "pynsq": [("tls",), ("snappy",), ("deflate",), ("tls", "snappy"), ("tls", "deflate")],
     "gnsq": [("tls",), ("snappy",), ("deflate",), ("tls", "snappy"), ("tls", "deflate")],
+    "asyncnsq": [("tls",), ("tls", "snappy"), ("tls", "deflate")],
 }
 
 #: Not tested: with no nsqd does it work.
@@ -31,6 +32,8 @@ CANNOT = {
     "ansq, TLS": "its _upgrade_to_tls raises NotImplementedError",
     "ansq, snappy": "its _upgrade_to_snappy raises NotImplementedError",
     "ansq, deflate": "its _upgrade_to_deflate raises NotImplementedError",
+    "asyncnsq, snappy or deflate without TLS": "takes the compressed OK for a plain frame, and closes, if it "
+    "arrives together with IDENTIFY's answer",
 }
 
 SMALL = sorted([b"short", bytes(1000), os.urandom(1000), os.urandom(50) * 20, bytes(range(256))])
@@ -47,10 +50,12 @@ def each_of(combinations: list[tuple[str, Layers]]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize(("client", "layers"), combinations, ids=ids)
 
 
-def options_for(layers: Layers, authority: Authority) -> dict[str, Any]:
-    """The options of a client: pynsq and gnsq share names. gnsq verifies the server only on request."""
+def options_for(client: str, layers: Layers, authority: Authority) -> dict[str, Any]:
+    """The options of a client: all share names. gnsq verifies the server only on request, asyncnsq never."""
     options: dict[str, Any] = {layer: True for layer in layers if layer != "tls"}
-    if "tls" in layers:
+    if "tls" in layers and client == "asyncnsq":
+        options |= {"tls_v1": True}
+    elif "tls" in layers:
         trust = {"cert_reqs": ssl.CERT_REQUIRED, "ca_certs": str(authority.certificate)}
         options |= {"tls_v1": True, "tls_options": trust}
     return options
@@ -70,7 +75,7 @@ def test_messages_go_through_the_layers_in_both_directions(
     topic: str,
 ) -> None:
     driver, address = drivers.required(client), shared_nsqd.tcp_address
-    options = options_for(layers, authority)
+    options = options_for(client, layers, authority)
     with (
         driver.producer(address, **options) as producer,
         driver.consumer(topic, nsqd=address, **options) as consumer,
@@ -94,7 +99,7 @@ def test_large_and_many_messages_go_through_the_layers(
 ) -> None:
     """Reads end anywhere: within a frame, a record or a compressed block."""
     driver, address = drivers.required(client), shared_nsqd.tcp_address
-    options = options_for(layers, authority)
+    options = options_for(client, layers, authority)
     many = [os.urandom(number % 61 + 1) * (number % 7 + 1) for number in range(1000)]
     wanted = sorted([*LARGE, *many])
     with (

@@ -106,6 +106,7 @@ MSG_TIMEOUT_OPTION: dict[str, dict[str, Any]] = {
     "pynsq": {"msg_timeout": MSG_TIMEOUT},
     "gnsq": {},
     "ansq": {"msg_timeout": round(MSG_TIMEOUT * 1000)},
+    "asyncnsq": {},
 }
 
 

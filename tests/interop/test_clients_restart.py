@@ -1,6 +1,6 @@
 """nsqd restarts: other clients reconnect by themselves, and no message is lost or doubled.
 
-One restart serves all clients, which take different times to reconnect. gnsq and ansq dial again within
+One restart serves all these clients, which take different times to reconnect. gnsq and ansq dial again within
 seconds. A pynsq Reader with fixed addresses would wait 15 s, and one with nsqlookupd waits
 10 s since it last dialed, so this uses the latter.
 """
@@ -22,6 +22,12 @@ from .driver import Consumer, Driver, Drivers, Producer
 
 BEFORE = [b"before %d" % number for number in range(50)]
 AFTER = [b"after %d" % number for number in range(50)]
+#: Those whose producers and consumers both reconnect.
+CAN = [client for client in installed.CLIENTS if client != "asyncnsq"]
+
+#: Not tested, because it does not work with any nsqd.
+CANNOT = {"asyncnsq": "its Reader never dials an nsqd again; its Writer does"}
+
 RETURN = 90.0
 """Seconds in which every client is back: what the slowest waits, and time to spare for slow machines."""
 
@@ -44,6 +50,8 @@ def survivors(drivers: Drivers, own_nsqd: Nsqd, shared_nsqlookupd: Nsqlookupd) -
     with ExitStack() as stack:
         pairs = {}
         for client, driver in drivers.running():
+            if client in CANNOT:
+                continue
             topic = f"survivor-{client}"
             producer = stack.enter_context(driver.producer(own_nsqd.tcp_address))
             producer.publish(topic, BEFORE)
@@ -73,7 +81,7 @@ def is_connected(producer: Producer) -> bool:
     return producer.connected
 
 
-@pytest.mark.parametrize("client", installed.CLIENTS)
+@pytest.mark.parametrize("client", CAN)
 def test_producer_and_consumer_reconnect_after_a_restart(
     client: str, survivors: dict[str, Pair], drivers: Drivers, own_nsqd: Nsqd
 ) -> None:

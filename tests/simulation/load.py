@@ -116,7 +116,6 @@ class Load:
         """Channels, or topics, that were made or deleted: whether they are there, and since when."""
         self.rosters: set[tuple[str, str, str]] = set()
         """The channels at the end, by nsqd and topic."""
-        self.closing = False
         self.budgets: dict[str, int] = {}
         """max_in_flight by the name of the consumer's process."""
         self.adjusted: list[str] = []
@@ -404,7 +403,8 @@ class Load:
         hangs = chance.random() < self.plan.hung and self._hung.count(by) < self.plan.threads - 1
         if hangs and not self.over:
             self._hung.append(by)
-            self.world.until(lambda: self.closing, 1e6, every=0.5)
+            # No longer: a delivery to this consumer waits for the end of the run of an earlier one.
+            self.world.until(lambda: self.over, 1e6, every=0.5)
         handled.ended = scheduler.now
         if chance.random() < self.plan.failing and not self.over:
             if chance.random() < 0.5:
@@ -695,7 +695,6 @@ class Load:
 
     def close(self) -> None:
         """Close all producers and stop all consumers."""
-        self.closing = True
         self.rosters = {
             (nsqd.name, topic.name, channel)
             for nsqd in self.nsqds

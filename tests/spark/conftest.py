@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from nsq.findings import FAILURE
 from nsq.spark import doctor
 from nsq.spark.session import STOP_TIMEOUT
 from nsq.testing import leaks
@@ -71,8 +72,8 @@ def spark(java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Spar
 
 def _require_java() -> None:
     found = doctor.check_java()
-    if found.state == doctor.WRONG:
-        reason = f"Spark tests need Java: {found.text}; {found.remedy}"
+    if found.level == FAILURE:
+        reason = f"Spark tests need Java: {found.found}; {found.remedy}"
         if os.environ.get(REQUIRED):
             pytest.fail(reason, pytrace=False)
         pytest.skip(f"{reason}. {REQUIRED}=1 makes this a failure")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import nsq.spark
+from nsq.findings import OK
 from nsq.spark import doctor
 from nsq.testing import Nsqd
 from tests.spark.running import CHANNEL, TOPIC, bodies, failure, publish, stream, subscribe, to_parquet
@@ -95,4 +96,4 @@ def test_bodies_that_are_not_json_objects_are_kept_apart(spark: SparkSession) ->
 def test_spark_finds_the_formats_from_any_directory() -> None:
     """``make`` installs the tree so that its modules are listed."""
     found = doctor.check_formats()
-    assert found.state == doctor.OK, found
+    assert found.level == OK, found

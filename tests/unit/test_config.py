@@ -275,6 +275,9 @@ CLIENTS = {
         connection_options features on_message on_exception on_close auto_reconnect message_queue loop
         debug logger
     """,
+    "asyncnsq": """
+        log_level queue auto_fin auto_requeue concurrency tls_v1 host port
+    """,
     "nsqjs": """
         lookupdHTTPAddresses nsqdTCPAddresses messageTimeout idleTimeout requeueDelay maxBackoffDuration
         tlsVerification

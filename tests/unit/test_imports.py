@@ -21,7 +21,7 @@ PUBLIC = "nsq"
 ORDER = [
     ["errors", "gc_settings", "other_clients", "pauses", "rate"],
     ["log", "tables"],
-    ["options"],
+    ["options", "findings"],
     ["config", "message"],
     ["wire"],
     ["threads"],
@@ -75,6 +75,8 @@ ONLY_IN = {
     "celery": ["contrib/celery/"],
     "kombu": ["contrib/celery/"],
     "asgiref": ["contrib/django/"],
+    "psycopg": ["contrib/once.py"],
+    "sqlalchemy": ["contrib/once.py", "contrib/outbox.py"],
     "pytest": ["testing/"],
     "eventlet": ["threads/waiters.py"],
 }

@@ -20,6 +20,7 @@ from nsq.errors import ConnectionFailed, InvalidMessage, NsqError
 from nsq.http.nsqlookupd import NsqlookupdApi
 from nsq.log import Logger
 from nsq.producer.producer import Producer
+from nsq.wire.frames import Published
 from nsq.wire.names import EPHEMERAL
 
 log = Logger("nsq.celery")
@@ -60,7 +61,9 @@ class Broker:
         self._last_listed: tuple[str, ...] = ()  # by the nsqlookupds
         # What nsqd has delivered it also takes back, whatever our own limit is: see ``publish`` for that.
         config = replace(settings.config, max_msg_size=_LARGEST)
-        self.producer = Producer(nsqd=settings.nsqds, nsqlookupd=settings.lookupds, config=config)
+        self.producer = Producer(
+            nsqd=settings.nsqds, nsqlookupd=settings.lookupds, config=config, transport=settings.transport
+        )
         atexit.register(self.producer.close, _LAST_PUBLISHES)
 
     # Reaching it.
@@ -158,7 +161,7 @@ class Broker:
         return min(left, self.settings.config.max_defer) if left > 0 else None
 
 
-def _note_loss(future: Future[None]) -> None:
+def _note_loss(future: Future[Published]) -> None:
     error = future.exception()
     if error is not None:
         log.debug("an event or a reply was not published: %s", error)

@@ -28,6 +28,7 @@ from nsq.contrib.celery.names import nsq_name
 from nsq.errors import AlreadyResponded, ConnectionFailed, InvalidMessage, NsqError
 from nsq.log import Logger
 from nsq.message import Message
+from nsq.wire.frames import Published
 from nsq.wire.names import EPHEMERAL
 
 log = Logger("nsq.celery")
@@ -169,6 +170,7 @@ class Subscription:
             nsqd=nsqds,
             nsqlookupd=broker.settings.lookupds,
             config=broker.settings.config,
+            transport=broker.settings.transport,
             max_in_flight=1,
         )
         self._nsqds = len(nsqds)
@@ -327,7 +329,7 @@ def _replace(broker: Broker, message: Message, topic: str, body: bytes) -> None:
         future.add_done_callback(partial(_after_publish, message))
 
 
-def _after_publish(message: Message, future: Future[None]) -> None:
+def _after_publish(message: Message, future: Future[Published]) -> None:
     error = future.exception()
     if isinstance(error, NsqError):
         _put_back(message, error)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import atexit
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -19,12 +19,10 @@ from django.core.signals import setting_changed
 from django.db import connections, transaction
 
 from nsq import NsqError, Producer
+from nsq.contrib import relay
 from nsq.contrib.django.conf import NSQD_BACKEND, Settings, read_settings
-from nsq.errors import InvalidMessage
 from nsq.wire.names import check_topic
 
-#: Limits of one multi_publish; nsqd's own limit for a body is 5 MiB by default.
-_MOST_MESSAGES, _MOST_BYTES = 1000, 512 * 1024
 #: Seconds; the shortest timeout of a publish.
 _LEAST_TIMEOUT = 0.001
 
@@ -44,7 +42,9 @@ def producer() -> Producer:
     if found is None:
         read = current_settings()
         # To make one starts no thread and no connection.
-        mine = Producer(nsqd=read.nsqd, nsqlookupd=read.nsqlookupd, config=read.config)
+        mine = Producer(
+            nsqd=read.nsqd, nsqlookupd=read.nsqlookupd, config=read.config, transport=read.transport
+        )
         found = _producers.setdefault("NSQ", mine)
         if found is mine:
             atexit.register(mine.close)
@@ -145,21 +145,11 @@ def publish_on_commit(
 
 
 def checked_body(body: bytes) -> bytes:
-    """Return a copy of a body that nsqd can take; raise InvalidMessage for any other."""
-    if not isinstance(body, (bytes, bytearray, memoryview)):
-        raise InvalidMessage(f"a body must be bytes, not {type(body).__name__}")
-    most = current_settings().config.max_msg_size
-    if not 0 < len(body) <= most:
-        raise InvalidMessage(f"a body has {len(body)} bytes; it must have 1 to {most} (max_msg_size)")
-    return bytes(body)
+    return relay.checked_body(body, current_settings().config)
 
 
 def checked_defer(defer: float | None) -> float | None:
-    """Return the seconds; raise InvalidMessage if nsqd does not defer for so long."""
-    most = current_settings().config.max_defer
-    if defer is not None and not 0 <= defer <= most:
-        raise InvalidMessage(f"defer is {defer!r}; it must be 0 to {most:g} seconds (max_defer)")
-    return defer
+    return relay.checked_defer(defer, current_settings().config)
 
 
 def publish_all(messages: Iterable[_Pending], timeout: float) -> None:
@@ -175,7 +165,7 @@ def publish_all(messages: Iterable[_Pending], timeout: float) -> None:
             deferred.append(message)
     errors = []
     for topic, bodies in by_topic.items():
-        for batch in cut(bodies):
+        for batch in relay.cut(bodies):
             try:
                 backend.multi_publish(topic, batch, timeout=_left(deadline))
             except NsqError as error:
@@ -193,17 +183,3 @@ def publish_all(messages: Iterable[_Pending], timeout: float) -> None:
 
 def _left(deadline: float) -> float:
     return max(_LEAST_TIMEOUT, deadline - time.monotonic())
-
-
-def cut(bodies: Iterable[bytes]) -> Iterator[list[bytes]]:
-    """Cut bodies into batches that nsqd takes at once."""
-    batch: list[bytes] = []
-    size = 0
-    for body in bodies:
-        if batch and (len(batch) >= _MOST_MESSAGES or size + len(body) > _MOST_BYTES):
-            yield batch
-            batch, size = [], 0
-        batch.append(body)
-        size += len(body)
-    if batch:
-        yield batch

@@ -20,16 +20,19 @@ from nsq.daemons.nsqadmin.options import NSQD_PORT, NsqadminOptions
 from nsq.daemons.serve import http_client
 from nsq.errors import ApiError, ConfigError, NsqError
 from nsq.http.calls import ACCEPT, Call, endpoint, json_value
-from nsq.http.cluster import Node, by_host, merge_lookups, merge_nodes, named_node, rows, value
+from nsq.http.cluster import Node, by_host, merge_lookups, merge_nodes, named_node, summarize
 from nsq.http.message import HttpReply, HttpRequest, Url, parse_url, tls_port
 from nsq.http.nsqd import parse_info as parse_nsqd_info
-from nsq.http.nsqd import plain_stats
+from nsq.http.nsqd import stats_args
 from nsq.http.nsqlookupd import (
     RegisteredNode,
     beside_lookup,
+    lookup_path,
     nsqlookupd_address,
+    parse_channels,
     parse_lookup,
     parse_nodes,
+    parse_topics,
 )
 from nsq.http.secret import HttpSecret, secret_of_program
 
@@ -86,13 +89,13 @@ class Cluster:
         if not self.lookupds:
             nodes = await self.nodes()
             return Found(sorted({name for node in nodes.value for name in node.topics}), nodes.failures)
-        found = await self._ask_lookupds("/topics", {}, lambda reply: _names(reply, "topics"))
+        found = await self._ask_lookupds(lambda url: get(beside_lookup(url), "/topics", {}, parse_topics))
         return Found(sorted(set(itertools.chain(*found.value.values()))), found.failures)
 
     async def channels(self, topic: str) -> Found[list[str]]:
         """Return the topic's channels that nsqlookupds know."""
         found = await self._ask_lookupds(
-            "/channels", {"topic": topic}, lambda reply: _names(reply, "channels")
+            lambda url: get(beside_lookup(url), "/channels", {"topic": topic}, parse_channels)
         )
         return Found(sorted(set(itertools.chain(*found.value.values()))), found.failures)
 
@@ -100,7 +103,7 @@ class Cluster:
         """Return every nsqd, sorted by host name."""
         if not self.lookupds:
             return await self._named_nodes()
-        found = await self._ask_lookupds("/nodes", {}, parse_nodes)
+        found = await self._ask_lookupds(lambda url: get(beside_lookup(url), "/nodes", {}, parse_nodes))
         return Found(merge_nodes(found.value), found.failures)
 
     async def producers(self, topic: str) -> Found[list[Node]]:
@@ -108,7 +111,9 @@ class Cluster:
         if not self.lookupds:
             named = await self._named_nodes()
             return Found([node for node in named.value if topic in node.topics], named.failures)
-        found = await self._ask_lookupds("/lookup", {"topic": topic}, parse_lookup, lookup=True)
+        found = await self._ask_lookupds(
+            lambda url: get(url, lookup_path(url), {"topic": topic}, parse_lookup)
+        )
         return Found(merge_lookups(found.value.values()), found.failures)
 
     async def holders(self, topic: str) -> Found[list[Node]]:
@@ -126,7 +131,7 @@ class Cluster:
         url = self._url_of(lookupd)
         nodes, topics = await asyncio.gather(
             self.ask(get(url, "/nodes", {}, parse_nodes)),
-            self.ask(get(url, "/topics", {}, lambda reply: _names(reply, "topics"))),
+            self.ask(get(url, "/topics", {}, parse_topics)),
         )
         return nodes, topics
 
@@ -136,8 +141,7 @@ class Cluster:
         self, nodes: Sequence[Node], now: float, *, topic: str = "", channel: str = "", clients: bool = False
     ) -> Found[list[Json]]:
         """Ask the nodes for their topics, in the shape of the API. UpstreamError if none of them replies."""
-        args = {"format": "json", "include_clients": "true" if clients else "false"}
-        args |= ({"topic": topic} if topic else {}) | ({"channel": channel} if channel else {})
+        args = stats_args(topic, channel, include_clients=clients)
 
         async def one(node: Node) -> list[Json]:
             def read(reply: HttpReply) -> list[Json]:
@@ -232,21 +236,10 @@ class Cluster:
                 found.value[each] = outcome
         return found
 
-    async def _ask_lookupds(
-        self,
-        path: str,
-        args: Mapping[str, str],
-        parse: Callable[[HttpReply], T],
-        *,
-        lookup: bool = False,
-    ) -> Found[dict[str, T]]:
-        async def one(lookupd: str) -> T:
-            url = self._named_url(lookupd)
-            if lookup and url.target.partition("?")[0] != "/":
-                return await self.ask(get(url, "", args, parse))
-            return await self.ask(get(beside_lookup(url), path, args, parse))
-
-        return await self.gather("nsqlookupd", self.lookupds, one)
+    async def _ask_lookupds(self, call: Callable[[Url], Call[T]]) -> Found[dict[str, T]]:
+        return await self.gather(
+            "nsqlookupd", self.lookupds, lambda lookupd: self.ask(call(self._named_url(lookupd)))
+        )
 
     def _named_url(self, lookupd: str) -> Url:
         # One that was set over HTTP may be anybody's, like those that nsqlookupds tell.
@@ -264,10 +257,9 @@ class Cluster:
         """Return the nsqds of --nsqd-http-address, with their topics."""
 
         async def one(address: str) -> Node:
-            args = {"format": "json", "include_clients": "false"}
             node, partitions = await asyncio.gather(
                 self.named_node(address),
-                self.ask(get(parse_url(address, NSQD_PORT), "/stats", args, _partitions)),
+                self.ask(get(parse_url(address, NSQD_PORT), "/stats", stats_args(), _partitions)),
             )
             return dataclasses.replace(node, topics=dict.fromkeys(partitions, False), partitions=partitions)
 
@@ -283,18 +275,9 @@ def post(base: Url, path: str, args: Mapping[str, str]) -> Call[None]:
     return Call(HttpRequest(endpoint(base, path, args), "POST", ACCEPT), lambda _: None)
 
 
-def _names(reply: HttpReply, name: str) -> list[str]:
-    return [text for text in rows(json_value(reply), name) if isinstance(text, str)]
-
-
-def _partitions(reply: HttpReply) -> dict[str, list[str]]:
+def _partitions(reply: HttpReply) -> dict[str, tuple[str, ...]]:
     """Return the topics of an nsqd, with the partitions that it leads; none of an original one."""
-    found: dict[str, list[str]] = {}
-    for topic in rows(plain_stats(json_value(reply)), "topics"):
-        partitions = found.setdefault(value(topic, "topic_name", str), [])
-        if "topic_partition" in topic:
-            partitions.append(value(topic, "topic_partition", str))
-    return found
+    return {name: topic.partitions for name, topic in summarize(json_value(reply), 0.0).topics.items()}
 
 
 def _secret(options: NsqadminOptions) -> HttpSecret | None:

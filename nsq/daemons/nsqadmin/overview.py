@@ -36,6 +36,7 @@ from nsq.http.cluster import (
     summarize,
     version_number,
 )
+from nsq.http.nsqd import stats_args
 from nsq.http.nsqlookupd import RegisteredNode
 
 T = TypeVar("T")
@@ -216,7 +217,7 @@ class Overview:
         return topics
 
     def _asking(self, poll: NodePoll) -> Callable[[], Awaitable[Summary]]:
-        args = {"format": "json", "include_clients": "false", "include_mem": "true"}
+        args = stats_args(include_mem=True)
 
         async def ask() -> Summary:
             stats = self._cluster.ask(get(poll.node.url, "/stats", args, lambda reply: reply))

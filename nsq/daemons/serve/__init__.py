@@ -10,5 +10,5 @@ sites.py          refuses requests of other web sites
 bodies.py         a limit on unfinished bodies of all clients together
 slices.py         long work on the event loop, a few milliseconds at a time
 worker_thread.py  blocking work in a thread of its own
-debug.py          /debug/: stacks, profiles, allocations
+debug.py          /debug/: stacks, allocations
 """

@@ -1,7 +1,7 @@
-"""Inspects a running daemon over HTTP: stacks of threads and tasks, a CPU profile, allocations.
+"""Inspects a running daemon over HTTP: stacks of threads and tasks, allocations.
 
-``Debugging`` serves /debug/ to callers on the same machine, one profile or trace at a time. The functions
-below it know no HTTP. They read no source files, because stacks are formatted on the event loop.
+``Debugging`` serves /debug/ to callers on the same machine, one trace at a time. The functions below it know
+no HTTP. They read no source files, because stacks are formatted on the event loop.
 """
 
 from __future__ import annotations
@@ -11,45 +11,20 @@ import functools
 import math
 import sys
 import threading
-import time
 import tracemalloc
-from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass, field
 from types import FrameType
-from typing import Any, TypeVar
+from typing import Any
 
 from nsq.daemons.serve.routes import HttpError, Reply, Request, Route
-from nsq.daemons.serve.sites import (
-    on_this_machine,
-    own_names,
-    own_pages_only,
-    refuse_other_sites,
-    unknown_name,
-)
+from nsq.daemons.serve.sites import on_this_machine, own_names, refuse_other_sites, unknown_name
 from nsq.daemons.serve.worker_thread import in_thread
 
-LONGEST = 60.0
+_LONGEST = 60.0
 _DEFAULT_SECONDS = 10.0
 _DEFAULT_LIMIT = 25
 _MAX_LIMIT = 1000
 
-_INDEX = f"""\
-What Go's daemons show under /debug/pprof/, for Python. All of it is text.
-
-/debug/threads                               stacks of all threads and tasks
-/debug/profile?seconds=10&format=text        where the event loop's time goes; collapsed for flame graphs
-/debug/tracemalloc?seconds=10&limit=25       what is allocated meanwhile and kept, by line
-
-At most {LONGEST:g} seconds, one at a time. Under Go's names:
-
-/debug/pprof/goroutine, threadcreate         /debug/threads
-/debug/pprof/profile                         /debug/profile
-/debug/pprof/heap, allocs                    /debug/tracemalloc
-/debug/pprof/cmdline                         the command line
-"""
-
-T = TypeVar("T")
 _Async = Callable[[Request], Awaitable[Reply]]
 
 
@@ -60,64 +35,27 @@ class Debugging:
         self._busy = False
 
     def routes(self) -> list[Route]:
-        handlers = {
-            "/debug/threads": self.threads,
-            "/debug/profile": self.profile,
-            "/debug/tracemalloc": self.tracemalloc,
-            "/debug/pprof/": self.index,
-            "/debug/pprof/goroutine": self.threads,
-            "/debug/pprof/threadcreate": self.threads,
-            "/debug/pprof/profile": self.profile,
-            "/debug/pprof/heap": self.tracemalloc,
-            "/debug/pprof/allocs": self.tracemalloc,
-            "/debug/pprof/cmdline": self.command_line,
-        }
-        return [
-            *(Route("GET", path, local_only(handler), plain=True) for path, handler in handlers.items()),
-            *own_pages_only([Route("PUT", "/debug/setblockrate", self.set_block_rate, plain=True)]),
-        ]
-
-    async def index(self, request: Request) -> Reply:
-        return Reply.text(_INDEX)
+        handlers = {"/debug/threads": self.threads, "/debug/tracemalloc": self.tracemalloc}
+        return [Route("GET", path, local_only(handler), plain=True) for path, handler in handlers.items()]
 
     async def threads(self, request: Request) -> Reply:
         return Reply.text(describe())
 
-    async def profile(self, request: Request) -> Reply:
-        seconds, form = _seconds(request), request.args.get("format", "text")
-        if form not in ("text", "collapsed"):
-            raise HttpError(400, "INVALID_ARG_FORMAT")
-        here = threading.get_ident()
-        profile = await self._run_alone("profile", functools.partial(sample, here, seconds))
-        return Reply.text(profile.collapsed() if form == "collapsed" else profile.table())
-
     async def tracemalloc(self, request: Request) -> Reply:
         seconds, limit = _seconds(request), _limit(request)
-        return Reply.text(await self._run_alone("tracemalloc", functools.partial(trace, seconds, limit)))
-
-    async def command_line(self, request: Request) -> Reply:
-        return Reply.text("\0".join(sys.argv))
-
-    def set_block_rate(self, request: Request) -> Reply:
-        rate = request.args.get("rate", "")
-        if not rate.removeprefix("-").isdecimal():
-            return Reply.text(f"invalid block rate {rate!r}: it must be a whole number", 400)
-        return Reply.text("there is no block profile; /debug/threads shows waiting threads and tasks", 404)
-
-    async def _run_alone(self, what: str, work: Callable[[threading.Event], T]) -> T:
         if self._busy:
             raise HttpError(409, "BUSY")
         stop = threading.Event()
-        running = in_thread(functools.partial(work, stop), f"debug-{what}")
+        running = in_thread(functools.partial(trace, seconds, limit, stop), "debug-tracemalloc")
         self._busy = True
         running.add_done_callback(self._ended)
         try:
             # Shielded: no other request may start before this thread has ended.
-            return await asyncio.shield(running)
+            return Reply.text(await asyncio.shield(running))
         finally:
             stop.set()
 
-    def _ended(self, running: asyncio.Future[T]) -> None:
+    def _ended(self, running: asyncio.Future[str]) -> None:
         self._busy = False
         if not running.cancelled():
             running.exception()  # otherwise asyncio logs that the error was never retrieved
@@ -145,7 +83,7 @@ def _seconds(request: Request) -> float:
         seconds = float(request.args.get("seconds", _DEFAULT_SECONDS))
     except ValueError:
         seconds = math.nan
-    if not 0 < seconds <= LONGEST:
+    if not 0 < seconds <= _LONGEST:
         raise HttpError(400, "INVALID_ARG_SECONDS")
     return seconds
 
@@ -171,15 +109,6 @@ def describe() -> str:
     return "\n".join([*_threads(), *_tasks()]) + "\n"
 
 
-def stack(frame: FrameType | None) -> list[FrameType]:
-    """Return the frame and its callers, innermost first."""
-    frames = []
-    while frame is not None:
-        frames.append(frame)
-        frame = frame.f_back
-    return frames
-
-
 def _threads() -> Iterator[str]:
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     frames = sys._current_frames()
@@ -187,7 +116,10 @@ def _threads() -> Iterator[str]:
     for ident, frame in frames.items():
         yield ""
         yield f'thread {ident} "{names.get(ident, "?")}"'
-        yield from map(_line, stack(frame))
+        caller: FrameType | None = frame
+        while caller is not None:
+            yield _line(caller)
+            caller = caller.f_back
 
 
 def _tasks() -> Iterator[str]:
@@ -231,75 +163,6 @@ def _frame_and_next(waiting: object) -> tuple[FrameType, object] | None:
 def _line(frame: FrameType) -> str:
     code = frame.f_code
     return f"  {code.co_filename}:{frame.f_lineno} {code.co_qualname}"
-
-
-# A profile
-
-_INTERVAL = 0.005
-#: The interpreter's switch interval while sampling. The usual 5 ms would delay the samples too much.
-_SWITCH_INTERVAL = 0.00005
-
-#: Functions as ``module:name``, outermost first.
-Stack = tuple[str, ...]
-
-
-@dataclass
-class Profile:
-    """The sampled stacks and how often each was seen."""
-
-    seconds: float = 0.0
-    stacks: Counter[Stack] = field(default_factory=Counter)
-
-    def collapsed(self) -> str:
-        """Return one line per stack, in the format of flame graph programs."""
-        return "".join(f"{';'.join(names)} {count}\n" for names, count in sorted(self.stacks.items()))
-
-    def table(self) -> str:
-        """Return the functions with the share of samples in each itself, and in it or its callees."""
-        own: Counter[str] = Counter()
-        total: Counter[str] = Counter()
-        for names, count in self.stacks.items():
-            own[names[-1]] += count
-            for name in set(names):
-                total[name] += count
-        samples = self.stacks.total()
-        lines = [f"{samples} samples in {self.seconds:.1f}s", "", "   own%  total%  function"]
-        lines += [
-            f"{100 * own[name] / samples:7.1f} {100 * total[name] / samples:7.1f}  {name}"
-            for name in sorted(total, key=lambda name: (-own[name], -total[name], name))
-        ]
-        return "\n".join(lines) + "\n"
-
-
-def sample(
-    thread: int,
-    seconds: float,
-    stop: threading.Event,
-    *,
-    now: Callable[[], float] = time.monotonic,
-) -> Profile:
-    """Sample the running thread for ``seconds``, or until ``stop`` is set."""
-    usual = sys.getswitchinterval()
-    sys.setswitchinterval(_SWITCH_INTERVAL)
-    try:
-        return _sample(thread, seconds, stop, now)
-    finally:
-        sys.setswitchinterval(usual)
-
-
-def _sample(thread: int, seconds: float, stop: threading.Event, now: Callable[[], float]) -> Profile:
-    profile = Profile()
-    began = now()
-    while not stop.wait(_INTERVAL) and profile.seconds < seconds:
-        profile.seconds = now() - began
-        frames = stack(sys._current_frames().get(thread))
-        if not frames:
-            break
-        names = (
-            f"{frame.f_globals.get('__name__', '?')}:{frame.f_code.co_qualname}" for frame in reversed(frames)
-        )
-        profile.stacks[tuple(names)] += 1
-    return profile
 
 
 # Allocations

@@ -23,9 +23,7 @@ from nsq.testing import Nsqd
 from nsq.testing.plugin import nsqd, nsqd_factory
 from tests.integration.consuming import until
 
-from .postgres import postgres, postgres_template
-
-__all__ = ["nsqd", "nsqd_factory", "postgres", "postgres_template"]
+__all__ = ["nsqd", "nsqd_factory"]
 
 ROOT = Path(__file__).resolve().parents[3]
 PROJECT = Path(__file__).resolve().parent / "project"

@@ -18,10 +18,10 @@ from nsq.contrib.django.checks import check_consumers
 from nsq.contrib.django.connections import close_old_connections, with_connections
 from nsq.contrib.django.handlers import _declared, chosen
 from nsq.testing import Nsqd
+from tests.contrib.postgres import ASKING, SESSIONS, Postgres
 from tests.integration.consuming import channel_of, clients_of, until
 
 from .conftest import PROJECT, ROOT, Site
-from .postgres import ASKING, SESSIONS, Postgres
 
 MANAGE = str(PROJECT / "manage.py")
 

@@ -25,11 +25,11 @@ from nsq.contrib.django.outbox.models import OutboxMessage, Shard
 from nsq.contrib.django.outbox.relay import Relay
 from nsq.testing import Nsqd
 from nsq.testing.plugin import Factory
+from tests.contrib.postgres import Postgres
 from tests.integration.consuming import until
 from tests.interop.auth_server import running_auth_server
 
 from .conftest import PROJECT, Site, bodies
-from .postgres import Postgres
 
 MANAGE = str(PROJECT / "manage.py")
 
@@ -40,7 +40,8 @@ def waiting() -> list[str]:
 
 
 def test_the_migrations_make_the_tables_that_the_models_describe() -> None:
-    call_command("makemigrations", "nsq_outbox", "nsq_results", check_changes=True, dry_run=True, verbosity=0)
+    apps = ("nsq_once", "nsq_outbox", "nsq_results")
+    call_command("makemigrations", *apps, check_changes=True, dry_run=True, verbosity=0)
 
 
 def test_a_message_is_stored_with_the_data_and_only_with_it(outbox: Any) -> None:
@@ -127,7 +128,7 @@ def test_the_clock_of_a_relay_may_be_behind_the_one_of_the_writer(
 def test_a_relay_says_each_change_once(
     outbox: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    relay = Relay("default", 500, lambda: False)
+    relay = Relay("default", 500)
     for topic in ("orders", "invoices"):
         publish(topic, b"1", key="ada")
     errors: list[nsq.NsqError] = []
@@ -161,7 +162,7 @@ def test_a_relay_says_each_change_once(
 
 
 def test_a_relay_leaves_a_leased_shard_alone_until_the_lease_ends(outbox: Any) -> None:
-    first, second = (Relay("default", 500, lambda: False) for _ in range(2))
+    first, second = (Relay("default", 500) for _ in range(2))
     first.run_once()
     publish("orders", b"1", key="ada")
     number = OutboxMessage.objects.get().shard
@@ -174,7 +175,7 @@ def test_a_relay_leaves_a_leased_shard_alone_until_the_lease_ends(outbox: Any) -
 
 
 def test_a_relay_that_has_lost_its_lease_publishes_nothing(outbox: Any) -> None:
-    relay, other = (Relay("default", 500, lambda: False) for _ in range(2))
+    relay, other = (Relay("default", 500) for _ in range(2))
     relay.run_once()
     publish("orders", b"1", key="ada")
     number = OutboxMessage.objects.get().shard
@@ -340,7 +341,7 @@ for _ in range(count):
 #: The lease of a relay that was killed ends after 6 s instead of 40.
 RELAY = """
 from django.core.management import call_command
-from nsq.contrib.django.outbox import relay
+from nsq.contrib import relay
 relay._CLOCKS = 5.0
 call_command("nsq_relay", batch=7, poll=0.05)
 """

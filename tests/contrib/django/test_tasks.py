@@ -24,10 +24,10 @@ import nsq
 from nsq.contrib.django import locmem
 from nsq.contrib.django.testing import handle
 from nsq.testing import Nsqd
+from tests.contrib.postgres import Postgres
 from tests.integration.consuming import channel_of, until
 
 from .conftest import PROJECT, Site, bodies
-from .postgres import Postgres
 
 if django.VERSION >= (6,):
     from django.tasks import task, task_backends

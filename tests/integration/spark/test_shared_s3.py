@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from nsq.errors import ConfigError, WalError
+from nsq.findings import OK
 from nsq.spark import doctor
 from nsq.spark.wal import open_wal
 from nsq.spark.wal.objects import Bucket, Objects, create
@@ -88,9 +89,9 @@ def test_named_segments_survive_errors_and_lost_replies(s3: S3) -> None:
 
 
 def test_a_store_that_ignores_conditions_is_refused(s3: S3) -> None:
-    assert doctor.check_wal(s3.uri("ignoring")).state == doctor.OK
+    assert doctor.check_wal(s3.uri("ignoring")).level == OK
     s3.control(ignore=1)
-    assert "ignores If-None-Match" in doctor.check_wal(s3.uri("ignoring")).text
+    assert "ignores If-None-Match" in doctor.check_wal(s3.uri("ignoring")).found
     with pytest.raises(WalError, match="ignores If-None-Match and If-Match"):
         open_wal(s3.uri("ignoring")).prepare()
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from nsq.config import Config
-from nsq.connection.handshake import ReplyStream, identify_request, shake_hands
+from nsq.connection.handshake import Greeting, identify_request, shake_hands
 from nsq.connection.subscription import Subscription
 from nsq.errors import (
     AuthFailed,
@@ -43,7 +43,7 @@ def granting(**granted: Any) -> bytes:
     return json.dumps({"max_rdy_count": 2500, **granted}).encode()
 
 
-class FakeStream(ReplyStream):
+class FakeStream(Greeting):
     """Gives the answers of an nsqd, and remembers what it was asked and which layers were put on."""
 
     def __init__(self, *answers: bytes) -> None:

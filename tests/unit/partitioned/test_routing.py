@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,6 +28,7 @@ from nsq.partitioned.routing import Router
 from nsq.partitioned.table import ClusterAnswer, TopicAnswer
 from nsq.partitioned.wire import Meta
 from nsq.producer.futures import PublishFuture
+from nsq.producer.pool import Pool
 from nsq.producer.publishes import Publish
 from tests.fakes.pool import StillPool, bodies, conn_of, connect, lose, write
 
@@ -45,14 +48,8 @@ class Scene:
         ordered: bool = False,
         **options: Any,
     ) -> None:
-        self.pool = StillPool()
-        config = self.pool._config
-        self.router = Router(
-            config, (), ("lookup:4161",), clock=self.pool.time, chance=lambda: 0.0, **options
-        )
-        self.pool.book = self.router
-        self.pool.discovery.add_nsqlookupd("lookup:4161")
-        self.router.begin(self.pool)
+        self.pool = StillPool(partial(self._make_router, options))
+        self.pool.nsqds.discovery.add_nsqlookupd("lookup:4161")
         self.truth, self.meta = dict(leaders), Meta(count, ordered=ordered)
         self.stored: dict[int, list[bytes]] = {}
         for address in NODES:
@@ -61,6 +58,10 @@ class Scene:
         if known:
             self.router.lookups.learn("orders")
             self.look_up()
+
+    def _make_router(self, options: dict[str, Any], pool: Pool) -> Router:
+        self.router = Router(pool, replace(pool.setup, lookupds=("lookup:4161",)), **options)
+        return self.router
 
     def look_up(self, leaders: dict[int, str] | None = None, *, known: bool = True) -> None:
         """Have the nsqlookupd answer, by default with the truth, and the pool's thread take its turn."""
@@ -85,11 +86,10 @@ class Scene:
         self.pool.turn()
 
     def publish(self, body: bytes, seconds: float = 1000.0, **options: Any) -> Publish:
-        made: Publish = self.router.new_publish(
-            PublishFuture, "orders", body, None, self.pool._config, options
-        )
+        given: Any = options
+        made = self.pool.routing.new_publish(PublishFuture, "orders", body, None, given)
         self.pool.time.now += 0.00001  # no two calls begin at the same time
-        made.callbacks = self.pool.callbacks  # type: ignore[attr-defined]
+        made.callbacks = self.pool.callbacks
         self.pool.publish(made, seconds)
         return made
 
@@ -120,7 +120,7 @@ class Scene:
         endpoint.on_error(endpoint.conn, error) if error else endpoint.on_ok(endpoint.conn, 1)
 
     def execute(self, address: str, batch: list[Publish]) -> bool:
-        partition = int(batch[0].lane.split()[1])
+        partition = int(batch[0].destination.split()[1])
         if self.truth.get(partition) != address:
             return False
         self.stored.setdefault(partition, []).extend(publish.body for publish in batch)
@@ -156,11 +156,11 @@ class Scene:
 
 def test_while_many_publishes_wait_the_partitions_take_several_in_a_row() -> None:
     scene = Scene({0: A, 1: B})
-    lanes = [scene.publish(b"x").lane for _ in range(4000)]
-    assert lanes[:4] == ["orders 0", "orders 1"] * 2
-    runs = [len(list(run)) for _, run in itertools.groupby(lanes[2000:3024])]
+    places = [scene.publish(b"x").destination for _ in range(4000)]
+    assert places[:4] == ["orders 0", "orders 1"] * 2
+    runs = [len(list(run)) for _, run in itertools.groupby(places[2000:3024])]
     assert sum(run == 64 for run in runs) >= 15
-    assert abs(lanes.count("orders 0") - lanes.count("orders 1")) <= 128
+    assert abs(places.count("orders 0") - places.count("orders 1")) <= 128
 
 
 def test_publishes_of_one_partition_that_wait_together_are_joined() -> None:
@@ -227,10 +227,10 @@ def test_a_leader_that_cannot_be_reached_is_left_out_where_an_nsqlookupd_names_a
     lose(scene.endpoints[A])
     publish = scene.publish(b"1", **options)
     scene.turn()
-    assert not scene.router._snapshots.topics["orders"].takers
+    assert not scene.router._snapshots.topics["orders"].targets
     topic = TopicAnswer({0: B}, scene.meta)
     other = ClusterAnswer("partitioned", topics={"orders": topic})
-    scene.pool.discovery.add_nsqlookupd("l2:4161")
+    scene.pool.nsqds.discovery.add_nsqlookupd("l2:4161")
     scene.router.lookups._heard("l2:4161", "l2:4161", other, scene.pool.time.now)
     for _ in range(3):
         scene.turn()
@@ -324,7 +324,7 @@ def test_a_waiting_publish_is_refused_by_name_when_the_cluster_turns_out_to_be_a
     scene.turn()
     scene.become_original()
     assert isinstance(keyed.error, UsageError)
-    assert plain.lane == "orders"
+    assert plain.destination == "orders"
     assert sum(map(len, map(scene.queued, NODES))) == 1
 
 
@@ -336,9 +336,7 @@ def test_a_publish_that_was_made_before_the_cluster_turned_out_to_be_an_original
     scene = Scene({0: A}, count=1, known=known)
     router, pool = scene.router, scene.pool
     given: list[dict[str, Any]] = [{"key": "k"}, {"trace": 7}, {}]
-    made = [
-        router.new_publish(PublishFuture, "orders", b"x", None, pool._config, options) for options in given
-    ]
+    made = [router.new_publish(PublishFuture, "orders", b"x", None, options) for options in given]
     scene.become_original()
     pool.time.now += 60.0
     for late in made:
@@ -354,7 +352,7 @@ def test_a_publish_that_was_made_before_the_cluster_turned_out_to_be_an_original
 
 def test_a_publish_that_was_made_before_then_is_refused_by_name_also_while_no_nsqd_is_connected() -> None:
     scene = Scene({0: A}, known=False)
-    made = scene.router.new_publish(PublishFuture, "orders", b"x", None, scene.pool._config, {"key": "k"})
+    made = scene.router.new_publish(PublishFuture, "orders", b"x", None, {"key": "k"})
     for endpoint in scene.endpoints.values():
         lose(endpoint)
     scene.become_original()
@@ -367,7 +365,7 @@ def test_a_publish_that_was_made_before_then_is_refused_by_name_also_while_no_ns
 def test_a_round_trip_that_failed_before_the_cluster_became_an_original_one_is_sent_as_such() -> None:
     scene = Scene({0: A}, count=1)
     router, pool = scene.router, scene.pool
-    publish = router.new_publish(PublishFuture, "orders", b"x", None, pool._config, {"trace": 7})
+    publish = router.new_publish(PublishFuture, "orders", b"x", None, {"trace": 7})
     publish.callbacks = pool.callbacks
     cause = ConnectionLost("gone")
     (verdict,) = publish.rules.lost([publish], cause, A, executed=True, retry_uncertain=False)
@@ -395,8 +393,8 @@ def blocked(**options: Any) -> Scene:
     return scene
 
 
-def lanes(endpoint: Any) -> list[str]:
-    return [each.lane for each in conn_of(endpoint).waiting]
+def destinations(endpoint: Any) -> list[str]:
+    return [each.destination for each in conn_of(endpoint).waiting]
 
 
 def test_a_blocked_partition_gets_an_endpoint_of_its_own_and_holds_up_no_other() -> None:
@@ -406,14 +404,14 @@ def test_a_blocked_partition_gets_an_endpoint_of_its_own_and_holds_up_no_other()
     scene.publish(b"any")
     scene.publish(b"waits too", partition=0)
     scene.turn()
-    assert lanes(shared) == ["orders 1", "orders 1"]
+    assert destinations(shared) == ["orders 1", "orders 1"]
     scene.pool.time.now += 0.6  # nothing was answered on the shared connection: it is given up
     scene.turn()
     scene.pool.time.now += 0.1
     scene.look_up()
     assert [publish.body for publish in conn_of(own).waiting] == [b"blocked", b"waits too"]
     scene.reconnect(A)
-    assert lanes(scene.endpoints[A]) == ["orders 1", "orders 1", "orders 1"]
+    assert destinations(scene.endpoints[A]) == ["orders 1", "orders 1", "orders 1"]
 
 
 def test_a_partition_that_is_well_again_shares_the_connection_again() -> None:
@@ -434,7 +432,7 @@ def test_a_partition_that_is_well_again_shares_the_connection_again() -> None:
     assert own.wanted is None
     assert scene.pool.endpoints.all == tuple(scene.endpoints.values())
     scene.publish(b"shared", partition=0)
-    assert lanes(scene.endpoints[A]) == ["orders 0"]
+    assert destinations(scene.endpoints[A]) == ["orders 0"]
 
 
 @pytest.mark.parametrize("why", ["another leader", "nothing is sent", "no connection"])
@@ -526,7 +524,7 @@ def test_whatever_happens_each_partition_of_an_ordered_topic_stores_all_in_the_o
     assert [publish for publish in publishes if not publish.done() or publish.error is not None] == []
     for partition, bodies_ in published.items():
         assert list(dict.fromkeys(scene.stored.get(partition, []))) == bodies_
-    assert not scene.router._parked
+    assert not scene.router._busy
     assert not scene.pool.pending
 
 
@@ -592,7 +590,7 @@ def test_futures_that_waited_for_the_table_are_under_way_one_batch_of_a_partitio
 def test_the_connection_of_a_traced_publish_may_end_while_its_line_is_made() -> None:
     scene = Scene({0: A, 1: A})
     scene.router.trace("orders", True)
-    publish = scene.router.new_publish(PublishFuture, "orders", b"x", None, scene.pool._config)
+    publish = scene.router.new_publish(PublishFuture, "orders", b"x", None)
     conns: list[Any] = [SimpleNamespace(local_ip="10.0.0.9"), None]
 
     class Ending:

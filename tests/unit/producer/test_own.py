@@ -15,7 +15,7 @@ import nsq
 from nsq.config import Config
 from nsq.errors import BadTopic, PublishUncertain
 from nsq.producer.own import OwnConns
-from nsq.producer.reports import CloseReport
+from nsq.producer.reports import CloseReport, Failed, FlushReport
 from nsq.transport import MemoryTransport
 from nsq.transport.base import WrappedStream
 from nsq.wire import commands
@@ -194,8 +194,7 @@ def test_an_mpub_that_is_refused_because_nsqd_stops_goes_through_the_loops() -> 
 
 def test_an_nsqd_that_drains_gets_no_connection_for_round_trips() -> None:
     transport = MemoryTransport()
-    conns = OwnConns(Config(), time.monotonic, print)
-    conns.address = A
+    conns = OwnConns(A, Config(), time.monotonic, print)
     dialing = in_thread(partial(conns.dial, transport, None))
     peer = accept_publisher(transport, draining=True).peer
     assert dialing.result(PATIENCE) is None
@@ -222,7 +221,7 @@ def test_heartbeats_do_not_prolong_the_wait_for_an_answer(scene: Scene) -> None:
 
 
 def test_a_connection_is_asked_for_once_when_two_publishes_within_a_second_found_none() -> None:
-    conns = OwnConns(Config(), time.monotonic, print)
+    conns = OwnConns(A, Config(), time.monotonic, print)
     assert [conns.miss(now) for now in (0.0, 1.0, 2.0, 2.5, 2.6)] == [False, False, False, True, False]
 
 
@@ -250,7 +249,7 @@ def test_a_transport_that_raises_system_exit_costs_the_dial_and_not_the_thread()
         def connect(self, address: str, *, timeout: float) -> Any:
             raise SystemExit(1)
 
-    assert OwnConns(Config(), time.monotonic, print).dial(Exiting(), None) is None
+    assert OwnConns(A, Config(), time.monotonic, print).dial(Exiting(), None) is None
 
 
 def test_idle_connections_end_when_the_shared_one_ends(scene: Scene) -> None:
@@ -263,20 +262,6 @@ def test_an_idle_connection_is_closed_before_nsqd_misses_a_heartbeat() -> None:
     scene.own.peer.wait_closed()
     assert not scene.loops.peer.closed
     scene.p.close(0)
-
-
-def test_a_publish_that_is_given_up_before_its_round_trip_is_not_sent(scene: Scene) -> None:
-    """Its caller stands still when it has taken the connection, until its deadline is over."""
-
-    def stand_still() -> None:
-        scene.p.publish_async("orders", b"beside", timeout=0.001)  # has deadlines looked at
-        eventually(lambda: scene.p.stats().pending == 0)
-
-    before = scene.own.peer.received
-    scene.transport.streams[1].before_look = stand_still
-    with pytest.raises(nsq.PublishFailed):
-        scene.p.publish("orders", b"given up", timeout=0.05)
-    assert scene.own.peer.received == before
 
 
 @pytest.mark.parametrize("closing", [False, True])
@@ -329,6 +314,42 @@ def test_close_waits_for_round_trips_and_closes_their_connections(scene: Scene) 
     assert closed.result(PATIENCE) == CloseReport(clean=True)
     scene.own.peer.wait_closed()
     scene.loops.peer.wait_closed()
+
+
+def test_close_waits_for_what_was_refused_and_goes_through_the_loops(scene: Scene) -> None:
+    published = publishing(scene.p, b"last")
+    scene.own.expect(b"last")
+    closed = in_thread(scene.p.close)
+    eventually(lambda: "closed" in repr(scene.p))
+    scene.own.refuse("E_PUB_FAILED topic is exiting")
+    scene.loops.answer(b"last")
+    published.result(PATIENCE)
+    assert closed.result(PATIENCE) == CloseReport(clean=True)
+
+
+def test_flush_waits_for_round_trips(scene: Scene) -> None:
+    published = publishing(scene.p, b"body")
+    scene.own.expect(b"body")
+    assert scene.p.flush(0.01) == FlushReport(clean=False, unanswered=1)
+    assert scene.p.stats().pending == 1
+    flushed = in_thread(scene.p.flush)
+    scene.own.ok()
+    assert flushed.result(PATIENCE)
+    published.result(PATIENCE)
+    assert scene.p.stats().pending == 0
+
+
+def test_an_interrupted_round_trip_is_reported_as_uncertain_and_is_no_refusal_of_nsqds() -> None:
+    failed: list[Failed] = []
+    scene = Scene(on_failed=failed.append)
+    scene.transport.streams[1].before_read = interrupt
+    with pytest.raises(Interrupted):
+        scene.p.publish("orders", b"interrupted")
+    scene.own.peer.wait_closed()
+    assert scene.p.flush(PATIENCE)
+    assert [type(each.error) for each in failed] == [PublishUncertain]
+    assert (scene.p.stats().pending, scene.p.stats().failed) == (0, 0)
+    scene.p.close(0)
 
 
 def test_close_cuts_off_a_round_trip_at_its_deadline(scene: Scene) -> None:

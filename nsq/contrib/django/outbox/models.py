@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from django.db import models
 
-#: Each message belongs to a shard, by its key. A relay works on a whole shard at a time.
-SHARDS = 16
-LONGEST_KEY = 200
+from nsq.contrib.relay import LONGEST_KEY
 
 
 class OutboxMessage(models.Model):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import random
 from datetime import timedelta
 from typing import Any
 
@@ -12,9 +10,9 @@ from django.db import connections, router, transaction
 from django.utils import timezone
 
 from nsq import UsageError
-from nsq.contrib.django.outbox.models import LONGEST_KEY, SHARDS, OutboxMessage
+from nsq.contrib.django.outbox.models import OutboxMessage
 from nsq.contrib.django.publishing import checked_body, checked_defer
-from nsq.errors import InvalidMessage
+from nsq.contrib.relay import number_of_key, shard_of
 from nsq.wire.names import check_topic
 
 
@@ -27,15 +25,11 @@ def publish(
     Messages with the same ``key`` are published in the order of their calls. For that, the first call with a
     key makes other transactions wait that publish with this key, until this one ends.
     """
-    if not isinstance(key, str) or len(key) > LONGEST_KEY:
-        raise InvalidMessage(f"key is {key!r}; it must be a text of at most {LONGEST_KEY} characters")
+    number = number_of_key(key)
     alias = using or router.db_for_write(OutboxMessage)
-    message = OutboxMessage(topic=check_topic(topic), body=checked_body(body), key=key)
+    message = OutboxMessage(topic=check_topic(topic), body=checked_body(body), key=key, shard=shard_of(key))
     if checked_defer(defer):
         message.due_at = timezone.now() + timedelta(seconds=defer or 0.0)
-    digest = hashlib.blake2b(key.encode(), digest_size=8).digest()
-    number = int.from_bytes(digest, "big", signed=True)
-    message.shard = number % SHARDS if key else random.randrange(SHARDS)
     with transaction.atomic(using=alias, savepoint=False):
         if key:
             _lock(alias, number)

@@ -53,6 +53,7 @@ INSTALLED_APPS = [
     "nsq.contrib.django",
     "nsq.contrib.django.results",
     "nsq.contrib.django.outbox",
+    "nsq.contrib.django.once",
     "shop",
     *os.environ.get("SHOP_APPS", "").split(),
 ]

@@ -13,7 +13,6 @@ from nsq.contrib.django.management.commands.nsq_consume import log_to_stderr
 from nsq.contrib.django.outbox.models import OutboxMessage
 from nsq.contrib.django.outbox.relay import Relay
 from nsq.contrib.django.outbox.writing import check_database
-from nsq.threads.signals import SignalWatch
 
 
 class Command(BaseCommand):
@@ -48,23 +47,8 @@ class Command(BaseCommand):
         if options["purge"] is not None:
             self._purge(using, options["purge"])
             return
-        with SignalWatch() as watch:
-            stopped = False
-
-            def stop_requested() -> bool:
-                nonlocal stopped
-                stopped = stopped or watch.wait(0.0) is not None
-                return stopped
-
-            relay = Relay(using, batch, stop_requested)
-            relay.begin()
-            while not stop_requested():
-                pause = relay.run_once()
-                if once and (pause or (pause is None and relay.refused)):
-                    raise CommandError("the outbox could not be published; the log says why")
-                if once and pause is None:
-                    return
-                stopped = stopped or watch.wait(poll if pause is None else pause) is not None
+        if not Relay(using, batch).run(poll=poll, once=once):
+            raise CommandError("the outbox could not be published; the log says why")
 
     def _purge(self, using: str, days: float) -> None:
         if not days >= 0:

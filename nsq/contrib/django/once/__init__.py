@@ -1,0 +1,1 @@
+"""An optional app: its migration creates the table of ``nsq.contrib.once``."""

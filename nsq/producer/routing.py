@@ -1,0 +1,201 @@
+"""Which nsqds take which publishes: the seam between the original NSQ and others.
+
+``Routing`` says all that another NSQ changes for a producer, together with ``Rules``, which say what answers
+mean. It is implemented by ``Plain`` below, for which any nsqd takes any publish, and by the ``Router`` of
+``nsq.partitioned``, which knows the leader of each partition. Until an nsqlookupd has said to which NSQ it
+belongs, there is a ``Router``; ``Plain`` takes its place if that is the original one.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Protocol
+
+from nsq.config import Config
+from nsq.connection.conn import Conn
+from nsq.discovery.lookups import Asker, Discovery
+from nsq.errors import UsageError
+from nsq.log import Logger
+from nsq.producer.endpoint import PublishingEndpoint
+from nsq.producer.publishes import (
+    NO_OPTIONS,
+    PLAIN,
+    Defer,
+    P,
+    Publish,
+    PublishOptions,
+    Rules,
+    checked_topic,
+    new_multi_publish,
+    new_publish,
+    refused_option,
+)
+
+if TYPE_CHECKING:
+    from nsq.producer.pool import Pool
+
+log = Logger("nsq.producer")
+
+#: An nsqd and its open connection. Pairs: an endpoint's next connection is used only after what is left of
+#: this one has been taken back.
+Target = tuple[PublishingEndpoint, Conn]
+Targets = tuple[Target, ...]
+
+
+#: Where a message goes that may be sent at once: the words after PUB, and the connections that may take it.
+Route = tuple[str, Targets]
+
+
+class Routing(Protocol):
+    """Decides for one pool which connections take a publish.
+
+    Callers of the producer call ``route``, ``new_publish``, ``new_multi_publish``, ``targets`` and ``trace``,
+    which take no lock. The pool's thread calls ``assign``.
+    """
+
+    open: Targets
+    """The connections that take a publish of the original NSQ; none with another. Replaced, never changed.
+    """
+    due_at: float
+    """When to assign again, unless something happens before."""
+    rules: Rules
+    """Those of a message without options."""
+    urgent: bool
+    """Whether a publish waits for a connection to a particular nsqd."""
+    awaits_ends: bool
+    """Whether ``assign`` must be called when a publish ends."""
+
+    @property
+    def patience(self) -> float:
+        """Seconds after which a connection without an answer is given up, if nothing else limits the wait."""
+
+    def route(self, topic: str) -> Route | None:
+        """Return where a message without options goes now; None: make a ``Publish``."""
+
+    def new_publish(
+        self, make: type[P], topic: str, body: object, defer: Defer | None, options: PublishOptions
+    ) -> P:
+        """Make a publish of one message, or raise UsageError."""
+
+    def new_multi_publish(
+        self, make: type[P], topic: str, bodies: Iterable[object], options: PublishOptions
+    ) -> P:
+        """Make a publish of several messages, or raise UsageError."""
+
+    def targets(self, publish: Publish) -> Targets:
+        """Return the connections that may take a publish of another NSQ now; none: it must wait for
+        ``assign``.
+        """
+
+    def trace(self, topic: str, on: bool) -> None:
+        """Switch tracing of a topic on or off."""
+
+    def assign(self, open_: Targets) -> bool:
+        """Give the pool's waiting publishes to these connections. Return False if there is no connection, and
+        the pool must see to publishes that wait for any.
+        """
+
+    def reason(self, publish: Publish) -> str:
+        """Return why the publish has not found its nsqd; empty if any would do."""
+
+    def problems(self) -> dict[str, str]:
+        """Return what is wrong, by name, for ``Producer.health``."""
+
+
+class OtherRouting(Routing, Protocol):
+    """The one with which a producer begins that has nsqlookupds. Discovery's thread calls the last two."""
+
+    def begin(self) -> None:
+        """Note that the pool's discovery has been made."""
+
+    def original(self) -> None:
+        """Have ``Plain`` take its place: the nsqlookupds belong to the original NSQ."""
+
+    def other(self, discovery: Discovery) -> Asker:
+        """Return what asks the nsqlookupds of the other NSQ."""
+
+
+class Plain:
+    """The original NSQ: any nsqd takes any publish."""
+
+    rules = PLAIN
+    due_at = patience = math.inf
+    urgent = awaits_ends = False
+
+    def __init__(self, pool: Pool, config: Config) -> None:
+        self.open: Targets = ()
+        self._pool, self._config, self._max_size = pool, config, config.max_msg_size
+        self._turn = itertools.count()
+
+    # Callers.
+
+    def route(self, topic: str) -> Route | None:
+        return checked_topic(topic), self.open
+
+    def new_publish(
+        self,
+        make: type[P],
+        topic: str,
+        body: object,
+        defer: Defer | None,
+        options: PublishOptions = NO_OPTIONS,
+    ) -> P:
+        # The usual case first: this runs for every message.
+        usual = type(topic) is str and type(body) is bytes and defer is None and not options
+        if usual and 0 < len(body) <= self._max_size:  # type: ignore[arg-type]
+            return make(checked_topic(topic), body)  # type: ignore[arg-type]
+        return new_publish(make, topic, body, defer, self._config, options)
+
+    def new_multi_publish(
+        self, make: type[P], topic: str, bodies: Iterable[object], options: PublishOptions = NO_OPTIONS
+    ) -> P:
+        return new_multi_publish(make, topic, bodies, self._config, options)
+
+    def targets(self, publish: Publish) -> Targets:
+        self.make_plain(publish)
+        return self.open
+
+    def trace(self, topic: str, on: bool) -> None:
+        raise refused_option("trace")
+
+    # The pool's thread.
+
+    def assign(self, open_: Targets) -> bool:
+        usable = tuple(each for each in open_ if not each[0].overdue) or open_
+        if usable:
+            self._hand_out(usable)
+        self.open = usable
+        if usable:
+            self._hand_out(usable)  # a publish may have come between the lines above
+        return bool(usable)
+
+    def _hand_out(self, usable: Targets) -> None:
+        waiting = self._pool.waiting
+        while waiting:
+            publish = waiting[0]
+            self.make_plain(publish)
+            if publish.done():
+                self._pool.pending.forget([publish])
+            else:
+                self._pool.put(publish, usable[next(self._turn) % len(usable)])
+            waiting.popleft()  # last: while ``waiting`` is empty, newer publishes overtake
+
+    def make_plain(self, publish: Publish) -> None:
+        """Take over a publish that was made before this NSQ turned out to be the original one; end it with
+        an error if it needs another.
+        """
+        if publish.rules is not PLAIN and not publish.done():
+            try:
+                publish.rules.place_plainly(publish)
+            except UsageError as error:
+                self._pool.refuse(publish, error)
+
+    # Reports.
+
+    def reason(self, publish: Publish) -> str:
+        return ""
+
+    def problems(self) -> dict[str, str]:
+        return {}
