@@ -86,18 +86,13 @@ class Auditor:
         """Whether an nsqd that keeps messages in memory has ended since it confirmed this one."""
         return not self.plan.durable and any(at >= message.began for at in self.faults.lossy)
 
-    def _dropped(self, message: Sent, channel: str) -> bool:
-        """Whether an nsqd has dropped it, of this channel or while its topic had none."""
-        return not self.world.dropped.isdisjoint({(channel, message.key), (message.topic, message.key)})
-
     def nothing_is_lost(self) -> None:
         lost = [
             f"{message.key.decode()} ({message.call}, confirmed {message.ended:.6f}) on {channel}"
             for message in self.load.sent.values()
             if message.state == "stored" and not self._excused(message)
             for channel in self.load.channels(message)
-            if not self._dropped(message, channel)
-            and not any(
+            if not any(
                 each.channel == channel and each.succeeded for each in self.by_key.get(message.key, ())
             )
         ]

@@ -657,9 +657,14 @@ class Load:
     # The end.
 
     def channels(self, message: Sent) -> list[str]:
-        """Return the channels on which a message must arrive."""
+        """Return the channels on which a message must arrive: not those that dropped it, or that were emptied."""
         names = [f"{message.topic}/{name}" for name in self.plan.topics.get(message.topic, ["late"])]
-        return [name for name in names if message.began > self.emptied.get(name, 0.0)]
+        return [
+            name
+            for name in names
+            if message.began > self.emptied.get(name, 0.0)
+            and self.world.dropped.isdisjoint({(name, message.key), (message.topic, message.key)})
+        ]
 
     def undelivered(self) -> list[str]:
         """Return the confirmed messages that no handler has got."""
