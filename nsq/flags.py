@@ -11,6 +11,7 @@ Of the package this module imports only ``errors`` and ``options``. Only ``parse
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import sys
 import typing
@@ -103,7 +104,12 @@ def repeated(convert: Callable[[str], Any], usage: str, **details: Any) -> Any:
     return declare((), Flag(usage, kind=kind, repeated=True, **details))
 
 
-def _declared_flags(options_class: type[Any]) -> list[Flag]:
+def _declared_flags(options_class: Any) -> tuple[Flag, ...]:
+    return _read_flags(options_class)  # for mypy, which takes no type[...] as hashable
+
+
+@functools.cache
+def _read_flags(options_class: type[Any]) -> tuple[Flag, ...]:
     hints = typing.get_type_hints(options_class)
     flags = []
     for field in dataclasses.fields(options_class):
@@ -128,7 +134,7 @@ def _declared_flags(options_class: type[Any]) -> list[Flag]:
             initial=field.default if factory is dataclasses.MISSING else factory(),
         )
         flags.append(complete)
-    return flags
+    return tuple(flags)
 
 
 # Usage
@@ -269,7 +275,8 @@ def parse(
     """
     declared = _declared_flags(options_class)
     named: dict[str, Flag] = {}
-    for each in declared + ([_CONFIG] if config_flag else []) + ([] if version is None else [_VERSION]):
+    own = ([_CONFIG] if config_flag else []) + ([] if version is None else [_VERSION])
+    for each in (*declared, *own):
         if named.setdefault(each.name, each) is not each:
             raise TypeError(f"the flag --{each.name} is declared twice")
     values, rest, mistake = _read_arguments(named, argv)

@@ -1,4 +1,4 @@
-"""A pytest plugin: ``nsqd``, ``nsqlookupd``, ``nsqadmin`` and a factory for each, and
+"""A pytest plugin: ``nsqd``, ``nsqlookupd``, ``nsqadmin`` and a factory for each, ``memory_nsqd`` and
 ``partitioned_cluster``, all stopped when the test ends.
 
     pytest_plugins = ["nsq.testing.plugin"]       # unless the installed package has registered it already
@@ -16,12 +16,15 @@ import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import pytest
 
 from .daemons import Daemon, Nsqadmin, Nsqd, Nsqlookupd
 from .partitioned import PartitionedCluster
+
+if TYPE_CHECKING:
+    from .memory_nsqd import MemoryNsqd
 
 BIN_DIR = "NSQ_BIN_DIR"
 
@@ -98,6 +101,15 @@ def nsqd(nsqd_factory: Factory[Nsqd]) -> Nsqd:
 def nsqadmin(nsqadmin_factory: Factory[Nsqadmin], nsqd: Nsqd) -> Nsqadmin:
     """An nsqadmin for the test's ``nsqd``."""
     return nsqadmin_factory(nsqd=[nsqd])
+
+
+@pytest.fixture
+def memory_nsqd() -> Iterator[MemoryNsqd]:
+    """An nsqd in memory, which is also the transport to it."""
+    from .memory_nsqd import MemoryNsqd
+
+    with MemoryNsqd() as nsqd:
+        yield nsqd
 
 
 @pytest.fixture

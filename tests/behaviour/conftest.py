@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 
 import pytest
 
 from nsq.testing import Nsqd
 from nsq.testing.plugin import factory
 from nsq.transport import default_transport
-from tests.fakes.memory_nsqd import MemoryNetwork
+from tests.fakes.memory_http import MemoryNsqdWithHttp
 from tests.fakes.wire import Wire
 from tests.integration.consuming import AnyNsqd, create, numbered, publish, transport_of
 
@@ -19,11 +20,14 @@ NsqdFactory = Callable[..., AnyNsqd]
 @pytest.fixture(params=["memory", pytest.param("nsqd", marks=pytest.mark.daemons)])
 def nsqd_factory(request: pytest.FixtureRequest) -> Iterator[NsqdFactory]:
     """Start nsqds whose topic and channel exist."""
-    with factory(Nsqd) as start:
-        make: NsqdFactory = MemoryNetwork() if request.param == "memory" else start
+    with factory(Nsqd) as start, ExitStack() as in_memory:
 
         def make_with_channel(**options: object) -> AnyNsqd:
-            nsqd = make(**options)
+            nsqd: AnyNsqd
+            if request.param == "memory":
+                nsqd = in_memory.enter_context(MemoryNsqdWithHttp(**options))
+            else:
+                nsqd = start(**options)
             create(nsqd)
             return nsqd
 

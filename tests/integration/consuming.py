@@ -17,11 +17,11 @@ from nsq.consumer.consumer import Consumer
 from nsq.message import Message
 from nsq.testing import Nsqd
 from nsq.transport import Transport
-from tests.fakes.memory_nsqd import MemoryNsqd
+from tests.fakes.memory_http import MemoryNsqdWithHttp
 
 from .patience import nap
 
-AnyNsqd = Nsqd | MemoryNsqd
+AnyNsqd = Nsqd | MemoryNsqdWithHttp
 H = TypeVar("H", bound=logging.Handler)
 
 TOPIC = "orders"
@@ -191,7 +191,7 @@ def make_consumer(nsqd: AnyNsqd | Iterable[AnyNsqd] | str = (), **options: Any) 
 
 def transport_of(*nsqds: AnyNsqd) -> Transport | None:
     """Return the transport that reaches these nsqds; None is the default one."""
-    return next((each.transport for each in nsqds if isinstance(each, MemoryNsqd)), None)
+    return next((each for each in nsqds if isinstance(each, MemoryNsqdWithHttp)), None)
 
 
 @contextmanager

@@ -214,6 +214,12 @@ def test_the_custom_transport_example_runs(example: Start, nsqd: Nsqd) -> None:
     script.wait_for(rf"{nsqd.tcp_address}: [1-9]\d* bytes sent")
 
 
+def test_the_example_of_tests_in_memory_passes(example: Start) -> None:
+    script = example("memory_nsqd.py")
+    assert script.end() == 0, script.lines
+    assert [line.partition(": ")[2] for line in script.lines] == ["passed", "passed"]
+
+
 def test_the_ordered_example_handles_all_in_sequence(example: Start) -> None:
     script = example("ordered.py")
     assert script.end() == 0, script.lines

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import json
 import re
+import socket
+import socketserver
+import threading
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from nsq.testing import Nsqd, Nsqlookupd, V1Client, V2Client
+from nsq.testing import MemoryNsqd, Nsqd, Nsqlookupd, V1Client, V2Client
 from nsq.testing.plugin import factory
+from nsq.transport import Stream
 from tests.golden import conversation, recordings
 from tests.golden.conversation import Conversation, as_bytes, compact
 from tests.integration.authority import Authority
@@ -33,10 +38,45 @@ def check(outcomes: Outcomes, case: dict[str, Any]) -> None:
         raise failure
 
 
-@pytest.fixture(scope="module")
-def outcomes() -> Iterator[Outcomes]:
-    with factory(Nsqd) as make:
-        yield conversation.replay_all(CASES["tcp"], make(max_rdy_count=10000).tcp_address)
+@pytest.fixture(scope="module", params=["nsqd", "memory"])
+def outcomes(request: pytest.FixtureRequest) -> Iterator[Outcomes]:
+    if request.param == "memory":
+        with MemoryNsqd(max_rdy_count=10000) as nsqd, relayed(nsqd) as address:
+            yield conversation.replay_all(CASES["tcp"], address)
+    else:
+        with factory(Nsqd) as make:
+            yield conversation.replay_all(CASES["tcp"], make(max_rdy_count=10000).tcp_address)
+
+
+@contextmanager
+def relayed(nsqd: MemoryNsqd) -> Iterator[str]:
+    """Relay a TCP port to an nsqd in memory."""
+
+    class Relay(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            stream = nsqd.connect(nsqd.tcp_address, timeout=1.0)
+            back = threading.Thread(target=self._answer, args=(stream,))
+            back.start()
+            with suppress(OSError):
+                while data := self.request.recv(65536):
+                    stream.write(data, 1.0)
+            stream.close()
+            back.join()
+
+        def _answer(self, stream: Stream) -> None:
+            with suppress(OSError):
+                while data := stream.read():
+                    self.request.sendall(data)
+                self.request.shutdown(socket.SHUT_WR)
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Relay) as server:
+        serving = threading.Thread(target=server.serve_forever, args=(0.02,))
+        serving.start()
+        try:
+            yield "127.0.0.1:{1}".format(*server.server_address)
+        finally:
+            server.shutdown()
+            serving.join()
 
 
 @each_case("tcp")

@@ -61,7 +61,9 @@ class Broker:
         self._last_listed: tuple[str, ...] = ()  # by the nsqlookupds
         # What nsqd has delivered it also takes back, whatever our own limit is: see ``publish`` for that.
         config = replace(settings.config, max_msg_size=_LARGEST)
-        self.producer = Producer(nsqd=settings.nsqds, nsqlookupd=settings.lookupds, config=config)
+        self.producer = Producer(
+            nsqd=settings.nsqds, nsqlookupd=settings.lookupds, config=config, transport=settings.transport
+        )
         atexit.register(self.producer.close, _LAST_PUBLISHES)
 
     # Reaching it.

@@ -268,7 +268,12 @@ def purge(connection: Connection, topic: str, channel: str) -> int:
 
     settings = connection.broker.settings
     consumer = nsq.Consumer(
-        topic, channel, nsqd=connection.nsqds, nsqlookupd=settings.lookupds, config=settings.config
+        topic,
+        channel,
+        nsqd=connection.nsqds,
+        nsqlookupd=settings.lookupds,
+        config=settings.config,
+        transport=settings.transport,
     )
     consumer.set_max_in_flight(_PURGED_AT_ONCE)
     consumer.add_handler(take)

@@ -170,6 +170,7 @@ class Subscription:
             nsqd=nsqds,
             nsqlookupd=broker.settings.lookupds,
             config=broker.settings.config,
+            transport=broker.settings.transport,
             max_in_flight=1,
         )
         self._nsqds = len(nsqds)

@@ -17,6 +17,7 @@ from urllib.parse import parse_qsl, unquote
 from nsq.config import Config
 from nsq.errors import ConfigError
 from nsq.transport.addresses import is_unix
+from nsq.transport.base import Transport
 
 _NSQD_PORT, _LOOKUPD_PORT = 4150, 4161
 
@@ -58,6 +59,8 @@ class BrokerSettings:
     config: Config
     max_deaths: int
     """How often the process that runs a task may die before the task goes to the dead letters; 0: ever."""
+    transport: Transport | None = None
+    """How bytes move to and from nsqd, None for TCP and Unix sockets: ``transport_options["transport"]``."""
 
 
 def split_secret(url: str) -> tuple[str, str | None]:
@@ -100,13 +103,14 @@ def settings_of(client: Client) -> BrokerSettings:
         (lookupds if discovers else nsqds).extend(wanted)
     values = {name: value for name, value in client.transport_options.items() if name not in _OF_KOMBU}
     max_deaths = _max_deaths(texts, values)
+    transport = _transport(values)
     options = _DEFAULTS | _from_ssl(client.ssl) | _parsed(texts) | values
     if client.password:
         options["auth_secret"] = client.password
     if encrypted:
         options.setdefault("tls", True)
     return BrokerSettings(
-        tuple(dict.fromkeys(nsqds)), tuple(dict.fromkeys(lookupds)), Config(**options), max_deaths
+        tuple(dict.fromkeys(nsqds)), tuple(dict.fromkeys(lookupds)), Config(**options), max_deaths, transport
     )
 
 
@@ -133,6 +137,13 @@ def _max_deaths(texts: dict[str, str], values: dict[str, Any]) -> int:
     if number < 0 or isinstance(given, bool):
         raise ConfigError(f"max_deaths is {given!r}; it must be a whole number from 0 up")
     return number
+
+
+def _transport(values: dict[str, Any]) -> Transport | None:
+    transport = values.pop("transport", None)
+    if transport is None or isinstance(transport, Transport):
+        return transport
+    raise ConfigError(f"transport is {transport!r}; it must be an object with connect(address, *, timeout)")
 
 
 def _from_ssl(ssl: Any) -> dict[str, Any]:

@@ -14,8 +14,9 @@ from django.core.exceptions import ImproperlyConfigured
 from nsq.config import Config
 from nsq.errors import NsqError
 from nsq.transport.addresses import checked, checked_nsqds
+from nsq.transport.base import Transport
 
-_KEYS = ("NSQD", "NSQLOOKUPD", "BACKEND", "ON_COMMIT_TIMEOUT", "OPTIONS")
+_KEYS = ("NSQD", "NSQLOOKUPD", "BACKEND", "ON_COMMIT_TIMEOUT", "OPTIONS", "TRANSPORT")
 #: Publishes to nsqd; the other one, for tests, is ``nsq.contrib.django.locmem``.
 NSQD_BACKEND = "nsq.contrib.django.publishing"
 
@@ -29,6 +30,8 @@ class Settings:
     on_commit_timeout: float = 2.0
     #: From OPTIONS: for the producer, and for consumers that say nothing else.
     config: Config = field(default_factory=Config)
+    #: For the producer and all consumers; None: TCP and Unix sockets.
+    transport: Transport | None = None
 
 
 def read_settings() -> Settings:
@@ -49,6 +52,7 @@ def read_settings() -> Settings:
         backend=_backend(given),
         on_commit_timeout=_seconds(given),
         config=_config(given),
+        transport=_transport(given),
     )
     if read.backend == NSQD_BACKEND and not read.nsqd and not read.nsqlookupd:
         raise ImproperlyConfigured("the setting NSQ has no addresses: give 'NSQD' or 'NSQLOOKUPD', or both")
@@ -91,3 +95,12 @@ def _config(given: Mapping[str, Any]) -> Config:
         return Config(**options)
     except (NsqError, TypeError) as error:
         raise ImproperlyConfigured(f"NSQ['OPTIONS']: {error}") from None
+
+
+def _transport(given: Mapping[str, Any]) -> Transport | None:
+    transport = given.get("TRANSPORT")
+    if transport is None or isinstance(transport, Transport):
+        return transport
+    raise ImproperlyConfigured(
+        f"NSQ['TRANSPORT'] is {transport!r}; it must be an object with connect(address, *, timeout)"
+    )

@@ -52,7 +52,8 @@ class Declared:
     def make(self) -> Consumer:
         read = current_settings()
         addresses = {"nsqd": read.nsqd, "nsqlookupd": read.nsqlookupd}
-        options: dict[str, Any] = {"config": read.config, **addresses, **self.options}
+        common = {"config": read.config, "transport": read.transport}
+        options: dict[str, Any] = {**common, **addresses, **self.options}
         options["at_thread_end"] = closing_connections(options.get("at_thread_end"))
         made = Consumer(self.topic, self.channel, threads=self.threads, **options)
         handler = with_connections(self.handler)

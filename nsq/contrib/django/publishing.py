@@ -44,7 +44,9 @@ def producer() -> Producer:
     if found is None:
         read = current_settings()
         # To make one starts no thread and no connection.
-        mine = Producer(nsqd=read.nsqd, nsqlookupd=read.nsqlookupd, config=read.config)
+        mine = Producer(
+            nsqd=read.nsqd, nsqlookupd=read.nsqlookupd, config=read.config, transport=read.transport
+        )
         found = _producers.setdefault("NSQ", mine)
         if found is mine:
             atexit.register(mine.close)

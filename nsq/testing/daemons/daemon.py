@@ -212,8 +212,7 @@ class Daemon:
             raise DaemonFailed(f"{self.program} needs aiohttp: {how_to_install('server')}")
         from nsq.daemons.serve.logs import DaemonLog
 
-        arguments = _to_arguments(self._options_class(), self._all_options())
-        options = _read_arguments(self._options_class(), [*arguments, *self._flags], self.program)
+        options = read_options(self._options_class(), self._all_options(), self.program, self._flags)
         daemon_class = self._daemon_class()
 
         def make(stream: TextIO) -> Runnable:
@@ -391,8 +390,11 @@ def _to_arguments(options_class: type[Any], given: Mapping[str, object]) -> list
     return arguments
 
 
-def _read_arguments(options_class: type[Any], arguments: Sequence[str], program: str) -> Any:
-    """Parse the flags to the options of a daemon in this process, as its program would."""
+def read_options(
+    options_class: type[Any], given: Mapping[str, object], program: str, flags: Sequence[str] = ()
+) -> Any:
+    """Make the options of a daemon in this process, as its program would."""
+    arguments = [*_to_arguments(options_class, given), *flags]
     try:
         return parse(options_class, arguments, prog=program).options
     except FlagExit as refused:

@@ -8,11 +8,13 @@ import sys
 import threading
 from collections.abc import Callable
 
+import kombu
 import pytest
+from celery import Celery
 from celery.exceptions import TimeLimitExceeded
 
 import nsq
-from nsq.testing import Nsqd
+from nsq.testing import MemoryNsqd, Nsqd
 from nsq.testing.plugin import Factory
 
 from .conftest import PATIENCE, Site, wait_for
@@ -93,3 +95,18 @@ def test_a_message_becomes_a_task_and_is_finished_when_the_broker_has_it(
         wait_for(lambda: consumer.stats().finished, lambda: repr(consumer.stats()))
     here.worker("-P", "solo")
     assert here.wait_for_runs(1) == ["order 1"]
+
+
+def test_tasks_go_to_an_nsqd_in_memory_and_come_back(memory_nsqd: MemoryNsqd) -> None:
+    options = {"transport": memory_nsqd}
+    app = Celery(broker=f"nsq://{memory_nsqd.tcp_address}", set_as_current=False)
+    app.conf.broker_transport_options = options
+    app.send_task("shop.bill", (17,), queue="orders")
+    assert memory_nsqd.depth("orders") == 1
+    with kombu.Connection(app.conf.broker_url, transport_options=options) as connection:
+        queue = connection.SimpleQueue("orders")
+        message = queue.get(timeout=PATIENCE)
+        assert message.headers["task"] == "shop.bill"
+        message.ack()
+        queue.close()
+    app.close()

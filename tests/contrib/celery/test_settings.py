@@ -50,6 +50,11 @@ def test_options_come_from_the_query_and_from_transport_options() -> None:
         ("nsq://a?msg_timeuot=2m", {}, "there is no option 'msg_timeuot'; did you mean msg_timeout"),
         ("nsq://a?max_deaths=often", {}, "max_deaths is 'often'; it must be a whole number from 0 up"),
         ("nsq://a", {"transport_options": {"max_deaths": -1}}, "max_deaths is -1"),
+        (
+            "nsq://a",
+            {"transport_options": {"transport": "memory"}},
+            "transport is 'memory'; it must be an object",
+        ),
         ("nsq://a:port", {}, "port 'port'"),
         ("nsq:///run/nsqd.sock", {}, "the broker's URL has a path"),
         ("nsq://s3cret@a/vhost?msg_timeout=2m", {}, "the broker's URL has a path"),

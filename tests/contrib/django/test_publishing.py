@@ -8,6 +8,7 @@ import socket
 import threading
 import urllib.error
 import urllib.request
+from dataclasses import replace
 from typing import Any
 
 import django
@@ -22,9 +23,10 @@ from shop.models import Order
 import nsq
 from nsq.contrib.django import locmem, publish, publish_on_commit
 from nsq.contrib.django.conf import read_settings
+from nsq.contrib.django.handlers import chosen
 from nsq.contrib.django.publishing import cut
 from nsq.contrib.django.testing import handle
-from nsq.testing import Nsqd
+from nsq.testing import MemoryNsqd, Nsqd
 from tests.integration.consuming import until
 
 from .conftest import PROJECT, Site, bodies
@@ -117,6 +119,7 @@ def test_batches_are_cut_by_number_and_size() -> None:
         ({"nsqd": "127.0.0.1:4150"}, "unknown key 'nsqd': did you mean 'NSQD'?"),
         ({"NSQD": "127.0.0.1"}, "NSQ['NSQD'] is '127.0.0.1'"),
         ({"NSQD": 5}, "NSQ['NSQD'] is 5"),
+        ({"NSQD": "a:1", "TRANSPORT": "memory"}, "NSQ['TRANSPORT'] is 'memory'"),
         ({"NSQLOOKUPD": [5]}, "NSQ['NSQLOOKUPD'] is [5]"),
         ({"NSQD": "127.0.0.1:4150", "ON_COMMIT_TIMEOUT": 0}, "NSQ['ON_COMMIT_TIMEOUT'] is 0"),
         ({"NSQD": "127.0.0.1:4150", "OPTIONS": {"publish_timeout": -1}}, "NSQ['OPTIONS']: publish_timeout"),
@@ -263,3 +266,16 @@ def free_port() -> int:
         found.bind(("127.0.0.1", 0))
         port: int = found.getsockname()[1]
         return port
+
+
+def test_an_nsqd_in_memory_gets_what_a_project_publishes_and_its_consumers_take_it(
+    database: None, memory_nsqd: MemoryNsqd
+) -> None:
+    with override_settings(NSQ={"NSQD": memory_nsqd.tcp_address, "TRANSPORT": memory_nsqd}):
+        publish_on_commit("mails", b"one")
+        publish("mails", b"two")
+        assert memory_nsqd.bodies("mails") == [b"one", b"two"]
+        (declared,) = chosen(["mails/sending"])
+        taken: list[Any] = []
+        with replace(declared, handler=taken.extend).make():
+            until("taken", lambda: sorted(each.body for each in taken) == [b"one", b"two"])

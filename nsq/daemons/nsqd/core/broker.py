@@ -79,7 +79,7 @@ class InMemory:
     def __init__(self, mem_queue_size: int = 10_000) -> None:
         self._mem_queue_size = mem_queue_size
 
-    def backlog(self, topic: str, channel: str = "") -> Backlog:
+    def backlog(self, topic: str, channel: str = "") -> MemoryBacklog:
         if is_ephemeral(channel or topic):
             return EphemeralBacklog(self._mem_queue_size)
         return MemoryBacklog()

@@ -258,7 +258,8 @@ class Channel:
                 self.backlog.finished([message])
         self._alarm.set(self.deferred.next_check())
 
-    def _put_due(self, messages: list[Message]) -> bool:
+    def put_due(self, messages: list[Message]) -> bool:
+        """Take deferred messages that are due now; see ``Deferred.release``."""
         stored = self.backlog.put_due(messages, self.deferred.finished)
         self._counted -= len(messages)
         self.wake()
@@ -526,7 +527,7 @@ class Channel:
             return  # the deferred messages now belong to the storage
         now = self._clock.now()
         try:
-            self.deferred.release(now, self._put_due)
+            self.deferred.release(now, self.put_due)
         except StorageFailed:
             self._alarm.set(now + _STORAGE_RETRY)
         else:

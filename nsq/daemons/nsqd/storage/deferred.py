@@ -1,22 +1,33 @@
 """A channel's deferred messages: those due soon in memory, the others in files, roughly by their due times.
 
-New messages stay in memory until there are too many; then those due last are written to files. With
---durable, every message is written at once, to a journal: a file of messages that are in memory as well.
+    add ──▶ memory, a heap ────────────── due ─────────────▶ the channel's queue
+              │         ▲                                           ▲
+     too many │         │ due soon, and there is room               │ all are due, or at the same time:
+              ▼         │                                           │ the file is renamed
+            a file of a bucket ─────────────────────────────────────┘
+              │         ▲
+              └─────────┘ due soon, and there is no room: written again, to narrower buckets
 
-Any other file belongs to a bucket: messages due within the same second, minute, hour or more, the further
-away the wider. Shortly before the bucket's time, the file is read into memory if there is room; otherwise
-only what is due soon, and the rest is written to narrower buckets. So a message is written two or three
-times, a million of them need no more memory than ten thousand, and those due first are in memory in time.
-A file whose messages are due at the same time, or all due already, is renamed to be a file of the queue.
+A bucket has the messages due within the same second, minute, hour or more, the further away the wider. So a
+message is written two or three times, a million of them need no more memory than ten thousand, and those due
+first are in memory in time.
 
-With --durable, the index of a file notes which messages have left it, when they are synced elsewhere: in
-another file, or in the channel's queue. Now and then the rest of a journal is written to the next one. If
-the queue's disk is full, a due message stays in its file until a consumer has finished it.
+With --durable, every message is written at once, to a journal: a file of messages that are in memory as well.
+Now and then the rest of a journal is written to the next one.
 
 At a stop the records of each file are renamed to be a file of the channel's queue, where Go's nsqd finds
-them. The index has noted which one before. A start takes the file back, if it is still there and unread. A
-message is in one place at a time, so an index that is out of date delivers nothing. Only a kill or a power
-cut can leave a message in two places; the next start chooses one.
+them. A start takes the file back, if it is still there and unread.
+
+What always holds:
+
+1. A message is in one place at a time: in memory, in a file, or in the queue. Only a kill or a power cut can
+   leave it in two; the next start chooses one (``choose_records``).
+2. With --durable, each message in memory has a record in a file. That file goes, or its index says that the
+   message has left, only when it is synced elsewhere: in another file, or in the channel's queue. If the
+   queue's disk is full, a due message stays in its file until a consumer has finished it.
+3. An index is written before its records, and removed after them: a record without a due time would be due
+   at once. An index that lists messages which are gone delivers nothing.
+4. Before records join the queue, their index notes as which file.
 """
 
 from __future__ import annotations
