@@ -117,7 +117,8 @@ class Auditor:
         return bool(self.faults.happened.keys() & {"cut", "cut_at"})
 
     def nothing_deferred_is_early(self) -> None:
-        if self.faults.clock_changed or (self._power_was_cut and not self.plan.durable):
+        lost = self._power_was_cut or (self.faults.lossy and self.faults.disk_failed)
+        if self.faults.clock_changed or (lost and not self.plan.durable):
             return
         for handled in self.load.handled:
             message = self.load.sent.get(handled.key)
@@ -369,8 +370,8 @@ class Auditor:
         timeout = self.plan.nsqd_options["msg_timeout"]
         for handled in self.load.handled:
             delivery = self._delivery(handled)
-            if delivery is None or not handled.succeeded:
-                continue
+            if delivery is None or not handled.succeeded or handled.key not in self.load.sent:
+                continue  # a damaged message may have the id of another one
             by = handled.ended + self._trips(handled.ended, handled.ended + 1)
             closed = delivery.conversation.closed_at
             if min(delivery.ended, closed, delivery.at + timeout - 1) > by and not self._disturbed(

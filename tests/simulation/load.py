@@ -525,7 +525,8 @@ class Load:
             made = client.made
             made.wait_until_connected(1.0)
             for again in range(number % 8, -1, -1):
-                made.remove_nsqd(address)
+                with suppress(self.nsq.UsageError):  # another one has removed it already
+                    made.remove_nsqd(address)
                 threads.sleep(self.chance.choice((0.0, 0.001, 0.05)) if again else lasts + 1)
                 if not again:
                     self.removed.append((client.process.name, address, scheduler.now))
@@ -540,7 +541,8 @@ class Load:
     def begin_late(self) -> None:
         """Begin to consume the topics that had no channel, or were paused, until now."""
         for topic in self.plan.held_topics:
-            if topic not in self._begun:
+            # At the end once more: a kill may have come before that was on a disk which failed.
+            if topic not in self._begun or self.over:
                 self._begun.append(topic)
                 for nsqd in self.nsqds:
                     self._surely(nsqd, "unpause_topic", topic)
