@@ -81,7 +81,7 @@ class FakeAuthority:
 class FakeLink:
     """Records written data, and fails on impossible calls.
 
-    With a ``capacity`` it is congested from that number of bytes until the client reads them.
+    With a ``capacity`` it is full and congested from that number of bytes until the client reads them.
     """
 
     def __init__(self, capacity: int | None = None) -> None:
@@ -97,6 +97,10 @@ class FakeLink:
         self.written.append(data)
         if self.capacity is not None and sum(map(len, self.written)) >= self.capacity:
             self.congested = True
+
+    @property
+    def full(self) -> bool:
+        return self.congested
 
     def pause_reading(self) -> None:
         assert self.reading, "paused twice"

@@ -91,6 +91,21 @@ class TestAClientThatDoesNotRead:
         eventually(lambda: channel_stats(nsqd, "t")["in_flight_count"], lambda count: count == 0)
         assert channel_stats(nsqd, "t")["depth"] >= 10_000 - 60
 
+    def test_can_still_finish_messages(self, nsqd: Nsqd) -> None:
+        """Else those behind a slow link time out although their handlers were quick."""
+        with consumer(nsqd, "t", rdy=0):
+            pass
+        for _ in range(4):
+            publish(nsqd, "t", [b"x" * 4000] * 1000)
+        with raw(nsqd) as slow:
+            slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            slow.sendall(commands.sub("t", "channel") + commands.rdy(2500))
+            eventually(lambda: channel_stats(nsqd, "t")["in_flight_count"])  # as many as sockets hold
+            begins = slow.recv(10 + 34, socket.MSG_WAITALL)  # an OK, and a message up to the end of its id
+            slow.sendall(commands.fin(begins[-16:]))
+            eventually(lambda: channel_stats(nsqd, "t")["clients"][0]["finish_count"], within=10)
+            assert channel_stats(nsqd, "t")["depth"]
+
     def test_is_not_listened_to_either(self, nsqd: Nsqd) -> None:
         """Else its answers would pile up."""
         orders = commands.pub("t", b"x") * 4_000_000

@@ -86,18 +86,13 @@ class Auditor:
         """Whether an nsqd that keeps messages in memory has ended since it confirmed this one."""
         return not self.plan.durable and any(at >= message.began for at in self.faults.lossy)
 
-    def _dropped(self, message: Sent, channel: str) -> bool:
-        """Whether an nsqd has dropped it, of this channel or while its topic had none."""
-        return not self.world.dropped.isdisjoint({(channel, message.key), (message.topic, message.key)})
-
     def nothing_is_lost(self) -> None:
         lost = [
             f"{message.key.decode()} ({message.call}, confirmed {message.ended:.6f}) on {channel}"
             for message in self.load.sent.values()
             if message.state == "stored" and not self._excused(message)
             for channel in self.load.channels(message)
-            if not self._dropped(message, channel)
-            and not any(
+            if not any(
                 each.channel == channel and each.succeeded for each in self.by_key.get(message.key, ())
             )
         ]
@@ -122,7 +117,8 @@ class Auditor:
         return bool(self.faults.happened.keys() & {"cut", "cut_at"})
 
     def nothing_deferred_is_early(self) -> None:
-        if self.faults.clock_changed or (self._power_was_cut and not self.plan.durable):
+        lost = self._power_was_cut or (self.faults.lossy and self.faults.disk_failed)
+        if self.faults.clock_changed or (lost and not self.plan.durable):
             return
         for handled in self.load.handled:
             message = self.load.sent.get(handled.key)
@@ -374,8 +370,8 @@ class Auditor:
         timeout = self.plan.nsqd_options["msg_timeout"]
         for handled in self.load.handled:
             delivery = self._delivery(handled)
-            if delivery is None or not handled.succeeded:
-                continue
+            if delivery is None or not handled.succeeded or handled.key not in self.load.sent:
+                continue  # a damaged message may have the id of another one
             by = handled.ended + self._trips(handled.ended, handled.ended + 1)
             closed = delivery.conversation.closed_at
             if min(delivery.ended, closed, delivery.at + timeout - 1) > by and not self._disturbed(

@@ -525,7 +525,8 @@ class Load:
             made = client.made
             made.wait_until_connected(1.0)
             for again in range(number % 8, -1, -1):
-                made.remove_nsqd(address)
+                with suppress(self.nsq.UsageError):  # another one has removed it already
+                    made.remove_nsqd(address)
                 threads.sleep(self.chance.choice((0.0, 0.001, 0.05)) if again else lasts + 1)
                 if not again:
                     self.removed.append((client.process.name, address, scheduler.now))
@@ -540,7 +541,8 @@ class Load:
     def begin_late(self) -> None:
         """Begin to consume the topics that had no channel, or were paused, until now."""
         for topic in self.plan.held_topics:
-            if topic not in self._begun:
+            # At the end once more: a kill may have come before that was on a disk which failed.
+            if topic not in self._begun or self.over:
                 self._begun.append(topic)
                 for nsqd in self.nsqds:
                     self._surely(nsqd, "unpause_topic", topic)
@@ -657,9 +659,14 @@ class Load:
     # The end.
 
     def channels(self, message: Sent) -> list[str]:
-        """Return the channels on which a message must arrive."""
+        """Return the channels on which a message must arrive: not those that dropped it, or that were emptied."""
         names = [f"{message.topic}/{name}" for name in self.plan.topics.get(message.topic, ["late"])]
-        return [name for name in names if message.began > self.emptied.get(name, 0.0)]
+        return [
+            name
+            for name in names
+            if message.began > self.emptied.get(name, 0.0)
+            and self.world.dropped.isdisjoint({(name, message.key), (message.topic, message.key)})
+        ]
 
     def undelivered(self) -> list[str]:
         """Return the confirmed messages that no handler has got."""

@@ -186,10 +186,10 @@ class Conversation:
                     yield message_id, at
 
     def windows(self) -> Iterator[tuple[float, int]]:
-        """Yield each RDY with its time, and 0 at the end."""
+        """Yield each RDY with its time, and 0 at a CLS and at the end."""
         for at, piece in self.said:
             for count in _RDY.findall(piece):
-                yield at, int(count)
+                yield at, int(count or 0)
         yield self.closed_at, 0
 
 
@@ -220,7 +220,7 @@ class _Times:
 #: The beginning of a frame: size, kind; of a message: timestamp, attempts, id.
 _FRAME = struct.Struct(">iiqH16s")
 _ANSWERED = re.compile(rb"(?:^|\n)(FIN|REQ|TOUCH) ([0-9a-f]{16})(?=[ \n])")
-_RDY = re.compile(rb"(?:^|\n)RDY ([0-9]+)(?=\n)")
+_RDY = re.compile(rb"(?:^|\n)(?:RDY ([0-9]+)|CLS)(?=\n)")
 _REQ = re.compile(rb"(?:^|\n)REQ ([0-9a-f]{16}) ")
 _ANSWERS = re.compile(rb"(?:^|\n)(?:FIN |REQ )([0-9a-f]{16})")
 

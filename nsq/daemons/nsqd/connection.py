@@ -15,10 +15,15 @@ TOO_MANY = "E_TOO_MANY_CONNECTIONS"
 _LARGE = 128 * 1024
 #: How long a client may take to read its last bytes and close before the connection is aborted.
 _LINGER = 1.0
+#: Bytes of replies that a client which does not read may still cause before its commands wait.
+_UNREAD_REPLIES = 64 * 1024
 
 
 class Connection(asyncio.Protocol):
-    """Stops reading while the client does not read its replies, so that unsent output stays bounded."""
+    """Bounds unsent output. While the client does not read, nsqd writes no messages to it. It still reads the
+    client's answers (FIN, REQ, TOUCH), or handled messages would time out. It stops when many replies are
+    unread too.
+    """
 
     def __init__(
         self,
@@ -34,7 +39,8 @@ class Connection(asyncio.Protocol):
         self._finishing = False
         self._cut_off: asyncio.TimerHandle | None = None
         self.session: Session | None = None
-        self.congested = False
+        self.full = self.congested = False
+        self._unread = 0  # bytes written since it is full
 
     # The event loop's side.
 
@@ -90,20 +96,27 @@ class Connection(asyncio.Protocol):
         self.session = self._transport = None
 
     def pause_writing(self) -> None:
-        self.congested = True
-        self.pause_reading()
+        self.full, self._unread = True, 0
 
     def resume_writing(self) -> None:
-        self.congested = False
-        self.resume_reading()
+        self.full = False
+        if self.congested:
+            self.congested = False
+            self.resume_reading()
         if self.session is not None:
             self.session.writable()
 
     # The session's side.
 
     def write(self, data: bytes) -> None:
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(data)
+        if self._transport is None or self._transport.is_closing():
+            return
+        if self.full:
+            self._unread += len(data)
+            if self._unread > _UNREAD_REPLIES and not self.congested:
+                self.congested = True
+                self.pause_reading()
+        self._transport.write(data)
 
     def pause_reading(self) -> None:
         self._holds += 1

@@ -301,7 +301,7 @@ class Session:
 
     @property
     def full(self) -> bool:
-        return self._link.congested
+        return self._link.full
 
     def deliver(self, messages: list[Message]) -> None:
         try:
@@ -316,7 +316,7 @@ class Session:
             self._on_layer_error(error)
 
     def writable(self) -> None:
-        """Go on: the link is no longer congested."""
+        """Go on: the link is no longer full."""
         self._subscription.wake()
         self.receive(b"")
 

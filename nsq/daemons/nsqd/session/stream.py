@@ -21,8 +21,12 @@ class Link(Protocol):
     """The connection under a stream."""
 
     @property
+    def full(self) -> bool:
+        """Whether the client reads more slowly than nsqd writes: it gets no further messages."""
+
+    @property
     def congested(self) -> bool:
-        """Whether the client reads more slowly than nsqd writes."""
+        """Whether it does not read its replies either: its commands wait."""
 
     def write(self, data: bytes) -> None: ...
 
