@@ -409,9 +409,9 @@ class _Kept(InMemory):
 
 
 class _Link(MemoryPeer):
-    """nsqd's end of a connection. It is never congested: memory takes what nsqd sends."""
+    """nsqd's end of a connection. It is never full: memory takes what nsqd sends."""
 
-    congested = False
+    full = congested = False
     finished = False
 
     def write(self, data: bytes) -> None:
