@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nsq.http.nsqd import NsqdApi
+from nsq.findings import FAILURE
 from nsq.spark import doctor
 from nsq.testing import Nsqd
 from tests.chaos import spark_driver, spark_processes
@@ -51,8 +52,8 @@ def require_spark() -> None:
     if not sys.platform.startswith("linux"):
         pytest.skip("processes are found by their environment, in Linux's /proc")
     found = doctor.check_java()
-    if found.state == doctor.WRONG:
-        reason = f"Spark needs Java: {found.text}; {found.remedy}"
+    if found.level == FAILURE:
+        reason = f"Spark needs Java: {found.found}; {found.remedy}"
         if os.environ.get("NSQ_REQUIRE_SPARK"):
             pytest.fail(reason, pytrace=False)
         pytest.skip(reason)

@@ -398,6 +398,6 @@ def test_replay_says_why_a_folder_cannot_be_replayed(spark: SparkSession, tmp_pa
     with pytest.raises(UsageError, match="no column date"):
         replay(tmp_path / "in", "again", dry_run=True, spark=spark)
     (tmp_path / "empty").mkdir()
-    for place in ("empty", "absent"):
-        with pytest.raises(UsageError, match=f"{place} holds no Parquet file"):
+    for place, problem in (("empty", "empty holds no Parquet file"), ("absent", "there is no archive at")):
+        with pytest.raises(UsageError, match=problem):
             replay(tmp_path / place, "again", dry_run=True, spark=spark)
