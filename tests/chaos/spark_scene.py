@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nsq.http.nsqd import NsqdApi
 from nsq.findings import FAILURE
+from nsq.http.nsqd import NsqdApi
 from nsq.spark import doctor
 from nsq.testing import Nsqd
 from tests.chaos import spark_driver, spark_processes
