@@ -659,7 +659,7 @@ class Load:
     # The end.
 
     def channels(self, message: Sent) -> list[str]:
-        """Return the channels on which a message must arrive: not those that dropped it, or that were emptied."""
+        """Return the channels on which it must arrive: those that did not drop it, nor were emptied."""
         names = [f"{message.topic}/{name}" for name in self.plan.topics.get(message.topic, ["late"])]
         return [
             name
