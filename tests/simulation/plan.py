@@ -23,7 +23,6 @@ KNOBS: dict[tuple[str, str], Sequence[Any]] = {
     ("daemons.nsqd.disk.syncing", "_COPIED_AT_ONCE"): (100, 1000),
     ("daemons.nsqd.registration", "_BATCH"): (1, 3),
     ("daemons.nsqd.session.stream", "_WRITE_AT"): (100, 2000),
-    ("daemons.nsqd.storage.deferred", "COMPARED"): (2, 50),
     ("daemons.nsqd.storage.deferred", "_LOOK_EVERY"): (0.2, 2.0),
     ("daemons.nsqd.storage.deferred", "_PEEKED_FILES"): (1,),
     ("daemons.nsqd.storage.deferred", "_REMOVED_AT_ONCE"): (1, 3),

@@ -201,7 +201,7 @@ class DiskQueue:
         return functools.partial(peek_records, self._unread_ranges(), self.sizes, n, max_bytes, but)
 
     def unread_records(self, n: int) -> list[UnreadRecord]:
-        """Describe the next ``n`` records, without moving the cursor."""
+        """Describe the last ``n`` unread records, without moving the cursor."""
         return unread_records(self._unread_ranges(), self.sizes, n)
 
     def _unread_ranges(self) -> list[FileRange]:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -347,21 +348,25 @@ class UnreadRecord(NamedTuple):
     wholeness: int
 
 
-def unread_records(ranges: Iterable[FileRange], sizes: Bounds, n: int) -> list[UnreadRecord]:
-    """Describe the first ``n`` records."""
+def unread_records(ranges: Sequence[FileRange], sizes: Bounds, n: int) -> list[UnreadRecord]:
+    """Describe the last ``n`` records: a power cut tears the newest ones."""
     found: list[UnreadRecord] = []
-    for file_range in ranges:
+    for file_range in reversed(ranges):
+        if len(found) == n:
+            break
         try:
             reader = FileReader(file_range.path, file_range.begin, sizes)
         except FileNotFoundError:
             continue
+        last: deque[UnreadRecord] = deque(maxlen=n - len(found))
         try:
-            while len(found) < n and (spans := reader.spans(n - len(found), file_range.end)):
+            while spans := reader.spans(n, file_range.end):
                 shift = reader.offset - spans[-1][1]
                 for start, stop in spans:
                     record = reader.buffer[start:stop]
                     place = file_range.number, shift + stop
-                    found.append(UnreadRecord(message_id(record), place, wholeness(record)))
+                    last.append(UnreadRecord(message_id(record), place, wholeness(record)))
         finally:
             reader.close()
+        found[:0] = last
     return found

@@ -65,7 +65,7 @@ _LOOK_EVERY = 60.0
 _RETRY_SECONDS = 1.0
 #: The room that a full disk must have before it counts as working again.
 _SPILL_BYTES = 1 << 20
-#: The most records of a queue, and of its topic's, that are compared with the indexes after a kill.
+#: How many of the last records of a queue, and of its topic's, are compared with the indexes after a kill.
 COMPARED = 50_000
 #: With more files than this, a thread removes them: each takes a millisecond or two.
 _REMOVED_AT_ONCE = 20

@@ -298,6 +298,15 @@ def test_a_batch_is_written_in_one_call_per_file(tmp_path: Path) -> None:
     queue.delete()
 
 
+def test_the_last_unread_records_are_described_across_files(tmp_path: Path) -> None:
+    """A power cut tears the newest: they must be among those that are compared with other copies."""
+    queue = open_queue(tmp_path, max_bytes_per_file=100)
+    positions = queue.append([b"%d" % number * 40 for number in range(6)])
+    for n in range(1, 8):
+        assert [each.place for each in queue.unread_records(n)] == [each.place for each in positions[-n:]]
+    queue.delete()
+
+
 def test_an_empty_batch_writes_nothing(tmp_path: Path) -> None:
     queue = open_queue(tmp_path)
     assert queue.append([]) == []

@@ -452,7 +452,7 @@ def test_after_a_kill_older_records_in_the_queue_are_known(tmp_path: Path) -> No
     node.sync()
     node.disk.append([b"x" * HEAD_SIZE, entry[1], left, entry[1], b"y" * HEAD_SIZE, b"y" * HEAD_SIZE])
     after = later(node, node.copy(tmp_path / "b"))
-    places = [each.place for each in node.disk.unread_records(5)]
+    places = [each.place for each in node.disk.unread_records(6)]
     deferred = entry[1][10:HEAD_SIZE]
     assert after.deferred.obsolete == {places[1]: deferred, places[3]: deferred, places[4]: b"y" * 16}
 
