@@ -54,7 +54,7 @@ class Replacement:
                 file.write(content)
                 file.flush()
         if self._cancelled:
-            self.temporary.unlink(missing_ok=True)
+            self.cancel()
 
     def change(self, content: bytes) -> None:
         """Change the content to another one of the same size. If the target has been replaced already, it
@@ -71,12 +71,14 @@ class Replacement:
             os.close(descriptor)
 
     def rename(self) -> None:
-        with suppress(FileNotFoundError):  # it was cancelled
-            os.replace(self.temporary, self.target)
+        with suppress(FileNotFoundError):  # it was cancelled a moment ago
+            if not self._cancelled:
+                os.replace(self.temporary, self.target)
 
     def cancel(self) -> None:
         self._cancelled = True
-        self.temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # then the next start removes it
+            self.temporary.unlink(missing_ok=True)
 
 
 class SyncJob:

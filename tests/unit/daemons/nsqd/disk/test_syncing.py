@@ -559,3 +559,18 @@ class TestAnAppendOverMoreFilesThanMayBeOpen:
         assert (queues.directory / "q0.diskqueue.000000.dat").stat().st_size == 9
         queues.all[0].append(self.RECORDS)
         assert records(queues.all[0]) == [b"first", *self.RECORDS]
+
+
+def test_a_cancelled_job_replaces_nothing_though_its_file_cannot_be_removed(tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    target.write_bytes(b"old")
+    job = SyncJob(tmp_path, {}, replacement=Replacement(target, b"new"))
+
+    def cancel_and_sync(*_: object) -> dict[Path, OSError]:
+        with patch.object(Path, "unlink", side_effect=OSError(errno.ENOSPC, "the disk is full")):
+            job.cancel()
+        return {}
+
+    with patch.object(syncing, "sync_files", cancel_and_sync):
+        job()
+    assert target.read_bytes() == b"old"
