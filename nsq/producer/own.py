@@ -130,7 +130,8 @@ class OwnConn:
         if not data:
             raise ConnectionLost(f"{self.address} closed the connection")
         replies = self._replies
-        replies.rest, replies.deadline = data, time.monotonic() + wait
+        # What has come may be a heartbeat: the publish's time has passed on.
+        replies.rest, replies.deadline = data, min(time.monotonic() + wait, self.deadline)
         self._wait = 0.0  # what it sets is not known here
         reply: Response | ErrorReply | None = None
         while reply is None or replies.rest:

@@ -335,6 +335,7 @@ class Pool:
         self.refuse_our_thread("publish, which would wait for room,")
         if event_loop() is not None:
             self._warn_of_event_loop(topic)
+        self.owner.ask(self.look_at_deadlines)  # a caller that was interrupted twice has not
         if not pending.changed.wait_for(lambda: self.closed or pending.has_room(), deadline):
             raise QueueFull(f"{full}, and none was answered in time")
 
@@ -615,6 +616,7 @@ class Pool:
     def flush(self, deadline: float) -> FlushReport:
         """Wait for all publishes that are pending now, and for their callbacks and hooks."""
         self._refuse_callback("flush")
+        self.owner.ask(self.look_at_deadlines)
         publishes, trips = self._unended(), [(conn, conn.used_at) for conn in self._trips()]
         left = sum([not publish.wait_for(publish.done, deadline) for publish in publishes])
         left += sum([not self._wait_for_trip(conn, began, deadline) for conn, began in trips])
@@ -671,6 +673,7 @@ class Pool:
 
     def _begin_close(self, deadline: float) -> None:
         self.closed = True  # ``ask_to_close`` may have been interrupted
+        self.look_at_deadlines()
         self._ending.hasten(deadline, self._clock())
 
     def _close_when_done(self) -> None:

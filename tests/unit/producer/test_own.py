@@ -220,6 +220,25 @@ def test_heartbeats_do_not_prolong_the_wait_for_an_answer(scene: Scene) -> None:
     assert isinstance(published.exception(PATIENCE), PublishUncertain)
 
 
+def test_a_heartbeat_does_not_begin_the_wait_anew(scene: Scene) -> None:
+    waits: list[float] = []
+    stream = scene.transport.streams[1]
+
+    def before_read() -> None:
+        waits.append(stream.stream.read_timeout)
+        if len(waits) == 1:
+            time.sleep(0.05)  # of the publish's time
+            scene.own.say(HEARTBEAT)
+
+    stream.before_read = before_read
+    published = publishing(scene.p, b"waits", timeout=5.0)
+    scene.own.expect(b"waits")
+    scene.own.peer.expect(commands.NOP)
+    scene.own.ok()
+    published.result(PATIENCE)
+    assert waits[1] < waits[0] - 0.04
+
+
 def test_a_connection_is_asked_for_once_when_two_publishes_within_a_second_found_none() -> None:
     conns = OwnConns(A, Config(), time.monotonic, print)
     assert [conns.miss(now) for now in (0.0, 1.0, 2.0, 2.5, 2.6)] == [False, False, False, True, False]

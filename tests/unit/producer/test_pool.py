@@ -11,15 +11,18 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
 import nsq
+from nsq.errors import PublishFailed
+from nsq.producer.pool import Pool
 from nsq.producer.producer import Producer
 from nsq.producer.reports import Acknowledged, CloseReport, Failed, FlushReport, ProducerHealth
 from nsq.transport import MemoryStream, MemoryTransport
 from nsq.wire import commands
-from tests.fakes.interrupts import each_line
+from tests.fakes.interrupts import Interrupted, each_line
 from tests.fakes.network import HeldTransport
 from tests.fakes.nsqd import A, B, PublishedTo, accept_publisher
 from tests.fakes.threads import PATIENCE, in_thread
@@ -488,3 +491,23 @@ def test_a_producer_that_did_nothing_closes_cleanly_and_looks_closed(p: Producer
     p.abandon()  # as in a forked child
     with pytest.raises(nsq.Closed):
         p.publish("orders", b"body")
+
+
+@pytest.mark.parametrize("waits", ["close", "flush", "publish"])
+def test_the_place_of_a_publish_whose_caller_was_interrupted_twice_ends_at_its_deadline(
+    transport: MemoryTransport, waits: str
+) -> None:
+    p = producer(transport, max_pending=1)
+    with (
+        patch.object(Pool, "_queue", side_effect=Interrupted),
+        patch.object(Pool, "cancel", side_effect=Interrupted),
+        pytest.raises(Interrupted),
+    ):
+        p.publish("orders", b"lost", timeout=0.01)
+    if waits == "publish":
+        with pytest.raises(PublishFailed, match="no nsqd"):
+            p.publish("orders", b"next", timeout=0.1)
+    elif waits == "flush":
+        # A flush on the interrupted thread does not wait for what that has published.
+        assert in_thread(partial(p.flush, 1.0)).result(PATIENCE)
+    assert in_thread(partial(p.close, 1.0)).result(PATIENCE)
