@@ -642,9 +642,9 @@ class Load:
         topic = list(self.plan.topics)[number % len(self.plan.topics)]
         channel = self.plan.topics[topic][number % len(self.plan.topics[topic])]
         self.emptied[f"{topic}/{channel}"] = math.inf
-        with suppress(self.nsq.NsqError):  # it is down, or stops
+        with suppress(self.nsq.NsqError):  # not answered: it may be carried out at any time
             self.api(nsqd).empty_channel(topic, channel)
-        self.emptied[f"{topic}/{channel}"] = scheduler.now
+            self.emptied[f"{topic}/{channel}"] = scheduler.now
 
     def pause(self, nsqd: Nsqd, number: int, lasts: float) -> None:
         """Pause a topic or a channel for a while."""
