@@ -1,7 +1,7 @@
 """Brokers side by side, from Python: each with its client, in its default and in its strongest setting.
 
-Every measurement starts its broker anew on the same file system, and kills it afterwards. What is missing is
-named, and the others run.
+Each measurement starts its broker with an empty directory, and kills it afterwards. A broker that is not
+installed is named in the table; the others run.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def comparisons() -> Sequence[Comparison]:
     ]
 
 
-#: What is done while a broker runs; gets the server, and what runs the driver.
+#: A load on a running broker. It gets the server, and the function that runs the driver.
 Ask = Callable[..., list[float]]
 Work = Callable[[Server, Ask], Sequence[float]]
 

@@ -27,7 +27,7 @@ class Client(Protocol):
     def __init__(self, port: int) -> None: ...
 
     def prepare(self) -> None:
-        """Make the queue; what was in it goes."""
+        """Make the queue, and empty it."""
 
     def publisher(self) -> tuple[Publish, PublishMany]:
         """Return what one caller publishes with. Each caller's thread calls this once."""
@@ -102,7 +102,7 @@ class RedisStreams:
 
 
 class RedisLists:
-    """A list, and a second one for what is being worked on: the reliable pop."""
+    """A list, and a second one with the messages in work: the reliable pop."""
 
     def __init__(self, port: int) -> None:
         import redis

@@ -1,4 +1,4 @@
-"""The brokers: how each is started, in its default and in its strongest setting, and what is missing here."""
+"""The brokers: how each is started, in its default and in its strongest setting, and which are not installed."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Broker:
 
     @property
     def missing(self) -> str:
-        """Say what is missing here; empty if it can run."""
+        """Name the packages and programs that are not installed; empty if it can run."""
         wants = []
         if importlib.util.find_spec(self.module) is None:
             wants.append(f"the Python module {self.module}")

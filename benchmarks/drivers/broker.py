@@ -142,5 +142,5 @@ if __name__ == "__main__":
         made.prepare()
     else:
         print(*LOADS[load](made, *map(float, numbers)), flush=True)
-    # Threads and connections of a load that is over hold nobody up.
+    # At once: the load is over, but its threads may still wait for messages.
     os._exit(0)

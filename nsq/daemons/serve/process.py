@@ -29,7 +29,7 @@ OptionsT = TypeVar("OptionsT", bound=LogOptions)
 
 
 class Orders:
-    """What a daemon was told to do, by signals or over HTTP. Whoever runs the daemon obeys."""
+    """What a daemon was told to do, by signals or over HTTP. The code that runs the daemon obeys."""
 
     def __init__(self) -> None:
         self.drain = asyncio.Event()
