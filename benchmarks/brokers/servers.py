@@ -1,4 +1,4 @@
-"""The brokers: how each is started, in its default and in its strongest setting, and which are not installed."""
+"""The brokers: how each is started, in its default and its strongest setting, and which are not installed."""
 
 from __future__ import annotations
 
