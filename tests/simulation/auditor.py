@@ -12,7 +12,7 @@ from typing import Any
 from tests.simulation.faults import Faults
 from tests.simulation.load import Handled, Load, Sent
 from tests.simulation.plan import Plan
-from tests.simulation.scheduler import Thread
+from tests.simulation.scheduler import Thread, scheduler
 from tests.simulation.world import Delivery, World
 
 #: Seconds that a call may take beyond its timeout, besides those for which threads stood still.
@@ -25,7 +25,7 @@ _LISTED_AGAIN = 20.0
 _EARLY = 0.002
 #: Says that a call took too long, as threads stood still, that nsqds have not registered yet, or that a
 #: producer was closed meanwhile.
-_OVERDUE = re.compile("in time|did not answer within|lists none|producer (is|was) closed")
+_OVERDUE = re.compile("in time|did not answer within|lists none|discovered yet|producer (is|was) closed")
 #: Seconds of standing still that may make one side take the other for dead.
 _SILENCE = 2.0
 #: Faults that no client notices which is not its target.
@@ -461,7 +461,9 @@ class Auditor:
                 wrong = stats.finished > handled[id(made)]
                 wrong |= self.plan.calm and stats.finished + stats.timed_out < handled[id(made)]
             else:
-                left, certain = stats.pending, stored[id(made)]
+                # A future ends at its timeout once the producer's thread does not stand still.
+                left = stats.pending and not process.stood(scheduler.now - _FOUND_AGAIN, scheduler.now)
+                certain = stored[id(made)]
                 wrong = not certain <= stats.published <= certain + perhaps[id(made)]
             if left or wrong:
                 self.found(

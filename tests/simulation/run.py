@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 import os
 import pickle
 import random
@@ -192,7 +193,9 @@ def _scenario(
     for lookupd in lookupds:
         if not lookupd.stop():
             outcome.violations.append(f"DAEMON {lookupd.name} did not stop at the end")
-    _sleep_until(scheduler.now + 1.0)
+    # Threads that stand still go on and end.
+    stands = [end for process in world.processes for _, end in process.stands if end < math.inf]
+    _sleep_until(max([scheduler.now, *stands]) + 1.0)
 
 
 def _sleep_until(when: float) -> None:
