@@ -1,5 +1,5 @@
 """``python -m benchmarks [suite …] [-k word] [--quick]``: prints a table. A run of whole suites under their
-full load also writes results.json and the chart results.svg beside this file. With --old it compares our
+full load also writes results.json, and the suite's chart. With --old it compares our
 columns only with those of the older package, in turns.
 
 The exit status is 1 if a ratio misses its bar by more than the tolerance; else 2 if something could not run.
@@ -40,7 +40,11 @@ NAMED = ("brokers", "brokers-kill")
 WITH_OLD = ("client", "daemon", "partitioned")
 
 RESULTS = Path(__file__).with_name("results.json")
-PICTURE = Path(__file__).with_name("results.svg")
+#: The suites that have a picture, and where.
+PICTURES = {
+    "client": Path(__file__).with_name("results.svg"),
+    "brokers": Path(__file__).parents[1] / "docs" / "images" / "brokers.svg",
+}
 
 ROUNDS, QUICK_ROUNDS = 7, 3
 QUICK_SCALE = 0.2
@@ -76,9 +80,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(report.table(outcomes))
     if not (arguments.old or arguments.k or arguments.quick):
         _save(suites)
-        pictured = [outcome for outcome in outcomes if outcome.comparison.pictured]
-        if pictured:
-            PICTURE.write_text(picture.draw(pictured))
+        for suite in suites.keys() & PICTURES.keys():
+            PICTURES[suite].write_text(
+                picture.draw([each for each in suites[suite] if each.comparison.pictured])
+            )
     if any(verdict.failed for outcome in outcomes for verdict in outcome.judge()):
         return 1
     return 2 if any(outcome.comparison.absent for outcome in outcomes) else 0

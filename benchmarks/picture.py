@@ -8,10 +8,11 @@ from html import escape
 from benchmarks.comparison import Outcome
 
 _WIDTH = 760
-_LABELS, _NUMBERS = 110, 130  # the space left and right of the bars
+_LABELS, _NUMBERS = 110, 130  # the least space left of the bars, and the space right of them
+_LETTER = 7  # the width of a letter
 _TITLE, _BAR, _GAP, _SPACE = 26, 18, 6, 16
 _FOOT = 26
-_OURS = "nsq"
+_OURS = ("nsq", "nsqd", "nsqd --durable")
 
 #: Colours for the reader's colour scheme; the first ones are the default.
 _STYLE = """
@@ -33,8 +34,10 @@ def draw(outcomes: Sequence[Outcome]) -> str:
     """Draw a group of bars for each outcome, with its own scale; each bar shows its median."""
     parts: list[str] = []
     top = 8
+    longest = max(len(column) for outcome in outcomes for column in outcome.comparison.contenders)
+    labels = max(_LABELS, longest * _LETTER + 16)
     for outcome in outcomes:
-        group, height = _group(outcome, top)
+        group, height = _group(outcome, top, labels)
         parts += group
         top += height + _SPACE
     foot = "messages a second, medians; each group has its own scale"
@@ -51,7 +54,7 @@ def draw(outcomes: Sequence[Outcome]) -> str:
     )
 
 
-def _group(outcome: Outcome, top: int) -> tuple[list[str], int]:
+def _group(outcome: Outcome, top: int, labels: int) -> tuple[list[str], int]:
     columns = {
         column: spread.median
         for column in outcome.comparison.contenders
@@ -62,13 +65,13 @@ def _group(outcome: Outcome, top: int) -> tuple[list[str], int]:
     parts = [_text("title", 0, top + 14, outcome.comparison.pictured)]
     place = top + _TITLE
     for column, value in columns.items():
-        length = max(2.0, value / longest * (_WIDTH - _LABELS - _NUMBERS))
-        kind = "ours" if column == _OURS else "other"
-        parts.append(_text("label", _LABELS - 8, place + 13, column, anchor="end"))
+        length = max(2.0, value / longest * (_WIDTH - labels - _NUMBERS))
+        kind = "ours" if column in _OURS else "other"
+        parts.append(_text("label", labels - 8, place + 13, column, anchor="end"))
         parts.append(
-            f'<rect class="{kind}" x="{_LABELS}" y="{place}" width="{length:.1f}" height="{_BAR}" rx="2"/>'
+            f'<rect class="{kind}" x="{labels}" y="{place}" width="{length:.1f}" height="{_BAR}" rx="2"/>'
         )
-        parts.append(_text("number", _LABELS + length + 8, place + 13, f"{_rounded(value)} {unit}"))
+        parts.append(_text("number", labels + length + 8, place + 13, f"{_rounded(value)} {unit}"))
         place += _BAR + _GAP
     return parts, place - top
 

@@ -16,8 +16,10 @@ from benchmarks.processes import Server, drive, new_place
 
 _ROUNDS = 3
 _SECONDS = 2.0
-#: Messages that wait before a consumer begins: it then takes them for ``_SECONDS`` at most.
+#: Messages that wait before a consumer begins, unless storing them takes longer than ``_FILLING`` seconds: it
+#: then takes them for ``_SECONDS`` at most.
 _BACKLOG = 50_000
+_FILLING = 5.0
 _WAITING = 1_000_000
 _RATE = (
     Figure("", "msg/s"),
@@ -104,10 +106,10 @@ def _publish(callers: int, batch: int, broker: Broker, scale: float) -> Sequence
 
 def _consume(prefetch: int, broker: Broker, scale: float) -> Sequence[float]:
     def work(server: Server, ask: Ask) -> Sequence[float]:
-        ask("fill", _BACKLOG * scale)
+        _, waiting = ask("fill", _BACKLOG * scale, _FILLING)
         seconds, before = _SECONDS * scale, cpu_of(server.pid)
-        rate, client = ask("consume", prefetch, seconds)
-        count = min(rate * seconds, _BACKLOG * scale)
+        rate, client = ask("consume", prefetch, seconds, waiting)
+        count = min(rate * seconds, waiting)
         return rate, client, (cpu_of(server.pid) - before) / count * 1e6
 
     return _with(broker, work)
@@ -129,7 +131,7 @@ def _idle(broker: Broker, scale: float) -> Sequence[float]:
 def _memory(broker: Broker, scale: float) -> Sequence[float]:
     def work(server: Server, ask: Ask) -> Sequence[float]:
         before = memory_of(server.pid)
-        (rate,) = ask("fill", _WAITING * scale)
+        rate, _ = ask("fill", _WAITING * scale, 300.0)
         return (memory_of(server.pid) - before) / 1e6, rate
 
     return _with(broker, work)

@@ -157,12 +157,13 @@ class RabbitMq:
         return publish, publish_many
 
     def filler(self) -> PublishMany:
-        """Return what fills a queue fastest: without confirms."""
+        """Return what fills a queue fastest: without confirms, but with one round trip for all."""
         channel, persistent = self._channel(), self._pika.BasicProperties(delivery_mode=2)
 
         def publish_many(bodies: Sequence[bytes]) -> None:
             for body in bodies:
                 channel.basic_publish("", NAME, body, persistent)
+            channel.queue_declare(NAME, passive=True)
 
         return publish_many
 

@@ -16,8 +16,6 @@ from typing import Any
 from benchmarks.brokers.clients import CLIENTS, NAME, JetStream, age, publish_for
 
 BODY = b"x" * 200
-#: The most messages that a consumer takes.
-_MOST = 100_000
 
 
 def publish(client: Any, callers: float, seconds: float, batch: float) -> Sequence[float]:
@@ -26,21 +24,23 @@ def publish(client: Any, callers: float, seconds: float, batch: float) -> Sequen
     return count / (time.monotonic() - began), (time.process_time() - used) / count * 1e6
 
 
-def fill(client: Any, count: float) -> Sequence[float]:
-    """Store so many messages, in batches, with several callers."""
-    began, left = time.monotonic(), int(count)
-    fill_some = client.filler() if hasattr(client, "filler") else None
-    while left > 0:
-        if fill_some is not None:
-            fill_some([BODY] * min(left, 1000))
-            left -= 1000
-        else:
-            left -= publish_for(client, 4, 300.0, 1000, BODY, most=left // 4)
-    return (count / (time.monotonic() - began),)
+def fill(client: Any, count: float, seconds: float) -> Sequence[float]:
+    """Store so many messages, or for so many seconds, in batches, with several callers. Return the rate and
+    the number.
+    """
+    began = time.monotonic()
+    if hasattr(client, "filler"):
+        fill_some, stored = client.filler(), 0
+        while stored < count and time.monotonic() < began + seconds:
+            fill_some([BODY] * 1000)
+            stored += 1000
+    else:
+        stored = publish_for(client, 4, seconds, 1000, BODY, most=int(count) // 4)
+    return stored / (time.monotonic() - began), stored
 
 
-def consume(client: Any, prefetch: float, seconds: float) -> Sequence[float]:
-    """Consume what is there, for some seconds from the first message on."""
+def consume(client: Any, prefetch: float, seconds: float, most: float) -> Sequence[float]:
+    """Consume for some seconds from the first message on, or until ``most`` have come: so many are there."""
     times: list[float] = []
     used: list[float] = []
 
@@ -48,7 +48,7 @@ def consume(client: Any, prefetch: float, seconds: float) -> Sequence[float]:
         if not times:
             used.append(time.process_time())
         times.append(time.monotonic())
-        return len(times) < _MOST and times[-1] < times[0] + seconds
+        return len(times) < most and times[-1] < times[0] + seconds
 
     client.consume(handle, int(prefetch))
     used.append(time.process_time())

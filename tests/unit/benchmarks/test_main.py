@@ -24,7 +24,7 @@ def test_only_whole_suites_under_their_full_load_replace_earlier_results(
     monkeypatch.setattr(program, "SUITES", suites)
     results = tmp_path / "results.json"
     monkeypatch.setattr(program, "RESULTS", results)
-    monkeypatch.setattr(program, "PICTURE", tmp_path / "results.svg")
+    monkeypatch.setattr(program, "PICTURES", {"client": tmp_path / "results.svg"})
     figures = {"comparisons": [{"figures": [{"columns": {"nsq": {"median": 7.0}}}]}]}
     results.write_text(json.dumps(dict.fromkeys(suites, figures)))
 
