@@ -15,11 +15,18 @@ from nsq.config import Config, Options, SignatureWithOptions
 from nsq.connection.handshake import describe, dial
 from nsq.errors import ConfigError, ConnectionFailed, NsqError, QueueFull, Unanswered, UsageError
 from nsq.log import Logger
-from nsq.producer.futures import PublishFuture
 from nsq.producer.hooks import check_count, composed
 from nsq.producer.nsqds import Setup
 from nsq.producer.pool import Pool
-from nsq.producer.publishes import Defer, P, Publish, PublishOptions, checked_timeout, with_options_shown
+from nsq.producer.publishes import (
+    Defer,
+    P,
+    Publish,
+    PublishFuture,
+    PublishOptions,
+    checked_timeout,
+    with_options_shown,
+)
 from nsq.producer.reports import (
     Acknowledged,
     CloseReport,
