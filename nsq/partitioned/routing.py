@@ -142,7 +142,6 @@ class Router:
         self._blocked = Blocked()
         self._named_turn = itertools.count()
         self._owing = False  # an nsqd owes an answer
-        self._wanted: frozenset[str] = frozenset()  # leaders that are not connected, and publishes wait for
         self._shown: object = None  # the places that callers do not see
 
     # Which NSQ it is: discovery's thread tells.
@@ -603,12 +602,8 @@ class Router:
     def _look_ahead(self, now: float) -> None:
         """Have nsqlookupds asked and leaders dialed that publishes wait for; set when to assign next."""
         self._leave_unreachable(now)
-        absent = set(self._absent_leaders())
-        waits = bool(absent) or any(self._needs_lookup(place) for place in self._all_parked())
+        waits = any(self._absent_leaders()) or any(self._needs_lookup(place) for place in self._all_parked())
         self.urgent = waits
-        if absent - self._wanted:
-            self._pool.nsqds.endpoints.hurry()  # their pauses are shorter now
-        self._wanted = frozenset(absent)
         due = self.lookups.refresh(now, urgent=waits, incomplete=self._snapshots.incomplete)
         parked = [self._busy[place] for place in self._all_parked()]
         self.due_at = min([due, *[each.retry_at for each in parked if each.tried_with is not None]])

@@ -334,6 +334,9 @@ class _WaiterCallback:
 
 P = TypeVar("P", bound=Publish)
 
+#: What a body may be. It is sent as bytes.
+BYTES = (bytes, bytearray, memoryview)
+
 #: Seconds or a timedelta from now, or an aware datetime.
 Defer = float | timedelta | datetime
 
@@ -430,7 +433,7 @@ def _refuse(options: PublishOptions) -> None:
 
 def checked_bodies(bodies: Iterable[object], config: Config, overhead: int = 0) -> tuple[list[bytes], int]:
     """Return the messages of a batch, and their size. Each takes ``overhead`` bytes more when it is sent."""
-    if isinstance(bodies, (bytes, bytearray, memoryview, str)):
+    if isinstance(bodies, (*BYTES, str)):
         raise UsageError(
             f"bodies is one {type(bodies).__name__}, must be several: a list, or another iterable"
         )
@@ -472,7 +475,7 @@ def checked_timeout(timeout: float | None, default: float, *, may_be_zero: bool 
 def _checked_body(body: object, config: Config, what: str) -> bytes:
     if isinstance(body, str):
         raise InvalidMessage(f"{what} is a str, must be bytes: encode it, for example with .encode()")
-    if not isinstance(body, (bytes, bytearray, memoryview)):
+    if not isinstance(body, BYTES):
         raise InvalidMessage(f"{what} is a {type(body).__name__}, must be bytes")
     data = bytes(body)
     if not data:
