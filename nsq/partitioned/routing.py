@@ -38,19 +38,19 @@ from nsq.partitioned.rules import (
 )
 from nsq.partitioned.snapshots import Place, Snapshots, Topic, destination
 from nsq.partitioned.tracing import Tracing, log_publish
+from nsq.producer.answers import Rules
 from nsq.producer.endpoint import PublishingEndpoint
 from nsq.producer.nsqds import Setup
 from nsq.producer.pool import Pool
 from nsq.producer.publishes import (
     NO_OPTIONS,
     Defer,
+    Maker,
     P,
     Publish,
     PublishOptions,
-    Rules,
     checked_bodies,
     given_options,
-    new_publish,
 )
 from nsq.producer.routing import Plain, Route, Target, Targets
 from nsq.wire import commands
@@ -134,7 +134,7 @@ class Router:
         self._targets: Mapping[str, Targets] = {}  # by destination; for callers, too
         self._pool, self._config, self._setup = pool, config, setup
         self._snapshots = Snapshots(key_partitions or {}, in_turn=not least_pending)
-        self._least_pending = least_pending
+        self._least_pending, self._plain = least_pending, Maker(config)
         self.rules: Rules = PartitionRules(self)
         # The pool's thread.
         self._busy: dict[Place, Partition] = {}
@@ -142,7 +142,6 @@ class Router:
         self._blocked = Blocked()
         self._named_turn = itertools.count()
         self._owing = False  # an nsqd owes an answer
-        self._wanted: frozenset[str] = frozenset()  # leaders that are not connected, and publishes wait for
         self._shown: object = None  # the places that callers do not see
 
     # Which NSQ it is: discovery's thread tells.
@@ -197,7 +196,7 @@ class Router:
             return publish
         if defer is not None and self.kind is not None:
             raise _no_deferring()
-        publish = new_publish(make, topic, body, defer, config)
+        publish = self._plain.new_publish(make, topic, body, defer)
         given = given_options(options) if options else {}
         if publish.command is not None:  # deferred, and the kind of the cluster is not known yet
             publish.rules, publish.destination = self.rules, UNPLACED
@@ -603,12 +602,8 @@ class Router:
     def _look_ahead(self, now: float) -> None:
         """Have nsqlookupds asked and leaders dialed that publishes wait for; set when to assign next."""
         self._leave_unreachable(now)
-        absent = set(self._absent_leaders())
-        waits = bool(absent) or any(self._needs_lookup(place) for place in self._all_parked())
+        waits = any(self._absent_leaders()) or any(self._needs_lookup(place) for place in self._all_parked())
         self.urgent = waits
-        if absent - self._wanted:
-            self._pool.nsqds.endpoints.hurry()  # their pauses are shorter now
-        self._wanted = frozenset(absent)
         due = self.lookups.refresh(now, urgent=waits, incomplete=self._snapshots.incomplete)
         parked = [self._busy[place] for place in self._all_parked()]
         self.due_at = min([due, *[each.retry_at for each in parked if each.tried_with is not None]])

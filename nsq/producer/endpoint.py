@@ -27,9 +27,11 @@ from nsq.errors import (
 )
 from nsq.log import Logger
 from nsq.message import Message
+from nsq.producer.answers import PLAIN, Verdict
 from nsq.producer.own import OwnConns, draining
-from nsq.producer.publishes import PLAIN, QUEUED, SENT, Publish, Verdict, command_of, join
+from nsq.producer.publishes import QUEUED, SENT, Publish
 from nsq.producer.reports import ConnectionState, ConnectionStats
+from nsq.wire import commands
 
 if TYPE_CHECKING:
     from nsq.connection.endpoint import Wanted
@@ -40,6 +42,9 @@ log = Logger("nsq.producer")
 
 #: Bytes that the write loop takes at a time: publishes it has not taken can be cancelled or sent elsewhere.
 _CHUNK = 512 * 1024
+#: The most messages and bytes of one MPUB made of joined publishes.
+_JOINED_MESSAGES = 1000
+_JOINED_BYTES = 512 * 1024
 
 
 class PublishingEndpoint(Endpoint, ConnDelegate):
@@ -337,3 +342,45 @@ class PublishingEndpoint(Endpoint, ConnDelegate):
     def _fields(self) -> dict[str, str]:
         """Return the fields of a structured log line."""
         return {"nsqd_address": self.address}
+
+
+# Joining.
+
+
+def join(publishes: list[Publish], largest: int) -> list[list[Publish]]:
+    """Return batches that are sent as one command each; they keep the order within every destination.
+
+    Messages of one destination that wait together become one MPUB of at most ``largest`` bytes (0: no
+    joining). Larger messages go alone, as do publishes with a command of their own.
+    """
+    largest = min(largest, _JOINED_BYTES)
+    rows: dict[str, list[Publish]] = {}
+    for publish in publishes:
+        if publish.destination in rows:
+            rows[publish.destination].append(publish)
+        else:
+            rows[publish.destination] = [publish]
+    batches: list[list[Publish]] = []
+    for row in rows.values():
+        batch, used = list[Publish](), largest  # full: the first one begins a batch
+        for publish in row:
+            size = 4 + publish.size
+            used += size
+            alone = publish.no_batching or publish.command is not None
+            if used <= largest and len(batch) < _JOINED_MESSAGES and not alone:
+                batch.append(publish)
+                continue
+            batch, used = [publish], 4 + size  # 4: the count of the messages
+            batches.append(batch)
+            if alone or used > largest:
+                used = largest  # full: later publishes begin a new batch after this one
+    return batches
+
+
+def command_of(batch: list[Publish]) -> bytes:
+    first = batch[0]
+    if first.command is not None:
+        return first.command
+    if len(batch) == 1:
+        return commands.pub(first.destination, first.body)
+    return commands.mpub(first.destination, [publish.body for publish in batch])

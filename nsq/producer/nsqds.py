@@ -102,7 +102,7 @@ class Nsqds:
         self._setup, self._clock, self._owner, self._have_adopted = setup, setup.clock, owner, adopt
         self._given = setup.addresses  # by the user
         self._spares: frozenset[tuple[str, int]] = frozenset()
-        self._hurried = False  # the endpoints know that a publish waits
+        self._hurried = False  # a publish waits, and the nsqlookupds have been asked
         self._reap_interval = (config.heartbeat_interval if config.heartbeat_interval > 0 else 30.0) / 2
         self._reaps_at = math.inf  # when the pool's thread looks at the idle connections next
         self._dials: queue.SimpleQueue[PublishingEndpoint | None] = queue.SimpleQueue()
@@ -176,11 +176,9 @@ class Nsqds:
             self.note_threads()
 
     def hurry(self, needed: bool) -> None:
-        """Have the nsqds dialed soon, and the nsqlookupds asked, when a publish begins to need it."""
-        if needed and not self._hurried:
-            if self.discovery.asks:
-                self.discovery.ask_soon()
-            self.endpoints.hurry()
+        """Have the nsqlookupds asked when a publish begins to need a connection."""
+        if needed and not self._hurried and self.discovery.asks:
+            self.discovery.ask_soon()
         self._hurried = needed
 
     def grow(self, endpoint: PublishingEndpoint) -> None:

@@ -42,21 +42,11 @@ from nsq.errors import (
 )
 from nsq.log import Logger
 from nsq.producer import at_exit
-from nsq.producer.endpoint import PublishingEndpoint
+from nsq.producer.answers import PLAIN, Verdict, unanswered, unsent
+from nsq.producer.endpoint import PublishingEndpoint, command_of
 from nsq.producer.nsqds import NAME, Nsqds, Setup
 from nsq.producer.own import OwnConn
-from nsq.producer.publishes import (
-    NO_OPTIONS,
-    PLAIN,
-    QUEUED,
-    SENT,
-    Publish,
-    Verdict,
-    checked_timeout,
-    command_of,
-    unanswered,
-    unsent,
-)
+from nsq.producer.publishes import NO_OPTIONS, QUEUED, SENT, Publish, checked_timeout
 from nsq.producer.reports import Acknowledged, CloseReport, Failed, FlushReport, ProducerStats
 from nsq.producer.routing import OtherRouting, Plain, Routing, Target, Targets
 from nsq.threads.owner import Ending, Owner, last_moment

@@ -18,20 +18,9 @@ from nsq.connection.conn import Conn
 from nsq.discovery.lookups import Asker, Discovery
 from nsq.errors import UsageError
 from nsq.log import Logger
+from nsq.producer.answers import PLAIN, Rules
 from nsq.producer.endpoint import PublishingEndpoint
-from nsq.producer.publishes import (
-    NO_OPTIONS,
-    PLAIN,
-    Defer,
-    P,
-    Publish,
-    PublishOptions,
-    Rules,
-    checked_topic,
-    new_multi_publish,
-    new_publish,
-    refused_option,
-)
+from nsq.producer.publishes import Defer, Maker, P, Publish, PublishOptions, checked_topic, refused_option
 
 if TYPE_CHECKING:
     from nsq.producer.pool import Pool
@@ -117,7 +106,7 @@ class OtherRouting(Routing, Protocol):
         """Return what asks the nsqlookupds of the other NSQ."""
 
 
-class Plain:
+class Plain(Maker):
     """The original NSQ: any nsqd takes any publish."""
 
     rules = PLAIN
@@ -125,33 +114,14 @@ class Plain:
     urgent = awaits_ends = False
 
     def __init__(self, pool: Pool, config: Config) -> None:
+        super().__init__(config)
         self.open: Targets = ()
-        self._pool, self._config, self._max_size = pool, config, config.max_msg_size
-        self._turn = itertools.count()
+        self._pool, self._turn = pool, itertools.count()
 
     # Callers.
 
     def route(self, topic: str) -> Route | None:
         return checked_topic(topic), self.open
-
-    def new_publish(
-        self,
-        make: type[P],
-        topic: str,
-        body: object,
-        defer: Defer | None,
-        options: PublishOptions = NO_OPTIONS,
-    ) -> P:
-        # The usual case first: this runs for every message.
-        usual = type(topic) is str and type(body) is bytes and defer is None and not options
-        if usual and 0 < len(body) <= self._max_size:  # type: ignore[arg-type]
-            return make(checked_topic(topic), body)  # type: ignore[arg-type]
-        return new_publish(make, topic, body, defer, self._config, options)
-
-    def new_multi_publish(
-        self, make: type[P], topic: str, bodies: Iterable[object], options: PublishOptions = NO_OPTIONS
-    ) -> P:
-        return new_multi_publish(make, topic, bodies, self._config, options)
 
     def targets(self, publish: Publish) -> Targets:
         self.make_plain(publish)

@@ -169,13 +169,9 @@ class TestDialing:
             world.refuse(A)
             world.clock.now = world.endpoints.next_due()
         world.clock.now = world[A].backoff.failed_at + 1.0
-        seen = [world.dials()]
-        for still_urgent in (False, True):  # when the endpoint is due
-            world.urgent = True
-            world.endpoints.hurry()
-            world.urgent = still_urgent
-            seen.append(world.dials())
-        assert seen == [[], [], [A]]
+        assert world.dials() == []
+        world.urgent = True
+        assert world.dials() == [A]
 
     def test_an_nsqd_without_a_thread_is_dialed_later(
         self, world: World, monkeypatch: pytest.MonkeyPatch

@@ -27,9 +27,8 @@ from nsq.partitioned import blocked as blocked_partitions
 from nsq.partitioned.routing import Router
 from nsq.partitioned.table import ClusterAnswer, TopicAnswer
 from nsq.partitioned.wire import Meta
-from nsq.producer.futures import PublishFuture
 from nsq.producer.pool import Pool
-from nsq.producer.publishes import Publish
+from nsq.producer.publishes import Publish, PublishFuture
 from tests.fakes.pool import StillPool, bodies, conn_of, connect, lose, write
 
 A, B, C = "10.0.0.1:4150", "10.0.0.2:4150", "10.0.0.3:4150"
