@@ -50,10 +50,6 @@ _REST = 0.2
 _KEPT = 30.0
 #: Seconds by which the timeout of a read may differ from the wanted one: setting it takes a system call.
 _CLOSE_ENOUGH = 0.005
-#: Seconds after the beginning of its last use in which a connection is taken without a look at whether nsqd has
-#: hung up: the look takes a system call, in which another thread may take the GIL. When nsqd ends, the
-#: connection with the loops hears of it at the same time.
-_FRESH = 0.005
 #: Bytes to read at once: more than a reply has.
 _REPLY = 512
 #: The most bytes that any idle connection takes at once, so that writing them takes no time worth a look at
@@ -205,8 +201,7 @@ class OwnConns:
                 conn = self._idle.pop()
             except IndexError:
                 break
-            fresh = now - conn.used_at < _FRESH
-            if fresh or not conn.readable():  # type: ignore[misc]  # ``dial`` returns no other
+            if not conn.readable():  # type: ignore[misc]  # ``dial`` returns no other
                 conn.used_at = now
                 return conn
             self._drop(conn)

@@ -136,26 +136,11 @@ def test_a_publish_does_not_overtake_an_unanswered_publish_async(scene: Scene) -
 
 
 @pytest.mark.parametrize("news", ["heartbeat", "end"])
-def test_a_connection_that_became_readable_while_idle_is_never_used(
-    scene: Scene, news: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("nsq.producer.own._FRESH", 0)
+def test_a_connection_that_became_readable_while_idle_is_never_used(scene: Scene, news: str) -> None:
     scene.own.say(HEARTBEAT) if news == "heartbeat" else scene.own.peer.end()
     scene.publish(b"next", scene.loops)
     scene.own.peer.wait_closed()
     scene.own = scene.next_own()  # the next one is dialed at once
-
-
-def test_a_connection_used_a_moment_ago_is_taken_without_a_look(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("nsq.producer.own._FRESH", PATIENCE)
-    looks: list[None] = []
-    scene.transport.streams[1].before_look = lambda: looks.append(None)
-    scene.own.say(HEARTBEAT)
-    assert scene.publish(b"next", scene.loops, scene.own) is scene.own
-    scene.own.peer.expect(commands.NOP)
-    assert not looks
 
 
 @pytest.mark.parametrize(

@@ -27,8 +27,9 @@ class Message:
         self.timestamp = timestamp
         self.attempts = 0
         self.due = due  # do not deliver before this time; 0 for at once
-        self.delivered_at = 0.0
-        self.deadline = 0.0
+        # Set when it is delivered.
+        self.delivered_at: float
+        self.deadline: float
 
     def copy(self) -> Message:
         return Message(self.id, self.body, self.timestamp, self.due)
@@ -128,7 +129,9 @@ class MessageIds:
         return (self._next - 1) >> _SEQUENCE_BITS
 
     def take(self, count: int) -> Ids:
-        first = max(self._next, self._time_ns() >> 20 << _SEQUENCE_BITS)
+        first = self._time_ns() >> 20 << _SEQUENCE_BITS
+        if first < self._next:  # not ``max``: this runs for every PUB
+            first = self._next
         self._next = first + count
         return Ids(self._node, first, count)
 
