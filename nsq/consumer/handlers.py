@@ -57,9 +57,8 @@ _MAX_TIMED_OUT_UNHANDLED = 10_000
 class HandlerPool:
     """Threads in groups, one group for each handler; all of them take from one inbox.
 
-    ``give_up`` is called with a message to give up, and why: the message is finished if it returns, requeued
-    if it raises. ``give_up_old`` does the same with all that were found to be older than ``max_age``
-    together. ``starved`` says whether nsqds send nothing more until a message here is answered.
+    ``give_up`` is called with a message to give up, and why, or with several that are older than ``max_age``:
+    they are finished if it returns, requeued if it raises. ``starved`` says whether nsqds send nothing more until a message here is answered.
     ``requeue_delay`` maps a message's attempts and its error to the seconds after which it comes again.
     ``threads`` is the number for each handler that is added without one; ``at_thread_end`` is called by each
     thread before it ends. ``gives_up_at_last_failure`` is ``at_last_failure`` of ``decide``. ``fields`` are
@@ -74,8 +73,7 @@ class HandlerPool:
         name: str,
         *,
         max_attempts: int,
-        give_up: Callable[[Message, GivenUp], None],
-        give_up_old: Callable[[list[tuple[Message, GivenUp]]], None],
+        give_up: Callable[[list[tuple[Message, GivenUp]]], None],
         max_age: float = 0.0,
         rate: float = 0.0,
         starved: Callable[[], bool],
@@ -97,7 +95,7 @@ class HandlerPool:
         self._counting = threading.Lock()
         self._name = name
         self._max_attempts = max_attempts or float("inf")
-        self._give_up, self._give_up_old = give_up, give_up_old
+        self._give_up = give_up
         self._max_age = max_age
         self._giving_up_old = threading.Lock()  # taken by handler threads alone
         self._warned_of_clocks: set[str] = set()  # addresses of nsqds
@@ -382,18 +380,22 @@ class HandlerPool:
         self._give_up_all(self.failed(messages, error, no_backoff))
         self.ended(threading.get_ident(), messages, False)
 
-    def give_up(self, message: Message, given_up: GivenUp) -> None:
-        """Give a message up, and finish it; requeue it if that fails."""
-        with suppress(AlreadyResponded):  # ``give_up`` has answered it, or was too slow
-            try:
-                self._give_up(message, given_up)
-            except BaseException as failure:
-                log.exception(
-                    "giving up on %r failed; nsqd delivers it again", message, extra=self.fields_of(message)
-                )
-                self._give_up_failed(message, failure)
-                message.requeue(backoff=False)
-            else:
+    def give_up(self, *given_up: tuple[Message, GivenUp]) -> None:
+        """Give messages up, all together, and finish them; requeue them if that fails."""
+        messages = [message for message, _ in given_up]
+        try:
+            self._give_up(list(given_up))
+        except BaseException as failure:
+            more = f" and {len(messages) - 1} more" if len(messages) > 1 else ""
+            text, fields = "giving up on %r%s failed; nsqd delivers it again", self.fields_of(messages[0])
+            log.exception(text, messages[0], more, extra=fields)
+            for message in messages:
+                with suppress(AlreadyResponded):
+                    self._give_up_failed(message, failure)
+                    message.requeue(backoff=False)
+            return
+        for message in messages:
+            with suppress(AlreadyResponded):  # ``give_up`` has answered it, or was too slow
                 finish_given_up(message)
                 self._forget(message)
                 with self._counting:
@@ -401,30 +403,12 @@ class HandlerPool:
 
     def _give_up_all(self, decided: list[tuple[Message, GivenUp]]) -> None:
         """Give messages up: the ones that are too old together, the others one by one."""
-        for message, given_up in decided:
-            if not given_up.too_old:
-                self.give_up(message, given_up)
         now = time.monotonic()
-        old = [each for each in decided if each[1].too_old and each[0].expires_at > now]
-        if not old:
-            return
-        try:
-            self._give_up_old(old)
-        except BaseException as failure:
-            text = "giving up %d messages that are too old failed; nsqd delivers them again"
-            log.exception(text, len(old), extra=self._fields)
-            for message, _ in old:
-                with suppress(AlreadyResponded):
-                    self._give_up_failed(message, failure)
-                    message.requeue(backoff=False)
-            return
-        for message, _ in old:
-            with suppress(AlreadyResponded):
-                finish_given_up(message)
-            if self.timed_out_unhandled:
-                self._forget(message)
-        with self._counting:
-            self.uncounted += len(old)
+        for each in decided:
+            if not each[1].too_old:
+                self.give_up(each)
+        if old := [each for each in decided if each[1].too_old and each[0].expires_at > now]:
+            self.give_up(*old)
 
     # Messages that nsqd delivers again while their handler runs. A second run beside the first would be of no
     # use: it takes as long, so that all of them would be late.
@@ -540,7 +524,7 @@ class HandlerPool:
                 self._running[threading.get_ident()] = [message for message, _ in old]
                 self._give_up_all(old)
         else:
-            self.give_up(message, given_up)
+            self.give_up((message, given_up))
         return False
 
     def _wait_for_rate(self, messages: list[Message]) -> list[Message]:
