@@ -139,7 +139,8 @@ class Engine:
         self.report: StopReport | None = None  # set when the consumer has stopped
         self.refusal: NsqError | None = None
         """The error of an nsqd, if every nsqd refuses the subscription; or why it is impossible."""
-        self._watch: Watch | None = None
+        self.watch: Watch | None = None
+        """See ``Consumer.wake_at_end``."""
         self._own_transport = SocketTransport(config.local_address)
         self.transport = transport or self._own_transport
         self.context = context_of(config)
@@ -226,12 +227,8 @@ class Engine:
         self.owner.changed.wake()
         self._wake_watch()
 
-    def wake_at_end(self, watch: Watch | None) -> None:
-        """Do as ``Consumer.wake_at_end`` says."""
-        self._watch = watch
-
     def _wake_watch(self) -> None:
-        watch = self._watch
+        watch = self.watch
         if watch is not None:
             watch.wake()
 
@@ -264,7 +261,7 @@ class Engine:
         self.endpoints.abandon()
         self.connections.abandon()
         self._inherited = True
-        watch, self._watch = self._watch, None
+        watch, self.watch = self.watch, None
         if watch is not None:
             watch.abandon()
 

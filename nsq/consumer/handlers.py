@@ -58,11 +58,10 @@ class HandlerPool:
     """Threads in groups, one group for each handler; all of them take from one inbox.
 
     ``give_up`` is called with a message to give up, and why, or with several that are older than ``max_age``:
-    they are finished if it returns, requeued if it raises. ``starved`` says whether nsqds send nothing more until a message here is answered.
-    ``requeue_delay`` maps a message's attempts and its error to the seconds after which it comes again.
-    ``threads`` is the number for each handler that is added without one; ``at_thread_end`` is called by each
-    thread before it ends. ``gives_up_at_last_failure`` is ``at_last_failure`` of ``decide``. ``fields`` are
-    those of log records.
+    they are finished if it returns, requeued if it raises. ``starved`` says whether nsqds send nothing more
+    until a message here is answered. ``requeue_delay`` maps a message's attempts and its error to the seconds
+    after which it comes again. ``threads`` is the number for each handler that is added without one.
+    ``gives_up_at_last_failure`` is ``at_last_failure`` of ``decide``, ``fields`` those of log records.
 
     For messages that are handled in order, ``in_order`` maps each handler to the function to call instead,
     and ``give_up_failed`` is called with a message that could not be given up, and why.
@@ -101,7 +100,7 @@ class HandlerPool:
         self._warned_of_clocks: set[str] = set()  # addresses of nsqds
         self._starved = starved
         self.requeue_delay = requeue_delay
-        self._threads_each, self._at_thread_end = threads, at_thread_end
+        self.threads_each, self._at_thread_end = threads, at_thread_end
         self._gives_up_at_last_failure = gives_up_at_last_failure
         self._fields = fields or {}
         self._in_order, self._give_up_failed = in_order, give_up_failed
@@ -129,12 +128,12 @@ class HandlerPool:
 
     def __len__(self) -> int:
         """Count the threads that run, or will run after the start."""
-        return sum(threads or self._threads_each for _, threads, _ in self._groups)
+        return sum(threads or self.threads_each for _, threads, _ in self._groups)
 
     @property
     def at_once(self) -> int:
         """How many messages all threads together work on at once."""
-        return sum((threads or self._threads_each) * size for _, threads, size in self._groups)
+        return sum((threads or self.threads_each) * size for _, threads, size in self._groups)
 
     @property
     def calls_at_once(self) -> int:
@@ -147,10 +146,6 @@ class HandlerPool:
         # Messages of no more attempts than this begin without another look, unless they are late.
         checks_all = per_second > 0 or (self._max_age > 0 and self._in_order is None)
         self._unchecked = -1 if checks_all else self._max_attempts
-
-    def set_threads(self, threads: int) -> None:
-        """Set the number of threads for each handler that is added without one. Call it before the start."""
-        self._threads_each = threads
 
     def add(
         self, handler: Handler, threads: int | None = None, no_backoff: Exceptions = (), at_once: int = 1
@@ -176,7 +171,7 @@ class HandlerPool:
     def start(self) -> None:
         """Start the threads. Raises RuntimeError when one cannot be started."""
         # Made here: a Thread object made before a fork counts as ended in the child.
-        runs = [run for run, threads, _ in self._groups for _ in range(threads or self._threads_each)]
+        runs = [run for run, threads, _ in self._groups for _ in range(threads or self.threads_each)]
         if self._at_thread_end is not None:
             runs = [partial(self._run_to_end, run, self._at_thread_end) for run in runs]
         self._threads = [

@@ -103,7 +103,7 @@ def lose(endpoint: PublishingEndpoint) -> None:
     conn.closed = True
     endpoint.on_close(conn, ConnectionLost(f"{endpoint.address} closed the connection"))
     endpoint.status = Status.WAITING
-    endpoint._pool.nsqds.endpoints.lost(endpoint)
+    endpoint._pool.nsqds.endpoints.note(endpoint, ended=True)
 
 
 def bodies(items: Any) -> list[bytes]:
