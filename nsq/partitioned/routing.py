@@ -14,16 +14,17 @@ import itertools
 import math
 from bisect import insort
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import attrgetter
 from typing import Any, cast
 
+from nsq.connection.endpoint import Key, Wanted
 from nsq.discovery.directory import Kind
 from nsq.discovery.lookups import Asker, Discovery
-from nsq.errors import ExtNotSupported, NsqError, ServerError, UsageError
+from nsq.errors import ExtNotSupported, NsqError, ServerError, Unanswered, UsageError
 from nsq.log import Logger
-from nsq.partitioned.blocked import BLOCKED_AFTER, Blocked
+from nsq.partitioned.blocked import BLOCKED_AFTER, Blocked, owes, silent_since
 from nsq.partitioned.keys import Hash
 from nsq.partitioned.lookups import Lookups
 from nsq.partitioned.rules import (
@@ -254,7 +255,7 @@ class Router:
             return first
         other = live[int(self.chance() * len(live)) % len(live)]
         targets = topic.targets
-        loads = [targets[each][0].load if each in targets else math.inf for each in (first, other)]
+        loads = [_load(targets[each][0]) if each in targets else math.inf for each in (first, other)]
         return other if loads[1] < loads[0] else first
 
     def note_refusal(self, publish: Publish, error: ServerError, address: str) -> None:
@@ -295,7 +296,7 @@ class Router:
         pool, waiting = self._pool, self._pool.waiting
         now = self.now()
         self._blocked.review(self._leader, pool.nsqds.endpoints.table.get, now)
-        pool.nsqds.want_spares(set(self._blocked.endpoints.values()))
+        self._want_spares()
         self._let_go(now)
         self._update(open_)
         while True:
@@ -330,13 +331,26 @@ class Router:
         self._busy, self._last, self._snapshots.seen = {}, {}, None
         self.topics, self._targets, self._shown = {}, {}, None
         self._blocked.endpoints.clear()
-        pool.nsqds.want_spares(())
+        pool.nsqds.also_want({})
         pool.routing = plain = Plain(pool, self._config)  # first: publishes that come from now on are its own
         while pool.waiting:
             waiting.append(pool.waiting.popleft())
         for publish in waiting:
             plain.make_plain(publish)
         pool.waiting.extendleft(sorted(waiting, key=_started, reverse=True))
+
+    def _want_spares(self) -> None:
+        """Have an endpoint for each blocked partition. Others end when they owe nothing."""
+        endpoints, more = self._pool.nsqds.endpoints, dict[Key, Wanted]()
+        for address, number in self._blocked.endpoints.values():
+            usual = endpoints.table.get((address, None))
+            if usual is not None and usual.wanted is not None:
+                spare = replace(usual.wanted, number=number)
+                more[spare.key] = spare
+        self._pool.nsqds.also_want(more)
+        for endpoint in endpoints.all:
+            if endpoint.number and endpoint.wanted is None and not endpoint.pending:
+                endpoint.stop()
 
     def _at(self, place: Place) -> Partition:
         return self._busy.setdefault(place, Partition())
@@ -582,10 +596,10 @@ class Router:
     def _former_owes(self, place: Place, since: float, now: float) -> bool:
         """Whether a partition's former leader owes an answer. One that is silent for long is given up."""
         former = self._last[place]
-        if not former.owes(destination(*place)) or now - since >= 3 * PATIENCE:
+        if not owes(former, destination(*place)) or now - since >= 3 * PATIENCE:
             return False
-        if now - since > _FORMER_PATIENCE and now - former.silent_since > _FORMER_PATIENCE:
-            former.give_up()
+        if now - since > _FORMER_PATIENCE and now - silent_since(former) > _FORMER_PATIENCE:
+            _give_up(former, now)
         return True
 
     def _show(self) -> None:
@@ -632,12 +646,13 @@ class Router:
         """Give up connections whose nsqd does not answer. While any owes an answer, look again soon."""
         owing = False
         for endpoint, conn in open_:
-            since = endpoint.silent_since
+            since = silent_since(endpoint)
             owing = owing or since < math.inf or bool(conn.waiting)
             if now - since > PATIENCE:
-                endpoint.give_up()
+                _give_up(endpoint, now)
             elif now - since > BLOCKED_AFTER and not endpoint.number:
-                self._note_blocked(endpoint.silent_about, endpoint.address)
+                oldest = next((batch[0].destination for batch in endpoint.sent.copy()), "")
+                self._note_blocked(oldest, endpoint.address)
         if owing:
             self.due_at = min(self.due_at, now + BLOCKED_AFTER)
         elif self._owing:
@@ -693,3 +708,14 @@ class Router:
 
 def _no_deferring() -> UsageError:
     return UsageError("defer= is not possible here: a partitioned NSQ defers no messages")
+
+
+def _load(endpoint: PublishingEndpoint) -> int:
+    """Return roughly how many answers an nsqd owes; cheaper to count than ``pending``."""
+    waiting = len(endpoint.conn.waiting) if endpoint.conn is not None else 0
+    return waiting + len(endpoint.sent) + endpoint.own.busy
+
+
+def _give_up(endpoint: PublishingEndpoint, now: float) -> None:
+    silent = f"{endpoint.address} has not answered for {now - endpoint.asked_at:.1f} s"
+    endpoint.break_off(Unanswered(silent))

@@ -18,9 +18,9 @@ import queue
 import random
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 from nsq.config import Config
@@ -101,7 +101,8 @@ class Nsqds:
         )
         self._setup, self._clock, self._owner, self._have_adopted = setup, setup.clock, owner, adopt
         self._given = setup.addresses  # by the user
-        self._spares: frozenset[tuple[str, int]] = frozenset()
+        self._wanted: Mapping[Key, Wanted] = {}
+        self._more: Mapping[Key, Wanted] = {}
         self._hurried = False  # a publish waits, and the nsqlookupds have been asked
         self._reap_interval = (config.heartbeat_interval if config.heartbeat_interval > 0 else 30.0) / 2
         self._reaps_at = math.inf  # when the pool's thread looks at the idle connections next
@@ -115,7 +116,8 @@ class Nsqds:
 
     def start(self) -> None:
         """Start the threads ahead of the dials. Those of an earlier attempt still run."""
-        self.endpoints.want(_wanted(self._given))
+        self._wanted = _wanted(self._given)
+        self.endpoints.want(self._wanted)
         self.endpoints.start_threads()
         if self._setup.config.publish_connections and self._dialer is None:
             dialer = threading.Thread(target=self._dial, name=f"{NAME}-dial", daemon=True)
@@ -137,22 +139,15 @@ class Nsqds:
         wanted = {key: each for key, each in nsqds.items() if each.dial}
         self._owner.ask(partial(self._set_wanted, wanted))
 
-    def want_spares(self, spares: Collection[tuple[str, int]]) -> None:
-        """Have further endpoints, with these numbers, for nsqds. Others end when they owe nothing."""
-        if self._spares != spares:
-            self._spares = frozenset(spares)
-            wanted = {key: each.wanted for key, each in self.endpoints.table.items() if not each.number}
-            self._set_wanted({key: each for key, each in wanted.items() if each is not None})
-        for endpoint in self.endpoints.all:
-            if endpoint.number and endpoint.wanted is None and not endpoint.pending:
-                endpoint.stop()
+    def also_want(self, more: Mapping[Key, Wanted]) -> None:
+        """Have these endpoints too, beside those for the nsqds that the user or discovery names."""
+        if more != self._more:
+            self._more = more
+            self._set_wanted(self._wanted)
 
-    def _set_wanted(self, wanted: dict[Key, Wanted]) -> None:
-        known = [
-            (wanted[address, None], number) for address, number in self._spares if (address, None) in wanted
-        ]
-        spares = [replace(each, number=number) for each, number in known]
-        self.endpoints.want({**wanted, **{each.key: each for each in spares}})
+    def _set_wanted(self, wanted: Mapping[Key, Wanted]) -> None:
+        self._wanted = wanted
+        self.endpoints.want({**wanted, **self._more})
         with suppress(RuntimeError):  # no more threads: ``dial_due`` says so
             self.endpoints.start_threads()
         self.note_threads()

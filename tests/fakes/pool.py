@@ -50,7 +50,7 @@ def connect(endpoint: PublishingEndpoint) -> None:
 def write(endpoint: PublishingEndpoint) -> bytes:
     """Run its write loop once."""
     assert endpoint.conn is not None
-    return endpoint._encode(endpoint.conn.waiting, endpoint._sent)
+    return endpoint._encode(endpoint.conn.waiting, endpoint.sent)
 
 
 class StillPool(Pool):
@@ -68,9 +68,8 @@ class StillPool(Pool):
 
     def add(self, address: str) -> None:
         """Add a connected endpoint without threads."""
-        wanted = {key: each.wanted for key, each in self.endpoints.table.items() if each.wanted is not None}
         new = Wanted(address, given=True)
-        self.endpoints.want({**wanted, new.key: new})
+        self.nsqds._set_wanted({**self.nsqds._wanted, new.key: new})
         connect(self.endpoints.table[new.key])
 
     def do_jobs(self) -> None:
