@@ -21,7 +21,7 @@ from typing import Any, cast
 
 from nsq.connection.endpoint import Key, Wanted
 from nsq.discovery.directory import Kind
-from nsq.discovery.lookups import Asker, Discovery
+from nsq.discovery.lookups import Discovery
 from nsq.errors import ExtNotSupported, NsqError, ServerError, Unanswered, UsageError
 from nsq.log import Logger
 from nsq.partitioned.blocked import BLOCKED_AFTER, Blocked, owes, silent_since
@@ -41,7 +41,6 @@ from nsq.partitioned.snapshots import Place, Snapshots, Topic, destination
 from nsq.partitioned.tracing import Tracing, log_publish
 from nsq.producer.answers import Rules
 from nsq.producer.endpoint import PublishingEndpoint
-from nsq.producer.nsqds import Setup
 from nsq.producer.pool import Pool
 from nsq.producer.publishes import (
     NO_OPTIONS,
@@ -103,25 +102,26 @@ class Partition:
 
 
 class Router:
-    """Knows which nsqd leads which partition. While the cluster is an original one, ``Plain`` takes its
-    place.
-    """
+    """Knows which nsqd leads which partition. In an original cluster ``Plain`` has its place."""
 
     patience = PATIENCE
 
     def __init__(
         self,
         pool: Pool,
-        setup: Setup,
+        discovery: Discovery,
         *,
         key_hash: Hash | None = None,
         key_partitions: Mapping[str, int] | None = None,
         least_pending: bool = False,
         tracing: Tracing | None = None,
     ) -> None:
-        config = setup.config
+        setup, config = pool.setup, pool.setup.config
         pinned = cast("Kind | None", None if config.cluster == "detect" else config.cluster)
         self.lookups = Lookups(config, "w", pinned=pinned, clock=setup.clock)
+        self.lookups.attach(discovery, pool.owner.ask, self._note_answer)
+        for publish in pool.waiting.copy():
+            self.lookups.learn(publish.topic)
         self.open: Targets = ()
         self.due_at = math.inf
         self.urgent = False
@@ -133,7 +133,7 @@ class Router:
         self.topics: Mapping[str, Topic] = {}
         """Snapshots for callers. Replaced, never changed."""
         self._targets: Mapping[str, Targets] = {}  # by destination; for callers, too
-        self._pool, self._config, self._setup = pool, config, setup
+        self._pool, self._config, self._given = pool, config, setup.addresses
         self._snapshots = Snapshots(key_partitions or {}, in_turn=not least_pending)
         self._least_pending, self._plain = least_pending, Maker(config)
         self.rules: Rules = PartitionRules(self)
@@ -147,15 +147,8 @@ class Router:
 
     # Which NSQ it is: discovery's thread tells.
 
-    def begin(self) -> None:
-        pool = self._pool
-        self.lookups.attach(pool.nsqds.discovery, pool.owner.ask, self._note_answer)
-
     def original(self) -> None:
         self._pool.owner.ask(partial(self._follow, "original"))
-
-    def other(self, discovery: Discovery) -> Asker:
-        return self.lookups
 
     # Making a publish: a user's thread.
 
@@ -441,7 +434,7 @@ class Router:
         """While the kind of the cluster is not known, plain publishes may go to nsqds that the user named."""
         self.lookups.learn(publish.topic)
         place = publish.topic, None
-        given = [self._snapshots.open[each] for each in self._setup.addresses if each in self._snapshots.open]
+        given = [self._snapshots.open[each] for each in self._given if each in self._snapshots.open]
         if not given:
             return place, None
         try:

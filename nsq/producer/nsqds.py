@@ -25,11 +25,11 @@ from functools import partial
 
 from nsq.config import Config
 from nsq.connection.endpoint import Endpoints, Key, Wanted
-from nsq.discovery.lookups import Discovery
+from nsq.discovery.lookups import Asker, Discovery
 from nsq.producer.endpoint import PublishingEndpoint
 from nsq.producer.own import OwnConn
 from nsq.producer.reports import Acknowledged, ConnectionStats, Failed
-from nsq.producer.routing import OtherRouting, Targets
+from nsq.producer.routing import Targets
 from nsq.threads.owner import Owner
 from nsq.threads.waiters import join_threads
 from nsq.transport.base import Transport
@@ -61,8 +61,8 @@ class Nsqds:
     """The nsqds of one pool, their connections, and the threads that serve them.
 
     ``make`` makes an endpoint, ``urgent`` tells whether a publish waits for a connection, ``adopt`` has the
-    pool's thread take a connection that was dialed, or close it. ``other`` decides if the
-    nsqlookupds belong to another NSQ.
+    pool's thread take a connection that was dialed, or close it. ``original`` and ``other`` are those of
+    ``Discovery``.
     """
 
     def __init__(
@@ -73,7 +73,8 @@ class Nsqds:
         make: Callable[[Wanted], PublishingEndpoint],
         urgent: Callable[[], bool],
         adopt: Callable[[OwnConn, Callable[[], object]], None],
-        other: OtherRouting | None,
+        original: Callable[[], object],
+        other: Callable[[Discovery], Asker] | None,
     ) -> None:
         config = setup.config
         self._sockets = SocketTransport(config.local_address)
@@ -87,8 +88,8 @@ class Nsqds:
             name=NAME,
             nsqds=setup.addresses,
             nsqlookupds=setup.lookupds,
-            original=other.original if other is not None else lambda: None,
-            other=other.other if other is not None else None,
+            original=original,
+            other=other,
         )
         self.endpoints: Endpoints[PublishingEndpoint] = Endpoints(
             NAME,

@@ -30,6 +30,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
 
+from nsq.discovery.lookups import Asker, Discovery
 from nsq.errors import (
     Closed,
     Forked,
@@ -60,6 +61,10 @@ log = Logger("nsq.producer")
 _FAREWELL_SECONDS = 2.0
 #: Seconds in which a thread ends a publish that it has claimed to do so, unless it was interrupted.
 _MOMENT = 0.5
+
+
+#: Makes the routing of another NSQ for a pool.
+NewOther = Callable[["Pool", Discovery], OtherRouting]
 
 
 class Pending(set[Publish]):
@@ -104,7 +109,7 @@ class Pending(set[Publish]):
 class Pool:
     """The publishes of one process; a forked child makes its own pool from the same ``setup``."""
 
-    def __init__(self, setup: Setup, make_other: Callable[[Pool], OtherRouting] | None = None) -> None:
+    def __init__(self, setup: Setup, new_other: NewOther | None = None) -> None:
         self.pid = os.getpid()
         self.setup, self._config, self._clock = setup, setup.config, setup.clock
         self.pending = Pending(setup.config.max_pending, setup.config.max_pending_bytes)
@@ -118,18 +123,17 @@ class Pool:
             failed=self._end_unstarted,
             clock=setup.clock,
         )
-        other = None if make_other is None else make_other(self)
-        self.routing: Routing = other or Plain(self, setup.config)
+        self.routing: Routing = Plain(self, setup.config)
+        self._new_other, self._others = new_other, list[OtherRouting]()  # the first counts
         self.nsqds = Nsqds(
             setup,
             self.owner,
             make=lambda wanted: PublishingEndpoint(wanted, self, setup),
             urgent=lambda: self.routing.urgent or (bool(self.waiting) and not self.routing.open),
             adopt=self._ask_about,
-            other=other,
+            original=self._note_original,
+            other=None if new_other is None else self._asker_of_other,
         )
-        if other is not None:
-            other.begin()
         self.closed = False
         """Whether new publishes are refused."""
         self.exiting = False
@@ -142,6 +146,35 @@ class Pool:
         self._gone = False  # the owner ends: it carries out no more requests
         self._ended_by_close = 0  # publishes
         self._warned_of: set[str] = set()
+
+    # Which NSQ this is. Discovery's thread tells, once an nsqlookupd has said it.
+
+    def with_options(self) -> Routing:
+        """Return the routing for a publish with options. While it is not known which NSQ this is, it is that
+        of the other one, where such a publish waits. Any thread may call this.
+        """
+        return self._expect_other(self.nsqds.discovery)
+
+    def _expect_other(self, discovery: Discovery) -> Routing:
+        if self._new_other is not None and discovery.kind is None and isinstance(self.routing, Plain):
+            self.routing = self._other(discovery)
+            if discovery.kind == "original":  # said before ``_note_original`` could see the other one
+                self._note_original()
+        return self.routing
+
+    def _other(self, discovery: Discovery) -> OtherRouting:
+        if not self._others:
+            assert self._new_other is not None
+            self._others.append(self._new_other(self, discovery))
+        return self._others[0]
+
+    def _asker_of_other(self, discovery: Discovery) -> Asker:
+        self._expect_other(discovery)
+        return self._other(discovery).lookups
+
+    def _note_original(self) -> None:
+        for other in self._others[:1]:
+            other.original()
 
     # Publishing: any of the user's threads.
 
@@ -425,7 +458,8 @@ class Pool:
 
     def warn_of_partitions(self, address: str, version: str) -> None:
         """Warn once that an nsqd belongs to another NSQ than its publishes. Endpoints' threads call this."""
-        if "partitions" not in self._warned_of and isinstance(self.routing, Plain):
+        undecided = self._new_other is not None and self.nsqds.discovery.kind is None
+        if "partitions" not in self._warned_of and not undecided and isinstance(self.routing, Plain):
             self._warned_of.add("partitions")
             log.warning(
                 "%s is nsqd %s of a partitioned NSQ, but this producer takes it for an original one, and "

@@ -44,6 +44,7 @@ from nsq.transport.tls import context_of
 from nsq.wire.frames import Published
 
 if TYPE_CHECKING:
+    from nsq.discovery.lookups import Discovery
     from nsq.partitioned.routing import Router
     from nsq.partitioned.tracing import Tracing
 
@@ -141,14 +142,17 @@ class Producer:
     def _new_pool(self) -> Pool:
         if not self._setup.lookupds or self._config.cluster == "original":
             return Pool(self._setup)
-        return Pool(self._setup, self._new_router)
+        pool = Pool(self._setup, self._new_router)
+        if self._key_hash or self._key_partitions or self._least_pending or self._tracing:
+            pool.with_options()
+        return pool
 
-    def _new_router(self, pool: Pool) -> Router:
+    def _new_router(self, pool: Pool, discovery: Discovery) -> Router:
         from nsq.partitioned.routing import Router
 
         router = Router(
             pool,
-            self._setup,
+            discovery,
             key_hash=self._key_hash,
             key_partitions=self._key_partitions or {},
             least_pending=self._least_pending,
@@ -233,7 +237,8 @@ class Producer:
         pool = self._pool
         if self._watches:
             return self._send_async(topic, [body], options, timeout, block, defer=defer)
-        publish = pool.routing.new_publish(PublishFuture, topic, body, defer, options)
+        routing = pool.with_options() if options else pool.routing
+        publish = routing.new_publish(PublishFuture, topic, body, defer, options)
         publish.callbacks = pool.callbacks
         pool.publish(publish, timeout, block)
         return publish
@@ -257,7 +262,7 @@ class Producer:
         """Trace every publish to a topic from now on, or no longer: partitioned NSQ tells where it stored a
         traced message, and the logger ``nsq.trace`` gets a line for it.
         """
-        self._current().routing.trace(topic, on)
+        self._current().with_options().trace(topic, on)
 
     def _send_async(
         self,
@@ -296,7 +301,8 @@ class Producer:
         """Return a publish, and the block in which to send it and wait for its end, which tells the hooks."""
         watched = Watched(self._around_publish, self._on_refused, topic, bodies, options)
         try:
-            routing, bodies, options = self._pool.routing, watched.bodies, watched.options
+            bodies, options = watched.bodies, watched.options
+            routing = self._pool.with_options() if options else self._pool.routing
             if several:
                 publish = routing.new_multi_publish(make, topic, bodies, options)
             else:

@@ -2,8 +2,8 @@
 
 ``Routing`` says all that another NSQ changes for a producer, together with ``Rules``, which say what answers
 mean. It is implemented by ``Plain`` below, for which any nsqd takes any publish, and by the ``Router`` of
-``nsq.partitioned``, which knows the leader of each partition. Until an nsqlookupd has said to which NSQ it
-belongs, there is a ``Router``; ``Plain`` takes its place if that is the original one.
+``nsq.partitioned``, which knows the leader of each partition. A producer begins with ``Plain``. The other one
+takes its place when it is made, and ``Plain`` comes back if this turns out to be the original NSQ.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from nsq.config import Config
 from nsq.connection.conn import Conn
-from nsq.discovery.lookups import Asker, Discovery
+from nsq.discovery.lookups import Asker
 from nsq.errors import UsageError
 from nsq.log import Logger
 from nsq.producer.answers import PLAIN, Rules
@@ -94,16 +94,16 @@ class Routing(Protocol):
 
 
 class OtherRouting(Routing, Protocol):
-    """The one with which a producer begins that has nsqlookupds. Discovery's thread calls the last two."""
+    """The one of another NSQ. It is made when an nsqlookupd belongs to that NSQ; or before any has said so,
+    when a publish has options that only such an NSQ has, and waits.
+    """
 
-    def begin(self) -> None:
-        """Note that the pool's discovery has been made."""
+    @property
+    def lookups(self) -> Asker:
+        """Asks the nsqlookupds of the other NSQ."""
 
     def original(self) -> None:
         """Have ``Plain`` take its place: the nsqlookupds belong to the original NSQ."""
-
-    def other(self, discovery: Discovery) -> Asker:
-        """Return what asks the nsqlookupds of the other NSQ."""
 
 
 class Plain(Maker):

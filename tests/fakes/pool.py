@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import queue
 from collections import deque
-from collections.abc import Callable
 from typing import Any
 
 from nsq.config import Config
@@ -12,9 +11,8 @@ from nsq.connection.endpoint import LoopThreads, Status, Wanted
 from nsq.errors import ConnectionLost
 from nsq.producer.endpoint import PublishingEndpoint
 from nsq.producer.nsqds import Setup
-from nsq.producer.pool import Pool
+from nsq.producer.pool import NewOther, Pool
 from nsq.producer.publishes import Publish
-from nsq.producer.routing import OtherRouting
 from nsq.transport import MemoryTransport
 from tests.fakes.clock import Clock
 
@@ -56,10 +54,10 @@ def write(endpoint: PublishingEndpoint) -> bytes:
 class StillPool(Pool):
     """A pool without running threads: the test calls their steps."""
 
-    def __init__(self, make_other: Callable[[Pool], OtherRouting] | None = None) -> None:
+    def __init__(self, new_other: NewOther | None = None) -> None:
         self.time = Clock()
         setup = Setup(Config(), transport=MemoryTransport(), clock=self.time, chance=lambda: 0.0)
-        super().__init__(setup, make_other)
+        super().__init__(setup, new_other)
         self.owner.begun = True
         self.owner._once.acquire()
         self.endpoints = self.nsqds.endpoints

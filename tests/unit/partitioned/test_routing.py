@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nsq.discovery.lookups import Discovery
 from nsq.errors import (
     ConnectionLost,
     InvalidCommand,
@@ -48,6 +48,7 @@ class Scene:
         **options: Any,
     ) -> None:
         self.pool = StillPool(partial(self._make_router, options))
+        self.pool.with_options()
         self.pool.nsqds.discovery.add_nsqlookupd("lookup:4161")
         self.truth, self.meta = dict(leaders), Meta(count, ordered=ordered)
         self.stored: dict[int, list[bytes]] = {}
@@ -58,8 +59,8 @@ class Scene:
             self.router.lookups.learn("orders")
             self.look_up()
 
-    def _make_router(self, options: dict[str, Any], pool: Pool) -> Router:
-        self.router = Router(pool, replace(pool.setup, lookupds=("lookup:4161",)), **options)
+    def _make_router(self, options: dict[str, Any], pool: Pool, discovery: Discovery) -> Router:
+        self.router = Router(pool, discovery, **options)
         return self.router
 
     def look_up(self, leaders: dict[int, str] | None = None, *, known: bool = True) -> None:
