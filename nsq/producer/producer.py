@@ -144,7 +144,7 @@ class Producer:
             return Pool(self._setup)
         pool = Pool(self._setup, self._new_router)
         if self._key_hash or self._key_partitions or self._least_pending or self._tracing:
-            pool.with_options()
+            pool.detection.with_options()
         return pool
 
     def _new_router(self, pool: Pool, discovery: Discovery) -> Router:
@@ -237,7 +237,7 @@ class Producer:
         pool = self._pool
         if self._watches:
             return self._send_async(topic, [body], options, timeout, block, defer=defer)
-        routing = pool.with_options() if options else pool.routing
+        routing = pool.detection.with_options() if options else pool.routing
         publish = routing.new_publish(PublishFuture, topic, body, defer, options)
         publish.callbacks = pool.callbacks
         pool.publish(publish, timeout, block)
@@ -262,7 +262,7 @@ class Producer:
         """Trace every publish to a topic from now on, or no longer: partitioned NSQ tells where it stored a
         traced message, and the logger ``nsq.trace`` gets a line for it.
         """
-        self._current().with_options().trace(topic, on)
+        self._current().detection.with_options().trace(topic, on)
 
     def _send_async(
         self,
@@ -302,7 +302,7 @@ class Producer:
         watched = Watched(self._around_publish, self._on_refused, topic, bodies, options)
         try:
             bodies, options = watched.bodies, watched.options
-            routing = self._pool.with_options() if options else self._pool.routing
+            routing = self._pool.detection.with_options() if options else self._pool.routing
             if several:
                 publish = routing.new_multi_publish(make, topic, bodies, options)
             else:

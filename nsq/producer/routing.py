@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Protocol
 
 from nsq.config import Config
 from nsq.connection.conn import Conn
-from nsq.discovery.lookups import Asker
+from nsq.discovery.lookups import Asker, Discovery
 from nsq.errors import UsageError
 from nsq.log import Logger
 from nsq.producer.answers import PLAIN, Rules
@@ -104,6 +104,55 @@ class OtherRouting(Routing, Protocol):
 
     def original(self) -> None:
         """Have ``Plain`` take its place: the nsqlookupds belong to the original NSQ."""
+
+
+#: Makes the routing of another NSQ for a pool.
+NewOther = Callable[["Pool", Discovery], OtherRouting]
+
+
+class Detection:
+    """Which NSQ this is, and so which routing a pool has. Discovery's thread tells, once an nsqlookupd has
+    said it. ``new_other`` is None if it can only be the original one.
+    """
+
+    def __init__(self, pool: Pool, new_other: NewOther | None) -> None:
+        self._pool, self._new_other = pool, new_other
+        self._others: list[OtherRouting] = []  # two threads may make one; the first counts
+
+    @property
+    def takes_original(self) -> bool:
+        """Whether the pool publishes to the original NSQ, and knows no better."""
+        known = self._new_other is None or self._pool.nsqds.discovery.kind is not None
+        return known and isinstance(self._pool.routing, Plain)
+
+    def with_options(self) -> Routing:
+        """Return the routing for a publish with options. While it is not known which NSQ this is, it is that
+        of the other one, where such a publish waits. Any thread may call this.
+        """
+        return self._expect_other(self._pool.nsqds.discovery)
+
+    def is_other(self, discovery: Discovery) -> Asker:
+        """Note that this is another NSQ; return what asks its nsqlookupds."""
+        self._expect_other(discovery)
+        return self._other(discovery).lookups
+
+    def is_original(self) -> None:
+        for other in self._others[:1]:
+            other.original()
+
+    def _expect_other(self, discovery: Discovery) -> Routing:
+        pool = self._pool
+        if self._new_other is not None and discovery.kind is None and isinstance(pool.routing, Plain):
+            pool.routing = self._other(discovery)
+            if discovery.kind == "original":  # said before ``is_original`` could see the other one
+                self.is_original()
+        return pool.routing
+
+    def _other(self, discovery: Discovery) -> OtherRouting:
+        if not self._others:
+            assert self._new_other is not None
+            self._others.append(self._new_other(self._pool, discovery))
+        return self._others[0]
 
 
 class Plain(Maker):

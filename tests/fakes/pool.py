@@ -11,8 +11,9 @@ from nsq.connection.endpoint import LoopThreads, Status, Wanted
 from nsq.errors import ConnectionLost
 from nsq.producer.endpoint import PublishingEndpoint
 from nsq.producer.nsqds import Setup
-from nsq.producer.pool import NewOther, Pool
+from nsq.producer.pool import Pool
 from nsq.producer.publishes import Publish
+from nsq.producer.routing import NewOther
 from nsq.transport import MemoryTransport
 from tests.fakes.clock import Clock
 

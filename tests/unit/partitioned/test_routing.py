@@ -48,7 +48,7 @@ class Scene:
         **options: Any,
     ) -> None:
         self.pool = StillPool(partial(self._make_router, options))
-        self.pool.with_options()
+        self.pool.detection.with_options()
         self.pool.nsqds.discovery.add_nsqlookupd("lookup:4161")
         self.truth, self.meta = dict(leaders), Meta(count, ordered=ordered)
         self.stored: dict[int, list[bytes]] = {}
