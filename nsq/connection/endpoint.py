@@ -119,12 +119,10 @@ class Endpoint:
             self.conn.close()
 
     def cut_off(self) -> None:
-        """End the connection at once."""
         if self.conn is not None:
             self.conn.close()
 
     def abandon(self) -> None:
-        """Drop the connection in a forked child: it belongs to the parent."""
         if self.conn is not None:
             self.conn.abandon()
 
@@ -177,7 +175,6 @@ class Endpoint:
 
     @property
     def closing(self) -> bool:
-        """Whether we have asked nsqd to end the connection."""
         return self.conn is not None and self.conn.deliveries.closing
 
     @property
@@ -189,7 +186,6 @@ class Endpoint:
         return describe(self.address, reason)
 
     def words(self, now: float) -> str:
-        """Return a line of text about it."""
         wanted = self.wanted
         origins = [] if wanted is None else ["given"] * wanted.given + ["listed"] * wanted.listed
         status = self.status.value

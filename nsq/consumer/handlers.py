@@ -236,7 +236,6 @@ class HandlerPool:
 
     @property
     def busy(self) -> int:
-        """Count the threads that are at work."""
         return sum([bool(messages) for messages in list(self._running.values())])
 
     def sweep(self, now: float) -> None:

@@ -309,7 +309,6 @@ class PublishingEndpoint(Endpoint, ConnDelegate):
         )
 
     def _fields(self) -> dict[str, str]:
-        """Return the fields of a structured log line."""
         return {"nsqd_address": self.address}
 
 

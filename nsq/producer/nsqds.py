@@ -127,7 +127,7 @@ class Nsqds:
         if self.discovery.asks:
             self.discovery.start()
         self.note_threads()
-        self._owner.ask(self.note_threads)  # once more later, for discovery's threads
+        self._owner.ask(self.note_threads)  # once more when discovery's thread has started
 
     def set_addresses(self, addresses: Iterable[str]) -> None:
         """Replace the nsqds. One that is left out is kept while its connection lasts. For any thread."""
@@ -135,7 +135,6 @@ class Nsqds:
         self._owner.ask(partial(self._set_wanted, _wanted(given)))
 
     def _found(self, nsqds: dict[Key, Wanted]) -> None:
-        """Take the nsqds that discovery's thread has found."""
         # Without those that no nsqlookupd lists any more: others are there to publish to.
         wanted = {key: each for key, each in nsqds.items() if each.dial}
         self._owner.ask(partial(self._set_wanted, wanted))
@@ -167,7 +166,6 @@ class Nsqds:
         return tuple((each, conn) for each in self.endpoints.all if (conn := each.open) is not None)
 
     def dial_due(self) -> None:
-        """Have the nsqds dialed whose pause is over."""
         if self.endpoints.dial_due():
             self.note_threads()
 
@@ -183,7 +181,6 @@ class Nsqds:
             self._dials.put(endpoint)
 
     def _dial(self) -> None:
-        """Run the dialing thread."""
         while (endpoint := self._dials.get()) is not None:
             conn = endpoint.own.dial(self.transport, self._setup.context)
             if conn is not None:
@@ -234,7 +231,6 @@ class Nsqds:
         return unfinished + self.discovery.join(deadline)
 
     def abandon(self) -> None:
-        """Drop all connections in a forked child: they belong to the parent."""
         self.discovery.abandon()
         self._sockets.abandon()
         for endpoint in self.endpoints.all:

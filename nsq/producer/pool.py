@@ -58,7 +58,7 @@ log = Logger("nsq.producer")
 
 #: Seconds; connections get half of this to say goodbye before they are cut off.
 _FAREWELL_SECONDS = 2.0
-#: Seconds in which a thread ends a publish that it has claimed to do so, unless it was interrupted.
+#: Seconds within which a thread has ended a publish after it claimed it for that, unless it was interrupted.
 _MOMENT = 0.5
 
 
@@ -332,7 +332,7 @@ class Pool:
         self.refuse_our_thread("publish, which would wait for room,")
         if event_loop() is not None:
             self._warn_of_event_loop(topic)
-        self.owner.ask(self.look_at_deadlines)  # a caller that was interrupted twice has not
+        self.owner.ask(self.look_at_deadlines)  # for publishes whose caller was interrupted twice
         if not pending.changed.wait_for(lambda: self.closed or pending.has_room(), deadline):
             raise QueueFull(f"{full}, and none was answered in time")
 
@@ -528,7 +528,7 @@ class Pool:
                     if not isinstance(item, bytes):
                         item.endpoint = None
                         publishes.append(item)
-        # In front of newer publishes: all of them, except some that were taken back a moment ago.
+        # Put them before all that wait, except older ones, which another connection has just given back.
         older = []
         while publishes and self.waiting and self.waiting[0].started < publishes[0].started:
             older.append(self.waiting.popleft())
@@ -552,7 +552,7 @@ class Pool:
                 self.complete([publish], error)
 
     def look_at_deadlines(self) -> None:
-        """Look soon. If no publish is left then, the next one through the loops wakes the pool's thread."""
+        """Have the next turn of the pool's thread look at the deadlines of all publishes."""
         self._expires_at = -math.inf
 
     def _expire(self) -> None:
@@ -575,7 +575,7 @@ class Pool:
 
     def _note_overdue(self, endpoint: PublishingEndpoint) -> None:
         """Mark an nsqd that left a publish unanswered: other nsqds come first until it answers."""
-        # First: the answer may come this moment, and the read thread clears only an ``overdue`` that it sees.
+        # Set it first: the answer may come now, and the read thread clears ``overdue`` only if it is set.
         endpoint.overdue = True
         if not endpoint.pending:
             endpoint.overdue = False

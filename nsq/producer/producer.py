@@ -36,7 +36,7 @@ from nsq.producer.reports import (
     ProducerStats,
 )
 from nsq.threads.forks import abandon_in_children
-from nsq.threads.waiters import Waiters, refuse_eventlet, start_thread
+from nsq.threads.waiters import SafeEvent, Waiters, refuse_eventlet, start_thread
 from nsq.transport.addresses import Addresses, checked, checked_nsqds
 from nsq.transport.base import Transport
 from nsq.transport.dialing import SocketTransport
@@ -431,8 +431,9 @@ class Producer:
 
     def _ping(self, addresses: tuple[str, ...], deadline: float) -> dict[str, NsqError]:
         """Return the errors of the nsqds that do not answer. Dials on a thread of ours, not on the user's."""
-        answers: dict[str, NsqError | None] = {}
-        changed = Waiters()
+        late = "{} was not asked, or did not answer, in time".format
+        errors: dict[str, NsqError] = {address: Unanswered(late(address)) for address in addresses}
+        asked = SafeEvent()
 
         def ask() -> None:
             for place, address in enumerate(addresses):
@@ -441,24 +442,21 @@ class Producer:
                 try:
                     context = self._setup.context
                     dial(address, self._config, self._pings, context, deadline=by).stream.close()
-                    answers[address] = None
+                    del errors[address]
                 except NsqError as error:
-                    answers[address] = error
+                    errors[address] = error
                 except Exception as error:
-                    answers[address] = ConnectionFailed(f"{address}: {error!r}")
-            changed.wake()
+                    errors[address] = ConnectionFailed(f"{address}: {error!r}")
+            asked.set()
 
         def not_asked(error: RuntimeError) -> None:
-            for address in addresses:
-                answers[address] = ConnectionFailed(f"{address} was not asked: {error}")
-            changed.wake()
+            errors.update({each: ConnectionFailed(f"{each} was not asked: {error}") for each in addresses})
+            asked.set()
 
         start_thread(ask, "nsq-producer-ping", not_asked)
         # A second more: the dials end at the same deadline, and their errors say more.
-        changed.wait_for(lambda: len(answers) == len(addresses), deadline + 1.0)
-        for address in addresses:
-            answers.setdefault(address, Unanswered(f"{address} was not asked, or did not answer, in time"))
-        return {address: error for address, error in answers.copy().items() if error is not None}
+        asked.wait(deadline + 1.0 - time.monotonic())
+        return errors.copy()
 
     def stats(self) -> ProducerStats:
         """Return the current counters and states."""
