@@ -119,12 +119,10 @@ class Endpoint:
             self.conn.close()
 
     def cut_off(self) -> None:
-        """End the connection at once."""
         if self.conn is not None:
             self.conn.close()
 
     def abandon(self) -> None:
-        """Drop the connection in a forked child: it belongs to the parent."""
         if self.conn is not None:
             self.conn.abandon()
 
@@ -177,7 +175,6 @@ class Endpoint:
 
     @property
     def closing(self) -> bool:
-        """Whether we have asked nsqd to end the connection."""
         return self.conn is not None and self.conn.deliveries.closing
 
     @property
@@ -189,7 +186,6 @@ class Endpoint:
         return describe(self.address, reason)
 
     def words(self, now: float) -> str:
-        """Return a line of text about it."""
         wanted = self.wanted
         origins = [] if wanted is None else ["given"] * wanted.given + ["listed"] * wanted.listed
         status = self.status.value
@@ -218,16 +214,11 @@ class LoopThreads:
         for thread in self.threads:
             thread.start()
 
-    def serve(self, endpoint: Endpoint) -> None:
-        """Dial for an endpoint, and run its connection."""
+    def serve(self, endpoint: Endpoint | None) -> None:
+        """Dial for an endpoint, and run its connection. None: end both, after the connection's end."""
         self._to_dial.put(endpoint)
 
-    def end(self) -> None:
-        """End both, after the connection's end. Does not wait."""
-        self._to_dial.put(None)
-
     def name_after(self, endpoint: Endpoint | None) -> None:
-        """Name both after the endpoint that they serve."""
         label = "" if endpoint is None else f"-{endpoint.label}"
         for thread, job in zip(self.threads, ("read", "write"), strict=True):
             thread.name = f"{self._name}-{job}{label}"
@@ -235,7 +226,7 @@ class LoopThreads:
     def _read(self) -> None:
         while (endpoint := self._to_dial.get()) is not None:
             conn = endpoint.dial()
-            self._owner.ask(partial(self._endpoints.dialed, endpoint, conn is not None))
+            self._owner.ask(partial(self._endpoints.note, endpoint, ended=conn is None))
             if conn is None:
                 continue
             self._to_write.put(conn)
@@ -244,7 +235,7 @@ class LoopThreads:
                 self._written.get(timeout=_WRITER_GRACE)
             except queue.Empty:
                 self.stuck = True
-            self._owner.ask(partial(self._endpoints.lost, endpoint))
+            self._owner.ask(partial(self._endpoints.note, endpoint, ended=True))
         self._to_write.put(None)
 
     def _write(self) -> None:
@@ -318,18 +309,11 @@ class Endpoints(Generic[E]):
             if endpoint.loops is None:
                 self._remove(endpoint)
 
-    def dialed(self, endpoint: E, connected: bool) -> None:
-        """Note the end of a dial."""
+    def note(self, endpoint: E, *, ended: bool) -> None:
+        """Note a new connection, or, ``ended``, a dial that has failed or a connection that has ended."""
         self.changed = True
-        if not connected:
-            self._try_again(endpoint)
-
-    def lost(self, endpoint: E) -> None:
-        """Note the end of a connection."""
-        self.changed = True
-        self._try_again(endpoint)
-
-    def _try_again(self, endpoint: E) -> None:
+        if not ended:
+            return
         loops, endpoint.loops = endpoint.loops, None
         assert loops is not None
         if loops.stuck:
@@ -443,7 +427,7 @@ class Endpoints(Generic[E]):
         self._resting.append(loops)
 
     def _end(self, loops: LoopThreads) -> None:
-        loops.end()
+        loops.serve(None)
         alive = [each for each in self._ending if any(thread.is_alive() for thread in each.threads)]
         self._ending = [*alive, loops]
 
@@ -455,9 +439,9 @@ class Endpoints(Generic[E]):
         for endpoint in self.all:
             endpoint.stop()
             if endpoint.loops is not None:
-                endpoint.loops.end()
+                endpoint.loops.serve(None)
         for loops in self._resting:
-            loops.end()
+            loops.serve(None)
 
     def join(self, deadline: float, *, dialing: bool = True) -> list[str]:
         """Wait for the threads, of those that dial only if ``dialing``; return the names of those that still

@@ -54,8 +54,8 @@ _STEP = 0.05
 _CLS_PATIENCE = 5.0
 #: Seconds between two log lines that tell of messages that were too old.
 _TELL_OF_OLD = 60.0
-#: Seconds. If a connection lived at least so long, and longer than the longest pause before the next dial, it
-#: was a good one: pauses begin anew. An nsqd that accepts and then hangs up never gets there.
+#: Seconds. The pauses before dials begin anew after a connection that lived at least so long, and longer than
+#: the next pause may be: not after one that an nsqd accepted and closed at once.
 _STEADY = 10.0
 
 
@@ -87,7 +87,7 @@ class ConsumingEndpoint(Endpoint):
 
     def connected(self, conn: Conn) -> None:
         self._engine.adopt(self, conn)
-        if self.status is not Status.CONNECTED:  # the owner stops, and carries the request out no more
+        if self.status is not Status.CONNECTED:  # the owner has ended, and did not carry the request out
             raise Closed(f"the connection to {self.address} is not needed any more")
 
     def refused(self, error: NsqError, news: bool) -> None:
@@ -104,7 +104,7 @@ class ConsumingEndpoint(Endpoint):
 
     def ended(self, conn: Conn, cause: NsqError | None) -> None:
         now = self._clock()
-        if cause is None:  # as we ordered; it may be wanted again meanwhile
+        if cause is None:  # we asked for the end; by now the nsqd may be wanted again
             self.backoff.lost(None, now)
             return
         if now - conn.connected_at >= max(_STEADY, self._pauses.ceiling(self.backoff.failures)):
@@ -139,7 +139,8 @@ class Engine:
         self.report: StopReport | None = None  # set when the consumer has stopped
         self.refusal: NsqError | None = None
         """The error of an nsqd, if every nsqd refuses the subscription; or why it is impossible."""
-        self._watch: Watch | None = None
+        self.watch: Watch | None = None
+        """See ``Consumer.wake_at_end``."""
         self._own_transport = SocketTransport(config.local_address)
         self.transport = transport or self._own_transport
         self.context = context_of(config)
@@ -150,8 +151,7 @@ class Engine:
         arguments = {
             "name": self.name,
             "fields": self.reporter.fields(),
-            "give_up": self.give_up,
-            "give_up_old": self._give_up_old,
+            "give_up": self._give_up,
             "max_age": config.max_age,
             "rate": config.rate,
             "gives_up_at_last_failure": give_up_policy.wants_error,
@@ -221,18 +221,13 @@ class Engine:
             raise NsqError(f"the consumer cannot start, as no thread can be had: {failure}")
 
     def ask_to_stop(self, deadline: float) -> None:
-        """Request a stop. Does not wait."""
         self.owner.ask(partial(self._begin_to_stop, deadline))
         self._stop_requested = True
         self.owner.changed.wake()
         self._wake_watch()
 
-    def wake_at_end(self, watch: Watch | None) -> None:
-        """Do as ``Consumer.wake_at_end`` says."""
-        self._watch = watch
-
     def _wake_watch(self) -> None:
-        watch = self._watch
+        watch = self.watch
         if watch is not None:
             watch.wake()
 
@@ -257,7 +252,6 @@ class Engine:
         return self.owner.is_current or any(other.owns_current_thread() for other in others)
 
     def abandon(self) -> None:
-        """Forget everything in a forked child: it belongs to the parent."""
         self.owner.abandon()
         self.pool.abandon()
         self.discovery.abandon()
@@ -265,7 +259,7 @@ class Engine:
         self.endpoints.abandon()
         self.connections.abandon()
         self._inherited = True
-        watch, self._watch = self._watch, None
+        watch, self.watch = self.watch, None
         if watch is not None:
             watch.abandon()
 
@@ -317,7 +311,7 @@ class Engine:
 
     def _stop_when_done(self) -> None:
         now, ending, conns = time.monotonic(), self._ending, self.connections
-        if now >= self._cls_by:  # close those that still lack the answer to CLS, and nothing else
+        if now >= self._cls_by:  # close connections whose nsqd should have answered CLS
             for conn in conns.table.values():
                 silent = now >= conn.last_message_at + _CLS_PATIENCE
                 if silent and conn.open and conn.deliveries.answered and not conn.deliveries.close_wait:
@@ -334,10 +328,10 @@ class Engine:
         answered = all(conn.deliveries.answered for conn in left)
         for conn in left:
             conn.close()
-        # Until these threads end, they bring messages and report events. Those that still dial: see below.
+        # First the threads of connections, which bring messages and report events. Those that dial come last.
         self._join(partial(self.endpoints.join, dialing=False), lambda: ending.join_by)
-        # Before the handlers: one of them may wait until a dead letter is stored. nsqd delivers that message
-        # again anyway, as its connection is cut off.
+        # Close this before the handlers' threads are joined: one may wait until a dead letter is stored. nsqd
+        # delivers that message again anyway, as its connection is cut off.
         seconds = max(0.0, (ending.users_by - time.monotonic()) / 2)
         threads = [*self._left.unfinished_threads, *self._give_up_policy.close(seconds)]
         self._left = replace(self._left, unfinished_threads=threads)
@@ -345,7 +339,7 @@ class Engine:
         self._join(self.endpoints.join, lambda: ending.join_by)
         self._join(self.discovery.join, lambda: ending.join_by)
         self.owner.run_requests()
-        for conn in list(conns.table.values()):  # cut off, but its threads have not ended yet
+        for conn in list(conns.table.values()):  # closed, but its threads have not ended in time
             self._forget(conn, None)
         self._join(self.reporter.callbacks.stop, lambda: ending.join_by)
         report = self._left
@@ -469,29 +463,23 @@ class Engine:
             return set(), {each.text for each in self.discovery.nsqlookupds}
         return {each.address for each in self.endpoints.all}, set()
 
-    def give_up(self, message: Message, given_up: GivenUp) -> None:
-        fate = self._give_up_policy(message, given_up, self._known_addresses)
+    def _give_up(self, given_up: list[tuple[Message, GivenUp]]) -> None:
+        fate = self._give_up_policy(given_up, self._known_addresses)
+        message, why = given_up[0]
         fields = self.pool.fields_of(message)
-        text = "gave up on %r from %s: %s: %s"
-        log.error(text, message, message.nsqd_address, given_up, fate, extra=fields)
-        with self._counting:
-            self.given_up += 1
-        self.reporter.tell(self.reporter.hooks.given_up, message)
-
-    def _give_up_old(self, given_up: list[tuple[Message, GivenUp]]) -> None:
-        fate = self._give_up_policy.give_up_many(given_up, self._known_addresses)
         with self._counting:
             self.given_up += len(given_up)
-            self._old_untold += len(given_up)
+            self._old_untold += len(given_up) * why.too_old
             untold, now = self._old_untold, time.monotonic()
-            if now < self._told_of_old_at + _TELL_OF_OLD:
+            if not why.too_old or now < self._told_of_old_at + _TELL_OF_OLD:
                 untold = 0
             else:
                 self._old_untold, self._told_of_old_at = 0, now
-        if untold:
-            message, why = given_up[0]
+        if not why.too_old:
+            text = "gave up on %r from %s: %s: %s"
+            log.error(text, message, message.nsqd_address, why, fate, extra=fields)
+        elif untold:
             text = "%s: gave up %d messages, the last of them %r: %s: %s"
-            fields = self.pool.fields_of(message)
             log.warning(text, self.name, untold, message, why, fate, extra=fields)
         for message, _ in given_up:
             self.reporter.tell(self.reporter.hooks.given_up, message)

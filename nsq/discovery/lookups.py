@@ -95,7 +95,6 @@ class Asker:
         self._transport.interrupt()
 
     def abandon(self) -> None:
-        """Drop the questions under way in a forked child: they belong to the parent."""
         self._transport.abandon()
 
     # Discovery's thread.
@@ -208,7 +207,6 @@ class Discovery:
 
     @property
     def asks(self) -> bool:
-        """Whether there are nsqlookupds."""
         return bool(self._nsqlookupds)
 
     @property
@@ -238,7 +236,6 @@ class Discovery:
         return self.owner.join(deadline) or join_threads(self._tasks, deadline)
 
     def abandon(self) -> None:
-        """Drop everything in a forked child, where none of these threads exists."""
         for asker in self._askers:
             asker.abandon()
 
@@ -302,7 +299,6 @@ class Discovery:
             self.owner.wake()
 
     def rewritten(self, address: str) -> str:
-        """Return the address to dial."""
         if self._rewrite is None:
             return address
         try:
@@ -314,7 +310,6 @@ class Discovery:
     # State and reports.
 
     def health(self) -> list[str]:
-        """Return a line of text for each nsqlookupd."""
         now = self.clock()
         return [each.words(now) for each in self.nsqlookupds]
 
@@ -335,7 +330,6 @@ class Discovery:
         return min(self._schedule.next_due(), self._askers[-1].turn())
 
     def _act(self) -> None:
-        """Do everything that is due."""
         now = self.clock()
         self._follow_user(now)
         for lookupd in self._schedule.overdue(now):
@@ -365,7 +359,6 @@ class Discovery:
                 self._lookupds[url] = Lookupd(text, str(url))
 
     def _report(self) -> None:
-        """Tell the client what has changed."""
         nsqds = self._directory.nsqds.items()
         named = {(each := self._wanted(address, nsqd)).key: each for address, nsqd in sorted(nsqds)}
         wanted = self._askers[-1].wanted(named)
@@ -381,7 +374,6 @@ class Discovery:
         return Wanted(address, self._subscription, nsqd.given, nsqd.listed, dial)
 
     def _ask(self, lookupd: Lookupd) -> None:
-        """Ask an nsqlookupd, on a thread for this question."""
 
         def task() -> None:
             result: frozenset[str] | NsqError | None
@@ -429,8 +421,8 @@ class Discovery:
             self._directory.heard(answer)
 
     def _switch(self, other: Callable[[Discovery], Asker]) -> None:
-        self.kind = "partitioned"
         self._askers.append(other(self))
+        self.kind = "partitioned"
         self._schedule.request(self.clock(), 0.0)
 
     def _note_failure(self, lookupd: Lookupd, reason: str, *, still_busy: bool = False) -> None:

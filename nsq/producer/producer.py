@@ -36,7 +36,7 @@ from nsq.producer.reports import (
     ProducerStats,
 )
 from nsq.threads.forks import abandon_in_children
-from nsq.threads.waiters import Waiters, refuse_eventlet, start_thread
+from nsq.threads.waiters import SafeEvent, Waiters, refuse_eventlet, start_thread
 from nsq.transport.addresses import Addresses, checked, checked_nsqds
 from nsq.transport.base import Transport
 from nsq.transport.dialing import SocketTransport
@@ -44,6 +44,7 @@ from nsq.transport.tls import context_of
 from nsq.wire.frames import Published
 
 if TYPE_CHECKING:
+    from nsq.discovery.lookups import Discovery
     from nsq.partitioned.routing import Router
     from nsq.partitioned.tracing import Tracing
 
@@ -141,14 +142,17 @@ class Producer:
     def _new_pool(self) -> Pool:
         if not self._setup.lookupds or self._config.cluster == "original":
             return Pool(self._setup)
-        return Pool(self._setup, self._new_router)
+        pool = Pool(self._setup, self._new_router)
+        if self._key_hash or self._key_partitions or self._least_pending or self._tracing:
+            pool.detection.with_options()
+        return pool
 
-    def _new_router(self, pool: Pool) -> Router:
+    def _new_router(self, pool: Pool, discovery: Discovery) -> Router:
         from nsq.partitioned.routing import Router
 
         router = Router(
             pool,
-            self._setup,
+            discovery,
             key_hash=self._key_hash,
             key_partitions=self._key_partitions or {},
             least_pending=self._least_pending,
@@ -233,7 +237,8 @@ class Producer:
         pool = self._pool
         if self._watches:
             return self._send_async(topic, [body], options, timeout, block, defer=defer)
-        publish = pool.routing.new_publish(PublishFuture, topic, body, defer, options)
+        routing = pool.detection.with_options() if options else pool.routing
+        publish = routing.new_publish(PublishFuture, topic, body, defer, options)
         publish.callbacks = pool.callbacks
         pool.publish(publish, timeout, block)
         return publish
@@ -257,7 +262,7 @@ class Producer:
         """Trace every publish to a topic from now on, or no longer: partitioned NSQ tells where it stored a
         traced message, and the logger ``nsq.trace`` gets a line for it.
         """
-        self._current().routing.trace(topic, on)
+        self._current().detection.with_options().trace(topic, on)
 
     def _send_async(
         self,
@@ -296,7 +301,8 @@ class Producer:
         """Return a publish, and the block in which to send it and wait for its end, which tells the hooks."""
         watched = Watched(self._around_publish, self._on_refused, topic, bodies, options)
         try:
-            routing, bodies, options = self._pool.routing, watched.bodies, watched.options
+            bodies, options = watched.bodies, watched.options
+            routing = self._pool.detection.with_options() if options else self._pool.routing
             if several:
                 publish = routing.new_multi_publish(make, topic, bodies, options)
             else:
@@ -425,8 +431,9 @@ class Producer:
 
     def _ping(self, addresses: tuple[str, ...], deadline: float) -> dict[str, NsqError]:
         """Return the errors of the nsqds that do not answer. Dials on a thread of ours, not on the user's."""
-        answers: dict[str, NsqError | None] = {}
-        changed = Waiters()
+        late = "{} was not asked, or did not answer, in time".format
+        errors: dict[str, NsqError] = {address: Unanswered(late(address)) for address in addresses}
+        asked = SafeEvent()
 
         def ask() -> None:
             for place, address in enumerate(addresses):
@@ -435,24 +442,21 @@ class Producer:
                 try:
                     context = self._setup.context
                     dial(address, self._config, self._pings, context, deadline=by).stream.close()
-                    answers[address] = None
+                    del errors[address]
                 except NsqError as error:
-                    answers[address] = error
+                    errors[address] = error
                 except Exception as error:
-                    answers[address] = ConnectionFailed(f"{address}: {error!r}")
-            changed.wake()
+                    errors[address] = ConnectionFailed(f"{address}: {error!r}")
+            asked.set()
 
         def not_asked(error: RuntimeError) -> None:
-            for address in addresses:
-                answers[address] = ConnectionFailed(f"{address} was not asked: {error}")
-            changed.wake()
+            errors.update({each: ConnectionFailed(f"{each} was not asked: {error}") for each in addresses})
+            asked.set()
 
         start_thread(ask, "nsq-producer-ping", not_asked)
         # A second more: the dials end at the same deadline, and their errors say more.
-        changed.wait_for(lambda: len(answers) == len(addresses), deadline + 1.0)
-        for address in addresses:
-            answers.setdefault(address, Unanswered(f"{address} was not asked, or did not answer, in time"))
-        return {address: error for address, error in answers.copy().items() if error is not None}
+        asked.wait(deadline + 1.0 - time.monotonic())
+        return errors.copy()
 
     def stats(self) -> ProducerStats:
         """Return the current counters and states."""

@@ -98,18 +98,18 @@ class World:
         for endpoint in map(self.__getitem__, addresses):
             endpoint.status = Status.WAITING
             endpoint.backoff.failed(DialFailed("refused"), self.clock.now)
-            self.endpoints.dialed(endpoint, connected=False)
+            self.endpoints.note(endpoint, ended=True)
 
     def connect(self, *addresses: str) -> None:
         for endpoint in map(self.__getitem__, addresses):
             endpoint.status = Status.CONNECTED
-            self.endpoints.dialed(endpoint, connected=True)
+            self.endpoints.note(endpoint, ended=False)
 
     def lose(self, address: str) -> None:
         endpoint = self[address]
         endpoint.status = Status.WAITING
         endpoint.backoff.lost(LOST, self.clock.now)
-        self.endpoints.lost(endpoint)
+        self.endpoints.note(endpoint, ended=True)
 
 
 @pytest.fixture
