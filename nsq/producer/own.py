@@ -51,6 +51,11 @@ _REST = 0.2
 _KEPT = 30.0
 #: Seconds of the shortest timeout of a read or a write.
 _SHORTEST = 0.005
+#: Seconds. An nsqd that ends hangs up on all connections together, so a look at one of them serves all that
+#: were used a moment ago, for so long. A look is a system call, in which another thread may take the GIL.
+_LOOK_INTERVAL = 0.001
+#: Seconds after its last use in which a connection counts as used a moment ago: it has not been closed alone.
+_FRESH = 0.005
 #: Bytes to read at once: more than a reply has.
 _REPLY = 512
 #: The most bytes that any idle connection takes at once, so that writing them takes no time worth a look at
@@ -187,7 +192,7 @@ class OwnConns:
         self._idle: list[OwnConn] = []
         self._counts = [0, 0]  # ``published`` and ``failed`` of connections that are closed
         self._limit = config.publish_connections
-        self._missed_at = -math.inf
+        self._missed_at = self._looked_at = -math.inf
         self._asked = False  # one is being dialed, or there are as many as allowed
         self._dial_at = -math.inf  # not before
         self._stopped = False
@@ -204,7 +209,10 @@ class OwnConns:
                 conn = self._idle.pop()
             except IndexError:
                 break
-            if not conn.readable():  # type: ignore[misc]  # ``dial`` returns no other
+            fresh = now - conn.used_at < _FRESH and now - self._looked_at < _LOOK_INTERVAL
+            if not fresh:
+                self._looked_at = now
+            if fresh or not conn.readable():  # type: ignore[misc]  # ``dial`` returns no other
                 conn.used_at = now
                 return conn
             self._drop(conn)
