@@ -581,7 +581,7 @@ class HandlerPool:
         if age < -self._max_age / 2 and message.nsqd_address not in self._warned_of_clocks:
             self._warned_of_clocks.add(message.nsqd_address)
             text = (
-                "the clock of nsqd %s is %.3g s ahead of this machine's: its messages seem younger to max_age"
+                "the clock of nsqd %s is %.1f s ahead of this machine's: its messages seem younger to max_age"
             )
             log.warning(text, message.nsqd_address, -age, extra=self.fields_of(message))
         return age
