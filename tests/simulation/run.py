@@ -119,9 +119,9 @@ def _hold(plan: Plan, fired: list[Hold]) -> Callable[[], None]:
 
     def begin() -> None:
         if plan.rare:
-            for module in sorted(code.sites):
+            for module, sites in code.sites().items():
                 if module.removeprefix("nsq.").startswith(plan.parts):
-                    last.update({(module, site): plan.first for site in range(len(code.sites[module]))})
+                    last.update({(module, site): plan.first for site in range(len(sites))})
         for module, site in last:
             code.mark(module, site)
 

@@ -45,7 +45,7 @@ MODULES = (
 def install() -> None:
     """Import the package for the simulation."""
     stand_ins = {**threads.modules(), **network.modules(), **disk.modules()}
-    code.install(stand_ins, Path(tempfile.gettempdir()) / "nsq-simulation-code")
+    code.install(stand_ins)
     loop.install(stand_ins["socket"])
     for name in MODULES:
         importlib.import_module(name)
