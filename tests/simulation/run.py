@@ -23,7 +23,7 @@ from tests.simulation.load import Load
 from tests.simulation.network import network
 from tests.simulation.plan import Hold, Plan, draw
 from tests.simulation.scheduler import Hang, scheduler
-from tests.simulation.world import Nsqd, ScenarioFailed, World
+from tests.simulation.world import Nsqd, Nsqlookupd, ScenarioFailed, World
 
 #: Virtual seconds in which everything must be delivered once nothing fails any more.
 _DRAIN = 150.0
@@ -136,12 +136,12 @@ def _scenario(
     outcome: Outcome,
     begin_holding: Callable[[], None],
 ) -> None:
-    lookupds = [world.nsqlookupd(f"lookupd{number}") for number in range(plan.lookupds)]
+    lookupds = [Nsqlookupd(world, f"lookupd{number}") for number in range(plan.lookupds)]
     for lookupd in lookupds:
         assert lookupd.start(), lookupd.failure
     addresses = tuple(lookupd.tcp_address for lookupd in lookupds)
     nsqds = [
-        world.nsqd(f"nsqd{number}", lookupd_tcp_addresses=addresses, **plan.nsqd_options)
+        Nsqd(world, f"nsqd{number}", lookupd_tcp_addresses=addresses, **plan.nsqd_options)
         for number in range(plan.nsqds)
     ]
     for nsqd in nsqds:

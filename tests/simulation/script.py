@@ -43,7 +43,7 @@ class Script:
             self.violations.append(f"does not hold: {what}")
 
     def nsqd(self, name: str = "nsqd", **options: Any) -> Nsqd:
-        nsqd = self.world.nsqd(name, **options)
+        nsqd = Nsqd(self.world, name, **options)
         self.check(nsqd.start(), f"{name} starts ({nsqd.failure})")
         return nsqd
 
