@@ -27,7 +27,7 @@ _SWITCH = 1e-6
 #: The least seconds for which a thread stands still.
 _SHORTEST_LAG = 1e-5
 #: The monotonic clock and the wall clock (seconds since 1970) when a run begins.
-_BEGIN, EPOCH = 1_000.0, 1_800_000_000.0
+BEGIN, EPOCH = 1_000.0, 1_800_000_000.0
 #: The most seconds for which a thread stands still, or a process.
 _LONGEST_STAND = 20.0
 #: Switches without a timer in between after which a run counts as hanging.
@@ -129,7 +129,7 @@ class Scheduler:
 
     def __init__(self, seed: int | str = 0) -> None:
         self.chance = random.Random(f"scheduler {seed}")
-        self.now = _BEGIN
+        self.now = BEGIN
         self.current: Thread | None = None
         self.main: Any = None  # the greenlet that called ``run``
         self.story: Callable[[str], None] = lambda _line: None
@@ -166,7 +166,7 @@ class Scheduler:
     def tell(self, line: Callable[[str], None]) -> None:
         """Have each line of the story told, with its time."""
         self.telling = True
-        self.story = lambda text: line(f"{self.now - _BEGIN:11.6f}  {text}")
+        self.story = lambda text: line(f"{self.now - BEGIN:11.6f}  {text}")
 
     def note(self, *facts: object) -> None:
         """Add facts to the hash that tells whether two runs are the same."""
