@@ -241,7 +241,9 @@ def shrink(outcome: Outcome, tell: Callable[[str], None]) -> Outcome:
                 tried = in_child(replace(outcome.plan, **{name: fewer}))
                 if tried.kind == outcome.kind:
                     outcome = tried
-                    tell(f"still fails with {len(tried.plan.faults)} faults and {len(tried.plan.holds)} holds")
+                    tell(
+                        f"still fails with {len(tried.plan.faults)} faults and {len(tried.plan.holds)} holds"
+                    )
                     break
             else:
                 size //= 2

@@ -157,13 +157,14 @@ class Conversation:
             size, kind, _, attempts, message_id = _FRAME.unpack_from(sent, place)
             place += 4 + size
             if kind == 2 and place <= len(sent):
-                by_id.setdefault(message_id, []).append(Delivery(self, times[place - 1], message_id, attempts))
+                by_id.setdefault(message_id, []).append(
+                    Delivery(self, times[place - 1], message_id, attempts)
+                )
         for at, verb, what in self.commands:
-            came = [each for each in by_id.get(what, ()) if each.at <= at]
-            if came and verb == b"TOUCH":
-                came[-1].touched = True
-            elif came:
-                came[-1].ended = min(came[-1].ended, at)
+            for each in by_id.get(what, ()):  # nsqd has one in flight with an id, whatever it sent before
+                if each.at <= at < each.ended:
+                    each.touched |= verb == b"TOUCH"
+                    each.ended = each.ended if verb == b"TOUCH" else at
         return [each for deliveries in by_id.values() for each in deliveries]
 
     def answers(self) -> Iterator[tuple[bytes, int, int]]:
@@ -204,7 +205,7 @@ def _joined(pieces: list[tuple[float, bytes]]) -> tuple[bytes, list[float]]:
 
 #: The beginning of a frame: size, kind; of a message: timestamp, attempts, id.
 _FRAME = struct.Struct(">iiqH16s")
-_COMMAND = re.compile(rb"(?:^|\n)(FIN|REQ|TOUCH|RDY|CLS)(?: ([0-9a-f]+))?(?=[ \n])")
+_COMMAND = re.compile(rb"(?:^|\n)(FIN|REQ|TOUCH|RDY|CLS)(?: ([^\n]{16}|[0-9]+))?(?=[ \n])")
 
 
 class ScenarioFailed(Exception):
