@@ -7,7 +7,6 @@ operating system process: modules keep state.
 from __future__ import annotations
 
 import asyncio
-import bisect
 import functools
 import gc
 import importlib
@@ -144,7 +143,7 @@ class Conversation:
 
     @functools.cached_property
     def commands(self) -> list[tuple[float, bytes, bytes]]:
-        """What the client said of messages: the time, the verb, and the message's id or the count of a RDY."""
+        """What the client said of messages: when, the verb, and a message's id or the count of a RDY."""
         said, times = _joined(self.said)
         return [(times[match.end()], match[1], match[2] or b"0") for match in _COMMAND.finditer(said)]
 
