@@ -29,7 +29,6 @@ def desk() -> Desk:
 
 def pool_of(desk: Desk, **options: Any) -> HandlerPool:
     given = {"max_attempts": 5, "give_up": desk.give_up, "starved": lambda: desk.starved, **options}
-    given["give_up_old"] = desk.give_up_old
     return HandlerPool("nsq-test", requeue_delay=lambda attempts, error: 90.0 * attempts, **given)
 
 
@@ -145,7 +144,7 @@ def test_a_message_that_is_given_up_is_in_work(
     pool: HandlerPool, desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[list[Message]] = []
-    monkeypatch.setattr(pool, "_give_up", lambda message, error: seen.append(pool.in_work()))
+    monkeypatch.setattr(pool, "_give_up", lambda _: seen.append(pool.in_work()))
     pool.add(lambda message: None, 1)
     dead = desk.message(1, attempts=6)
     work(pool, dead)
@@ -164,7 +163,7 @@ def test_a_stop_hands_over_a_batch_that_is_not_full(pool: HandlerPool, desk: Des
 def test_a_batch_does_not_wait_for_a_message_that_is_given_up(desk: Desk) -> None:
     handled = threading.Event()
 
-    def give_up(message: Message, error: BaseException | None) -> None:
+    def give_up(_: object) -> None:
         assert handled.wait(PATIENCE)
 
     pool = pool_of(desk, give_up=give_up)
@@ -279,7 +278,8 @@ class TestMaxAge:
         pool.add(print, 1)
         work(pool, desk.message(1, age=75.0), desk.message(2, age=75.0))
         desk.wait_for(*[("requeue", number, None, False) for number in (1, 2)])
-        assert "giving up 2 messages that are too old failed" in caplog.text
+        assert "giving up on <Message" in caplog.text
+        assert " and 1 more failed" in caplog.text
 
     def test_a_clock_that_is_ahead_is_warned_of_once(
         self, pool: HandlerPool, desk: Desk, caplog: pytest.LogCaptureFixture
