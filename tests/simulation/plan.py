@@ -34,8 +34,8 @@ KNOBS: dict[tuple[str, str], Sequence[Any]] = {
     ("daemons.nsqd.storage.durable", "_TAKE_LIMIT"): (1, 5, 50),
     ("daemons.nsqd.storage.memory_first", "_TAKE_WEIGHT"): (1, 20),
     ("daemons.nsqd.storage.memory_first", "_WRITE_LIMIT"): (1, 5),
-    ("daemons.nsqd.storage.storage", "_POSITIONS_PER_ROUND"): (1, 3),
-    ("daemons.nsqd.storage.storage", "_QUEUES_AT_THE_END"): (1, 2),
+    ("daemons.nsqd.storage.rounds", "_POSITIONS_PER_ROUND"): (1, 3),
+    ("daemons.nsqd.storage.stopping", "_QUEUES_AT_ONCE"): (1, 2),
 }  # fmt: skip
 
 #: What a run looks at: with it go some faults and parts of the code where threads are made to stand still.

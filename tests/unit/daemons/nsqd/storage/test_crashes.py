@@ -266,7 +266,7 @@ class Life:
         self.dues.clear()
 
     def sync_all(self) -> None:
-        self.storage._try_again()
+        self.storage.try_again()
         self.sync()
 
     @property
