@@ -45,7 +45,7 @@ FOCUSES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
             "kill_at", "cut_at", "kill", "cut", "restart", "full", "fsync_fails", "writes_fail",
             "short_writes", "late", "empty", "guests",
         ),
-        ("daemons.nsqd.disk", "daemons.nsqd.storage"),
+        ("daemons.nsqd.disk", "daemons.nsqd.storage", "fsync"),
     ),
     "deferred": (
         (

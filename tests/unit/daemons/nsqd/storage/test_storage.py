@@ -363,9 +363,9 @@ class TestRounds:
 
 def watched(synced: list[str]) -> ExitStack:
     """Notes every file that is synced, and every name a file is given."""
-    sync, rename = syncing.sync_file, Replacement.rename
+    sync, rename = syncing.sync_path, Replacement.rename
 
-    def sync_file(path: Path) -> None:
+    def sync_path(path: Path) -> None:
         sync(path)
         if path.suffix == ".dat":
             synced.append(path.name)
@@ -375,7 +375,7 @@ def watched(synced: list[str]) -> ExitStack:
         synced.append(replacement.target.name)
 
     stack = ExitStack()
-    stack.enter_context(patch.object(syncing, "sync_file", sync_file))
+    stack.enter_context(patch.object(syncing, "sync_path", sync_path))
     stack.enter_context(patch.object(Replacement, "rename", renamed))
     return stack
 
@@ -383,14 +383,14 @@ def watched(synced: list[str]) -> ExitStack:
 @pytest.fixture
 def broken_syncs() -> Iterator[Callable[[], list[str]]]:
     """Lets syncs fail while the list it gives is not empty."""
-    sync, errors = syncing.sync_file, ["broken"]
+    sync, errors = syncing.sync_path, ["broken"]
 
-    def sync_file(path: Path) -> None:
+    def sync_path(path: Path) -> None:
         if errors:
             raise OSError(errno.EIO, "Input/output error")
         sync(path)
 
-    with patch.object(syncing, "sync_file", sync_file):
+    with patch.object(syncing, "sync_path", sync_path):
         yield lambda: errors
 
 
@@ -442,9 +442,9 @@ class TestFaults:
     ) -> None:
         """The fsync has dropped the records, and the system then their pages: the file holds zeros."""
         begun, goes_on = threading.Event(), threading.Event()
-        sync = syncing.sync_file
+        sync = syncing.sync_path
 
-        def sync_file(path: Path) -> None:
+        def sync_path(path: Path) -> None:
             if path.name == "t.diskqueue.000000.dat" and not goes_on.is_set():
                 begun.set()
                 assert goes_on.wait(40)
@@ -472,7 +472,7 @@ class TestFaults:
                 one.broker.publish("t", [b"third"])
                 await one.wait_until_synced()
 
-        with patch.object(syncing, "sync_file", sync_file):
+        with patch.object(syncing, "sync_path", sync_path):
             asyncio.run(scenario())
         assert (tmp_path / "t.diskqueue.000001.dat").read_bytes().endswith(b"third")
 
