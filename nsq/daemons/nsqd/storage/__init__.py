@@ -6,7 +6,8 @@ memory_first.py   keeps messages in memory, and on disk what does not fit, as Go
 durable.py        writes every message to disk first and keeps it until it is finished
 dues.py           due times of deferred messages that wait in a topic, which has no channel yet
 deferred.py       the deferred messages of a channel
-deferred_file.py  one of their files
+deferred_files.py their files
+deferred_file.py  one of them
 rounds.py         what each round of syncs covers
 committer.py      runs the rounds: one fsync for all writes before it
 health.py         whether the disk takes messages

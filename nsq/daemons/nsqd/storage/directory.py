@@ -9,7 +9,7 @@ from pathlib import Path
 
 from nsq.daemons.nsqd.disk.layout import TEMPORARY, Log, files_by_queue
 from nsq.daemons.nsqd.disk.syncing import open_regular, replace_link
-from nsq.daemons.nsqd.storage.deferred_file import deferred_files
+from nsq.daemons.nsqd.storage.deferred_file import file_numbers
 from nsq.errors import ConfigError
 
 #: The beginning of the names of files that belong to no queue.
@@ -70,7 +70,7 @@ class DataDirectory:
         deferred messages, likewise.
         """
         names = os.listdir(self.path)
-        return files_by_queue(names), deferred_files(names)
+        return files_by_queue(names), file_numbers(names)
 
     def _open(self) -> int:
         try:
@@ -110,7 +110,7 @@ class DataDirectory:
         with os.scandir(self.path) as entries:
             links = [entry.name for entry in entries if entry.is_symlink()]
         for name in links:
-            if name.endswith((".diskqueue.meta.dat", ".dues.dat")) or deferred_files([name]):
+            if name.endswith((".diskqueue.meta.dat", ".dues.dat")) or file_numbers([name]):
                 replace_link(self.path / name)
 
     def _remove_temporary_files(self) -> None:

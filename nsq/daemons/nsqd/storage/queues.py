@@ -37,7 +37,7 @@ class Queues:
             if isinstance(backlog, DurableBacklog):
                 backlog.begin_new_file()
         for deferred in self.deferred.values():
-            deferred.begin_new_files()
+            deferred.files.begin_new()
 
     def make_room(self) -> bool:
         """Remove files that hold no unfinished messages. Returns whether there were any.
@@ -51,5 +51,5 @@ class Queues:
             if not self.durable or name not in unsynced:
                 made |= backlog.make_room()
         for deferred in self.deferred.values():
-            made |= deferred.make_room()
+            made |= deferred.files.make_room()
         return made

@@ -98,7 +98,7 @@ class ToSync:
     def _add_due_times(self, this: Round, name: str, backlog: DurableBacklog) -> None:
         this.add(backlog.dues.sync_job(), backlog.dues.synced)
         if (deferred := self._queues.deferred.get(name)) is not None:
-            this.add(deferred.sync_job(), deferred.synced)
+            this.add(deferred.files.sync_job(), deferred.synced)
 
 
 class SyncTimer:

@@ -88,13 +88,13 @@ def persist(
     _sync(jobs, jobs.__getitem__, errors)
     for backlog in jobs:
         try:
-            stores[backlog].join(synced=backlog not in errors)
+            stores[backlog].files.join(synced=backlog not in errors)
         except StorageFailed as error:
             errors.setdefault(backlog, error)
     _sync(backlogs, lambda backlog: backlog.sync_jobs(), errors, make_room=True)
     for backlog in backlogs:
         if backlog not in errors and backlog in stores:
-            stores[backlog].remove_rewritten()
+            stores[backlog].files.remove_rewritten()
         backlog.release()
     return [errors[backlog] for backlog in backlogs if backlog in errors]
 
