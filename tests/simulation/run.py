@@ -171,6 +171,17 @@ def _scenario(
         if not world.until(lambda: not load.undelivered(), _DRAIN, every=0.1):
             outcome.violations.append(f"HELD while the disk is full: {load.undelivered()}")
         faults.mend(1.0)
+    _end(world, plan, load, nsqds, outcome)
+    for lookupd in lookupds:
+        if not lookupd.stop():
+            outcome.violations.append(f"DAEMON {lookupd.name} did not stop at the end")
+    # Threads that stand still go on and end.
+    stands = [end for process in world.processes for _, end in process.stands if end < math.inf]
+    _sleep_until(max([scheduler.now, *stands]) + 1.0)
+
+
+def _end(world: World, plan: Plan, load: Load, nsqds: list[Nsqd], outcome: Outcome) -> None:
+    """Wait until everything is delivered, then close the clients and stop the nsqds."""
 
     def left(nsqd: Nsqd) -> object:
         found = nsqd.left()
@@ -190,12 +201,6 @@ def _scenario(
             outcome.violations.append(f"DAEMON {nsqd.name} did not stop at the end")
         elif not nsqd.stopped_cleanly:
             outcome.violations.append(f"DAEMON {nsqd.name} did not stop cleanly at the end")
-    for lookupd in lookupds:
-        if not lookupd.stop():
-            outcome.violations.append(f"DAEMON {lookupd.name} did not stop at the end")
-    # Threads that stand still go on and end.
-    stands = [end for process in world.processes for _, end in process.stands if end < math.inf]
-    _sleep_until(max([scheduler.now, *stands]) + 1.0)
 
 
 def _sleep_until(when: float) -> None:
