@@ -44,7 +44,7 @@ MAY_IMPORT_ONLY = {
 }
 MAY_IMPORT_ANYTHING = {"testing"}
 #: They choose what they need for the cluster that they meet. A consumer's types name ``OnStuck``.
-MAY_IMPORT_PARTITIONED = {"producer/producer.py", "consumer/consumer.py", "consumer/dialect.py"}
+MAY_IMPORT_PARTITIONED = {"producer/producer.py", "consumer/consumer.py"}
 #: The one module of the daemons that uses the client, and its redrive.
 MAY_IMPORT_THE_CLIENT = {"daemons/nsqadmin/live.py"}
 
