@@ -31,6 +31,7 @@ from nsq.wire.names import check_channel, check_topic
 log = Logger("nsq.consumer")
 
 if TYPE_CHECKING:
+    from nsq.consumer.dialect import Dialect
     from nsq.partitioned.lanes import OnStuck
 
 T = TypeVar("T")
@@ -145,6 +146,7 @@ class Consumer:
             discovery,
             self._checked(special, discovery["nsqds"], discovery["nsqlookupds"]),
             give_up_policy(subscription, self.config, transport, dead_letters, dead_letter_reasons, give_up),
+            other_dialect=_partitioned_dialect,
             transport=transport,
             hooks=hooks,
             threads=checked_whole("threads", threads),
@@ -490,6 +492,13 @@ class Consumer:
 
 
 # Checks of arguments other than options.
+
+
+def _partitioned_dialect(engine: Engine, options: Mapping[str, Any]) -> Dialect:
+    from nsq.partitioned.ordered import dialect_for
+
+    dialect: Dialect = dialect_for(engine, options)
+    return dialect
 
 
 def _function(handler: H) -> H:

@@ -33,7 +33,7 @@ from nsq.connection.subscription import Subscription
 from nsq.consumer.connections import Connections
 from nsq.consumer.dead_letters import GiveUpPolicy
 from nsq.consumer.decisions import GivenUp
-from nsq.consumer.dialect import Dialect, Original, other_dialect
+from nsq.consumer.dialect import Dialect, Original, OtherDialect
 from nsq.consumer.reports import ConsumerHooks, Reporter, StopReport
 from nsq.discovery.lookups import Discovery
 from nsq.errors import Closed, NsqError, ServerError
@@ -126,6 +126,7 @@ class Engine:
         options: Mapping[str, Any],
         give_up_policy: GiveUpPolicy,
         *,
+        other_dialect: OtherDialect,
         transport: Transport | None = None,
         hooks: ConsumerHooks | None = None,
         **handlers: Any,
@@ -160,6 +161,7 @@ class Engine:
         self.options = options
         self.traced = bool(options.get("trace"))
         """Whether each message is logged: only a partitioned NSQ has tracing."""
+        self.other_dialect = other_dialect
         self.dialect: Dialect = other_dialect(self, options) if options else Original(self)
         self.pool = self.dialect.make_pool({**arguments, **handlers})
         self.connections: Connections = Connections(
