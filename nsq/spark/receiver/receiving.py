@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import threading
 import time
 from collections.abc import Callable
@@ -99,7 +100,7 @@ class Receiving:
         self._log = self._wal.log(names.new_receiver())
         self._intake = Intake(
             self._log,
-            records.stored_messages,
+            functools.partial(records.stored_messages, key_header=options.key_header),
             self._gate,
             largest=options.segment_bytes,
             interval=options.commit_interval,
