@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 import nsq
-from nsq.errors import InvalidMessage
+from nsq.errors import ConfigError, InvalidMessage
 from nsq.spark.options import SinkOptions
+from nsq.spark.receiver.pool import ReceiverPool
 from nsq.spark.wal import records
 from nsq.testing import Nsqd, Nsqlookupd, PartitionedCluster
 from nsq.testing.plugin import Factory
@@ -112,3 +113,14 @@ def test_a_plain_nsq_takes_rows_whose_key_and_headers_are_null_and_refuses_other
     )
     assert str(raised.value).endswith(". To publish without: .drop('key', 'headers')")
     assert depth(nsqd, TOPIC) == 1
+
+
+def test_an_ordered_topic_is_an_error(cluster: PartitionedCluster, tmp_path: Path) -> None:
+    cluster.create_topic("steps", partitions=2, ordered=True, channels=[CHANNEL])
+    options = options_of(tmp_path / "wal", topic="steps", lookupd=",".join(cluster.lookup_addresses))
+    prepared(tmp_path / "wal")
+    with ReceiverPool(options) as pool:
+        pool.start()
+        error = until("an error", lambda: pool.fatal_error)
+    assert isinstance(error, ConfigError)
+    assert str(error).startswith("nsqd refuses: the topic steps is ordered, and cannot be read by Spark")
