@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import nsq
+from nsq.http.nsqd import NsqdApi
 from nsq.testing import Nsqd, PartitionedCluster
 from nsq.testing.plugin import Factory
 from tests.integration.authority import Authority
@@ -29,6 +30,7 @@ from tests.spark.running import (
 )
 
 if TYPE_CHECKING:
+    import pandas as pd
     from pyspark.sql import DataFrame, SparkSession
 
 
@@ -103,6 +105,30 @@ def test_rows_say_where_they_come_from_and_are_the_same_to_each_action(
     for row in seen:
         assert (row.topic, row.nsqd, row.attempts, len(row.id)) == ("orders", queue.tcp_address, 1, 16)
         assert row.timestamp.timestamp() == pytest.approx(row.timestamp_ns / 1e9, abs=1e-5)
+
+
+def test_two_topics_are_joined_behind_a_pandas_udf(spark: SparkSession, queue: Nsqd, tmp_path: Path) -> None:
+    """Whole rows, with the columns of a partitioned NSQ, are in the state of the join."""
+    from pyspark.sql import functions as f
+
+    @f.pandas_udf("bigint")  # type: ignore[call-overload]
+    def number(bodies: pd.Series) -> pd.Series:
+        return bodies.map(int)
+
+    def numbered(topic: str) -> DataFrame:
+        frame = stream(spark, queue, tmp_path, topic=topic, wal=tmp_path / topic)
+        return frame.withWatermark("timestamp", "1 hour").withColumn("number", number("body"))
+
+    queue.post("/topic/create?topic=payments")
+    queue.post("/channel/create?topic=payments&channel=spark")
+    publish(queue, bodies(300))
+    NsqdApi(queue.http_address).multi_publish("payments", bodies(300, 200))
+    orders, payments = numbered("orders").alias("o"), numbered("payments").alias("p")
+    condition = f.expr("o.number = p.number AND p.timestamp >= o.timestamp - interval 1 hour")
+    joined = orders.join(payments, condition, "leftOuter")
+    drain(joined.select("o.*", f.col("p.body").alias("paid")), tmp_path)
+    found = list(zip(written(tmp_path), written(tmp_path, "paid"), strict=True))
+    assert sorted(found) == [(body, body) for body in bodies(100, 200)]  # the others wait for an hour
 
 
 def test_keys_and_headers_of_a_partitioned_nsq_go_through_source_and_sink(
