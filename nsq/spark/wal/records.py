@@ -90,7 +90,7 @@ def stored_messages(
 def _with_headers(
     batch: pa.RecordBatch, headers: Sequence[Mapping[str, Any] | None], key_header: str
 ) -> pa.RecordBatch:
-    texts = [None if each is None else {_text(name): _text(each[name]) for name in each} for each in headers]
+    texts = list(map(_texts, headers))
     keys = [None if each is None else each.get(key_header) for each in texts]
     key = pa.array([None if each is None else each.encode() for each in keys], pa.binary())
     shown = [None if each is None else json.dumps(each, ensure_ascii=False) for each in texts]
@@ -100,11 +100,21 @@ def _with_headers(
     return pa.RecordBatch.from_arrays([*batch.columns, key, joined], schema=STORED_WITH_HEADERS)
 
 
-def _text(value: Any) -> str | None:
-    """A header as text: JSON unless it is text, and question marks for what UTF-8 cannot hold."""
-    if value is None:
+def _texts(headers: Mapping[str, Any] | None) -> dict[str, str | None] | None:
+    """Headers as text: values that are not text as JSON, and question marks for what UTF-8 cannot hold."""
+    if headers is None:
         return None
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    found: dict[str, str | None] = {}
+    for name, value in headers.items():
+        try:
+            text = value if value is None or isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        except RecursionError:  # a receiver must be able to store every message
+            text = None
+        found[_utf8(name)] = None if text is None else _utf8(text)
+    return found
+
+
+def _utf8(text: str) -> str:
     return text.encode("utf-8", "replace").decode()
 
 

@@ -96,6 +96,19 @@ def test_keys_and_headers_come_back_as_text() -> None:
     assert found.schema == pa.schema([records.ROW.field(name) for name in ("key", "headers")])
 
 
+def test_a_header_that_is_nested_too_deeply_is_null() -> None:
+    deep: list[Any] = []
+    for _ in range(100_000):
+        deep = [deep]
+
+    class Nested(Message):
+        headers = property(lambda self: {"deep": deep, "key": "a"})
+
+    batch = records.stored_messages([("orders", [Nested(Delegate(), 0.0, 60.0, 7, 1, b"i" * 16, b"body")])])
+    found = records.rows(batch, ["key", "headers"]).to_pylist()
+    assert found == [{"key": b"a", "headers": [("deep", None), ("key", "a")]}]
+
+
 def test_another_header_can_be_the_key() -> None:
     batch = records.stored_messages([("orders", [with_header(b'{"key":"a","id":"b"}')])], key_header="id")
     assert records.rows(batch, ["key"]).to_pylist() == [{"key": b"b"}]
