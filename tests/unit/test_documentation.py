@@ -154,9 +154,17 @@ def test_every_folder_of_the_package_is_described() -> None:
     assert [room.name for room in rooms if f"`nsq/{room.name}/`" not in text] == []
 
 
+def test_every_page_installs_by_name_and_readme_alone_builds() -> None:
+    unreleased = "(not released yet)" in (ROOT / "CHANGELOG.md").read_text("utf-8")
+    for page in PAGES:
+        text = page.read_text("utf-8")
+        assert not re.search(r"pip install (-e|--editable|'?\.)", text), page.name
+        assert ("pip wheel" in text) == (page.name == "README.md" and unreleased), page.name
+
+
 def test_the_extras_that_are_named_exist() -> None:
     setup = configparser.ConfigParser(interpolation=None, delimiters=("=",))
     setup.read(ROOT / "setup.cfg", encoding="utf-8")
     for page in PAGES:
-        for extras in re.findall(r"(?<!\w)(?:nsq|\.)\[([a-z,]+)\]", page.read_text("utf-8")):
+        for extras in re.findall(r"(?<!\w)nsq\[([a-z,]+)\]", page.read_text("utf-8")):
             assert set(extras.split(",")) <= set(setup["options.extras_require"]), page.name
