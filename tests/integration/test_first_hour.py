@@ -34,7 +34,7 @@ TUTORIAL = [
 
 
 def installs(command: str) -> bool:
-    """Whether a line belongs to other tests: .ci/clean-machine sets up the environment and runs the demonstration."""
+    """Whether a line belongs to .ci/clean-machine, which sets up environments and runs the demonstration."""
     words = ("git clone", "make ", "pip ", "export PIP_", "cd ", "python3 -m venv", "nsq-spark ")
     return command.startswith(words) or "clicks" in command
 

@@ -67,6 +67,13 @@ def test_the_pictures_are_as_the_code_draws_them() -> None:
         assert (DOCS / "images" / f"{name}.svg").read_text("utf-8") == str(draw()), "run docs/pictures.py"
 
 
+@pytest.mark.parametrize("page", ["reference.md", "spark.md"])
+def test_the_tables_of_options_are_as_the_code_declares_them(page: str) -> None:
+    with_tables = runpy.run_path(str(DOCS / "options.py"))["with_tables"]
+    assert "<!-- options: " in text_of(page)
+    assert text_of(page) == with_tables(text_of(page)), "run docs/options.py"
+
+
 def test_every_page_is_in_one_group_of_the_navigation() -> None:
     toctree = r"^```\{toctree\}\n:caption: (\w+)\n:hidden:\n\n(.*?)\n```$"
     groups = re.findall(toctree, text_of("index.md"), re.MULTILINE | re.DOTALL)
