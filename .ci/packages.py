@@ -39,8 +39,8 @@ PROGRAMS = {"nsqd": [], "nsqlookupd": [], "nsqadmin": ["--nsqd-http-address=127.
 EXTRA = "pip install 'nsq[server]'"
 # The client alone: what is installed, and its greatest weight.
 CLIENT = {"certifi", "cramjam", "nsq", "python-snappy"}
-MOST_MEGABYTES = 25
-MOST_MODULES = 60
+MOST_MEGABYTES = 15
+MOST_MODULES = 20
 WEIGHT = """
 import json, sys
 before = set(sys.modules)
@@ -152,7 +152,7 @@ def same_bytes(first: Path, second: Path) -> None:
 
 def sbom(builder: Path, home: Path, wheel: Path) -> Path:
     """Write what ``pip install 'nsq[server]'`` has installed, in the format of CycloneDX."""
-    path = wheel.with_name(f"nsq-{wheel.name.split('-')[1]}.cdx.json")
+    path = wheel.with_name("nsq.cdx.json")
     run(
         builder / "bin" / "cyclonedx-py",
         "environment",
