@@ -30,7 +30,7 @@ from tests.spark.running import (
 )
 
 if TYPE_CHECKING:
-    import pandas as pd
+    import pandas as pd  # type: ignore[import-untyped]
     from pyspark.sql import DataFrame, SparkSession
 
 
