@@ -324,7 +324,7 @@ class Connections(ConnDelegate):
                 self._log(
                     logging.WARNING if outcome is Outcome.FAILURE else logging.INFO,
                     "%s: paused for %g s, then one message to try (backing off, step %d)",
-                    round(backoff.until - now, 2),
+                    round(backoff.until - now, 3),
                     backoff.level,
                 )
             self._reporter.tell(self._hooks.backing_off, backoff.level)
