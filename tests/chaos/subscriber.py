@@ -37,23 +37,18 @@ class Subscriber:
         self.consumer.add_handler(self.handle)
 
     def handle(self, message: nsq.Message) -> None:
-        number = int(message.body.split(b" ", 1)[0])
-        if message.attempts == 1:
-            self._misbehave(number, message)
-            if message.responded:
-                return
+        number, first = int(message.body.split(b" ", 1)[0]), message.attempts == 1
+        if first and number % 97 == 1:
+            raise Refused(f"message {number} is refused once")
+        if first and number % 101 == 2:
+            message.requeue(0.2, backoff=False)
+            return
+        if first and number % 503 == 4:
+            message.touch()
+        if first and number % 2003 == 3:
+            time.sleep(self.late_by)  # a delivery that comes here meanwhile is finished with this one
         nsqd = self.numbers[message.nsqd_address]
         self.recorder.write([Record(HANDLED, number, nsqd, message.received_at)])
-
-    def _misbehave(self, number: int, message: nsq.Message) -> None:
-        if number % 97 == 1:
-            raise Refused(f"message {number} is refused once")
-        if number % 101 == 2:
-            message.requeue(0.2, backoff=False)
-        elif number % 503 == 4:
-            message.touch()
-        elif number % 2003 == 3:
-            time.sleep(self.late_by)
 
     def stop(self, timeout: float) -> dict[str, Any]:
         began = time.monotonic()
