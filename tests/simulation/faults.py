@@ -253,7 +253,7 @@ class Faults:
             link.delay = (0.03, 0.2, 1.0)[fault.number % 3]
         self._wait(fault)
         for link in links:
-            link.delay = network.delay
+            link.mend()
 
     def unlisted(self, fault: Fault, nsqd: Nsqd) -> None:
         """Cut an nsqd off from the nsqlookupds, while topics come and go."""
