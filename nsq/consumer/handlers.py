@@ -628,15 +628,6 @@ def check_handler(handler: object) -> None:
         raise ConfigError(f"handler {handler!r} has a yield: to call it runs nothing. Write a plain function")
 
 
-def around_hooks(given: object) -> list[Callable[[Any], Any]]:
-    """Return the option ``around_handler``, one function or several, as a list."""
-    hooks: list[Any] = [] if given is None else list(given) if isinstance(given, (list, tuple)) else [given]
-    for hook in hooks:
-        if not callable(hook):
-            raise ConfigError(f"around_handler is {hook!r}; it must be a function, or a list of functions")
-    return hooks
-
-
 def surrounded(handler: Any, hooks: list[Callable[[Any], Any]], check: Callable[[Any], object]) -> Any:
     """Return what to call for a handler: the first hook is the outermost. ``check`` refuses what a hook must
     not return.
