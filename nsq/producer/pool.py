@@ -119,16 +119,8 @@ class Pool:
             clock=setup.clock,
         )
         self.routing: Routing = Plain(self, setup.config)
-        self.detection = detection = Detection(self, new_other)
-        self.nsqds = Nsqds(
-            setup,
-            self.owner,
-            make=lambda wanted: PublishingEndpoint(wanted, self, setup),
-            urgent=lambda: self.routing.urgent or (bool(self.waiting) and not self.routing.open),
-            adopt=self._ask_about,
-            original=detection.is_original,
-            other=None if new_other is None else detection.is_other,
-        )
+        self.detection = Detection(self, new_other)
+        self.nsqds = Nsqds(self)
         self.closed = False
         """Whether new publishes are refused."""
         self.exiting = False
@@ -582,9 +574,9 @@ class Pool:
 
     def dispose(self, conn: OwnConn) -> None:
         """Have the pool's thread close a connection. Any thread may call this."""
-        self._ask_about(conn, conn.dispose)
+        self.ask_about(conn, conn.dispose)
 
-    def _ask_about(self, conn: OwnConn, request: Callable[[], object]) -> None:
+    def ask_about(self, conn: OwnConn, request: Callable[[], object]) -> None:
         """Have the pool's thread do something with a connection. If that thread has ended, close it."""
         self.owner.ask(request)
         if self._gone:  # after the line above: either the pool's thread has seen the request, or we see this
