@@ -83,7 +83,7 @@ class Nsqds:
         self.endpoints: Endpoints[PublishingEndpoint] = Endpoints(
             NAME,
             pool.owner,
-            lambda wanted: PublishingEndpoint(wanted, pool, setup),
+            lambda wanted: PublishingEndpoint(wanted, pool),
             setup.clock,
             removed=self._add_counts,
             urgent=lambda: pool.routing.urgent or (bool(pool.waiting) and not pool.routing.open),

@@ -132,7 +132,7 @@ class Pool:
         self._closers: set[int] = set()  # threads that have called ``close``
         self._gone = False  # the owner ends: it carries out no more requests
         self._ended_by_close = 0  # publishes
-        self._warned_of: set[str] = set()
+        self._warned_of_loop = False
 
     # Publishing: any of the user's threads.
 
@@ -414,25 +414,13 @@ class Pool:
         """Warn once that a publish stops the event loop of its thread while it waits. The cells of a notebook
         run on a loop too, but wait for each other anyway.
         """
-        if "loop" not in self._warned_of and "ipykernel" not in sys.modules:
-            self._warned_of.add("loop")
+        if not self._warned_of_loop and "ipykernel" not in sys.modules:
+            self._warned_of_loop = True
             text = (
                 "publish to %r waits on the thread of an event loop, and stops everything there for up to "
                 "its timeout: use nsq.aio.Producer"
             )
             self.owner.ask(partial(log.warning, text, topic))  # not on the user's thread
-
-    def warn_of_partitions(self, address: str, version: str) -> None:
-        """Warn once that an nsqd belongs to another NSQ than its publishes. Endpoints' threads call this."""
-        if "partitions" not in self._warned_of and self.detection.takes_original:
-            self._warned_of.add("partitions")
-            log.warning(
-                "%s is nsqd %s of a partitioned NSQ, but this producer takes it for an original one, and "
-                "publishes to its default partition. Give nsqlookupd= instead of nsqd addresses",
-                address,
-                version,
-                extra={"nsqd_address": address},
-            )
 
     # Ends of publishes: the endpoints' loops, and threads that give up.
 
