@@ -282,6 +282,7 @@ class Endpoints(Generic[E]):
         self._ending: list[LoopThreads] = []
         self._stopped = False
         self._looked_at = -math.inf  # when ``dial_due`` was last called
+        self._crowded = False  # then endpoints were due that may not dial, as ``DIALS`` others do
 
     @property
     def all(self) -> tuple[E, ...]:
@@ -336,12 +337,14 @@ class Endpoints(Generic[E]):
         do not need. Return whether threads have been started.
         """
         self._looked_at = now = self._clock()
-        due = [] if self._stopped else [each for each in self._waiting() if self._due_at(each) <= now]
+        self._crowded = False
+        due = [each for each, due_at in self._waiting() if due_at <= now and not self._stopped]
         # Those first that have failed least, and longest ago.
         due.sort(key=lambda each: (each.backoff.failures, each.backoff.failed_at))
         started = search = False
         for endpoint in due:
             if self._dialing() >= DIALS:
+                self._crowded = True
                 break
             if endpoint.wanted is not None and not endpoint.wanted.dial:
                 # No nsqlookupd lists it: instead of dialing ask them again, less and less often.
@@ -369,19 +372,19 @@ class Endpoints(Generic[E]):
 
     def next_due(self) -> float:
         """Return when to call ``dial_due`` again unless an endpoint reports before."""
-        # Those that were due already wait for others to end their dials.
-        later = [due for each in self._waiting() if (due := self._due_at(each)) > self._looked_at]
-        return math.inf if self._stopped else min(later, default=math.inf)
+        # If it was crowded, those that were due then wait until others end their dials.
+        times = [due_at for _, due_at in self._waiting() if not self._crowded or due_at > self._looked_at]
+        return math.inf if self._stopped else min(times, default=math.inf)
 
-    def _waiting(self) -> list[E]:
-        return [each for each in self.table.values() if each.loops is None]
+    def _waiting(self) -> list[tuple[E, float]]:
+        """Return the endpoints that may dial, each with the time when it is due."""
+        urgent = self._urgent()
+        waiting = [each for each in self.table.values() if each.loops is None]
+        return [(each, each.backoff.due_at(urgent=urgent)) for each in waiting]
 
     def _dialing(self) -> int:
         """Count those that have threads and no connection."""
         return sum(each.loops is not None and each.status is not Status.CONNECTED for each in self.all)
-
-    def _due_at(self, endpoint: E) -> float:
-        return endpoint.backoff.due_at(urgent=self._urgent())
 
     def expected(self) -> int:
         """Count the connections, including those whose first dial is under way or due.
