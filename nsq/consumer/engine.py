@@ -247,8 +247,8 @@ class Engine:
 
     def owns_current_thread(self) -> bool:
         """Whether this is a thread of ours that runs user code: it cannot wait for its own end."""
-        others = (self.pool, self.reporter.callbacks, self.discovery)
-        return self.owner.is_current or any(other.owns_current_thread() for other in others)
+        owners = self.owner.is_current or self.discovery.owner.is_current
+        return owners or self.pool.owns_current_thread() or self.reporter.callbacks.owns_current_thread()
 
     def abandon(self) -> None:
         self.owner.abandon()

@@ -75,8 +75,13 @@ class Asker:
         Blocks no longer than ``lookupd_poll_timeout``.
         """
         deadline = self._clock() + self._config.lookupd_poll_timeout
-        if self._detect and not _is_original(self._api(lookupd, deadline)):
-            return None
+        if self._detect:
+            try:
+                self._api(lookupd, deadline).list_lookupds()
+                return None
+            except ApiRefused as refusal:
+                if refusal.status != 404:  # the original one does not know the question
+                    raise
         api = self._api(lookupd, deadline)
         nodes: Sequence[NsqdNode] = api.nodes() if self._topic is None else api.nodes_of(self._topic)
         return frozenset(node.tcp_address for node in nodes)
@@ -106,17 +111,6 @@ class Asker:
     def turn(self) -> float:
         """Do what is due; return when to call this again."""
         return math.inf
-
-
-def _is_original(api: NsqlookupdApi) -> bool:
-    """Ask which NSQ this is: nsqlookupds of the original one do not know the question."""
-    try:
-        api.list_lookupds()
-    except ApiRefused as refusal:
-        if refusal.status == 404:
-            return True
-        raise
-    return False
 
 
 def _text(address: object) -> str:
@@ -238,10 +232,6 @@ class Discovery:
     def abandon(self) -> None:
         for asker in self._askers:
             asker.abandon()
-
-    def owns_current_thread(self) -> bool:
-        """Whether this is the discovery thread, on which ``rewrite`` and ``accept`` run."""
-        return self.owner.is_current
 
     # The user's addresses: any thread, signal handlers too. An exception may interrupt these anywhere.
 
