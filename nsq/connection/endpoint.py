@@ -240,10 +240,7 @@ class LoopThreads:
 
     def _write(self) -> None:
         while (conn := self._to_write.get()) is not None:
-            try:
-                conn.write_loop()
-            except Exception:
-                log.exception("writing to %s failed, which is a bug of ours", conn.address)
+            conn.write_loop()  # raises nothing
             self._written.put(None)
 
 
