@@ -51,6 +51,8 @@ _REST = 0.2
 _KEPT = 30.0
 #: Seconds by which the timeout of a read may differ from the wanted one: setting it takes a system call.
 _CLOSE_ENOUGH = 0.005
+#: Bytes to read at once: more than a reply has.
+_REPLY = 512
 #: The most bytes that any idle connection takes at once, so that writing them takes no time worth a look at
 #: the clock.
 _AT_ONCE = 4096
@@ -115,7 +117,7 @@ class OwnConn:
         wait = min(seconds, config.read_timeout, patience)
         if abs(wait - self._wait) > _CLOSE_ENOUGH:
             self._stream.read_timeout = self._wait = max(wait, _CLOSE_ENOUGH)
-        data = self._stream.read()
+        data = self._stream.read(_REPLY)
         return OK if data == OK_FRAME else self._answer(data, wait)
 
     def _write_large(self, command: bytes, seconds: float) -> float:

@@ -155,15 +155,14 @@ class Pool:
         if _thread.get_ident() in self.nsqds.threads:
             self.refuse_our_thread("publish")
         taken = self._take(targets, started, seconds)
-        publish = None
-        if taken is not None:
+        if taken is None:
+            publish = self._made(topic, where, body, started, seconds)
+        else:
             endpoint, conn = taken
             try:
                 endpoint.own.send(conn, commands.pub(where, body), seconds, routing.patience)
             except BaseException as error:
-                publish = Publish(topic, body)
-                publish.destination, publish.rules = where, routing.rules
-                publish.started, publish.deadline = started, started + seconds
+                publish = self._made(topic, where, body, started, seconds)
                 self._note_failure(publish, endpoint, conn, error)
             else:
                 if self.setup.on_acknowledged is not None:
@@ -171,11 +170,14 @@ class Pool:
                 if pending.changed.locks.copy() or self.closed:  # locks the list, as ``bool`` does not
                     self._note_end_of_trip()
                 return PUBLISHED
-        if publish is None:
-            publish = Publish(topic, body)
-            publish.destination, publish.rules = where, routing.rules
-            publish.started, publish.deadline = started, started + seconds
         return self._send_through_loops(publish)
+
+    def _made(self, topic: str, where: str, body: bytes, started: float, seconds: float) -> Publish:
+        """Make a ``Publish`` of a message that turns out to need one."""
+        publish = Publish(topic, body)
+        publish.destination, publish.rules = where, self.routing.rules
+        publish.started, publish.deadline = started, started + seconds
+        return publish
 
     def publish_and_wait(self, publish: Publish, timeout: float | None) -> Published:
         """Do the same for a publish that was made before: with options, hooks, or several messages."""
