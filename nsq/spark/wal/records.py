@@ -194,17 +194,18 @@ def decode(
     these stored columns are neither decompressed nor checked."""
     try:
         schema = ipc.open_stream(source).schema
-        wanted = [number for number, name in enumerate(schema.names) if name in columns]
-        options = ipc.IpcReadOptions(included_fields=wanted, use_threads=False)
-        stream = ipc.open_stream(source, options=options)
-        batch, metadata = stream.read_next_batch_with_custom_metadata()
-        sound = schema.equals(STORED) and metadata is not None
+        sound = schema.equals(STORED)
         if sound:
+            wanted = [number for number, name in enumerate(schema.names) if name in columns]
+            options = ipc.IpcReadOptions(included_fields=wanted, use_threads=False)
+            stream = ipc.open_stream(source, options=options)
+            batch, metadata = stream.read_next_batch_with_custom_metadata()
             batch.validate(full=True)
+            noted = dict(enumerate(metadata.get(CHECKSUM, b"").split() if metadata else ()))
+            sound = checksums(batch) == [noted.get(number) for number in wanted]
     except (OSError, StopIteration, pa.ArrowException) as error:
         raise SegmentLost(f"{path} cannot be read: {str(error) or 'it has no batch'}") from None
-    noted = dict(enumerate(metadata.get(CHECKSUM, b"").split())) if sound else {}
-    if not sound or checksums(batch) != [noted.get(number) for number in wanted]:
+    if not sound:
         raise SegmentLost(f"{path} does not match its checksum")
     if batch.num_rows != rows:
         raise SegmentLost(f"{path} has {batch.num_rows} rows, not {rows}")
