@@ -58,16 +58,20 @@ def test_conditions_on_the_time_choose_segments_if_spark_pushes_them(
     with log_of(wal) as receiver:
         for start in (0, 1000, 2000):
             receiver.put(made(1000, start), lambda: None)
-    whole = log(spark, tmp_path, "body binary, timestamp_ns bigint, timestamp timestamp")
-    begin = 1_700_000_000_000_000_000
-    some = whole.where(f"timestamp >= '2023-11-14 22:13:20.000001' and timestamp_ns < {begin + 1100}")
+
+    def some() -> list[bytes]:
+        rows = log(spark, tmp_path, "body binary, timestamp_ns bigint, timestamp timestamp")
+        limit = 1_700_000_000_000_001_100
+        rows = rows.where(f"timestamp >= '2023-11-14 22:13:20.000001' and timestamp_ns < {limit}")
+        return [row.body for row in rows.collect()]
+
     wanted = [b"%d" % number + b"." * 20 for number in range(1000, 1100)]
-    assert [row.body for row in some.collect()] == wanted
+    assert some() == wanted
     segments(tmp_path)[2].unlink()
     with pytest.raises(Exception, match=r"000000003\.arrow is not there; failOnDataLoss=false"):
-        some.collect()
+        some()
     spark.conf.set(PUSHDOWN, "true")
     try:
-        assert [row.body for row in some.collect()] == wanted
+        assert some() == wanted
     finally:
         spark.conf.unset(PUSHDOWN)

@@ -31,7 +31,7 @@ from nsq.log import Logger
 from nsq.spark import options, rows
 from nsq.spark.rows import Field
 from nsq.spark.source.offsets import ALWAYS, Offset, Slice, TimeRange, between, names_of, tasks
-from nsq.spark.source.options import COMMITTED, EARLIEST, LATEST, ReadOptions
+from nsq.spark.source.options import COMMITTED, EARLIEST, LATEST, NOWHERE, ReadOptions
 from nsq.spark.wal import Subject, open_wal, readers
 from nsq.spark.wal.names import Listing, Position, ReceiverState
 from nsq.spark.wal.store import shown
@@ -167,6 +167,8 @@ def position(text: str, reader: str, wal: Wal, identity: str) -> Offset | None:
             there = ", ".join(sorted(known)) or "none"
             raise UsageError(f"the log {shown(wal.location)} has no reader {reader!r}; there are: {there}")
         return Offset(identity, known[reader].at)
+    if text == NOWHERE:
+        return Offset(identity)
     if not text.startswith("{"):
         return None
     found = Offset.of_json(json.loads(text))

@@ -19,6 +19,8 @@ _MIB = 1 << 20
 _GIB = 1 << 30
 
 EARLIEST, LATEST, COMMITTED = "earliest", "latest", "committed"
+#: The startOffset of the first batch of a checkpoint, as JSON.
+NOWHERE = "null"
 
 
 def _topics(text: str) -> tuple[str, ...]:
@@ -197,7 +199,7 @@ def _position(text: str) -> str:
             Offset.of_json(json.loads(text))
         except (ValueError, WalForeign):
             raise ConfigError(f"{text[:200]!r} is not an offset of this source") from None
-    elif text not in (EARLIEST, LATEST, COMMITTED):
+    elif text not in (EARLIEST, LATEST, COMMITTED, NOWHERE):
         raise ConfigError(f"{text!r} is not {EARLIEST}, {LATEST}, {COMMITTED}, or an offset as JSON")
     return text
 

@@ -116,8 +116,9 @@ def test_the_rows_of_a_batch_can_be_read_again(wal: Wal) -> None:
     identity = wal.identity() or ""
     end = Offset(identity, {"a": Position(2, 1)}, {"a": Position(1)}).to_json()
     start = Offset(identity).to_json()
-    given = {"startingPosition": json.dumps(start), "endingPosition": json.dumps(end)}
-    assert numbers(wal, **given) == [*range(10, 21)]
+    for first in (start, None):
+        given = {"startingPosition": json.dumps(first), "endingPosition": json.dumps(end)}
+        assert numbers(wal, **given) == [*range(10, 21)]
 
 
 def test_many_rows_make_several_tasks(wal: Wal) -> None:
