@@ -184,15 +184,16 @@ def bounded(start: Offset | None, end: Offset | None, listing: Listing) -> tuple
     """The slices between two positions, and what of them is lost, as text."""
     segments = [file.segment for file in listing.files]
     held = {each.receiver: Position(each.first - 1) for each in listing.receivers}
+    told: list[str] = []
     if end is None:
-        last = {segment.receiver: Position(segment.number) for segment in segments}
-        found, _ = between(start or Offset("", held), Offset("", last), segments)
-        return found, readers.lost(start.at, listing.receivers) if start else []
-    if start is None:
-        end = Offset("", {receiver: at for receiver, at in end.at.items() if receiver in held})
-        start = Offset("", held)
-    found, lost = between(start, end, segments)
-    return found, names_of(lost)
+        after = start.at if start else {}
+        told = readers.lost(after, listing.receivers) if start else []
+        start = Offset("", {receiver: max(at, after.get(receiver, at)) for receiver, at in held.items()})
+        end = Offset("", {segment.receiver: Position(segment.number) for segment in segments})
+    elif start is None:
+        start, end = Offset("", held), Offset("", {name: at for name, at in end.at.items() if name in held})
+    slices, lost = between(start, end, segments)
+    return slices, told + names_of(lost)
 
 
 def deleted_since(receivers: Collection[ReceiverState], since: int) -> list[str]:
