@@ -333,9 +333,7 @@ class Wal:
         self._look()
         return self._described()
 
-    def read(
-        self, segment: Segment, columns: Collection[str] = tuple(records.STORED.names)
-    ) -> pa.RecordBatch:
+    def read(self, segment: Segment, columns: Collection[str] = records.STORED_COLUMNS) -> pa.RecordBatch:
         """The rows of a segment, with these stored columns. Raises SegmentLost, which names the object."""
         name = manifest.segment_name(segment.receiver, segment.number)
         found = self._store.get(name)
