@@ -143,7 +143,7 @@ def plan(chosen: ReadOptions, wal: Wal, times: TimeRange) -> list[list[Slice]]:
     end = position(chosen.ending_position, chosen.reader, wal, identity)
     listing = wal.listing(start.at if start else {}, {*(start.at if start else ()), *(end.at if end else ())})
     slices, lost = bounded(start, end, listing)
-    if chosen.starting_timestamp is not None:
+    if start is None and chosen.starting_timestamp is not None:
         lost += deleted_since(listing.receivers, chosen.starting_timestamp)
     if lost:
         text = f"{place} lacks a part of what is to be read: {', '.join(lost)}"

@@ -176,6 +176,8 @@ def test_what_the_log_no_longer_has_is_named(wal: Wal, caplog: pytest.LogCapture
         assert set(numbers(wal, **given, failOnDataLoss="false")) <= set(left)
         assert "going on without it" in caplog.text
     assert numbers(wal, startingTimestamp=second(19.1)) == [*range(20, 30), *range(100, 105)]
+    behind = {"startingPosition": at(a=2, b=2).replace('"wal": ""', f'"wal": "{identity}"')}
+    assert numbers(wal, startingTimestamp=second(0), **behind) == [*range(20, 30)]
     wal.delete([Segment("a", 3, 10, 20)])  # nothing is left of this receiver but its manifest
     assert numbers(wal, startingTimestamp=second(29.1)) == [*range(100, 105)]
 
