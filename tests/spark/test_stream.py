@@ -30,7 +30,6 @@ from tests.spark.running import (
 )
 
 if TYPE_CHECKING:
-    import pandas as pd
     from pyspark.sql import DataFrame, SparkSession
 
 
@@ -109,11 +108,14 @@ def test_rows_say_where_they_come_from_and_are_the_same_to_each_action(
 
 def test_two_topics_are_joined_behind_a_pandas_udf(spark: SparkSession, queue: Nsqd, tmp_path: Path) -> None:
     """Whole rows, with the columns of a partitioned NSQ, are in the state of the join."""
+    import pandas as pd
     from pyspark.sql import functions as f
 
-    @f.pandas_udf("bigint")  # type: ignore[call-overload]
-    def number(bodies: pd.Series) -> pd.Series:
+    def to_number(bodies: Any) -> Any:
         return bodies.map(int)
+
+    to_number.__annotations__ = {"bodies": pd.Series, "return": pd.Series}  # Spark needs types, not strings
+    number: Any = f.pandas_udf(to_number, "bigint")
 
     def numbered(topic: str) -> DataFrame:
         frame = stream(spark, queue, tmp_path, topic=topic, wal=tmp_path / topic)
