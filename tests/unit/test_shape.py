@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
 
 from tests.unit.test_imports import PACKAGE, ROOT, SOURCES, imported
 
