@@ -24,7 +24,7 @@ from heapq import heappop, heappush
 from typing import Any, Generic, TypeVar
 
 from nsq.config import Config
-from nsq.connection.backoff import Backoff
+from nsq.connection.backoff import DialBackoff
 from nsq.connection.conn import Conn
 from nsq.connection.handshake import describe
 from nsq.connection.subscription import Subscription
@@ -89,7 +89,7 @@ class Endpoint:
         self.subscription = wanted.subscription
         self.conn: Conn | None = None  # the latest, which may still be dialed
         self.status = Status.WAITING
-        self.backoff = Backoff(draw)
+        self.backoff = DialBackoff(draw)
         self.loops: LoopThreads | None = None
         """Its threads, as far as the owner knows: from a permit until the report."""
         self.ticket = -1

@@ -27,7 +27,7 @@ from nsq.daemons.serve.listen import ListenError
 from nsq.daemons.serve.logs import DaemonLog
 from nsq.gc_settings import tune_gc
 from nsq.wire import lookup
-from nsq.wire.lookup import PeerInfo, ReplyParser
+from nsq.wire.lookup import LookupReplyParser, PeerInfo
 from tests.integration.clients import dial
 from tests.integration.test_httpd import on_an_event_loop
 
@@ -59,7 +59,7 @@ class Client:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
         self.writer = writer
-        self._parser = ReplyParser()
+        self._parser = LookupReplyParser()
 
     async def ask(self, data: bytes, answers: int = 1) -> list[bytes]:
         self.writer.write(data)
@@ -314,7 +314,7 @@ def test_registrations_sent_at_once_take_turns_with_others() -> None:
         client = http.client.HTTPConnection(http_address, timeout=60)
         with dial(tcp_address) as nsqd:
             nsqd.sendall(lookup.MAGIC + lookup.identify(NSQD))
-            assert len(ReplyParser().feed(nsqd.recv(65536))) == 1
+            assert len(LookupReplyParser().feed(nsqd.recv(65536))) == 1
             lines, answers = b"".join(map(lookup.register, topics)), lookup.reply(lookup.OK) * len(topics)
             with ThreadPoolExecutor() as threads:
                 threads.submit(nsqd.sendall, lines)

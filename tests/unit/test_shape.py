@@ -25,9 +25,10 @@ def long_functions() -> Iterator[str]:
     for folder in ("nsq", "benchmarks", "examples", "tests", "docs", ".ci"):
         for path in sorted((ROOT / folder).rglob("*.py")):
             for node in statements(ast.parse(path.read_text(encoding="utf-8"))):
-                if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                    if (node.end_lineno or 0) - node.lineno >= LONGEST:
-                        yield f"{path.relative_to(ROOT)}: {node.name}"
+                if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                    continue
+                if (node.end_lineno or 0) - node.lineno >= LONGEST:
+                    yield f"{path.relative_to(ROOT)}: {node.name}"
 
 
 def statements(node: ast.AST) -> Iterator[ast.stmt]:
