@@ -12,8 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import AsyncIterator, Awaitable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -196,25 +195,6 @@ async def test_a_client_that_never_reads_is_cut_off(monkeypatch: pytest.MonkeyPa
         await eventually(daemon.http_address, "/nodes", {"producers": []})
 
 
-async def longest_turn(work: Awaitable[object]) -> float:
-    """CPU seconds that the event loop has spent at most before it came round to others while this went on."""
-    going = asyncio.ensure_future(work)
-    longest, before = 0.0, time.thread_time()
-    while not going.done():
-        await asyncio.sleep(0)
-        now = time.thread_time()
-        longest, before = max(longest, now - before), now
-    await going
-    return longest
-
-
-def fetched(address: str | None, target: str) -> int:
-    """The length of the answer, read in a thread of its own and thrown away."""
-    with dial(str(address)) as sock:
-        sock.sendall(f"GET {target} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
-        return sum(iter(lambda: len(sock.recv(1 << 20)), 0))
-
-
 @pytest.fixture
 def collector() -> Iterator[None]:
     """The garbage collector, set as the program sets it."""
@@ -223,32 +203,6 @@ def collector() -> Iterator[None]:
     yield
     gc.set_threshold(*before)
     gc.unfreeze()
-
-
-@pytest.mark.usefixtures("collector")
-@on_an_event_loop
-async def test_a_large_registry_does_not_delay_other_requests() -> None:
-    """Two hundred thousand topics are listed, and lost, in slices: all others are served in between. At most
-    50 ms are promised, and machines may be slow.
-    """
-    topics = [f"topic-{number:06}" for number in range(200_000)]
-    async with running() as daemon:
-        async with connected(daemon.tcp_address) as nsqd:
-            await nsqd.ask(lookup.identify(NSQD))
-            (peer,) = daemon._registry.nodes(0.0)
-            for topic in topics:
-                daemon._registry.register_topic(peer, topic)
-            for target, least in (("/debug", 50_000_000), ("/nodes", 4_000_000), ("/topics", 2_000_000)):
-                fetching = asyncio.to_thread(fetched, daemon.http_address, target)
-                answered = asyncio.ensure_future(fetching)
-                assert await longest_turn(answered) < 0.1
-                assert answered.result() > least
-
-        async def forgotten() -> None:
-            while not peer.gone or peer.channels_by_topic:  # noqa: ASYNC110 - there is no event for it
-                await asyncio.sleep(0)
-
-        assert await longest_turn(forgotten()) < 0.1
 
 
 # The program

@@ -223,20 +223,6 @@ def test_a_stop_returns_messages_in_flight_and_leaves_deferred_ones() -> None:
     assert setup.channel.deferred_count == 1
 
 
-def test_due_messages_wait_for_their_channels_turn() -> None:
-    """Thousands of channels may have messages that are due at the same time."""
-    setup = Setup()
-    turns: list[Callable[[], None]] = []
-    setup.channel._on_another_turn = turns.append
-    setup.defer(b"a", 1.0)
-    setup.clock.advance(1.0)
-    setup.defer(b"b", 0.0)
-    setup.run_due()
-    assert (setup.channel.depth, len(turns)) == (0, 1)
-    turns.pop()()
-    assert (setup.channel.depth, turns) == (2, [])
-
-
 def test_thousands_that_are_due_at_once_come_in_portions() -> None:
     class Recording(MemoryBacklog):
         def put_back(self, messages: list[Message]) -> None:
