@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import http.client
 import io
 import json
@@ -24,7 +23,6 @@ from nsq.daemons.nsqlookupd.daemon import Nsqlookupd
 from nsq.daemons.nsqlookupd.options import NsqlookupdOptions
 from nsq.daemons.serve.listen import ListenError
 from nsq.daemons.serve.logs import DaemonLog
-from nsq.gc_settings import tune_gc
 from nsq.wire import lookup
 from nsq.wire.lookup import LookupReplyParser, PeerInfo
 from tests.integration.clients import dial
@@ -193,16 +191,6 @@ async def test_a_client_that_never_reads_is_cut_off(monkeypatch: pytest.MonkeyPa
         with pytest.raises(ConnectionError):
             await asyncio.to_thread(flood, str(daemon.tcp_address))
         await eventually(daemon.http_address, "/nodes", {"producers": []})
-
-
-@pytest.fixture
-def collector() -> Iterator[None]:
-    """The garbage collector, set as the program sets it."""
-    before = gc.get_threshold()
-    tune_gc()
-    yield
-    gc.set_threshold(*before)
-    gc.unfreeze()
 
 
 # The program
