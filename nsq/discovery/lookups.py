@@ -428,8 +428,8 @@ class Discovery:
             self._directory.heard(answer)
 
     def _switch(self, other: Callable[[Discovery], Asker]) -> None:
-        self.kind = "partitioned"
         self._askers.append(other(self))
+        self.kind = "partitioned"
         self._schedule.request(self.clock(), 0.0)
 
     def _note_failure(self, lookupd: Lookupd, reason: str, *, still_busy: bool = False) -> None:
