@@ -22,7 +22,7 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 
 from nsq.config import Config
-from nsq.connection.backoff import Backoff
+from nsq.connection.backoff import DialBackoff
 from nsq.connection.conn import Conn
 from nsq.connection.handshake import describe
 from nsq.connection.subscription import Subscription
@@ -87,7 +87,7 @@ class Endpoint:
         self.subscription = wanted.subscription
         self.conn: Conn | None = None  # the latest, which may still be dialed
         self.status = Status.WAITING
-        self.backoff = Backoff(draw)
+        self.backoff = DialBackoff(draw)
         self.loops: LoopThreads | None = None
         """Its threads, as far as the owner knows: from a permit until the report."""
         self._config, self._clock = config, clock
@@ -274,8 +274,8 @@ class Endpoints(Generic[E]):
         self._name, self._owner, self._make, self._clock = name, owner, make, clock
         self._removed, self._search, self._urgent = removed, search, urgent
         self._spare = spare
-        # Of the table, those without threads, and those whose dial is under way. A client may have thousands of
-        # connections, and looks at these after every event.
+        # Of the table, those without threads, and those whose dial is under way. A client may have thousands
+        # of connections, and looks at these after every event.
         self._waiting: dict[E, None] = {}
         self._dialing: set[E] = set()
         # Threads that serve no endpoint, and those that were asked to end. Other threads may look at them.

@@ -24,7 +24,7 @@ from nsq.config import Config
 from nsq.connection.backoff import Pauses
 from nsq.connection.endpoint import Key, Wanted
 from nsq.connection.subscription import Subscription
-from nsq.discovery.directory import SPACING, Answer, Directory, Kind, Lookupd, LookupSchedule, Nsqd
+from nsq.discovery.directory import SPACING, Answer, Directory, Kind, KnownNsqd, Lookupd, LookupSchedule
 from nsq.errors import ApiError, ApiRefused, NsqError, UsageError
 from nsq.http.message import Url
 from nsq.http.nsqlookupd import NsqdNode, NsqlookupdApi, nsqlookupd_address
@@ -356,9 +356,9 @@ class Discovery:
             self._found(wanted)
         # After ``found``: a connection that is ready between the two is refused, or dropped like any other.
         for address in self._directory.to_drop():
-            self._dropped(self._wanted(address, Nsqd()).key)
+            self._dropped(self._wanted(address, KnownNsqd()).key)
 
-    def _wanted(self, address: str, nsqd: Nsqd) -> Wanted:
+    def _wanted(self, address: str, nsqd: KnownNsqd) -> Wanted:
         dial = self._directory.may_be_there(nsqd)
         return Wanted(address, self._subscription, nsqd.given, nsqd.listed, dial)
 

@@ -24,7 +24,7 @@ from nsq.connection.conn import Conn
 from nsq.consumer.connections import backoff_strategy
 from nsq.consumer.decisions import GiveUp, Requeue, check_result
 from nsq.consumer.handlers import Handler, HandlerPool
-from nsq.consumer.rdy import Nsqd, Outcome, RdyWindows, set_all
+from nsq.consumer.rdy import NsqdWindow, Outcome, RdyWindows, set_all
 from nsq.consumer.reports import PartitionHealth
 from nsq.errors import AlreadyResponded, ConfigError, FinFailed, InvalidMessage, ServerError
 from nsq.log import Logger
@@ -141,7 +141,7 @@ class OneEach(RdyWindows):
     def handled_late(self, now: float, timeout: float, least: int) -> bool:
         return False
 
-    def set_targets(self, nsqds: list[Nsqd], now: float, in_flight: Mapping[Hashable, int]) -> None:
+    def set_targets(self, nsqds: list[NsqdWindow], now: float, in_flight: Mapping[Hashable, int]) -> None:
         stopped = self.why_stopped(now)
         set_all(nsqds, 0 if stopped else 1, stopped or "its messages come in order, one at a time")
 
