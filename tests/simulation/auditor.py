@@ -13,7 +13,7 @@ from tests.simulation.faults import Faults
 from tests.simulation.load import Handled, Load, Sent
 from tests.simulation.plan import Plan
 from tests.simulation.scheduler import Thread, scheduler
-from tests.simulation.world import Delivery, World
+from tests.simulation.world import Delivery, Nsqd, World
 
 #: Seconds that a call may take beyond its timeout, besides those for which threads stood still.
 _GRACE = 0.5
@@ -35,6 +35,8 @@ _CALM = (
 )  # fmt: skip
 #: Faults that break no connection, nor make it silent.
 _UNBROKEN = (*_CALM, "lookupd", "unlisted", "slow", "full", "fsync_fails", "writes_fail", "short_writes")
+#: Faults that hold up nothing that is under way.
+_PROMPT = tuple(kind for kind in _UNBROKEN if kind != "slow")
 #: Faults that neither end a connection nor keep what comes over it from nsqd's disk.
 _UNNOTICED = ("guests", "late", "pause", "empty", "clock", "lookupd", "unlisted")
 
@@ -148,11 +150,13 @@ class Auditor:
             if before is None or before.requeued_for <= 0 or each.attempts > before.attempts + 1:
                 continue
             early = before.ended + before.requeued_for - each.at
+            delivery = self._delivery(before)
             if (
                 early > _EARLY
                 and each.at > before.ended
+                and delivery is not None
                 and any(before.ended <= at < before.ended + late for at in came.get(each.message_id, ()))
-                and not any(before.at <= at <= before.ended + on_disk for at in lost)
+                and not any(delivery.at <= at <= before.ended + on_disk for at in lost)
                 and not (lost and self.faults.disk_failed)
             ):
                 self.found(f"EARLY by {early:.3f} s after REQ: {each.key!r} on {each.channel}")
@@ -171,12 +175,20 @@ class Auditor:
             seen.add(what)
 
     def nothing_comes_twice(self) -> None:
-        if not self.plan.calm or (self.plan.slow and (self.plan.slow_seconds >= 1 or self.plan.burst > 1)):
-            return  # messages may time out before their handlers begin
-        counts = Counter((each.key, each.channel) for each in self.load.handled)
-        twice = [key for key, count in counts.items() if count > 1]
-        if twice:
-            self.found(f"TWICE although nothing was broken: {len(twice)}, the first: {twice[0]}")
+        """With nothing broken, only what was not handled within its timeout comes again."""
+        if not self.plan.calm:
+            return
+        timeout = self.plan.nsqd_options["msg_timeout"]
+        in_batch = self.plan.batch * self.plan.slow_seconds * 1.5 * bool(self.plan.slow)
+        last: dict[tuple[bytes, str], Handled] = {}
+        for each in self.load.handled:
+            before = last.get((each.key, each.channel))
+            last[each.key, each.channel] = each
+            if before is not None and (delivery := self._delivery(before)):
+                answered = before.ended + in_batch + self._trips(before.ended, before.ended + 1)
+                if answered < delivery.at + timeout:
+                    self.found(f"TWICE although nothing was broken: {each.key!r} on {each.channel}")
+                    return
 
     def nothing_is_stored_twice(self) -> None:
         """A publish is one message: it is sent again only if it is surely not stored."""
@@ -326,7 +338,8 @@ class Auditor:
                 for delivery in each.deliveries:
                     ended = min(delivery.ended, each.closed_at, delivery.at + timeout - 1)
                     known = delivery.at + 2 * self.plan.delay + 0.1
-                    if ended > known and not delivery.touched:
+                    delayed = self._disturbed(delivery.at, known, _PROMPT)
+                    if ended > known and not (delivery.touched or delayed):
                         mine += [(known, 1, number, 1), (ended - 0.05, 0, number, -1)]
         for client, each in events.items():
             budget = self.load.budgets[client]
@@ -430,6 +443,7 @@ class Auditor:
         for call in self.load.calls:
             if call.what == "close" or (call.what == "stop" and not (self.plan.slow or self.plan.hung)):
                 took, limit = call.ended - call.began, self._trips(call.began, call.ended) + 0.5
+                limit += max(0.0, self._interrupted_until(call.by) - call.began)
                 if took > limit and not self._disturbed(call.began - _FOUND_AGAIN, call.ended, _CALM):
                     self.found(
                         f"SLOW: {call.what} of {call.process.name} at {call.began:.6f} took {took:.3f} s"
@@ -455,14 +469,14 @@ class Auditor:
             if message.call != "http":
                 stored[id(message.by)] += message.state == "stored"
                 perhaps[id(message.by)] += message.state == "perhaps"
-        for process, made, stats in self.load.counted:
+        for process, made, stats, at in self.load.counted:
             if hasattr(stats, "finished"):
                 left = stats.in_flight or stats.waiting
                 wrong = stats.finished > handled[id(made)]
                 wrong |= self.plan.calm and stats.finished + stats.timed_out < handled[id(made)]
             else:
-                # A future ends at its timeout once the producer's thread does not stand still.
-                left = stats.pending and not process.stood(scheduler.now - _FOUND_AGAIN, scheduler.now)
+                by = self._interrupted_until(made)  # once the producer's thread does not stand still
+                left = stats.pending and at > by + _GRACE + process.stood(max(by, at - _FOUND_AGAIN), at)
                 certain = stored[id(made)]
                 wrong = not certain <= stats.published <= certain + perhaps[id(made)]
             if left or wrong:
@@ -471,6 +485,17 @@ class Auditor:
                     f"{stored[id(made)]} stored, {perhaps[id(made)]} perhaps"
                 )
                 return
+
+    def _interrupted_until(self, producer: Any) -> float:
+        """Return when the last publish ends whose caller was interrupted: it may wait until its timeout."""
+        return max(
+            (
+                each.began + each.timeout
+                for each in self.load.sent.values()
+                if each.by is producer and each.error == "perhaps"
+            ),
+            default=0.0,
+        )
 
     def nothing_crashes(self) -> None:
         for process in self.world.processes:
@@ -494,9 +519,13 @@ class Auditor:
             if left and process.alive and process is not self.world.here:
                 self.found(f"LEFT running: {left}")
             # The garbage collector, which is off, closes the socket of an HTTP request that was interrupted.
-            freed = "interrupt" in self.faults.happened and "http" in self.plan.calls
-            if process.descriptors and process.alive and process is not self.world.here and not freed:
-                self.found(f"LEFT open in {process.name}: {list(process.descriptors.values())[:5]}")
+            freed = self.faults.happened.keys() & {"interrupt", "storm"}
+            opened = [each for each in process.descriptors.values() if not (freed and self._is_http(each))]
+            if opened and process.alive and process is not self.world.here:
+                self.found(f"LEFT open in {process.name}: {[(each, hasattr(each, '_end') and each._end.peer_name) for each in opened[:5]]}")
+
+    def _is_http(self, descriptor: Any) -> bool:
+        return hasattr(descriptor, "_end") and descriptor._end.peer_name[1] == Nsqd.http_port
 
     def _may_stay(self, thread: Thread) -> bool:
         return thread.name.startswith("nsq-resolve")

@@ -102,8 +102,8 @@ class Load:
         self.chance = random.Random(f"load {plan.seed}")
         self.sent: dict[bytes, Sent] = {}
         self.handled: list[Handled] = []
-        self.counted: list[tuple[Process, Any, Any]] = []
-        """The last statistics of producers and consumers."""
+        self.counted: list[tuple[Process, Any, Any, float]] = []
+        """The last statistics of producers and consumers, with their times."""
         self.calls: list[Call] = []
         self.problems: list[str] = []
         self.over = False
@@ -122,6 +122,8 @@ class Load:
         """Those of which it was changed."""
         self._numbers = iter(range(10**9))
         self._begun: list[str] = []
+        self._brief: list[Thread] = []
+        """The main threads of clients that live briefly."""
         self.interrupts = 0
         """How many of the next calls are interrupted."""
         self.removed: list[tuple[str, str, float]] = []
@@ -159,7 +161,7 @@ class Load:
             self.begin_consumers()
         for number in range(self.plan.brief):
             process = self.world.client(f"brief{number}")
-            scheduler.start(partial(self._live_briefly, number, process), "main", process)
+            self._brief.append(scheduler.start(partial(self._live_briefly, number, process), "main", process))
 
     def begin_consumers(self) -> None:
         for topic, channels in self.plan.topics.items():
@@ -245,17 +247,13 @@ class Load:
             )
         else:
             extra = {"defer": defer} if defer else {}
-            made: list[Any] = []
-            self._judged(
-                messages,
-                lambda: made.append(producer.publish_async(topic, bodies[0], timeout=timeout, **extra)),
-                timeout,
-                ends=False,
-            )
-            if made:
-                future = made[0]
-                future.add_done_callback(lambda _: self._end(messages, future.exception(0)))
+
+            def begin() -> None:
+                future = producer.publish_async(topic, bodies[0], timeout=timeout, **extra)
                 futures.append((future, messages))
+                future.add_done_callback(lambda _: self._end(messages, future.exception(0)))
+
+            self._judged(messages, begin, timeout, ends=False)
 
     def _judged(
         self, messages: list[Sent], action: Callable[[], object], timeout: float = 60.0, *, ends: bool = True
@@ -697,6 +695,7 @@ class Load:
         self.over = True
         self.world.until(lambda: not any(client.stopping for client in self.consumers), 60.0)
         users = [thread for client in self.producers for thread in client.threads if client.process.alive]
+        users += self._brief
         if not self.world.until(lambda: not any(thread.alive for thread in users), 120.0):
             self.problems.append(f"users' threads hang: {[thread for thread in users if thread.alive]}")
 
@@ -713,13 +712,16 @@ class Load:
         left: list[None] = []
 
         def end(client: Client, what: str, action: Callable[..., Any], timeout: float) -> None:
+            def count() -> None:
+                self.counted.append((client.process, client.made, client.made.stats(), scheduler.now))
+
             def run() -> None:
                 try:
                     if what == "close":  # it counts anew after a close
-                        self.counted.append((client.process, client.made, client.made.stats()))
+                        count()
                     report = self.ended(what, action, timeout)
                     if what == "stop":
-                        self.counted.append((client.process, client.made, client.made.stats()))
+                        count()
                     if not report:
                         self.problems.append(f"{client.process.name} at the end: {report}")
                 finally:

@@ -274,6 +274,7 @@ def _client_options(chance: random.Random) -> dict[str, Any]:
         "reconnect_initial": chance.choice((0.02, 0.25)),
         "reconnect_max": 2.0,
         "dial_timeout": chance.choice((0.5, 5.0)),
+        "handshake_timeout": 3.0,
         "read_timeout": 6.0,
         "heartbeat_interval": 2.0,
         "write_timeout": chance.choice((1.0, 5.0)),

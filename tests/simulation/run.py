@@ -166,9 +166,21 @@ def _scenario(
     load.begin_late()
     if plan.backlog:
         load.begin_consumers()
+
+    def in_time(condition: Callable[[], object]) -> bool:
+        """Wait until a condition holds. What stands still has so much more time."""
+        began = scheduler.now
+
+        def overdue() -> bool:
+            stood = sum(each.stood(began, scheduler.now) for each in world.processes if each not in world.clients)
+            return scheduler.now > began + _DRAIN + plan.longest_defer + stood
+
+        world.until(lambda: condition() or overdue(), 10 * _DRAIN, every=0.1)
+        return bool(condition())
+
     if plan.full_at_the_end:
         faults.fill()
-        if not world.until(lambda: not load.undelivered(), _DRAIN, every=0.1):
+        if not in_time(lambda: not load.undelivered()):
             outcome.violations.append(f"HELD while the disk is full: {load.undelivered()}")
         faults.mend(1.0)
 
@@ -179,7 +191,7 @@ def _scenario(
     def drained() -> bool:
         return all(left(nsqd) == {} for nsqd in nsqds)
 
-    if not world.until(drained, _DRAIN + plan.longest_defer, every=0.1):
+    if not in_time(drained):
         rest = {nsqd.name: nsqd.failure if (found := left(nsqd)) is None else found for nsqd in nsqds}
         outcome.violations.append(f"STUCK: after {_DRAIN:.0f} s without faults there are still {rest}")
     if not world.until(lambda: not load.unlisted(), 20.0, every=0.1):

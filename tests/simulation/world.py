@@ -171,11 +171,10 @@ class Conversation:
                 by_id.setdefault(message_id, []).append(delivery)
         for match in _ANSWERED.finditer(said.data):
             at = said.at(match.end())
-            for each in reversed(by_id.get(match[2], ())):
-                if each.at <= at:
+            for each in by_id.get(match[2], ()):  # nsqd has one in flight with an id, whatever it sent before
+                if each.at <= at < each.ended:
                     each.touched |= match[1] == b"TOUCH"
-                    each.ended = at if each.ended == math.inf and match[1] != b"TOUCH" else each.ended
-                    break
+                    each.ended = each.ended if match[1] == b"TOUCH" else at
         return [each for deliveries in by_id.values() for each in deliveries]
 
     def requeued(self) -> Iterator[tuple[bytes, float]]:
@@ -219,7 +218,7 @@ class _Times:
 
 #: The beginning of a frame: size, kind; of a message: timestamp, attempts, id.
 _FRAME = struct.Struct(">iiqH16s")
-_ANSWERED = re.compile(rb"(?:^|\n)(FIN|REQ|TOUCH) ([0-9a-f]{16})(?=[ \n])")
+_ANSWERED = re.compile(rb"(?:^|\n)(FIN|REQ|TOUCH) ([^\n]{16})(?=[ \n])")
 _RDY = re.compile(rb"(?:^|\n)(?:RDY ([0-9]+)|CLS)(?=\n)")
 _REQ = re.compile(rb"(?:^|\n)REQ ([0-9a-f]{16}) ")
 _ANSWERS = re.compile(rb"(?:^|\n)(?:FIN |REQ )([0-9a-f]{16})")
