@@ -12,7 +12,7 @@ from typing import Any
 from tests.simulation.faults import Faults
 from tests.simulation.load import Handled, Load, Sent
 from tests.simulation.plan import Plan
-from tests.simulation.scheduler import Thread, scheduler
+from tests.simulation.scheduler import Thread
 from tests.simulation.world import Delivery, Nsqd, World
 
 #: Seconds that a call may take beyond its timeout, besides those for which threads stood still.
@@ -69,6 +69,7 @@ class Auditor:
             self.calls_end_in_time,
             self.publishes_end_soon,
             self.answers_leave_soon,
+            self.timeouts_end_deliveries,
             self.stops_leave_nothing,
             self.ends_take_no_time,
             self.removed_nsqds_are_left,
@@ -119,23 +120,32 @@ class Auditor:
         return bool(self.faults.happened.keys() & {"cut", "cut_at"})
 
     def nothing_deferred_is_early(self) -> None:
-        lost = self._power_was_cut or (self.faults.lossy and self.faults.disk_failed)
-        if self.faults.clock_changed or (lost and not self.plan.durable):
-            return
         for handled in self.load.handled:
             message = self.load.sent.get(handled.key)
-            ended = math.inf if message is None or message.state == "perhaps" else message.ended
-            if message is None or any(message.began <= at <= ended for at in self.faults.lossy):
-                continue  # it was not confirmed before nsqd ended
-            if message.defer and handled.at < message.began + message.defer - _EARLY:
-                early = message.began + message.defer - handled.at
+            if message is None or not message.defer:
+                continue
+            ended = math.inf if message.state == "perhaps" else message.ended
+            early = message.began + message.defer - handled.at
+            if (
+                early > _EARLY
+                and not any(message.began <= at <= ended for at in self.faults.lossy)  # it was not confirmed
+                and not self._due_times_lost(message.began, handled.at)
+            ):
                 self.found(f"EARLY by {early:.3f} s: {message.key!r}, deferred {message.defer:.3f} s")
                 break
 
+    def _due_times_lost(self, since: float, until: float) -> bool:
+        """Whether the wall clock was set meanwhile, by which due times are kept in files; or, without
+        --durable, an nsqd has ended whose files may have lost them: power was cut, or the disk failed.
+        """
+        ended = any(since <= at <= until for at in self.faults.lossy)
+        failed = self._power_was_cut or self.faults.disk_failed
+        return (ended and failed and not self.plan.durable) or any(
+            since <= at <= until for at in self.faults.clock_set
+        )
+
     def nothing_requeued_is_early(self) -> None:
         """The delay of a REQ holds, also over restarts, and over kills once nsqd has it."""
-        if self.faults.clock_changed or (self.faults.lossy and not self.plan.durable):
-            return
         late, lost = self._late, self.faults.lossy
         on_disk = late + self.plan.nsqd_options["sync_timeout"] * self._power_was_cut
         came: dict[bytes, list[float]] = {}
@@ -151,13 +161,15 @@ class Auditor:
                 continue
             early = before.ended + before.requeued_for - each.at
             delivery = self._delivery(before)
+            if early <= _EARLY or each.at <= before.ended or delivery is None:
+                continue
+            # Without --durable a kill loses a delay that is in memory only.
+            until = before.ended + on_disk if self.plan.durable else each.at
             if (
-                early > _EARLY
-                and each.at > before.ended
-                and delivery is not None
-                and any(before.ended <= at < before.ended + late for at in came.get(each.message_id, ()))
-                and not any(delivery.at <= at <= before.ended + on_disk for at in lost)
-                and not (lost and self.faults.disk_failed)
+                any(before.ended <= at < before.ended + late for at in came.get(each.message_id, ()))
+                and not any(delivery.at <= at <= until for at in lost)
+                and not (self.faults.disk_failed and any(delivery.at <= at <= each.at for at in lost))
+                and not self._due_times_lost(delivery.at, each.at)
             ):
                 self.found(f"EARLY by {early:.3f} s after REQ: {each.key!r} on {each.channel}")
                 break
@@ -397,6 +409,42 @@ class Auditor:
                 )
                 return
 
+    def timeouts_end_deliveries(self) -> None:
+        """What is not answered in time comes again, though its consumer stays connected."""
+        timeout = self.plan.nsqd_options["msg_timeout"]
+        for handled in self.load.handled:
+            delivery = self._delivery(handled)
+            if delivery is None or delivery.touched or handled.key not in self.load.sent:
+                continue
+            due = delivery.at + timeout
+            by = due + _FOUND_AGAIN + 2 * self._stood(delivery.at, due + _FOUND_AGAIN)
+            if (
+                min(delivery.ended, delivery.conversation.closed_at) > by
+                and not self._disturbed(delivery.at, by, ("guests", "late", "clock", "empty"))
+                and self.load.emptied.get(handled.channel, 0.0) < delivery.at
+                and not any(delivery.at < at <= by for at in self._came[handled.message_id])
+                and not self._backlogged(handled.channel, due, by)
+            ):
+                self.found(f"TIMEOUT of {handled.key!r}, delivered at {delivery.at:.6f}: it never came again")
+                return
+
+    @functools.cached_property
+    def _came(self) -> dict[bytes, list[float]]:
+        """When each message was delivered."""
+        came: dict[bytes, list[float]] = {}
+        for conversation in self.world.conversations:
+            for each in conversation.deliveries:
+                came.setdefault(each.message_id, []).append(each.at)
+        return came
+
+    def _backlogged(self, channel: str, since: float, until: float) -> bool:
+        """Whether messages of a channel waited for long that were handled meanwhile."""
+        handled = [
+            each for each in self.load.handled if each.channel == channel and since <= each.at <= until
+        ]
+        sent = [(each.at, self.load.sent[each.key]) for each in handled if each.key in self.load.sent]
+        return any(at - message.ended - message.defer > 1.0 for at, message in sent)
+
     @functools.cached_property
     def _deliveries(self) -> dict[tuple[str, str, bytes, int], list[Delivery]]:
         found: dict[tuple[str, str, bytes, int], list[Delivery]] = {}
@@ -524,7 +572,7 @@ class Auditor:
             freed = self.faults.happened.keys() & {"interrupt", "storm"}
             opened = [each for each in process.descriptors.values() if not (freed and self._is_http(each))]
             if opened and process.alive and process is not self.world.here:
-                self.found(f"LEFT open in {process.name}: {[(each, hasattr(each, '_end') and each._end.peer_name) for each in opened[:5]]}")
+                self.found(f"LEFT open in {process.name}: {opened[:5]}")
 
     def _is_http(self, descriptor: Any) -> bool:
         return hasattr(descriptor, "_end") and descriptor._end.peer_name[1] == Nsqd.http_port

@@ -40,7 +40,9 @@ class Faults:
         self.lossy: list[float] = []
         self.stood = 0.0
         """Seconds for which processes stood still."""
-        self.disk_failed = self.clock_changed = False
+        self.disk_failed = False
+        self.clock_set: list[float] = []
+        """When the wall clock of an nsqd was set."""
         self.not_started: list[str] = []
         """Starts that failed although the disk worked."""
         self.unclean: list[str] = []
@@ -82,8 +84,9 @@ class Faults:
             link.delay = network.delay
         for nsqd in self.nsqds:
             self._heal_disk(nsqd)
-            if nsqd.process is not None:
+            if nsqd.process is not None and nsqd.process.clock_error:
                 nsqd.process.clock_error = 0.0
+                self.clock_set.append(scheduler.now)
         self.world.until(lambda: not self._busy, seconds)
         for nsqd in self.nsqds:
             self._run_again(nsqd)
@@ -237,7 +240,7 @@ class Faults:
     def clock(self, fault: Fault) -> None:
         nsqd = self._nsqd(fault)
         if nsqd.process is not None:
-            self.clock_changed = True
+            self.clock_set.append(scheduler.now)
             nsqd.process.clock_error += (fault.number % 3 - 1) * 10 * fault.lasts
 
     # The network.
@@ -289,8 +292,9 @@ class Faults:
             self.world.until(lambda: self.mended, fault.lasts)
             for link in links:
                 link.mend()
-            for number in range(fault.number, fault.number + 20):
-                self.load.visit(nsqd, number, 0.02)
+            self.world.until(lambda: self.load.listed(nsqd), 20.0, every=0.002)
+            for number in range(fault.number, fault.number + 20):  # while it registers
+                self.load.visit(nsqd, number, 0.002)
 
         self._later(fault, visit)
 

@@ -677,15 +677,23 @@ class Load:
             if (message.key, name) not in came
         ]
 
+    def listed(self, nsqd: Nsqd) -> bool:
+        """Whether all nsqlookupds know an nsqd."""
+        return all(self._peers(lookupd, nsqd) for lookupd in self.lookupds if lookupd.running)
+
+    def _peers(self, lookupd: Any, nsqd: Nsqd) -> list[Any]:
+        """Return what an nsqlookupd knows of an nsqd, the latest last."""
+        peers = lookupd._server._registry._peers
+        return [peer for peer in peers if peer.node.startswith(nsqd.host.address + ":")]
+
     def unlisted(self) -> str:
         """Say what an nsqlookupd lists of an nsqd that has something else."""
         for lookupd in self.lookupds:
             for nsqd in self.nsqds:
                 has = {name: set(each.channels) for name, each in nsqd._server._broker.topics.items()}
-                lists: dict[str, set[str]] = {}
-                for peer in lookupd._server._registry._peers:
-                    if peer.node.startswith(nsqd.host.address + ":"):  # the last one: others lost their power
-                        lists = {topic: set(names) for topic, names in peer.channels_by_topic.items()}
+                peers = self._peers(lookupd, nsqd)  # but for the last one: they lost their power
+                listed = peers[-1].channels_by_topic if peers else {}
+                lists = {topic: set(names) for topic, names in listed.items()}
                 if has != lists:
                     return f"{lookupd.name} lists {lists} of {nsqd.name}, which has {has}"
         return ""

@@ -280,6 +280,7 @@ def _client_options(chance: random.Random) -> dict[str, Any]:
         "write_timeout": chance.choice((1.0, 5.0)),
         "lookupd_poll_interval": chance.choice((0.5, 3.0)),
         "retry_uncertain": chance.random() < 0.25,
+        "coalesce": chance.random() < 0.7,
         "lookupd_poll_timeout": 1.0,
     }
 

@@ -172,7 +172,8 @@ def _scenario(
         began = scheduler.now
 
         def overdue() -> bool:
-            stood = sum(each.stood(began, scheduler.now) for each in world.processes if each not in world.clients)
+            daemons = [each for each in world.processes if each not in world.clients]
+            stood = sum(each.stood(began, scheduler.now) for each in daemons)
             return scheduler.now > began + _DRAIN + plan.longest_defer + stood
 
         world.until(lambda: condition() or overdue(), 10 * _DRAIN, every=0.1)
