@@ -12,7 +12,6 @@ from typing import Any
 from tests.simulation.faults import Faults
 from tests.simulation.load import Handled, Load, Sent
 from tests.simulation.plan import Plan
-from tests.simulation.scheduler import Thread
 from tests.simulation.world import Delivery, Nsqd, World
 
 #: Seconds that a call may take beyond its timeout, besides those for which threads stood still.
@@ -324,6 +323,7 @@ class Auditor:
 
     def windows_stay_in_their_budget(self) -> None:
         """The sum of the RDYs that a consumer has sent is at most max_in_flight, or one for each nsqd."""
+        nsqds = [nsqd.name for nsqd in self.load.nsqds]
         changes: dict[str, list[tuple[float, int, int]]] = {}
         for number, conversation in enumerate(self.world.conversations):
             if conversation.client in self.load.budgets:
@@ -333,7 +333,8 @@ class Auditor:
             budget, windows, asked = self.load.budgets[client], dict[int, int](), list[int]()
             since = math.inf
             for at, number, count in sorted(each, key=lambda change: change[0]):
-                if at > since + _GRACE + self._stood(since, at, client):
+                # An RDY cannot leave while its nsqd stands still and reads nothing.
+                if at > since + _GRACE + self._stood(since, at, client, *nsqds):
                     self.found(f"RDY of {client} was {asked} from {since:.6f} on, max_in_flight is {budget}")
                     return
                 windows[number] = count
@@ -564,18 +565,18 @@ class Auditor:
             self.found(f"DAEMON {text}")
 
     def nothing_is_left(self) -> None:
+        # The garbage collector, which is off, closes the socket of an HTTP request that was interrupted.
+        freed = self.faults.happened.keys() & {"interrupt", "storm"}
         for process in self.world.processes:
-            left = [thread for thread in process.threads if thread.alive and not self._may_stay(thread)]
-            if left and process.alive and process is not self.world.here:
+            if not process.alive or process is self.world.here:
+                continue
+            left = [thread for thread in process.threads if thread.alive]
+            if left := [thread for thread in left if not thread.name.startswith("nsq-resolve")]:
                 self.found(f"LEFT running: {left}")
-            # The garbage collector, which is off, closes the socket of an HTTP request that was interrupted.
-            freed = self.faults.happened.keys() & {"interrupt", "storm"}
-            opened = [each for each in process.descriptors.values() if not (freed and self._is_http(each))]
-            if opened and process.alive and process is not self.world.here:
+            opened = list(process.descriptors.values())
+            if opened := [each for each in opened if not (freed and _is_http(each))]:
                 self.found(f"LEFT open in {process.name}: {opened[:5]}")
 
-    def _is_http(self, descriptor: Any) -> bool:
-        return hasattr(descriptor, "_end") and descriptor._end.peer_name[1] == Nsqd.http_port
 
-    def _may_stay(self, thread: Thread) -> bool:
-        return thread.name.startswith("nsq-resolve")
+def _is_http(descriptor: Any) -> bool:
+    return hasattr(descriptor, "_end") and descriptor._end.peer_name[1] == Nsqd.http_port

@@ -89,6 +89,10 @@ class Client:
     threads: list[Thread] = field(default_factory=list)
     stopping: bool = False
 
+    @property
+    def working(self) -> bool:
+        return self.process.alive and self.made is not None and not self.stopping
+
 
 class Load:
     """Publishes and consumes as the plan says."""
@@ -235,24 +239,21 @@ class Load:
             for body in bodies
         ]
         self.sent.update((message.key, message) for message in messages)
+        options: dict[str, Any] = {"timeout": timeout} | ({"defer": defer} if defer else {})
+
+        def begin() -> None:
+            future = producer.publish_async(topic, bodies[0], **options)
+            futures.append((future, messages))
+            future.add_done_callback(lambda _: self._end(messages, future.exception(0)))
+
         if call == "http":
             api = self.api(chance.choice(self.nsqds))
             self._judged(messages, lambda: api.publish(topic, bodies[0]), timeout=3.0)
         elif call == "multi_publish":
-            self._judged(messages, lambda: producer.multi_publish(topic, bodies, timeout=timeout), timeout)
+            self._judged(messages, lambda: producer.multi_publish(topic, bodies, **options), timeout)
         elif call in ("publish", "defer"):
-            extra = {"defer": defer} if defer else {}
-            self._judged(
-                messages, lambda: producer.publish(topic, bodies[0], timeout=timeout, **extra), timeout
-            )
+            self._judged(messages, lambda: producer.publish(topic, bodies[0], **options), timeout)
         else:
-            extra = {"defer": defer} if defer else {}
-
-            def begin() -> None:
-                future = producer.publish_async(topic, bodies[0], timeout=timeout, **extra)
-                futures.append((future, messages))
-                future.add_done_callback(lambda _: self._end(messages, future.exception(0)))
-
             self._judged(messages, begin, timeout, ends=False)
 
     def _judged(
@@ -485,11 +486,7 @@ class Load:
 
     def adjust(self, number: int, lasts: float) -> None:
         """Pause a consumer for a while, or give it another max_in_flight."""
-        clients = [
-            client
-            for client in self.consumers
-            if client.process.alive and client.made and not client.stopping
-        ]
+        clients = [client for client in self.consumers if client.working]
         if not clients:
             return
         client = clients[number % len(clients)]
@@ -510,11 +507,7 @@ class Load:
 
     def flap(self, nsqd: Nsqd, number: int, lasts: float) -> None:
         """Remove an nsqd from a consumer, add it again, and so on; at last it is away for a while."""
-        clients = [
-            client
-            for client in self.consumers
-            if client.process.alive and client.made and not client.stopping
-        ]
+        clients = [client for client in self.consumers if client.working]
         if not clients or self.plan.found_by_lookup or len(self.nsqds) == 1:
             return
         client, address, done = clients[number % len(clients)], nsqd.tcp_address, list[None]()
@@ -561,10 +554,8 @@ class Load:
             scheduler.start(work, f"closer{number}", client.process)
 
     def replace_consumer(self, number: int, lasts: float) -> None:
-        if not self.consumers:
-            return
-        client = self.consumers[number % len(self.consumers)]
-        if not client.process.alive or client.made is None or client.stopping:
+        client = self.consumers[number % len(self.consumers)] if self.consumers else None
+        if client is None or not client.working:
             return
         client.stopping = True
 
@@ -593,7 +584,7 @@ class Load:
     def kill_client(self, number: int) -> None:
         clients = [client for client in (*self.producers, *self.consumers) if client.process.alive]
         client = clients[number % len(clients)]
-        if client.made is None or client.stopping or self.over:
+        if not client.working or self.over:
             return
         self.world.kill_process(client.process)
         self.gone.append(client)
@@ -635,10 +626,14 @@ class Load:
             if there:
                 self.guests[guest] = (number % 3 == 0, scheduler.now)
 
+    def _channel(self, number: int) -> tuple[str, str]:
+        """Choose a topic that is consumed, and one of its channels."""
+        topic = list(self.plan.topics)[number % len(self.plan.topics)]
+        return topic, self.plan.topics[topic][number % len(self.plan.topics[topic])]
+
     def empty(self, nsqd: Nsqd, number: int) -> None:
         """Empty a channel. What was published before may be gone."""
-        topic = list(self.plan.topics)[number % len(self.plan.topics)]
-        channel = self.plan.topics[topic][number % len(self.plan.topics[topic])]
+        topic, channel = self._channel(number)
         self.emptied[f"{topic}/{channel}"] = math.inf
         with suppress(self.nsq.NsqError):  # not answered: it may be carried out at any time
             self.api(nsqd).empty_channel(topic, channel)
@@ -646,8 +641,7 @@ class Load:
 
     def pause(self, nsqd: Nsqd, number: int, lasts: float) -> None:
         """Pause a topic or a channel for a while."""
-        topic = list(self.plan.topics)[number % len(self.plan.topics)]
-        channel = self.plan.topics[topic][number % len(self.plan.topics[topic])]
+        topic, channel = self._channel(number)
         kind, names = ("topic", (topic,)) if number % 2 else ("channel", (topic, channel))
         with suppress(self.nsq.NsqError):  # it is down: nothing to pause
             getattr(self.api(nsqd), f"pause_{kind}")(*names)
