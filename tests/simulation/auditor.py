@@ -36,6 +36,10 @@ _CALM = (
 _UNBROKEN = (*_CALM, "lookupd", "unlisted", "slow", "full", "fsync_fails", "writes_fail", "short_writes")
 #: Faults that hold up nothing that is under way.
 _PROMPT = tuple(kind for kind in _UNBROKEN if kind != "slow")
+#: Faults that keep no message from a consumer that stays connected.
+_FLOWING = tuple(
+    kind for kind in _PROMPT if kind not in ("pause", "adjust", "flap", "stop_consumer", "kill_client")
+)
 #: Faults that neither end a connection nor keep what comes over it from nsqd's disk.
 _UNNOTICED = ("guests", "late", "pause", "empty", "clock", "lookupd", "unlisted")
 
@@ -145,13 +149,11 @@ class Auditor:
 
     def nothing_requeued_is_early(self) -> None:
         """The delay of a REQ holds, also over restarts, and over kills once nsqd has it."""
-        late, lost = self._late, self.faults.lossy
-        on_disk = late + self.plan.nsqd_options["sync_timeout"] * self._power_was_cut
-        came: dict[bytes, list[float]] = {}
+        lost, synced_in = self.faults.lossy, self.plan.nsqd_options["sync_timeout"] * self._power_was_cut
+        came: dict[bytes, list[tuple[float, float]]] = {}
         for conversation in self.world.conversations:
             for message_id, at in conversation.requeued():
-                if at + late < conversation.closed_at:
-                    came.setdefault(message_id, []).append(at)
+                came.setdefault(message_id, []).append((at, conversation.closed_at))
         last: dict[tuple[bytes, str], Handled] = {}
         for each in self.load.handled:
             before = last.get((each.message_id, each.channel))
@@ -162,10 +164,14 @@ class Auditor:
             delivery = self._delivery(before)
             if early <= _EARLY or each.at <= before.ended or delivery is None:
                 continue
+            by = before.ended + self._trips(before.ended, each.at)  # when nsqd has got it
             # Without --durable a kill loses a delay that is in memory only.
-            until = before.ended + on_disk if self.plan.durable else each.at
+            until = by + synced_in if self.plan.durable else each.at
             if (
-                any(before.ended <= at < before.ended + late for at in came.get(each.message_id, ()))
+                any(
+                    before.ended <= at < by and at + by - before.ended < closed
+                    for at, closed in came.get(each.message_id, ())
+                )
                 and not any(delivery.at <= at <= until for at in lost)
                 and not (self.faults.disk_failed and any(delivery.at <= at <= each.at for at in lost))
                 and not self._due_times_lost(delivery.at, each.at)
@@ -418,10 +424,10 @@ class Auditor:
             if delivery is None or delivery.touched or handled.key not in self.load.sent:
                 continue
             due = delivery.at + timeout
-            by = due + _FOUND_AGAIN + 2 * self._stood(delivery.at, due + _FOUND_AGAIN)
+            by = due + 2.0 + 2 * self._stood(delivery.at, due + 2.0)
             if (
                 min(delivery.ended, delivery.conversation.closed_at) > by
-                and not self._disturbed(delivery.at, by, ("guests", "late", "clock", "empty"))
+                and not self._disturbed(delivery.at, by, _FLOWING)
                 and self.load.emptied.get(handled.channel, 0.0) < delivery.at
                 and not any(delivery.at < at <= by for at in self._came[handled.message_id])
                 and not self._backlogged(handled.channel, due, by)

@@ -163,7 +163,7 @@ class Faults:
         nsqd = self._nsqd(fault)
         if nsqd.name in self._ending:
             return
-        at = nsqd.disk.operations + fault.number
+        at = nsqd.disk.operations + 1 + fault.number**2 // 10
         done: list[None] = []
 
         def look(operation: str, name: str) -> None:
