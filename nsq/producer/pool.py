@@ -654,8 +654,7 @@ class Pool:
         for publish in self.pending.copy():  # added while we closed; later ones look at ``_gone``
             if publish.caller not in self._closers:
                 self.give_up(publish, "the producer was closed")
-        for endpoint in endpoints.all:
-            endpoint.own.close_lost()
+        self.nsqds.close_lost()
         unfinished += self.callbacks.stop(self._ending.join_by)
         at_exit.forget(self)
         if count:
