@@ -322,8 +322,8 @@ class Connections(ConnDelegate):
             else:
                 self._log(
                     logging.WARNING if outcome is Outcome.FAILURE else logging.INFO,
-                    "%s: paused for %.3g s, then one message to try (backing off, step %d)",
-                    backoff.until - now,
+                    "%s: paused for %g s, then one message to try (backing off, step %d)",
+                    round(backoff.until - now, 3),
                     backoff.level,
                 )
             self._reporter.tell(self._hooks.backing_off, backoff.level)

@@ -33,7 +33,7 @@ from nsq.connection.subscription import Subscription
 from nsq.consumer.connections import Connections
 from nsq.consumer.dead_letters import GiveUpPolicy
 from nsq.consumer.decisions import GivenUp
-from nsq.consumer.dialect import Dialect, Original, other_dialect
+from nsq.consumer.dialect import Dialect, Original, OtherDialect
 from nsq.consumer.reports import ConsumerHooks, Reporter, StopReport
 from nsq.discovery.lookups import Discovery
 from nsq.errors import Closed, NsqError, ServerError
@@ -126,6 +126,7 @@ class Engine:
         options: Mapping[str, Any],
         give_up_policy: GiveUpPolicy,
         *,
+        other_dialect: OtherDialect,
         transport: Transport | None = None,
         hooks: ConsumerHooks | None = None,
         **handlers: Any,
@@ -160,6 +161,7 @@ class Engine:
         self.options = options
         self.traced = bool(options.get("trace"))
         """Whether each message is logged: only a partitioned NSQ has tracing."""
+        self.other_dialect = other_dialect
         self.dialect: Dialect = other_dialect(self, options) if options else Original(self)
         self.pool = self.dialect.make_pool({**arguments, **handlers})
         self.connections: Connections = Connections(
@@ -184,7 +186,6 @@ class Engine:
             **discovery,
         )
         self._warned_of_kind = False
-        self._leaving: dict[Conn, float] = {}  # they got CLS, and have until then to answer it
         # The beginning and the end.
         self._failed: Exception | None = None  # why not all threads could be started
         self._inherited = False  # by a forked child, from the parent process
@@ -248,8 +249,8 @@ class Engine:
 
     def owns_current_thread(self) -> bool:
         """Whether this is a thread of ours that runs user code: it cannot wait for its own end."""
-        others = (self.pool, self.reporter.callbacks, self.discovery)
-        return self.owner.is_current or any(other.owns_current_thread() for other in others)
+        owners = self.owner.is_current or self.discovery.owner.is_current
+        return owners or self.pool.owns_current_thread() or self.reporter.callbacks.owns_current_thread()
 
     def abandon(self) -> None:
         self.owner.abandon()
@@ -280,7 +281,6 @@ class Engine:
 
     def _turn(self) -> float | None:
         self.connections.tick()
-        self._leave_silent()
         if not self._stopping:
             self._see_to_endpoints()
         self.connections.decide_if_due()
@@ -378,29 +378,17 @@ class Engine:
     def found(self, wanted: dict[Key, Wanted]) -> None:
         self.owner.ask(partial(self.endpoints.want, wanted))
 
-    def dropped(self, key: Key, patience: float = math.inf) -> None:
-        """Close a connection that is not wanted any more: at once if nsqd has not answered CLS after
-        ``patience`` seconds, although it may still accept the answers of busy handlers.
-        """
-        self.owner.ask(partial(self._drop, key, patience))
+    def dropped(self, key: Key) -> None:
+        """Close a connection that is not wanted any more, once its messages are answered."""
+        self.owner.ask(partial(self.leave, key))
 
-    def _drop(self, key: Key, patience: float) -> None:
+    def leave(self, key: Key) -> Conn | None:
+        """Do so now; return the connection, unless it is gone or leaves already."""
         conn = self.connections.table.get(key)
-        if conn is not None and not conn.deliveries.closing:
-            self.connections.send_cls([conn])
-            self._leaving[conn] = time.monotonic() + patience
-
-    def _leave_silent(self) -> None:
-        """Leave the nsqds that were dropped and have not answered CLS in time."""
-        now = time.monotonic()
-        for conn, by in list(self._leaving.items()):
-            silent = not (conn.closed or conn.deliveries.close_wait)
-            if silent and now >= by:
-                fields = self.reporter.fields(conn.address)
-                log.warning("%s: %s does not answer CLS, and is left", self.name, conn.address, extra=fields)
-                conn.close()
-            if not silent or now >= by:
-                del self._leaving[conn]
+        if conn is None or conn.deliveries.closing:
+            return None
+        self.connections.send_cls([conn])
+        return conn
 
     def _see_to_endpoints(self) -> None:
         if self.endpoints.changed:

@@ -559,7 +559,7 @@ class HandlerPool:
         if age < -self._max_age / 2 and message.nsqd_address not in self._warned_of_clocks:
             self._warned_of_clocks.add(message.nsqd_address)
             text = (
-                "the clock of nsqd %s is %.3g s ahead of this machine's: its messages seem younger to max_age"
+                "the clock of nsqd %s is %.1f s ahead of this machine's: its messages seem younger to max_age"
             )
             log.warning(text, message.nsqd_address, -age, extra=self.fields_of(message))
         return age
@@ -626,15 +626,6 @@ def check_handler(handler: object) -> None:
         raise ConfigError(f"handler {handler!r} is an async def, but handlers run in threads. {NO_AWAIT}")
     if any(map(inspect.isgeneratorfunction, functions)):
         raise ConfigError(f"handler {handler!r} has a yield: to call it runs nothing. Write a plain function")
-
-
-def around_hooks(given: object) -> list[Callable[[Any], Any]]:
-    """Return the option ``around_handler``, one function or several, as a list."""
-    hooks: list[Any] = [] if given is None else list(given) if isinstance(given, (list, tuple)) else [given]
-    for hook in hooks:
-        if not callable(hook):
-            raise ConfigError(f"around_handler is {hook!r}; it must be a function, or a list of functions")
-    return hooks
 
 
 def surrounded(handler: Any, hooks: list[Callable[[Any], Any]], check: Callable[[Any], object]) -> Any:

@@ -24,7 +24,7 @@ from nsq.config import Config
 from nsq.connection.backoff import Pauses
 from nsq.connection.endpoint import Key, Wanted
 from nsq.connection.subscription import Subscription
-from nsq.discovery.directory import SPACING, Answer, Directory, Kind, Lookupd, LookupSchedule, Nsqd
+from nsq.discovery.directory import SPACING, Answer, Directory, Kind, KnownNsqd, Lookupd, LookupSchedule
 from nsq.errors import ApiError, ApiRefused, NsqError, UsageError
 from nsq.http.message import Url
 from nsq.http.nsqlookupd import NsqdNode, NsqlookupdApi, nsqlookupd_address
@@ -75,8 +75,13 @@ class Asker:
         Blocks no longer than ``lookupd_poll_timeout``.
         """
         deadline = self._clock() + self._config.lookupd_poll_timeout
-        if self._detect and not _is_original(self._api(lookupd, deadline)):
-            return None
+        if self._detect:
+            try:
+                self._api(lookupd, deadline).list_lookupds()
+                return None
+            except ApiRefused as refusal:
+                if refusal.status != 404:  # the original one does not know the question
+                    raise
         api = self._api(lookupd, deadline)
         nodes: Sequence[NsqdNode] = api.nodes() if self._topic is None else api.nodes_of(self._topic)
         return frozenset(node.tcp_address for node in nodes)
@@ -106,17 +111,6 @@ class Asker:
     def turn(self) -> float:
         """Do what is due; return when to call this again."""
         return math.inf
-
-
-def _is_original(api: NsqlookupdApi) -> bool:
-    """Ask which NSQ this is: nsqlookupds of the original one do not know the question."""
-    try:
-        api.list_lookupds()
-    except ApiRefused as refusal:
-        if refusal.status == 404:
-            return True
-        raise
-    return False
 
 
 def _text(address: object) -> str:
@@ -185,12 +179,11 @@ class Discovery:
         self._rewrite, self._accept = rewrite, accept
         self._said: dict[str, str] = {}  # by user's function: the failure logged last
         self._directory = Directory(config.lookupd_poll_interval, prune=config.prune)
-        self._poll_interval = config.lookupd_poll_interval
-        self._poll_timeout = config.lookupd_poll_timeout
+        self._config = config
         self._schedule = LookupSchedule(
             config.lookupd_poll_interval,
             config.lookupd_poll_jitter,
-            self._poll_timeout + _MARGIN,
+            config.lookupd_poll_timeout + _MARGIN,
             Pauses(config.reconnect_initial, config.lookupd_poll_interval, chance),
         )
         self._given: frozenset[str] = frozenset()  # the user's nsqds that the directory knows
@@ -238,10 +231,6 @@ class Discovery:
     def abandon(self) -> None:
         for asker in self._askers:
             asker.abandon()
-
-    def owns_current_thread(self) -> bool:
-        """Whether this is the discovery thread, on which ``rewrite`` and ``accept`` run."""
-        return self.owner.is_current
 
     # The user's addresses: any thread, signal handlers too. An exception may interrupt these anywhere.
 
@@ -333,7 +322,7 @@ class Discovery:
         now = self.clock()
         self._follow_user(now)
         for lookupd in self._schedule.overdue(now):
-            reason = f"{lookupd.address} did not answer within {self._poll_timeout:g} s"
+            reason = f"{lookupd.address} did not answer within {self._config.lookupd_poll_timeout:g} s"
             self._note_failure(lookupd, reason, still_busy=True)
         if self._schedule.round_over():
             self._end_round(now)
@@ -367,9 +356,9 @@ class Discovery:
             self._found(wanted)
         # After ``found``: a connection that is ready between the two is refused, or dropped like any other.
         for address in self._directory.to_drop():
-            self._dropped(self._wanted(address, Nsqd()).key)
+            self._dropped(self._wanted(address, KnownNsqd()).key)
 
-    def _wanted(self, address: str, nsqd: Nsqd) -> Wanted:
+    def _wanted(self, address: str, nsqd: KnownNsqd) -> Wanted:
         dial = self._directory.may_be_there(nsqd)
         return Wanted(address, self._subscription, nsqd.given, nsqd.listed, dial)
 
@@ -447,7 +436,7 @@ class Discovery:
                 self._topic,
                 ", ".join(lookupd.address for lookupd in lookupds),
                 max(0.0, min(lookupd.ask_at for lookupd in lookupds) - now),
-                self._poll_interval,
+                self._config.lookupd_poll_interval,
                 self._askers[-1].absence_hint,
                 extra={"nsq_topic": self._topic},
             )

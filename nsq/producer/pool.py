@@ -119,16 +119,8 @@ class Pool:
             clock=setup.clock,
         )
         self.routing: Routing = Plain(self, setup.config)
-        self.detection = detection = Detection(self, new_other)
-        self.nsqds = Nsqds(
-            setup,
-            self.owner,
-            make=lambda wanted: PublishingEndpoint(wanted, self, setup),
-            urgent=lambda: self.routing.urgent or (bool(self.waiting) and not self.routing.open),
-            adopt=self._ask_about,
-            original=detection.is_original,
-            other=None if new_other is None else detection.is_other,
-        )
+        self.detection = Detection(self, new_other)
+        self.nsqds = Nsqds(self)
         self.closed = False
         """Whether new publishes are refused."""
         self.exiting = False
@@ -140,7 +132,7 @@ class Pool:
         self._closers: set[int] = set()  # threads that have called ``close``
         self._gone = False  # the owner ends: it carries out no more requests
         self._ended_by_close = 0  # publishes
-        self._warned_of: set[str] = set()
+        self._warned_of_loop = False
 
     # Publishing: any of the user's threads.
 
@@ -424,25 +416,13 @@ class Pool:
         """Warn once that a publish stops the event loop of its thread while it waits. The cells of a notebook
         run on a loop too, but wait for each other anyway.
         """
-        if "loop" not in self._warned_of and "ipykernel" not in sys.modules:
-            self._warned_of.add("loop")
+        if not self._warned_of_loop and "ipykernel" not in sys.modules:
+            self._warned_of_loop = True
             text = (
                 "publish to %r waits on the thread of an event loop, and stops everything there for up to "
                 "its timeout: use nsq.aio.Producer"
             )
             self.owner.ask(partial(log.warning, text, topic))  # not on the user's thread
-
-    def warn_of_partitions(self, address: str, version: str) -> None:
-        """Warn once that an nsqd belongs to another NSQ than its publishes. Endpoints' threads call this."""
-        if "partitions" not in self._warned_of and self.detection.takes_original:
-            self._warned_of.add("partitions")
-            log.warning(
-                "%s is nsqd %s of a partitioned NSQ, but this producer takes it for an original one, and "
-                "publishes to its default partition. Give nsqlookupd= instead of nsqd addresses",
-                address,
-                version,
-                extra={"nsqd_address": address},
-            )
 
     # Ends of publishes: the endpoints' loops, and threads that give up.
 
@@ -584,9 +564,9 @@ class Pool:
 
     def dispose(self, conn: OwnConn) -> None:
         """Have the pool's thread close a connection. Any thread may call this."""
-        self._ask_about(conn, conn.dispose)
+        self.ask_about(conn, conn.dispose)
 
-    def _ask_about(self, conn: OwnConn, request: Callable[[], object]) -> None:
+    def ask_about(self, conn: OwnConn, request: Callable[[], object]) -> None:
         """Have the pool's thread do something with a connection. If that thread has ended, close it."""
         self.owner.ask(request)
         if self._gone:  # after the line above: either the pool's thread has seen the request, or we see this
@@ -674,8 +654,7 @@ class Pool:
         for publish in self.pending.copy():  # added while we closed; later ones look at ``_gone``
             if publish.caller not in self._closers:
                 self.give_up(publish, "the producer was closed")
-        for endpoint in endpoints.all:
-            endpoint.own.close_lost()
+        self.nsqds.close_lost()
         unfinished += self.callbacks.stop(self._ending.join_by)
         at_exit.forget(self)
         if count:
