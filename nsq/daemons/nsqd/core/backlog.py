@@ -102,7 +102,7 @@ class Ids:
             tick, sequence = number >> _SEQUENCE_BITS, number & _SEQUENCE_MASK
             # Only the last digits differ. Appending them costs a third of writing out each number.
             head = b"%013x" % ((tick << _NODE_BITS | self._node) & _HEAD_MASK)
-            ids += map(head.__add__, _SEQUENCES[sequence : sequence + left])
+            ids += [head + digits for digits in _SEQUENCES[sequence : sequence + left]]
         return iter(ids)
 
     def __getitem__(self, part: slice) -> Ids:
