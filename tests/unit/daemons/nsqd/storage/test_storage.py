@@ -142,23 +142,6 @@ def test_after_a_start_all_channels_get_the_messages_that_waited_in_their_topic(
     asyncio.run(scenario())
 
 
-def test_what_a_topic_has_written_again_and_a_power_cut_has_torn_is_not_delivered(tmp_path: Path) -> None:
-    (tmp_path / "a").mkdir()
-
-    async def scenario() -> None:
-        async with node(tmp_path / "a", durable=True) as one:
-            one.broker.publish("t", [b"body"])
-            await one.wait_until_synced()
-            after_cut = shutil.copytree(tmp_path / "a", tmp_path / "b")
-        record = (after_cut / "t.diskqueue.000000.dat").read_bytes()
-        (after_cut / "t.diskqueue.000001.dat").write_bytes(record[:-3] + bytes(3))
-        async with node(after_cut, durable=True) as after:
-            assert await after.consume("t", "c", 1) == [b"body"]
-            assert after.broker.topics["t"].depth + after.broker.topics["t"].channels["c"].depth == 0
-
-    asyncio.run(scenario())
-
-
 @MODES
 def test_deleting_leaves_nothing_on_disk(tmp_path: Path, durable: bool) -> None:
     async def scenario() -> None:
