@@ -26,6 +26,7 @@ from nsq.daemons.nsqd.options import NsqdOptions
 from nsq.daemons.nsqd.storage import rounds, stopping
 from nsq.daemons.nsqd.storage.directory import DataDirectory
 from nsq.daemons.nsqd.storage.health import HEALTHY
+from nsq.daemons.nsqd.storage.memory_first import MemoryFirstBacklog
 from nsq.daemons.nsqd.storage.storage import Storage
 from nsq.daemons.serve.logs import DaemonLog
 from tests.unit.daemons.nsqd.core.consumer import Consumer
@@ -118,6 +119,21 @@ def test_a_damaged_list_of_ids_is_only_warned_about(tmp_path: Path, content: byt
 
     asyncio.run(scenario())
     assert int((tmp_path / "nsqd.ids.dat").read_bytes()) == pytest.approx(time.time_ns() >> 20, rel=0.001)
+
+
+def test_ids_do_not_repeat_if_a_kill_leaves_records_but_not_the_list_of_ids(tmp_path: Path) -> None:
+    ids = tmp_path / "nsqd.ids.dat"
+    ids.write_bytes(b"%d\n" % ((time.time_ns() >> 20) + 10**6))  # the clock was set back
+
+    async def id_of_a_killed_run() -> bytes:
+        async with node(tmp_path, durable=True) as one:
+            at_the_kill = ids.read_bytes()
+            one.broker.publish("t", [b"a"])
+            (message,) = (await one.broker.topics["t"].peek(100, 0))[-1:]
+        ids.write_bytes(at_the_kill)
+        return message.id
+
+    assert asyncio.run(id_of_a_killed_run()) < asyncio.run(id_of_a_killed_run())
 
 
 @MODES
@@ -453,6 +469,26 @@ class TestFaults:
             assert all("may repeat" in error for error in said if error not in lost)
 
         asyncio.run(scenario())
+
+    def test_a_stop_writes_messages_that_the_disk_refused_once(self, tmp_path: Path) -> None:
+        persist = MemoryFirstBacklog.persist
+
+        def slowly(backlog: MemoryFirstBacklog, taken: list[Message]) -> None:
+            persist(backlog, taken)
+            time.sleep(0.2)  # in another thread; the time to try the disk again passes
+
+        async def scenario() -> None:
+            one = Node(tmp_path, mem_queue_size=0)
+            one.broker.topic("t").channel("c")
+            one.broker.publish("t", [b"a"])
+            with full_disk():
+                await one.consume("t", "c", 1, finish=False)
+            assert await one.stop() == []
+
+        slow_stop = patch.object(MemoryFirstBacklog, "persist", slowly)
+        with patch.object(rounds, "_RETRY_SECONDS", 0.1), slow_stop:
+            asyncio.run(scenario())
+        assert go_reader.bodies(tmp_path, "t:c") == [b"a"]
 
     def test_a_queue_that_cannot_be_opened_is_a_refusal(self, tmp_path: Path) -> None:
         async def scenario() -> None:
