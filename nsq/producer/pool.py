@@ -46,7 +46,7 @@ from nsq.producer.answers import PLAIN, Verdict, unanswered, unsent
 from nsq.producer.endpoint import PublishingEndpoint, command_of
 from nsq.producer.nsqds import NAME, Nsqds, Setup
 from nsq.producer.own import OwnConn
-from nsq.producer.publishes import NO_OPTIONS, QUEUED, SENT, Publish, checked_timeout
+from nsq.producer.publishes import NO_OPTIONS, QUEUED, SENT, Publish, PublishFuture, checked_timeout
 from nsq.producer.reports import Acknowledged, CloseReport, Failed, FlushReport, ProducerStats
 from nsq.producer.routing import Detection, NewOther, Plain, Routing, Target, Targets
 from nsq.threads.owner import Ending, Owner, last_moment
@@ -277,9 +277,10 @@ class Pool:
             raise
         return publish.outcome()
 
-    def publish(self, publish: Publish, timeout: float | None, block: bool = True) -> None:
+    def publish(self, publish: PublishFuture, timeout: float | None, block: bool = True) -> None:
         """Queue a publish, which ends by itself. A caller interrupted after this must call ``cancel``."""
         seconds = self._config.publish_timeout if timeout is None else checked_timeout(timeout, 0.0)
+        publish.callbacks = self.callbacks
         publish.started = started = self._clock()
         publish.deadline = started + seconds
         pending = self.pending
