@@ -15,7 +15,7 @@ import pytest
 from nsq.testing import Nsqd
 from nsq.testing.plugin import Factory
 
-pytest.importorskip("pyspark", reason="pip install -e '.[spark]'")
+pytest.importorskip("pyspark", reason="pip install 'nsq[spark]'")
 
 from tests.chaos.spark_processes import DRIVER, JVM, RECEIVER, RUNNER
 from tests.chaos.spark_scene import WINDOW, Scene, Verdict, judge, playing
