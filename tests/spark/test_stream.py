@@ -108,7 +108,7 @@ def test_rows_say_where_they_come_from_and_are_the_same_to_each_action(
 
 def test_two_topics_are_joined_behind_a_pandas_udf(spark: SparkSession, queue: Nsqd, tmp_path: Path) -> None:
     """Whole rows, with the columns of a partitioned NSQ, are in the state of the join."""
-    import pandas as pd
+    import pandas as pd  # type: ignore[import-untyped]
     from pyspark.sql import functions as f
 
     def to_number(bodies: Any) -> Any:
