@@ -22,7 +22,7 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 
 from nsq.config import Config
-from nsq.connection.backoff import Backoff
+from nsq.connection.backoff import DialBackoff
 from nsq.connection.conn import Conn
 from nsq.connection.handshake import describe
 from nsq.connection.subscription import Subscription
@@ -87,7 +87,7 @@ class Endpoint:
         self.subscription = wanted.subscription
         self.conn: Conn | None = None  # the latest, which may still be dialed
         self.status = Status.WAITING
-        self.backoff = Backoff(draw)
+        self.backoff = DialBackoff(draw)
         self.loops: LoopThreads | None = None
         """Its threads, as far as the owner knows: from a permit until the report."""
         self._config, self._clock = config, clock
@@ -119,12 +119,10 @@ class Endpoint:
             self.conn.close()
 
     def cut_off(self) -> None:
-        """End the connection at once."""
         if self.conn is not None:
             self.conn.close()
 
     def abandon(self) -> None:
-        """Drop the connection in a forked child: it belongs to the parent."""
         if self.conn is not None:
             self.conn.abandon()
 
@@ -177,7 +175,6 @@ class Endpoint:
 
     @property
     def closing(self) -> bool:
-        """Whether we have asked nsqd to end the connection."""
         return self.conn is not None and self.conn.deliveries.closing
 
     @property
@@ -189,7 +186,6 @@ class Endpoint:
         return describe(self.address, reason)
 
     def words(self, now: float) -> str:
-        """Return a line of text about it."""
         wanted = self.wanted
         origins = [] if wanted is None else ["given"] * wanted.given + ["listed"] * wanted.listed
         status = self.status.value
@@ -244,10 +240,7 @@ class LoopThreads:
 
     def _write(self) -> None:
         while (conn := self._to_write.get()) is not None:
-            try:
-                conn.write_loop()
-            except Exception:
-                log.exception("writing to %s failed, which is a bug of ours", conn.address)
+            conn.write_loop()  # raises nothing
             self._written.put(None)
 
 
@@ -281,11 +274,16 @@ class Endpoints(Generic[E]):
         self._name, self._owner, self._make, self._clock = name, owner, make, clock
         self._removed, self._search, self._urgent = removed, search, urgent
         self._spare = spare
+        # Of the table, those without threads, and those whose dial is under way. A client may have thousands
+        # of connections, and looks at these after every event.
+        self._waiting: dict[E, None] = {}
+        self._dialing: set[E] = set()
         # Threads that serve no endpoint, and those that were asked to end. Other threads may look at them.
         self._resting: list[LoopThreads] = []
         self._ending: list[LoopThreads] = []
         self._stopped = False
         self._looked_at = -math.inf  # when ``dial_due`` was last called
+        self._crowded = False  # then endpoints were due that may not dial, as ``DIALS`` others do
 
     @property
     def all(self) -> tuple[E, ...]:
@@ -299,7 +297,8 @@ class Endpoints(Generic[E]):
         for key, want in wanted.items():
             endpoint = table.get(key)
             if endpoint is None:
-                table[key] = self._make(want)
+                table[key] = endpoint = self._make(want)
+                self._waiting[endpoint] = None
                 continue
             before, endpoint.wanted = endpoint.wanted, want
             endpoint.subscription = want.subscription  # for the next dial
@@ -316,8 +315,10 @@ class Endpoints(Generic[E]):
     def note(self, endpoint: E, *, ended: bool) -> None:
         """Note a new connection, or, ``ended``, a dial that has failed or a connection that has ended."""
         self.changed = True
+        self._dialing.discard(endpoint)
         if not ended:
             return
+        self._waiting[endpoint] = None
         loops, endpoint.loops = endpoint.loops, None
         assert loops is not None
         if loops.stuck:
@@ -330,6 +331,7 @@ class Endpoints(Generic[E]):
 
     def _remove(self, endpoint: E) -> None:
         self.table = {key: each for key, each in self.table.items() if each is not endpoint}
+        del self._waiting[endpoint]
         endpoint.stop()
         self._removed(endpoint)
 
@@ -340,12 +342,14 @@ class Endpoints(Generic[E]):
         do not need. Return whether threads have been started.
         """
         self._looked_at = now = self._clock()
-        due = [] if self._stopped else [each for each in self._waiting() if self._due_at(each) <= now]
+        self._crowded = False
+        due = [each for each, due_at in self._due_times() if due_at <= now and not self._stopped]
         # Those first that have failed least, and longest ago.
         due.sort(key=lambda each: (each.backoff.failures, each.backoff.failed_at))
         started = search = False
         for endpoint in due:
-            if self._dialing() >= DIALS:
+            if len(self._dialing) >= DIALS:
+                self._crowded = True
                 break
             if endpoint.wanted is not None and not endpoint.wanted.dial:
                 # No nsqlookupd lists it: instead of dialing ask them again, less and less often.
@@ -364,6 +368,8 @@ class Endpoints(Generic[E]):
             endpoint.status = Status.DIALING
             endpoint.loops = loops = self._resting.pop()
             loops.name_after(endpoint)
+            del self._waiting[endpoint]
+            self._dialing.add(endpoint)
             loops.serve(endpoint)
         while len(self._resting) > self._needed:
             self._end(self._resting.pop())
@@ -373,19 +379,14 @@ class Endpoints(Generic[E]):
 
     def next_due(self) -> float:
         """Return when to call ``dial_due`` again unless an endpoint reports before."""
-        # Those that were due already wait for others to end their dials.
-        later = [due for each in self._waiting() if (due := self._due_at(each)) > self._looked_at]
-        return math.inf if self._stopped else min(later, default=math.inf)
+        # If it was crowded, those that were due then wait until others end their dials.
+        times = [due_at for _, due_at in self._due_times() if not self._crowded or due_at > self._looked_at]
+        return math.inf if self._stopped else min(times, default=math.inf)
 
-    def _waiting(self) -> list[E]:
-        return [each for each in self.table.values() if each.loops is None]
-
-    def _dialing(self) -> int:
-        """Count those that have threads and no connection."""
-        return sum(each.loops is not None and each.status is not Status.CONNECTED for each in self.all)
-
-    def _due_at(self, endpoint: E) -> float:
-        return endpoint.backoff.due_at(urgent=self._urgent())
+    def _due_times(self) -> list[tuple[E, float]]:
+        """Return the endpoints that may dial, each with the time when it is due."""
+        urgent = self._urgent()
+        return [(each, each.backoff.due_at(urgent=urgent)) for each in self._waiting]
 
     def expected(self) -> int:
         """Count the connections, including those whose first dial is under way or due.
@@ -413,7 +414,7 @@ class Endpoints(Generic[E]):
         """How many pairs of threads can be needed besides those that serve an endpoint."""
         if self._stopped:
             return 0
-        return min(DIALS - self._dialing(), len(self._waiting())) + self._spare
+        return min(DIALS - len(self._dialing), len(self._waiting)) + self._spare
 
     def start_threads(self) -> None:
         """Start threads ahead of the dials. Raises RuntimeError when one cannot be started."""

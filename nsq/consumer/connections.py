@@ -213,7 +213,6 @@ class Connections(ConnDelegate):
         self._reporter.tell(self._hooks.disconnected, address, cause)
 
     def abandon(self) -> None:
-        """Forget the connections in a forked child."""
         self.table_and_totals = {}, self.table_and_totals[1]
 
     # What the connections report: their loops, and threads that answer.
@@ -324,7 +323,7 @@ class Connections(ConnDelegate):
                 self._log(
                     logging.WARNING if outcome is Outcome.FAILURE else logging.INFO,
                     "%s: paused for %g s, then one message to try (backing off, step %d)",
-                    round(backoff.until - now, 2),
+                    round(backoff.until - now, 3),
                     backoff.level,
                 )
             self._reporter.tell(self._hooks.backing_off, backoff.level)
