@@ -509,7 +509,7 @@ class TestSync:
 
     def test_the_name_of_a_new_file_is_synced_too(self, due_times: DueTimes, tmp_path: Path) -> None:
         synced: list[Path] = []
-        with patch.multiple(syncing, sync_file=synced.append):
+        with patch.multiple(syncing, sync_path=synced.append):
             for _ in range(2):
                 due_times.add(deferred(1))
                 job = due_times.sync_job()
