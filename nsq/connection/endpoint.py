@@ -281,8 +281,8 @@ class Endpoints(Generic[E]):
         self._name, self._owner, self._make, self._clock = name, owner, make, clock
         self._removed, self._search, self._urgent = removed, search, urgent
         self._spare = spare
-        # Of the table, those without threads, and those whose dial is under way. A client may have thousands of
-        # connections, and looks at these after every event.
+        # Of the table, those without threads, and those whose dial is under way. A client may have thousands
+        # of connections, and looks at these after every event.
         self._waiting: dict[E, None] = {}
         self._dialing: set[E] = set()
         # Threads that serve no endpoint, and those that were asked to end. Other threads may look at them.
