@@ -406,11 +406,11 @@ class Auditor:
             delivery = self._delivery(handled)
             if delivery is None or not handled.succeeded or handled.key not in self.load.sent:
                 continue  # a damaged message may have the id of another one
+            left = min(delivery.ended, delivery.conversation.closed_at, delivery.at + timeout - 1)
+            if left <= handled.ended:
+                continue
             by = handled.ended + self._trips(handled.ended, handled.ended + 1)
-            closed = delivery.conversation.closed_at
-            if min(delivery.ended, closed, delivery.at + timeout - 1) > by and not self._disturbed(
-                delivery.at, by
-            ):
+            if left > by and not self._disturbed(delivery.at, by):
                 self.found(
                     f"SLOW: {handled.key!r} was handled at {handled.ended:.6f}, FIN {delivery.ended:.6f}"
                 )
@@ -423,10 +423,12 @@ class Auditor:
             delivery = self._delivery(handled)
             if delivery is None or delivery.touched or handled.key not in self.load.sent:
                 continue
-            due = delivery.at + timeout
+            due, ended = delivery.at + timeout, min(delivery.ended, delivery.conversation.closed_at)
+            if ended < due:
+                continue
             by = due + 2.0 + 2 * self._stood(delivery.at, due + 2.0)
             if (
-                min(delivery.ended, delivery.conversation.closed_at) > by
+                ended > by
                 and not self._disturbed(delivery.at, by, _FLOWING)
                 and self.load.emptied.get(handled.channel, 0.0) < delivery.at
                 and not any(delivery.at < at <= by for at in self._came[handled.message_id])
