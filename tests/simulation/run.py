@@ -157,22 +157,9 @@ def _scenario(
     load.begin_late()
     if plan.backlog:
         load.begin_consumers()
-
-    def in_time(condition: Callable[[], object]) -> bool:
-        """Wait until a condition holds. What stands still has so much more time."""
-        began = scheduler.now
-
-        def overdue() -> bool:
-            daemons = [each for each in world.processes if each not in world.clients]
-            stood = sum(each.stood(began, scheduler.now) for each in daemons)
-            return scheduler.now > began + _DRAIN + plan.longest_defer + stood
-
-        world.until(lambda: condition() or overdue(), 10 * _DRAIN, every=0.1)
-        return bool(condition())
-
     if plan.full_at_the_end:
         faults.fill()
-        if not in_time(lambda: not load.undelivered()):
+        if not _in_time(world, plan, lambda: not load.undelivered()):
             violations.append(f"HELD while the disk is full: {load.undelivered()}")
         faults.mend(1.0)
 
@@ -183,7 +170,7 @@ def _scenario(
     def drained() -> bool:
         return all(left(nsqd) == {} for nsqd in load.nsqds)
 
-    if not in_time(drained):
+    if not _in_time(world, plan, drained):
         rest = {nsqd.name: nsqd.failure if (found := left(nsqd)) is None else found for nsqd in load.nsqds}
         violations.append(f"STUCK: after {_DRAIN:.0f} s without faults there are still {rest}")
     if not world.until(lambda: not load.unlisted(), 20.0, every=0.1):
@@ -197,6 +184,19 @@ def _scenario(
     # Threads that stand still go on and end.
     stands = [end for process in world.processes for _, end in process.stands if end < math.inf]
     _sleep_until(max([scheduler.now, *stands]) + 1.0)
+
+
+def _in_time(world: World, plan: Plan, condition: Callable[[], object]) -> bool:
+    """Wait until a condition holds; return whether it does. While daemons stand still, nothing is late."""
+    began = scheduler.now
+    clients = set(world.clients)
+
+    def overdue() -> bool:
+        stood = sum(each.stood(began, scheduler.now) for each in world.processes if each not in clients)
+        return scheduler.now > began + _DRAIN + plan.longest_defer + stood
+
+    world.until(lambda: condition() or overdue(), 10 * _DRAIN, every=0.1)
+    return bool(condition())
 
 
 def _sleep_until(when: float) -> None:
