@@ -369,8 +369,9 @@ class Auditor:
                 if kind < 2:
                     in_flight[number] += count
                     continue
-                grows, windows[number] = count > windows[number], count
-                used = in_flight.total() - in_flight[number] + max(count, in_flight[number])
+                # A window no larger than what is in flight admits nothing new.
+                grows, windows[number] = count > max(windows[number], in_flight[number]), count
+                used = in_flight.total() - in_flight[number] + count
                 if grows and used > budget and not self._stood(at - 2, at + 1, client):
                     self.found(f"RDY {count} of {client} at {at:.6f}: {used} may be in flight, not {budget}")
                     return
