@@ -187,16 +187,15 @@ def _scenario(
 
 
 def _in_time(world: World, plan: Plan, condition: Callable[[], object]) -> bool:
-    """Wait until a condition holds. While daemons stand still there is so much more time."""
+    """Wait until a condition holds; return whether it does. While daemons stand still, nothing is late."""
     began = scheduler.now
-
-    def overdue() -> bool:
+    while not condition():
         daemons = [each for each in world.processes if each not in world.clients]
         stood = sum(each.stood(began, scheduler.now) for each in daemons)
-        return scheduler.now > began + _DRAIN + plan.longest_defer + stood
-
-    world.until(lambda: condition() or overdue(), 10 * _DRAIN, every=0.1)
-    return bool(condition())
+        if scheduler.now > min(began + _DRAIN + plan.longest_defer + stood, began + 10 * _DRAIN):
+            return False
+        sleep(0.1)
+    return True
 
 
 def _sleep_until(when: float) -> None:
