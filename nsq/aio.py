@@ -29,8 +29,13 @@ from nsq.errors import AlreadyResponded, Closed, ConfigError, QueueFull, UsageEr
 from nsq.log import Logger
 from nsq.message import Message
 from nsq.producer import producer as threads_producer
-from nsq.producer.futures import PublishFuture
-from nsq.producer.publishes import Defer, PublishOptions, checked_timeout, with_options_shown
+from nsq.producer.publishes import (
+    Defer,
+    PublishFuture,
+    PublishOptions,
+    checked_timeout,
+    with_options_shown,
+)
 from nsq.producer.reports import CloseReport, FlushReport
 from nsq.threads.stop_signals import StopSignals
 from nsq.threads.waiters import start_thread
@@ -387,8 +392,8 @@ class Consumer:
                 _give_back(message)
                 raise
             except BaseException as error:
-                for each, given_up in self._pool.failed([message], error, no_backoff, handed_over=True):
-                    await self._on_thread("give-up", partial(self._pool.give_up, each, given_up))
+                for each in self._pool.failed([message], error, no_backoff, handed_over=True):
+                    await self._on_thread("give-up", partial(self._pool.give_up, each))
                 continue
             finally:
                 self._pool.ended(id(task), [message], succeeded)

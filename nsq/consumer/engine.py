@@ -33,7 +33,7 @@ from nsq.connection.subscription import Subscription
 from nsq.consumer.connections import Connections
 from nsq.consumer.dead_letters import GiveUpPolicy
 from nsq.consumer.decisions import GivenUp
-from nsq.consumer.dialect import Dialect, Original, other_dialect
+from nsq.consumer.dialect import Dialect, Original, OtherDialect
 from nsq.consumer.reports import ConsumerHooks, Reporter, StopReport
 from nsq.discovery.lookups import Discovery
 from nsq.errors import Closed, NsqError, ServerError
@@ -126,6 +126,7 @@ class Engine:
         options: Mapping[str, Any],
         give_up_policy: GiveUpPolicy,
         *,
+        other_dialect: OtherDialect,
         transport: Transport | None = None,
         hooks: ConsumerHooks | None = None,
         **handlers: Any,
@@ -139,7 +140,8 @@ class Engine:
         self.report: StopReport | None = None  # set when the consumer has stopped
         self.refusal: NsqError | None = None
         """The error of an nsqd, if every nsqd refuses the subscription; or why it is impossible."""
-        self._watch: Watch | None = None
+        self.watch: Watch | None = None
+        """See ``Consumer.wake_at_end``."""
         self._own_transport = SocketTransport(config.local_address)
         self.transport = transport or self._own_transport
         self.context = context_of(config)
@@ -150,8 +152,7 @@ class Engine:
         arguments = {
             "name": self.name,
             "fields": self.reporter.fields(),
-            "give_up": self.give_up,
-            "give_up_old": self._give_up_old,
+            "give_up": self._give_up,
             "max_age": config.max_age,
             "rate": config.rate,
             "gives_up_at_last_failure": give_up_policy.wants_error,
@@ -160,6 +161,7 @@ class Engine:
         self.options = options
         self.traced = bool(options.get("trace"))
         """Whether each message is logged: only a partitioned NSQ has tracing."""
+        self.other_dialect = other_dialect
         self.dialect: Dialect = other_dialect(self, options) if options else Original(self)
         self.pool = self.dialect.make_pool({**arguments, **handlers})
         self.connections: Connections = Connections(
@@ -227,12 +229,8 @@ class Engine:
         self.owner.changed.wake()
         self._wake_watch()
 
-    def wake_at_end(self, watch: Watch | None) -> None:
-        """Do as ``Consumer.wake_at_end`` says."""
-        self._watch = watch
-
     def _wake_watch(self) -> None:
-        watch = self._watch
+        watch = self.watch
         if watch is not None:
             watch.wake()
 
@@ -265,7 +263,7 @@ class Engine:
         self.endpoints.abandon()
         self.connections.abandon()
         self._inherited = True
-        watch, self._watch = self._watch, None
+        watch, self.watch = self.watch, None
         if watch is not None:
             watch.abandon()
 
@@ -469,29 +467,23 @@ class Engine:
             return set(), {each.text for each in self.discovery.nsqlookupds}
         return {each.address for each in self.endpoints.all}, set()
 
-    def give_up(self, message: Message, given_up: GivenUp) -> None:
-        fate = self._give_up_policy(message, given_up, self._known_addresses)
+    def _give_up(self, given_up: list[tuple[Message, GivenUp]]) -> None:
+        fate = self._give_up_policy(given_up, self._known_addresses)
+        message, why = given_up[0]
         fields = self.pool.fields_of(message)
-        text = "gave up on %r from %s: %s: %s"
-        log.error(text, message, message.nsqd_address, given_up, fate, extra=fields)
-        with self._counting:
-            self.given_up += 1
-        self.reporter.tell(self.reporter.hooks.given_up, message)
-
-    def _give_up_old(self, given_up: list[tuple[Message, GivenUp]]) -> None:
-        fate = self._give_up_policy.give_up_many(given_up, self._known_addresses)
         with self._counting:
             self.given_up += len(given_up)
-            self._old_untold += len(given_up)
+            self._old_untold += len(given_up) * why.too_old
             untold, now = self._old_untold, time.monotonic()
-            if now < self._told_of_old_at + _TELL_OF_OLD:
+            if not why.too_old or now < self._told_of_old_at + _TELL_OF_OLD:
                 untold = 0
             else:
                 self._old_untold, self._told_of_old_at = 0, now
-        if untold:
-            message, why = given_up[0]
+        if not why.too_old:
+            text = "gave up on %r from %s: %s: %s"
+            log.error(text, message, message.nsqd_address, why, fate, extra=fields)
+        elif untold:
             text = "%s: gave up %d messages, the last of them %r: %s: %s"
-            fields = self.pool.fields_of(message)
             log.warning(text, self.name, untold, message, why, fate, extra=fields)
         for message, _ in given_up:
             self.reporter.tell(self.reporter.hooks.given_up, message)

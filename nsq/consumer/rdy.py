@@ -350,7 +350,7 @@ class RdyWindows:
             return "max_in_flight is 0"
         if self.backoff.until is not None:
             left = max(0.0, self.backoff.until - now)
-            return f"backing off for {left:.3g} s more (level {self.backoff.level})"
+            return f"backing off for {round(left, 3):g} s more (level {self.backoff.level})"
         return ""
 
     def _give_turns(self, nsqds: list[Nsqd], few: int) -> None:

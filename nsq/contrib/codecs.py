@@ -24,7 +24,7 @@ from typing import Any, Generic, TypeVar
 from nsq import GiveUp, Message
 from nsq.consumer.handlers import is_async
 from nsq.errors import ConfigError, how_to_install
-from nsq.producer.producer import PublishHook
+from nsq.producer.hooks import PublishHook
 from nsq.wire.envelope import unwrap, wrap
 
 T = TypeVar("T")

@@ -186,12 +186,11 @@ class Discovery:
         self._rewrite, self._accept = rewrite, accept
         self._said: dict[str, str] = {}  # by user's function: the failure logged last
         self._directory = Directory(config.lookupd_poll_interval, prune=config.prune)
-        self._poll_interval = config.lookupd_poll_interval
-        self._poll_timeout = config.lookupd_poll_timeout
+        self._config = config
         self._schedule = LookupSchedule(
             config.lookupd_poll_interval,
             config.lookupd_poll_jitter,
-            self._poll_timeout + _MARGIN,
+            config.lookupd_poll_timeout + _MARGIN,
             Pauses(config.reconnect_initial, config.lookupd_poll_interval, chance),
         )
         self._given: frozenset[str] = frozenset()  # the user's nsqds that the directory knows
@@ -339,7 +338,7 @@ class Discovery:
         now = self.clock()
         self._follow_user(now)
         for lookupd in self._schedule.overdue(now):
-            reason = f"{lookupd.address} did not answer within {self._poll_timeout:g} s"
+            reason = f"{lookupd.address} did not answer within {self._config.lookupd_poll_timeout:g} s"
             self._note_failure(lookupd, reason, still_busy=True)
         if self._schedule.round_over():
             self._end_round(now)
@@ -429,8 +428,8 @@ class Discovery:
             self._directory.heard(answer)
 
     def _switch(self, other: Callable[[Discovery], Asker]) -> None:
-        self.kind = "partitioned"
         self._askers.append(other(self))
+        self.kind = "partitioned"
         self._schedule.request(self.clock(), 0.0)
 
     def _note_failure(self, lookupd: Lookupd, reason: str, *, still_busy: bool = False) -> None:
@@ -455,7 +454,7 @@ class Discovery:
                 self._topic,
                 ", ".join(lookupd.address for lookupd in lookupds),
                 max(0.0, min(lookupd.ask_at for lookupd in lookupds) - now),
-                self._poll_interval,
+                self._config.lookupd_poll_interval,
                 self._askers[-1].absence_hint,
                 extra={"nsq_topic": self._topic},
             )

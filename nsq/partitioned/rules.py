@@ -34,15 +34,8 @@ from nsq.partitioned.keys import Hash, Key, checked_key, partition_for
 from nsq.partitioned.snapshots import Topic
 from nsq.partitioned.table import TopicTable, retry_pause, rule_of
 from nsq.partitioned.tracing import Tracing
-from nsq.producer.publishes import (
-    PLAIN,
-    Publish,
-    Rules,
-    Verdict,
-    checked_bodies,
-    refused_option,
-    unanswered,
-)
+from nsq.producer.answers import PLAIN, Rules, Verdict, unanswered
+from nsq.producer.publishes import Publish, checked_bodies, refused_option
 from nsq.wire import commands
 from nsq.wire.frames import Published
 

@@ -18,18 +18,18 @@ import queue
 import random
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 from nsq.config import Config
 from nsq.connection.endpoint import Endpoints, Key, Wanted
-from nsq.discovery.lookups import Discovery
+from nsq.discovery.lookups import Asker, Discovery
 from nsq.producer.endpoint import PublishingEndpoint
 from nsq.producer.own import OwnConn
 from nsq.producer.reports import Acknowledged, ConnectionStats, Failed
-from nsq.producer.routing import OtherRouting, Targets
+from nsq.producer.routing import Targets
 from nsq.threads.owner import Owner
 from nsq.threads.waiters import join_threads
 from nsq.transport.base import Transport
@@ -61,8 +61,8 @@ class Nsqds:
     """The nsqds of one pool, their connections, and the threads that serve them.
 
     ``make`` makes an endpoint, ``urgent`` tells whether a publish waits for a connection, ``adopt`` has the
-    pool's thread take a connection that was dialed, or close it. ``other`` decides if the
-    nsqlookupds belong to another NSQ.
+    pool's thread take a connection that was dialed, or close it. ``original`` and ``other`` are those of
+    ``Discovery``.
     """
 
     def __init__(
@@ -73,7 +73,8 @@ class Nsqds:
         make: Callable[[Wanted], PublishingEndpoint],
         urgent: Callable[[], bool],
         adopt: Callable[[OwnConn, Callable[[], object]], None],
-        other: OtherRouting | None,
+        original: Callable[[], object],
+        other: Callable[[Discovery], Asker] | None,
     ) -> None:
         config = setup.config
         self._sockets = SocketTransport(config.local_address)
@@ -87,8 +88,8 @@ class Nsqds:
             name=NAME,
             nsqds=setup.addresses,
             nsqlookupds=setup.lookupds,
-            original=other.original if other is not None else lambda: None,
-            other=other.other if other is not None else None,
+            original=original,
+            other=other,
         )
         self.endpoints: Endpoints[PublishingEndpoint] = Endpoints(
             NAME,
@@ -101,8 +102,9 @@ class Nsqds:
         )
         self._setup, self._clock, self._owner, self._have_adopted = setup, setup.clock, owner, adopt
         self._given = setup.addresses  # by the user
-        self._spares: frozenset[tuple[str, int]] = frozenset()
-        self._hurried = False  # the endpoints know that a publish waits
+        self._wanted: Mapping[Key, Wanted] = {}
+        self._more: Mapping[Key, Wanted] = {}
+        self._hurried = False  # a publish waits, and the nsqlookupds have been asked
         self._reap_interval = (config.heartbeat_interval if config.heartbeat_interval > 0 else 30.0) / 2
         self._reaps_at = math.inf  # when the pool's thread looks at the idle connections next
         self._dials: queue.SimpleQueue[PublishingEndpoint | None] = queue.SimpleQueue()
@@ -115,7 +117,8 @@ class Nsqds:
 
     def start(self) -> None:
         """Start the threads ahead of the dials. Those of an earlier attempt still run."""
-        self.endpoints.want(_wanted(self._given))
+        self._wanted = _wanted(self._given)
+        self.endpoints.want(self._wanted)
         self.endpoints.start_threads()
         if self._setup.config.publish_connections and self._dialer is None:
             dialer = threading.Thread(target=self._dial, name=f"{NAME}-dial", daemon=True)
@@ -137,22 +140,15 @@ class Nsqds:
         wanted = {key: each for key, each in nsqds.items() if each.dial}
         self._owner.ask(partial(self._set_wanted, wanted))
 
-    def want_spares(self, spares: Collection[tuple[str, int]]) -> None:
-        """Have further endpoints, with these numbers, for nsqds. Others end when they owe nothing."""
-        if self._spares != spares:
-            self._spares = frozenset(spares)
-            wanted = {key: each.wanted for key, each in self.endpoints.table.items() if not each.number}
-            self._set_wanted({key: each for key, each in wanted.items() if each is not None})
-        for endpoint in self.endpoints.all:
-            if endpoint.number and endpoint.wanted is None and not endpoint.pending:
-                endpoint.stop()
+    def also_want(self, more: Mapping[Key, Wanted]) -> None:
+        """Have these endpoints too, beside those for the nsqds that the user or discovery names."""
+        if more != self._more:
+            self._more = more
+            self._set_wanted(self._wanted)
 
-    def _set_wanted(self, wanted: dict[Key, Wanted]) -> None:
-        known = [
-            (wanted[address, None], number) for address, number in self._spares if (address, None) in wanted
-        ]
-        spares = [replace(each, number=number) for each, number in known]
-        self.endpoints.want({**wanted, **{each.key: each for each in spares}})
+    def _set_wanted(self, wanted: Mapping[Key, Wanted]) -> None:
+        self._wanted = wanted
+        self.endpoints.want({**wanted, **self._more})
         with suppress(RuntimeError):  # no more threads: ``dial_due`` says so
             self.endpoints.start_threads()
         self.note_threads()
@@ -176,11 +172,9 @@ class Nsqds:
             self.note_threads()
 
     def hurry(self, needed: bool) -> None:
-        """Have the nsqds dialed soon, and the nsqlookupds asked, when a publish begins to need it."""
-        if needed and not self._hurried:
-            if self.discovery.asks:
-                self.discovery.ask_soon()
-            self.endpoints.hurry()
+        """Have the nsqlookupds asked when a publish begins to need a connection."""
+        if needed and not self._hurried and self.discovery.asks:
+            self.discovery.ask_soon()
         self._hurried = needed
 
     def grow(self, endpoint: PublishingEndpoint) -> None:

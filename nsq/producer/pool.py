@@ -42,23 +42,13 @@ from nsq.errors import (
 )
 from nsq.log import Logger
 from nsq.producer import at_exit
-from nsq.producer.endpoint import PublishingEndpoint
+from nsq.producer.answers import PLAIN, Verdict, unanswered, unsent
+from nsq.producer.endpoint import PublishingEndpoint, command_of
 from nsq.producer.nsqds import NAME, Nsqds, Setup
 from nsq.producer.own import OwnConn
-from nsq.producer.publishes import (
-    NO_OPTIONS,
-    PLAIN,
-    QUEUED,
-    SENT,
-    Publish,
-    Verdict,
-    checked_timeout,
-    command_of,
-    unanswered,
-    unsent,
-)
+from nsq.producer.publishes import NO_OPTIONS, QUEUED, SENT, Publish, checked_timeout
 from nsq.producer.reports import Acknowledged, CloseReport, Failed, FlushReport, ProducerStats
-from nsq.producer.routing import OtherRouting, Plain, Routing, Target, Targets
+from nsq.producer.routing import Detection, NewOther, Plain, Routing, Target, Targets
 from nsq.threads.owner import Ending, Owner, last_moment
 from nsq.threads.waiters import Callbacks, Waiters, event_loop
 from nsq.wire import commands
@@ -114,7 +104,7 @@ class Pending(set[Publish]):
 class Pool:
     """The publishes of one process; a forked child makes its own pool from the same ``setup``."""
 
-    def __init__(self, setup: Setup, make_other: Callable[[Pool], OtherRouting] | None = None) -> None:
+    def __init__(self, setup: Setup, new_other: NewOther | None = None) -> None:
         self.pid = os.getpid()
         self.setup, self._config, self._clock = setup, setup.config, setup.clock
         self.pending = Pending(setup.config.max_pending, setup.config.max_pending_bytes)
@@ -125,21 +115,20 @@ class Pool:
             log,
             begin=self._start_threads,
             turn=self._take_turn,
-            failed=self._end_unstarted,
+            failed=self._close_unstarted,
             clock=setup.clock,
         )
-        other = None if make_other is None else make_other(self)
-        self.routing: Routing = other or Plain(self, setup.config)
+        self.routing: Routing = Plain(self, setup.config)
+        self.detection = detection = Detection(self, new_other)
         self.nsqds = Nsqds(
             setup,
             self.owner,
             make=lambda wanted: PublishingEndpoint(wanted, self, setup),
             urgent=lambda: self.routing.urgent or (bool(self.waiting) and not self.routing.open),
             adopt=self._ask_about,
-            other=other,
+            original=detection.is_original,
+            other=None if new_other is None else detection.is_other,
         )
-        if other is not None:
-            other.begin()
         self.closed = False
         """Whether new publishes are refused."""
         self.exiting = False
@@ -317,12 +306,20 @@ class Pool:
 
     def _admit(self, topic: str, deadline: float, block: bool = True) -> None:
         """Start the threads and wait for room, or raise."""
+        if not self.owner.begun and not self.closed:
+            self.owner.start(deadline)
+        if self.closed:
+            raise Closed("the producer is closed")
+        if self.owner.failure is not None:
+            raise PublishFailed(
+                f"no thread can be started ({self.owner.failure}): publish once before the main thread ends"
+            )
         if not self.owner.begun:
-            self._start(deadline)
+            raise PublishFailed("the producer's threads did not start in time")
         pending = self.pending
         if len(pending) >= self._config.max_pending or pending.bytes_left <= 0:
             self._await_room(topic, deadline, block)
-        if self.closed:
+        if self.closed:  # while it waited
             raise Closed("the producer is closed")
 
     def _await_room(self, topic: str, deadline: float, block: bool) -> None:
@@ -435,7 +432,7 @@ class Pool:
 
     def warn_of_partitions(self, address: str, version: str) -> None:
         """Warn once that an nsqd belongs to another NSQ than its publishes. Endpoints' threads call this."""
-        if "partitions" not in self._warned_of and isinstance(self.routing, Plain):
+        if "partitions" not in self._warned_of and self.detection.takes_original:
             self._warned_of.add("partitions")
             log.warning(
                 "%s is nsqd %s of a partitioned NSQ, but this producer takes it for an original one, and "
@@ -479,31 +476,13 @@ class Pool:
 
     # Beginning.
 
-    def _start(self, deadline: float) -> None:
-        """Start all threads that the producer will ever need, and return when they run."""
-        if self.closed:
-            raise Closed("the producer is closed")
-        self.owner.start(deadline)
-        if self.closed:
-            raise Closed("the producer is closed")
-        if self.owner.failure is not None:
-            raise PublishFailed(
-                f"no thread can be started ({self.owner.failure}): publish once before the main thread ends"
-            )
-        if not self.owner.begun:
-            raise PublishFailed("the producer's threads did not start in time")
-
     def _start_threads(self) -> None:
-        """Start all other threads. Runs on the owner's."""
+        """Start all other threads that the producer will ever need. Runs on the owner's."""
         if self.closed:
             raise Closed("the producer is closed")
         self.callbacks.start()
         self.nsqds.start()
         at_exit.flush_at_exit(self)
-
-    def _end_unstarted(self) -> None:
-        if self.closed:
-            self._close_unstarted()
 
     # The pool's thread.
 
@@ -617,26 +596,22 @@ class Pool:
         """Wait for all publishes that are pending now, and for their callbacks and hooks."""
         self._refuse_callback("flush")
         self.owner.ask(self.look_at_deadlines)
-        publishes, trips = self._unended(), [(conn, conn.used_at) for conn in self._trips()]
+        publishes = self._unended()
+        trips = [(conn, conn.used_at) for conn in self.nsqds.in_use(self._exempt)]
+
+        def under_way() -> int:
+            return sum([conn.caller is not None and conn.used_at == began for conn, began in trips])
+
         left = sum([not publish.wait_for(publish.done, deadline) for publish in publishes])
-        left += sum([not self._wait_for_trip(conn, began, deadline) for conn, began in trips])
+        self.pending.changed.wait_for(lambda: not under_way(), deadline)
+        left += under_way()
         all_called = self.callbacks.wait_until_run(deadline) if self.owner.begun else True
         return FlushReport(clean=all_called and not left, unanswered=left)
-
-    def _wait_for_trip(self, conn: OwnConn, began: float, deadline: float) -> bool:
-        def ended() -> bool:
-            return conn.caller is None or conn.used_at != began
-
-        return self.pending.changed.wait_for(ended, deadline)
 
     def _unended(self) -> list[Publish]:
         """Return the publishes to wait for: none that this thread, in a signal handler, has interrupted."""
         exempt = self._exempt
         return [each for each in self.pending.copy() if each.caller not in exempt and not each.done()]
-
-    def _trips(self) -> list[OwnConn]:
-        """Return the connections over which round trips are made that are to be waited for."""
-        return self.nsqds.in_use(self._exempt)
 
     @property
     def _exempt(self) -> set[int]:
@@ -658,7 +633,9 @@ class Pool:
         return self.report
 
     def _close_unstarted(self) -> None:
-        """Close a pool of which no thread runs or is being started."""
+        """Close a pool of which no thread runs or is being started, if it was asked to."""
+        if not self.closed:
+            return
         self.nsqds.stop()
         self.callbacks.stop(-math.inf)
         self.report = CloseReport(clean=True)
@@ -678,7 +655,7 @@ class Pool:
 
     def _close_when_done(self) -> None:
         """End the publishes left when the time is up, then all threads. Runs on the pool's thread."""
-        left, trips = self._unended(), self._trips()
+        left, trips = self._unended(), self.nsqds.in_use(self._exempt)
         if (left or trips) and self._clock() < self._ending.work_by:
             return
         self._ended_by_close = count = len(left) + len(trips)

@@ -15,11 +15,18 @@ from nsq.config import Config, Options, SignatureWithOptions
 from nsq.connection.handshake import describe, dial
 from nsq.errors import ConfigError, ConnectionFailed, NsqError, QueueFull, Unanswered, UsageError
 from nsq.log import Logger
-from nsq.producer.futures import PublishFuture
-from nsq.producer.hooks import check_count, composed
+from nsq.producer.hooks import PublishHook, Watched, checked_hooks
 from nsq.producer.nsqds import Setup
 from nsq.producer.pool import Pool
-from nsq.producer.publishes import Defer, P, Publish, PublishOptions, checked_timeout, with_options_shown
+from nsq.producer.publishes import (
+    Defer,
+    P,
+    Publish,
+    PublishFuture,
+    PublishOptions,
+    checked_timeout,
+    with_options_shown,
+)
 from nsq.producer.reports import (
     Acknowledged,
     CloseReport,
@@ -37,19 +44,11 @@ from nsq.transport.tls import context_of
 from nsq.wire.frames import Published
 
 if TYPE_CHECKING:
+    from nsq.discovery.lookups import Discovery
     from nsq.partitioned.routing import Router
     from nsq.partitioned.tracing import Tracing
 
 log = Logger("nsq.producer")
-
-#: Called before a publish with its topic and its bodies. Returns the bodies to send, as many, and a function
-#: that is called once with the publish's error, or with None when nsqd has stored it. An attribute
-#: ``nsqd_address`` of that function, if it has one, is set before.
-PublishEnded = Callable[[BaseException | None], object]
-PublishHook = Callable[
-    [str, list[bytes]],
-    tuple[list[bytes], PublishEnded] | tuple[list[bytes], PublishEnded, Mapping[str, object]],
-]
 
 
 class Producer:
@@ -131,8 +130,8 @@ class Producer:
         ):
             if hook is not None and not callable(hook):
                 raise ConfigError(f"{name} is {hook!r}, must be a function")
-        self._around_publish, self._on_refused = composed(around_publish), on_refused
-        self._watches = self._around_publish is not None or on_refused is not None
+        self._around_publish, self._on_refused = checked_hooks(around_publish), on_refused
+        self._watches = bool(self._around_publish) or on_refused is not None
         if key_hash is not None and not callable(key_hash):
             raise ConfigError(f"key_hash is {key_hash!r}, must be a function from a key to an int")
         self._tracing: Tracing | None = None
@@ -143,14 +142,17 @@ class Producer:
     def _new_pool(self) -> Pool:
         if not self._setup.lookupds or self._config.cluster == "original":
             return Pool(self._setup)
-        return Pool(self._setup, self._new_router)
+        pool = Pool(self._setup, self._new_router)
+        if self._key_hash or self._key_partitions or self._least_pending or self._tracing:
+            pool.detection.with_options()
+        return pool
 
-    def _new_router(self, pool: Pool) -> Router:
+    def _new_router(self, pool: Pool, discovery: Discovery) -> Router:
         from nsq.partitioned.routing import Router
 
         router = Router(
             pool,
-            self._setup,
+            discovery,
             key_hash=self._key_hash,
             key_partitions=self._key_partitions or {},
             least_pending=self._least_pending,
@@ -235,7 +237,8 @@ class Producer:
         pool = self._pool
         if self._watches:
             return self._send_async(topic, [body], options, timeout, block, defer=defer)
-        publish = pool.routing.new_publish(PublishFuture, topic, body, defer, options)
+        routing = pool.detection.with_options() if options else pool.routing
+        publish = routing.new_publish(PublishFuture, topic, body, defer, options)
         publish.callbacks = pool.callbacks
         pool.publish(publish, timeout, block)
         return publish
@@ -259,7 +262,7 @@ class Producer:
         """Trace every publish to a topic from now on, or no longer: partitioned NSQ tells where it stored a
         traced message, and the logger ``nsq.trace`` gets a line for it.
         """
-        self._current().routing.trace(topic, on)
+        self._current().detection.with_options().trace(topic, on)
 
     def _send_async(
         self,
@@ -294,23 +297,21 @@ class Producer:
         *,
         several: bool = False,
         defer: Defer | None = None,
-    ) -> tuple[Unwatched, P]:
+    ) -> tuple[Watched, P]:
         """Return a publish, and the block in which to send it and wait for its end, which tells the hooks."""
-        watched = _UNWATCHED
-        if self._watches:
-            watched = given = Watched(topic, bodies, options, self._around_publish, self._on_refused)
-            bodies, options = given.bodies, given.options
+        watched = Watched(self._around_publish, self._on_refused, topic, bodies, options)
         try:
+            bodies, options = watched.bodies, watched.options
+            routing = self._pool.detection.with_options() if options else self._pool.routing
             if several:
-                publish = self._pool.routing.new_multi_publish(make, topic, bodies, options)
+                publish = routing.new_multi_publish(make, topic, bodies, options)
             else:
                 (body,) = bodies
-                publish = self._pool.routing.new_publish(make, topic, body, defer, options)
+                publish = routing.new_publish(make, topic, body, defer, options)
         except BaseException as error:
             watched.end(error)
             raise
-        if self._watches:
-            watched.publish = publish
+        watched.publish = publish
         return watched, publish
 
     def try_to_send(self, publish: PublishFuture, timeout: float) -> bool:
@@ -477,81 +478,3 @@ class Producer:
         is_open = any(each.state == "open" for each in connections)
         healthy = not pool.closed and (is_open or not problems)
         return ProducerHealth(healthy=healthy, problems=problems)
-
-
-# Hooks on the publishing thread.
-
-_BODY = (bytes, bytearray, memoryview)
-
-
-class Unwatched:
-    """One call of a publish whose producer has no hooks: a block."""
-
-    publish: Publish | None = None
-    """Set when it has been made."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.end(error)
-
-    def end(self, error: BaseException | None) -> None:
-        """Note the end of the call."""
-
-
-_UNWATCHED = Unwatched()
-
-
-class Watched(Unwatched):
-    """One call of a publish whose producer has ``around_publish`` or ``on_refused``: a block that tells them
-    how it ends.
-    """
-
-    _ended: PublishEnded | None = None
-
-    def __init__(
-        self,
-        topic: str,
-        bodies: Iterable[bytes],
-        options: PublishOptions,
-        hook: PublishHook | None,
-        on_refused: Callable[[str, NsqError], object] | None,
-    ) -> None:
-        self.options = options
-        self.bodies = bodies
-        self._topic, self._on_refused = topic, on_refused
-        if hook is None or isinstance(bodies, (*_BODY, str)) or not isinstance(bodies, Iterable):
-            return
-        self.bodies = given = list(bodies)
-        if not all(isinstance(body, _BODY) for body in given):
-            return  # the checks of a publish say what is wrong
-        try:
-            several, self._ended, *added = hook(topic, given)
-            check_count(hook, several, given)
-        except NsqError as error:
-            self.end(error)
-            raise
-        self.bodies = several
-        if added:
-            self.options = {**options, "headers": {**added[0], **(options.get("headers") or {})}}
-
-    def end(self, error: BaseException | None) -> None:
-        """Tell the hooks. Their own errors must not change the result of the publish."""
-        publish, ended = self.publish, self._ended
-        if ended is not None:
-            if publish is not None and publish.endpoint is not None and hasattr(ended, "nsqd_address"):
-                ended.nsqd_address = publish.endpoint.address
-            self._tell("the end of around_publish", ended, error)
-        # A publish that has ended with an error was reported to ``on_failed``.
-        refused = isinstance(error, NsqError) and (publish is None or not publish.done())
-        if refused and self._on_refused is not None:
-            self._tell("on_refused", self._on_refused, self._topic, error)
-
-    def _tell(self, name: str, hook: Callable[..., object], *args: object) -> None:
-        try:
-            hook(*args)
-        except Exception:
-            log.exception("%s failed for a publish to %r", name, self._topic)

@@ -126,7 +126,7 @@ class Options:
     #: Names of Kafka's options, in lower case, and what to use instead.
     instead_of_kafka: ClassVar[Mapping[str, str]] = {
         "kafka.bootstrap.servers": "nsqd or lookupd",
-        "includeheaders": "not there: a message of NSQ has no headers",
+        "includeheaders": "not needed: column headers is published where it is not null",
     }
 
     #: Fields of which at least one must be given, and the error if none is.

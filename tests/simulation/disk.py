@@ -92,7 +92,6 @@ class Disk:
         """Gets an operation and a name before it happens; returns an errno, or 0. It may kill the process."""
         self.short_writes = 0.0
         self.operations = 0
-        self.lock: Open | None = None
         self._inodes: weakref.WeakValueDictionary[int, File] = weakref.WeakValueDictionary()
 
     def heal(self) -> None:
@@ -136,7 +135,6 @@ class Disk:
             _rename(names, step)
         self.names = names
         self.sync_names()
-        self.lock = None
         for file in dict.fromkeys(names.values()):
             file.cut_power(chance)
 
@@ -234,17 +232,9 @@ class Open(io.RawIOBase):
             st_ino=self.file.number,
         )
 
-    def flock(self, _operation: int) -> None:
-        """Lock the directory, for this process alone, or raise an error at once."""
-        if self.disk.lock not in (None, self):
-            raise _error(errno.EAGAIN, self.name)
-        self.disk.lock = self
-
     def close(self) -> None:
         super().close()
         self.process.descriptors.pop(self._number, None)
-        if self.disk.lock is self:
-            self.disk.lock = None
 
     # What ``open`` needs beside that.
 
@@ -374,6 +364,6 @@ def modules() -> dict[str, Any]:
             register_at_fork=lambda **_: None,
             **{method.__name__: _by_descriptor(method) for method in methods},
         ),
-        "fcntl": stand_in(real_fcntl, flock=_by_descriptor(Open.flock)),
+        "fcntl": stand_in(real_fcntl, flock=lambda *_: None),  # no directory has two nsqds
         "pathlib": stand_in(pathlib, Path=Path),
     }

@@ -6,7 +6,6 @@ import asyncio
 import asyncio.base_events
 import asyncio.selector_events
 import selectors
-from collections.abc import Mapping
 from selectors import EVENT_READ, EVENT_WRITE
 from typing import Any
 
@@ -14,31 +13,19 @@ from tests.simulation.network import End
 from tests.simulation.scheduler import Waiters, scheduler
 
 
-class _Selector(selectors.BaseSelector):
+class _Selector(selectors.SelectSelector):
     """Knows sockets by their descriptors: asyncio passes nothing else."""
 
     def __init__(self) -> None:
-        self._keys: dict[int, selectors.SelectorKey] = {}
+        super().__init__()
         self._waiters = Waiters()
         self._woken = False
-
-    def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
-        key = self._keys[fileobj] = selectors.SelectorKey(fileobj, fileobj, events, data)
-        return key
-
-    modify = register
-
-    def unregister(self, fileobj: Any) -> selectors.SelectorKey:
-        return self._keys.pop(fileobj)
-
-    def get_map(self) -> Mapping[Any, selectors.SelectorKey]:
-        return self._keys
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         if timeout is not None and timeout <= 0 and not (self._woken or self._ready()):
             scheduler.give_way()  # a loop that is never idle lets other threads run too
         else:
-            places = [self._end(number).watchers for number in self._keys]
+            places = [self._end(number).watchers for number in self.get_map()]
             scheduler.wait_until(lambda: self._woken or self._ready(), timeout, self._waiters, *places)
         self._woken = False
         return self._ready()
@@ -46,7 +33,7 @@ class _Selector(selectors.BaseSelector):
     def _ready(self) -> list[tuple[selectors.SelectorKey, int]]:
         found = [
             (key, self._end(number).ready(key.events & EVENT_READ, key.events & EVENT_WRITE))
-            for number, key in self._keys.items()
+            for number, key in self.get_map().items()
         ]
         return [each for each in found if each[1]]
 

@@ -235,21 +235,15 @@ class End:
 class Socket:
     """Stands in for ``socket.socket``. A duplicate shares the end."""
 
-    def __init__(
-        self,
-        family: int = real_socket.AF_INET,
-        type: int = real_socket.SOCK_STREAM,  # noqa: A002
-        proto: int = real_socket.IPPROTO_TCP,
-        end: End | None = None,
-    ) -> None:
-        self.closed = True
-        self.family, self.type, self.proto = real_socket.AddressFamily(family), type, proto
+    family, type, proto = real_socket.AF_INET, real_socket.SOCK_STREAM, real_socket.IPPROTO_TCP
+    closed = True
+
+    def __init__(self, *_: int, end: End | None = None, **__: int) -> None:
         self.process = scheduler.me().process
         self._end = end or End(self.process.host)
         self._end.descriptors += 1
         self._number = network.descriptor(self.process, weakref.proxy(self))
-        self.closed = False
-        self._blocking = True
+        self.closed, self._blocking = False, True
 
     @property
     def end(self) -> End:
@@ -259,7 +253,7 @@ class Socket:
         return self._end
 
     def dup(self) -> Socket:
-        return Socket(self.family, self.type, self.proto, self.end)
+        return Socket(end=self.end)
 
     def setsockopt(self, _level: int, name: int, value: Any) -> None:
         end = self.end
@@ -298,7 +292,7 @@ class Socket:
         if not self.end.accepting:
             raise _error(errno.EAGAIN)
         end = self.end.accepting.popleft()
-        return Socket(self.family, self.type, self.proto, end), end.peer_name
+        return Socket(end=end), end.peer_name
 
     def connect(self, address: Any) -> None:
         assert not self._blocking
@@ -422,6 +416,11 @@ class Network:
         for each in (end, end.peer):
             if each is not None:
                 each.reset()
+
+    def mend(self) -> None:
+        for link in self._links.values():
+            link.mend()
+            link.delay = self.delay
 
     def power_off(self, host: Host) -> None:
         """Silence: the other ends learn nothing, until what they send meanwhile arrives when it is back."""

@@ -27,7 +27,7 @@ _SWITCH = 1e-6
 #: The least seconds for which a thread stands still.
 _SHORTEST_LAG = 1e-5
 #: The monotonic clock and the wall clock (seconds since 1970) when a run begins.
-_BEGIN, EPOCH = 1_000.0, 1_800_000_000.0
+BEGIN, EPOCH = 1_000.0, 1_800_000_000.0
 #: The most seconds for which a thread stands still, or a process.
 _LONGEST_STAND = 20.0
 #: Switches without a timer in between after which a run counts as hanging.
@@ -51,10 +51,14 @@ class Process:
     descriptors: dict[int, Any] = field(default_factory=dict)
     crashed: list[str] = field(default_factory=list)
     """Errors that ended a thread."""
-    stopped: list[Thread] | None = None
-    """Threads that would run if the process were not stopped; None while it is not."""
+    stopped_until: float = 0.0
     stands: list[tuple[float, float]] = field(default_factory=list)
     """From when to when its threads stood still, one entry for each time."""
+
+    def stop(self, seconds: float) -> None:
+        """Let none of its threads run for so long, as SIGSTOP does."""
+        self.stopped_until = max(self.stopped_until, scheduler.now + seconds)
+        self.stands.append((scheduler.now, scheduler.now + seconds))
 
     def stood(self, since: float, until: float) -> float:
         """Return for how many seconds its threads stood still in this time, all together."""
@@ -98,10 +102,9 @@ class Thread:
         return f"{self.process.name}/{self.name}"
 
     def start(self) -> None:
-        if self.ident is not None:
-            raise RuntimeError("threads can only be started once")
+        assert self.ident is None, f"{self} was started twice"
         self.alive = True
-        self.process.threads.append(self)
+        self.process.threads.append(self)  # kept: freeing a greenlet would run its ``finally`` clauses
         self.ident = scheduler.add(self)
 
     def _run(self) -> None:
@@ -119,8 +122,7 @@ class Thread:
         return self.alive or self is self.process.threads[0]
 
     def join(self, timeout: float | None = None) -> None:
-        if self.ident is None:
-            raise RuntimeError("cannot join thread before it is started")
+        assert self.ident is not None, f"{self} was not started"
         scheduler.wait_until(lambda: not self.alive, timeout, self.joiners)
 
 
@@ -129,7 +131,7 @@ class Scheduler:
 
     def __init__(self, seed: int | str = 0) -> None:
         self.chance = random.Random(f"scheduler {seed}")
-        self.now = _BEGIN
+        self.now = BEGIN
         self.current: Thread | None = None
         self.main: Any = None  # the greenlet that called ``run``
         self.story: Callable[[str], None] = lambda _line: None
@@ -141,7 +143,6 @@ class Scheduler:
         self.held: Callable[[str, int], float] = lambda _module, _site: 0.0
         """Says for how many seconds a thread stands still at a marked statement."""
         self._trace = hashlib.blake2b(digest_size=8)
-        self._threads: list[Thread] = []  # kept: freeing a greenlet would run its ``finally`` clauses
         self._runnable: list[Thread] = []
         self._timers: list[list[Any]] = []
         self._numbers = itertools.count(1)
@@ -166,7 +167,7 @@ class Scheduler:
     def tell(self, line: Callable[[str], None]) -> None:
         """Have each line of the story told, with its time."""
         self.telling = True
-        self.story = lambda text: line(f"{self.now - _BEGIN:11.6f}  {text}")
+        self.story = lambda text: line(f"{self.now - BEGIN:11.6f}  {text}")
 
     def note(self, *facts: object) -> None:
         """Add facts to the hash that tells whether two runs are the same."""
@@ -186,7 +187,6 @@ class Scheduler:
     def add(self, thread: Thread) -> int:
         """Take a new thread; return its number."""
         number = next(self._numbers)
-        self._threads.append(thread)
         self._runnable.append(thread)
         self.note("started", number, thread.name)
         return number
@@ -201,19 +201,6 @@ class Scheduler:
             thread.joiners.wake()
         if self.current is not None and self.current.process is process:
             self.run_next()
-
-    def stop_process(self, process: Process) -> None:
-        """Let no thread of a process run until ``continue_process``."""
-        if process.stopped is None:
-            process.stopped = []
-            process.stands.append((self.now, math.inf))
-
-    def continue_process(self, process: Process) -> None:
-        stopped, process.stopped = process.stopped, None
-        for number, (began, ended) in enumerate(process.stands):
-            if ended == math.inf:
-                process.stands[number] = (began, self.now)
-        self._runnable += stopped or ()
 
     # Waiting.
 
@@ -263,8 +250,11 @@ class Scheduler:
         """Keep the current thread from running for so long, whatever it is woken for."""
         me = self.me()
         me.process.stands.append((self.now, self.now + seconds))
-        self.at(self.now + seconds, lambda: self._runnable.append(me))
+        self._run_at(self.now + seconds, me)
         self._rest(me)
+
+    def _run_at(self, when: float, thread: Thread) -> None:
+        self.at(when, lambda: self._runnable.append(thread))
 
     def interrupt(self, thread: Thread, action: Callable[[], object]) -> None:
         """Have a thread call ``action`` before its next statement, as a signal handler; it may raise."""
@@ -282,11 +272,8 @@ class Scheduler:
     def due(self) -> Iterator[int]:
         """Yield 0 for a statement before which the thread goes on, 1 for one before which it is preempted."""
 
-        def gaps() -> Iterator[tuple[int, ...]]:
-            while True:
-                yield (0,) * int(self.chance.expovariate(1 / self.pace)) + (1,)
-
-        return itertools.chain.from_iterable(gaps())
+        gaps = ((0,) * int(self.chance.expovariate(1 / self.pace)) + (1,) for _ in itertools.count())
+        return itertools.chain.from_iterable(gaps)
 
     def statement(self, module: str, site: int, marked: bool) -> None:
         """Called before a statement of the package, when a preemption is due or the statement is marked."""
@@ -344,8 +331,8 @@ class Scheduler:
             thread = runnable.pop()
             if not thread.alive:
                 continue
-            if thread.process.stopped is not None:
-                thread.process.stopped.append(thread)
+            if thread.process.stopped_until > self.now:
+                self._run_at(thread.process.stopped_until, thread)
                 continue
             self.now += _SWITCH
             self._since_timer += 1

@@ -14,7 +14,7 @@ def a_file_that_fills_up_during_a_sync_round_is_synced(script: Script) -> None:
     round, also when the queue goes on in another file.
     """
     nsqd = script.nsqd(durable=True, max_bytes_per_file=1500)
-    script.hold("daemons.nsqd.disk.syncing:sync_file", "os.close(descriptor)", 0.5)
+    script.hold("fsync:sync_path", "os.close(descriptor)", 0.5)
     producer = nsq.Producer(nsqd.tcp_address)
     bodies = [b"%04d" % number + b"x" * 400 for number in range(8)]
     first = producer.publish_async("orders", bodies[0])
@@ -33,7 +33,7 @@ def a_file_that_fills_up_during_a_sync_round_is_synced(script: Script) -> None:
 def a_publish_over_http_that_waits_for_its_fsync_is_answered_by_a_stop(script: Script) -> None:
     """A stop waits for the fsync of what was published, and only then closes HTTP connections."""
     nsqd = script.nsqd(durable=True)
-    script.hold("daemons.nsqd.disk.syncing:sync_file", "os.fsync(descriptor)", 1.0)
+    script.hold("fsync:sync_path", "os.fsync(descriptor)", 1.0)
     api = NsqdApi(nsqd.http_address, timeout=5.0)
     ends: list[str] = []
 

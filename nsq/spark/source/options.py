@@ -47,7 +47,7 @@ class SourceOptions(Nsqds):
         "endingtimestamp": "trigger(availableNow=True), which reads what there is and ends",
         "maxoffsetspertrigger": "maxMessagesPerTrigger",
         "minoffsetspertrigger": "minMessagesPerTrigger",
-        "includeheaders": "not there: a message of NSQ has no headers",
+        "includeheaders": "always on: column headers",
         "polltimeoutms": "linger",
         "fetchoffset.numretries": "reconnectMax",
     }
@@ -84,6 +84,11 @@ class SourceOptions(Nsqds):
         "The name under which this query reads the log. A second query on the same log needs another.",
         check_reader,
         default=DEFAULT,
+    )
+    key_header: str = option(
+        "Partitioned NSQ: the header that column key shows. NSQ sends no keys: publishers have to put them "
+        "into a header.",
+        default="key",
     )
     starting_position: str = option(
         "Where a checkpoint without offsets begins: earliest (all that the log holds, the default of a new "

@@ -7,8 +7,10 @@ disk.
 
 from __future__ import annotations
 
+import json
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -31,6 +33,9 @@ STORED = pa.schema(
 )
 """The schema of stored batches."""
 
+STORED_WITH_HEADERS = pa.schema([*STORED, pa.field("key", pa.binary()), pa.field("headers", pa.string())])
+"""The same where a message has headers, as on a partitioned NSQ. ``headers`` is a JSON object of strings."""
+
 ROW = pa.schema(
     [
         pa.field("topic", pa.string()),
@@ -39,6 +44,8 @@ ROW = pa.schema(
         pa.field("timestamp", pa.timestamp("us", tz="UTC")),
         pa.field("timestamp_ns", pa.int64()),
         pa.field("attempts", pa.int32()),
+        pa.field("key", pa.binary()),
+        pa.field("headers", pa.map_(pa.string(), pa.string())),
         pa.field("body", pa.binary()),
     ]
 )
@@ -61,11 +68,14 @@ def stored(
     return _stored(_repeated(topic, len(ids)), ids, timestamps, attempts, nsqds, bodies)
 
 
-def stored_messages(parts: Sequence[tuple[str, Sequence[Message]]]) -> pa.RecordBatch:
-    """Make a stored batch of the messages of several topics."""
+def stored_messages(
+    parts: Sequence[tuple[str, Sequence[Message]]], key_header: str = "key"
+) -> pa.RecordBatch:
+    """Make a stored batch of the messages of several topics. A message's key is what its header
+    ``key_header`` says."""
     topics = [_repeated(topic, len(messages)) for topic, messages in parts]
     messages = [message for _, listed in parts for message in listed]
-    return _stored(
+    batch = _stored(
         pa.concat_arrays(topics),
         [message.id for message in messages],
         [message.timestamp for message in messages],
@@ -73,6 +83,39 @@ def stored_messages(parts: Sequence[tuple[str, Sequence[Message]]]) -> pa.Record
         [message.nsqd_address for message in messages],
         [message.body for message in messages],
     )
+    headers = [message.headers for message in messages]
+    return batch if headers.count(None) == len(headers) else _with_headers(batch, headers, key_header)
+
+
+def _with_headers(
+    batch: pa.RecordBatch, headers: Sequence[Mapping[str, Any] | None], key_header: str
+) -> pa.RecordBatch:
+    texts = list(map(_texts, headers))
+    keys = [None if each is None else each.get(key_header) for each in texts]
+    key = pa.array([None if each is None else each.encode() for each in keys], pa.binary())
+    shown = [None if each is None else json.dumps(each, ensure_ascii=False) for each in texts]
+    joined = pa.array(shown, pa.string())
+    if isinstance(key, pa.ChunkedArray) or isinstance(joined, pa.ChunkedArray):
+        raise WalError(f"{len(headers)} headers of more than 2 GiB do not fit into one batch")
+    return pa.RecordBatch.from_arrays([*batch.columns, key, joined], schema=STORED_WITH_HEADERS)
+
+
+def _texts(headers: Mapping[str, Any] | None) -> dict[str, str | None] | None:
+    """Headers as text: values that are not text as JSON, and question marks for what UTF-8 cannot hold."""
+    if headers is None:
+        return None
+    found: dict[str, str | None] = {}
+    for name, value in headers.items():
+        try:
+            text = value if value is None or isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        except RecursionError:  # a receiver must be able to store every message
+            text = None
+        found[_utf8(name)] = None if text is None else _utf8(text)
+    return found
+
+
+def _utf8(text: str) -> str:
+    return text.encode("utf-8", "replace").decode()
 
 
 def _repeated(topic: str, count: int) -> pa.Array:
@@ -127,7 +170,7 @@ def _content(column: pa.Array) -> Iterator[pa.Buffer]:
         width = column.type.bit_width // 8
         yield buffers[1].slice(start * width, count * width)
         return
-    yield pc.binary_length(column).buffers()[1].slice(0, 4 * count)
+    yield pc.binary_length(column).fill_null(-1).buffers()[1].slice(0, 4 * count)
     if buffers[2] is not None and count:
         offsets = memoryview(buffers[1].slice(4 * start, 4 * count + 4)).cast("i")
         yield buffers[2].slice(offsets[0], offsets[count] - offsets[0])
@@ -146,7 +189,12 @@ def _column(batch: pa.RecordBatch, name: str) -> pa.Array:
     if name == "timestamp":
         exact = batch.column("timestamp_ns").view(pa.timestamp("ns", tz="UTC"))
         return exact.cast(pa.timestamp("us", tz="UTC"), safe=False)
+    if name not in batch.schema.names:  # no message has headers
+        return pa.nulls(batch.num_rows, ROW.field(name).type)
     column = batch.column(name)
+    if name == "headers":
+        read = [None if text is None else list(json.loads(text).items()) for text in column.to_pylist()]
+        return pa.array(read, ROW.field(name).type)
     if name == "id":
         try:
             return column.cast(pa.string())
@@ -167,7 +215,7 @@ _OPTIONS = ipc.IpcWriteOptions(compression="lz4", use_threads=False)
 def encode(batch: pa.RecordBatch) -> pa.Buffer:
     """The bytes of a segment that has this batch."""
     sink = pa.BufferOutputStream()
-    with ipc.new_stream(sink, STORED, options=_OPTIONS) as stream:
+    with ipc.new_stream(sink, batch.schema, options=_OPTIONS) as stream:
         stream.write_batch(batch, custom_metadata={CHECKSUM: checksum(batch)})
     return sink.getvalue()
 
@@ -176,7 +224,7 @@ def decode(source: pa.Buffer, rows: int, path: str) -> pa.RecordBatch:
     """The batch of a segment; raises SegmentLost unless it is sound and has exactly ``rows`` rows."""
     try:
         batch, metadata = ipc.open_stream(source).read_next_batch_with_custom_metadata()
-        sound = batch.schema.equals(STORED) and metadata is not None
+        sound = batch.schema in (STORED, STORED_WITH_HEADERS) and metadata is not None
         if sound:
             batch.validate(full=True)
     except (OSError, StopIteration, pa.ArrowException) as error:

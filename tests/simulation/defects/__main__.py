@@ -6,6 +6,7 @@ clean without the defect.
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import pickle
 import random
@@ -18,6 +19,8 @@ import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from tests.simulation.plan import draw
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
@@ -52,15 +55,6 @@ def apply(patch: Path, tree: Path, *options: str) -> None:
     )
 
 
-def copy_tree(target: Path) -> None:
-    """Copy what a run needs."""
-    unwanted = shutil.ignore_patterns("__pycache__")
-    for part in ("nsq", "tests/simulation"):
-        shutil.copytree(ROOT / part, target / part, ignore=unwanted)
-    for package in ROOT.glob("tests/__init__.py"):
-        shutil.copy(package, target / "tests")
-
-
 def hunt(tree: Path, *task: object) -> Hunt:
     """Call ``hunt_here`` in a process of its own, with the package of ``tree``."""
     command = [sys.executable, "-m", "tests.simulation.defects", "--here"]
@@ -71,15 +65,15 @@ def hunt(tree: Path, *task: object) -> Hunt:
     return Hunt(*pickle.loads(done.stdout))
 
 
-def hunt_here(first: int, seeds: int, cpu: float, plan: Any = None) -> Hunt:
-    """Run so many seeds from ``first`` on, until one fails or the CPU time is used up; or run ``plan``."""
+def hunt_here(first: int, cpu: float, plan: Any = None) -> Hunt:
+    """Run seeds from ``first`` on, until one fails or the CPU time is used up; or run ``plan``."""
     from tests.simulation import run, world
 
     world.install()
-    for seed in range(first, first + seeds):
-        outcome = run.in_child(plan or run.plan_of(seed))
+    for seed in itertools.count(first):
+        outcome = run.in_child(plan or draw(seed))
         spent = sum(os.times()[:4])
-        if outcome.violations or spent > cpu:
+        if plan or outcome.violations or spent > cpu:
             break
     return Hunt(seed, outcome.plan, "".join(outcome.violations[:1]), spent)
 
@@ -90,13 +84,13 @@ def put_back(patch: Path, tree: Path, first: int, cpu: float, known: set[str]) -
     while spent < cpu and not violation:
         apply(patch, tree)
         try:
-            found = hunt(tree, seed, 10**6, cpu - spent)
+            found = hunt(tree, seed, cpu - spent)
         finally:
             apply(patch, tree, "--reverse")
         spent, seed = spent + found.cpu, found.seed + 1
         # Judge by the plan that failed, too: a patch moves the statements at which its threads stand still.
         if found.violation and not any(
-            hunt(tree, found.seed, 1, cpu, plan).violation for plan in (found.plan, None)
+            hunt(tree, found.seed, cpu, plan).violation for plan in (found.plan, draw(found.seed))
         ):
             verdict = "perhaps" if found.kind in known else "found"
             violation = f"seed {found.seed}: {' '.join(found.violation.split())[:_SHOWN]}"
@@ -107,7 +101,7 @@ def known_kinds(tree: Path, first: int, cpu: float) -> set[str]:
     """Return the kinds of violations that there are without any defect, and print them."""
     spent, seed, known = 0.0, first, set[str]()
     while spent < cpu:
-        step = hunt(tree, seed, 10**6, cpu - spent)
+        step = hunt(tree, seed, cpu - spent)
         spent, seed = spent + step.cpu, step.seed + 1
         if step.violation:
             known.add(step.kind)
@@ -130,13 +124,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.here:
         sys.stdout.buffer.write(pickle.dumps(tuple(hunt_here(*pickle.load(sys.stdin.buffer)))))
         return
-    chosen = [patch for patch in patches() if not options.names or patch.stem in options.names]
-    if missing := set(options.names) - {patch.stem for patch in chosen}:
-        parser.error(f"there is no defect {', '.join(sorted(missing))}; there are the files in {HERE}")
+    chosen = [HERE / f"{name}.patch" for name in options.names] or patches()
+    if missing := [patch.stem for patch in chosen if not patch.exists()]:
+        parser.error(f"there is no defect {', '.join(missing)}; there are the files in {HERE}")
     first = random.SystemRandom().randrange(10**6) * 1000 if options.first is None else options.first
     with tempfile.TemporaryDirectory(prefix="nsq-defects-") as directory:
         tree = Path(directory) / "tree"
-        copy_tree(tree)
+        for part in ("nsq", "tests/simulation"):
+            shutil.copytree(ROOT / part, tree / part, ignore=shutil.ignore_patterns("__pycache__"))
         known = known_kinds(tree, first, options.cpu)
         print(f"{'defect':36} {'':8} {'CPU s':>6} {'seeds':>6}  violation", flush=True)
         rows = []

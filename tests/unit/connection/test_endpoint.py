@@ -98,18 +98,18 @@ class World:
         for endpoint in map(self.__getitem__, addresses):
             endpoint.status = Status.WAITING
             endpoint.backoff.failed(DialFailed("refused"), self.clock.now)
-            self.endpoints.dialed(endpoint, connected=False)
+            self.endpoints.note(endpoint, ended=True)
 
     def connect(self, *addresses: str) -> None:
         for endpoint in map(self.__getitem__, addresses):
             endpoint.status = Status.CONNECTED
-            self.endpoints.dialed(endpoint, connected=True)
+            self.endpoints.note(endpoint, ended=False)
 
     def lose(self, address: str) -> None:
         endpoint = self[address]
         endpoint.status = Status.WAITING
         endpoint.backoff.lost(LOST, self.clock.now)
-        self.endpoints.lost(endpoint)
+        self.endpoints.note(endpoint, ended=True)
 
 
 @pytest.fixture
@@ -169,13 +169,9 @@ class TestDialing:
             world.refuse(A)
             world.clock.now = world.endpoints.next_due()
         world.clock.now = world[A].backoff.failed_at + 1.0
-        seen = [world.dials()]
-        for still_urgent in (False, True):  # when the endpoint is due
-            world.urgent = True
-            world.endpoints.hurry()
-            world.urgent = still_urgent
-            seen.append(world.dials())
-        assert seen == [[], [], [A]]
+        assert world.dials() == []
+        world.urgent = True
+        assert world.dials() == [A]
 
     def test_an_nsqd_without_a_thread_is_dialed_later(
         self, world: World, monkeypatch: pytest.MonkeyPatch

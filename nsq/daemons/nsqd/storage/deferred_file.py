@@ -64,7 +64,7 @@ _WIDTHS = [(shift, (1 << shift - 4) + SOON) for shift in (54, 48, 42, 36, 30)]
 _FILE_NAME = re.compile(r"(.+)\.deferred\.([0-9]{6,18})(?:\.dues)?\.dat").fullmatch
 
 
-def deferred_files(filenames: Iterable[str]) -> dict[str, set[int]]:
+def file_numbers(filenames: Iterable[str]) -> dict[str, set[int]]:
     """Return the numbers of files with deferred messages, by the queue's name."""
     found: dict[str, set[int]] = {}
     for match in filter(None, map(_FILE_NAME, filenames)):

@@ -10,8 +10,9 @@ from pyarrow import ipc
 
 from nsq.errors import SegmentLost, WalError
 from nsq.message import Message
+from nsq.partitioned.messages import read_detailed
 from nsq.spark.wal import records
-from tests.fakes.messages import Delegate
+from tests.fakes.messages import Delegate, payload
 
 
 def test_a_message_comes_back_as_a_row(make: Any) -> None:
@@ -23,6 +24,8 @@ def test_a_message_comes_back_as_a_row(make: Any) -> None:
         "timestamp": datetime.datetime(2023, 11, 14, 22, 13, 20, tzinfo=datetime.UTC),
         "timestamp_ns": 1_700_000_000_000_000_000,
         "attempts": 1,
+        "key": None,
+        "headers": None,
         "body": b"0" + b"." * 20,
     }
 
@@ -53,13 +56,75 @@ def test_an_id_that_is_not_text_is_shown_as_latin_1() -> None:
     assert records.rows(batch, ["id"]).column(0).to_pylist() == ["ÿ" * 16]
 
 
-def test_messages_of_several_topics_stand_in_one_batch() -> None:
-    def message(body: bytes) -> Message:
-        return Message(Delegate(), 0.0, 60.0, 7, 1, b"0123456789abcdef", body)
+def message(body: bytes) -> Message:
+    return Message(Delegate(), 0.0, 60.0, 7, 1, b"0123456789abcdef", body)
 
+
+def with_header(header: bytes) -> Message:
+    """A message of an extended topic of a partitioned NSQ."""
+    data = payload(b"body", header=header)
+    return read_detailed(True, False, Delegate(), 0.0, 60.0, 7, 1, b"0123456789abcdef", data)
+
+
+def test_messages_of_several_topics_stand_in_one_batch() -> None:
     batch = records.stored_messages([("clicks", [message(b"1"), message(b"2")]), ("orders", [message(b"3")])])
     found = records.rows(batch, ["topic", "body"]).to_pylist()
     assert [tuple(row.values()) for row in found] == [("clicks", b"1"), ("clicks", b"2"), ("orders", b"3")]
+
+
+HEADERS: list[tuple[bytes, bytes | None, list[tuple[str, str | None]] | None]] = [
+    (b"{}", None, []),
+    (b'{"key":"a17","source":"web"}', b"a17", [("key", "a17"), ("source", "web")]),
+    (b'{"key":17}', b"17", [("key", "17")]),
+    (
+        b'{"##trace_id":"5","of":{"b":[true,1.5]},"none":null}',
+        None,
+        [("of", '{"b": [true, 1.5]}'), ("none", None)],
+    ),
+    ('{"Größe":"€"}'.encode(), None, [("Größe", "€")]),
+    (rb'{"half":"\ud800"}', None, [("half", "?")]),  # Arrow and Spark can hold no half of a pair
+    (b"no JSON", None, None),
+]
+
+
+def test_keys_and_headers_come_back_as_text() -> None:
+    messages = [message(b"plain"), *(with_header(header) for header, _, _ in HEADERS)]
+    batch = records.stored_messages([("orders", messages)])
+    found = records.rows(records.decode(records.encode(batch), len(messages), "f"), ["key", "headers"])
+    wanted = [(None, None), *((key, headers) for _, key, headers in HEADERS)]
+    assert [tuple(row.values()) for row in found.to_pylist()] == wanted
+    assert found.schema == pa.schema([records.ROW.field(name) for name in ("key", "headers")])
+
+
+def test_a_header_that_is_nested_too_deeply_is_null() -> None:
+    deep: list[Any] = []
+    for _ in range(100_000):
+        deep = [deep]
+
+    class Nested(Message):
+        headers = property(lambda self: {"deep": deep, "key": "a"})
+
+    batch = records.stored_messages([("orders", [Nested(Delegate(), 0.0, 60.0, 7, 1, b"i" * 16, b"body")])])
+    found = records.rows(batch, ["key", "headers"]).to_pylist()
+    assert found == [{"key": b"a", "headers": [("deep", None), ("key", "a")]}]
+
+
+def test_another_header_can_be_the_key() -> None:
+    batch = records.stored_messages([("orders", [with_header(b'{"key":"a","id":"b"}')])], key_header="id")
+    assert records.rows(batch, ["key"]).to_pylist() == [{"key": b"b"}]
+
+
+def test_messages_without_headers_make_a_segment_without_those_columns() -> None:
+    """So a log of plain NSQ does not grow, and segments of before are read."""
+    assert records.stored_messages([("orders", [message(b"1")])]).schema == records.STORED
+
+
+def test_a_checksum_sees_headers_and_where_there_are_none() -> None:
+    made = [
+        records.stored_messages([("orders", [with_header(header), with_header(b"{}")])])
+        for header in (b"{}", b"no JSON", b'{"key":""}', b'{"other":""}')
+    ]
+    assert len({records.checksum(batch) for batch in made}) == len(made)
 
 
 @pytest.mark.parametrize("columns", [["body"], ["timestamp", "topic"], ["attempts", "id", "nsqd"]])

@@ -259,7 +259,7 @@ def test_many_jobs_are_done_as_one(tmp_path: Path, count: int) -> None:
     renamed: list[Path] = []
     synced: list[Path] = []
     with (
-        patch.object(syncing, "sync_file", lambda path: synced.append(path) or assert_early(path, renamed)),
+        patch.object(syncing, "sync_path", lambda path: synced.append(path) or assert_early(path, renamed)),
         patch.object(Replacement, "rename", lambda replacement: renamed.append(replacement.target)),
     ):
         run_together(jobs)

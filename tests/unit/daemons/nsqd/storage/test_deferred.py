@@ -19,9 +19,9 @@ from nsq.daemons.nsqd.core.backlog import Message, StorageFailed
 from nsq.daemons.nsqd.disk.layout import HEAD_SIZE, cut, wholeness
 from nsq.daemons.nsqd.disk.queue import DiskQueue
 from nsq.daemons.nsqd.disk.syncing import run_together
-from nsq.daemons.nsqd.storage import deferred
+from nsq.daemons.nsqd.storage import deferred, deferred_files
 from nsq.daemons.nsqd.storage.deferred import DeferredOnDisk
-from nsq.daemons.nsqd.storage.deferred_file import deferred_files
+from nsq.daemons.nsqd.storage.deferred_file import file_numbers
 from nsq.daemons.nsqd.storage.memory_first import decode, encode
 from tests.fakes.clock import FakeClock
 from tests.integration import go_reader
@@ -39,7 +39,7 @@ def closed() -> Iterator[None]:
     yield
     while NODES:
         node = NODES.pop()
-        for file in [*node.deferred._dirty, *node.deferred._in_memory]:
+        for file in [*node.deferred.files._dirty, *node.deferred.files._in_memory]:
             file.close()
         node.disk.release()
 
@@ -76,7 +76,7 @@ class Node:
             directory,
             self.disk,
             self.clock,
-            numbers=deferred_files(names(directory)).get("t:c", ()),
+            numbers=file_numbers(names(directory)).get("t:c", ()),
             durable=durable,
             memory_limit=limit,
             log=self.log,
@@ -124,17 +124,17 @@ class Node:
         return [at + self.wall - float(each.body) for at, each in self.released]
 
     def sync(self) -> None:
-        if (job := self.deferred.sync_job()) is not None:
+        if (job := self.deferred.files.sync_job()) is not None:
             job()
             self.deferred.synced(job)
         self.disk.sync()
 
     def stop(self) -> None:
         run_together(self.deferred.persist())
-        self.deferred.join(synced=True)
+        self.deferred.files.join(synced=True)
         queue = self.disk.sync_job(last=True)
         run_together([queue] if queue is not None else [])
-        self.deferred.remove_rewritten()
+        self.deferred.files.remove_rewritten()
         self.disk.release()
 
     def copy(self, target: Path) -> Path:
@@ -232,7 +232,7 @@ def test_files_of_messages_that_are_all_due_join_the_queue(tmp_path: Path, durab
 def test_after_the_clock_was_set_back_new_messages_do_not_wait_for_a_burst(tmp_path: Path) -> None:
     node = Node(tmp_path)
     node.add(*[50.0] * 500)
-    (file,) = {file for _, _, file in node.deferred._unread}
+    (file,) = node.deferred.files.unread
     begins = file.first / 1e9 - 1.7e9
     while file.opens > node.clock.time_ns():
         node.run(1.0)
@@ -308,7 +308,7 @@ def test_a_stop_syncs_records_and_indexes_before_it_renames_them(tmp_path: Path)
     node = Node(tmp_path, durable=True)
     node.add(*delays(30))  # some in memory, some only on disk
     (job,) = node.deferred.persist()
-    node.deferred.join(synced=True)
+    node.deferred.files.join(synced=True)
     written = {path.name for path in job.files}
     gone = {path.name for path in job.files if not path.exists()}
     assert gone
@@ -444,7 +444,7 @@ def test_after_a_kill_older_records_in_the_queue_are_known(tmp_path: Path) -> No
     (tmp_path / "a").mkdir()
     node = Node(tmp_path / "a", durable=True)
     node.add(3600.0)
-    (journal,) = node.deferred._in_memory
+    (journal,) = node.deferred.files._in_memory
     entry = journal.read(node.disk.sizes)[0][0]
     node.add(1.0, 1.9)
     left = encode(node.deferred._heap[0][2])
@@ -492,7 +492,7 @@ def test_a_deferred_record_that_a_power_cut_has_torn_does_not_replace_another(
     if whole == "in the queue":
         node.disk.append([encode(sent)])
     if whole == "in an older file":
-        node.deferred.begin_new_files()
+        node.deferred.files.begin_new()
     if "file" in whole:
         node.deferred.add([sent])
     after_cut = node.copy(tmp_path / "b")
@@ -604,8 +604,8 @@ def test_a_message_in_a_new_file_whose_index_a_power_cut_has_cut_keeps_the_due_t
         node.sync()
     synced = node.copy(tmp_path / "synced")
     if to == "another journal":
-        node.deferred.begin_new_files()
-        node.deferred._write_again({*node.deferred._in_memory})
+        node.deferred.files.begin_new()
+        node.deferred._write_again({*node.deferred.files._in_memory})
     else:
         node.run(4999.5)
     assert len(names(node.directory)) > len(names(synced))
@@ -704,11 +704,11 @@ class TestDueOnAFullDisk:
     def test_a_file_goes_at_once_when_all_its_messages_are_finished(self, tmp_path: Path) -> None:
         node, due = self.node(tmp_path / "a")
         node.deferred.finished(due)
-        assert not node.deferred.make_room()
+        assert not node.deferred.files.make_room()
         node.run(50.0)
-        assert not node.deferred.make_room()
+        assert not node.deferred.files.make_room()
         node.deferred.finished([node.released[-1][1]])
-        assert node.deferred.make_room()
+        assert node.deferred.files.make_room()
         assert names(node.directory) == []
 
     def test_a_file_stays_until_messages_that_have_moved_are_synced(self, tmp_path: Path) -> None:
@@ -716,7 +716,7 @@ class TestDueOnAFullDisk:
         node.deferred.finished(due)
         node.full = False
         node.run(50.0)
-        assert not node.deferred.make_room()
+        assert not node.deferred.files.make_room()
         node.sync()
         assert names(node.directory) == []
 
@@ -742,7 +742,7 @@ class TestDueOnAFullDisk:
         due[0].due = node.clock.now() + 20.0
         node.deferred.add(due[:1])
         node.deferred.finished(due)  # the backlog has forgotten the first
-        assert not node.deferred.make_room()
+        assert not node.deferred.files.make_room()
         if synced:
             node.sync()
         after = later(node, node.copy(tmp_path / "b"))
@@ -789,8 +789,8 @@ def test_a_damaged_file_is_kept_aside_and_what_is_readable_comes(
 def test_emptying_leaves_no_file(tmp_path: Path, durable: bool, few: int) -> None:
     node = Node(tmp_path, durable=durable)
     node.add(*delays(100))
-    job = node.deferred.sync_job()
-    with patch.object(deferred, "_REMOVED_AT_ONCE", few):
+    job = node.deferred.files.sync_job()
+    with patch.object(deferred_files, "_REMOVED_AT_ONCE", few):
         node.deferred.clear()
     removers = [thread for thread in threading.enumerate() if thread.name == "nsqd-remove"]
     assert not removers or not few
@@ -807,9 +807,9 @@ def test_emptying_leaves_no_file(tmp_path: Path, durable: bool, few: int) -> Non
 def test_emptying_many_files_keeps_the_damaged_one_aside(tmp_path: Path) -> None:
     node = Node(tmp_path, durable=True)
     node.add(*delays(100))
-    (file, *_) = node.deferred._in_memory
+    (file, *_) = node.deferred.files._in_memory
     file.damaged = True
-    with patch.object(deferred, "_REMOVED_AT_ONCE", 0):
+    with patch.object(deferred_files, "_REMOVED_AT_ONCE", 0):
         node.deferred.clear()
     for remover in [thread for thread in threading.enumerate() if thread.name == "nsqd-remove"]:
         remover.join()
@@ -830,12 +830,12 @@ def test_a_file_whose_fsync_failed_is_forgotten_when_it_is_removed(tmp_path: Pat
     node.add(1.0)
     with patch("os.fsync", side_effect=OSError(errno.EIO, "broken")), pytest.raises(OSError, match="broken"):
         node.sync()
-    assert len(node.deferred._failed_files) == 2
+    assert len(node.deferred.files._failed_files) == 2
     if end == "emptied":
         node.deferred.clear()
     else:
-        node.deferred._forget_file(next(iter(node.deferred._in_memory)))
-    assert node.deferred._failed_files == set()
+        node.deferred.files._forget_file(next(iter(node.deferred.files._in_memory)))
+    assert node.deferred.files._failed_files == set()
 
 
 def test_a_removed_file_fails_the_sync(tmp_path: Path) -> None:
@@ -877,7 +877,7 @@ def test_peek_shows_a_message_once_that_comes_into_memory_meanwhile(tmp_path: Pa
 def test_a_look_at_a_file_that_is_being_written_is_no_damage(tmp_path: Path) -> None:
     node = Node(tmp_path)
     node.add(*[5000.0] * 20)
-    (file,) = {file for _, _, file in node.deferred._unread}
+    (file,) = node.deferred.files.unread
     index = file.index.read_bytes()
     file.index.write_bytes(index + b"the next message" + index[16:24])  # its record comes in a moment
     asyncio.run(node.deferred.peek(3, 10))

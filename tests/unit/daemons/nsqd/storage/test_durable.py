@@ -309,6 +309,15 @@ class TestBorrowed:
         assert bodies(backlog.take(10)) == [b"b", b"d"]
         assert backlog.put_due(messages(b"e"), forgotten)
 
+    def test_held_messages_that_are_still_deferred_keep_no_due_ones_back(self, backlog: Durable) -> None:
+        held, due = message(b"a", due=1060.0), message(b"b", due=1060.0)
+        with room_for(0), patch.object(durable, "_MOST_MEMORY_ONLY", 1):
+            assert backlog.hold_in_memory([held], forgotten)
+            assert not backlog.put_due([held, due], forgotten)
+            assert bodies(backlog.take(10)) == [b"a", b"b"]
+            with pytest.raises(StorageFailed):
+                backlog.put_due(messages(b"c"), forgotten)
+
     def test_a_stop_writes_no_message_held_in_memory_only(self, backlog: Durable, tmp_path: Path) -> None:
         assert backlog.hold_in_memory([message(b"a")], lambda messages: None)
         (taken,) = backlog.take(1)
@@ -500,7 +509,7 @@ class TestSync:
 
     def test_the_name_of_a_new_file_is_synced_too(self, due_times: DueTimes, tmp_path: Path) -> None:
         synced: list[Path] = []
-        with patch.multiple(syncing, sync_file=synced.append):
+        with patch.multiple(syncing, sync_path=synced.append):
             for _ in range(2):
                 due_times.add(deferred(1))
                 job = due_times.sync_job()
