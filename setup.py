@@ -1,8 +1,7 @@
 """Lets setuptools (and old pips) find setup.cfg, which declares everything but the repository's address.
 
 For a release NSQ_URL gives that, such as https://github.com/OWNER/nsq. It goes into the links of the
-metadata, into the line of README.md that clones, and before README's links: a package index has no files for
-relative ones.
+metadata, into the line of README.md that clones, and before README's links, which are relative.
 """
 
 from __future__ import annotations

@@ -64,7 +64,6 @@ class Directory:
         self._dropped: list[str] = []
 
     def add(self, address: str) -> None:
-        """Add an nsqd that the user names."""
         self._nsqd(address).given = True
 
     def remove(self, address: str) -> None:

@@ -19,6 +19,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from nsq.config import checked_function
 from nsq.connection.conn import Conn
 from nsq.consumer.connections import backoff_strategy
 from nsq.consumer.decisions import GiveUp, Requeue, check_result
@@ -375,7 +376,7 @@ class Ordered(Partitioned):
 
     def turn(self, now: float) -> float:
         """Begin attempts that are due, and touch messages that wait; return when to be called again."""
-        due = math.inf
+        due = super().turn(now)
         for track in list(self._tracks.values()):
             lane = track.lane
             left = lane.left_unanswered(now)
@@ -419,8 +420,7 @@ def dialect_for(engine: Engine, options: Mapping[str, Any]) -> Partitioned:
     stuck_after = options.get("stuck_after", 1)
     if type(stuck_after) is not int or stuck_after < 1:
         raise ConfigError(f"stuck_after is {stuck_after!r}; it must be a whole number from 1 up")
-    if not callable(options.get("on_stuck", print)):
-        raise ConfigError(f"on_stuck is {options['on_stuck']!r}; it must be a function")
+    checked_function("on_stuck", options.get("on_stuck"))
     policy = {name: options[name] for name in ("on_stuck", "stuck_after", "out_of_order") if name in options}
     reading = Reading.checked(**{name: value for name, value in options.items() if name not in policy})
     if reading.ordered:

@@ -119,8 +119,8 @@ def test_a_consumer_gets_a_bounded_number_of_messages_at_a_time() -> None:
     slow = setup.join(Fills(rdy=2500))
     setup.put(*[b"x"] * 1000)
     setup.run_due()
-    assert len(slow.delivered) == 64
-    assert setup.channel.depth == 936
+    assert len(slow.delivered) == 256
+    assert setup.channel.depth == 744
 
 
 def test_a_consumer_that_leaves_while_it_is_served_loses_nothing() -> None:
