@@ -28,7 +28,7 @@ from nsq.config import Config
 from nsq.connection.endpoint import Endpoints, Key, Wanted
 from nsq.discovery.lookups import Discovery
 from nsq.producer.endpoint import PublishingEndpoint
-from nsq.producer.own import OwnConn
+from nsq.producer.own import OwnConn, OwnConns
 from nsq.producer.reports import Acknowledged, ConnectionStats, Failed
 from nsq.producer.routing import Targets
 from nsq.threads.waiters import join_threads
@@ -85,7 +85,7 @@ class Nsqds:
             pool.owner,
             lambda wanted: PublishingEndpoint(wanted, pool),
             setup.clock,
-            removed=self._add_counts,
+            removed=self._note_removed,
             urgent=lambda: pool.routing.urgent or (bool(pool.waiting) and not pool.routing.open),
             spare=self.discovery.asks,
         )
@@ -98,6 +98,7 @@ class Nsqds:
         self._dials: queue.SimpleQueue[PublishingEndpoint | None] = queue.SimpleQueue()
         self._dialer: threading.Thread | None = None
         self._gone = 0, 0  # published and failed, of endpoints that are gone
+        self._gone_own: list[OwnConns] = []  # theirs, of which a caller may still have a connection
         # The endpoints, and those counts: swapped together, so that none is missed.
         self._counted: tuple[tuple[PublishingEndpoint, ...], tuple[int, int]] = (), self._gone
 
@@ -183,17 +184,22 @@ class Nsqds:
         now = self._clock()
         if now < self._reaps_at:
             return False
-        for endpoint in self.endpoints.all:
-            endpoint.own.reap()
-        some = any(endpoint.own.everyone for endpoint in self.endpoints.all)
-        self._reaps_at = now + self._reap_interval if some else math.inf
+        for own in self._own:
+            own.reap()
+        self._gone_own = [own for own in self._gone_own if own.everyone]
+        self._reaps_at = now + self._reap_interval if any(own.everyone for own in self._own) else math.inf
         return True
+
+    @property
+    def _own(self) -> list[OwnConns]:
+        """The connections for round trips, also those of removed endpoints."""
+        return [endpoint.own for endpoint in self.endpoints.all] + self._gone_own
 
     def in_use(self, exempt: Collection[int]) -> list[OwnConn]:
         """Return the connections over which other threads than the ``exempt`` ones make a round trip now. Any
         thread may call this.
         """
-        return [conn for endpoint in self.endpoints.all for conn in endpoint.own.in_use(exempt)]
+        return [conn for own in self._own for conn in own.in_use(exempt)]
 
     def next_due(self) -> float:
         """Return when ``dial_due`` or ``reap`` has something to do."""
@@ -214,20 +220,33 @@ class Nsqds:
         """
         for endpoint in self.endpoints.all:
             endpoint.cut_off(exempt)
+        for own in self._gone_own:
+            own.cut_off(exempt)
         unfinished = self.endpoints.join(deadline)
         unfinished += join_threads(filter(None, [self._dialer]), deadline)
         return unfinished + self.discovery.join(deadline)
+
+    def close_lost(self) -> None:
+        """Close the connections that interrupted callers have lost, after ``cut_off``."""
+        for own in self._own:
+            own.close_lost()
 
     def abandon(self) -> None:
         self.discovery.abandon()
         self._sockets.abandon()
         for endpoint in self.endpoints.all:
             endpoint.abandon()
+        for own in self._gone_own:
+            own.abandon()
 
     # Counters and reasons: any thread.
 
-    def _add_counts(self, gone: PublishingEndpoint) -> None:
-        """Keep the counts of an endpoint that is removed. For the pool's thread."""
+    def _note_removed(self, gone: PublishingEndpoint) -> None:
+        """Keep the counts of an endpoint that is removed, and its connections that a caller has. For the
+        pool's thread.
+        """
+        if gone.own.everyone:
+            self._gone_own.append(gone.own)
         counts = gone.stats()
         self._gone = self._gone[0] + counts.published, self._gone[1] + counts.failed
 

@@ -57,7 +57,9 @@ class Faults:
         self.lossy: list[float] = []
         self.stood = 0.0
         """Seconds for which processes stood still."""
-        self.disk_failed = self.clock_changed = False
+        self.disk_failed = False
+        self.clock_set: list[float] = []
+        """When the wall clock of an nsqd was set."""
         self.not_started: list[str] = []
         """Starts that failed although the disk worked."""
         self.unclean: list[str] = []
@@ -108,8 +110,9 @@ class Faults:
         network.mend()
         for nsqd in self.nsqds:
             nsqd.disk.heal()
-            if nsqd.process is not None:
+            if nsqd.process is not None and nsqd.process.clock_error:
                 nsqd.process.clock_error = 0.0
+                self.clock_set.append(scheduler.now)
         self.world.until(lambda: all(span.ended < math.inf for span in self.spans), seconds)
         for nsqd in self.nsqds:
             self._run_again(nsqd)
@@ -151,7 +154,7 @@ class Faults:
 
     def _end_at(self, fault: Fault, nsqd: Nsqd, end: Callable[[], None]) -> None:
         """End the nsqd before one of its next operations that change files."""
-        at = nsqd.disk.operations + fault.number
+        at = nsqd.disk.operations + 1 + fault.number**2 // 10
 
         def hook(operation: str, name: str) -> int:
             if operation in CHANGES and nsqd.disk.operations >= at and nsqd.alive:
@@ -211,7 +214,7 @@ class Faults:
 
     def clock(self, fault: Fault, nsqd: Nsqd) -> None:
         if nsqd.process is not None:
-            self.clock_changed = True
+            self.clock_set.append(scheduler.now)
             nsqd.process.clock_error += (fault.number % 3 - 1) * 10 * fault.lasts
 
     # The network.
@@ -260,8 +263,9 @@ class Faults:
         self._wait(fault)
         for link in links:
             link.mend()
-        for number in range(fault.number, fault.number + 20):
-            self.load.visit(nsqd, number, 0.02)
+        self.world.until(lambda: self.load.listed(nsqd), 20.0, every=0.002)
+        for number in range(fault.number, fault.number + 20):  # while it registers
+            self.load.visit(nsqd, number, 0.002)
 
     # Disks.
 
