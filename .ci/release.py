@@ -31,7 +31,8 @@ from tree import ROOT
 DIST = ROOT / "dist"
 # All but those for developing, which name exact tools. The tests need what is in `test`.
 EXTRAS = ["test", "spark", "s3", "chart", "delta"]
-LOWEST_TESTS = ["tests/unit", "tests/behaviour", "tests/contrib"]
+# The tests of what uses other packages.
+LOWEST_TESTS = ["tests/unit/wire", "tests/unit/daemons", "tests/unit/spark", "tests/contrib"]
 URL, TAG, CHECKS = (os.environ.get(name, "") for name in ("NSQ_URL", "TAG", "CHECKS"))
 
 

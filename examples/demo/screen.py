@@ -1,5 +1,5 @@
-"""Output: lines, and on a terminal a progress bar below them; elsewhere a line at every quarter, and whenever
-nothing else was said for eight seconds.
+"""Output: lines, and on a terminal a progress bar below them; elsewhere a line at every quarter. Nothing is
+silent for more than eight seconds.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Screen:
             words = f" {share:4.0%}  {text}"
             self._bar = (bar(share, columns - len(words)) + words)[:columns]
             self._write(_CLEAR + self._bar)
-        elif int(share * 4) > self._quarter:
+        elif int(share * 4) > self._quarter or time.monotonic() - self._written > _SILENCE - 1:
             self._quarter = int(share * 4)
             self._write(f"{share:4.0%}  {text}\n")
 
