@@ -19,11 +19,11 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar, Unpack
 
-from nsq.config import SignatureWithOptions
+from nsq.config import SignatureWithOptions, checked_functions
 from nsq.consumer import consumer as threads_consumer
 from nsq.consumer.consumer import checked_seconds, checked_whole
 from nsq.consumer.decisions import Exceptions, check_result
-from nsq.consumer.handlers import HandlerPool, around_hooks, check_no_backoff, is_async, surrounded
+from nsq.consumer.handlers import HandlerPool, check_no_backoff, is_async, surrounded
 from nsq.consumer.reports import StopReport
 from nsq.errors import AlreadyResponded, Closed, ConfigError, QueueFull, UsageError
 from nsq.log import Logger
@@ -332,7 +332,7 @@ class Consumer:
             raise ConfigError("aio.Consumer has no threads: give add_handler a concurrency instead")
         if options.get("on_stuck") is not None:
             raise ConfigError("aio.Consumer has no on_stuck: raise nsq.GiveUp, or nsq.Requeue with a delay")
-        self._around_handler = around_hooks(around_handler)
+        self._around_handler = checked_functions("around_handler", around_handler)
         self.consumer = threads_consumer.Consumer(topic, channel, **options)
         self._name = f"nsq-{topic}/{channel}"
         self._pool: HandlerPool | None = None  # of the consumer, once it is started

@@ -366,7 +366,7 @@ class Conn:
             self.put(commands.NOP)
             self._delegate.on_heartbeat(self)
         elif frame.data == CLOSE_WAIT:
-            # Else the connection would end as if we had closed it, and nsqd be dialed again without a pause.
+            # Without this check the end would look as if we had asked for it: nsqd is then dialed at once.
             if not self.deliveries.closing:
                 raise WireError(f"{self.address} sent CLOSE_WAIT, although no CLS was sent")
             self.deliveries.close_wait = True

@@ -22,7 +22,7 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 
 from nsq.config import Config
-from nsq.connection.backoff import Backoff
+from nsq.connection.backoff import DialBackoff
 from nsq.connection.conn import Conn
 from nsq.connection.handshake import describe
 from nsq.connection.subscription import Subscription
@@ -87,7 +87,7 @@ class Endpoint:
         self.subscription = wanted.subscription
         self.conn: Conn | None = None  # the latest, which may still be dialed
         self.status = Status.WAITING
-        self.backoff = Backoff(draw)
+        self.backoff = DialBackoff(draw)
         self.loops: LoopThreads | None = None
         """Its threads, as far as the owner knows: from a permit until the report."""
         self._config, self._clock = config, clock
@@ -119,12 +119,10 @@ class Endpoint:
             self.conn.close()
 
     def cut_off(self) -> None:
-        """End the connection at once."""
         if self.conn is not None:
             self.conn.close()
 
     def abandon(self) -> None:
-        """Drop the connection in a forked child: it belongs to the parent."""
         if self.conn is not None:
             self.conn.abandon()
 
@@ -177,7 +175,6 @@ class Endpoint:
 
     @property
     def closing(self) -> bool:
-        """Whether we have asked nsqd to end the connection."""
         return self.conn is not None and self.conn.deliveries.closing
 
     @property
@@ -189,7 +186,6 @@ class Endpoint:
         return describe(self.address, reason)
 
     def words(self, now: float) -> str:
-        """Return a line of text about it."""
         wanted = self.wanted
         origins = [] if wanted is None else ["given"] * wanted.given + ["listed"] * wanted.listed
         status = self.status.value
@@ -244,10 +240,7 @@ class LoopThreads:
 
     def _write(self) -> None:
         while (conn := self._to_write.get()) is not None:
-            try:
-                conn.write_loop()
-            except Exception:
-                log.exception("writing to %s failed, which is a bug of ours", conn.address)
+            conn.write_loop()  # raises nothing
             self._written.put(None)
 
 
@@ -281,8 +274,8 @@ class Endpoints(Generic[E]):
         self._name, self._owner, self._make, self._clock = name, owner, make, clock
         self._removed, self._search, self._urgent = removed, search, urgent
         self._spare = spare
-        # Of the table, those without threads, and those whose dial is under way. A client may have thousands of
-        # connections, and looks at these after every event.
+        # Of the table, those without threads, and those whose dial is under way. A client may have thousands
+        # of connections, and looks at these after every event.
         self._waiting: dict[E, None] = {}
         self._dialing: set[E] = set()
         # Threads that serve no endpoint, and those that were asked to end. Other threads may look at them.
@@ -290,6 +283,7 @@ class Endpoints(Generic[E]):
         self._ending: list[LoopThreads] = []
         self._stopped = False
         self._looked_at = -math.inf  # when ``dial_due`` was last called
+        self._crowded = False  # then endpoints were due that may not dial, as ``DIALS`` others do
 
     @property
     def all(self) -> tuple[E, ...]:
@@ -348,12 +342,14 @@ class Endpoints(Generic[E]):
         do not need. Return whether threads have been started.
         """
         self._looked_at = now = self._clock()
-        due = [] if self._stopped else [each for each in self._waiting if self._due_at(each) <= now]
+        self._crowded = False
+        due = [each for each, due_at in self._due_times() if due_at <= now and not self._stopped]
         # Those first that have failed least, and longest ago.
         due.sort(key=lambda each: (each.backoff.failures, each.backoff.failed_at))
         started = search = False
         for endpoint in due:
             if len(self._dialing) >= DIALS:
+                self._crowded = True
                 break
             if endpoint.wanted is not None and not endpoint.wanted.dial:
                 # No nsqlookupd lists it: instead of dialing ask them again, less and less often.
@@ -383,12 +379,14 @@ class Endpoints(Generic[E]):
 
     def next_due(self) -> float:
         """Return when to call ``dial_due`` again unless an endpoint reports before."""
-        # Those that were due already wait for others to end their dials.
-        later = [due for each in self._waiting if (due := self._due_at(each)) > self._looked_at]
-        return math.inf if self._stopped else min(later, default=math.inf)
+        # If it was crowded, those that were due then wait until others end their dials.
+        times = [due_at for _, due_at in self._due_times() if not self._crowded or due_at > self._looked_at]
+        return math.inf if self._stopped else min(times, default=math.inf)
 
-    def _due_at(self, endpoint: E) -> float:
-        return endpoint.backoff.due_at(urgent=self._urgent())
+    def _due_times(self) -> list[tuple[E, float]]:
+        """Return the endpoints that may dial, each with the time when it is due."""
+        urgent = self._urgent()
+        return [(each, each.backoff.due_at(urgent=urgent)) for each in self._waiting]
 
     def expected(self) -> int:
         """Count the connections, including those whose first dial is under way or due.

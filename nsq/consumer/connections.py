@@ -213,7 +213,6 @@ class Connections(ConnDelegate):
         self._reporter.tell(self._hooks.disconnected, address, cause)
 
     def abandon(self) -> None:
-        """Forget the connections in a forked child."""
         self.table_and_totals = {}, self.table_and_totals[1]
 
     # What the connections report: their loops, and threads that answer.

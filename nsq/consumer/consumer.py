@@ -12,11 +12,18 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Self, TypedDict, TypeVar, Unpack, cast, overload
 
-from nsq.config import Config, Options, SignatureWithOptions, check_rate
+from nsq.config import (
+    Config,
+    Options,
+    SignatureWithOptions,
+    check_rate,
+    checked_function,
+    checked_functions,
+)
 from nsq.connection.subscription import Subscription
 from nsq.consumer.dead_letters import give_up_policy
 from nsq.consumer.engine import Engine, Watch
-from nsq.consumer.handlers import BatchHandler, Handler, HandlerPool, around_hooks, check_handler, surrounded
+from nsq.consumer.handlers import BatchHandler, Handler, HandlerPool, check_handler, surrounded
 from nsq.consumer.reports import ConsumerHealth, ConsumerHooks, ConsumerStats, StopReport, health_of, stats_of
 from nsq.discovery.lookups import Discovery
 from nsq.errors import Closed, ConfigError, Forked, NsqError, UsageError
@@ -34,7 +41,6 @@ if TYPE_CHECKING:
     from nsq.consumer.dialect import Dialect
     from nsq.partitioned.lanes import OnStuck
 
-T = TypeVar("T")
 H = TypeVar("H", bound=Callable[..., Any])
 
 #: Seconds; beyond this a message times out before its batch is full.
@@ -136,10 +142,10 @@ class Consumer:
         discovery: dict[str, Any] = {
             "nsqds": checked_nsqds(nsqd),
             "nsqlookupds": checked("nsqlookupd", nsqlookupd),
-            "rewrite": checked_callable("rewrite_address", rewrite_address),
-            "accept": checked_callable("accept_addresses", accept_addresses),
+            "rewrite": checked_function("rewrite_address", rewrite_address),
+            "accept": checked_function("accept_addresses", accept_addresses),
         }
-        checked_callable("give_up", give_up)
+        checked_function("give_up", give_up)
         self._engine = Engine(
             subscription,
             self.config,
@@ -150,9 +156,9 @@ class Consumer:
             transport=transport,
             hooks=hooks,
             threads=checked_whole("threads", threads),
-            at_thread_end=checked_callable("at_thread_end", at_thread_end),
+            at_thread_end=checked_function("at_thread_end", at_thread_end),
         )
-        self._around_handler = around_hooks(around_handler)
+        self._around_handler = checked_functions("around_handler", around_handler)
         self._warned_of_zero = False
         self._pid = os.getpid()
 
@@ -517,13 +523,6 @@ def _not_a_function(consumer: Consumer) -> str:
 def checked_whole(name: str, value: int, least: int = 1) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ConfigError(f"{name} is {value!r}; it must be a whole number from {least} up")
-    return value
-
-
-def checked_callable(name: str, value: T) -> T:
-    """Refuse a value that cannot be called. None means not given."""
-    if value is not None and not callable(value):
-        raise ConfigError(f"{name} is {value!r}; it must be a function")
     return value
 
 

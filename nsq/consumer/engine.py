@@ -54,8 +54,8 @@ _STEP = 0.05
 _CLS_PATIENCE = 5.0
 #: Seconds between two log lines that tell of messages that were too old.
 _TELL_OF_OLD = 60.0
-#: Seconds. If a connection lived at least so long, and longer than the longest pause before the next dial, it
-#: was a good one: pauses begin anew. An nsqd that accepts and then hangs up never gets there.
+#: Seconds. The pauses before dials begin anew after a connection that lived at least so long, and longer than
+#: the next pause may be: not after one that an nsqd accepted and closed at once.
 _STEADY = 10.0
 
 
@@ -87,7 +87,7 @@ class ConsumingEndpoint(Endpoint):
 
     def connected(self, conn: Conn) -> None:
         self._engine.adopt(self, conn)
-        if self.status is not Status.CONNECTED:  # the owner stops, and carries the request out no more
+        if self.status is not Status.CONNECTED:  # the owner has ended, and did not carry the request out
             raise Closed(f"the connection to {self.address} is not needed any more")
 
     def refused(self, error: NsqError, news: bool) -> None:
@@ -104,7 +104,7 @@ class ConsumingEndpoint(Endpoint):
 
     def ended(self, conn: Conn, cause: NsqError | None) -> None:
         now = self._clock()
-        if cause is None:  # as we ordered; it may be wanted again meanwhile
+        if cause is None:  # we asked for the end; by now the nsqd may be wanted again
             self.backoff.lost(None, now)
             return
         if now - conn.connected_at >= max(_STEADY, self._pauses.ceiling(self.backoff.failures)):
@@ -186,7 +186,6 @@ class Engine:
             **discovery,
         )
         self._warned_of_kind = False
-        self._leaving: dict[Conn, float] = {}  # they got CLS, and have until then to answer it
         # The beginning and the end.
         self._failed: Exception | None = None  # why not all threads could be started
         self._inherited = False  # by a forked child, from the parent process
@@ -223,7 +222,6 @@ class Engine:
             raise NsqError(f"the consumer cannot start, as no thread can be had: {failure}")
 
     def ask_to_stop(self, deadline: float) -> None:
-        """Request a stop. Does not wait."""
         self.owner.ask(partial(self._begin_to_stop, deadline))
         self._stop_requested = True
         self.owner.changed.wake()
@@ -251,11 +249,10 @@ class Engine:
 
     def owns_current_thread(self) -> bool:
         """Whether this is a thread of ours that runs user code: it cannot wait for its own end."""
-        others = (self.pool, self.reporter.callbacks, self.discovery)
-        return self.owner.is_current or any(other.owns_current_thread() for other in others)
+        owners = self.owner.is_current or self.discovery.owner.is_current
+        return owners or self.pool.owns_current_thread() or self.reporter.callbacks.owns_current_thread()
 
     def abandon(self) -> None:
-        """Forget everything in a forked child: it belongs to the parent."""
         self.owner.abandon()
         self.pool.abandon()
         self.discovery.abandon()
@@ -284,7 +281,6 @@ class Engine:
 
     def _turn(self) -> float | None:
         self.connections.tick()
-        self._leave_silent()
         if not self._stopping:
             self._see_to_endpoints()
         self.connections.decide_if_due()
@@ -315,7 +311,7 @@ class Engine:
 
     def _stop_when_done(self) -> None:
         now, ending, conns = time.monotonic(), self._ending, self.connections
-        if now >= self._cls_by:  # close those that still lack the answer to CLS, and nothing else
+        if now >= self._cls_by:  # close connections whose nsqd should have answered CLS
             for conn in conns.table.values():
                 silent = now >= conn.last_message_at + _CLS_PATIENCE
                 if silent and conn.open and conn.deliveries.answered and not conn.deliveries.close_wait:
@@ -332,10 +328,10 @@ class Engine:
         answered = all(conn.deliveries.answered for conn in left)
         for conn in left:
             conn.close()
-        # Until these threads end, they bring messages and report events. Those that still dial: see below.
+        # First the threads of connections, which bring messages and report events. Those that dial come last.
         self._join(partial(self.endpoints.join, dialing=False), lambda: ending.join_by)
-        # Before the handlers: one of them may wait until a dead letter is stored. nsqd delivers that message
-        # again anyway, as its connection is cut off.
+        # Close this before the handlers' threads are joined: one may wait until a dead letter is stored. nsqd
+        # delivers that message again anyway, as its connection is cut off.
         seconds = max(0.0, (ending.users_by - time.monotonic()) / 2)
         threads = [*self._left.unfinished_threads, *self._give_up_policy.close(seconds)]
         self._left = replace(self._left, unfinished_threads=threads)
@@ -343,7 +339,7 @@ class Engine:
         self._join(self.endpoints.join, lambda: ending.join_by)
         self._join(self.discovery.join, lambda: ending.join_by)
         self.owner.run_requests()
-        for conn in list(conns.table.values()):  # cut off, but its threads have not ended yet
+        for conn in list(conns.table.values()):  # closed, but its threads have not ended in time
             self._forget(conn, None)
         self._join(self.reporter.callbacks.stop, lambda: ending.join_by)
         report = self._left
@@ -382,29 +378,17 @@ class Engine:
     def found(self, wanted: dict[Key, Wanted]) -> None:
         self.owner.ask(partial(self.endpoints.want, wanted))
 
-    def dropped(self, key: Key, patience: float = math.inf) -> None:
-        """Close a connection that is not wanted any more: at once if nsqd has not answered CLS after
-        ``patience`` seconds, although it may still accept the answers of busy handlers.
-        """
-        self.owner.ask(partial(self._drop, key, patience))
+    def dropped(self, key: Key) -> None:
+        """Close a connection that is not wanted any more, once its messages are answered."""
+        self.owner.ask(partial(self.leave, key))
 
-    def _drop(self, key: Key, patience: float) -> None:
+    def leave(self, key: Key) -> Conn | None:
+        """Do so now; return the connection, unless it is gone or leaves already."""
         conn = self.connections.table.get(key)
-        if conn is not None and not conn.deliveries.closing:
-            self.connections.send_cls([conn])
-            self._leaving[conn] = time.monotonic() + patience
-
-    def _leave_silent(self) -> None:
-        """Leave the nsqds that were dropped and have not answered CLS in time."""
-        now = time.monotonic()
-        for conn, by in list(self._leaving.items()):
-            silent = not (conn.closed or conn.deliveries.close_wait)
-            if silent and now >= by:
-                fields = self.reporter.fields(conn.address)
-                log.warning("%s: %s does not answer CLS, and is left", self.name, conn.address, extra=fields)
-                conn.close()
-            if not silent or now >= by:
-                del self._leaving[conn]
+        if conn is None or conn.deliveries.closing:
+            return None
+        self.connections.send_cls([conn])
+        return conn
 
     def _see_to_endpoints(self) -> None:
         if self.endpoints.changed:

@@ -236,7 +236,6 @@ class HandlerPool:
 
     @property
     def busy(self) -> int:
-        """Count the threads that are at work."""
         return sum([bool(messages) for messages in list(self._running.values())])
 
     def sweep(self, now: float) -> None:
@@ -627,15 +626,6 @@ def check_handler(handler: object) -> None:
         raise ConfigError(f"handler {handler!r} is an async def, but handlers run in threads. {NO_AWAIT}")
     if any(map(inspect.isgeneratorfunction, functions)):
         raise ConfigError(f"handler {handler!r} has a yield: to call it runs nothing. Write a plain function")
-
-
-def around_hooks(given: object) -> list[Callable[[Any], Any]]:
-    """Return the option ``around_handler``, one function or several, as a list."""
-    hooks: list[Any] = [] if given is None else list(given) if isinstance(given, (list, tuple)) else [given]
-    for hook in hooks:
-        if not callable(hook):
-            raise ConfigError(f"around_handler is {hook!r}; it must be a function, or a list of functions")
-    return hooks
 
 
 def surrounded(handler: Any, hooks: list[Callable[[Any], Any]], check: Callable[[Any], object]) -> Any:

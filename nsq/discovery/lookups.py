@@ -24,7 +24,7 @@ from nsq.config import Config
 from nsq.connection.backoff import Pauses
 from nsq.connection.endpoint import Key, Wanted
 from nsq.connection.subscription import Subscription
-from nsq.discovery.directory import SPACING, Answer, Directory, Kind, Lookupd, LookupSchedule, Nsqd
+from nsq.discovery.directory import SPACING, Answer, Directory, Kind, KnownNsqd, Lookupd, LookupSchedule
 from nsq.errors import ApiError, ApiRefused, NsqError, UsageError
 from nsq.http.message import Url
 from nsq.http.nsqlookupd import NsqdNode, NsqlookupdApi, nsqlookupd_address
@@ -75,8 +75,13 @@ class Asker:
         Blocks no longer than ``lookupd_poll_timeout``.
         """
         deadline = self._clock() + self._config.lookupd_poll_timeout
-        if self._detect and not _is_original(self._api(lookupd, deadline)):
-            return None
+        if self._detect:
+            try:
+                self._api(lookupd, deadline).list_lookupds()
+                return None
+            except ApiRefused as refusal:
+                if refusal.status != 404:  # the original one does not know the question
+                    raise
         api = self._api(lookupd, deadline)
         nodes: Sequence[NsqdNode] = api.nodes() if self._topic is None else api.nodes_of(self._topic)
         return frozenset(node.tcp_address for node in nodes)
@@ -95,7 +100,6 @@ class Asker:
         self._transport.interrupt()
 
     def abandon(self) -> None:
-        """Drop the questions under way in a forked child: they belong to the parent."""
         self._transport.abandon()
 
     # Discovery's thread.
@@ -107,17 +111,6 @@ class Asker:
     def turn(self) -> float:
         """Do what is due; return when to call this again."""
         return math.inf
-
-
-def _is_original(api: NsqlookupdApi) -> bool:
-    """Ask which NSQ this is: nsqlookupds of the original one do not know the question."""
-    try:
-        api.list_lookupds()
-    except ApiRefused as refusal:
-        if refusal.status == 404:
-            return True
-        raise
-    return False
 
 
 def _text(address: object) -> str:
@@ -207,7 +200,6 @@ class Discovery:
 
     @property
     def asks(self) -> bool:
-        """Whether there are nsqlookupds."""
         return bool(self._nsqlookupds)
 
     @property
@@ -237,13 +229,8 @@ class Discovery:
         return self.owner.join(deadline) or join_threads(self._tasks, deadline)
 
     def abandon(self) -> None:
-        """Drop everything in a forked child, where none of these threads exists."""
         for asker in self._askers:
             asker.abandon()
-
-    def owns_current_thread(self) -> bool:
-        """Whether this is the discovery thread, on which ``rewrite`` and ``accept`` run."""
-        return self.owner.is_current
 
     # The user's addresses: any thread, signal handlers too. An exception may interrupt these anywhere.
 
@@ -301,7 +288,6 @@ class Discovery:
             self.owner.wake()
 
     def rewritten(self, address: str) -> str:
-        """Return the address to dial."""
         if self._rewrite is None:
             return address
         try:
@@ -313,7 +299,6 @@ class Discovery:
     # State and reports.
 
     def health(self) -> list[str]:
-        """Return a line of text for each nsqlookupd."""
         now = self.clock()
         return [each.words(now) for each in self.nsqlookupds]
 
@@ -334,7 +319,6 @@ class Discovery:
         return min(self._schedule.next_due(), self._askers[-1].turn())
 
     def _act(self) -> None:
-        """Do everything that is due."""
         now = self.clock()
         self._follow_user(now)
         for lookupd in self._schedule.overdue(now):
@@ -364,7 +348,6 @@ class Discovery:
                 self._lookupds[url] = Lookupd(text, str(url))
 
     def _report(self) -> None:
-        """Tell the client what has changed."""
         nsqds = self._directory.nsqds.items()
         named = {(each := self._wanted(address, nsqd)).key: each for address, nsqd in sorted(nsqds)}
         wanted = self._askers[-1].wanted(named)
@@ -373,14 +356,13 @@ class Discovery:
             self._found(wanted)
         # After ``found``: a connection that is ready between the two is refused, or dropped like any other.
         for address in self._directory.to_drop():
-            self._dropped(self._wanted(address, Nsqd()).key)
+            self._dropped(self._wanted(address, KnownNsqd()).key)
 
-    def _wanted(self, address: str, nsqd: Nsqd) -> Wanted:
+    def _wanted(self, address: str, nsqd: KnownNsqd) -> Wanted:
         dial = self._directory.may_be_there(nsqd)
         return Wanted(address, self._subscription, nsqd.given, nsqd.listed, dial)
 
     def _ask(self, lookupd: Lookupd) -> None:
-        """Ask an nsqlookupd, on a thread for this question."""
 
         def task() -> None:
             result: frozenset[str] | NsqError | None

@@ -37,7 +37,7 @@ from nsq.partitioned.rules import (
     tries_of,
     unknown_topic,
 )
-from nsq.partitioned.snapshots import Place, Snapshots, Topic, destination
+from nsq.partitioned.snapshots import Place, Snapshots, TopicSnapshot, destination
 from nsq.partitioned.tracing import Tracing, log_publish
 from nsq.producer.answers import Rules
 from nsq.producer.endpoint import PublishingEndpoint
@@ -130,7 +130,7 @@ class Router:
         self.key_hash = key_hash
         self.tracing = tracing or Tracing()
         self.now, self.chance = setup.clock, setup.chance
-        self.topics: Mapping[str, Topic] = {}
+        self.topics: Mapping[str, TopicSnapshot] = {}
         """Snapshots for callers. Replaced, never changed."""
         self._targets: Mapping[str, Targets] = {}  # by destination; for callers, too
         self._pool, self._config, self._given = pool, config, setup.addresses
@@ -241,7 +241,7 @@ class Router:
         else:
             rules.place(publish, topic, chosen)
 
-    def _pick(self, topic: Topic, live: tuple[int, ...]) -> int:
+    def _pick(self, topic: TopicSnapshot, live: tuple[int, ...]) -> int:
         turn = next(topic.turn)
         first = live[turn % len(live)]
         if not self._least_pending or len(live) < 2:

@@ -34,7 +34,6 @@ from nsq.wire import commands
 
 if TYPE_CHECKING:
     from nsq.connection.endpoint import Wanted
-    from nsq.producer.nsqds import Setup
     from nsq.producer.pool import Pool
 
 log = Logger("nsq.producer")
@@ -49,8 +48,8 @@ _JOINED_BYTES = 512 * 1024
 class PublishingEndpoint(Endpoint, ConnDelegate):
     """One nsqd of a producer."""
 
-    def __init__(self, wanted: Wanted, pool: Pool, setup: Setup) -> None:
-        config, clock = setup.config, setup.clock
+    def __init__(self, wanted: Wanted, pool: Pool) -> None:
+        setup, config, clock = pool.setup, pool.setup.config, pool.setup.clock
         pauses = Pauses(config.reconnect_initial, config.reconnect_max, setup.chance)
         super().__init__(wanted, config, clock, pauses.draw_late)
         self.number = wanted.number
@@ -111,7 +110,7 @@ class PublishingEndpoint(Endpoint, ConnDelegate):
             raise draining(self.address)
         log.info("connected to %s", self.address, extra=self._fields())
         if conn.reply.partitioned:
-            self._pool.warn_of_partitions(self.address, conn.reply.version)
+            self._pool.detection.warn_of_partitions(self.address, conn.reply.version)
 
     def refused(self, error: NsqError, news: bool) -> None:
         if not self._stopped:
@@ -309,7 +308,6 @@ class PublishingEndpoint(Endpoint, ConnDelegate):
         )
 
     def _fields(self) -> dict[str, str]:
-        """Return the fields of a structured log line."""
         return {"nsqd_address": self.address}
 
 

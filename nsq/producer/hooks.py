@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
-from nsq.errors import ConfigError, NsqError, UsageError
+from nsq.errors import NsqError, UsageError
 from nsq.log import Logger
 from nsq.producer.publishes import BYTES, Publish, PublishOptions
 
@@ -20,15 +20,6 @@ PublishHook = Callable[
     [str, list[bytes]],
     tuple[list[bytes], PublishEnded] | tuple[list[bytes], PublishEnded, Mapping[str, object]],
 ]
-
-
-def checked_hooks(given: PublishHook | Sequence[PublishHook] | None) -> list[PublishHook]:
-    """Return the option ``around_publish``, one function or several, as a list."""
-    hooks: list[Any] = [] if given is None else list(given) if isinstance(given, (list, tuple)) else [given]
-    for hook in hooks:
-        if not callable(hook):
-            raise ConfigError(f"around_publish is {hook!r}, must be a function, or a list of functions")
-    return hooks
 
 
 class Watched:

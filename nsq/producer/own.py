@@ -44,12 +44,15 @@ log = Logger("nsq.producer")
 _SOON = 1.0
 #: Seconds without a dial after one that failed.
 _PAUSE = 1.0
-#: Seconds in which the loops notice that an nsqd is gone which has just left a publish unanswered.
+#: Seconds without round trips to an nsqd that has left a publish unanswered. If it is gone, the loops have
+#: noticed that by then.
 _REST = 0.2
 #: Seconds that an idle connection is kept when heartbeats are off.
 _KEPT = 30.0
 #: Seconds by which the timeout of a read may differ from the wanted one: setting it takes a system call.
 _CLOSE_ENOUGH = 0.005
+#: Bytes to read at once: more than a reply has.
+_REPLY = 512
 #: The most bytes that any idle connection takes at once, so that writing them takes no time worth a look at
 #: the clock.
 _AT_ONCE = 4096
@@ -87,7 +90,7 @@ class OwnConn:
         self.caller: int | None = None
         """The thread that uses it now."""
         self.deadline = -math.inf
-        """When that thread has left it."""
+        """When that thread has stopped using it, at the latest."""
         self.used_at = -math.inf
         self.published = 0  # messages
         self.failed = 0  # publishes
@@ -114,7 +117,7 @@ class OwnConn:
         wait = min(seconds, config.read_timeout, patience)
         if abs(wait - self._wait) > _CLOSE_ENOUGH:
             self._stream.read_timeout = self._wait = max(wait, _CLOSE_ENOUGH)
-        data = self._stream.read()
+        data = self._stream.read(_REPLY)
         return OK if data == OK_FRAME else self._answer(data, wait)
 
     def _write_large(self, command: bytes, seconds: float) -> float:
@@ -263,7 +266,7 @@ class OwnConns:
 
     def in_use(self, exempt: Collection[int]) -> list[OwnConn]:
         """Return those that other threads than the ``exempt`` ones use now. Any thread may call this."""
-        # Without those that a caller has not left although its time is over: it was interrupted twice.
+        # After its deadline a caller does not count: it was interrupted twice, and so is still noted here.
         since = self._clock() - _REST
         callers = [(conn, conn.caller) for conn in self.everyone if conn.deadline > since]
         return [conn for conn, caller in callers if caller is not None and caller not in exempt]
@@ -282,8 +285,8 @@ class OwnConns:
         self._asked = False
 
     def reap(self) -> None:
-        """Close connections that were idle for long; forget closed ones, and those that an interrupted caller
-        has lost: no thread uses them, they are not idle, and were not the last time.
+        """Close connections that were idle for long. Close and forget those that an interrupted caller has
+        lost: at two looks in a row no thread uses them, and they are not idle.
         """
         now, beat = self._clock(), self._config.heartbeat_interval
         idle = set(self._idle.copy())

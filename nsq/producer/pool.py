@@ -58,7 +58,7 @@ log = Logger("nsq.producer")
 
 #: Seconds; connections get half of this to say goodbye before they are cut off.
 _FAREWELL_SECONDS = 2.0
-#: Seconds in which a thread ends a publish that it has claimed to do so, unless it was interrupted.
+#: Seconds within which a thread has ended a publish after it claimed it for that, unless it was interrupted.
 _MOMENT = 0.5
 
 
@@ -119,16 +119,8 @@ class Pool:
             clock=setup.clock,
         )
         self.routing: Routing = Plain(self, setup.config)
-        self.detection = detection = Detection(self, new_other)
-        self.nsqds = Nsqds(
-            setup,
-            self.owner,
-            make=lambda wanted: PublishingEndpoint(wanted, self, setup),
-            urgent=lambda: self.routing.urgent or (bool(self.waiting) and not self.routing.open),
-            adopt=self._ask_about,
-            original=detection.is_original,
-            other=None if new_other is None else detection.is_other,
-        )
+        self.detection = Detection(self, new_other)
+        self.nsqds = Nsqds(self)
         self.closed = False
         """Whether new publishes are refused."""
         self.exiting = False
@@ -140,7 +132,7 @@ class Pool:
         self._closers: set[int] = set()  # threads that have called ``close``
         self._gone = False  # the owner ends: it carries out no more requests
         self._ended_by_close = 0  # publishes
-        self._warned_of: set[str] = set()
+        self._warned_of_loop = False
 
     # Publishing: any of the user's threads.
 
@@ -163,15 +155,14 @@ class Pool:
         if _thread.get_ident() in self.nsqds.threads:
             self.refuse_our_thread("publish")
         taken = self._take(targets, started, seconds)
-        publish = None
-        if taken is not None:
+        if taken is None:
+            publish = self._made(topic, where, body, started, seconds)
+        else:
             endpoint, conn = taken
             try:
                 endpoint.own.send(conn, commands.pub(where, body), seconds, routing.patience)
             except BaseException as error:
-                publish = Publish(topic, body)
-                publish.destination, publish.rules = where, routing.rules
-                publish.started, publish.deadline = started, started + seconds
+                publish = self._made(topic, where, body, started, seconds)
                 self._note_failure(publish, endpoint, conn, error)
             else:
                 if self.setup.on_acknowledged is not None:
@@ -179,11 +170,14 @@ class Pool:
                 if pending.changed.locks.copy() or self.closed:  # locks the list, as ``bool`` does not
                     self._note_end_of_trip()
                 return PUBLISHED
-        if publish is None:
-            publish = Publish(topic, body)
-            publish.destination, publish.rules = where, routing.rules
-            publish.started, publish.deadline = started, started + seconds
         return self._send_through_loops(publish)
+
+    def _made(self, topic: str, where: str, body: bytes, started: float, seconds: float) -> Publish:
+        """Make a ``Publish`` of a message that turns out to need one."""
+        publish = Publish(topic, body)
+        publish.destination, publish.rules = where, self.routing.rules
+        publish.started, publish.deadline = started, started + seconds
+        return publish
 
     def publish_and_wait(self, publish: Publish, timeout: float | None) -> Published:
         """Do the same for a publish that was made before: with options, hooks, or several messages."""
@@ -332,7 +326,7 @@ class Pool:
         self.refuse_our_thread("publish, which would wait for room,")
         if event_loop() is not None:
             self._warn_of_event_loop(topic)
-        self.owner.ask(self.look_at_deadlines)  # a caller that was interrupted twice has not
+        self.owner.ask(self.look_at_deadlines)  # for publishes whose caller was interrupted twice
         if not pending.changed.wait_for(lambda: self.closed or pending.has_room(), deadline):
             raise QueueFull(f"{full}, and none was answered in time")
 
@@ -422,25 +416,13 @@ class Pool:
         """Warn once that a publish stops the event loop of its thread while it waits. The cells of a notebook
         run on a loop too, but wait for each other anyway.
         """
-        if "loop" not in self._warned_of and "ipykernel" not in sys.modules:
-            self._warned_of.add("loop")
+        if not self._warned_of_loop and "ipykernel" not in sys.modules:
+            self._warned_of_loop = True
             text = (
                 "publish to %r waits on the thread of an event loop, and stops everything there for up to "
                 "its timeout: use nsq.aio.Producer"
             )
             self.owner.ask(partial(log.warning, text, topic))  # not on the user's thread
-
-    def warn_of_partitions(self, address: str, version: str) -> None:
-        """Warn once that an nsqd belongs to another NSQ than its publishes. Endpoints' threads call this."""
-        if "partitions" not in self._warned_of and self.detection.takes_original:
-            self._warned_of.add("partitions")
-            log.warning(
-                "%s is nsqd %s of a partitioned NSQ, but this producer takes it for an original one, and "
-                "publishes to its default partition. Give nsqlookupd= instead of nsqd addresses",
-                address,
-                version,
-                extra={"nsqd_address": address},
-            )
 
     # Ends of publishes: the endpoints' loops, and threads that give up.
 
@@ -528,7 +510,7 @@ class Pool:
                     if not isinstance(item, bytes):
                         item.endpoint = None
                         publishes.append(item)
-        # In front of newer publishes: all of them, except some that were taken back a moment ago.
+        # Put them before all that wait, except older ones, which another connection has just given back.
         older = []
         while publishes and self.waiting and self.waiting[0].started < publishes[0].started:
             older.append(self.waiting.popleft())
@@ -552,7 +534,7 @@ class Pool:
                 self.complete([publish], error)
 
     def look_at_deadlines(self) -> None:
-        """Look soon. If no publish is left then, the next one through the loops wakes the pool's thread."""
+        """Have the next turn of the pool's thread look at the deadlines of all publishes."""
         self._expires_at = -math.inf
 
     def _expire(self) -> None:
@@ -575,16 +557,16 @@ class Pool:
 
     def _note_overdue(self, endpoint: PublishingEndpoint) -> None:
         """Mark an nsqd that left a publish unanswered: other nsqds come first until it answers."""
-        # First: the answer may come this moment, and the read thread clears only an ``overdue`` that it sees.
+        # Set it first: the answer may come now, and the read thread clears ``overdue`` only if it is set.
         endpoint.overdue = True
         if not endpoint.pending:
             endpoint.overdue = False
 
     def dispose(self, conn: OwnConn) -> None:
         """Have the pool's thread close a connection. Any thread may call this."""
-        self._ask_about(conn, conn.dispose)
+        self.ask_about(conn, conn.dispose)
 
-    def _ask_about(self, conn: OwnConn, request: Callable[[], object]) -> None:
+    def ask_about(self, conn: OwnConn, request: Callable[[], object]) -> None:
         """Have the pool's thread do something with a connection. If that thread has ended, close it."""
         self.owner.ask(request)
         if self._gone:  # after the line above: either the pool's thread has seen the request, or we see this
@@ -672,8 +654,7 @@ class Pool:
         for publish in self.pending.copy():  # added while we closed; later ones look at ``_gone``
             if publish.caller not in self._closers:
                 self.give_up(publish, "the producer was closed")
-        for endpoint in endpoints.all:
-            endpoint.own.close_lost()
+        self.nsqds.close_lost()
         unfinished += self.callbacks.stop(self._ending.join_by)
         at_exit.forget(self)
         if count:

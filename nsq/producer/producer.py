@@ -11,11 +11,11 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Self, Unpack
 
-from nsq.config import Config, Options, SignatureWithOptions
+from nsq.config import Config, Options, SignatureWithOptions, checked_function, checked_functions
 from nsq.connection.handshake import describe, dial
 from nsq.errors import ConfigError, ConnectionFailed, NsqError, QueueFull, Unanswered, UsageError
 from nsq.log import Logger
-from nsq.producer.hooks import PublishHook, Watched, checked_hooks
+from nsq.producer.hooks import PublishHook, Watched
 from nsq.producer.nsqds import Setup
 from nsq.producer.pool import Pool
 from nsq.producer.publishes import (
@@ -36,7 +36,7 @@ from nsq.producer.reports import (
     ProducerStats,
 )
 from nsq.threads.forks import abandon_in_children
-from nsq.threads.waiters import Waiters, refuse_eventlet, start_thread
+from nsq.threads.waiters import SafeEvent, Waiters, refuse_eventlet, start_thread
 from nsq.transport.addresses import Addresses, checked, checked_nsqds
 from nsq.transport.base import Transport
 from nsq.transport.dialing import SocketTransport
@@ -116,26 +116,19 @@ class Producer:
             checked("nsqlookupd", nsqlookupd),
             transport,
             context_of(self._config),
-            on_acknowledged,
-            on_failed,
+            checked_function("on_acknowledged", on_acknowledged),
+            checked_function("on_failed", on_failed),
         )
         if not self._setup.addresses and not self._setup.lookupds:
             raise ConfigError("a producer needs nsqd or nsqlookupd addresses, or both")
         # Not the pool's: closing that ends its dials. One for all pings: lookups of a name share a thread.
         self._pings = transport or SocketTransport(self._config.local_address)
-        for name, hook in (
-            ("on_acknowledged", on_acknowledged),
-            ("on_failed", on_failed),
-            ("on_refused", on_refused),
-        ):
-            if hook is not None and not callable(hook):
-                raise ConfigError(f"{name} is {hook!r}, must be a function")
-        self._around_publish, self._on_refused = checked_hooks(around_publish), on_refused
+        self._around_publish: list[PublishHook] = checked_functions("around_publish", around_publish)
+        self._on_refused = checked_function("on_refused", on_refused)
         self._watches = bool(self._around_publish) or on_refused is not None
-        if key_hash is not None and not callable(key_hash):
-            raise ConfigError(f"key_hash is {key_hash!r}, must be a function from a key to an int")
         self._tracing: Tracing | None = None
-        self._key_hash, self._key_partitions, self._least_pending = key_hash, key_partitions, least_pending
+        self._key_hash = checked_function("key_hash", key_hash)
+        self._key_partitions, self._least_pending = key_partitions, least_pending
         self._pool = self._new_pool()
         abandon_in_children(self)
 
@@ -431,8 +424,9 @@ class Producer:
 
     def _ping(self, addresses: tuple[str, ...], deadline: float) -> dict[str, NsqError]:
         """Return the errors of the nsqds that do not answer. Dials on a thread of ours, not on the user's."""
-        answers: dict[str, NsqError | None] = {}
-        changed = Waiters()
+        late = "{} was not asked, or did not answer, in time".format
+        errors: dict[str, NsqError] = {address: Unanswered(late(address)) for address in addresses}
+        asked = SafeEvent()
 
         def ask() -> None:
             for place, address in enumerate(addresses):
@@ -441,24 +435,21 @@ class Producer:
                 try:
                     context = self._setup.context
                     dial(address, self._config, self._pings, context, deadline=by).stream.close()
-                    answers[address] = None
+                    del errors[address]
                 except NsqError as error:
-                    answers[address] = error
+                    errors[address] = error
                 except Exception as error:
-                    answers[address] = ConnectionFailed(f"{address}: {error!r}")
-            changed.wake()
+                    errors[address] = ConnectionFailed(f"{address}: {error!r}")
+            asked.set()
 
         def not_asked(error: RuntimeError) -> None:
-            for address in addresses:
-                answers[address] = ConnectionFailed(f"{address} was not asked: {error}")
-            changed.wake()
+            errors.update({each: ConnectionFailed(f"{each} was not asked: {error}") for each in addresses})
+            asked.set()
 
         start_thread(ask, "nsq-producer-ping", not_asked)
         # A second more: the dials end at the same deadline, and their errors say more.
-        changed.wait_for(lambda: len(answers) == len(addresses), deadline + 1.0)
-        for address in addresses:
-            answers.setdefault(address, Unanswered(f"{address} was not asked, or did not answer, in time"))
-        return {address: error for address, error in answers.copy().items() if error is not None}
+        asked.wait(deadline + 1.0 - time.monotonic())
+        return errors.copy()
 
     def stats(self) -> ProducerStats:
         """Return the current counters and states."""

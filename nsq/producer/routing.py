@@ -118,12 +118,20 @@ class Detection:
     def __init__(self, pool: Pool, new_other: NewOther | None) -> None:
         self._pool, self._new_other = pool, new_other
         self._others: list[OtherRouting] = []  # two threads may make one; the first counts
+        self._warned = False
 
-    @property
-    def takes_original(self) -> bool:
-        """Whether the pool publishes to the original NSQ, and knows no better."""
-        known = self._new_other is None or self._pool.nsqds.discovery.kind is not None
-        return known and isinstance(self._pool.routing, Plain)
+    def warn_of_partitions(self, address: str, version: str) -> None:
+        """Warn once that an nsqd belongs to another NSQ than the publishes. Endpoints' threads call this."""
+        decided = self._new_other is None or self._pool.nsqds.discovery.kind is not None
+        if decided and isinstance(self._pool.routing, Plain) and not self._warned:
+            self._warned = True
+            log.warning(
+                "%s is nsqd %s of a partitioned NSQ, but this producer takes it for an original one, and "
+                "publishes to its default partition. Give nsqlookupd= instead of nsqd addresses",
+                address,
+                version,
+                extra={"nsqd_address": address},
+            )
 
     def with_options(self) -> Routing:
         """Return the routing for a publish with options. While it is not known which NSQ this is, it is that

@@ -136,7 +136,9 @@ def test_no_message_is_lost_on_a_standalone_cluster(stage: Stage, report: Report
         scene.go_on()
         scene.follow(cluster.url, on_executors=2)
         scene.await_batches(3)
-    judge(report(f"on a standalone cluster, into {into}", scene.drain()), 6 * WINDOW)
+        scene.kill(DRIVER, JVM)
+        scene.await_end()
+    judge(report(f"on a standalone cluster, into {into}", scene.drain()), 8 * WINDOW)
 
 
 def test_no_message_is_lost_when_all_processes_are_killed_in_turn(stage: Stage, report: Report) -> None:

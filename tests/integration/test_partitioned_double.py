@@ -272,24 +272,3 @@ def test_a_topic_that_cannot_be_is_an_error(
 ) -> None:
     with pytest.raises(UsageError, match=reason):
         cluster.create_topic("orders", **options)
-
-
-@pytest.mark.parametrize("late", [False, True])
-@pytest.mark.parametrize("verb", ["send", "poll", "recv"])
-def test_an_interrupted_request_leaves_the_answers_of_later_ones_alone(
-    verb: str, late: bool, orders: PartitionedCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As when pytest-timeout ends a test that shares its cluster with others."""
-    call = getattr(orders._control, verb)
-
-    def interrupt(*arguments: Any) -> Any:
-        if late:
-            call(*arguments)
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(orders._control, verb, interrupt)
-        for _ in range(2):
-            with pytest.raises(KeyboardInterrupt):
-                orders.messages("orders", 0)
-    assert port(orders.leader("orders", 0)) == port(orders.nodes[0])

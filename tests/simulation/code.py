@@ -115,12 +115,12 @@ class _Transform(ast.NodeTransformer):
             self._interrupt(part)
 
     def _with_places(self, block: list[ast.stmt]) -> Iterator[ast.stmt]:
-        for number, statement in enumerate(block):
+        for statement in block:
             if isinstance(statement, _SCOPES):
                 yield statement
                 continue
-            docstring = number == 0 and isinstance(statement, ast.Expr) and _is_text(statement.value)
-            if not (docstring or isinstance(statement, (ast.Global, ast.Nonlocal, ast.Pass))):
+            is_text = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+            if not (is_text or isinstance(statement, (ast.Global, ast.Nonlocal, ast.Pass))):
                 site = len(self.sites)
                 self.sites.append((".".join(self._scopes), statement.lineno))
                 call = f"_statement(__name__, {site}, _marked[{site}])"
@@ -144,10 +144,6 @@ def _as_set(items: ast.expr, where: ast.expr) -> ast.expr:
 
 def _is_keys(node: ast.expr) -> bool:
     return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "keys"
-
-
-def _is_text(node: ast.expr) -> bool:
-    return isinstance(node, ast.Constant) and isinstance(node.value, str)
 
 
 class _Loader(importlib.machinery.SourceFileLoader):

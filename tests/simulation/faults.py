@@ -56,7 +56,9 @@ class Faults:
         self.lossy: list[float] = []
         self.stood = 0.0
         """Seconds for which processes stood still."""
-        self.disk_failed = self.clock_changed = False
+        self.disk_failed = False
+        self.clock_set: list[float] = []
+        """When the wall clock of an nsqd was set."""
         self.not_started: list[str] = []
         """Starts that failed although the disk worked."""
         self.unclean: list[str] = []
@@ -113,8 +115,9 @@ class Faults:
         network.mend()
         for nsqd in self.nsqds:
             self._heal_disk(nsqd)
-            if nsqd.process is not None:
+            if nsqd.process is not None and nsqd.process.clock_error:
                 nsqd.process.clock_error = 0.0
+                self.clock_set.append(scheduler.now)
         self.world.until(lambda: all(span.ended < math.inf for span in self.spans), seconds)
         for nsqd in self.nsqds:
             self._run_again(nsqd)
@@ -158,7 +161,7 @@ class Faults:
         """End the nsqd before one of its next operations that change files."""
         if nsqd.name in self._ending:
             return
-        at = nsqd.disk.operations + fault.number
+        at = nsqd.disk.operations + 1 + fault.number**2 // 10
 
         def look(operation: str, name: str) -> None:
             if operation in CHANGES and nsqd.disk.operations >= at and nsqd.alive:
@@ -217,7 +220,7 @@ class Faults:
 
     def clock(self, fault: Fault, nsqd: Nsqd) -> None:
         if nsqd.process is not None:
-            self.clock_changed = True
+            self.clock_set.append(scheduler.now)
             nsqd.process.clock_error += (fault.number % 3 - 1) * 10 * fault.lasts
 
     # The network.
@@ -253,7 +256,7 @@ class Faults:
             link.delay = (0.03, 0.2, 1.0)[fault.number % 3]
         self._wait(fault)
         for link in links:
-            link.delay = network.delay
+            link.mend()
 
     def unlisted(self, fault: Fault, nsqd: Nsqd) -> None:
         """Cut an nsqd off from the nsqlookupds, while topics come and go."""
@@ -266,8 +269,9 @@ class Faults:
         self._wait(fault)
         for link in links:
             link.mend()
-        for number in range(fault.number, fault.number + 20):
-            self.load.visit(nsqd, number, 0.02)
+        self.world.until(lambda: self.load.listed(nsqd), 20.0, every=0.002)
+        for number in range(fault.number, fault.number + 20):  # while it registers
+            self.load.visit(nsqd, number, 0.002)
 
     # Disks.
 

@@ -274,11 +274,13 @@ def _client_options(chance: random.Random) -> dict[str, Any]:
         "reconnect_initial": chance.choice((0.02, 0.25)),
         "reconnect_max": 2.0,
         "dial_timeout": chance.choice((0.5, 5.0)),
+        "handshake_timeout": 3.0,
         "read_timeout": 6.0,
         "heartbeat_interval": 2.0,
         "write_timeout": chance.choice((1.0, 5.0)),
         "lookupd_poll_interval": chance.choice((0.5, 3.0)),
         "retry_uncertain": chance.random() < 0.25,
+        "coalesce": chance.random() < 0.7,
         "lookupd_poll_timeout": 1.0,
     }
 

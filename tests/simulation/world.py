@@ -7,6 +7,8 @@ operating system process: modules keep state.
 from __future__ import annotations
 
 import asyncio
+import asyncio.base_events
+import asyncio.selector_events
 import functools
 import gc
 import importlib
@@ -16,6 +18,7 @@ import logging
 import math
 import random
 import re
+import selectors
 import struct
 import sys
 from collections import Counter
@@ -23,7 +26,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from tests.simulation import code, disk, loop, network, threads
+from tests.simulation import code, disk, network, threads
 from tests.simulation.disk import Disk, disks
 from tests.simulation.network import Host
 from tests.simulation.scheduler import Process, Thread, begin, scheduler
@@ -44,7 +47,8 @@ def install() -> None:
     """Import the package for the simulation."""
     stand_ins = {**threads.modules(), **network.modules(), **disk.modules()}
     code.install(stand_ins)
-    loop.install(stand_ins["socket"])
+    for module in (asyncio.base_events, asyncio.selector_events):  # event loops are asyncio's own
+        vars(module).update(socket=stand_ins["socket"], time=stand_ins["time"])
     for name in MODULES:
         importlib.import_module(name)
 
@@ -90,10 +94,7 @@ class World:
             for item in list(process.descriptors.values()):
                 item.close()
 
-        if process is scheduler.me().process:  # ``scheduler.kill`` will not return
-            scheduler.at(scheduler.now, close)
-        else:
-            close()
+        scheduler.at(scheduler.now, close)  # soon: it may be this process, then ``kill`` does not return
         scheduler.kill(process)
 
     @functools.cached_property
@@ -238,12 +239,14 @@ class Daemon:
         self.process: Process | None = None
         self.lines: list[str] = []
         """What it has logged."""
+        self.errors: list[str] = []
+        """What asyncio has reported."""
         self.failure: str | None = None
         """Why it did not start, or ended."""
         self.running = self.stopping = False
         self.stopped_cleanly: bool | None = None
         self._thread: Thread | None = None
-        self._loop: loop.Loop | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._stop = asyncio.Event()
         self._drain = False
         self._server: Any = None
@@ -271,14 +274,19 @@ class Daemon:
         return self.running
 
     def _run(self) -> None:
-        self._loop = loop.Loop()
+        loop = self._loop = asyncio.selector_events.BaseSelectorEventLoop(_Selector())
+        loop.set_exception_handler(
+            lambda _, context: self.errors.append(f"{context.get('message')}: {context.get('exception')!r}")
+        )
+        scheduler.me().loop = loop
         try:
-            self._loop.run_until_complete(self._serve())
+            loop.run_until_complete(self._serve())
         except Exception as error:
             self.failure = f"{type(error).__name__}: {error}"
             scheduler.story(f"{self.name} does not run: {self.failure}")
         finally:
             self.running = False
+            loop.close()
 
     async def _serve(self) -> None:
         self._stop, self._drain = asyncio.Event(), False
@@ -323,7 +331,11 @@ class Daemon:
         words = ("a bug", "panic in", "Traceback", "cannot start")
         # aiohttp sets the result of a future that its shutdown has cancelled.
         found = [line for line in self.lines if any(each in line for each in words) and "_waiter" not in line]
-        return found + (self._loop.errors if self._loop else [])
+        return found + self.errors
+
+
+class _Selector(selectors.PollSelector):
+    _selector_cls = network.Poll
 
 
 class _Log(io.TextIOBase):

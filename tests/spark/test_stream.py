@@ -30,7 +30,6 @@ from tests.spark.running import (
 )
 
 if TYPE_CHECKING:
-    import pandas as pd  # type: ignore[import-untyped]
     from pyspark.sql import DataFrame, SparkSession
 
 
@@ -109,11 +108,14 @@ def test_rows_say_where_they_come_from_and_are_the_same_to_each_action(
 
 def test_two_topics_are_joined_behind_a_pandas_udf(spark: SparkSession, queue: Nsqd, tmp_path: Path) -> None:
     """Whole rows, with the columns of a partitioned NSQ, are in the state of the join."""
+    import pandas as pd  # type: ignore[import-untyped]
     from pyspark.sql import functions as f
 
-    @f.pandas_udf("bigint")  # type: ignore[call-overload]
-    def number(bodies: pd.Series) -> pd.Series:
+    def to_number(bodies: Any) -> Any:
         return bodies.map(int)
+
+    to_number.__annotations__ = {"bodies": pd.Series, "return": pd.Series}  # Spark needs types, not strings
+    number: Any = f.pandas_udf(to_number, "bigint")
 
     def numbered(topic: str) -> DataFrame:
         frame = stream(spark, queue, tmp_path, topic=topic, wal=tmp_path / topic)
@@ -124,11 +126,11 @@ def test_two_topics_are_joined_behind_a_pandas_udf(spark: SparkSession, queue: N
     publish(queue, bodies(300))
     NsqdApi(queue.http_address).multi_publish("payments", bodies(300, 200))
     orders, payments = numbered("orders").alias("o"), numbered("payments").alias("p")
-    condition = f.expr("o.number = p.number AND p.timestamp >= o.timestamp - interval 1 hour")
-    joined = orders.join(payments, condition, "leftOuter")
+    condition = "o.number = p.number AND p.timestamp >= o.timestamp - interval 1 hour"
+    joined = orders.join(payments, f.expr(condition))
     drain(joined.select("o.*", f.col("p.body").alias("paid")), tmp_path)
     found = list(zip(written(tmp_path), written(tmp_path, "paid"), strict=True))
-    assert sorted(found) == [(body, body) for body in bodies(100, 200)]  # the others wait for an hour
+    assert sorted(found) == [(body, body) for body in bodies(100, 200)]
 
 
 def test_keys_and_headers_of_a_partitioned_nsq_go_through_source_and_sink(

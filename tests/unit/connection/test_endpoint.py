@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsq.config import Config
-from nsq.connection.backoff import Backoff, Pauses
+from nsq.connection.backoff import DialBackoff, Pauses
 from nsq.connection.conn import Conn, ConnDelegate
 from nsq.connection.endpoint import DIALS, Endpoint, Endpoints, Key, LoopThreads, Status, Wanted
 from nsq.connection.subscription import Subscription
@@ -122,7 +122,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
 def test_chance_takes_half_of_a_pause_at_most_and_a_success_makes_up_for_all_failures(
     chance: float, failures: int
 ) -> None:
-    backoff = Backoff(Pauses(INITIAL, LONGEST, lambda: chance).draw_late)
+    backoff = DialBackoff(Pauses(INITIAL, LONGEST, lambda: chance).draw_late)
     for _ in range(failures):
         backoff.failed(LOST, 0.0, final=True)
     whole = min(INITIAL * 2.0 ** min(failures - 1, 20), LONGEST)

@@ -328,6 +328,30 @@ def test_a_waiting_publish_is_refused_by_name_when_the_cluster_turns_out_to_be_a
     assert sum(map(len, map(scene.queued, NODES))) == 1
 
 
+def test_plain_comes_back_if_this_turns_out_to_be_the_original_nsq_while_the_router_is_made() -> None:
+    def make(pool: Pool, discovery: Discovery) -> Router:
+        discovery.kind = "original"
+        pool.detection.is_original()
+        return Router(pool, discovery)
+
+    pool = StillPool(make)
+    assert isinstance(pool.detection.with_options(), Router)
+    pool.turn()
+    with pytest.raises(UsageError, match="key= needs a partitioned NSQ"):
+        pool.detection.with_options().new_publish(PublishFuture, "orders", b"x", None, {"key": "k"})
+
+
+def test_topics_that_publishes_wait_for_are_looked_up_when_the_nsq_turns_out_to_be_partitioned() -> None:
+    pool = StillPool(Router)
+    waiting = pool.routing.new_publish(PublishFuture, "orders", b"x", None, {})
+    waiting.callbacks = pool.callbacks
+    pool.publish(waiting, 1000.0)
+    pool.turn()
+    lookups: Any = pool.detection.is_other(pool.nsqds.discovery)
+    assert lookups.topics == ("orders",)
+    assert isinstance(pool.routing, Router)
+
+
 @pytest.mark.parametrize("known", [False, True])
 def test_a_publish_that_was_made_before_the_cluster_turned_out_to_be_an_original_one_is_sent_as_such(
     known: bool,

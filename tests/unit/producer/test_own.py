@@ -283,18 +283,24 @@ def test_an_idle_connection_is_closed_before_nsqd_misses_a_heartbeat() -> None:
     scene.p.close(0)
 
 
+@pytest.mark.parametrize("removed", [False, True])
 @pytest.mark.parametrize("closing", [False, True])
-def test_a_connection_that_an_interrupted_caller_has_lost_is_closed(closing: bool) -> None:
+def test_a_connection_that_an_interrupted_caller_has_lost_is_closed(closing: bool, removed: bool) -> None:
     scene = Scene(heartbeat_interval=1.0)
     scene.transport.streams[1].before_look = interrupt  # a signal comes when a publish has taken it
     with pytest.raises(Interrupted):
         scene.p.publish("orders", b"interrupted")
+    if removed:
+        scene.p.set_nsqds("nsqd2:4150")
+        scene.loops.peer.end()
+        eventually(lambda: [each.address for each in scene.p.stats().connections] == ["nsqd2:4150"])
     if closing:
         assert scene.p.close(PATIENCE)
     scene.own.peer.wait_closed()
     assert scene.own.peer.abandoned  # closed, even if its reader has not left it
     if not closing:
-        scene.next_own()
+        if not removed:
+            scene.next_own()
         scene.p.close(0)
 
 

@@ -9,7 +9,9 @@ from typing import NamedTuple, Protocol
 
 _SEQUENCE_BITS = 12
 _NODE_BITS = 10
+_SEQUENCE_MASK = (1 << _SEQUENCE_BITS) - 1
 _HEAD_MASK = (1 << 64 - _SEQUENCE_BITS) - 1
+_SEQUENCES = [b"%03x" % sequence for sequence in range(1 << _SEQUENCE_BITS)]
 #: The largest count that the wire format holds; further deliveries are not counted.
 MAX_ATTEMPTS = 0xFFFF
 
@@ -25,8 +27,9 @@ class Message:
         self.timestamp = timestamp
         self.attempts = 0
         self.due = due  # do not deliver before this time; 0 for at once
-        self.delivered_at = 0.0
-        self.deadline = 0.0
+        # Set when it is delivered.
+        self.delivered_at: float
+        self.deadline: float
 
     def copy(self) -> Message:
         return Message(self.id, self.body, self.timestamp, self.due)
@@ -37,13 +40,13 @@ class Batch:
 
     __slots__ = ("bodies", "ids", "timestamp")
 
-    def __init__(self, ids: list[bytes], bodies: list[bytes], timestamp: int) -> None:
+    def __init__(self, ids: Ids | list[bytes], bodies: list[bytes], timestamp: int) -> None:
         self.ids = ids
         self.bodies = bodies
         self.timestamp = timestamp
 
     def __len__(self) -> int:
-        return len(self.ids)
+        return len(self.bodies)
 
     def __iter__(self) -> Iterator[Message]:
         return map(Message, self.ids, self.bodies, itertools.repeat(self.timestamp))
@@ -78,8 +81,37 @@ def show(messages: Iterable[Message], n: int, max_bytes: int) -> list[Waiting]:
     return shown
 
 
+class Ids:
+    """Consecutive ids of 16 hex digits, written out when they are read: a backlog holds them as numbers.
+
+    The first one is number ``first`` of its node, where each tick has 4096 numbers.
+    """
+
+    __slots__ = ("_count", "_first", "_node")
+
+    def __init__(self, node: int, first: int, count: int) -> None:
+        self._node, self._first, self._count = node, first, count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[bytes]:
+        ids: list[bytes] = []
+        while (left := self._count - len(ids)) > 0:
+            number = self._first + len(ids)
+            tick, sequence = number >> _SEQUENCE_BITS, number & _SEQUENCE_MASK
+            # Only the last digits differ. Appending them costs a third of writing out each number.
+            head = b"%013x" % ((tick << _NODE_BITS | self._node) & _HEAD_MASK)
+            ids += map(head.__add__, _SEQUENCES[sequence : sequence + left])
+        return iter(ids)
+
+    def __getitem__(self, part: slice) -> Ids:
+        start, stop, _ = part.indices(self._count)
+        return Ids(self._node, self._first + start, max(0, stop - start))
+
+
 class MessageIds:
-    """Makes ids of 16 hex digits from time, node id and sequence: ascending, and unique for each node id.
+    """Makes ids from time, node id and sequence: ascending, and unique for each node id.
 
     A tick is 2²⁰ ns. When a tick's sequence is used up, the ids go on with the next tick without waiting for
     it, so a burst runs ahead of the clock. Ids never go back or repeat, even if the clock is set back; nor
@@ -89,30 +121,23 @@ class MessageIds:
     def __init__(self, node_id: int, time_ns: Callable[[], int]) -> None:
         self._node = node_id
         self._time_ns = time_ns
-        self.tick = -1  # of the last id
-        # The sequence is an id's last digits. Appending them costs a third of writing out the number.
-        self._digits = [b"%03x" % sequence for sequence in range(1 << _SEQUENCE_BITS)]
-        self._used = 0
-        self._head = b""  # an id's first digits, for this tick
+        self._next = 0
 
-    def take(self, count: int) -> list[bytes]:
-        tick = self._time_ns() >> 20
-        ids: list[bytes] = []
-        while True:
-            if tick > self.tick:
-                self.tick, self._used = tick, 0
-                self._head = b"%013x" % ((tick << _NODE_BITS | self._node) & _HEAD_MASK)
-            sequences = self._digits[self._used : self._used + count - len(ids)]
-            self._used += len(sequences)
-            ids += map(self._head.__add__, sequences)
-            if len(ids) == count:
-                return ids
-            tick = self.tick + 1
+    @property
+    def tick(self) -> int:
+        """The tick of the last id; -1 if there is none."""
+        return (self._next - 1) >> _SEQUENCE_BITS
+
+    def take(self, count: int) -> Ids:
+        first = self._time_ns() >> 20 << _SEQUENCE_BITS
+        if first < self._next:  # not ``max``: this runs for every PUB
+            first = self._next
+        self._next = first + count
+        return Ids(self._node, first, count)
 
     def start_after(self, tick: int) -> None:
         """Make only ids of later ticks, whatever the clock says."""
-        if tick > self.tick:
-            self.tick, self._used = tick, len(self._digits)
+        self._next = max(self._next, tick + 1 << _SEQUENCE_BITS)
 
 
 class StorageFailed(Exception):

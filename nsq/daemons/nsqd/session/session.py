@@ -305,7 +305,7 @@ class Session:
 
     def deliver(self, messages: list[Message]) -> None:
         try:
-            self._stream.write_all(encode_messages(messages))
+            self._stream.write(b"".join(encode_messages(messages)))
         except LayerError as error:
             self._on_layer_error(error)
 

@@ -269,63 +269,6 @@ def test_a_restart_keeps_due_times_and_attempts(tmp_path: Path, durable: bool) -
     assert {each.attempts for _, each in node.released} == {3}
 
 
-def test_a_power_cut_that_undoes_the_renaming_at_the_start_costs_no_due_time(tmp_path: Path) -> None:
-    directory = tmp_path / "here"
-    directory.mkdir()
-    node = Node(directory, durable=True)
-    node.add(100.0, 200.0, 300.0)
-    node.stop()
-    cut = node.copy(tmp_path / "after the power cut")
-    node = later(node, directory)
-    assert node.run(99.0) == []  # reads the file, and notes that in the index
-    for index in directory.glob("*.dues.dat"):
-        shutil.copy(index, cut)
-    again = later(node, cut)
-    again.run(300.0)
-    assert len(again.released) == 3
-    assert min(again.lateness()) > -0.001
-
-
-def test_a_power_cut_that_undoes_the_renaming_at_a_second_stop_costs_no_due_time(tmp_path: Path) -> None:
-    directory = tmp_path / "here"
-    directory.mkdir()
-    node = Node(directory, durable=True)
-    node.add(100.0, 200.0, 300.0)
-    node.stop()
-    cut = node.copy(tmp_path / "after the power cut")
-    node = later(node, directory)
-    node.disk.append([b"r" * HEAD_SIZE + b"waits"])
-    node.stop()  # under another number
-    for index in directory.glob("*.dues.dat"):
-        shutil.copy(index, cut)
-    again = later(node, cut)
-    again.run(300.0)
-    assert len(again.released) == 3
-    assert min(again.lateness()) > -0.001
-
-
-def test_a_stop_syncs_records_and_indexes_before_it_renames_them(tmp_path: Path) -> None:
-    node = Node(tmp_path, durable=True)
-    node.add(*delays(30))  # some in memory, some only on disk
-    (job,) = node.deferred.persist()
-    node.deferred.files.join(synced=True)
-    written = {path.name for path in job.files}
-    gone = {path.name for path in job.files if not path.exists()}
-    assert gone
-    assert {name.replace(".dat", ".dues.dat") for name in gone} < written
-
-
-def test_a_kill_in_a_stop_after_another_kill_repeats_nothing(tmp_path: Path) -> None:
-    (tmp_path / "a").mkdir()
-    node = Node(tmp_path / "a", durable=True)
-    node.add(*delays(30))
-    node = restarted(node)
-    again = later(node, node.copy(tmp_path / "b"))
-    again.deferred.persist()
-    last = later(again, again.copy(tmp_path / "c"))
-    assert (len(last.deferred), len(last.run(2 * DAY))) == (30, 30)
-
-
 @MODES
 def test_after_a_stop_gos_nsqd_finds_every_message_in_the_queue(tmp_path: Path, durable: bool) -> None:
     node = Node(tmp_path, durable=durable)
@@ -406,24 +349,6 @@ def test_an_index_of_a_channel_that_gos_nsqd_made_anew_is_ignored(tmp_path: Path
     assert not any("dues" in name for name in names(tmp_path))
 
 
-def test_an_index_that_a_kill_has_left_alone_claims_no_new_file_of_the_queue(tmp_path: Path) -> None:
-    (tmp_path / "a").mkdir()
-    node = Node(tmp_path / "a", durable=True)
-    node.add(50.0, 60.0)
-    node.stop()
-    after = later(node, tmp_path / "a")
-    for _ in range(2):  # now the queue writes a file of that name, with the same records
-        after.run(55.0)
-        after.disk.append([encode(after.released[-1][1])])
-        after_kill = after.copy(tmp_path / f"{len(after.released)}")
-        after.sync()
-    (records,) = after_kill.glob("*.deferred.00000?.dat")
-    assert records.stat().st_size == (after_kill / "t:c.diskqueue.000000.dat").stat().st_size
-    records.unlink()
-    last = later(after, after_kill)
-    assert [record[HEAD_SIZE:] for _, record in last.disk.read(10)] == [b"50.000", b"60.000"]
-
-
 @MODES
 def test_a_kill_loses_only_what_was_in_memory(tmp_path: Path, durable: bool) -> None:
     (tmp_path / "a").mkdir()
@@ -438,35 +363,6 @@ def test_a_kill_loses_only_what_was_in_memory(tmp_path: Path, durable: bool) -> 
     assert (len(after.released), min(after.lateness()) > -0.001) == (kept, True)
     after.stop()
     assert go_reader.bodies(tmp_path / "b", "t:c") == []
-
-
-def test_after_a_kill_older_records_in_the_queue_are_known(tmp_path: Path) -> None:
-    (tmp_path / "a").mkdir()
-    node = Node(tmp_path / "a", durable=True)
-    node.add(3600.0)
-    (journal,) = node.deferred.files._in_memory
-    entry = journal.read(node.disk.sizes)[0][0]
-    node.add(1.0, 1.9)
-    left = encode(node.deferred._heap[0][2])
-    node.run(1.5)
-    node.sync()
-    node.disk.append([b"x" * HEAD_SIZE, entry[1], left, entry[1], b"y" * HEAD_SIZE, b"y" * HEAD_SIZE])
-    after = later(node, node.copy(tmp_path / "b"))
-    places = [each.place for each in node.disk.unread_records(6)]
-    deferred = entry[1][10:HEAD_SIZE]
-    assert after.deferred.obsolete == {places[1]: deferred, places[3]: deferred, places[4]: b"y" * 16}
-
-
-def test_of_two_records_that_a_kill_left_in_files_the_one_due_last_comes(tmp_path: Path) -> None:
-    (tmp_path / "a").mkdir()
-    node = Node(tmp_path / "a", durable=True)
-    node.add(1.0)
-    node.run(1.5)
-    (_, again) = node.released[0]
-    again.due = node.clock.now() + 100.0  # requeued before the first file notes that it has left
-    node.deferred.add([again])
-    after = later(node, node.copy(tmp_path / "b"))
-    assert (len(after.deferred), after.run(99.0), len(after.run(2.0))) == (1, [], 1)
 
 
 def torn(records: bytes) -> bytes:
@@ -568,53 +464,6 @@ def test_a_message_that_only_its_topic_has_whole_is_not_taken_for_one_that_has_l
     assert messages_of(after_kill) == ([], [])
 
 
-def test_two_records_of_a_message_in_one_file_spoil_no_other_after_a_stop_and_a_kill(tmp_path: Path) -> None:
-    (tmp_path / "a").mkdir()
-    node = Node(tmp_path / "a", durable=True)
-    first, second = (message(body, node.clock.now() + 50.0) for body in (b"50.0", b"50.1"))
-    node.deferred.add([first, first.copy(), second])  # a topic repeats messages after a kill
-    node = restarted(node)
-    assert (node.run(48.5), len(node.deferred._heap)) == ([], 2)  # the file was read
-    node.sync()
-    after = later(node, node.copy(tmp_path / "b"))
-    assert (after.run(1.0), sorted(after.run(1.0))) == ([], [b"50.0", b"50.1"])
-
-
-def after_power_cut(node: Node, target: Path, synced: Path, index_bytes: int) -> Node:
-    """Keep the files that were ``synced``, and of the new ones the records but not all of the index."""
-    node.copy(target)
-    for index in target.glob("*.dues.dat"):
-        if not (synced / index.name).exists():
-            index.write_bytes(index.read_bytes()[:index_bytes])
-    shutil.copytree(synced, target, dirs_exist_ok=True)
-    return later(node, target)
-
-
-@pytest.mark.parametrize("index_bytes", [0, 72])
-@pytest.mark.parametrize("to", ["another journal", "a narrower bucket"])
-def test_a_message_in_a_new_file_whose_index_a_power_cut_has_cut_keeps_the_due_time_in_its_old_file(
-    tmp_path: Path, to: str, index_bytes: int
-) -> None:
-    (tmp_path / "a").mkdir()
-    node = Node(tmp_path / "a", durable=True)
-    node.add(*[5000.0 + number for number in range(20)])
-    node.sync()
-    if to == "a narrower bucket":
-        node = restarted(node)
-        node.sync()
-    synced = node.copy(tmp_path / "synced")
-    if to == "another journal":
-        node.deferred.files.begin_new()
-        node.deferred._write_again({*node.deferred.files._in_memory})
-    else:
-        node.run(4999.5)
-    assert len(names(node.directory)) > len(names(synced))
-    after = after_power_cut(node, tmp_path / "after", synced, index_bytes)
-    found = after.run(6000.0)
-    assert (len(set(found)), min(after.lateness()) > -0.001) == (20, True)
-    assert after.log.complaints == []
-
-
 def test_a_message_whose_index_a_power_cut_has_cut_comes_again_from_its_topic(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "synced").mkdir()
@@ -627,19 +476,6 @@ def test_a_message_whose_index_a_power_cut_has_cut_comes_again_from_its_topic(tm
     after = later(node, tmp_path / "after", in_topic=dict.fromkeys([each.id for each in sent], 0))
     assert after.deferred.repeated == {sent[0].id}  # the channel takes the other one from the topic
     assert (after.run(49.0), after.run(2.0)) == ([], [b"50.0"])
-
-
-def test_a_message_that_comes_back_before_the_sync_stays(tmp_path: Path) -> None:
-    (tmp_path / "a").mkdir()
-    node = Node(tmp_path / "a", durable=True)
-    node.add(1.0)
-    node.run(1.5)
-    (_, again), node.released = node.released[0], []
-    again.due = node.clock.now() + 1.0
-    node.deferred.add([again])
-    node.sync()
-    after = later(node, node.copy(tmp_path / "b"))
-    assert len(after.run(5.0)) == 1
 
 
 @MODES
@@ -804,38 +640,12 @@ def test_emptying_leaves_no_file(tmp_path: Path, durable: bool, few: int) -> Non
     assert len(node.run(6.0)) == 1
 
 
-def test_emptying_many_files_keeps_the_damaged_one_aside(tmp_path: Path) -> None:
-    node = Node(tmp_path, durable=True)
-    node.add(*delays(100))
-    (file, *_) = node.deferred.files._in_memory
-    file.damaged = True
-    with patch.object(deferred_files, "_REMOVED_AT_ONCE", 0):
-        node.deferred.clear()
-    for remover in [thread for thread in threading.enumerate() if thread.name == "nsqd-remove"]:
-        remover.join()
-    assert names(tmp_path) == sorted(f"{path.name}.bad" for path in (file.data, file.index))
-
-
 def test_while_syncs_fail_a_durable_nsqd_refuses_deferred_messages(tmp_path: Path) -> None:
     node = Node(tmp_path, durable=True)
     node.broken = OSError(errno.EIO, "Input/output error")
     with pytest.raises(StorageFailed, match="Input/output"):
         node.add(5.0)
     assert names(tmp_path) == []
-
-
-@pytest.mark.parametrize("end", ["finished", "emptied"])
-def test_a_file_whose_fsync_failed_is_forgotten_when_it_is_removed(tmp_path: Path, end: str) -> None:
-    node = Node(tmp_path, durable=True)
-    node.add(1.0)
-    with patch("os.fsync", side_effect=OSError(errno.EIO, "broken")), pytest.raises(OSError, match="broken"):
-        node.sync()
-    assert len(node.deferred.files._failed_files) == 2
-    if end == "emptied":
-        node.deferred.clear()
-    else:
-        node.deferred.files._forget_file(next(iter(node.deferred.files._in_memory)))
-    assert node.deferred.files._failed_files == set()
 
 
 def test_a_removed_file_fails_the_sync(tmp_path: Path) -> None:

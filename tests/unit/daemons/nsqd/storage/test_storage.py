@@ -16,7 +16,7 @@ from unittest.mock import patch
 
 import pytest
 
-from nsq.daemons.nsqd.core.backlog import Message, StorageFailed
+from nsq.daemons.nsqd.core.backlog import StorageFailed
 from nsq.daemons.nsqd.core.broker import Broker
 from nsq.daemons.nsqd.core.clock import LoopClock
 from nsq.daemons.nsqd.disk import syncing
@@ -26,10 +26,8 @@ from nsq.daemons.nsqd.options import NsqdOptions
 from nsq.daemons.nsqd.storage import rounds, stopping
 from nsq.daemons.nsqd.storage.directory import DataDirectory
 from nsq.daemons.nsqd.storage.health import HEALTHY
-from nsq.daemons.nsqd.storage.memory_first import MemoryFirstBacklog
 from nsq.daemons.nsqd.storage.storage import Storage
 from nsq.daemons.serve.logs import DaemonLog
-from tests.integration import go_reader
 from tests.unit.daemons.nsqd.core.consumer import Consumer
 from tests.unit.daemons.nsqd.disk.files import names, room_for
 from tests.unit.daemons.nsqd.storage.waiting import until
@@ -120,21 +118,6 @@ def test_a_damaged_list_of_ids_is_only_warned_about(tmp_path: Path, content: byt
 
     asyncio.run(scenario())
     assert int((tmp_path / "nsqd.ids.dat").read_bytes()) == pytest.approx(time.time_ns() >> 20, rel=0.001)
-
-
-def test_ids_do_not_repeat_if_a_kill_leaves_records_but_not_the_list_of_ids(tmp_path: Path) -> None:
-    ids = tmp_path / "nsqd.ids.dat"
-    ids.write_bytes(b"%d\n" % ((time.time_ns() >> 20) + 10**6))  # the clock was set back
-
-    async def id_of_a_killed_run() -> bytes:
-        async with node(tmp_path, durable=True) as one:
-            at_the_kill = ids.read_bytes()
-            one.broker.publish("t", [b"a"])
-            (message,) = (await one.broker.topics["t"].peek(100, 0))[-1:]
-        ids.write_bytes(at_the_kill)
-        return message.id
-
-    assert asyncio.run(id_of_a_killed_run()) < asyncio.run(id_of_a_killed_run())
 
 
 @MODES
@@ -293,23 +276,6 @@ def test_files_may_have_become_links_and_nsqd_writes_through_none(
 
 
 class TestRounds:
-    def test_a_topic_forgets_only_what_its_channels_have_on_disk(self, tmp_path: Path) -> None:
-        async def scenario() -> None:
-            async with node(tmp_path, durable=True) as one:
-                one.broker.publish("t", [b"a", b"b"])
-                await one.wait_until_synced()
-                synced.clear()
-                one.broker.topic("t").channel("c")
-                one.storage.try_again()
-                await one.wait_until_synced()
-
-        synced: list[str] = []
-        with watched(synced):
-            asyncio.run(scenario())
-        before_topic = synced[: synced.index("t.diskqueue.meta.dat")]
-        assert "t:c.diskqueue.000000.dat" in before_topic
-        assert "nsqd.dat" in before_topic
-
     def test_publishers_wait_for_their_own_records_alone(self, tmp_path: Path) -> None:
         async def scenario() -> None:
             async with node(tmp_path, durable=True) as one:
@@ -414,29 +380,6 @@ class TestFaults:
         with patch.object(rounds, "_RETRY_SECONDS", 0.001):
             asyncio.run(scenario())
 
-    def test_while_syncs_fail_publishers_are_refused(
-        self, tmp_path: Path, broken_syncs: Callable[[], list[str]]
-    ) -> None:
-        async def scenario() -> None:
-            errors = broken_syncs()
-            async with node(tmp_path, durable=True) as one:
-                assert one.storage.committer is not None
-                one.storage.committer.retry_after = 0.001
-                one.broker.publish("t", [b"waits for an answer"])
-                waiting = asyncio.create_task(one.wait_until_synced())
-                await until(lambda: one.storage.health != HEALTHY)
-                with pytest.raises(StorageFailed, match="Input/output"):
-                    one.broker.publish("t", [b"refused"])
-                errors.clear()
-                await until(lambda: one.storage.health == HEALTHY)
-                with pytest.raises(StorageFailed, match="syncing to disk failed"):
-                    await waiting
-                one.broker.publish("t", [b"taken"])
-                assert one.broker.topics["t"].depth == 2
-                assert one.storage.health == HEALTHY
-
-        asyncio.run(scenario())
-
     def test_what_was_written_during_a_failed_fsync_is_not_confirmed_by_the_next_one(
         self, tmp_path: Path
     ) -> None:
@@ -527,26 +470,6 @@ class TestFaults:
             assert all("may repeat" in error for error in said if error not in lost)
 
         asyncio.run(scenario())
-
-    def test_a_stop_writes_messages_that_the_disk_refused_once(self, tmp_path: Path) -> None:
-        persist = MemoryFirstBacklog.persist
-
-        def slowly(backlog: MemoryFirstBacklog, taken: list[Message]) -> None:
-            persist(backlog, taken)
-            time.sleep(0.2)  # in another thread; the time to try the disk again passes
-
-        async def scenario() -> None:
-            one = Node(tmp_path, mem_queue_size=0)
-            one.broker.topic("t").channel("c")
-            one.broker.publish("t", [b"a"])
-            with full_disk():
-                await one.consume("t", "c", 1, finish=False)
-            assert await one.stop() == []
-
-        slow_stop = patch.object(MemoryFirstBacklog, "persist", slowly)
-        with patch.object(rounds, "_RETRY_SECONDS", 0.1), slow_stop:
-            asyncio.run(scenario())
-        assert go_reader.bodies(tmp_path, "t:c") == [b"a"]
 
     def test_a_queue_that_cannot_be_opened_is_a_refusal(self, tmp_path: Path) -> None:
         async def scenario() -> None:
