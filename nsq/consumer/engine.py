@@ -114,7 +114,7 @@ class ConsumingEndpoint(Endpoint):
 
 
 class Engine:
-    """The owner and its state. Discovery reports to ``found`` and ``dropped``. ``discovery`` are arguments of
+    """The owner and its state. ``discovery`` are arguments of
     ``Discovery``, ``handlers`` of ``HandlerPool``. ``options`` are those that the original NSQ does not have.
     """
 
@@ -178,7 +178,7 @@ class Engine:
         self.discovery: Discovery = Discovery(
             subscription,
             config,
-            found=self.found,
+            found=lambda wanted: self.owner.ask(partial(self.endpoints.want, wanted)),
             dropped=self.dropped,
             other=lambda discovery: self.dialect.asker(discovery),
             is_other=bool(options),
@@ -374,9 +374,6 @@ class Engine:
         self._left = before
 
     # Connections come and go. Requests of discovery and of endpoints, and the owner.
-
-    def found(self, wanted: dict[Key, Wanted]) -> None:
-        self.owner.ask(partial(self.endpoints.want, wanted))
 
     def dropped(self, key: Key) -> None:
         """Close a connection that is not wanted any more, once its messages are answered."""

@@ -100,7 +100,7 @@ class HandlerPool:
         self._warned_of_clocks: set[str] = set()  # addresses of nsqds
         self._starved = starved
         self.requeue_delay = requeue_delay
-        self.threads_each, self._at_thread_end = threads, at_thread_end
+        self.threads_each, self._at_thread_end = threads, at_thread_end or bool
         self._gives_up_at_last_failure = gives_up_at_last_failure
         self._fields = fields or {}
         self._in_order, self._give_up_failed = in_order, give_up_failed
@@ -172,22 +172,19 @@ class HandlerPool:
         """Start the threads. Raises RuntimeError when one cannot be started."""
         # Made here: a Thread object made before a fork counts as ended in the child.
         runs = [run for run, threads, _ in self._groups for _ in range(threads or self.threads_each)]
-        if self._at_thread_end is not None:
-            runs = [partial(self._run_to_end, run, self._at_thread_end) for run in runs]
         self._threads = [
-            threading.Thread(target=run, name=f"{self._name}-handler-{number}", daemon=True)
+            threading.Thread(target=self._run, args=[run], name=f"{self._name}-handler-{number}", daemon=True)
             for number, run in enumerate(runs)
         ]
         for thread in self._threads:
             thread.start()
 
-    @staticmethod
-    def _run_to_end(run: Callable[[], None], at_end: Callable[[], object]) -> None:
+    def _run(self, run: Callable[[], None]) -> None:
         try:
             run()
         finally:
             try:
-                at_end()
+                self._at_thread_end()
             except BaseException:
                 log.exception("at_thread_end failed")
 

@@ -42,11 +42,11 @@ from nsq.errors import (
 )
 from nsq.log import Logger
 from nsq.producer import at_exit
-from nsq.producer.answers import PLAIN, Verdict, unanswered, unsent
+from nsq.producer.answers import PLAIN, Rules, Verdict, unanswered, unsent
 from nsq.producer.endpoint import PublishingEndpoint, command_of
 from nsq.producer.nsqds import NAME, Nsqds, Setup
 from nsq.producer.own import OwnConn
-from nsq.producer.publishes import NO_OPTIONS, QUEUED, SENT, Publish, checked_timeout
+from nsq.producer.publishes import NO_OPTIONS, QUEUED, SENT, Publish, PublishFuture, checked_timeout
 from nsq.producer.reports import Acknowledged, CloseReport, Failed, FlushReport, ProducerStats
 from nsq.producer.routing import Detection, NewOther, Plain, Routing, Target, Targets
 from nsq.threads.owner import Ending, Owner, last_moment
@@ -156,13 +156,13 @@ class Pool:
             self.refuse_our_thread("publish")
         taken = self._take(targets, started, seconds)
         if taken is None:
-            publish = self._made(topic, where, body, started, seconds)
+            publish = _made(topic, body, where, routing.rules, started, seconds)
         else:
             endpoint, conn = taken
             try:
                 endpoint.own.send(conn, commands.pub(where, body), seconds, routing.patience)
             except BaseException as error:
-                publish = self._made(topic, where, body, started, seconds)
+                publish = _made(topic, body, where, routing.rules, started, seconds)
                 self._note_failure(publish, endpoint, conn, error)
             else:
                 if self.setup.on_acknowledged is not None:
@@ -171,13 +171,6 @@ class Pool:
                     self._note_end_of_trip()
                 return PUBLISHED
         return self._send_through_loops(publish)
-
-    def _made(self, topic: str, where: str, body: bytes, started: float, seconds: float) -> Publish:
-        """Make a ``Publish`` of a message that turns out to need one."""
-        publish = Publish(topic, body)
-        publish.destination, publish.rules = where, self.routing.rules
-        publish.started, publish.deadline = started, started + seconds
-        return publish
 
     def publish_and_wait(self, publish: Publish, timeout: float | None) -> Published:
         """Do the same for a publish that was made before: with options, hooks, or several messages."""
@@ -277,9 +270,10 @@ class Pool:
             raise
         return publish.outcome()
 
-    def publish(self, publish: Publish, timeout: float | None, block: bool = True) -> None:
+    def publish(self, publish: PublishFuture, timeout: float | None, block: bool = True) -> None:
         """Queue a publish, which ends by itself. A caller interrupted after this must call ``cancel``."""
         seconds = self._config.publish_timeout if timeout is None else checked_timeout(timeout, 0.0)
+        publish.callbacks = self.callbacks
         publish.started = started = self._clock()
         publish.deadline = started + seconds
         pending = self.pending
@@ -692,3 +686,13 @@ class Pool:
         return ProducerStats(
             pending=self.unended, published=published, failed=failed, connections=connections
         )
+
+
+def _made(topic: str, body: bytes, where: str, rules: Rules, started: float, seconds: float) -> Publish:
+    """Make a ``Publish`` of a message that turns out to need one. ``where`` and ``rules`` are of one routing:
+    the pool may have another one by now.
+    """
+    publish = Publish(topic, body)
+    publish.destination, publish.rules = where, rules
+    publish.started, publish.deadline = started, started + seconds
+    return publish

@@ -232,7 +232,6 @@ class Producer:
             return self._send_async(topic, [body], options, timeout, block, defer=defer)
         routing = pool.detection.with_options() if options else pool.routing
         publish = routing.new_publish(PublishFuture, topic, body, defer, options)
-        publish.callbacks = pool.callbacks
         pool.publish(publish, timeout, block)
         return publish
 
@@ -269,7 +268,6 @@ class Producer:
         defer: Defer | None = None,
     ) -> PublishFuture:
         watched, publish = self.prepare(PublishFuture, topic, bodies, options, several=several, defer=defer)
-        publish.callbacks = self._pool.callbacks
         try:
             self._pool.publish(publish, timeout, block)
         except BaseException as error:
@@ -311,7 +309,6 @@ class Producer:
         """Send a prepared publish without blocking; return False if there is no room for it. Then wait for
         ``room``, and try again.
         """
-        publish.callbacks = self._pool.callbacks
         try:
             self._pool.publish(publish, timeout, block=False)
         except QueueFull:

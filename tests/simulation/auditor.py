@@ -369,8 +369,9 @@ class Auditor:
                 if kind < 2:
                     in_flight[number] += count
                     continue
-                grows, windows[number] = count > windows[number], count
-                used = in_flight.total() - in_flight[number] + max(count, in_flight[number])
+                # A window no larger than what is in flight admits nothing new.
+                grows, windows[number] = count > max(windows[number], in_flight[number]), count
+                used = in_flight.total() - in_flight[number] + count
                 if grows and used > budget and not self._stood(at - 2, at + 1, client):
                     self.found(f"RDY {count} of {client} at {at:.6f}: {used} may be in flight, not {budget}")
                     return
@@ -406,11 +407,11 @@ class Auditor:
             delivery = self._delivery(handled)
             if delivery is None or not handled.succeeded or handled.key not in self.load.sent:
                 continue  # a damaged message may have the id of another one
+            left = min(delivery.ended, delivery.conversation.closed_at, delivery.at + timeout - 1)
+            if left <= handled.ended:
+                continue
             by = handled.ended + self._trips(handled.ended, handled.ended + 1)
-            closed = delivery.conversation.closed_at
-            if min(delivery.ended, closed, delivery.at + timeout - 1) > by and not self._disturbed(
-                delivery.at, by
-            ):
+            if left > by and not self._disturbed(delivery.at, by):
                 self.found(
                     f"SLOW: {handled.key!r} was handled at {handled.ended:.6f}, FIN {delivery.ended:.6f}"
                 )
@@ -423,10 +424,12 @@ class Auditor:
             delivery = self._delivery(handled)
             if delivery is None or delivery.touched or handled.key not in self.load.sent:
                 continue
-            due = delivery.at + timeout
+            due, ended = delivery.at + timeout, min(delivery.ended, delivery.conversation.closed_at)
+            if ended < due:
+                continue
             by = due + 2.0 + 2 * self._stood(delivery.at, due + 2.0)
             if (
-                min(delivery.ended, delivery.conversation.closed_at) > by
+                ended > by
                 and not self._disturbed(delivery.at, by, _FLOWING)
                 and self.load.emptied.get(handled.channel, 0.0) < delivery.at
                 and not any(delivery.at < at <= by for at in self._came[handled.message_id])

@@ -88,15 +88,18 @@ class Disk:
         self._durable_names: dict[str, File] = {}
         self._journal: list[dict[str, File | None]] = []  # each step happens whole, or not
         self.capacity = math.inf
-        self.fail: Callable[[str, str], int] = _works
-        """Gets an operation and a name before it happens; returns an errno, or 0. It may kill the process."""
+        self.hooks: list[Callable[[str, str], int]] = []
+        """They get an operation and a name before it happens; one that returns an errno has it fail. They may
+        kill the process.
+        """
         self.short_writes = 0.0
         self.operations = 0
         self._inodes: weakref.WeakValueDictionary[int, File] = weakref.WeakValueDictionary()
 
     def heal(self) -> None:
         """End all faults."""
-        self.capacity, self.short_writes, self.fail = math.inf, 0.0, _works
+        self.capacity, self.short_writes = math.inf, 0.0
+        self.hooks.clear()
 
     @property
     def used(self) -> int:
@@ -107,7 +110,7 @@ class Disk:
         if operation in CHANGES:
             self.operations += 1
         scheduler.note(operation, name)
-        code = self.fail(operation, name)
+        code = next((code for hook in self.hooks.copy() if (code := hook(operation, name))), 0)
         failure = f" fails: {real_os.strerror(code)}" if code else ""
         scheduler.story(f"{self.host} disk: {operation} {name}{failure}")
         if code:
@@ -144,10 +147,6 @@ def _rename(names: dict[str, File], step: dict[str, File | None]) -> None:
         names.pop(name, None)
         if file is not None:
             names[name] = file
-
-
-def _works(_operation: str, _name: str) -> int:
-    return 0
 
 
 disks: dict[str, Disk] = {}

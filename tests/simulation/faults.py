@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -64,12 +65,6 @@ class Faults:
         self.unclean: list[str] = []
         self.mended = False
         self.spans: list[Span] = []
-        self._ending: dict[str, Callable[[str, str], None]] = {}
-        """What looks, before each operation on a disk, whether its nsqd ends there."""
-        self._failing: dict[str, list[Callable[[str], int]]] = {nsqd.name: [] for nsqd in nsqds}
-        """What says which errno an operation on a disk fails with."""
-        for nsqd in nsqds:
-            nsqd.disk.fail = partial(self._before, nsqd.name)
 
     def do(self, fault: Fault) -> None:
         """Begin a fault."""
@@ -114,7 +109,7 @@ class Faults:
         self.mended = True
         network.mend()
         for nsqd in self.nsqds:
-            self._heal_disk(nsqd)
+            nsqd.disk.heal()
             if nsqd.process is not None and nsqd.process.clock_error:
                 nsqd.process.clock_error = 0.0
                 self.clock_set.append(scheduler.now)
@@ -134,7 +129,7 @@ class Faults:
             if daemon.failure and not self.disk_failed:
                 break
             if self.mended and isinstance(daemon, Nsqd):
-                self._heal_disk(daemon)
+                daemon.disk.heal()
             threads.sleep(0.2)
         self.not_started.append(f"{daemon.name}: {daemon.failure}")
 
@@ -159,21 +154,20 @@ class Faults:
 
     def _end_at(self, fault: Fault, nsqd: Nsqd, end: Callable[[], None]) -> None:
         """End the nsqd before one of its next operations that change files."""
-        if nsqd.name in self._ending:
-            return
         at = nsqd.disk.operations + 1 + fault.number**2 // 10
 
-        def look(operation: str, name: str) -> None:
+        def hook(operation: str, name: str) -> int:
             if operation in CHANGES and nsqd.disk.operations >= at and nsqd.alive:
                 self.lossy.append(scheduler.now)
-                del self._ending[nsqd.name]
+                nsqd.disk.hooks.remove(hook)
                 scheduler.story(f"{nsqd.name} ends before: {operation} {name}")
                 end()
+            return 0
 
-        self._ending[nsqd.name] = look
-        self.world.until(lambda: self._ending.get(nsqd.name) is not look or self.mended, 30.0)
-        if self._ending.get(nsqd.name) is look:
-            del self._ending[nsqd.name]
+        nsqd.disk.hooks.append(hook)
+        self.world.until(lambda: hook not in nsqd.disk.hooks or self.mended, 30.0)
+        if hook in nsqd.disk.hooks:
+            nsqd.disk.hooks.remove(hook)
         else:
             threads.sleep(min(fault.lasts, 1.0))
             self._run_again(nsqd)
@@ -279,39 +273,31 @@ class Faults:
         self.disk_failed = True
         nsqd.disk.capacity = nsqd.disk.used + fault.number * 10
         self._wait(fault)
-        self._heal_disk(nsqd)
+        nsqd.disk.capacity = math.inf
 
     def fsync_fails(self, fault: Fault, nsqd: Nsqd) -> None:
         left = [errno.EIO] * (1, 2, 10, 1000)[fault.number % 4]
-        self._fail(fault, nsqd, lambda operation: left.pop() if operation == "fsync" and left else 0)
+        self._fail(fault, nsqd, lambda operation, _: left.pop() if operation == "fsync" and left else 0)
 
     def writes_fail(self, fault: Fault, nsqd: Nsqd) -> None:
         code = (errno.EIO, errno.ENOSPC)[fault.number % 2]
 
-        def fail(operation: str) -> int:
+        def hook(operation: str, _name: str) -> int:
             return code if operation in CHANGES and scheduler.chance.random() < 0.4 else 0
 
-        self._fail(fault, nsqd, fail)
+        self._fail(fault, nsqd, hook)
 
-    def _fail(self, fault: Fault, nsqd: Nsqd, fail: Callable[[str], int]) -> None:
+    def _fail(self, fault: Fault, nsqd: Nsqd, hook: Callable[[str, str], int]) -> None:
         self.disk_failed = True
-        self._failing[nsqd.name].append(fail)
+        nsqd.disk.hooks.append(hook)
         self._wait(fault)
-        self._heal_disk(nsqd)
+        with suppress(ValueError):  # everything is mended
+            nsqd.disk.hooks.remove(hook)
 
     def short_writes(self, fault: Fault, nsqd: Nsqd) -> None:
         nsqd.disk.short_writes = 0.3
         self._wait(fault)
-        self._heal_disk(nsqd)
-
-    def _heal_disk(self, nsqd: Nsqd) -> None:
-        nsqd.disk.capacity, nsqd.disk.short_writes = math.inf, 0.0
-        self._failing[nsqd.name].clear()
-
-    def _before(self, name: str, operation: str, file: str) -> int:
-        if look := self._ending.get(name):
-            look(operation, file)
-        return next((code for fails in self._failing[name] if (code := fails(operation))), 0)
+        nsqd.disk.short_writes = 0.0
 
     def storm(self, fault: Fault, _nsqd: Nsqd) -> None:
         """Interrupt the next calls of users."""

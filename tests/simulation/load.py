@@ -465,15 +465,12 @@ class Load:
 
     def interrupt(self, number: int) -> None:
         """Have signal handlers run in users' threads: they raise, or they publish."""
-        users = [
-            (client, thread) for client in self.producers for thread in client.threads[1:] if thread.alive
-        ]
+        users = [(client, user) for client in self.producers for user in client.threads[1:] if user.alive]
+        chance, topic = random.Random(number), next(iter(self.plan.topics))
 
         def publish(client: Client) -> None:
             with suppress(Interrupted):
-                self._publish_once(
-                    client, random.Random(number), "publish_async", next(iter(self.plan.topics)), 2.0, []
-                )
+                self._publish_once(client, chance, "publish_async", topic, 2.0, [])
 
         def fail() -> None:
             raise Interrupted
@@ -484,12 +481,15 @@ class Load:
                 scheduler.interrupt(thread, fail if number % 3 else partial(publish, client))
                 threads.sleep(self.chance.expovariate(20))
 
+    def _consumer(self, number: int) -> Client | None:
+        working = [client for client in self.consumers if client.working]
+        return working[number % len(working)] if working else None
+
     def adjust(self, number: int, lasts: float) -> None:
         """Pause a consumer for a while, or give it another max_in_flight."""
-        clients = [client for client in self.consumers if client.working]
-        if not clients:
+        client = self._consumer(number)
+        if client is None:
             return
-        client = clients[number % len(clients)]
 
         def work() -> None:
             if number % 2:
@@ -507,10 +507,9 @@ class Load:
 
     def flap(self, nsqd: Nsqd, number: int, lasts: float) -> None:
         """Remove an nsqd from a consumer, add it again, and so on; at last it is away for a while."""
-        clients = [client for client in self.consumers if client.working]
-        if not clients or self.plan.found_by_lookup or len(self.nsqds) == 1:
+        client, address, done = self._consumer(number), nsqd.tcp_address, list[None]()
+        if client is None or self.plan.found_by_lookup or len(self.nsqds) == 1:
             return
-        client, address, done = clients[number % len(clients)], nsqd.tcp_address, list[None]()
 
         def work() -> None:
             made = client.made
@@ -554,8 +553,8 @@ class Load:
             scheduler.start(work, f"closer{number}", client.process)
 
     def replace_consumer(self, number: int, lasts: float) -> None:
-        client = self.consumers[number % len(self.consumers)] if self.consumers else None
-        if client is None or not client.working:
+        client = self._consumer(number)
+        if client is None:
             return
         client.stopping = True
 
@@ -588,9 +587,9 @@ class Load:
             return
         self.world.kill_process(client.process)
         self.gone.append(client)
-        for messages in self.sent.values():
-            if messages.state == "pending":
-                messages.state = "perhaps"
+        for message in self.sent.values():
+            if message.state == "pending" and message.client == client.process.name:
+                message.state = "perhaps"
         if client in self.consumers:
             self.consumers.remove(client)
             consumer = client.made

@@ -105,7 +105,9 @@ class Thread:
         assert self.ident is None, f"{self} was started twice"
         self.alive = True
         self.process.threads.append(self)  # kept: freeing a greenlet would run its ``finally`` clauses
-        self.ident = scheduler.add(self)
+        self.ident = next(scheduler.numbers)
+        scheduler.runnable.append(self)
+        scheduler.note("started", self.ident, self.name)
 
     def _run(self) -> None:
         try:
@@ -143,9 +145,9 @@ class Scheduler:
         self.held: Callable[[str, int], float] = lambda _module, _site: 0.0
         """Says for how many seconds a thread stands still at a marked statement."""
         self._trace = hashlib.blake2b(digest_size=8)
-        self._runnable: list[Thread] = []
+        self.runnable: list[Thread] = []
         self._timers: list[list[Any]] = []
-        self._numbers = itertools.count(1)
+        self.numbers = itertools.count(1)
         self._since_timer = 0
         self._over = False
         self._failure: BaseException | None = None
@@ -183,13 +185,6 @@ class Scheduler:
         thread = Thread(target, name, process=process)
         thread.start()
         return thread
-
-    def add(self, thread: Thread) -> int:
-        """Take a new thread; return its number."""
-        number = next(self._numbers)
-        self._runnable.append(thread)
-        self.note("started", number, thread.name)
-        return number
 
     def kill(self, process: Process) -> None:
         """End all threads of a process where they are: they never run again."""
@@ -239,11 +234,11 @@ class Scheduler:
             thread.waiting = False
             if thread.timer is not None:
                 thread.timer[2] = thread.timer = None
-            self._runnable.append(thread)
+            self.runnable.append(thread)
 
     def give_way(self) -> None:
         """Let other threads run; the current one may go on at any time."""
-        self._runnable.append(self.me())
+        self.runnable.append(self.me())
         self._rest(self.me())
 
     def stand_still(self, seconds: float) -> None:
@@ -254,7 +249,7 @@ class Scheduler:
         self._rest(me)
 
     def _run_at(self, when: float, thread: Thread) -> None:
-        self.at(when, lambda: self._runnable.append(thread))
+        self.at(when, lambda: self.runnable.append(thread))
 
     def interrupt(self, thread: Thread, action: Callable[[], object]) -> None:
         """Have a thread call ``action`` before its next statement, as a signal handler; it may raise."""
@@ -263,7 +258,7 @@ class Scheduler:
 
     def at(self, when: float, action: Callable[[], object]) -> list[Any]:
         """Call ``action`` at a time. It must not wait. Setting the result's third item to None cancels it."""
-        timer = [when, next(self._numbers), action]
+        timer = [when, next(self.numbers), action]
         heapq.heappush(self._timers, timer)
         return timer
 
@@ -314,7 +309,7 @@ class Scheduler:
 
     def _choose(self) -> Thread | None:
         """Return one of the threads that can run, when there is one; None ends the run."""
-        runnable, timers = self._runnable, self._timers
+        runnable, timers = self.runnable, self._timers
         while True:
             while timers and timers[0][0] <= self.now:
                 action = heapq.heappop(timers)[2]

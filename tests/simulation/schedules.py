@@ -175,10 +175,12 @@ def a_publish_whose_write_cannot_be_undone_is_not_called_refused(script: Script)
     NsqdApi(nsqd.http_address).create_channel("orders", "billing")
     script.sleep(1)
     producer = nsq.Producer(nsqd.tcp_address)
-    nsqd.disk.fail = lambda operation, name: (
-        BROKEN
-        if operation == "truncate" or (operation == "pwrite" and "billing.diskqueue.meta" in name)
-        else 0
+    nsqd.disk.hooks.append(
+        lambda operation, name: (
+            BROKEN
+            if operation == "truncate" or (operation == "pwrite" and "billing.diskqueue.meta" in name)
+            else 0
+        )
     )
     perhaps: list[bool] = []
     try:

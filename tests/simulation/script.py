@@ -100,12 +100,14 @@ class Script:
         """Call ``act`` before the next operation of this kind on a file whose name contains ``name``. It may
         kill the nsqd, cut its power, or return an errno with which the operation fails.
         """
-        acts = [act]
 
-        def fail(kind: str, file: str) -> int:
-            return (acts.pop()() or 0) if acts and kind == operation and name in file else 0
+        def hook(kind: str, file: str) -> int:
+            if kind != operation or name not in file:
+                return 0
+            nsqd.disk.hooks.remove(hook)
+            return act() or 0
 
-        nsqd.disk.fail = fail
+        nsqd.disk.hooks.append(hook)
 
 
 def perform(name: str, tell: Callable[[str], None] | None = None) -> list[str]:

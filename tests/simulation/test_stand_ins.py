@@ -129,7 +129,7 @@ def test_what_an_fsync_could_not_write_counts_as_clean() -> None:
         file.pwrite(b"lost", 0)
         disk.rename("/disk/host/old name", "/disk/host/new name")
         host.sync_names()
-        host.fail = lambda operation, _name: errno.EIO if operation == "fsync" else 0
+        host.hooks.append(lambda operation, _name: errno.EIO if operation == "fsync" else 0)
         with pytest.raises(OSError, match="Input/output"):
             file.fsync()
         host.heal()

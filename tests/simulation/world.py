@@ -119,8 +119,6 @@ class World:
 
         scheduler.start(run, "scenario", self.here)
         scheduler.run()
-        if self.here.crashed:
-            raise ScenarioFailed(self.here.crashed[0])
 
     def until(self, condition: Callable[[], object], seconds: float, every: float = 0.02) -> bool:
         """Wait until a condition holds; return whether it did in time. For the scenario's threads."""
@@ -206,10 +204,6 @@ def _joined(pieces: list[tuple[float, bytes]]) -> tuple[bytes, list[float]]:
 #: The beginning of a frame: size, kind; of a message: timestamp, attempts, id.
 _FRAME = struct.Struct(">iiqH16s")
 _COMMAND = re.compile(rb"(?:^|\n)(FIN|REQ|TOUCH|RDY|CLS)(?: ([^\n]{16}|[0-9]+))?(?=[ \n])")
-
-
-class ScenarioFailed(Exception):
-    """The scenario itself raised an error."""
 
 
 class _Collect(logging.Handler):

@@ -201,7 +201,7 @@ def deleted_since(receivers: Collection[ReceiverState], since: int) -> list[str]
     return [
         f"messages of receiver {each.receiver} up to {_shown(each.deleted)}"
         for each in receivers
-        if each.deleted >= since
+        if each.first > 1 and each.deleted >= since
     ]
 
 

@@ -222,6 +222,7 @@ class ReadOptions(SourceOptions):
     one_of: ClassVar[Mapping[tuple[str, ...], str]] = {}
 
     channel: str = option("The channel of the log.", check_channel, default="")
+    reader: str = option("The reader whose position committed is.", check_reader, default=DEFAULT)
     starting_position: str = option(
         "The first row: earliest (the first that the log holds), committed (the first that option reader has "
         "not committed), or after an offset: startOffset or endOffset of a stream's progress, as JSON.",
@@ -250,7 +251,8 @@ class ReadOptions(SourceOptions):
 
     @classmethod
     def describe(cls) -> list[OptionHelp]:
-        return [line for line in super().describe() if line.name in _OF_A_READ]
+        lines = {line.name: line for line in super().describe()}
+        return [lines[name] for name in _OF_A_READ]
 
 
 _OF_A_READ = (

@@ -233,6 +233,7 @@ class Termination:
         self._leave = leave
         self._owner = os.getpid()
         self._leaving = False
+        self._closed = False
         self._previous: Any = None
         if threading.current_thread() is threading.main_thread():
             self._previous = signal.signal(signal.SIGTERM, self._handle)
@@ -244,15 +245,20 @@ class Termination:
         try:
             yield
         finally:
-            if signal.getsignal(signal.SIGTERM) == self._handle:
-                signal.signal(signal.SIGTERM, self._previous)
+            self._closed = True
+            # Another one may have been installed after this one, and may close later: it then removes both.
+            installed = handler = signal.getsignal(signal.SIGTERM)
+            while isinstance(one := getattr(handler, "__self__", None), Termination) and one._closed:
+                handler = one._previous
+            if handler is not installed:
+                signal.signal(signal.SIGTERM, handler)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        ours = os.getpid() == self._owner  # false in a forked child
+        ours = os.getpid() == self._owner and not self._closed  # the process may be a forked child
         if ours and self._leaving:
             return
-        self._leaving = True
         if ours:
+            self._leaving = True
             self._leave()
         if callable(self._previous):
             self._previous(number, frame)

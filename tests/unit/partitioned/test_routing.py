@@ -89,7 +89,6 @@ class Scene:
         given: Any = options
         made = self.pool.routing.new_publish(PublishFuture, "orders", body, None, given)
         self.pool.time.now += 0.00001  # no two calls begin at the same time
-        made.callbacks = self.pool.callbacks
         self.pool.publish(made, seconds)
         return made
 
@@ -344,7 +343,6 @@ def test_plain_comes_back_if_this_turns_out_to_be_the_original_nsq_while_the_rou
 def test_topics_that_publishes_wait_for_are_looked_up_when_the_nsq_turns_out_to_be_partitioned() -> None:
     pool = StillPool(Router)
     waiting = pool.routing.new_publish(PublishFuture, "orders", b"x", None, {})
-    waiting.callbacks = pool.callbacks
     pool.publish(waiting, 1000.0)
     pool.turn()
     lookups: Any = pool.detection.is_other(pool.nsqds.discovery)
@@ -364,7 +362,6 @@ def test_a_publish_that_was_made_before_the_cluster_turned_out_to_be_an_original
     scene.become_original()
     pool.time.now += 60.0
     for late in made:
-        late.callbacks = pool.callbacks
         pool.publish(late, 1000.0)
     scene.turn()
     keyed, traced, plain = made
@@ -380,7 +377,6 @@ def test_a_publish_that_was_made_before_then_is_refused_by_name_also_while_no_ns
     for endpoint in scene.endpoints.values():
         lose(endpoint)
     scene.become_original()
-    made.callbacks = scene.pool.callbacks
     scene.pool.publish(made, 1000.0)
     scene.turn()
     assert isinstance(made.error, UsageError)
@@ -390,7 +386,6 @@ def test_a_round_trip_that_failed_before_the_cluster_became_an_original_one_is_s
     scene = Scene({0: A}, count=1)
     router, pool = scene.router, scene.pool
     publish = router.new_publish(PublishFuture, "orders", b"x", None, {"trace": 7})
-    publish.callbacks = pool.callbacks
     cause = ConnectionLost("gone")
     (verdict,) = publish.rules.lost([publish], cause, A, executed=True, retry_uncertain=False)
     assert verdict.again

@@ -94,6 +94,11 @@ class Scene:
         return nsqd
 
 
+@pytest.fixture(autouse=True)
+def looks_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nsq.producer.own._LOOK_INTERVAL", 0)
+
+
 @pytest.fixture
 def scene() -> Iterator[Scene]:
     scene = Scene()
@@ -141,6 +146,22 @@ def test_a_connection_that_became_readable_while_idle_is_never_used(scene: Scene
     scene.publish(b"next", scene.loops)
     scene.own.peer.wait_closed()
     scene.own = scene.next_own()  # the next one is dialed at once
+
+
+def test_one_look_serves_all_connections_that_were_used_a_moment_ago(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nsq.producer.own._FRESH", PATIENCE)
+    monkeypatch.setattr("nsq.producer.own._LOOK_INTERVAL", PATIENCE)
+    looks: list[None] = []
+    scene.transport.streams[1].before_look = lambda: looks.append(None)
+    scene.own.say(HEARTBEAT)
+    published = publishing(scene.p, b"next")
+    scene.own.expect(b"next")
+    scene.own.peer.expect(commands.NOP)
+    scene.own.ok()
+    published.result(PATIENCE)
+    assert not looks
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import operator
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 _SEQUENCE_BITS = 12
@@ -81,33 +83,33 @@ def show(messages: Iterable[Message], n: int, max_bytes: int) -> list[Waiting]:
     return shown
 
 
+@dataclass(slots=True, eq=False)
 class Ids:
     """Consecutive ids of 16 hex digits, written out when they are read: a backlog holds them as numbers.
 
     The first one is number ``first`` of its node, where each tick has 4096 numbers.
     """
 
-    __slots__ = ("_count", "_first", "_node")
-
-    def __init__(self, node: int, first: int, count: int) -> None:
-        self._node, self._first, self._count = node, first, count
+    node: int
+    first: int
+    count: int
 
     def __len__(self) -> int:
-        return self._count
+        return self.count
 
     def __iter__(self) -> Iterator[bytes]:
         ids: list[bytes] = []
-        while (left := self._count - len(ids)) > 0:
-            number = self._first + len(ids)
+        while (left := self.count - len(ids)) > 0:
+            number = self.first + len(ids)
             tick, sequence = number >> _SEQUENCE_BITS, number & _SEQUENCE_MASK
             # Only the last digits differ. Appending them costs a third of writing out each number.
-            head = b"%013x" % ((tick << _NODE_BITS | self._node) & _HEAD_MASK)
+            head = b"%013x" % ((tick << _NODE_BITS | self.node) & _HEAD_MASK)
             ids += map(head.__add__, _SEQUENCES[sequence : sequence + left])
         return iter(ids)
 
     def __getitem__(self, part: slice) -> Ids:
-        start, stop, _ = part.indices(self._count)
-        return Ids(self._node, self._first + start, max(0, stop - start))
+        start, stop, _ = part.indices(self.count)
+        return Ids(self.node, self.first + start, max(0, stop - start))
 
 
 class MessageIds:
@@ -208,10 +210,13 @@ class Backlog(Protocol):
         """Remove all messages and files."""
 
 
+_BODY = operator.attrgetter("body")
+
+
 def take_some(backlog: Backlog, limit: int, most_bytes: int) -> list[Message]:
     """Take the first messages: at most ``limit``, and little more than ``most_bytes`` of their bodies."""
     messages = backlog.take(limit)
-    if len(messages) < 2 or sum([len(message.body) for message in messages]) <= most_bytes:
+    if len(messages) < 2 or sum(map(len, map(_BODY, messages))) <= most_bytes:
         return messages
     size = count = 0
     while size < most_bytes:

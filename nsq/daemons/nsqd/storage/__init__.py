@@ -8,6 +8,7 @@ dues.py           due times of deferred messages that wait in a topic, which has
 deferred.py       the deferred messages of a channel
 deferred_files.py their files
 deferred_file.py  one of them
+choosing.py       after a kill: which record of a message counts
 rounds.py         what each round of syncs covers
 committer.py      runs the rounds: one fsync for all writes before it
 health.py         whether the disk takes messages

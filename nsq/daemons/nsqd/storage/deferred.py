@@ -24,7 +24,7 @@ the files: which of them are written to, unread, in memory as well, unsynced.
 What always holds:
 
 1. A message is in one place at a time: in memory, in a file, or in the queue. Only a kill or a power cut can
-   leave it in two; the next start chooses one (``choose_records``).
+   leave it in two; the next start chooses one (``choosing.py``).
 2. With --durable, each message in memory has a record in a file. That file goes, or its index says that the
    message has left, only when it is synced elsewhere: in another file, or in the channel's queue. If the
    queue's disk is full, a due message stays in its file until a consumer has finished it.

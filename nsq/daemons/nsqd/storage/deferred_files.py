@@ -22,6 +22,7 @@ from nsq.daemons.nsqd.disk.layout import BAD, HEAD_SIZE, SIZE_BYTES, Log, Place,
 from nsq.daemons.nsqd.disk.queue import DiskQueue
 from nsq.daemons.nsqd.disk.reading import survey
 from nsq.daemons.nsqd.disk.syncing import SyncJob, remove_in_thread, truncate_regular
+from nsq.daemons.nsqd.storage.choosing import COMPARED, choose_records
 from nsq.daemons.nsqd.storage.deferred_file import (
     FILE_BYTES,
     FILE_RECORDS,
@@ -30,13 +31,10 @@ from nsq.daemons.nsqd.storage.deferred_file import (
     DeferredFile,
     DeferredSync,
     Entry,
-    choose_records,
 )
 
 #: How soon a file is tried again that could not be written or read.
 RETRY_SECONDS = 1.0
-#: How many of the last records of a queue, and of its topic's, are compared with the indexes after a kill.
-COMPARED = 50_000
 #: With more files than this, a thread removes them: each takes a millisecond or two.
 _REMOVED_AT_ONCE = 20
 #: The most files that one peek reads.

@@ -16,10 +16,9 @@ from nsq.daemons.nsqd.disk.layout import HEAD_SIZE, queue_name
 from nsq.daemons.nsqd.disk.queue import DiskQueue
 from nsq.daemons.nsqd.disk.syncing import OpenFiles, share_of_limit
 from nsq.daemons.nsqd.options import NsqdOptions
+from nsq.daemons.nsqd.storage.choosing import COMPARED, choose_records
 from nsq.daemons.nsqd.storage.committer import Committer, Round
 from nsq.daemons.nsqd.storage.deferred import DeferredOnDisk
-from nsq.daemons.nsqd.storage.deferred_file import choose_records
-from nsq.daemons.nsqd.storage.deferred_files import COMPARED
 from nsq.daemons.nsqd.storage.directory import DataDirectory
 from nsq.daemons.nsqd.storage.dues import DueTimes
 from nsq.daemons.nsqd.storage.durable import DurableBacklog

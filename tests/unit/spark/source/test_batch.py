@@ -85,6 +85,7 @@ def second(number: float) -> str:
     [
         ({}, sorted([*EVERYTHING, 15])),
         ({"startingTimestamp": second(18), "endingTimestamp": second(22)}, [18, 19, 20, 21]),
+        ({"startingTimestamp": "0", "endingTimestamp": second(2)}, [0, 1]),
         ({"startingTimestamp": second(25)}, [*range(25, 30), *range(100, 105)]),
         ({"endingTimestamp": second(0)}, []),
         ({"startingPosition": at(a=1, b=1), "endingPosition": at(a=2, b=2)}, sorted([*range(10, 20), 15])),

@@ -223,6 +223,17 @@ def test_a_stop_returns_messages_in_flight_and_leaves_deferred_ones() -> None:
     assert setup.channel.deferred_count == 1
 
 
+def test_messages_delivered_after_an_empty_time_out_too() -> None:
+    setup = Setup()
+    consumer = setup.consumer(1, msg_timeout=10.0)
+    setup.put(b"a")
+    setup.clock.advance(1.0)
+    setup.channel.empty()
+    setup.put(b"b")
+    setup.clock.advance(11.0)
+    assert consumer.bodies == [b"a", b"b", b"b"]
+
+
 def test_thousands_that_are_due_at_once_come_in_portions() -> None:
     class Recording(MemoryBacklog):
         def put_back(self, messages: list[Message]) -> None:

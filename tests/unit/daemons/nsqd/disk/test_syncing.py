@@ -66,6 +66,32 @@ def test_a_deleted_queue_does_not_come_back_by_its_old_job(tmp_path: Path) -> No
     following.close()
 
 
+def test_a_failed_file_is_written_again_without_disturbing_appends_meanwhile(tmp_path: Path) -> None:
+    queue = open_queue(tmp_path)
+    queue.append(FIVE[:2])
+    with patch("os.fsync", side_effect=OSError(errno.EIO, "broken")), pytest.raises(OSError, match="broken"):
+        queue.sync()
+    job = queue.sync_job()
+    assert job is not None
+    pread = os.pread
+
+    def read_while_an_append_fails_and_another_follows(descriptor: int, size: int, offset: int) -> bytes:
+        if offset:
+            return pread(descriptor, size, offset)
+        with open(data(tmp_path, 0), "ab") as file:
+            file.write(b"a part of a record")
+        content = pread(descriptor, size, offset)
+        os.truncate(data(tmp_path, 0), 40)
+        queue.append([FIVE[2]])
+        return content
+
+    with patch("os.pread", read_while_an_append_fails_and_another_follows):
+        job()
+    queue.synced(job)
+    assert records(queue) == FIVE[:3]
+    queue.close()
+
+
 def test_a_failed_file_that_is_gone_or_cannot_be_read_is_given_up(tmp_path: Path) -> None:
     there = tmp_path / "there"
     there.write_bytes(b"content")
