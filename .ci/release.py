@@ -33,6 +33,8 @@ DIST = ROOT / "dist"
 EXTRAS = ["test", "spark", "s3", "chart", "delta"]
 # The tests of what uses other packages.
 LOWEST_TESTS = ["tests/unit/wire", "tests/unit/daemons", "tests/unit/spark", "tests/contrib"]
+# Packages of different age warn of each other.
+OLD_AND_NEW = ["-W", "ignore::DeprecationWarning"]
 URL, TAG, CHECKS = (os.environ.get(name, "") for name in ("NSQ_URL", "TAG", "CHECKS"))
 
 
@@ -152,6 +154,7 @@ def try_lowest() -> None:
             "2",
             "-m",
             "not chaos and not daemons",
+            *OLD_AND_NEW,
         ]
         done = subprocess.run(
             [*command, *LOWEST_TESTS], cwd=ROOT, env=environment.clean_environment(), check=False

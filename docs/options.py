@@ -14,12 +14,12 @@ from pathlib import Path
 from nsq.options import OptionHelp
 
 PAGES = [Path(__file__).with_name(name) for name in ("reference.md", "spark.md")]
-TABLE = re.compile(r"(<!-- options: ([\w.]+) -->\n\n)((?:\|.*\n)*)")
+TABLE = re.compile(r"(<!-- options: ([\w.]+) -->\n)\n(?:\|.*\n)*\n?")
 
 
 def with_tables(page: str) -> str:
     """Return the text of a page with its tables as they should be."""
-    return TABLE.sub(lambda found: found[1] + table_of(found[2]), page)
+    return TABLE.sub(lambda found: f"{found[1]}\n{table_of(found[2])}\n", page)
 
 
 def table_of(path: str) -> str:
