@@ -16,7 +16,7 @@ from unittest.mock import patch
 
 import pytest
 
-from nsq.daemons.nsqd.core.backlog import StorageFailed
+from nsq.daemons.nsqd.core.backlog import Message, StorageFailed
 from nsq.daemons.nsqd.core.broker import Broker
 from nsq.daemons.nsqd.core.clock import LoopClock
 from nsq.daemons.nsqd.disk import syncing
@@ -29,6 +29,7 @@ from nsq.daemons.nsqd.storage.health import HEALTHY
 from nsq.daemons.nsqd.storage.memory_first import MemoryFirstBacklog
 from nsq.daemons.nsqd.storage.storage import Storage
 from nsq.daemons.serve.logs import DaemonLog
+from tests.integration import go_reader
 from tests.unit.daemons.nsqd.core.consumer import Consumer
 from tests.unit.daemons.nsqd.disk.files import names, room_for
 from tests.unit.daemons.nsqd.storage.waiting import until
