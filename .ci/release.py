@@ -145,7 +145,7 @@ def try_lowest() -> None:
         print(" ".join(re.findall(r"^[^\s#]+==\S+", pins.read_text(), re.MULTILINE)), flush=True)
         wheel = DIST / f"nsq-{version()}-py3-none-any.whl"
         packages.run(uv, "pip", "install", "--quiet", *lowest[2:], "--requirement", pins, wheel)
-        pytest = [home / "bin" / "python", "-m", "pytest", "-qn2", "-m", "not chaos and not daemons"]
+        pytest = [home / "bin" / "python", "-m", "pytest", "-q", "-n2", "-m", "not chaos and not daemons"]
         done = subprocess.run(
             [*pytest, *OLD_AND_NEW, *LOWEST_TESTS], cwd=ROOT, env=environment.clean_environment(), check=False
         )
