@@ -145,19 +145,9 @@ def try_lowest() -> None:
         print(" ".join(re.findall(r"^[^\s#]+==\S+", pins.read_text(), re.MULTILINE)), flush=True)
         wheel = DIST / f"nsq-{version()}-py3-none-any.whl"
         packages.run(uv, "pip", "install", "--quiet", *lowest[2:], "--requirement", pins, wheel)
-        command = [
-            home / "bin" / "python",
-            "-m",
-            "pytest",
-            "-q",
-            "-n",
-            "2",
-            "-m",
-            "not chaos and not daemons",
-            *OLD_AND_NEW,
-        ]
+        pytest = [home / "bin" / "python", "-m", "pytest", "-q", "-n2", "-m", "not chaos and not daemons"]
         done = subprocess.run(
-            [*command, *LOWEST_TESTS], cwd=ROOT, env=environment.clean_environment(), check=False
+            [*pytest, *OLD_AND_NEW, *LOWEST_TESTS], cwd=ROOT, env=environment.clean_environment(), check=False
         )
         if done.returncode:
             raise Wrong("tests fail with the lowest versions: raise the bounds in setup.cfg")
