@@ -25,7 +25,7 @@ jobs := $(or $(JOBS),$(if $(ARGS),0,$(shell expr $$(getconf _NPROCESSORS_ONLN) +
 inputs := setup.cfg setup.py Makefile .ci/environment.py .ci/python
 # Linted and typed: of examples and benchmarks, the folders that exist.
 typed := nsq $(patsubst %/,%,$(sort $(dir $(wildcard examples/*.py benchmarks/*.py))))
-sources := $(typed) tests docs .ci .ci/packaging setup.py nsq_command.py $(wildcard pyspark_*.py)
+sources := $(typed) tests docs .ci setup.py nsq_command.py $(wildcard pyspark_*.py)
 
 # A .venv that was made for another directory (a copied tree), or whose Python is gone, is made anew.
 usable := $(shell test "$$(cat .venv/made-for 2>/dev/null)" = "$$(pwd -P)" && $(python) -I -c '' 2>/dev/null && echo yes)
@@ -33,7 +33,7 @@ ifneq ($(usable),yes)
 anew := anew
 endif
 
-.PHONY: help run test django lint types format coverage packages docs bench chaos races simulate put-back soak clean anew
+.PHONY: help run test django lint types format coverage packages release docs bench chaos races simulate put-back soak clean anew
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' Makefile
@@ -68,7 +68,10 @@ coverage: .venv/installed-spark ## the branches that the unit tests take, file b
 	@$(python) -m coverage report
 
 packages: .venv/installed-dev ## the sdist and the wheel, checked and installed into empty environments, in dist
-	@rm -rf dist && $(python) .ci/packaging dist
+	@$(python) .ci/packages.py dist
+
+release: .venv/installed-dev ## a release up to its tag: a dry run of half an hour (NSQ_URL=https://…, and TAG=v0.1.0 to set it)
+	@$(python) .ci/release.py
 
 docs: .venv/installed-docs ## the pages of docs/ and the reference, as HTML in build/docs
 	@$(python) -m sphinx -q -W --keep-going -b html $(ARGS) docs build/docs

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from nsq.spark.batch import NsqStatsDataSource as DefaultSource
+    from nsq.spark.stats import NsqStatsDataSource as DefaultSource
 
 __all__ = ["DefaultSource"]
 
@@ -14,7 +14,7 @@ def __getattr__(name: str) -> object:
     if name != "DefaultSource":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        from nsq.spark.batch import NsqStatsDataSource
+        from nsq.spark.stats import NsqStatsDataSource
     except Exception as error:  # an error here would break other formats too
         from pyspark_nsq import unusable
 

@@ -1,6 +1,7 @@
-"""Lets setuptools (and old pips) find setup.cfg, which declares everything. For a release it also makes the
-links of README.md absolute: a package index has no files that relative ones could lead to. NSQ_README_LINKS
-is the address of the release's files, such as https://github.com/OWNER/nsq/blob/v0.1.0.
+"""Lets setuptools (and old pips) find setup.cfg, which declares everything but the repository's address.
+
+For a release NSQ_URL gives that, such as https://github.com/OWNER/nsq. It goes into the links of the
+metadata, into the line of README.md that clones, and before README's links, which are relative.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 #: A link or a picture of Markdown whose target is a file of the repository.
 RELATIVE = re.compile(r"(!?)(\[[^\]]*\])\((?!https?:|#)([^)#]+)(#[^)]*)?\)")
@@ -22,11 +24,23 @@ def with_absolute_links(text: str, address: str) -> str:
     return RELATIVE.sub(absolute, text)
 
 
-if __name__ == "__main__":  # so that the tests can call the function above without setuptools
+def metadata(readme: str, url: str, version: str) -> dict[str, Any]:
+    files = f"{url}/blob/v{version}"
+    cloned = re.sub(r"git clone REPOSITORY nsq.*", f"git clone {url} nsq && cd nsq", readme)
+    links = {"Source": url, "Issues": f"{url}/issues", "Documentation": f"{files}/docs/index.md"}
+    return {
+        "long_description": with_absolute_links(cloned, files),
+        "project_urls": links | {"Changelog": f"{files}/CHANGELOG.md"},
+    }
+
+
+if __name__ == "__main__":  # so that the tests can call the functions above without setuptools
     from setuptools import setup
 
     given = {}
-    if address := os.environ.get("NSQ_README_LINKS"):
-        readme = Path(__file__).with_name("README.md").read_text("utf-8")
-        given["long_description"] = with_absolute_links(readme, address)
+    if url := os.environ.get("NSQ_URL", "").rstrip("/"):
+        here = Path(__file__).parent
+        found = re.search(r'__version__ = "(.+)"', (here / "nsq" / "__init__.py").read_text("utf-8"))
+        assert found, "nsq/__init__.py has no __version__"
+        given = metadata((here / "README.md").read_text("utf-8"), url, found[1])
     setup(**given)

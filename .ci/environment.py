@@ -117,6 +117,8 @@ def log_tail() -> str:
 
 
 def last_step() -> str:
+    if not LOG.exists():
+        return ""
     lines = LOG.read_text(errors="replace").splitlines()
     return next((line.strip()[:76] for line in reversed(lines) if not line.startswith("WARNING")), "")
 
@@ -142,7 +144,7 @@ def say(step: str) -> None:
 def make() -> None:
     say("making the virtual environment")
     if VENV.exists():
-        shutil.rmtree(VENV)
+        succeeds(["rm", "-rf", VENV])
     VENV.mkdir()
     tool = "venv" if importlib.util.find_spec("ensurepip") else "virtualenv"
     if not logged(sys.executable, "-m", tool, VENV):
@@ -251,13 +253,26 @@ def make_bare(home: Path, python: str) -> bool:
     return logged(python, "-m", "virtualenv", home)
 
 
+def take(file: IO[bytes]) -> None:
+    """Lock a file, and say so while another process has it."""
+    began = said = time.monotonic()
+    while True:
+        try:
+            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() - said >= SILENCE:
+                said = time.monotonic()
+                say(f"{said - began:.0f} s: another make is setting up .venv")
+            time.sleep(0.2)
+
+
 def set_up(kind: str) -> None:
     stamp = VENV / f"installed-{kind}"
     began = time.time_ns()
     # One at a time: `make -j`, or a second make in another terminal, may run this too. The lock is on this
     # file, so it leaves nothing behind, and the kernel releases it.
     with Path(__file__).open("rb") as own:
-        fcntl.flock(own, fcntl.LOCK_EX)
+        take(own)
         whole = works()
         if whole and made_since(began, stamp):
             return  # the process we waited for did it

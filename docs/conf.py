@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import builtins
 import re
-from collections.abc import Iterable
-from importlib import import_module
 from typing import cast
 
 import django
@@ -16,7 +14,6 @@ from sphinx.application import Sphinx
 
 import nsq
 from nsq import aio
-from nsq.options import OptionHelp
 
 project = "nsq"
 author = "the nsq authors"
@@ -61,25 +58,6 @@ for client in (nsq.Consumer, nsq.Producer, aio.Consumer, aio.Producer):
     del client.__signature__
 
 FINAL_UNDERSCORE = re.compile(r"(?<![\w`])(\w+)_(?![\w`])")
-OPTIONS = re.compile(r"<!-- options(?:: ([\w.]+))? -->")
-
-
-def insert_options(_app: Sphinx, _page: str, source: list[str]) -> None:
-    """Replace ``<!-- options -->`` by the table of Config, and ``<!-- options: MODULE.CLASS -->`` by that of
-    a class that has ``describe`` too.
-    """
-    source[0] = OPTIONS.sub(lambda found: table_of(found[1] or "nsq.config.Config"), source[0])
-
-
-def table_of(path: str) -> str:
-    module, _, name = path.rpartition(".")
-    described: Iterable[OptionHelp] = getattr(import_module(module), name).describe()
-    rows = [
-        f"| `{option.name}` | {f'`{option.default}`' if option.default else ''} | {option.range} "
-        f"| {option.help} |"
-        for option in described
-    ]
-    return "\n".join(["| option | default | range | |", "|---|---|---|---|", *rows])
 
 
 def as_restructured_text(_app: Sphinx, *of_object: object) -> None:
@@ -107,6 +85,5 @@ def unlink_builtins(_app: Sphinx, doctree: document) -> None:
 
 
 def setup(app: Sphinx) -> None:
-    app.connect("source-read", insert_options)
     app.connect("autodoc-process-docstring", as_restructured_text)
     app.connect("doctree-read", unlink_builtins)

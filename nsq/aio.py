@@ -19,18 +19,23 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar, Unpack
 
-from nsq.config import SignatureWithOptions
+from nsq.config import SignatureWithOptions, checked_functions
 from nsq.consumer import consumer as threads_consumer
 from nsq.consumer.consumer import checked_seconds, checked_whole
 from nsq.consumer.decisions import Exceptions, check_result
-from nsq.consumer.handlers import HandlerPool, around_hooks, check_no_backoff, is_async, surrounded
+from nsq.consumer.handlers import HandlerPool, check_no_backoff, is_async, surrounded
 from nsq.consumer.reports import StopReport
 from nsq.errors import AlreadyResponded, Closed, ConfigError, QueueFull, UsageError
 from nsq.log import Logger
 from nsq.message import Message
 from nsq.producer import producer as threads_producer
-from nsq.producer.futures import PublishFuture
-from nsq.producer.publishes import Defer, PublishOptions, checked_timeout, with_options_shown
+from nsq.producer.publishes import (
+    Defer,
+    PublishFuture,
+    PublishOptions,
+    checked_timeout,
+    with_options_shown,
+)
 from nsq.producer.reports import CloseReport, FlushReport
 from nsq.threads.stop_signals import StopSignals
 from nsq.threads.waiters import start_thread
@@ -327,7 +332,7 @@ class Consumer:
             raise ConfigError("aio.Consumer has no threads: give add_handler a concurrency instead")
         if options.get("on_stuck") is not None:
             raise ConfigError("aio.Consumer has no on_stuck: raise nsq.GiveUp, or nsq.Requeue with a delay")
-        self._around_handler = around_hooks(around_handler)
+        self._around_handler = checked_functions("around_handler", around_handler)
         self.consumer = threads_consumer.Consumer(topic, channel, **options)
         self._name = f"nsq-{topic}/{channel}"
         self._pool: HandlerPool | None = None  # of the consumer, once it is started
@@ -387,8 +392,8 @@ class Consumer:
                 _give_back(message)
                 raise
             except BaseException as error:
-                for each, given_up in self._pool.failed([message], error, no_backoff, handed_over=True):
-                    await self._on_thread("give-up", partial(self._pool.give_up, each, given_up))
+                for each in self._pool.failed([message], error, no_backoff, handed_over=True):
+                    await self._on_thread("give-up", partial(self._pool.give_up, each))
                 continue
             finally:
                 self._pool.ended(id(task), [message], succeeded)

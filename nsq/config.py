@@ -17,7 +17,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self, TypedDict
+from typing import TYPE_CHECKING, Any, Self, TypedDict, TypeVar
 
 import nsq.options as options
 from nsq.errors import ConfigError
@@ -38,6 +38,9 @@ EXPONENTIAL = "exponential"
 FULL_JITTER = "full_jitter"
 
 _MIB = 1024 * 1024
+
+
+T = TypeVar("T")
 
 
 def _host_name() -> str:
@@ -460,6 +463,24 @@ def check_rate(rate: float) -> None:
             f"rate is {rate:g} messages a second, but must be 0, or at least 1/60: what is rarer than one a "
             "minute is a schedule, for cron and nsq pub"
         )
+
+
+def checked_function(name: str, value: T) -> T:
+    """Refuse a value that cannot be called. None means not given."""
+    if value is not None and not callable(value):
+        raise ConfigError(f"{name} is {value!r}; it must be a function")
+    return value
+
+
+def checked_functions(name: str, given: object) -> list[Any]:
+    """Return an option that is one function or several as a list."""
+    if given is None:
+        return []
+    functions: list[Any] = list(given) if isinstance(given, (list, tuple)) else [given]
+    for function in functions:
+        if not callable(function):
+            raise ConfigError(f"{name} is {function!r}; it must be a function, or a list of functions")
+    return functions
 
 
 _FIELDS = {field.name: field for field in dataclasses.fields(Config)}

@@ -18,15 +18,10 @@ error may be stored nevertheless. This module imports nothing of the package.
 
 from __future__ import annotations
 
-import os
-
-_ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-
 
 def how_to_install(extra: str) -> str:
-    """Return the command that installs an extra, in a clone or for the released package."""
-    package = "-e '." if os.path.isfile(os.path.join(_ROOT, "setup.cfg")) else "'nsq"
-    return f"pip install {package}[{extra}]'"
+    """Return the command that installs an extra."""
+    return f"pip install 'nsq[{extra}]'"
 
 
 class NsqError(Exception):

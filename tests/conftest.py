@@ -135,7 +135,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def spark_said() -> str:
-    lacks = f"NO SPARK TESTS: {' and '.join(SPARK_LACKS)} not installed (pip install -e '.[spark]')"
+    lacks = f"NO SPARK TESTS: {' and '.join(SPARK_LACKS)} not installed (pip install 'nsq[spark]')"
     return lacks if SPARK_LACKS else "spark: its tests are included"
 
 

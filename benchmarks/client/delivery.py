@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
+from benchmarks import native
 from benchmarks.client.parties import LIMIT, OURS, PEERS, SIZE, driver_of, firehose, missing, present, under
 from benchmarks.comparison import Bar, Comparison, Figure, Measure
 from benchmarks.daemon import servers
@@ -20,7 +22,9 @@ _DELAYS = (Figure("p50", "ms"), Figure("p99", "ms"))
 
 
 def comparisons() -> Sequence[Comparison]:
-    return [*(_prompt(name, command) for name, command in servers.nsqds().items()), _held()]
+    prompt = [_prompt(name, command) for name, command in servers.nsqds().items()]
+    minimal = replace(_prompt("a minimal nsqd in C", native.nsqd), not_run=native.absence())
+    return [*prompt, minimal, _held()]
 
 
 def _prompt(name: str, command: Command) -> Comparison:

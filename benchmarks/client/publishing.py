@@ -8,8 +8,10 @@ pinned to a core. Message counts differ, so that all parties take about as long;
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+from benchmarks import native
 from benchmarks.client.consuming import ROUNDS
 from benchmarks.client.parties import BARE, LIMIT, OURS, SIZE, driver_of, missing, present, under
 from benchmarks.comparison import Bar, Comparison, Figure, Measure
@@ -23,6 +25,9 @@ _BATCH = 200
 #: Unanswered publishes at a time: the default of max_pending. pynsq's load is shorter, and as fast with
 #: fewer.
 _WINDOW, _WINDOW_PEER = 10_000, 1000
+
+_RATE = (Figure("", "msg/s"),)
+_FIGURES = (*_RATE, Figure("user CPU", "µs"))
 
 _ONE_BY_ONE, _TOGETHER, _MANY = 8000, 20_000, 300_000
 _ASYNC, _ASYNC_BARE, _ASYNC_PEER = 200_000, 500_000, 30_000
@@ -38,24 +43,34 @@ def comparisons() -> Sequence[Comparison]:
 
 
 def _round_trips() -> Sequence[Comparison]:
-    """Compare round trips with bare sockets' and with the shared connection, over a server that does little:
-    over our nsqd, that would be the limit.
-    """
-    bars = {1: [Bar(OURS, LIMIT, 0.85)], 4: [Bar(OURS, _SHARED, 2.2)], 16: [Bar(OURS, _SHARED, 1.15)]}
+    """Compare with bare sockets over a server in C for which no client waits."""
     comparisons = []
-    for callers, bar in bars.items():
-        options: dict[str, Any] = {"count": _TOGETHER, "command": servers.minimal, "callers": callers}
+    for callers, share in {1: 0.75, 4: 0.8, 16: 0.8}.items():
+        options: dict[str, Any] = {"count": _TOGETHER, "command": native.nsqd, "callers": callers}
         contenders = {
             OURS: _load(OURS, "publish", **options),
             _SHARED: _load(OURS, "publish", publish_connections=0, **options),
             LIMIT: _load(LIMIT, "publish", **options),
         }
-        comparisons.append(_comparison(f"publish, {callers} callers", "a minimal nsqd", contenders, bar))
-    batches = {
-        party: _load(party, "multi_publish", _MANY, servers.minimal, batch=_BATCH) for party in (OURS, LIMIT)
+        name = f"publish, {callers} callers" if callers > 1 else "publish, 1 caller"
+        comparisons.append(_over_c(name, contenders, Bar(OURS, LIMIT, share), _FIGURES))
+    parties = (OURS, LIMIT)
+    batches = {party: _load(party, "multi_publish", _MANY, native.nsqd, batch=_BATCH) for party in parties}
+    pipelined = {
+        party: _load(party, "publish_async", _ASYNC, native.nsqd, window=_WINDOW) for party in (OURS, BARE)
     }
-    name = f"multi_publish of {_BATCH}"
-    return [*comparisons, _comparison(name, "a minimal nsqd", batches, [Bar(OURS, LIMIT, 1.0)])]
+    return [
+        *comparisons,
+        _over_c("publish_async, pipelined", pipelined, Bar(OURS, BARE, 0.4)),
+        _over_c(f"multi_publish of {_BATCH}", batches, Bar(OURS, LIMIT, 1.0)),
+    ]
+
+
+def _over_c(
+    name: str, contenders: Mapping[str, Measure], bar: Bar, figures: Sequence[Figure] = _RATE
+) -> Comparison:
+    made = _comparison(name, "a minimal nsqd in C", contenders, [bar], figures=figures)
+    return replace(made, not_run=native.absence())
 
 
 def _one_caller(nsqd: str, command: Command) -> Comparison:
@@ -66,6 +81,7 @@ def _one_caller(nsqd: str, command: Command) -> Comparison:
         {party: _load(party, "publish", _ONE_BY_ONE, command) for party in parties},
         [Bar(OURS, BARE, 0.85), Bar(OURS, "gnsq", 0.9)],
         "Publish, each confirmed before the next",
+        _FIGURES,
     )
 
 
@@ -75,6 +91,7 @@ def _many_callers(nsqd: str, command: Command) -> Comparison:
         nsqd,
         {party: _load(party, "publish", _TOGETHER, command, callers=_CALLERS) for party in (OURS, BARE)},
         [Bar(OURS, BARE, 0.7)],
+        figures=_FIGURES,
     )
 
 
@@ -109,13 +126,18 @@ def _multi(nsqd: str, command: Command) -> Comparison:
 
 
 def _comparison(
-    name: str, nsqd: str, contenders: Mapping[str, Measure], bars: Sequence[Bar], pictured: str = ""
+    name: str,
+    nsqd: str,
+    contenders: Mapping[str, Measure],
+    bars: Sequence[Bar],
+    pictured: str = "",
+    figures: Sequence[Figure] = _RATE,
 ) -> Comparison:
     """Only comparisons over our own nsqd are in the chart, because every run has it."""
     absent = missing([party for party in ("gnsq", "pynsq") if party in contenders])
     return Comparison(
         name=f"{name}, over {nsqd}",
-        figures=(Figure("", "msg/s"),),
+        figures=figures,
         contenders=present(contenders, absent),
         bars=bars,
         absent=absent,

@@ -120,7 +120,7 @@ def publish(port: int, count: int, size: int, callers: int = 1) -> Sequence[floa
     for _ in range(callers):
         threading.Thread(target=call, daemon=True).start()
     over.wait()
-    return [counter.rate]
+    return [counter.rate, counter.cpu]
 
 
 def publish_async(port: int, count: int, size: int, window: int) -> Sequence[float]:

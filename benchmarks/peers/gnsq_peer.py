@@ -64,7 +64,7 @@ def publish(port: int, count: int, size: int) -> Sequence[float]:
     for _ in range(work.WARM_UP + count):
         publish_one(work.TOPIC, body)
         counter.tick()
-    return [counter.rate]
+    return [counter.rate, counter.cpu]
 
 
 def multi_publish(port: int, count: int, size: int, batch: int) -> Sequence[float]:

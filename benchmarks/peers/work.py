@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import resource
 import statistics
 import struct
 import sys
@@ -31,6 +32,11 @@ _SENT = struct.Struct(">d")
 Clock = Callable[[], float]
 
 
+def user_seconds() -> float:
+    """Return the CPU seconds of this process outside the kernel."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_utime
+
+
 def main(loads: Mapping[str, Callable[..., Sequence[float]]]) -> None:
     name, arguments = sys.argv[1:3]
     threading.excepthook = _fail
@@ -48,29 +54,43 @@ def _fail(error: threading.ExceptHookArgs) -> None:
 class Counter:
     """Call ``tick`` for every message, from any thread; it calls ``done`` at the last."""
 
-    def __init__(self, count: int, done: Callable[[], object], clock: Clock = time.perf_counter) -> None:
-        self._clock = clock
+    def __init__(
+        self,
+        count: int,
+        done: Callable[[], object],
+        clock: Clock = time.perf_counter,
+        cpu_clock: Clock = user_seconds,
+    ) -> None:
+        self._clock, self._cpu_clock = clock, cpu_clock
         self._numbers = itertools.count(1)  # atomic for all threads
         self._last = WARM_UP + count
         self._count = count
         self._done = done
         self._began = self._ended = 0.0
+        self._cpu_began = self._cpu_ended = 0.0
 
     def tick(self, *_: object) -> None:
         number = next(self._numbers)
         if number == WARM_UP:
-            self._began = self._clock()
+            self._cpu_began, self._began = self._cpu_clock(), self._clock()
         elif number == self._last:
-            self._ended = self._clock()
+            self._ended, self._cpu_ended = self._clock(), self._cpu_clock()
             self._done()
 
     @property
     def rate(self) -> float:
         return self._count / (self._ended - self._began)
 
+    @property
+    def cpu(self) -> float:
+        """Microseconds of user CPU time for each message."""
+        return (self._cpu_ended - self._cpu_began) / self._count * 1e6
+
 
 def calls(count: int, callers: Sequence[Callable[[], object]]) -> Sequence[float]:
-    """Make ``count`` calls in all, each caller on a thread of its own; return the rate."""
+    """Make ``count`` calls in all, each caller on a thread of its own; return the rate, and the user CPU
+    time of a call in microseconds.
+    """
     over = threading.Event()
     counter = Counter(count, over.set)
 
@@ -82,7 +102,7 @@ def calls(count: int, callers: Sequence[Callable[[], object]]) -> Sequence[float
     for caller in callers:
         threading.Thread(target=run, args=(caller,), daemon=True).start()
     over.wait()
-    return [counter.rate]
+    return [counter.rate, counter.cpu]
 
 
 class Delays:

@@ -19,6 +19,8 @@ OK = struct.pack(">ii2s", 6, 0, b"OK")
 SIZE = struct.Struct(">i")
 MESSAGE = struct.Struct(">iiqH16s")
 
+_OPENING = 4096  # more bytes than a command of the handshake
+
 
 class Client(ABC):
     """Serve a connection: answer a number of opening commands with OK, then run the load."""
@@ -112,8 +114,10 @@ def serve(port: int, kind: Callable[[socket.socket], Client], piece: int) -> Non
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 clients[connection.fileno()] = kind(connection)
                 poll.register(connection, select.POLLIN)
-            elif data := clients[descriptor].connection.recv(piece):
-                clients[descriptor].connection.sendall(clients[descriptor].answer(data))
+                continue
+            client = clients[descriptor]
+            if data := client.connection.recv(_OPENING if client.openings else piece):
+                client.connection.sendall(client.answer(data))
             else:
                 poll.unregister(descriptor)
                 clients.pop(descriptor).connection.close()

@@ -71,23 +71,33 @@ def positive(text: str) -> int:
 def run(options: argparse.Namespace, screen: Screen, signals: Signals) -> int:
     cluster = Cluster(*(pipelines.CHANNELS if options.spark else ()))
     with ExitStack() as closing:
-        closing.callback(cluster.stop)
+        closing.callback(stop, cluster, screen)
         try:
-            with signals.held():
-                cluster.start()
-                if options.keep:
-                    cluster.show()
-            screen.say("\n".join([*cluster.describe(), ""]))
             # With --keep nothing stays when the program ends.
             leftovers = closing if options.keep else ExitStack()
-            status = perform(cluster, options.orders, screen, signals, leftovers)
-            if options.spark:
-                status = max(status, continue_on_spark(cluster, options.orders, screen, leftovers))
+            with screen.awake():
+                start(cluster, options.keep, screen, signals)
+                status = perform(cluster, options.orders, screen, signals, leftovers)
+                if options.spark:
+                    status = max(status, continue_on_spark(cluster, options.orders, screen, leftovers))
             if options.keep:
                 keep(cluster, screen, signals, closing)
         finally:
             signals.ignore()
     return status
+
+
+def start(cluster: Cluster, keep: bool, screen: Screen, signals: Signals) -> None:
+    with signals.held():
+        cluster.start()
+        if keep:
+            cluster.show()
+    screen.say("\n".join([*cluster.describe(), ""]))
+
+
+def stop(cluster: Cluster, screen: Screen) -> None:
+    with screen.awake():
+        cluster.stop()
 
 
 def perform(cluster: Cluster, orders: int, screen: Screen, signals: Signals, leftovers: ExitStack) -> int:

@@ -1,12 +1,19 @@
-"""Output: lines, and on a terminal a progress bar below them; elsewhere a line at every quarter."""
+"""Output: lines, and on a terminal a progress bar below them; elsewhere a line at every quarter. Nothing is
+silent for more than eight seconds.
+"""
 
 from __future__ import annotations
 
 import shutil
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TextIO
 
 WIDEST, NARROWEST = 40, 10
 _CLEAR = "\r\x1b[K"
+_SILENCE = 8.0
 
 
 class Screen:
@@ -15,6 +22,26 @@ class Screen:
         self._terminal = out.isatty()
         self._quarter = 0
         self._bar = ""
+        self._lock = threading.Lock()
+        self._written = time.monotonic()
+
+    @contextmanager
+    def awake(self) -> Iterator[None]:
+        """Meanwhile say that the work goes on whenever nothing else is said."""
+        done = threading.Event()
+        thread = threading.Thread(target=self._remind, args=(done,), name="demo-reminder", daemon=True)
+        self._written = time.monotonic()
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
+
+    def _remind(self, done: threading.Event) -> None:
+        while not done.wait(1.0):
+            if (silent := time.monotonic() - self._written) >= _SILENCE:
+                self.say(f"… still working, nothing new for {silent:.0f} s")
 
     def say(self, line: str = "") -> None:
         """Print a permanent line."""
@@ -28,7 +55,7 @@ class Screen:
             words = f" {share:4.0%}  {text}"
             self._bar = (bar(share, columns - len(words)) + words)[:columns]
             self._write(_CLEAR + self._bar)
-        elif int(share * 4) > self._quarter:
+        elif int(share * 4) > self._quarter or time.monotonic() - self._written > _SILENCE - 1:
             self._quarter = int(share * 4)
             self._write(f"{share:4.0%}  {text}\n")
 
@@ -39,8 +66,10 @@ class Screen:
             self._write(_CLEAR)
 
     def _write(self, text: str) -> None:
-        self._out.write(text)
-        self._out.flush()
+        with self._lock:
+            self._written = time.monotonic()
+            self._out.write(text)
+            self._out.flush()
 
 
 def bar(share: float, room: int) -> str:

@@ -33,7 +33,7 @@ class Pauses:
         return self.ceiling(failures) - self.draw(failures) / 2.0
 
 
-class Backoff:
+class DialBackoff:
     """The pause before an nsqd is dialed again, and the reason for it. ``draw`` maps failures to a pause."""
 
     def __init__(self, draw: Callable[[int], float]) -> None:

@@ -17,6 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from itertools import groupby
 from typing import Any, NoReturn, cast
 
@@ -58,9 +59,7 @@ Encoder = Callable[[deque[Any]], bytes]
 
 
 class ConnDelegate:
-    """Receives the events of a connection. The loops call these methods, except
-    where a method says otherwise. A subclass overrides those that it needs.
-    """
+    """Receives a connection's events, from its loops except where noted; override what you need."""
 
     def on_messages(self, conn: Conn, messages: list[Message]) -> None:
         """Receive messages, which are in flight from now on."""
@@ -142,8 +141,7 @@ class Conn:
         """nsqd's answer to IDENTIFY, once connected."""
         self._config = config
         self._delegate = delegate
-        self._transport = transport
-        self._context = context
+        self._dial = partial(dial, address, config, transport, context, subscription, opened=self._adopt)
         self._encode = encode or self._encode_answers
         self._reader = Subscription.reader if subscription is None else subscription.reader
         self._wakeup: queue.SimpleQueue[None] = queue.SimpleQueue()
@@ -163,15 +161,7 @@ class Conn:
 
     def connect(self, deadline: float) -> None:
         """Dial and shake hands by ``deadline`` (monotonic), or raise the reason for the failure."""
-        ready = dial(
-            self.address,
-            self._config,
-            self._transport,
-            self._context,
-            self.subscription,
-            deadline=deadline,
-            opened=self._adopt,
-        )
+        ready = self._dial(deadline=deadline)
         ready.stream.on_pending = self._wake
         # Without layers use the inner stream directly: it saves a call.
         self._layers = ready.stream if ready.stream.stack.layers else None
@@ -376,7 +366,7 @@ class Conn:
             self.put(commands.NOP)
             self._delegate.on_heartbeat(self)
         elif frame.data == CLOSE_WAIT:
-            # Else the connection would end as if we had closed it, and nsqd be dialed again without a pause.
+            # Without this check the end would look as if we had asked for it: nsqd is then dialed at once.
             if not self.deliveries.closing:
                 raise WireError(f"{self.address} sent CLOSE_WAIT, although no CLS was sent")
             self.deliveries.close_wait = True

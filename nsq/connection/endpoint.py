@@ -12,7 +12,6 @@ of a program, when Python starts no more threads, an nsqd can still be dialed ag
 
 from __future__ import annotations
 
-import itertools
 import math
 import queue
 import threading
@@ -20,11 +19,10 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
-from heapq import heappop, heappush
 from typing import Any, Generic, TypeVar
 
 from nsq.config import Config
-from nsq.connection.backoff import Backoff
+from nsq.connection.backoff import DialBackoff
 from nsq.connection.conn import Conn
 from nsq.connection.handshake import describe
 from nsq.connection.subscription import Subscription
@@ -89,11 +87,9 @@ class Endpoint:
         self.subscription = wanted.subscription
         self.conn: Conn | None = None  # the latest, which may still be dialed
         self.status = Status.WAITING
-        self.backoff = Backoff(draw)
+        self.backoff = DialBackoff(draw)
         self.loops: LoopThreads | None = None
         """Its threads, as far as the owner knows: from a permit until the report."""
-        self.ticket = -1
-        """The number of its latest entry in the schedule of ``Endpoints``, which skips older ones."""
         self._config, self._clock = config, clock
         self._stopped = False
 
@@ -123,12 +119,10 @@ class Endpoint:
             self.conn.close()
 
     def cut_off(self) -> None:
-        """End the connection at once."""
         if self.conn is not None:
             self.conn.close()
 
     def abandon(self) -> None:
-        """Drop the connection in a forked child: it belongs to the parent."""
         if self.conn is not None:
             self.conn.abandon()
 
@@ -181,7 +175,6 @@ class Endpoint:
 
     @property
     def closing(self) -> bool:
-        """Whether we have asked nsqd to end the connection."""
         return self.conn is not None and self.conn.deliveries.closing
 
     @property
@@ -193,7 +186,6 @@ class Endpoint:
         return describe(self.address, reason)
 
     def words(self, now: float) -> str:
-        """Return a line of text about it."""
         wanted = self.wanted
         origins = [] if wanted is None else ["given"] * wanted.given + ["listed"] * wanted.listed
         status = self.status.value
@@ -222,16 +214,11 @@ class LoopThreads:
         for thread in self.threads:
             thread.start()
 
-    def serve(self, endpoint: Endpoint) -> None:
-        """Dial for an endpoint, and run its connection."""
+    def serve(self, endpoint: Endpoint | None) -> None:
+        """Dial for an endpoint, and run its connection. None: end both, after the connection's end."""
         self._to_dial.put(endpoint)
 
-    def end(self) -> None:
-        """End both, after the connection's end. Does not wait."""
-        self._to_dial.put(None)
-
     def name_after(self, endpoint: Endpoint | None) -> None:
-        """Name both after the endpoint that they serve."""
         label = "" if endpoint is None else f"-{endpoint.label}"
         for thread, job in zip(self.threads, ("read", "write"), strict=True):
             thread.name = f"{self._name}-{job}{label}"
@@ -239,7 +226,7 @@ class LoopThreads:
     def _read(self) -> None:
         while (endpoint := self._to_dial.get()) is not None:
             conn = endpoint.dial()
-            self._owner.ask(partial(self._endpoints.dialed, endpoint, conn is not None))
+            self._owner.ask(partial(self._endpoints.note, endpoint, ended=conn is None))
             if conn is None:
                 continue
             self._to_write.put(conn)
@@ -248,15 +235,12 @@ class LoopThreads:
                 self._written.get(timeout=_WRITER_GRACE)
             except queue.Empty:
                 self.stuck = True
-            self._owner.ask(partial(self._endpoints.lost, endpoint))
+            self._owner.ask(partial(self._endpoints.note, endpoint, ended=True))
         self._to_write.put(None)
 
     def _write(self) -> None:
         while (conn := self._to_write.get()) is not None:
-            try:
-                conn.write_loop()
-            except Exception:
-                log.exception("writing to %s failed, which is a bug of ours", conn.address)
+            conn.write_loop()  # raises nothing
             self._written.put(None)
 
 
@@ -290,16 +274,16 @@ class Endpoints(Generic[E]):
         self._name, self._owner, self._make, self._clock = name, owner, make, clock
         self._removed, self._search, self._urgent = removed, search, urgent
         self._spare = spare
+        # Of the table, those without threads, and those whose dial is under way. A client may have thousands
+        # of connections, and looks at these after every event.
+        self._waiting: dict[E, None] = {}
+        self._dialing: set[E] = set()
         # Threads that serve no endpoint, and those that were asked to end. Other threads may look at them.
         self._resting: list[LoopThreads] = []
         self._ending: list[LoopThreads] = []
         self._stopped = False
-        self._serving = 0  # endpoints that have threads
-        self._dialing = 0
-        self._tickets = itertools.count()
-        # Heaps: those that pause, the first due on top; and those that may dial, the least failed on top.
-        self._pausing: list[tuple[float, int, E]] = []
-        self._due: list[tuple[int, int, E]] = []
+        self._looked_at = -math.inf  # when ``dial_due`` was last called
+        self._crowded = False  # then endpoints were due that may not dial, as ``DIALS`` others do
 
     @property
     def all(self) -> tuple[E, ...]:
@@ -314,15 +298,13 @@ class Endpoints(Generic[E]):
             endpoint = table.get(key)
             if endpoint is None:
                 table[key] = endpoint = self._make(want)
-                self._schedule(endpoint)
+                self._waiting[endpoint] = None
                 continue
             before, endpoint.wanted = endpoint.wanted, want
             endpoint.subscription = want.subscription  # for the next dial
-            if endpoint.loops is not None or not want.dial:
-                continue
-            if before is None or not before.dial or want.given > before.given:  # found again, or just given
+            found_again = before is None or not before.dial or want.given > before.given
+            if found_again and want.dial and endpoint.loops is None:
                 endpoint.backoff.pause = 0.0
-                self._schedule(endpoint)
         self.table, self.changed = table, True
         for key in table.keys() - wanted.keys():
             endpoint = table[key]
@@ -330,22 +312,15 @@ class Endpoints(Generic[E]):
             if endpoint.loops is None:
                 self._remove(endpoint)
 
-    def dialed(self, endpoint: E, connected: bool) -> None:
-        """Note the end of a dial."""
-        self._dialing -= 1
+    def note(self, endpoint: E, *, ended: bool) -> None:
+        """Note a new connection, or, ``ended``, a dial that has failed or a connection that has ended."""
         self.changed = True
-        if not connected:
-            self._try_again(endpoint)
-
-    def lost(self, endpoint: E) -> None:
-        """Note the end of a connection."""
-        self.changed = True
-        self._try_again(endpoint)
-
-    def _try_again(self, endpoint: E) -> None:
+        self._dialing.discard(endpoint)
+        if not ended:
+            return
+        self._waiting[endpoint] = None
         loops, endpoint.loops = endpoint.loops, None
         assert loops is not None
-        self._serving -= 1
         if loops.stuck:
             self._end(loops)
         else:
@@ -353,51 +328,33 @@ class Endpoints(Generic[E]):
             self._resting.append(loops)
         if endpoint.wanted is None:
             self._remove(endpoint)
-        else:
-            self._schedule(endpoint)
 
     def _remove(self, endpoint: E) -> None:
-        endpoint.ticket = -1
         self.table = {key: each for key, each in self.table.items() if each is not endpoint}
+        del self._waiting[endpoint]
         endpoint.stop()
         self._removed(endpoint)
 
     # The schedule.
 
-    def _schedule(self, endpoint: E) -> None:
-        endpoint.ticket = ticket = next(self._tickets)
-        heappush(self._pausing, (endpoint.backoff.due_at(urgent=self._urgent()), ticket, endpoint))
-
-    def hurry(self) -> None:
-        """Look at all pauses again: they are shorter while ``urgent``."""
-        self._pausing, self._due = [], []
-        for endpoint in self.table.values():
-            if endpoint.ticket >= 0:
-                self._schedule(endpoint)
-
     def dial_due(self) -> bool:
         """Permit endpoints that are due to dial, but no more than ``DIALS`` at a time. End threads that they
         do not need. Return whether threads have been started.
         """
-        now, urgent, search = self._clock(), self._urgent(), False
-        while self._pausing and self._pausing[0][0] <= now:
-            _, ticket, endpoint = heappop(self._pausing)
-            if ticket != endpoint.ticket:
-                continue  # scheduled anew, or removed
-            if endpoint.backoff.due_at(urgent=urgent) > now:  # it is urgent no more
-                self._schedule(endpoint)
-            else:
-                heappush(self._due, (endpoint.backoff.failures, ticket, endpoint))
-        started = False
-        while self._due and self._dialing < DIALS and not self._stopped:
-            _, ticket, endpoint = heappop(self._due)
-            if ticket != endpoint.ticket:
-                continue
+        self._looked_at = now = self._clock()
+        self._crowded = False
+        due = [each for each, due_at in self._due_times() if due_at <= now and not self._stopped]
+        # Those first that have failed least, and longest ago.
+        due.sort(key=lambda each: (each.backoff.failures, each.backoff.failed_at))
+        started = search = False
+        for endpoint in due:
+            if len(self._dialing) >= DIALS:
+                self._crowded = True
+                break
             if endpoint.wanted is not None and not endpoint.wanted.dial:
                 # No nsqlookupd lists it: instead of dialing ask them again, less and less often.
                 search = True
                 endpoint.backoff.failed(endpoint.backoff.reason, now)
-                self._schedule(endpoint)
                 continue
             try:
                 if not self._resting:
@@ -407,14 +364,13 @@ class Endpoints(Generic[E]):
                 reason = ConnectionLost(f"{endpoint.address} is not dialed: no thread for it: {error}")
                 endpoint.backoff.failed(reason, now)
                 endpoint.refused(reason, endpoint.backoff.failures == 1)
-                self._schedule(endpoint)
                 continue
-            endpoint.ticket, endpoint.status = -1, Status.DIALING
+            endpoint.status = Status.DIALING
             endpoint.loops = loops = self._resting.pop()
             loops.name_after(endpoint)
+            del self._waiting[endpoint]
+            self._dialing.add(endpoint)
             loops.serve(endpoint)
-            self._dialing += 1
-            self._serving += 1
         while len(self._resting) > self._needed:
             self._end(self._resting.pop())
         if search:
@@ -423,7 +379,14 @@ class Endpoints(Generic[E]):
 
     def next_due(self) -> float:
         """Return when to call ``dial_due`` again unless an endpoint reports before."""
-        return self._pausing[0][0] if self._pausing and not self._stopped else math.inf
+        # If it was crowded, those that were due then wait until others end their dials.
+        times = [due_at for _, due_at in self._due_times() if not self._crowded or due_at > self._looked_at]
+        return math.inf if self._stopped else min(times, default=math.inf)
+
+    def _due_times(self) -> list[tuple[E, float]]:
+        """Return the endpoints that may dial, each with the time when it is due."""
+        urgent = self._urgent()
+        return [(each, each.backoff.due_at(urgent=urgent)) for each in self._waiting]
 
     def expected(self) -> int:
         """Count the connections, including those whose first dial is under way or due.
@@ -451,7 +414,7 @@ class Endpoints(Generic[E]):
         """How many pairs of threads can be needed besides those that serve an endpoint."""
         if self._stopped:
             return 0
-        return min(DIALS - self._dialing, len(self.table) - self._serving) + self._spare
+        return min(DIALS - len(self._dialing), len(self._waiting)) + self._spare
 
     def start_threads(self) -> None:
         """Start threads ahead of the dials. Raises RuntimeError when one cannot be started."""
@@ -469,7 +432,7 @@ class Endpoints(Generic[E]):
         self._resting.append(loops)
 
     def _end(self, loops: LoopThreads) -> None:
-        loops.end()
+        loops.serve(None)
         alive = [each for each in self._ending if any(thread.is_alive() for thread in each.threads)]
         self._ending = [*alive, loops]
 
@@ -481,9 +444,9 @@ class Endpoints(Generic[E]):
         for endpoint in self.all:
             endpoint.stop()
             if endpoint.loops is not None:
-                endpoint.loops.end()
+                endpoint.loops.serve(None)
         for loops in self._resting:
-            loops.end()
+            loops.serve(None)
 
     def join(self, deadline: float, *, dialing: bool = True) -> list[str]:
         """Wait for the threads, of those that dial only if ``dialing``; return the names of those that still

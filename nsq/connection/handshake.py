@@ -123,7 +123,6 @@ def _milliseconds(seconds: float) -> int:
 
 
 def identify_request(config: Config) -> IdentifyRequest:
-    """Return the IDENTIFY request for these options."""
     size, timeout = config.output_buffer_size, _milliseconds(config.output_buffer_timeout)
     if config.low_latency:
         size, timeout = -1, 0

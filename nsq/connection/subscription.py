@@ -33,5 +33,4 @@ class Subscription:
         return {}
 
     def command(self) -> bytes:
-        """Return the command that subscribes."""
         return commands.sub(self.topic, self.channel)

@@ -127,11 +127,10 @@ class Connections(ConnDelegate):
             self._owner.do(self.decide, time.monotonic() + _PATIENCE, lambda: self.stopping)
 
     def follow_handlers(self) -> None:
-        """Let max_in_flight follow from the messages that the handlers work on at once, unless the user has
-        set it.
-        """
+        """Take from the handlers what follows from how many there are."""
         if not self.max_in_flight_given:
             self.windows.max_in_flight = self._pool.at_once * _IN_FLIGHT_PER_HANDLER
+        self.windows.backoff.share.set_at_once(self._pool.calls_at_once)
 
     def _request_decision(self) -> None:
         """Have the owner check soon whether windows change."""
@@ -214,7 +213,6 @@ class Connections(ConnDelegate):
         self._reporter.tell(self._hooks.disconnected, address, cause)
 
     def abandon(self) -> None:
-        """Forget the connections in a forked child."""
         self.table_and_totals = {}, self.table_and_totals[1]
 
     # What the connections report: their loops, and threads that answer.
@@ -324,8 +322,8 @@ class Connections(ConnDelegate):
             else:
                 self._log(
                     logging.WARNING if outcome is Outcome.FAILURE else logging.INFO,
-                    "%s: paused for %.3g s, then one message to try (backing off, step %d)",
-                    backoff.until - now,
+                    "%s: paused for %g s, then one message to try (backing off, step %d)",
+                    round(backoff.until - now, 3),
                     backoff.level,
                 )
             self._reporter.tell(self._hooks.backing_off, backoff.level)

@@ -12,11 +12,18 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Self, TypedDict, TypeVar, Unpack, cast, overload
 
-from nsq.config import Config, Options, SignatureWithOptions, check_rate
+from nsq.config import (
+    Config,
+    Options,
+    SignatureWithOptions,
+    check_rate,
+    checked_function,
+    checked_functions,
+)
 from nsq.connection.subscription import Subscription
 from nsq.consumer.dead_letters import give_up_policy
 from nsq.consumer.engine import Engine, Watch
-from nsq.consumer.handlers import BatchHandler, Handler, HandlerPool, around_hooks, check_handler, surrounded
+from nsq.consumer.handlers import BatchHandler, Handler, HandlerPool, check_handler, surrounded
 from nsq.consumer.reports import ConsumerHealth, ConsumerHooks, ConsumerStats, StopReport, health_of, stats_of
 from nsq.discovery.lookups import Discovery
 from nsq.errors import Closed, ConfigError, Forked, NsqError, UsageError
@@ -31,9 +38,9 @@ from nsq.wire.names import check_channel, check_topic
 log = Logger("nsq.consumer")
 
 if TYPE_CHECKING:
+    from nsq.consumer.dialect import Dialect
     from nsq.partitioned.lanes import OnStuck
 
-T = TypeVar("T")
 H = TypeVar("H", bound=Callable[..., Any])
 
 #: Seconds; beyond this a message times out before its batch is full.
@@ -135,22 +142,23 @@ class Consumer:
         discovery: dict[str, Any] = {
             "nsqds": checked_nsqds(nsqd),
             "nsqlookupds": checked("nsqlookupd", nsqlookupd),
-            "rewrite": checked_callable("rewrite_address", rewrite_address),
-            "accept": checked_callable("accept_addresses", accept_addresses),
+            "rewrite": checked_function("rewrite_address", rewrite_address),
+            "accept": checked_function("accept_addresses", accept_addresses),
         }
-        checked_callable("give_up", give_up)
+        checked_function("give_up", give_up)
         self._engine = Engine(
             subscription,
             self.config,
             discovery,
             self._checked(special, discovery["nsqds"], discovery["nsqlookupds"]),
             give_up_policy(subscription, self.config, transport, dead_letters, dead_letter_reasons, give_up),
+            other_dialect=_partitioned_dialect,
             transport=transport,
             hooks=hooks,
             threads=checked_whole("threads", threads),
-            at_thread_end=checked_callable("at_thread_end", at_thread_end),
+            at_thread_end=checked_function("at_thread_end", at_thread_end),
         )
-        self._around_handler = around_hooks(around_handler)
+        self._around_handler = checked_functions("around_handler", around_handler)
         self._warned_of_zero = False
         self._pid = os.getpid()
 
@@ -170,11 +178,7 @@ class Consumer:
         return given
 
     def __repr__(self) -> str:
-        return f"<Consumer {self.topic}/{self.channel} {self._state}>"
-
-    @property
-    def _state(self) -> str:
-        return self._engine.state
+        return f"<Consumer {self.topic}/{self.channel} {self._engine.state}>"
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a Consumer cannot be pickled, as its connections cannot: make one in each process")
@@ -271,21 +275,20 @@ class Consumer:
         engine = self._own_engine
         checked_whole("threads", threads)
         self._refuse_started("set_threads")
-        engine.pool.set_threads(threads)
+        engine.pool.threads_each = threads
 
     def _refuse_started(self, what: str) -> None:
-        if self._state != "new":
-            raise Closed(f"{what} comes before start: this consumer is {self._state}")
+        if self._engine.state != "new":
+            raise Closed(f"{what} comes before start: this consumer is {self._engine.state}")
 
     # Lifecycle.
 
     def start(self) -> Self:
         """Connect and handle messages in the background."""
         engine = self._own_engine
-        if self._state != "new":
+        if self._engine.state != "new":
             raise Closed(f"{self!r} cannot be started again: make a new one")
         engine.connections.follow_handlers()
-        engine.connections.windows.backoff.share.set_at_once(engine.pool.calls_at_once)
         self._warn_of_idleness()
         engine.start()
         return self
@@ -330,7 +333,7 @@ class Consumer:
         """Call ``watch.wake()`` when the consumer is asked to stop, when it has stopped, and when it gets a
         ``refusal``. A forked child calls ``watch.abandon()``.
         """
-        self._engine.wake_at_end(watch)
+        self._engine.watch = watch
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until the consumer has stopped; return whether it has within ``timeout``."""
@@ -362,7 +365,7 @@ class Consumer:
         """Return whether a signal came. A second signal ends the wait for the stop."""
         engine = self._engine
         signalled = False
-        engine.wake_at_end(watch)
+        engine.watch = watch
         try:
             if engine.state == "new":
                 self.start()
@@ -375,7 +378,7 @@ class Consumer:
                     engine.ask_to_stop(time.monotonic() + timeout)
                     self._tell_of(number)
         finally:
-            engine.wake_at_end(None)
+            engine.watch = None
         return signalled
 
     def _tell_of(self, number: signal.Signals) -> None:
@@ -388,7 +391,7 @@ class Consumer:
             log.info("%s: %r: %s", number.name, self, text)
 
     def __enter__(self) -> Self:
-        return self.start() if self._state == "new" else self
+        return self.start() if self._engine.state == "new" else self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -485,7 +488,7 @@ class Consumer:
     @property
     def _own_engine(self) -> Engine:
         """Return the engine. Raises Forked in a child of the process that started the consumer."""
-        if os.getpid() != self._pid and self._state == "new":
+        if os.getpid() != self._pid and self._engine.state == "new":
             self._pid = os.getpid()  # made before a fork, started after it
         if os.getpid() != self._pid:
             raise Forked(
@@ -495,6 +498,13 @@ class Consumer:
 
 
 # Checks of arguments other than options.
+
+
+def _partitioned_dialect(engine: Engine, options: Mapping[str, Any]) -> Dialect:
+    from nsq.partitioned.ordered import dialect_for
+
+    dialect: Dialect = dialect_for(engine, options)
+    return dialect
 
 
 def _function(handler: H) -> H:
@@ -513,13 +523,6 @@ def _not_a_function(consumer: Consumer) -> str:
 def checked_whole(name: str, value: int, least: int = 1) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ConfigError(f"{name} is {value!r}; it must be a whole number from {least} up")
-    return value
-
-
-def checked_callable(name: str, value: T) -> T:
-    """Refuse a value that cannot be called. None means not given."""
-    if value is not None and not callable(value):
-        raise ConfigError(f"{name} is {value!r}; it must be a function")
     return value
 
 

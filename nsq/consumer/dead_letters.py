@@ -55,13 +55,9 @@ class GiveUpPolicy:
     def __init__(self, topic: str) -> None:
         self.topic = topic
 
-    def __call__(self, message: Message, given_up: GivenUp, known: Known) -> str:
-        """Store a message; return what has become of it, for the log."""
+    def __call__(self, given_up: list[tuple[Message, GivenUp]], known: Known) -> str:
+        """Store messages; return what has become of them, for the log."""
         return f"it is lost. Consumer(…, dead_letters={self.topic!r}) would keep it in that topic"
-
-    def give_up_many(self, given_up: list[tuple[Message, GivenUp]], known: Known) -> str:
-        """Store messages, as a call does for one."""
-        return [self(message, why, known) for message, why in given_up][-1]
 
     def close(self, timeout: float) -> list[str]:
         """Release everything; return the names of threads that have not ended in time. Called when no message
@@ -77,8 +73,9 @@ class UserGiveUp(GiveUpPolicy):
         super().__init__("")
         self._give_up = give_up
 
-    def __call__(self, message: Message, given_up: GivenUp, known: Known) -> str:
-        self._give_up(message)
+    def __call__(self, given_up: list[tuple[Message, GivenUp]], known: Known) -> str:
+        for message, _ in given_up:
+            self._give_up(message)
         return "give_up has it"
 
 
@@ -110,14 +107,7 @@ class DeadLetters(GiveUpPolicy):
         self._nsqds: set[str] = set()
         self._closed = False
 
-    def __call__(self, message: Message, given_up: GivenUp, known: Known) -> str:
-        nsqds, nsqlookupds = known()
-        if not nsqlookupds:
-            nsqds.add(message.nsqd_address)
-        self._publish(self._producer_for(nsqds, nsqlookupds), message, given_up)
-        return f"topic {self.topic} has it"
-
-    def give_up_many(self, given_up: list[tuple[Message, GivenUp]], known: Known) -> str:
+    def __call__(self, given_up: list[tuple[Message, GivenUp]], known: Known) -> str:
         """Publish as many as possible at once: one by one would take ten times as long."""
         nsqds, nsqlookupds = known()
         if not nsqlookupds:
@@ -127,11 +117,14 @@ class DeadLetters(GiveUpPolicy):
         for some in batches(letters, lambda letter: len(letter[2])):
             seconds = min(self._time_for(message) for message, _, _ in some)
             try:
-                producer.multi_publish(self.topic, [body for _, _, body in some], timeout=seconds)
-            except (BadMessage, BadBody):  # nothing is stored: find the one that is too large
-                for message, why, _ in some:
-                    self._publish(producer, message, why)
-        return f"topic {self.topic} has them"
+                if len(some) > 1:
+                    producer.multi_publish(self.topic, [body for _, _, body in some], timeout=seconds)
+                    continue
+            except (BadMessage, BadBody):
+                pass  # nothing is stored: find the one that is too large
+            for message, why, _ in some:
+                self._publish(producer, message, why)
+        return f"topic {self.topic} has it"
 
     def _letter(self, message: Message, given_up: GivenUp) -> bytes:
         return dead_letter(message, given_up, self._reasons_of) if self._reasons_of else message.body

@@ -101,7 +101,7 @@ def decide_before(
 ) -> GivenUp | None:
     """Decide about a message that a handler is about to begin. None: it may. A ``max_age`` of 0 is none."""
     if 0.0 < max_age < age:
-        return GivenUp(f"too old: {age:.3g} s (max_age is {max_age:g} s)", too_old=True)
+        return GivenUp(f"too old: {age:.1f} s (max_age is {max_age:g} s)", too_old=True)
     if attempts <= max_attempts:
         return None
     return GivenUp(f"its attempts were used up, by requeues or timeouts (max_attempts is {max_attempts})")

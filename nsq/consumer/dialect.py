@@ -57,6 +57,10 @@ class Dialect(Protocol):
         """Return the health with what is known here. Any thread."""
 
 
+#: Returns the dialect of a partitioned NSQ, with these options that only that has.
+OtherDialect = Callable[["Engine", Mapping[str, Any]], Dialect]
+
+
 class Original:
     """The original NSQ: every nsqd with the topic has a connection, and messages come in any order."""
 
@@ -84,7 +88,7 @@ class Original:
         return math.inf
 
     def asker(self, discovery: Discovery) -> Asker:
-        self._engine.dialect = other = other_dialect(self._engine, {})
+        self._engine.dialect = other = self._engine.other_dialect(self._engine, {})
         return other.asker(discovery)
 
     def refused(self, key: Key, error: NsqError) -> bool:
@@ -97,11 +101,3 @@ class Original:
 
     def health(self, known: ConsumerHealth) -> ConsumerHealth:
         return known
-
-
-def other_dialect(engine: Engine, options: Mapping[str, Any]) -> Dialect:
-    """Return the dialect of a partitioned NSQ, with these options that only that has."""
-    from nsq.partitioned.ordered import dialect_for
-
-    dialect: Dialect = dialect_for(engine, options)
-    return dialect

@@ -33,7 +33,7 @@ from nsq.connection.subscription import Subscription
 from nsq.consumer.connections import Connections
 from nsq.consumer.dead_letters import GiveUpPolicy
 from nsq.consumer.decisions import GivenUp
-from nsq.consumer.dialect import Dialect, Original, other_dialect
+from nsq.consumer.dialect import Dialect, Original, OtherDialect
 from nsq.consumer.reports import ConsumerHooks, Reporter, StopReport
 from nsq.discovery.lookups import Discovery
 from nsq.errors import Closed, NsqError, ServerError
@@ -54,8 +54,8 @@ _STEP = 0.05
 _CLS_PATIENCE = 5.0
 #: Seconds between two log lines that tell of messages that were too old.
 _TELL_OF_OLD = 60.0
-#: Seconds. If a connection lived at least so long, and longer than the longest pause before the next dial, it
-#: was a good one: pauses begin anew. An nsqd that accepts and then hangs up never gets there.
+#: Seconds. The pauses before dials begin anew after a connection that lived at least so long, and longer than
+#: the next pause may be: not after one that an nsqd accepted and closed at once.
 _STEADY = 10.0
 
 
@@ -87,7 +87,7 @@ class ConsumingEndpoint(Endpoint):
 
     def connected(self, conn: Conn) -> None:
         self._engine.adopt(self, conn)
-        if self.status is not Status.CONNECTED:  # the owner stops, and carries the request out no more
+        if self.status is not Status.CONNECTED:  # the owner has ended, and did not carry the request out
             raise Closed(f"the connection to {self.address} is not needed any more")
 
     def refused(self, error: NsqError, news: bool) -> None:
@@ -104,7 +104,7 @@ class ConsumingEndpoint(Endpoint):
 
     def ended(self, conn: Conn, cause: NsqError | None) -> None:
         now = self._clock()
-        if cause is None:  # as we ordered; it may be wanted again meanwhile
+        if cause is None:  # we asked for the end; by now the nsqd may be wanted again
             self.backoff.lost(None, now)
             return
         if now - conn.connected_at >= max(_STEADY, self._pauses.ceiling(self.backoff.failures)):
@@ -114,7 +114,7 @@ class ConsumingEndpoint(Endpoint):
 
 
 class Engine:
-    """The owner and its state. Discovery reports to ``found`` and ``dropped``. ``discovery`` are arguments of
+    """The owner and its state. ``discovery`` are arguments of
     ``Discovery``, ``handlers`` of ``HandlerPool``. ``options`` are those that the original NSQ does not have.
     """
 
@@ -126,6 +126,7 @@ class Engine:
         options: Mapping[str, Any],
         give_up_policy: GiveUpPolicy,
         *,
+        other_dialect: OtherDialect,
         transport: Transport | None = None,
         hooks: ConsumerHooks | None = None,
         **handlers: Any,
@@ -139,7 +140,8 @@ class Engine:
         self.report: StopReport | None = None  # set when the consumer has stopped
         self.refusal: NsqError | None = None
         """The error of an nsqd, if every nsqd refuses the subscription; or why it is impossible."""
-        self._watch: Watch | None = None
+        self.watch: Watch | None = None
+        """See ``Consumer.wake_at_end``."""
         self._own_transport = SocketTransport(config.local_address)
         self.transport = transport or self._own_transport
         self.context = context_of(config)
@@ -150,8 +152,7 @@ class Engine:
         arguments = {
             "name": self.name,
             "fields": self.reporter.fields(),
-            "give_up": self.give_up,
-            "give_up_old": self._give_up_old,
+            "give_up": self._give_up,
             "max_age": config.max_age,
             "rate": config.rate,
             "gives_up_at_last_failure": give_up_policy.wants_error,
@@ -160,6 +161,7 @@ class Engine:
         self.options = options
         self.traced = bool(options.get("trace"))
         """Whether each message is logged: only a partitioned NSQ has tracing."""
+        self.other_dialect = other_dialect
         self.dialect: Dialect = other_dialect(self, options) if options else Original(self)
         self.pool = self.dialect.make_pool({**arguments, **handlers})
         self.connections: Connections = Connections(
@@ -176,7 +178,7 @@ class Engine:
         self.discovery: Discovery = Discovery(
             subscription,
             config,
-            found=self.found,
+            found=lambda wanted: self.owner.ask(partial(self.endpoints.want, wanted)),
             dropped=self.dropped,
             other=lambda discovery: self.dialect.asker(discovery),
             is_other=bool(options),
@@ -184,7 +186,6 @@ class Engine:
             **discovery,
         )
         self._warned_of_kind = False
-        self._leaving: dict[Conn, float] = {}  # they got CLS, and have until then to answer it
         # The beginning and the end.
         self._failed: Exception | None = None  # why not all threads could be started
         self._inherited = False  # by a forked child, from the parent process
@@ -221,18 +222,13 @@ class Engine:
             raise NsqError(f"the consumer cannot start, as no thread can be had: {failure}")
 
     def ask_to_stop(self, deadline: float) -> None:
-        """Request a stop. Does not wait."""
         self.owner.ask(partial(self._begin_to_stop, deadline))
         self._stop_requested = True
         self.owner.changed.wake()
         self._wake_watch()
 
-    def wake_at_end(self, watch: Watch | None) -> None:
-        """Do as ``Consumer.wake_at_end`` says."""
-        self._watch = watch
-
     def _wake_watch(self) -> None:
-        watch = self._watch
+        watch = self.watch
         if watch is not None:
             watch.wake()
 
@@ -253,11 +249,10 @@ class Engine:
 
     def owns_current_thread(self) -> bool:
         """Whether this is a thread of ours that runs user code: it cannot wait for its own end."""
-        others = (self.pool, self.reporter.callbacks, self.discovery)
-        return self.owner.is_current or any(other.owns_current_thread() for other in others)
+        owners = self.owner.is_current or self.discovery.owner.is_current
+        return owners or self.pool.owns_current_thread() or self.reporter.callbacks.owns_current_thread()
 
     def abandon(self) -> None:
-        """Forget everything in a forked child: it belongs to the parent."""
         self.owner.abandon()
         self.pool.abandon()
         self.discovery.abandon()
@@ -265,7 +260,7 @@ class Engine:
         self.endpoints.abandon()
         self.connections.abandon()
         self._inherited = True
-        watch, self._watch = self._watch, None
+        watch, self.watch = self.watch, None
         if watch is not None:
             watch.abandon()
 
@@ -286,7 +281,6 @@ class Engine:
 
     def _turn(self) -> float | None:
         self.connections.tick()
-        self._leave_silent()
         if not self._stopping:
             self._see_to_endpoints()
         self.connections.decide_if_due()
@@ -317,7 +311,7 @@ class Engine:
 
     def _stop_when_done(self) -> None:
         now, ending, conns = time.monotonic(), self._ending, self.connections
-        if now >= self._cls_by:  # close those that still lack the answer to CLS, and nothing else
+        if now >= self._cls_by:  # close connections whose nsqd should have answered CLS
             for conn in conns.table.values():
                 silent = now >= conn.last_message_at + _CLS_PATIENCE
                 if silent and conn.open and conn.deliveries.answered and not conn.deliveries.close_wait:
@@ -334,10 +328,10 @@ class Engine:
         answered = all(conn.deliveries.answered for conn in left)
         for conn in left:
             conn.close()
-        # Until these threads end, they bring messages and report events. Those that still dial: see below.
+        # First the threads of connections, which bring messages and report events. Those that dial come last.
         self._join(partial(self.endpoints.join, dialing=False), lambda: ending.join_by)
-        # Before the handlers: one of them may wait until a dead letter is stored. nsqd delivers that message
-        # again anyway, as its connection is cut off.
+        # Close this before the handlers' threads are joined: one may wait until a dead letter is stored. nsqd
+        # delivers that message again anyway, as its connection is cut off.
         seconds = max(0.0, (ending.users_by - time.monotonic()) / 2)
         threads = [*self._left.unfinished_threads, *self._give_up_policy.close(seconds)]
         self._left = replace(self._left, unfinished_threads=threads)
@@ -345,7 +339,7 @@ class Engine:
         self._join(self.endpoints.join, lambda: ending.join_by)
         self._join(self.discovery.join, lambda: ending.join_by)
         self.owner.run_requests()
-        for conn in list(conns.table.values()):  # cut off, but its threads have not ended yet
+        for conn in list(conns.table.values()):  # closed, but its threads have not ended in time
             self._forget(conn, None)
         self._join(self.reporter.callbacks.stop, lambda: ending.join_by)
         report = self._left
@@ -381,32 +375,17 @@ class Engine:
 
     # Connections come and go. Requests of discovery and of endpoints, and the owner.
 
-    def found(self, wanted: dict[Key, Wanted]) -> None:
-        self.owner.ask(partial(self.endpoints.want, wanted))
+    def dropped(self, key: Key) -> None:
+        """Close a connection that is not wanted any more, once its messages are answered."""
+        self.owner.ask(partial(self.leave, key))
 
-    def dropped(self, key: Key, patience: float = math.inf) -> None:
-        """Close a connection that is not wanted any more: at once if nsqd has not answered CLS after
-        ``patience`` seconds, although it may still accept the answers of busy handlers.
-        """
-        self.owner.ask(partial(self._drop, key, patience))
-
-    def _drop(self, key: Key, patience: float) -> None:
+    def leave(self, key: Key) -> Conn | None:
+        """Do so now; return the connection, unless it is gone or leaves already."""
         conn = self.connections.table.get(key)
-        if conn is not None and not conn.deliveries.closing:
-            self.connections.send_cls([conn])
-            self._leaving[conn] = time.monotonic() + patience
-
-    def _leave_silent(self) -> None:
-        """Leave the nsqds that were dropped and have not answered CLS in time."""
-        now = time.monotonic()
-        for conn, by in list(self._leaving.items()):
-            silent = not (conn.closed or conn.deliveries.close_wait)
-            if silent and now >= by:
-                fields = self.reporter.fields(conn.address)
-                log.warning("%s: %s does not answer CLS, and is left", self.name, conn.address, extra=fields)
-                conn.close()
-            if not silent or now >= by:
-                del self._leaving[conn]
+        if conn is None or conn.deliveries.closing:
+            return None
+        self.connections.send_cls([conn])
+        return conn
 
     def _see_to_endpoints(self) -> None:
         if self.endpoints.changed:
@@ -469,29 +448,23 @@ class Engine:
             return set(), {each.text for each in self.discovery.nsqlookupds}
         return {each.address for each in self.endpoints.all}, set()
 
-    def give_up(self, message: Message, given_up: GivenUp) -> None:
-        fate = self._give_up_policy(message, given_up, self._known_addresses)
+    def _give_up(self, given_up: list[tuple[Message, GivenUp]]) -> None:
+        fate = self._give_up_policy(given_up, self._known_addresses)
+        message, why = given_up[0]
         fields = self.pool.fields_of(message)
-        text = "gave up on %r from %s: %s: %s"
-        log.error(text, message, message.nsqd_address, given_up, fate, extra=fields)
-        with self._counting:
-            self.given_up += 1
-        self.reporter.tell(self.reporter.hooks.given_up, message)
-
-    def _give_up_old(self, given_up: list[tuple[Message, GivenUp]]) -> None:
-        fate = self._give_up_policy.give_up_many(given_up, self._known_addresses)
         with self._counting:
             self.given_up += len(given_up)
-            self._old_untold += len(given_up)
+            self._old_untold += len(given_up) * why.too_old
             untold, now = self._old_untold, time.monotonic()
-            if now < self._told_of_old_at + _TELL_OF_OLD:
+            if not why.too_old or now < self._told_of_old_at + _TELL_OF_OLD:
                 untold = 0
             else:
                 self._old_untold, self._told_of_old_at = 0, now
-        if untold:
-            message, why = given_up[0]
+        if not why.too_old:
+            text = "gave up on %r from %s: %s: %s"
+            log.error(text, message, message.nsqd_address, why, fate, extra=fields)
+        elif untold:
             text = "%s: gave up %d messages, the last of them %r: %s: %s"
-            fields = self.pool.fields_of(message)
             log.warning(text, self.name, untold, message, why, fate, extra=fields)
         for message, _ in given_up:
             self.reporter.tell(self.reporter.hooks.given_up, message)

@@ -57,13 +57,11 @@ _MAX_TIMED_OUT_UNHANDLED = 10_000
 class HandlerPool:
     """Threads in groups, one group for each handler; all of them take from one inbox.
 
-    ``give_up`` is called with a message to give up, and why: the message is finished if it returns, requeued
-    if it raises. ``give_up_old`` does the same with all that were found to be older than ``max_age``
-    together. ``starved`` says whether nsqds send nothing more until a message here is answered.
-    ``requeue_delay`` maps a message's attempts and its error to the seconds after which it comes again.
-    ``threads`` is the number for each handler that is added without one; ``at_thread_end`` is called by each
-    thread before it ends. ``gives_up_at_last_failure`` is ``at_last_failure`` of ``decide``. ``fields`` are
-    those of log records.
+    ``give_up`` is called with a message to give up, and why, or with several that are older than ``max_age``:
+    they are finished if it returns, requeued if it raises. ``starved`` says whether nsqds send nothing more
+    until a message here is answered. ``requeue_delay`` maps a message's attempts and its error to the seconds
+    after which it comes again. ``threads`` is the number for each handler that is added without one.
+    ``gives_up_at_last_failure`` is ``at_last_failure`` of ``decide``, ``fields`` those of log records.
 
     For messages that are handled in order, ``in_order`` maps each handler to the function to call instead,
     and ``give_up_failed`` is called with a message that could not be given up, and why.
@@ -74,8 +72,7 @@ class HandlerPool:
         name: str,
         *,
         max_attempts: int,
-        give_up: Callable[[Message, GivenUp], None],
-        give_up_old: Callable[[list[tuple[Message, GivenUp]]], None],
+        give_up: Callable[[list[tuple[Message, GivenUp]]], None],
         max_age: float = 0.0,
         rate: float = 0.0,
         starved: Callable[[], bool],
@@ -97,13 +94,13 @@ class HandlerPool:
         self._counting = threading.Lock()
         self._name = name
         self._max_attempts = max_attempts or float("inf")
-        self._give_up, self._give_up_old = give_up, give_up_old
+        self._give_up = give_up
         self._max_age = max_age
         self._giving_up_old = threading.Lock()  # taken by handler threads alone
         self._warned_of_clocks: set[str] = set()  # addresses of nsqds
         self._starved = starved
         self.requeue_delay = requeue_delay
-        self._threads_each, self._at_thread_end = threads, at_thread_end
+        self.threads_each, self._at_thread_end = threads, at_thread_end or bool
         self._gives_up_at_last_failure = gives_up_at_last_failure
         self._fields = fields or {}
         self._in_order, self._give_up_failed = in_order, give_up_failed
@@ -131,12 +128,12 @@ class HandlerPool:
 
     def __len__(self) -> int:
         """Count the threads that run, or will run after the start."""
-        return sum(threads or self._threads_each for _, threads, _ in self._groups)
+        return sum(threads or self.threads_each for _, threads, _ in self._groups)
 
     @property
     def at_once(self) -> int:
         """How many messages all threads together work on at once."""
-        return sum((threads or self._threads_each) * size for _, threads, size in self._groups)
+        return sum((threads or self.threads_each) * size for _, threads, size in self._groups)
 
     @property
     def calls_at_once(self) -> int:
@@ -149,10 +146,6 @@ class HandlerPool:
         # Messages of no more attempts than this begin without another look, unless they are late.
         checks_all = per_second > 0 or (self._max_age > 0 and self._in_order is None)
         self._unchecked = -1 if checks_all else self._max_attempts
-
-    def set_threads(self, threads: int) -> None:
-        """Set the number of threads for each handler that is added without one. Call it before the start."""
-        self._threads_each = threads
 
     def add(
         self, handler: Handler, threads: int | None = None, no_backoff: Exceptions = (), at_once: int = 1
@@ -178,23 +171,20 @@ class HandlerPool:
     def start(self) -> None:
         """Start the threads. Raises RuntimeError when one cannot be started."""
         # Made here: a Thread object made before a fork counts as ended in the child.
-        runs = [run for run, threads, _ in self._groups for _ in range(threads or self._threads_each)]
-        if self._at_thread_end is not None:
-            runs = [partial(self._run_to_end, run, self._at_thread_end) for run in runs]
+        runs = [run for run, threads, _ in self._groups for _ in range(threads or self.threads_each)]
         self._threads = [
-            threading.Thread(target=run, name=f"{self._name}-handler-{number}", daemon=True)
+            threading.Thread(target=self._run, args=[run], name=f"{self._name}-handler-{number}", daemon=True)
             for number, run in enumerate(runs)
         ]
         for thread in self._threads:
             thread.start()
 
-    @staticmethod
-    def _run_to_end(run: Callable[[], None], at_end: Callable[[], object]) -> None:
+    def _run(self, run: Callable[[], None]) -> None:
         try:
             run()
         finally:
             try:
-                at_end()
+                self._at_thread_end()
             except BaseException:
                 log.exception("at_thread_end failed")
 
@@ -243,7 +233,6 @@ class HandlerPool:
 
     @property
     def busy(self) -> int:
-        """Count the threads that are at work."""
         return sum([bool(messages) for messages in list(self._running.values())])
 
     def sweep(self, now: float) -> None:
@@ -382,18 +371,22 @@ class HandlerPool:
         self._give_up_all(self.failed(messages, error, no_backoff))
         self.ended(threading.get_ident(), messages, False)
 
-    def give_up(self, message: Message, given_up: GivenUp) -> None:
-        """Give a message up, and finish it; requeue it if that fails."""
-        with suppress(AlreadyResponded):  # ``give_up`` has answered it, or was too slow
-            try:
-                self._give_up(message, given_up)
-            except BaseException as failure:
-                log.exception(
-                    "giving up on %r failed; nsqd delivers it again", message, extra=self.fields_of(message)
-                )
-                self._give_up_failed(message, failure)
-                message.requeue(backoff=False)
-            else:
+    def give_up(self, *given_up: tuple[Message, GivenUp]) -> None:
+        """Give messages up, all together, and finish them; requeue them if that fails."""
+        messages = [message for message, _ in given_up]
+        try:
+            self._give_up(list(given_up))
+        except BaseException as failure:
+            more = f" and {len(messages) - 1} more" if len(messages) > 1 else ""
+            text, fields = "giving up on %r%s failed; nsqd delivers it again", self.fields_of(messages[0])
+            log.exception(text, messages[0], more, extra=fields)
+            for message in messages:
+                with suppress(AlreadyResponded):
+                    self._give_up_failed(message, failure)
+                    message.requeue(backoff=False)
+            return
+        for message in messages:
+            with suppress(AlreadyResponded):  # ``give_up`` has answered it, or was too slow
                 finish_given_up(message)
                 self._forget(message)
                 with self._counting:
@@ -401,30 +394,12 @@ class HandlerPool:
 
     def _give_up_all(self, decided: list[tuple[Message, GivenUp]]) -> None:
         """Give messages up: the ones that are too old together, the others one by one."""
-        for message, given_up in decided:
-            if not given_up.too_old:
-                self.give_up(message, given_up)
         now = time.monotonic()
-        old = [each for each in decided if each[1].too_old and each[0].expires_at > now]
-        if not old:
-            return
-        try:
-            self._give_up_old(old)
-        except BaseException as failure:
-            text = "giving up %d messages that are too old failed; nsqd delivers them again"
-            log.exception(text, len(old), extra=self._fields)
-            for message, _ in old:
-                with suppress(AlreadyResponded):
-                    self._give_up_failed(message, failure)
-                    message.requeue(backoff=False)
-            return
-        for message, _ in old:
-            with suppress(AlreadyResponded):
-                finish_given_up(message)
-            if self.timed_out_unhandled:
-                self._forget(message)
-        with self._counting:
-            self.uncounted += len(old)
+        for each in decided:
+            if not each[1].too_old:
+                self.give_up(each)
+        if old := [each for each in decided if each[1].too_old and each[0].expires_at > now]:
+            self.give_up(*old)
 
     # Messages that nsqd delivers again while their handler runs. A second run beside the first would be of no
     # use: it takes as long, so that all of them would be late.
@@ -540,7 +515,7 @@ class HandlerPool:
                 self._running[threading.get_ident()] = [message for message, _ in old]
                 self._give_up_all(old)
         else:
-            self.give_up(message, given_up)
+            self.give_up((message, given_up))
         return False
 
     def _wait_for_rate(self, messages: list[Message]) -> list[Message]:
@@ -581,7 +556,7 @@ class HandlerPool:
         if age < -self._max_age / 2 and message.nsqd_address not in self._warned_of_clocks:
             self._warned_of_clocks.add(message.nsqd_address)
             text = (
-                "the clock of nsqd %s is %.3g s ahead of this machine's: its messages seem younger to max_age"
+                "the clock of nsqd %s is %.1f s ahead of this machine's: its messages seem younger to max_age"
             )
             log.warning(text, message.nsqd_address, -age, extra=self.fields_of(message))
         return age
@@ -648,15 +623,6 @@ def check_handler(handler: object) -> None:
         raise ConfigError(f"handler {handler!r} is an async def, but handlers run in threads. {NO_AWAIT}")
     if any(map(inspect.isgeneratorfunction, functions)):
         raise ConfigError(f"handler {handler!r} has a yield: to call it runs nothing. Write a plain function")
-
-
-def around_hooks(given: object) -> list[Callable[[Any], Any]]:
-    """Return the option ``around_handler``, one function or several, as a list."""
-    hooks: list[Any] = [] if given is None else list(given) if isinstance(given, (list, tuple)) else [given]
-    for hook in hooks:
-        if not callable(hook):
-            raise ConfigError(f"around_handler is {hook!r}; it must be a function, or a list of functions")
-    return hooks
 
 
 def surrounded(handler: Any, hooks: list[Callable[[Any], Any]], check: Callable[[Any], object]) -> Any:

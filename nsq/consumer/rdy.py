@@ -202,7 +202,7 @@ class RdyChange(NamedTuple):
 
 
 @dataclass
-class Nsqd:
+class NsqdWindow:
     """The state of one connection. Each time is that of the latest such event. The connection's read loop
     sets the times of messages, the owner sets the rest.
     """
@@ -235,7 +235,7 @@ class RdyWindows:
     """Whether there is room for one message on each connection, even beyond ``max_in_flight``."""
 
     def __post_init__(self) -> None:
-        self.nsqds: dict[Hashable, Nsqd] = {}
+        self.nsqds: dict[Hashable, NsqdWindow] = {}
         self.expected = 0
         """Connections that there will be shortly: each gets a share, not only the first ones."""
         self._turns: list[Hashable] = []  # the connections with RDY 1, while not all can have it
@@ -257,7 +257,7 @@ class RdyWindows:
     # Facts.
 
     def connected(self, key: Hashable, max_rdy: int, now: float) -> None:
-        self.nsqds[key] = Nsqd(key, max_rdy, last_message_at=now)
+        self.nsqds[key] = NsqdWindow(key, max_rdy, last_message_at=now)
 
     def closing(self, key: Hashable) -> None:
         """Note that a connection gets no more messages; those in flight still count."""
@@ -312,7 +312,7 @@ class RdyWindows:
         changed.sort(key=lambda nsqd: windows[nsqd.key] > nsqd.rdy)  # the shrinking ones first
         return [self._grant(nsqd, windows[nsqd.key], now) for nsqd in changed]
 
-    def _grant(self, nsqd: Nsqd, rdy: int, now: float) -> RdyChange:
+    def _grant(self, nsqd: NsqdWindow, rdy: int, now: float) -> RdyChange:
         if nsqd.rdy == 0:
             nsqd.granted_at = now
         nsqd.rdy = rdy
@@ -320,7 +320,7 @@ class RdyWindows:
 
     # Targets.
 
-    def set_targets(self, nsqds: list[Nsqd], now: float, in_flight: Mapping[Hashable, int]) -> None:
+    def set_targets(self, nsqds: list[NsqdWindow], now: float, in_flight: Mapping[Hashable, int]) -> None:
         connections = max(len(nsqds), self.expected)
         stopped = self.why_stopped(now)
         if stopped:
@@ -350,10 +350,10 @@ class RdyWindows:
             return "max_in_flight is 0"
         if self.backoff.until is not None:
             left = max(0.0, self.backoff.until - now)
-            return f"backing off for {left:.3g} s more (level {self.backoff.level})"
+            return f"backing off for {round(left, 3):g} s more (level {self.backoff.level})"
         return ""
 
-    def _give_turns(self, nsqds: list[Nsqd], few: int) -> None:
+    def _give_turns(self, nsqds: list[NsqdWindow], few: int) -> None:
         """Let ``few`` connections have one message each; ``_rotate`` passes that on to others."""
         present = {nsqd.key for nsqd in nsqds}
         self._turns = [key for key in self._turns if key in present][:few]
@@ -371,16 +371,16 @@ class RdyWindows:
             waiting.remove(self.nsqds[chosen])
             self._turns.append(chosen)
 
-    def _current_holders(self) -> list[Nsqd]:
+    def _current_holders(self) -> list[NsqdWindow]:
         return [self.nsqds[key] for key in self._turns]
 
-    def _set_shares(self, nsqds: list[Nsqd], now: float, in_flight: Mapping[Hashable, int]) -> None:
+    def _set_shares(self, nsqds: list[NsqdWindow], now: float, in_flight: Mapping[Hashable, int]) -> None:
         """Give connections with messages equal shares, and idle ones a window of one, so that they can show
         that they have messages.
         """
         since = now - self.low_rdy_idle_timeout
-        idle: list[Nsqd] = []
-        busy: list[Nsqd] = []
+        idle: list[NsqdWindow] = []
+        busy: list[NsqdWindow] = []
         for nsqd in nsqds:
             is_idle = nsqd.last_message_at <= since and not in_flight.get(nsqd.key, 0)
             (idle if is_idle else busy).append(nsqd)
@@ -411,12 +411,12 @@ class RdyWindows:
                 self._turns[place] = chosen = self._next_of(waiting)
                 waiting.remove(self.nsqds[chosen])
 
-    def _next_of(self, waiting: list[Nsqd]) -> Hashable:
+    def _next_of(self, waiting: list[NsqdWindow]) -> Hashable:
         """Pick the connection that has waited longest. Chance decides among equals."""
         longest = min(nsqd.granted_at for nsqd in waiting)
         return self.pick([nsqd.key for nsqd in waiting if nsqd.granted_at == longest])
 
-    def _turn_is_over(self, nsqd: Nsqd, now: float, in_flight: Mapping[Hashable, int]) -> bool:
+    def _turn_is_over(self, nsqd: NsqdWindow, now: float, in_flight: Mapping[Hashable, int]) -> bool:
         if not nsqd.rdy:
             return False  # it has not begun: messages of others are still in flight
         since = now - max(nsqd.last_message_at, nsqd.granted_at)
@@ -425,7 +425,7 @@ class RdyWindows:
         return now - nsqd.granted_at >= self.low_rdy_timeout
 
 
-def set_all(nsqds: Iterable[Nsqd], target: int, reason: str) -> None:
+def set_all(nsqds: Iterable[NsqdWindow], target: int, reason: str) -> None:
     for nsqd in nsqds:
         nsqd.target = target
         nsqd.reason = reason
@@ -438,7 +438,7 @@ def _give_back(key: Hashable, windows: dict[Hashable, int], held: int, owed: int
     return freed
 
 
-def _grow(nsqd: Nsqd, windows: dict[Hashable, int], held: int, free: int) -> int:
+def _grow(nsqd: NsqdWindow, windows: dict[Hashable, int], held: int, free: int) -> int:
     """Grow the window towards its target, into ``free`` room; return the room taken.
 
     A window no larger than ``held``, the messages in flight, takes no room and admits no new message.

@@ -258,5 +258,4 @@ class Reporter:
             self.callbacks.tell(hook, *args)
 
     def fields(self, address: str = "") -> dict[str, str]:
-        """Return the fields of a structured log line."""
         return {**self._fields, "nsqd_address": address} if address else self._fields.copy()

@@ -22,9 +22,10 @@ from functools import wraps
 from typing import Any, Generic, TypeVar
 
 from nsq import GiveUp, Message
+from nsq.config import checked_function
 from nsq.consumer.handlers import is_async
-from nsq.errors import ConfigError, how_to_install
-from nsq.producer.producer import PublishHook
+from nsq.errors import how_to_install
+from nsq.producer.hooks import PublishHook
 from nsq.wire.envelope import unwrap, wrap
 
 T = TypeVar("T")
@@ -123,9 +124,7 @@ def enveloping(
     published again. By default each publish has another id. ``headers`` is called for each publish and
     returns more headers, as ``Telemetry.carrier`` does.
     """
-    for name, function in (("id", id), ("headers", headers)):
-        if function is not None and not callable(function):
-            raise ConfigError(f"{name} is {function!r}; it must be a function")
+    checked_function("id", id), checked_function("headers", headers)
     wrap(b"1", {"id": "1", "source": source, "type": kind, **fixed})  # a wrong header raises here
 
     def around(topic: str, bodies: list[bytes]) -> tuple[list[bytes], Callable[[object], object]]:

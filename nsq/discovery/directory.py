@@ -40,7 +40,7 @@ Answer = frozenset[str] | None
 
 
 @dataclass
-class Nsqd:
+class KnownNsqd:
     """The facts about one nsqd."""
 
     given: bool = False
@@ -57,14 +57,13 @@ class Directory:
     """
 
     def __init__(self, poll_interval: float, *, prune: bool = False) -> None:
-        self.nsqds: dict[str, Nsqd] = {}
+        self.nsqds: dict[str, KnownNsqd] = {}
         self._poll_interval = poll_interval
         self._prune = prune
         self._certain = False  # the last round was complete: an nsqd that it did not list is gone
         self._dropped: list[str] = []
 
     def add(self, address: str) -> None:
-        """Add an nsqd that the user names."""
         self._nsqd(address).given = True
 
     def remove(self, address: str) -> None:
@@ -93,7 +92,7 @@ class Directory:
             if address not in listed:
                 self._not_listed(address, nsqd, now, asked=bool(answers))
 
-    def _not_listed(self, address: str, nsqd: Nsqd, now: float, *, asked: bool) -> None:
+    def _not_listed(self, address: str, nsqd: KnownNsqd, now: float, *, asked: bool) -> None:
         if not self._certain:
             # The nsqlookupd that failed may list it: count the rounds in a row anew.
             nsqd.missed = 0
@@ -115,8 +114,8 @@ class Directory:
             # jitter can halve the two intervals between three rounds.
             self._drop(address)
 
-    def _nsqd(self, address: str) -> Nsqd:
-        return self.nsqds.setdefault(address, Nsqd())
+    def _nsqd(self, address: str) -> KnownNsqd:
+        return self.nsqds.setdefault(address, KnownNsqd())
 
     def _drop(self, address: str) -> None:
         del self.nsqds[address]
@@ -124,7 +123,7 @@ class Directory:
 
     # Decisions.
 
-    def may_be_there(self, nsqd: Nsqd) -> bool:
+    def may_be_there(self, nsqd: KnownNsqd) -> bool:
         """Whether to dial it. If not, no nsqlookupd lists it."""
         return nsqd.given or nsqd.listed or not self._certain
 

@@ -24,7 +24,7 @@ from nsq.config import Config
 from nsq.connection.backoff import Pauses
 from nsq.connection.endpoint import Key, Wanted
 from nsq.connection.subscription import Subscription
-from nsq.discovery.directory import SPACING, Answer, Directory, Kind, Lookupd, LookupSchedule, Nsqd
+from nsq.discovery.directory import SPACING, Answer, Directory, Kind, KnownNsqd, Lookupd, LookupSchedule
 from nsq.errors import ApiError, ApiRefused, NsqError, UsageError
 from nsq.http.message import Url
 from nsq.http.nsqlookupd import NsqdNode, NsqlookupdApi, nsqlookupd_address
@@ -75,8 +75,13 @@ class Asker:
         Blocks no longer than ``lookupd_poll_timeout``.
         """
         deadline = self._clock() + self._config.lookupd_poll_timeout
-        if self._detect and not _is_original(self._api(lookupd, deadline)):
-            return None
+        if self._detect:
+            try:
+                self._api(lookupd, deadline).list_lookupds()
+                return None
+            except ApiRefused as refusal:
+                if refusal.status != 404:  # the original one does not know the question
+                    raise
         api = self._api(lookupd, deadline)
         nodes: Sequence[NsqdNode] = api.nodes() if self._topic is None else api.nodes_of(self._topic)
         return frozenset(node.tcp_address for node in nodes)
@@ -95,7 +100,6 @@ class Asker:
         self._transport.interrupt()
 
     def abandon(self) -> None:
-        """Drop the questions under way in a forked child: they belong to the parent."""
         self._transport.abandon()
 
     # Discovery's thread.
@@ -107,17 +111,6 @@ class Asker:
     def turn(self) -> float:
         """Do what is due; return when to call this again."""
         return math.inf
-
-
-def _is_original(api: NsqlookupdApi) -> bool:
-    """Ask which NSQ this is: nsqlookupds of the original one do not know the question."""
-    try:
-        api.list_lookupds()
-    except ApiRefused as refusal:
-        if refusal.status == 404:
-            return True
-        raise
-    return False
 
 
 def _text(address: object) -> str:
@@ -186,12 +179,11 @@ class Discovery:
         self._rewrite, self._accept = rewrite, accept
         self._said: dict[str, str] = {}  # by user's function: the failure logged last
         self._directory = Directory(config.lookupd_poll_interval, prune=config.prune)
-        self._poll_interval = config.lookupd_poll_interval
-        self._poll_timeout = config.lookupd_poll_timeout
+        self._config = config
         self._schedule = LookupSchedule(
             config.lookupd_poll_interval,
             config.lookupd_poll_jitter,
-            self._poll_timeout + _MARGIN,
+            config.lookupd_poll_timeout + _MARGIN,
             Pauses(config.reconnect_initial, config.lookupd_poll_interval, chance),
         )
         self._given: frozenset[str] = frozenset()  # the user's nsqds that the directory knows
@@ -208,7 +200,6 @@ class Discovery:
 
     @property
     def asks(self) -> bool:
-        """Whether there are nsqlookupds."""
         return bool(self._nsqlookupds)
 
     @property
@@ -238,13 +229,8 @@ class Discovery:
         return self.owner.join(deadline) or join_threads(self._tasks, deadline)
 
     def abandon(self) -> None:
-        """Drop everything in a forked child, where none of these threads exists."""
         for asker in self._askers:
             asker.abandon()
-
-    def owns_current_thread(self) -> bool:
-        """Whether this is the discovery thread, on which ``rewrite`` and ``accept`` run."""
-        return self.owner.is_current
 
     # The user's addresses: any thread, signal handlers too. An exception may interrupt these anywhere.
 
@@ -302,7 +288,6 @@ class Discovery:
             self.owner.wake()
 
     def rewritten(self, address: str) -> str:
-        """Return the address to dial."""
         if self._rewrite is None:
             return address
         try:
@@ -314,7 +299,6 @@ class Discovery:
     # State and reports.
 
     def health(self) -> list[str]:
-        """Return a line of text for each nsqlookupd."""
         now = self.clock()
         return [each.words(now) for each in self.nsqlookupds]
 
@@ -335,11 +319,10 @@ class Discovery:
         return min(self._schedule.next_due(), self._askers[-1].turn())
 
     def _act(self) -> None:
-        """Do everything that is due."""
         now = self.clock()
         self._follow_user(now)
         for lookupd in self._schedule.overdue(now):
-            reason = f"{lookupd.address} did not answer within {self._poll_timeout:g} s"
+            reason = f"{lookupd.address} did not answer within {self._config.lookupd_poll_timeout:g} s"
             self._note_failure(lookupd, reason, still_busy=True)
         if self._schedule.round_over():
             self._end_round(now)
@@ -365,7 +348,6 @@ class Discovery:
                 self._lookupds[url] = Lookupd(text, str(url))
 
     def _report(self) -> None:
-        """Tell the client what has changed."""
         nsqds = self._directory.nsqds.items()
         named = {(each := self._wanted(address, nsqd)).key: each for address, nsqd in sorted(nsqds)}
         wanted = self._askers[-1].wanted(named)
@@ -374,14 +356,13 @@ class Discovery:
             self._found(wanted)
         # After ``found``: a connection that is ready between the two is refused, or dropped like any other.
         for address in self._directory.to_drop():
-            self._dropped(self._wanted(address, Nsqd()).key)
+            self._dropped(self._wanted(address, KnownNsqd()).key)
 
-    def _wanted(self, address: str, nsqd: Nsqd) -> Wanted:
+    def _wanted(self, address: str, nsqd: KnownNsqd) -> Wanted:
         dial = self._directory.may_be_there(nsqd)
         return Wanted(address, self._subscription, nsqd.given, nsqd.listed, dial)
 
     def _ask(self, lookupd: Lookupd) -> None:
-        """Ask an nsqlookupd, on a thread for this question."""
 
         def task() -> None:
             result: frozenset[str] | NsqError | None
@@ -429,8 +410,8 @@ class Discovery:
             self._directory.heard(answer)
 
     def _switch(self, other: Callable[[Discovery], Asker]) -> None:
-        self.kind = "partitioned"
         self._askers.append(other(self))
+        self.kind = "partitioned"
         self._schedule.request(self.clock(), 0.0)
 
     def _note_failure(self, lookupd: Lookupd, reason: str, *, still_busy: bool = False) -> None:
@@ -455,7 +436,7 @@ class Discovery:
                 self._topic,
                 ", ".join(lookupd.address for lookupd in lookupds),
                 max(0.0, min(lookupd.ask_at for lookupd in lookupds) - now),
-                self._poll_interval,
+                self._config.lookupd_poll_interval,
                 self._askers[-1].absence_hint,
                 extra={"nsq_topic": self._topic},
             )

@@ -5,6 +5,7 @@ the same connection. Each gets an endpoint of its own at that nsqd, so that it h
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable
 
 from nsq.errors import Unanswered
@@ -18,6 +19,23 @@ AT_LEAST, UNUSED = 5.0, 30.0
 _REFUSED = 30.0
 #: The most of them at one nsqd.
 _MOST = 8
+
+
+def silent_since(endpoint: PublishingEndpoint) -> float:
+    """Return when nsqd last answered a publish, or got the oldest that it has not answered; infinity: it owes
+    nothing.
+    """
+    return endpoint.asked_at if endpoint.sent else math.inf
+
+
+def owes(endpoint: PublishingEndpoint, destination: str) -> bool:
+    """Whether nsqd has a publish to this destination that has not ended, unsent or unanswered. Round trips do
+    not count: their callers wait, and publish nothing meanwhile.
+    """
+    unsent = endpoint.conn.waiting.copy() if endpoint.conn is not None else ()
+    sent = [each for batch in endpoint.sent.copy() if batch[0].destination == destination for each in batch]
+    waiting = [item for item in unsent if type(item) is not bytes and item.destination == destination]
+    return not all(publish.done() for publish in (*sent, *waiting))
 
 
 class Blocked:
@@ -52,8 +70,8 @@ class Blocked:
             endpoint, seconds = endpoint_of(where), now - self._since[place]
             stores = (
                 endpoint is not None
-                and endpoint.has_stored
-                and now - endpoint.silent_since < BLOCKED_AFTER
+                and (endpoint.has_stored or endpoint.own.published > 0)
+                and now - silent_since(endpoint) < BLOCKED_AFTER
                 and seconds > AT_LEAST
             )
             unused = seconds > UNUSED and (endpoint is None or not endpoint.pending)

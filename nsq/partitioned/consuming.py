@@ -56,6 +56,7 @@ class Partitioned(Original):
         super().__init__(engine)
         self.reading = reading
         self.leaders: Leaders | None = None
+        self._leaving: dict[Conn, float] = {}  # they got CLS, and have until then to answer it
 
     requeued_here = 0
     """The requeues that nsqd knows nothing of: the message waits here for its next attempt."""
@@ -75,6 +76,29 @@ class Partitioned(Original):
     def lost(self, key: Key, cause: NsqError | None) -> None:
         if self.leaders is not None:
             self.leaders.rounds.owner.ask(partial(self.leaders.note_loss, cause))
+
+    def leave(self, key: Key) -> None:
+        """Close a connection whose partition is led elsewhere: at once if nsqd has not answered CLS after a
+        moment, although it may still accept the answers of busy handlers. Any thread.
+        """
+        self._engine.owner.ask(partial(self._leave, key))
+
+    def _leave(self, key: Key) -> None:
+        conn = self._engine.leave(key)
+        if conn is not None:
+            self._leaving[conn] = time.monotonic() + _FORMER_PATIENCE
+
+    def turn(self, now: float) -> float:
+        """Leave the nsqds that have not answered CLS in time."""
+        for conn, by in list(self._leaving.items()):
+            silent = not (conn.closed or conn.deliveries.close_wait)
+            if silent and now >= by:
+                name, fields = self._engine.name, self._engine.reporter.fields(conn.address)
+                log.warning("%s: %s does not answer CLS, and is left", name, conn.address, extra=fields)
+                conn.close()
+            if not silent or now >= by:
+                del self._leaving[conn]
+        return min(self._leaving.values(), default=math.inf)
 
     def stop_partition(self, partition: int) -> None:
         """Leave a partition for good. Any thread."""
@@ -201,12 +225,12 @@ class Leaders(Lookups):
                 continue
             if partition in self.stopped:
                 if former is not None:
-                    self._engine.dropped(former, _FORMER_PATIENCE)
+                    self._dialect.leave(former)
                 continue
             want = self._wanted(table, partition, self.rounds.rewritten(leader))
             if former is not None and former != want.key:
                 # The new connection comes when it has ended.
-                self._engine.dropped(former, _FORMER_PATIENCE)
+                self._dialect.leave(former)
             elif (want.address, None) in named:  # else the user does not accept it
                 wanted[want.key] = want
         self._warn_of_turns(len(wanted))

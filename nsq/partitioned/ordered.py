@@ -19,11 +19,12 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from nsq.config import checked_function
 from nsq.connection.conn import Conn
 from nsq.consumer.connections import backoff_strategy
 from nsq.consumer.decisions import GiveUp, Requeue, check_result
 from nsq.consumer.handlers import Handler, HandlerPool
-from nsq.consumer.rdy import Nsqd, Outcome, RdyWindows, set_all
+from nsq.consumer.rdy import NsqdWindow, Outcome, RdyWindows, set_all
 from nsq.consumer.reports import PartitionHealth
 from nsq.errors import AlreadyResponded, ConfigError, FinFailed, InvalidMessage, ServerError
 from nsq.log import Logger
@@ -140,7 +141,7 @@ class OneEach(RdyWindows):
     def handled_late(self, now: float, timeout: float, least: int) -> bool:
         return False
 
-    def set_targets(self, nsqds: list[Nsqd], now: float, in_flight: Mapping[Hashable, int]) -> None:
+    def set_targets(self, nsqds: list[NsqdWindow], now: float, in_flight: Mapping[Hashable, int]) -> None:
         stopped = self.why_stopped(now)
         set_all(nsqds, 0 if stopped else 1, stopped or "its messages come in order, one at a time")
 
@@ -375,7 +376,7 @@ class Ordered(Partitioned):
 
     def turn(self, now: float) -> float:
         """Begin attempts that are due, and touch messages that wait; return when to be called again."""
-        due = math.inf
+        due = super().turn(now)
         for track in list(self._tracks.values()):
             lane = track.lane
             left = lane.left_unanswered(now)
@@ -419,8 +420,7 @@ def dialect_for(engine: Engine, options: Mapping[str, Any]) -> Partitioned:
     stuck_after = options.get("stuck_after", 1)
     if type(stuck_after) is not int or stuck_after < 1:
         raise ConfigError(f"stuck_after is {stuck_after!r}; it must be a whole number from 1 up")
-    if not callable(options.get("on_stuck", print)):
-        raise ConfigError(f"on_stuck is {options['on_stuck']!r}; it must be a function")
+    checked_function("on_stuck", options.get("on_stuck"))
     policy = {name: options[name] for name in ("on_stuck", "stuck_after", "out_of_order") if name in options}
     reading = Reading.checked(**{name: value for name, value in options.items() if name not in policy})
     if reading.ordered:

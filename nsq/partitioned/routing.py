@@ -14,16 +14,17 @@ import itertools
 import math
 from bisect import insort
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import attrgetter
 from typing import Any, cast
 
+from nsq.connection.endpoint import Key, Wanted
 from nsq.discovery.directory import Kind
-from nsq.discovery.lookups import Asker, Discovery
-from nsq.errors import ExtNotSupported, NsqError, ServerError, UsageError
+from nsq.discovery.lookups import Discovery
+from nsq.errors import ExtNotSupported, NsqError, ServerError, Unanswered, UsageError
 from nsq.log import Logger
-from nsq.partitioned.blocked import BLOCKED_AFTER, Blocked
+from nsq.partitioned.blocked import BLOCKED_AFTER, Blocked, owes, silent_since
 from nsq.partitioned.keys import Hash
 from nsq.partitioned.lookups import Lookups
 from nsq.partitioned.rules import (
@@ -36,21 +37,20 @@ from nsq.partitioned.rules import (
     tries_of,
     unknown_topic,
 )
-from nsq.partitioned.snapshots import Place, Snapshots, Topic, destination
+from nsq.partitioned.snapshots import Place, Snapshots, TopicSnapshot, destination
 from nsq.partitioned.tracing import Tracing, log_publish
+from nsq.producer.answers import Rules
 from nsq.producer.endpoint import PublishingEndpoint
-from nsq.producer.nsqds import Setup
 from nsq.producer.pool import Pool
 from nsq.producer.publishes import (
     NO_OPTIONS,
     Defer,
+    Maker,
     P,
     Publish,
     PublishOptions,
-    Rules,
     checked_bodies,
     given_options,
-    new_publish,
 )
 from nsq.producer.routing import Plain, Route, Target, Targets
 from nsq.wire import commands
@@ -102,25 +102,26 @@ class Partition:
 
 
 class Router:
-    """Knows which nsqd leads which partition. While the cluster is an original one, ``Plain`` takes its
-    place.
-    """
+    """Knows which nsqd leads which partition. In an original cluster ``Plain`` has its place."""
 
     patience = PATIENCE
 
     def __init__(
         self,
         pool: Pool,
-        setup: Setup,
+        discovery: Discovery,
         *,
         key_hash: Hash | None = None,
         key_partitions: Mapping[str, int] | None = None,
         least_pending: bool = False,
         tracing: Tracing | None = None,
     ) -> None:
-        config = setup.config
+        setup, config = pool.setup, pool.setup.config
         pinned = cast("Kind | None", None if config.cluster == "detect" else config.cluster)
         self.lookups = Lookups(config, "w", pinned=pinned, clock=setup.clock)
+        self.lookups.attach(discovery, pool.owner.ask, self._note_answer)
+        for publish in pool.waiting.copy():
+            self.lookups.learn(publish.topic)
         self.open: Targets = ()
         self.due_at = math.inf
         self.urgent = False
@@ -129,12 +130,12 @@ class Router:
         self.key_hash = key_hash
         self.tracing = tracing or Tracing()
         self.now, self.chance = setup.clock, setup.chance
-        self.topics: Mapping[str, Topic] = {}
+        self.topics: Mapping[str, TopicSnapshot] = {}
         """Snapshots for callers. Replaced, never changed."""
         self._targets: Mapping[str, Targets] = {}  # by destination; for callers, too
-        self._pool, self._config, self._setup = pool, config, setup
+        self._pool, self._config, self._given = pool, config, setup.addresses
         self._snapshots = Snapshots(key_partitions or {}, in_turn=not least_pending)
-        self._least_pending = least_pending
+        self._least_pending, self._plain = least_pending, Maker(config)
         self.rules: Rules = PartitionRules(self)
         # The pool's thread.
         self._busy: dict[Place, Partition] = {}
@@ -142,20 +143,12 @@ class Router:
         self._blocked = Blocked()
         self._named_turn = itertools.count()
         self._owing = False  # an nsqd owes an answer
-        self._wanted: frozenset[str] = frozenset()  # leaders that are not connected, and publishes wait for
         self._shown: object = None  # the places that callers do not see
 
     # Which NSQ it is: discovery's thread tells.
 
-    def begin(self) -> None:
-        pool = self._pool
-        self.lookups.attach(pool.nsqds.discovery, pool.owner.ask, self._note_answer)
-
     def original(self) -> None:
         self._pool.owner.ask(partial(self._follow, "original"))
-
-    def other(self, discovery: Discovery) -> Asker:
-        return self.lookups
 
     # Making a publish: a user's thread.
 
@@ -197,7 +190,7 @@ class Router:
             return publish
         if defer is not None and self.kind is not None:
             raise _no_deferring()
-        publish = new_publish(make, topic, body, defer, config)
+        publish = self._plain.new_publish(make, topic, body, defer)
         given = given_options(options) if options else {}
         if publish.command is not None:  # deferred, and the kind of the cluster is not known yet
             publish.rules, publish.destination = self.rules, UNPLACED
@@ -248,14 +241,14 @@ class Router:
         else:
             rules.place(publish, topic, chosen)
 
-    def _pick(self, topic: Topic, live: tuple[int, ...]) -> int:
+    def _pick(self, topic: TopicSnapshot, live: tuple[int, ...]) -> int:
         turn = next(topic.turn)
         first = live[turn % len(live)]
         if not self._least_pending or len(live) < 2:
             return first
         other = live[int(self.chance() * len(live)) % len(live)]
         targets = topic.targets
-        loads = [targets[each][0].load if each in targets else math.inf for each in (first, other)]
+        loads = [_load(targets[each][0]) if each in targets else math.inf for each in (first, other)]
         return other if loads[1] < loads[0] else first
 
     def note_refusal(self, publish: Publish, error: ServerError, address: str) -> None:
@@ -296,7 +289,7 @@ class Router:
         pool, waiting = self._pool, self._pool.waiting
         now = self.now()
         self._blocked.review(self._leader, pool.nsqds.endpoints.table.get, now)
-        pool.nsqds.want_spares(set(self._blocked.endpoints.values()))
+        self._want_spares()
         self._let_go(now)
         self._update(open_)
         while True:
@@ -331,13 +324,26 @@ class Router:
         self._busy, self._last, self._snapshots.seen = {}, {}, None
         self.topics, self._targets, self._shown = {}, {}, None
         self._blocked.endpoints.clear()
-        pool.nsqds.want_spares(())
+        pool.nsqds.also_want({})
         pool.routing = plain = Plain(pool, self._config)  # first: publishes that come from now on are its own
         while pool.waiting:
             waiting.append(pool.waiting.popleft())
         for publish in waiting:
             plain.make_plain(publish)
         pool.waiting.extendleft(sorted(waiting, key=_started, reverse=True))
+
+    def _want_spares(self) -> None:
+        """Have an endpoint for each blocked partition. Others end when they owe nothing."""
+        endpoints, more = self._pool.nsqds.endpoints, dict[Key, Wanted]()
+        for address, number in self._blocked.endpoints.values():
+            usual = endpoints.table.get((address, None))
+            if usual is not None and usual.wanted is not None:
+                spare = replace(usual.wanted, number=number)
+                more[spare.key] = spare
+        self._pool.nsqds.also_want(more)
+        for endpoint in endpoints.all:
+            if endpoint.number and endpoint.wanted is None and not endpoint.pending:
+                endpoint.stop()
 
     def _at(self, place: Place) -> Partition:
         return self._busy.setdefault(place, Partition())
@@ -428,7 +434,7 @@ class Router:
         """While the kind of the cluster is not known, plain publishes may go to nsqds that the user named."""
         self.lookups.learn(publish.topic)
         place = publish.topic, None
-        given = [self._snapshots.open[each] for each in self._setup.addresses if each in self._snapshots.open]
+        given = [self._snapshots.open[each] for each in self._given if each in self._snapshots.open]
         if not given:
             return place, None
         try:
@@ -583,10 +589,10 @@ class Router:
     def _former_owes(self, place: Place, since: float, now: float) -> bool:
         """Whether a partition's former leader owes an answer. One that is silent for long is given up."""
         former = self._last[place]
-        if not former.owes(destination(*place)) or now - since >= 3 * PATIENCE:
+        if not owes(former, destination(*place)) or now - since >= 3 * PATIENCE:
             return False
-        if now - since > _FORMER_PATIENCE and now - former.silent_since > _FORMER_PATIENCE:
-            former.give_up()
+        if now - since > _FORMER_PATIENCE and now - silent_since(former) > _FORMER_PATIENCE:
+            _give_up(former, now)
         return True
 
     def _show(self) -> None:
@@ -603,12 +609,8 @@ class Router:
     def _look_ahead(self, now: float) -> None:
         """Have nsqlookupds asked and leaders dialed that publishes wait for; set when to assign next."""
         self._leave_unreachable(now)
-        absent = set(self._absent_leaders())
-        waits = bool(absent) or any(self._needs_lookup(place) for place in self._all_parked())
+        waits = any(self._absent_leaders()) or any(self._needs_lookup(place) for place in self._all_parked())
         self.urgent = waits
-        if absent - self._wanted:
-            self._pool.nsqds.endpoints.hurry()  # their pauses are shorter now
-        self._wanted = frozenset(absent)
         due = self.lookups.refresh(now, urgent=waits, incomplete=self._snapshots.incomplete)
         parked = [self._busy[place] for place in self._all_parked()]
         self.due_at = min([due, *[each.retry_at for each in parked if each.tried_with is not None]])
@@ -637,12 +639,13 @@ class Router:
         """Give up connections whose nsqd does not answer. While any owes an answer, look again soon."""
         owing = False
         for endpoint, conn in open_:
-            since = endpoint.silent_since
+            since = silent_since(endpoint)
             owing = owing or since < math.inf or bool(conn.waiting)
             if now - since > PATIENCE:
-                endpoint.give_up()
+                _give_up(endpoint, now)
             elif now - since > BLOCKED_AFTER and not endpoint.number:
-                self._note_blocked(endpoint.silent_about, endpoint.address)
+                oldest = next((batch[0].destination for batch in endpoint.sent.copy()), "")
+                self._note_blocked(oldest, endpoint.address)
         if owing:
             self.due_at = min(self.due_at, now + BLOCKED_AFTER)
         elif self._owing:
@@ -698,3 +701,14 @@ class Router:
 
 def _no_deferring() -> UsageError:
     return UsageError("defer= is not possible here: a partitioned NSQ defers no messages")
+
+
+def _load(endpoint: PublishingEndpoint) -> int:
+    """Return roughly how many answers an nsqd owes; cheaper to count than ``pending``."""
+    waiting = len(endpoint.conn.waiting) if endpoint.conn is not None else 0
+    return waiting + len(endpoint.sent) + endpoint.own.busy
+
+
+def _give_up(endpoint: PublishingEndpoint, now: float) -> None:
+    silent = f"{endpoint.address} has not answered for {now - endpoint.asked_at:.1f} s"
+    endpoint.break_off(Unanswered(silent))

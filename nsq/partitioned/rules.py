@@ -31,18 +31,11 @@ from nsq.errors import (
 )
 from nsq.partitioned import wire
 from nsq.partitioned.keys import Hash, Key, checked_key, partition_for
-from nsq.partitioned.snapshots import Topic
+from nsq.partitioned.snapshots import TopicSnapshot
 from nsq.partitioned.table import TopicTable, retry_pause, rule_of
 from nsq.partitioned.tracing import Tracing
-from nsq.producer.publishes import (
-    PLAIN,
-    Publish,
-    Rules,
-    Verdict,
-    checked_bodies,
-    refused_option,
-    unanswered,
-)
+from nsq.producer.answers import PLAIN, Rules, Verdict, unanswered
+from nsq.producer.publishes import Publish, checked_bodies, refused_option
 from nsq.wire import commands
 from nsq.wire.frames import Published
 
@@ -105,11 +98,11 @@ class PartitionRules(Rules):
 
     # Where it goes.
 
-    def choose(self, topic: Topic) -> int | None:
+    def choose(self, topic: TopicSnapshot) -> int | None:
         """Return the partition; None: any. Raises UsageError if there is no such partition."""
         return None
 
-    def place(self, publish: Publish, topic: Topic, partition: int) -> None:
+    def place(self, publish: Publish, topic: TopicSnapshot, partition: int) -> None:
         """Set what the publish sends."""
         publish.destination = f"{publish.topic} {partition}"
 
@@ -191,7 +184,7 @@ class PartitionRules(Rules):
     def dial_at_once(self, error: ServerError) -> bool:
         return rule_of(error).look_up or not error.retry
 
-    def reason(self, publish: Publish, topic: Topic, away: str) -> str:
+    def reason(self, publish: Publish, topic: TopicSnapshot, away: str) -> str:
         """Return why no nsqd has taken the publish. ``away``: why nsqds are not connected."""
         try:
             chosen = self.choose(topic)
@@ -258,7 +251,7 @@ class Particular(PartitionRules):
         self._given = given or {}
         self._packed = {} if packed is None else {"MPUB": packed}  # by verb: the data of the command
 
-    def choose(self, topic: Topic) -> int | None:
+    def choose(self, topic: TopicSnapshot) -> int | None:
         name, meta = topic.table.topic, topic.table.meta
         most = math.inf if meta is None else meta.partition_num
         if self.partition is not None:
@@ -282,7 +275,7 @@ class Particular(PartitionRules):
             )
         return chosen
 
-    def place(self, publish: Publish, topic: Topic, partition: int) -> None:
+    def place(self, publish: Publish, topic: TopicSnapshot, partition: int) -> None:
         super().place(publish, topic, partition)
         meta = topic.table.meta
         verb = self._verb(extended=meta is not None and meta.extended)

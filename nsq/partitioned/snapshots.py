@@ -26,7 +26,7 @@ Apart = Mapping[tuple[str, int], tuple[str, int]]
 Place = tuple[str, int | None]
 
 
-class Topic(NamedTuple):
+class TopicSnapshot(NamedTuple):
     """A snapshot of a topic for callers."""
 
     table: TopicTable
@@ -49,7 +49,7 @@ class Snapshots:
         self.open: Mapping[str, Target] = {}
         """By address: the connected nsqds."""
         self._apart: dict[tuple[str, int], Target | None] = {}
-        self.topics: Mapping[str, Topic] = {}
+        self.topics: Mapping[str, TopicSnapshot] = {}
         self.targets: Mapping[str, Targets] = {}
         """By destination."""
         self.seen: object = None
@@ -88,7 +88,7 @@ class Snapshots:
         )
         return True
 
-    def without(self, hidden: Collection[Place]) -> tuple[Mapping[str, Topic], Mapping[str, Targets]]:
+    def without(self, hidden: Collection[Place]) -> tuple[Mapping[str, TopicSnapshot], Mapping[str, Targets]]:
         """Return topics, and targets by destination, without some partitions."""
         if not hidden:
             return self.topics, self.targets
@@ -99,11 +99,11 @@ class Snapshots:
             topics[name] = topic._replace(live=live, destinations=self._destinations(name, live))
         return topics, {where: each for where, each in self.targets.items() if where not in without}
 
-    def disconnected(self, table: TopicTable) -> Topic:
+    def disconnected(self, table: TopicTable) -> TopicSnapshot:
         """Return the snapshot of a topic without any connection."""
-        return Topic(table, self._modulus(table), (), (), {}, itertools.count())
+        return TopicSnapshot(table, self._modulus(table), (), (), {}, itertools.count())
 
-    def _topic(self, table: TopicTable) -> Topic:
+    def _topic(self, table: TopicTable) -> TopicSnapshot:
         name, open_ = table.topic, self.open
         found = {
             each: self._apart[name, each] if (name, each) in self._apart else open_.get(leader)
@@ -118,7 +118,7 @@ class Snapshots:
         if modulus is not None:
             self._note_count(name, modulus)
         turn = self._turns.setdefault(name, itertools.count())
-        return Topic(table, modulus, live, self._destinations(name, live), targets, turn)
+        return TopicSnapshot(table, modulus, live, self._destinations(name, live), targets, turn)
 
     def _modulus(self, table: TopicTable) -> int | None:
         return self._moduli.get(table.topic) or (table.meta.partition_num if table.meta else None)

@@ -7,7 +7,6 @@ attributes, except where noted; other threads read them.
 from __future__ import annotations
 
 import logging
-import math
 from collections import deque
 from collections.abc import Container
 from functools import partial
@@ -27,26 +26,30 @@ from nsq.errors import (
 )
 from nsq.log import Logger
 from nsq.message import Message
+from nsq.producer.answers import PLAIN, Verdict
 from nsq.producer.own import OwnConns, draining
-from nsq.producer.publishes import PLAIN, QUEUED, SENT, Publish, Verdict, command_of, join
+from nsq.producer.publishes import QUEUED, SENT, Publish
 from nsq.producer.reports import ConnectionState, ConnectionStats
+from nsq.wire import commands
 
 if TYPE_CHECKING:
     from nsq.connection.endpoint import Wanted
-    from nsq.producer.nsqds import Setup
     from nsq.producer.pool import Pool
 
 log = Logger("nsq.producer")
 
 #: Bytes that the write loop takes at a time: publishes it has not taken can be cancelled or sent elsewhere.
 _CHUNK = 512 * 1024
+#: The most messages and bytes of one MPUB made of joined publishes.
+_JOINED_MESSAGES = 1000
+_JOINED_BYTES = 512 * 1024
 
 
 class PublishingEndpoint(Endpoint, ConnDelegate):
     """One nsqd of a producer."""
 
-    def __init__(self, wanted: Wanted, pool: Pool, setup: Setup) -> None:
-        config, clock = setup.config, setup.clock
+    def __init__(self, wanted: Wanted, pool: Pool) -> None:
+        setup, config, clock = pool.setup, pool.setup.config, pool.setup.clock
         pauses = Pauses(config.reconnect_initial, config.reconnect_max, setup.chance)
         super().__init__(wanted, config, clock, pauses.draw_late)
         self.number = wanted.number
@@ -56,9 +59,12 @@ class PublishingEndpoint(Endpoint, ConnDelegate):
         self.published = 0  # messages
         self.failed = 0  # publishes
         self._pool, self._context = pool, setup.context
-        self._sent: deque[list[Publish]] = deque()  # batches without an answer, in the order of the wire
-        self._asked_at = 0.0  # when the oldest of ``_sent`` was sent, or later
-        self._has_stored = False  # nsqd has stored something over this connection
+        self.sent: deque[list[Publish]] = deque()
+        """Batches without an answer, in the order of the wire."""
+        self.asked_at = 0.0
+        """When nsqd last answered, or got the oldest of ``sent``."""
+        self.has_stored = False
+        """Whether nsqd has stored something over this connection."""
         self._error: NsqError | None = None  # why we closed this connection
         self._server_stopped = False  # nsqd executes no more commands on this connection
         self._caller_error = False  # a caller's mistake made nsqd close the connection; nsqd is well
@@ -87,8 +93,8 @@ class PublishingEndpoint(Endpoint, ConnDelegate):
 
     def make_conn(self) -> Conn:
         # New deques: a write loop that ends late must not touch those of the next connection.
-        self._sent, self._again = deque(), deque()
-        self._error, self._has_stored, self._server_stopped, self._caller_error = None, False, False, False
+        self.sent, self._again = deque(), deque()
+        self._error, self.has_stored, self._server_stopped, self._caller_error = None, False, False, False
         self.overdue = False
         return Conn(
             self.address,
@@ -96,7 +102,7 @@ class PublishingEndpoint(Endpoint, ConnDelegate):
             self,
             transport=self._pool.nsqds.transport,
             context=self._context,
-            encode=partial(self._encode, sent=self._sent),
+            encode=partial(self._encode, sent=self.sent),
         )
 
     def connected(self, conn: Conn) -> None:
@@ -104,7 +110,7 @@ class PublishingEndpoint(Endpoint, ConnDelegate):
             raise draining(self.address)
         log.info("connected to %s", self.address, extra=self._fields())
         if conn.reply.partitioned:
-            self._pool.warn_of_partitions(self.address, conn.reply.version)
+            self._pool.detection.warn_of_partitions(self.address, conn.reply.version)
 
     def refused(self, error: NsqError, news: bool) -> None:
         if not self._stopped:
@@ -140,7 +146,7 @@ class PublishingEndpoint(Endpoint, ConnDelegate):
             pass
         if taken:
             if not sent:
-                self._asked_at = self._clock()
+                self.asked_at = self._clock()
             batches = [taken] if len(taken) == 1 else join(taken, self._largest)
             sent.extend(batches)
             parts.extend(map(command_of, batches))
@@ -154,7 +160,7 @@ class PublishingEndpoint(Endpoint, ConnDelegate):
         answered: list[Publish] = []
         try:
             for _ in range(count):
-                batch = self._sent.popleft()
+                batch = self.sent.popleft()
                 answered += batch
                 self.published += batch[0].messages if len(batch) == 1 else len(batch)
         except IndexError:
@@ -162,9 +168,9 @@ class PublishingEndpoint(Endpoint, ConnDelegate):
         if not answered:
             return
         self._server_stopped = False  # a foreign server, which goes on after a fatal error
-        self._asked_at = self._clock()
-        if not self._has_stored or self.overdue:
-            self._has_stored, self.overdue = True, False
+        self.asked_at = self._clock()
+        if not self.has_stored or self.overdue:
+            self.has_stored, self.overdue = True, False
             self._largest = self._config.max_body_size if self._config.coalesce else 0
             self.backoff.succeeded()
             self._pool.owner.wake()
@@ -173,7 +179,7 @@ class PublishingEndpoint(Endpoint, ConnDelegate):
     def on_response(self, conn: Conn, data: bytes) -> None:
         if isinstance(self._error, WireError):
             return
-        batch = self._sent[0] if self._sent else []
+        batch = self.sent[0] if self.sent else []
         if batch and batch[0].rules.accepts(batch[0], data):
             self.on_ok(conn, 1)
         else:
@@ -182,9 +188,9 @@ class PublishingEndpoint(Endpoint, ConnDelegate):
     def on_error(self, conn: Conn, error: ServerError) -> None:
         if isinstance(self._error, WireError):
             return
-        batch = self._sent.popleft() if self._sent else []
+        batch = self.sent.popleft() if self.sent else []
         now = self._clock()
-        took, self._asked_at = now - self._asked_at, now
+        took, self.asked_at = now - self.asked_at, now
         rules = batch[0].rules if batch else PLAIN
         verdicts = rules.refused(
             batch, error, self.address, retry_uncertain=self._config.retry_uncertain, took=took
@@ -193,7 +199,7 @@ class PublishingEndpoint(Endpoint, ConnDelegate):
             self._largest = 0  # no joining: nsqd can refuse each publish, which then goes elsewhere
         if error.fatal:  # nsqd closes too, and executes no more commands
             self._server_stopped, self._caller_error = True, bool(batch) and rules.dial_at_once(error)
-            self._break(error)
+            self.break_off(error)
         self.failed += sum(not (each.again and each.publish.no_batching) for each in verdicts)
         self._carry_out(verdicts)
         if self._again and self._error is None:  # the connection goes on
@@ -203,21 +209,21 @@ class PublishingEndpoint(Endpoint, ConnDelegate):
     def on_heartbeat(self, conn: Conn) -> None:
         """Close the connection if publishes stay unanswered despite heartbeats."""
         patience = self._config.read_timeout
-        if self._sent and self._clock() - self._asked_at > patience:
-            self._break(
+        if self.sent and self._clock() - self.asked_at > patience:
+            self.break_off(
                 Unanswered(f"{self.address} sends heartbeats, but has not answered for {patience:g} s")
             )
 
     def on_messages(self, conn: Conn, messages: list[Message]) -> None:
-        self._break(WireError(f"{self.address} sent messages to a connection that only publishes"))
+        self.break_off(WireError(f"{self.address} sent messages to a connection that only publishes"))
 
     def on_close(self, conn: Conn, cause: NsqError | None) -> None:
         cause = self._error or cause or ConnectionLost(f"the connection to {self.address} was closed")
         self._judge(cause)
         self.own.drop_idle()
         verdicts: list[Verdict] = []
-        while self._sent:
-            batch = self._sent.popleft()
+        while self.sent:
+            batch = self.sent.popleft()
             verdicts += batch[0].rules.lost(
                 batch,
                 cause,
@@ -237,7 +243,7 @@ class PublishingEndpoint(Endpoint, ConnDelegate):
         now = self._clock()
         if self._caller_error:
             self.backoff.lost(None, now)
-        elif self._has_stored and isinstance(cause, ConnectionFailed):
+        elif self.has_stored and isinstance(cause, ConnectionFailed):
             self.backoff.lost(cause, now)
         else:
             self.backoff.failed(cause, now)
@@ -251,9 +257,12 @@ class PublishingEndpoint(Endpoint, ConnDelegate):
                 self._pool.complete([publish], error)
 
     def _desynchronized(self, what: str) -> None:
-        self._break(WireError(f"{self.address} answered with {what}: its answers cannot be matched any more"))
+        self.break_off(
+            WireError(f"{self.address} answered with {what}: its answers cannot be matched any more")
+        )
 
-    def _break(self, error: NsqError) -> None:
+    def break_off(self, error: NsqError) -> None:
+        """End the connection for this reason. Any thread may call this."""
         self._error = self._error or error
         super().cut_off()
 
@@ -269,43 +278,7 @@ class PublishingEndpoint(Endpoint, ConnDelegate):
     def pending(self) -> int:
         """Count the publishes that wait here or have no answer, also those whose caller has given up."""
         waiting = len(self.conn.waiting) if self.conn is not None else 0
-        return waiting + sum(map(len, self._sent.copy()))
-
-    def owes(self, destination: str) -> bool:
-        """Whether it has a publish to this destination that has not ended, unsent or unanswered. Round trips
-        do not count: their callers wait, and publish nothing meanwhile.
-        """
-        unsent = self.conn.waiting.copy() if self.conn is not None else ()
-        sent = [each for batch in self._sent.copy() if batch[0].destination == destination for each in batch]
-        waiting = [item for item in unsent if type(item) is not bytes and item.destination == destination]
-        return not all(publish.done() for publish in (*sent, *waiting))
-
-    @property
-    def silent_since(self) -> float:
-        """When nsqd last answered a publish, or got the oldest that it has not answered; infinity: it owes
-        nothing.
-        """
-        return self._asked_at if self._sent else math.inf
-
-    @property
-    def silent_about(self) -> str:
-        """The destination of the oldest publish that nsqd has not answered; empty: it owes nothing."""
-        return next((batch[0].destination for batch in self._sent.copy()), "")
-
-    @property
-    def has_stored(self) -> bool:
-        """Whether nsqd has stored something over the present connections."""
-        return self._has_stored or self.own.published > 0
-
-    def give_up(self) -> None:
-        """End the connection because nsqd has not answered for long. Any thread may call this."""
-        self._break(Unanswered(f"{self.address} has not answered for {self._clock() - self._asked_at:.1f} s"))
-
-    @property
-    def load(self) -> int:
-        """Roughly how many answers it owes; cheaper to count than ``pending``."""
-        waiting = len(self.conn.waiting) if self.conn is not None else 0
-        return waiting + len(self._sent) + self.own.busy
+        return waiting + sum(map(len, self.sent.copy()))
 
     def cannot_succeed(self, since: float) -> bool:
         """Whether the last dial, made after ``since`` or a moment ago, failed for a reason that stays."""
@@ -335,5 +308,46 @@ class PublishingEndpoint(Endpoint, ConnDelegate):
         )
 
     def _fields(self) -> dict[str, str]:
-        """Return the fields of a structured log line."""
         return {"nsqd_address": self.address}
+
+
+# Joining.
+
+
+def join(publishes: list[Publish], largest: int) -> list[list[Publish]]:
+    """Return batches that are sent as one command each; they keep the order within every destination.
+
+    Messages of one destination that wait together become one MPUB of at most ``largest`` bytes (0: no
+    joining). Larger messages go alone, as do publishes with a command of their own.
+    """
+    largest = min(largest, _JOINED_BYTES)
+    rows: dict[str, list[Publish]] = {}
+    for publish in publishes:
+        if publish.destination in rows:
+            rows[publish.destination].append(publish)
+        else:
+            rows[publish.destination] = [publish]
+    batches: list[list[Publish]] = []
+    for row in rows.values():
+        batch, used = list[Publish](), largest  # full: the first one begins a batch
+        for publish in row:
+            size = 4 + publish.size
+            used += size
+            alone = publish.no_batching or publish.command is not None
+            if used <= largest and len(batch) < _JOINED_MESSAGES and not alone:
+                batch.append(publish)
+                continue
+            batch, used = [publish], 4 + size  # 4: the count of the messages
+            batches.append(batch)
+            if alone or used > largest:
+                used = largest  # full: later publishes begin a new batch after this one
+    return batches
+
+
+def command_of(batch: list[Publish]) -> bytes:
+    first = batch[0]
+    if first.command is not None:
+        return first.command
+    if len(batch) == 1:
+        return commands.pub(first.destination, first.body)
+    return commands.mpub(first.destination, [publish.body for publish in batch])

@@ -1,69 +1,94 @@
-"""Several hooks around a publish as one."""
+"""The user's hooks around a publish: what it calls before, and what it tells them at its end."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping
+from types import TracebackType
+from typing import Self
 
-from nsq.errors import ConfigError, UsageError
+from nsq.errors import NsqError, UsageError
 from nsq.log import Logger
-
-if TYPE_CHECKING:
-    from nsq.producer.producer import PublishEnded, PublishHook
+from nsq.producer.publishes import BYTES, Publish, PublishOptions
 
 log = Logger("nsq.producer")
 
+#: Called before a publish with its topic and its bodies. Returns the bodies to send, as many, and a function
+#: that is called once with the publish's error, or with None when nsqd has stored it. An attribute
+#: ``nsqd_address`` of that function, if it has one, is set before.
+PublishEnded = Callable[[BaseException | None], object]
+PublishHook = Callable[
+    [str, list[bytes]],
+    tuple[list[bytes], PublishEnded] | tuple[list[bytes], PublishEnded, Mapping[str, object]],
+]
 
-def composed(given: PublishHook | Sequence[PublishHook] | None) -> PublishHook | None:
-    """Return the hooks as one; a single one as it is. The first is the outermost: it sees the caller's
-    bodies, and its end is called last. Of headers with one name the innermost hook's wins.
+
+class Watched:
+    """One call of a publish, as a block that tells the hooks how it ends. The first one of ``around_publish``
+    is the outermost: it sees the caller's bodies, and its end is called last. Of headers with one name the
+    innermost hook's wins, and the caller's before all.
     """
-    if given is None:
-        return None
-    hooks: list[Any] = list(given) if isinstance(given, (list, tuple)) else [given]
-    for hook in hooks:
-        if not callable(hook):
-            raise ConfigError(f"around_publish is {hook!r}, must be a function, or a list of functions")
-    if len(hooks) < 2:
-        only: PublishHook | None = hooks[0] if hooks else None
-        return only
 
-    def around(topic: str, bodies: list[bytes]) -> Any:
-        ends, headers = _Ends(), dict[str, Any]()
+    publish: Publish | None = None
+    """Set when it has been made."""
+
+    def __init__(
+        self,
+        around: list[PublishHook],
+        on_refused: Callable[[str, NsqError], object] | None,
+        topic: str,
+        bodies: Iterable[bytes],
+        options: PublishOptions,
+    ) -> None:
+        self.bodies, self.options = bodies, options
+        self._topic, self._on_refused = topic, on_refused
+        self._ends: list[PublishEnded] = []
+        if not around or isinstance(bodies, (*BYTES, str)) or not isinstance(bodies, Iterable):
+            return
+        self.bodies = given = list(bodies)
+        if not all(isinstance(body, BYTES) for body in given):
+            return  # the checks of a publish say what is wrong
+        headers = dict[str, object]()
         try:
-            for hook in hooks:
-                several, ended, *added = hook(topic, bodies)
-                ends.begun.append(ended)
-                check_count(hook, several, bodies)
-                bodies = list(several)
+            for hook in around:
+                several, ended, *added = hook(topic, given)
+                self._ends.append(ended)
+                if len(several) != len(given):
+                    raise UsageError(
+                        f"around_publish {hook!r} returned {len(several)} bodies for {len(given)}"
+                    )
+                given = list(several)
                 for more in added:
                     headers.update(more)
         except BaseException as error:
-            ends(error)
+            self.end(error)
             raise
-        return (bodies, ends, headers) if headers else (bodies, ends)
+        self.bodies = given
+        if headers:
+            self.options = {**options, "headers": {**headers, **(options.get("headers") or {})}}
 
-    return around
+    def __enter__(self) -> Self:
+        return self
 
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.end(error)
 
-def check_count(hook: PublishHook, several: Sequence[bytes], given: Sequence[bytes]) -> None:
-    """Raise UsageError if a hook has returned more or fewer bodies than it got."""
-    if len(several) != len(given):
-        raise UsageError(f"around_publish {hook!r} returned {len(several)} bodies for {len(given)}")
+    def end(self, error: BaseException | None) -> None:
+        """Tell the hooks. Their own errors must change neither the result of the publish nor other hooks."""
+        publish = self.publish
+        address = "" if publish is None or publish.endpoint is None else publish.endpoint.address
+        for ended in reversed(self._ends):
+            if hasattr(ended, "nsqd_address"):
+                ended.nsqd_address = address
+            self._tell("the end of around_publish", ended, error)
+        # A publish that has ended with an error was reported to ``on_failed``.
+        refused = isinstance(error, NsqError) and (publish is None or not publish.done())
+        if refused and self._on_refused is not None:
+            self._tell("on_refused", self._on_refused, self._topic, error)
 
-
-class _Ends:
-    """Calls the ends of all hooks that have begun, the last one first."""
-
-    def __init__(self) -> None:
-        self.begun: list[PublishEnded] = []
-        self.nsqd_address = ""
-
-    def __call__(self, error: BaseException | None) -> None:
-        for ended in reversed(self.begun):
-            try:
-                if hasattr(ended, "nsqd_address"):
-                    ended.nsqd_address = self.nsqd_address
-                ended(error)
-            except Exception:  # it must change neither the result nor the others
-                log.exception("the end %r of around_publish failed", ended)
+    def _tell(self, name: str, hook: Callable[..., object], *args: object) -> None:
+        try:
+            hook(*args)
+        except Exception:
+            log.exception("%s failed for a publish to %r", name, self._topic)

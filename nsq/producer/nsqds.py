@@ -18,23 +18,26 @@ import queue
 import random
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 from nsq.config import Config
 from nsq.connection.endpoint import Endpoints, Key, Wanted
 from nsq.discovery.lookups import Discovery
 from nsq.producer.endpoint import PublishingEndpoint
-from nsq.producer.own import OwnConn
+from nsq.producer.own import OwnConn, OwnConns
 from nsq.producer.reports import Acknowledged, ConnectionStats, Failed
-from nsq.producer.routing import OtherRouting, Targets
-from nsq.threads.owner import Owner
+from nsq.producer.routing import Targets
 from nsq.threads.waiters import join_threads
 from nsq.transport.base import Transport
 from nsq.transport.dialing import SocketTransport
 from nsq.wire.layers import TlsContext
+
+if TYPE_CHECKING:
+    from nsq.producer.pool import Pool
 
 NAME = "nsq-producer"
 
@@ -58,23 +61,10 @@ class Setup:
 
 
 class Nsqds:
-    """The nsqds of one pool, their connections, and the threads that serve them.
+    """The nsqds of one pool, their connections, and the threads that serve them."""
 
-    ``make`` makes an endpoint, ``urgent`` tells whether a publish waits for a connection, ``adopt`` has the
-    pool's thread take a connection that was dialed, or close it. ``other`` decides if the
-    nsqlookupds belong to another NSQ.
-    """
-
-    def __init__(
-        self,
-        setup: Setup,
-        owner: Owner,
-        *,
-        make: Callable[[Wanted], PublishingEndpoint],
-        urgent: Callable[[], bool],
-        adopt: Callable[[OwnConn, Callable[[], object]], None],
-        other: OtherRouting | None,
-    ) -> None:
+    def __init__(self, pool: Pool) -> None:
+        self._pool, self._clock, setup = pool, pool.setup.clock, pool.setup
         config = setup.config
         self._sockets = SocketTransport(config.local_address)
         self.transport = setup.transport or self._sockets
@@ -87,78 +77,72 @@ class Nsqds:
             name=NAME,
             nsqds=setup.addresses,
             nsqlookupds=setup.lookupds,
-            original=other.original if other is not None else lambda: None,
-            other=other.other if other is not None else None,
+            original=pool.detection.is_original,
+            other=pool.detection.is_other,
         )
         self.endpoints: Endpoints[PublishingEndpoint] = Endpoints(
             NAME,
-            owner,
-            make,
+            pool.owner,
+            lambda wanted: PublishingEndpoint(wanted, pool),
             setup.clock,
-            removed=self._add_counts,
-            urgent=urgent,
+            removed=self._note_removed,
+            urgent=lambda: pool.routing.urgent or (bool(pool.waiting) and not pool.routing.open),
             spare=self.discovery.asks,
         )
-        self._setup, self._clock, self._owner, self._have_adopted = setup, setup.clock, owner, adopt
         self._given = setup.addresses  # by the user
-        self._spares: frozenset[tuple[str, int]] = frozenset()
-        self._hurried = False  # the endpoints know that a publish waits
+        self._wanted: Mapping[Key, Wanted] = {}
+        self._more: Mapping[Key, Wanted] = {}
+        self._hurried = False  # a publish waits, and the nsqlookupds have been asked
         self._reap_interval = (config.heartbeat_interval if config.heartbeat_interval > 0 else 30.0) / 2
         self._reaps_at = math.inf  # when the pool's thread looks at the idle connections next
         self._dials: queue.SimpleQueue[PublishingEndpoint | None] = queue.SimpleQueue()
         self._dialer: threading.Thread | None = None
-        self._removed_counts = [0, 0]  # published and failed, of endpoints that are gone
-        # The endpoints, and the counts of those that are gone: swapped together, so that none is missed.
-        self._counted: tuple[tuple[PublishingEndpoint, ...], tuple[int, int]] = (), (0, 0)
+        self._gone = 0, 0  # published and failed, of endpoints that are gone
+        self._gone_own: list[OwnConns] = []  # theirs, of which a caller may still have a connection
+        # The endpoints, and those counts: swapped together, so that none is missed.
+        self._counted: tuple[tuple[PublishingEndpoint, ...], tuple[int, int]] = (), self._gone
 
     # Which nsqds.
 
     def start(self) -> None:
         """Start the threads ahead of the dials. Those of an earlier attempt still run."""
-        self.endpoints.want(_wanted(self._given))
+        self._wanted = _wanted(self._given)
+        self.endpoints.want(self._wanted)
         self.endpoints.start_threads()
-        if self._setup.config.publish_connections and self._dialer is None:
+        if self._pool.setup.config.publish_connections and self._dialer is None:
             dialer = threading.Thread(target=self._dial, name=f"{NAME}-dial", daemon=True)
             dialer.start()
             self._dialer = dialer
         if self.discovery.asks:
             self.discovery.start()
         self.note_threads()
-        self._owner.ask(self.note_threads)  # once more later, for discovery's threads
+        self._pool.owner.ask(self.note_threads)  # once more when discovery's thread has started
 
     def set_addresses(self, addresses: Iterable[str]) -> None:
         """Replace the nsqds. One that is left out is kept while its connection lasts. For any thread."""
         self._given = given = tuple(addresses)  # first: ``start`` takes these, or the request comes after it
-        self._owner.ask(partial(self._set_wanted, _wanted(given)))
+        self._pool.owner.ask(partial(self._set_wanted, _wanted(given)))
 
     def _found(self, nsqds: dict[Key, Wanted]) -> None:
-        """Take the nsqds that discovery's thread has found."""
         # Without those that no nsqlookupd lists any more: others are there to publish to.
         wanted = {key: each for key, each in nsqds.items() if each.dial}
-        self._owner.ask(partial(self._set_wanted, wanted))
+        self._pool.owner.ask(partial(self._set_wanted, wanted))
 
-    def want_spares(self, spares: Collection[tuple[str, int]]) -> None:
-        """Have further endpoints, with these numbers, for nsqds. Others end when they owe nothing."""
-        if self._spares != spares:
-            self._spares = frozenset(spares)
-            wanted = {key: each.wanted for key, each in self.endpoints.table.items() if not each.number}
-            self._set_wanted({key: each for key, each in wanted.items() if each is not None})
-        for endpoint in self.endpoints.all:
-            if endpoint.number and endpoint.wanted is None and not endpoint.pending:
-                endpoint.stop()
+    def also_want(self, more: Mapping[Key, Wanted]) -> None:
+        """Have these endpoints too, beside those for the nsqds that the user or discovery names."""
+        if more != self._more:
+            self._more = more
+            self._set_wanted(self._wanted)
 
-    def _set_wanted(self, wanted: dict[Key, Wanted]) -> None:
-        known = [
-            (wanted[address, None], number) for address, number in self._spares if (address, None) in wanted
-        ]
-        spares = [replace(each, number=number) for each, number in known]
-        self.endpoints.want({**wanted, **{each.key: each for each in spares}})
+    def _set_wanted(self, wanted: Mapping[Key, Wanted]) -> None:
+        self._wanted = wanted
+        self.endpoints.want({**wanted, **self._more})
         with suppress(RuntimeError):  # no more threads: ``dial_due`` says so
             self.endpoints.start_threads()
         self.note_threads()
 
     def note_threads(self) -> None:
-        ours = [self._owner.thread, self._dialer, *self.endpoints.threads, *self.discovery.threads]
+        ours = [self._pool.owner.thread, self._dialer, *self.endpoints.threads, *self.discovery.threads]
         self.threads = {each.ident: each for each in ours if each is not None and each.ident is not None}
 
     # Connections.
@@ -167,20 +151,17 @@ class Nsqds:
         """Return the endpoints that have an open connection, with it."""
         if self.endpoints.changed:
             self.endpoints.changed = False
-            self._counted = self.endpoints.all, (self._removed_counts[0], self._removed_counts[1])
+            self._counted = self.endpoints.all, self._gone
         return tuple((each, conn) for each in self.endpoints.all if (conn := each.open) is not None)
 
     def dial_due(self) -> None:
-        """Have the nsqds dialed whose pause is over."""
         if self.endpoints.dial_due():
             self.note_threads()
 
     def hurry(self, needed: bool) -> None:
-        """Have the nsqds dialed soon, and the nsqlookupds asked, when a publish begins to need it."""
-        if needed and not self._hurried:
-            if self.discovery.asks:
-                self.discovery.ask_soon()
-            self.endpoints.hurry()
+        """Have the nsqlookupds asked when a publish begins to need a connection."""
+        if needed and not self._hurried and self.discovery.asks:
+            self.discovery.ask_soon()
         self._hurried = needed
 
     def grow(self, endpoint: PublishingEndpoint) -> None:
@@ -189,11 +170,10 @@ class Nsqds:
             self._dials.put(endpoint)
 
     def _dial(self) -> None:
-        """Run the dialing thread."""
         while (endpoint := self._dials.get()) is not None:
-            conn = endpoint.own.dial(self.transport, self._setup.context)
+            conn = endpoint.own.dial(self.transport, self._pool.setup.context)
             if conn is not None:
-                self._have_adopted(conn, partial(self._adopt, endpoint, conn))
+                self._pool.ask_about(conn, partial(self._adopt, endpoint, conn))
 
     def _adopt(self, endpoint: PublishingEndpoint, conn: OwnConn) -> None:
         endpoint.own.adopt(conn)
@@ -204,17 +184,22 @@ class Nsqds:
         now = self._clock()
         if now < self._reaps_at:
             return False
-        for endpoint in self.endpoints.all:
-            endpoint.own.reap()
-        some = any(endpoint.own.everyone for endpoint in self.endpoints.all)
-        self._reaps_at = now + self._reap_interval if some else math.inf
+        for own in self._own:
+            own.reap()
+        self._gone_own = [own for own in self._gone_own if own.everyone]
+        self._reaps_at = now + self._reap_interval if any(own.everyone for own in self._own) else math.inf
         return True
+
+    @property
+    def _own(self) -> list[OwnConns]:
+        """The connections for round trips, also those of removed endpoints."""
+        return [endpoint.own for endpoint in self.endpoints.all] + self._gone_own
 
     def in_use(self, exempt: Collection[int]) -> list[OwnConn]:
         """Return the connections over which other threads than the ``exempt`` ones make a round trip now. Any
         thread may call this.
         """
-        return [conn for endpoint in self.endpoints.all for conn in endpoint.own.in_use(exempt)]
+        return [conn for own in self._own for conn in own.in_use(exempt)]
 
     def next_due(self) -> float:
         """Return when ``dial_due`` or ``reap`` has something to do."""
@@ -235,24 +220,35 @@ class Nsqds:
         """
         for endpoint in self.endpoints.all:
             endpoint.cut_off(exempt)
+        for own in self._gone_own:
+            own.cut_off(exempt)
         unfinished = self.endpoints.join(deadline)
         unfinished += join_threads(filter(None, [self._dialer]), deadline)
         return unfinished + self.discovery.join(deadline)
 
+    def close_lost(self) -> None:
+        """Close the connections that interrupted callers have lost, after ``cut_off``."""
+        for own in self._own:
+            own.close_lost()
+
     def abandon(self) -> None:
-        """Drop all connections in a forked child: they belong to the parent."""
         self.discovery.abandon()
         self._sockets.abandon()
         for endpoint in self.endpoints.all:
             endpoint.abandon()
+        for own in self._gone_own:
+            own.abandon()
 
     # Counters and reasons: any thread.
 
-    def _add_counts(self, gone: PublishingEndpoint) -> None:
-        """Keep the counts of an endpoint that is removed. For the pool's thread."""
+    def _note_removed(self, gone: PublishingEndpoint) -> None:
+        """Keep the counts of an endpoint that is removed, and its connections that a caller has. For the
+        pool's thread.
+        """
+        if gone.own.everyone:
+            self._gone_own.append(gone.own)
         counts = gone.stats()
-        self._removed_counts[0] += counts.published
-        self._removed_counts[1] += counts.failed
+        self._gone = self._gone[0] + counts.published, self._gone[1] + counts.failed
 
     def stats(self) -> tuple[tuple[ConnectionStats, ...], int, int]:
         """Return the state of each, how many messages were published, and how many publishes failed."""

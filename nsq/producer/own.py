@@ -44,12 +44,20 @@ log = Logger("nsq.producer")
 _SOON = 1.0
 #: Seconds without a dial after one that failed.
 _PAUSE = 1.0
-#: Seconds in which the loops notice that an nsqd is gone which has just left a publish unanswered.
+#: Seconds without round trips to an nsqd that has left a publish unanswered. If it is gone, the loops have
+#: noticed that by then.
 _REST = 0.2
 #: Seconds that an idle connection is kept when heartbeats are off.
 _KEPT = 30.0
-#: Seconds by which the timeout of a read may differ from the wanted one: setting it takes a system call.
-_CLOSE_ENOUGH = 0.005
+#: Seconds of the shortest timeout of a read or a write.
+_SHORTEST = 0.005
+#: Seconds. An nsqd that ends hangs up on all connections together, so a look at one of them serves all that
+#: were used a moment ago, for so long. A look is a system call, in which another thread may take the GIL.
+_LOOK_INTERVAL = 0.001
+#: Seconds after its last use in which a connection counts as used a moment ago: it has not been closed alone.
+_FRESH = 0.005
+#: Bytes to read at once: more than a reply has.
+_REPLY = 512
 #: The most bytes that any idle connection takes at once, so that writing them takes no time worth a look at
 #: the clock.
 _AT_ONCE = 4096
@@ -69,9 +77,9 @@ class OwnConn:
         "_config",
         "_exiting_not_stored",
         "_layered",
+        "_limits",
         "_replies",
         "_stream",
-        "_wait",
         "address",
         "caller",
         "closed",
@@ -87,7 +95,7 @@ class OwnConn:
         self.caller: int | None = None
         """The thread that uses it now."""
         self.deadline = -math.inf
-        """When that thread has left it."""
+        """When that thread has stopped using it, at the latest."""
         self.used_at = -math.inf
         self.published = 0  # messages
         self.failed = 0  # publishes
@@ -98,7 +106,7 @@ class OwnConn:
         # Without layers use the inner stream directly: it saves a call.
         self._stream = layered if layered.stack.layers else layered.stream
         self._replies = ReplyStream(address, self._stream)
-        self._wait = 0.0  # the stream's read timeout
+        self._limits = (0.0, 0.0)  # the seconds and the patience for which the stream's read timeout is set
         self.readable: Callable[[], bool] | None = getattr(self._stream, "readable", None)
         """Returns whether nsqd has sent something, or has hung up. None: a user's own stream cannot tell."""
 
@@ -106,22 +114,24 @@ class OwnConn:
         """Send a command and return nsqd's response, or raise its error, which is a ServerError. Any other
         NsqError means that it was not answered: close the connection then.
         """
-        config = self._config
         if len(command) <= _AT_ONCE:
-            self._stream.write(command, min(seconds, config.write_timeout))
+            self._stream.write(command, seconds)
         else:
             seconds = self._write_large(command, seconds)
-        wait = min(seconds, config.read_timeout, patience)
-        if abs(wait - self._wait) > _CLOSE_ENOUGH:
-            self._stream.read_timeout = self._wait = max(wait, _CLOSE_ENOUGH)
-        data = self._stream.read()
-        return OK if data == OK_FRAME else self._answer(data, wait)
+        if (seconds, patience) != self._limits:  # setting it takes a system call
+            self._stream.read_timeout = self._wait(seconds, patience)
+            self._limits = seconds, patience
+        data = self._stream.read(_REPLY)
+        return OK if data == OK_FRAME else self._answer(data, self._wait(seconds, patience))
+
+    def _wait(self, seconds: float, patience: float) -> float:
+        return max(min(seconds, patience, self._config.read_timeout), _SHORTEST)
 
     def _write_large(self, command: bytes, seconds: float) -> float:
         """Write it piece by piece; return the seconds that are left."""
         deadline = time.monotonic() + seconds
         for start in range(0, len(command), _PIECE):
-            left = max(deadline - time.monotonic(), _CLOSE_ENOUGH)
+            left = max(deadline - time.monotonic(), _SHORTEST)
             self._stream.write(command[start : start + _PIECE], min(left, self._config.write_timeout))
         return deadline - time.monotonic()
 
@@ -132,7 +142,7 @@ class OwnConn:
         replies = self._replies
         # What has come may be a heartbeat: the publish's time has passed on.
         replies.rest, replies.deadline = data, min(time.monotonic() + wait, self.deadline)
-        self._wait = 0.0  # what it sets is not known here
+        self._limits = (0.0, 0.0)  # what it sets is not known here
         reply: Response | ErrorReply | None = None
         while reply is None or replies.rest:
             frame = replies.next_frame()
@@ -182,7 +192,7 @@ class OwnConns:
         self._idle: list[OwnConn] = []
         self._counts = [0, 0]  # ``published`` and ``failed`` of connections that are closed
         self._limit = config.publish_connections
-        self._missed_at = -math.inf
+        self._missed_at = self._looked_at = -math.inf
         self._asked = False  # one is being dialed, or there are as many as allowed
         self._dial_at = -math.inf  # not before
         self._stopped = False
@@ -199,7 +209,10 @@ class OwnConns:
                 conn = self._idle.pop()
             except IndexError:
                 break
-            if not conn.readable():  # type: ignore[misc]  # ``dial`` returns no other
+            fresh = now - conn.used_at < _FRESH and now - self._looked_at < _LOOK_INTERVAL
+            if not fresh:
+                self._looked_at = now
+            if fresh or not conn.readable():  # type: ignore[misc]  # ``dial`` returns no other
                 conn.used_at = now
                 return conn
             self._drop(conn)
@@ -263,7 +276,7 @@ class OwnConns:
 
     def in_use(self, exempt: Collection[int]) -> list[OwnConn]:
         """Return those that other threads than the ``exempt`` ones use now. Any thread may call this."""
-        # Without those that a caller has not left although its time is over: it was interrupted twice.
+        # After its deadline a caller does not count: it was interrupted twice, and so is still noted here.
         since = self._clock() - _REST
         callers = [(conn, conn.caller) for conn in self.everyone if conn.deadline > since]
         return [conn for conn, caller in callers if caller is not None and caller not in exempt]
@@ -282,8 +295,8 @@ class OwnConns:
         self._asked = False
 
     def reap(self) -> None:
-        """Close connections that were idle for long; forget closed ones, and those that an interrupted caller
-        has lost: no thread uses them, they are not idle, and were not the last time.
+        """Close connections that were idle for long. Close and forget those that an interrupted caller has
+        lost: at two looks in a row no thread uses them, and they are not idle.
         """
         now, beat = self._clock(), self._config.heartbeat_interval
         idle = set(self._idle.copy())

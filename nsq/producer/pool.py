@@ -42,23 +42,13 @@ from nsq.errors import (
 )
 from nsq.log import Logger
 from nsq.producer import at_exit
-from nsq.producer.endpoint import PublishingEndpoint
+from nsq.producer.answers import PLAIN, Rules, Verdict, unanswered, unsent
+from nsq.producer.endpoint import PublishingEndpoint, command_of
 from nsq.producer.nsqds import NAME, Nsqds, Setup
 from nsq.producer.own import OwnConn
-from nsq.producer.publishes import (
-    NO_OPTIONS,
-    PLAIN,
-    QUEUED,
-    SENT,
-    Publish,
-    Verdict,
-    checked_timeout,
-    command_of,
-    unanswered,
-    unsent,
-)
+from nsq.producer.publishes import NO_OPTIONS, QUEUED, SENT, Publish, PublishFuture, checked_timeout
 from nsq.producer.reports import Acknowledged, CloseReport, Failed, FlushReport, ProducerStats
-from nsq.producer.routing import OtherRouting, Plain, Routing, Target, Targets
+from nsq.producer.routing import Detection, NewOther, Plain, Routing, Target, Targets
 from nsq.threads.owner import Ending, Owner, last_moment
 from nsq.threads.waiters import Callbacks, Waiters, event_loop
 from nsq.wire import commands
@@ -68,7 +58,7 @@ log = Logger("nsq.producer")
 
 #: Seconds; connections get half of this to say goodbye before they are cut off.
 _FAREWELL_SECONDS = 2.0
-#: Seconds in which a thread ends a publish that it has claimed to do so, unless it was interrupted.
+#: Seconds within which a thread has ended a publish after it claimed it for that, unless it was interrupted.
 _MOMENT = 0.5
 
 
@@ -114,7 +104,7 @@ class Pending(set[Publish]):
 class Pool:
     """The publishes of one process; a forked child makes its own pool from the same ``setup``."""
 
-    def __init__(self, setup: Setup, make_other: Callable[[Pool], OtherRouting] | None = None) -> None:
+    def __init__(self, setup: Setup, new_other: NewOther | None = None) -> None:
         self.pid = os.getpid()
         self.setup, self._config, self._clock = setup, setup.config, setup.clock
         self.pending = Pending(setup.config.max_pending, setup.config.max_pending_bytes)
@@ -125,21 +115,12 @@ class Pool:
             log,
             begin=self._start_threads,
             turn=self._take_turn,
-            failed=self._end_unstarted,
+            failed=self._close_unstarted,
             clock=setup.clock,
         )
-        other = None if make_other is None else make_other(self)
-        self.routing: Routing = other or Plain(self, setup.config)
-        self.nsqds = Nsqds(
-            setup,
-            self.owner,
-            make=lambda wanted: PublishingEndpoint(wanted, self, setup),
-            urgent=lambda: self.routing.urgent or (bool(self.waiting) and not self.routing.open),
-            adopt=self._ask_about,
-            other=other,
-        )
-        if other is not None:
-            other.begin()
+        self.routing: Routing = Plain(self, setup.config)
+        self.detection = Detection(self, new_other)
+        self.nsqds = Nsqds(self)
         self.closed = False
         """Whether new publishes are refused."""
         self.exiting = False
@@ -151,7 +132,7 @@ class Pool:
         self._closers: set[int] = set()  # threads that have called ``close``
         self._gone = False  # the owner ends: it carries out no more requests
         self._ended_by_close = 0  # publishes
-        self._warned_of: set[str] = set()
+        self._warned_of_loop = False
 
     # Publishing: any of the user's threads.
 
@@ -174,15 +155,14 @@ class Pool:
         if _thread.get_ident() in self.nsqds.threads:
             self.refuse_our_thread("publish")
         taken = self._take(targets, started, seconds)
-        publish = None
-        if taken is not None:
+        if taken is None:
+            publish = _made(topic, body, where, routing.rules, started, seconds)
+        else:
             endpoint, conn = taken
             try:
                 endpoint.own.send(conn, commands.pub(where, body), seconds, routing.patience)
             except BaseException as error:
-                publish = Publish(topic, body)
-                publish.destination, publish.rules = where, routing.rules
-                publish.started, publish.deadline = started, started + seconds
+                publish = _made(topic, body, where, routing.rules, started, seconds)
                 self._note_failure(publish, endpoint, conn, error)
             else:
                 if self.setup.on_acknowledged is not None:
@@ -190,10 +170,6 @@ class Pool:
                 if pending.changed.locks.copy() or self.closed:  # locks the list, as ``bool`` does not
                     self._note_end_of_trip()
                 return PUBLISHED
-        if publish is None:
-            publish = Publish(topic, body)
-            publish.destination, publish.rules = where, routing.rules
-            publish.started, publish.deadline = started, started + seconds
         return self._send_through_loops(publish)
 
     def publish_and_wait(self, publish: Publish, timeout: float | None) -> Published:
@@ -294,9 +270,10 @@ class Pool:
             raise
         return publish.outcome()
 
-    def publish(self, publish: Publish, timeout: float | None, block: bool = True) -> None:
+    def publish(self, publish: PublishFuture, timeout: float | None, block: bool = True) -> None:
         """Queue a publish, which ends by itself. A caller interrupted after this must call ``cancel``."""
         seconds = self._config.publish_timeout if timeout is None else checked_timeout(timeout, 0.0)
+        publish.callbacks = self.callbacks
         publish.started = started = self._clock()
         publish.deadline = started + seconds
         pending = self.pending
@@ -317,12 +294,20 @@ class Pool:
 
     def _admit(self, topic: str, deadline: float, block: bool = True) -> None:
         """Start the threads and wait for room, or raise."""
+        if not self.owner.begun and not self.closed:
+            self.owner.start(deadline)
+        if self.closed:
+            raise Closed("the producer is closed")
+        if self.owner.failure is not None:
+            raise PublishFailed(
+                f"no thread can be started ({self.owner.failure}): publish once before the main thread ends"
+            )
         if not self.owner.begun:
-            self._start(deadline)
+            raise PublishFailed("the producer's threads did not start in time")
         pending = self.pending
         if len(pending) >= self._config.max_pending or pending.bytes_left <= 0:
             self._await_room(topic, deadline, block)
-        if self.closed:
+        if self.closed:  # while it waited
             raise Closed("the producer is closed")
 
     def _await_room(self, topic: str, deadline: float, block: bool) -> None:
@@ -335,7 +320,7 @@ class Pool:
         self.refuse_our_thread("publish, which would wait for room,")
         if event_loop() is not None:
             self._warn_of_event_loop(topic)
-        self.owner.ask(self.look_at_deadlines)  # a caller that was interrupted twice has not
+        self.owner.ask(self.look_at_deadlines)  # for publishes whose caller was interrupted twice
         if not pending.changed.wait_for(lambda: self.closed or pending.has_room(), deadline):
             raise QueueFull(f"{full}, and none was answered in time")
 
@@ -425,25 +410,13 @@ class Pool:
         """Warn once that a publish stops the event loop of its thread while it waits. The cells of a notebook
         run on a loop too, but wait for each other anyway.
         """
-        if "loop" not in self._warned_of and "ipykernel" not in sys.modules:
-            self._warned_of.add("loop")
+        if not self._warned_of_loop and "ipykernel" not in sys.modules:
+            self._warned_of_loop = True
             text = (
                 "publish to %r waits on the thread of an event loop, and stops everything there for up to "
                 "its timeout: use nsq.aio.Producer"
             )
             self.owner.ask(partial(log.warning, text, topic))  # not on the user's thread
-
-    def warn_of_partitions(self, address: str, version: str) -> None:
-        """Warn once that an nsqd belongs to another NSQ than its publishes. Endpoints' threads call this."""
-        if "partitions" not in self._warned_of and isinstance(self.routing, Plain):
-            self._warned_of.add("partitions")
-            log.warning(
-                "%s is nsqd %s of a partitioned NSQ, but this producer takes it for an original one, and "
-                "publishes to its default partition. Give nsqlookupd= instead of nsqd addresses",
-                address,
-                version,
-                extra={"nsqd_address": address},
-            )
 
     # Ends of publishes: the endpoints' loops, and threads that give up.
 
@@ -479,31 +452,13 @@ class Pool:
 
     # Beginning.
 
-    def _start(self, deadline: float) -> None:
-        """Start all threads that the producer will ever need, and return when they run."""
-        if self.closed:
-            raise Closed("the producer is closed")
-        self.owner.start(deadline)
-        if self.closed:
-            raise Closed("the producer is closed")
-        if self.owner.failure is not None:
-            raise PublishFailed(
-                f"no thread can be started ({self.owner.failure}): publish once before the main thread ends"
-            )
-        if not self.owner.begun:
-            raise PublishFailed("the producer's threads did not start in time")
-
     def _start_threads(self) -> None:
-        """Start all other threads. Runs on the owner's."""
+        """Start all other threads that the producer will ever need. Runs on the owner's."""
         if self.closed:
             raise Closed("the producer is closed")
         self.callbacks.start()
         self.nsqds.start()
         at_exit.flush_at_exit(self)
-
-    def _end_unstarted(self) -> None:
-        if self.closed:
-            self._close_unstarted()
 
     # The pool's thread.
 
@@ -549,7 +504,7 @@ class Pool:
                     if not isinstance(item, bytes):
                         item.endpoint = None
                         publishes.append(item)
-        # In front of newer publishes: all of them, except some that were taken back a moment ago.
+        # Put them before all that wait, except older ones, which another connection has just given back.
         older = []
         while publishes and self.waiting and self.waiting[0].started < publishes[0].started:
             older.append(self.waiting.popleft())
@@ -573,7 +528,7 @@ class Pool:
                 self.complete([publish], error)
 
     def look_at_deadlines(self) -> None:
-        """Look soon. If no publish is left then, the next one through the loops wakes the pool's thread."""
+        """Have the next turn of the pool's thread look at the deadlines of all publishes."""
         self._expires_at = -math.inf
 
     def _expire(self) -> None:
@@ -596,16 +551,16 @@ class Pool:
 
     def _note_overdue(self, endpoint: PublishingEndpoint) -> None:
         """Mark an nsqd that left a publish unanswered: other nsqds come first until it answers."""
-        # First: the answer may come this moment, and the read thread clears only an ``overdue`` that it sees.
+        # Set it first: the answer may come now, and the read thread clears ``overdue`` only if it is set.
         endpoint.overdue = True
         if not endpoint.pending:
             endpoint.overdue = False
 
     def dispose(self, conn: OwnConn) -> None:
         """Have the pool's thread close a connection. Any thread may call this."""
-        self._ask_about(conn, conn.dispose)
+        self.ask_about(conn, conn.dispose)
 
-    def _ask_about(self, conn: OwnConn, request: Callable[[], object]) -> None:
+    def ask_about(self, conn: OwnConn, request: Callable[[], object]) -> None:
         """Have the pool's thread do something with a connection. If that thread has ended, close it."""
         self.owner.ask(request)
         if self._gone:  # after the line above: either the pool's thread has seen the request, or we see this
@@ -617,26 +572,22 @@ class Pool:
         """Wait for all publishes that are pending now, and for their callbacks and hooks."""
         self._refuse_callback("flush")
         self.owner.ask(self.look_at_deadlines)
-        publishes, trips = self._unended(), [(conn, conn.used_at) for conn in self._trips()]
+        publishes = self._unended()
+        trips = [(conn, conn.used_at) for conn in self.nsqds.in_use(self._exempt)]
+
+        def under_way() -> int:
+            return sum([conn.caller is not None and conn.used_at == began for conn, began in trips])
+
         left = sum([not publish.wait_for(publish.done, deadline) for publish in publishes])
-        left += sum([not self._wait_for_trip(conn, began, deadline) for conn, began in trips])
+        self.pending.changed.wait_for(lambda: not under_way(), deadline)
+        left += under_way()
         all_called = self.callbacks.wait_until_run(deadline) if self.owner.begun else True
         return FlushReport(clean=all_called and not left, unanswered=left)
-
-    def _wait_for_trip(self, conn: OwnConn, began: float, deadline: float) -> bool:
-        def ended() -> bool:
-            return conn.caller is None or conn.used_at != began
-
-        return self.pending.changed.wait_for(ended, deadline)
 
     def _unended(self) -> list[Publish]:
         """Return the publishes to wait for: none that this thread, in a signal handler, has interrupted."""
         exempt = self._exempt
         return [each for each in self.pending.copy() if each.caller not in exempt and not each.done()]
-
-    def _trips(self) -> list[OwnConn]:
-        """Return the connections over which round trips are made that are to be waited for."""
-        return self.nsqds.in_use(self._exempt)
 
     @property
     def _exempt(self) -> set[int]:
@@ -658,7 +609,9 @@ class Pool:
         return self.report
 
     def _close_unstarted(self) -> None:
-        """Close a pool of which no thread runs or is being started."""
+        """Close a pool of which no thread runs or is being started, if it was asked to."""
+        if not self.closed:
+            return
         self.nsqds.stop()
         self.callbacks.stop(-math.inf)
         self.report = CloseReport(clean=True)
@@ -678,7 +631,7 @@ class Pool:
 
     def _close_when_done(self) -> None:
         """End the publishes left when the time is up, then all threads. Runs on the pool's thread."""
-        left, trips = self._unended(), self._trips()
+        left, trips = self._unended(), self.nsqds.in_use(self._exempt)
         if (left or trips) and self._clock() < self._ending.work_by:
             return
         self._ended_by_close = count = len(left) + len(trips)
@@ -695,8 +648,7 @@ class Pool:
         for publish in self.pending.copy():  # added while we closed; later ones look at ``_gone``
             if publish.caller not in self._closers:
                 self.give_up(publish, "the producer was closed")
-        for endpoint in endpoints.all:
-            endpoint.own.close_lost()
+        self.nsqds.close_lost()
         unfinished += self.callbacks.stop(self._ending.join_by)
         at_exit.forget(self)
         if count:
@@ -734,3 +686,13 @@ class Pool:
         return ProducerStats(
             pending=self.unended, published=published, failed=failed, connections=connections
         )
+
+
+def _made(topic: str, body: bytes, where: str, rules: Rules, started: float, seconds: float) -> Publish:
+    """Make a ``Publish`` of a message that turns out to need one. ``where`` and ``rules`` are of one routing:
+    the pool may have another one by now.
+    """
+    publish = Publish(topic, body)
+    publish.destination, publish.rules = where, rules
+    publish.started, publish.deadline = started, started + seconds
+    return publish

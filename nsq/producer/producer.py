@@ -11,15 +11,22 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Self, Unpack
 
-from nsq.config import Config, Options, SignatureWithOptions
+from nsq.config import Config, Options, SignatureWithOptions, checked_function, checked_functions
 from nsq.connection.handshake import describe, dial
 from nsq.errors import ConfigError, ConnectionFailed, NsqError, QueueFull, Unanswered, UsageError
 from nsq.log import Logger
-from nsq.producer.futures import PublishFuture
-from nsq.producer.hooks import check_count, composed
+from nsq.producer.hooks import PublishHook, Watched
 from nsq.producer.nsqds import Setup
 from nsq.producer.pool import Pool
-from nsq.producer.publishes import Defer, P, Publish, PublishOptions, checked_timeout, with_options_shown
+from nsq.producer.publishes import (
+    Defer,
+    P,
+    Publish,
+    PublishFuture,
+    PublishOptions,
+    checked_timeout,
+    with_options_shown,
+)
 from nsq.producer.reports import (
     Acknowledged,
     CloseReport,
@@ -29,7 +36,7 @@ from nsq.producer.reports import (
     ProducerStats,
 )
 from nsq.threads.forks import abandon_in_children
-from nsq.threads.waiters import Waiters, refuse_eventlet, start_thread
+from nsq.threads.waiters import SafeEvent, Waiters, refuse_eventlet, start_thread
 from nsq.transport.addresses import Addresses, checked, checked_nsqds
 from nsq.transport.base import Transport
 from nsq.transport.dialing import SocketTransport
@@ -37,19 +44,11 @@ from nsq.transport.tls import context_of
 from nsq.wire.frames import Published
 
 if TYPE_CHECKING:
+    from nsq.discovery.lookups import Discovery
     from nsq.partitioned.routing import Router
     from nsq.partitioned.tracing import Tracing
 
 log = Logger("nsq.producer")
-
-#: Called before a publish with its topic and its bodies. Returns the bodies to send, as many, and a function
-#: that is called once with the publish's error, or with None when nsqd has stored it. An attribute
-#: ``nsqd_address`` of that function, if it has one, is set before.
-PublishEnded = Callable[[BaseException | None], object]
-PublishHook = Callable[
-    [str, list[bytes]],
-    tuple[list[bytes], PublishEnded] | tuple[list[bytes], PublishEnded, Mapping[str, object]],
-]
 
 
 class Producer:
@@ -117,40 +116,36 @@ class Producer:
             checked("nsqlookupd", nsqlookupd),
             transport,
             context_of(self._config),
-            on_acknowledged,
-            on_failed,
+            checked_function("on_acknowledged", on_acknowledged),
+            checked_function("on_failed", on_failed),
         )
         if not self._setup.addresses and not self._setup.lookupds:
             raise ConfigError("a producer needs nsqd or nsqlookupd addresses, or both")
         # Not the pool's: closing that ends its dials. One for all pings: lookups of a name share a thread.
         self._pings = transport or SocketTransport(self._config.local_address)
-        for name, hook in (
-            ("on_acknowledged", on_acknowledged),
-            ("on_failed", on_failed),
-            ("on_refused", on_refused),
-        ):
-            if hook is not None and not callable(hook):
-                raise ConfigError(f"{name} is {hook!r}, must be a function")
-        self._around_publish, self._on_refused = composed(around_publish), on_refused
-        self._watches = self._around_publish is not None or on_refused is not None
-        if key_hash is not None and not callable(key_hash):
-            raise ConfigError(f"key_hash is {key_hash!r}, must be a function from a key to an int")
+        self._around_publish: list[PublishHook] = checked_functions("around_publish", around_publish)
+        self._on_refused = checked_function("on_refused", on_refused)
+        self._watches = bool(self._around_publish) or on_refused is not None
         self._tracing: Tracing | None = None
-        self._key_hash, self._key_partitions, self._least_pending = key_hash, key_partitions, least_pending
+        self._key_hash = checked_function("key_hash", key_hash)
+        self._key_partitions, self._least_pending = key_partitions, least_pending
         self._pool = self._new_pool()
         abandon_in_children(self)
 
     def _new_pool(self) -> Pool:
         if not self._setup.lookupds or self._config.cluster == "original":
             return Pool(self._setup)
-        return Pool(self._setup, self._new_router)
+        pool = Pool(self._setup, self._new_router)
+        if self._key_hash or self._key_partitions or self._least_pending or self._tracing:
+            pool.detection.with_options()
+        return pool
 
-    def _new_router(self, pool: Pool) -> Router:
+    def _new_router(self, pool: Pool, discovery: Discovery) -> Router:
         from nsq.partitioned.routing import Router
 
         router = Router(
             pool,
-            self._setup,
+            discovery,
             key_hash=self._key_hash,
             key_partitions=self._key_partitions or {},
             least_pending=self._least_pending,
@@ -235,8 +230,8 @@ class Producer:
         pool = self._pool
         if self._watches:
             return self._send_async(topic, [body], options, timeout, block, defer=defer)
-        publish = pool.routing.new_publish(PublishFuture, topic, body, defer, options)
-        publish.callbacks = pool.callbacks
+        routing = pool.detection.with_options() if options else pool.routing
+        publish = routing.new_publish(PublishFuture, topic, body, defer, options)
         pool.publish(publish, timeout, block)
         return publish
 
@@ -259,7 +254,7 @@ class Producer:
         """Trace every publish to a topic from now on, or no longer: partitioned NSQ tells where it stored a
         traced message, and the logger ``nsq.trace`` gets a line for it.
         """
-        self._current().routing.trace(topic, on)
+        self._current().detection.with_options().trace(topic, on)
 
     def _send_async(
         self,
@@ -273,7 +268,6 @@ class Producer:
         defer: Defer | None = None,
     ) -> PublishFuture:
         watched, publish = self.prepare(PublishFuture, topic, bodies, options, several=several, defer=defer)
-        publish.callbacks = self._pool.callbacks
         try:
             self._pool.publish(publish, timeout, block)
         except BaseException as error:
@@ -294,30 +288,27 @@ class Producer:
         *,
         several: bool = False,
         defer: Defer | None = None,
-    ) -> tuple[Unwatched, P]:
+    ) -> tuple[Watched, P]:
         """Return a publish, and the block in which to send it and wait for its end, which tells the hooks."""
-        watched = _UNWATCHED
-        if self._watches:
-            watched = given = Watched(topic, bodies, options, self._around_publish, self._on_refused)
-            bodies, options = given.bodies, given.options
+        watched = Watched(self._around_publish, self._on_refused, topic, bodies, options)
         try:
+            bodies, options = watched.bodies, watched.options
+            routing = self._pool.detection.with_options() if options else self._pool.routing
             if several:
-                publish = self._pool.routing.new_multi_publish(make, topic, bodies, options)
+                publish = routing.new_multi_publish(make, topic, bodies, options)
             else:
                 (body,) = bodies
-                publish = self._pool.routing.new_publish(make, topic, body, defer, options)
+                publish = routing.new_publish(make, topic, body, defer, options)
         except BaseException as error:
             watched.end(error)
             raise
-        if self._watches:
-            watched.publish = publish
+        watched.publish = publish
         return watched, publish
 
     def try_to_send(self, publish: PublishFuture, timeout: float) -> bool:
         """Send a prepared publish without blocking; return False if there is no room for it. Then wait for
         ``room``, and try again.
         """
-        publish.callbacks = self._pool.callbacks
         try:
             self._pool.publish(publish, timeout, block=False)
         except QueueFull:
@@ -430,8 +421,9 @@ class Producer:
 
     def _ping(self, addresses: tuple[str, ...], deadline: float) -> dict[str, NsqError]:
         """Return the errors of the nsqds that do not answer. Dials on a thread of ours, not on the user's."""
-        answers: dict[str, NsqError | None] = {}
-        changed = Waiters()
+        late = "{} was not asked, or did not answer, in time".format
+        errors: dict[str, NsqError] = {address: Unanswered(late(address)) for address in addresses}
+        asked = SafeEvent()
 
         def ask() -> None:
             for place, address in enumerate(addresses):
@@ -440,24 +432,21 @@ class Producer:
                 try:
                     context = self._setup.context
                     dial(address, self._config, self._pings, context, deadline=by).stream.close()
-                    answers[address] = None
+                    del errors[address]
                 except NsqError as error:
-                    answers[address] = error
+                    errors[address] = error
                 except Exception as error:
-                    answers[address] = ConnectionFailed(f"{address}: {error!r}")
-            changed.wake()
+                    errors[address] = ConnectionFailed(f"{address}: {error!r}")
+            asked.set()
 
         def not_asked(error: RuntimeError) -> None:
-            for address in addresses:
-                answers[address] = ConnectionFailed(f"{address} was not asked: {error}")
-            changed.wake()
+            errors.update({each: ConnectionFailed(f"{each} was not asked: {error}") for each in addresses})
+            asked.set()
 
         start_thread(ask, "nsq-producer-ping", not_asked)
         # A second more: the dials end at the same deadline, and their errors say more.
-        changed.wait_for(lambda: len(answers) == len(addresses), deadline + 1.0)
-        for address in addresses:
-            answers.setdefault(address, Unanswered(f"{address} was not asked, or did not answer, in time"))
-        return {address: error for address, error in answers.copy().items() if error is not None}
+        asked.wait(deadline + 1.0 - time.monotonic())
+        return errors.copy()
 
     def stats(self) -> ProducerStats:
         """Return the current counters and states."""
@@ -477,81 +466,3 @@ class Producer:
         is_open = any(each.state == "open" for each in connections)
         healthy = not pool.closed and (is_open or not problems)
         return ProducerHealth(healthy=healthy, problems=problems)
-
-
-# Hooks on the publishing thread.
-
-_BODY = (bytes, bytearray, memoryview)
-
-
-class Unwatched:
-    """One call of a publish whose producer has no hooks: a block."""
-
-    publish: Publish | None = None
-    """Set when it has been made."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.end(error)
-
-    def end(self, error: BaseException | None) -> None:
-        """Note the end of the call."""
-
-
-_UNWATCHED = Unwatched()
-
-
-class Watched(Unwatched):
-    """One call of a publish whose producer has ``around_publish`` or ``on_refused``: a block that tells them
-    how it ends.
-    """
-
-    _ended: PublishEnded | None = None
-
-    def __init__(
-        self,
-        topic: str,
-        bodies: Iterable[bytes],
-        options: PublishOptions,
-        hook: PublishHook | None,
-        on_refused: Callable[[str, NsqError], object] | None,
-    ) -> None:
-        self.options = options
-        self.bodies = bodies
-        self._topic, self._on_refused = topic, on_refused
-        if hook is None or isinstance(bodies, (*_BODY, str)) or not isinstance(bodies, Iterable):
-            return
-        self.bodies = given = list(bodies)
-        if not all(isinstance(body, _BODY) for body in given):
-            return  # the checks of a publish say what is wrong
-        try:
-            several, self._ended, *added = hook(topic, given)
-            check_count(hook, several, given)
-        except NsqError as error:
-            self.end(error)
-            raise
-        self.bodies = several
-        if added:
-            self.options = {**options, "headers": {**added[0], **(options.get("headers") or {})}}
-
-    def end(self, error: BaseException | None) -> None:
-        """Tell the hooks. Their own errors must not change the result of the publish."""
-        publish, ended = self.publish, self._ended
-        if ended is not None:
-            if publish is not None and publish.endpoint is not None and hasattr(ended, "nsqd_address"):
-                ended.nsqd_address = publish.endpoint.address
-            self._tell("the end of around_publish", ended, error)
-        # A publish that has ended with an error was reported to ``on_failed``.
-        refused = isinstance(error, NsqError) and (publish is None or not publish.done())
-        if refused and self._on_refused is not None:
-            self._tell("on_refused", self._on_refused, self._topic, error)
-
-    def _tell(self, name: str, hook: Callable[..., object], *args: object) -> None:
-        try:
-            hook(*args)
-        except Exception:
-            log.exception("%s failed for a publish to %r", name, self._topic)

@@ -1,4 +1,4 @@
-"""The life of one publish: made from a user's arguments, joined with others, sent, answered, ended.
+"""The life of one publish: made from a user's arguments, sent, answered, ended, waited for.
 
     state    new: its caller has it · queued: the loops may send it · sent · ended: ``done()``
     claim    the right to send a publish, or to end it unsent: only the thread that gets this lock does either
@@ -7,36 +7,37 @@
 A message is *surely not stored* before it is sent, when nsqd said so, and when nsqd refused an earlier
 command of the same connection with a fatal error: nsqd executes commands in order, and none after that one. A
 message that was sent and not answered *may be stored*. No socket and no thread here.
+
+``PublishFuture`` is the result of ``publish_async``. It is a concurrent.futures.Future, so that
+``asyncio.wrap_future``, ``concurrent.futures.wait`` and ``as_completed`` take it, but has none of the insides
+of that class: its Condition leaks a lock when a signal handler raises inside it (Ctrl-C, a soft time limit),
+and the thread of ours that ends the future would then wait for ever. So all public methods are our own.
+``wait`` and ``as_completed`` use private attributes: these have stand-ins without locks.
 """
 
 from __future__ import annotations
 
 import _thread
-import copy
 import inspect
 import math
+import sys
+import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping
+from concurrent.futures import Future
+from concurrent.futures._base import FINISHED, RUNNING
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import lru_cache
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypedDict, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypedDict, TypeVar, cast
 
 from nsq.config import Config
-from nsq.errors import (
-    BadBody,
-    BadMessage,
-    InvalidMessage,
-    NsqError,
-    PublishFailed,
-    PublishUncertain,
-    ServerError,
-    UsageError,
-)
+from nsq.errors import InvalidMessage, NsqError, UsageError
 from nsq.log import Logger
 from nsq.message import shown_body
-from nsq.threads.waiters import Waiter, Waiters
+from nsq.producer.answers import PLAIN, Rules
+from nsq.threads.waiters import Callbacks, SafeEvent, Waiter, Waiters, event_loop
 from nsq.wire import commands
 from nsq.wire.frames import PUBLISHED, Published
 from nsq.wire.names import check_topic
@@ -45,10 +46,6 @@ if TYPE_CHECKING:
     from nsq.producer.endpoint import PublishingEndpoint
 
 log = Logger("nsq.producer")
-
-#: The most messages and bytes of one MPUB made of joined publishes.
-_JOINED_MESSAGES = 1000
-_JOINED_BYTES = 512 * 1024
 
 #: The states of a publish that has not ended. Its caller writes QUEUED, before a loop can see it. A loop
 #: writes SENT before it takes the claim, so that other threads see a claimed publish as SENT.
@@ -162,12 +159,186 @@ class Publish(Waiters):
         self.state, self.endpoint = QUEUED, None
 
 
+# The result of ``publish_async``.
+
+
+class PublishFuture(Publish, Future[Published]):
+    """The result of ``publish_async``: a concurrent.futures.Future without its Condition.
+
+    A signal handler that raises inside a Condition leaks its lock. Here a waiting thread brings its own lock,
+    and a callback stands among these locks: its ``release`` hands it to the thread that runs callbacks.
+    """
+
+    __slots__ = ("callbacks",)
+
+    callbacks: Callbacks
+    """Runs the callbacks. Set before the publish is sent."""
+
+    __repr__ = Publish.__repr__
+
+    def cancel(self) -> bool:
+        """Return False: a publish cannot be cancelled. It ends at its timeout at the latest."""
+        return False
+
+    def cancelled(self) -> bool:
+        return False
+
+    def running(self) -> bool:
+        return not self.done()
+
+    done = Publish.done
+
+    def result(self, timeout: float | None = None) -> Published:
+        """Wait for the end; return what nsqd answered, or raise the error."""
+        error = self.exception(timeout)
+        if error is not None:
+            raise error
+        return self.published
+
+    def exception(self, timeout: float | None = None) -> NsqError | None:
+        """Wait for the end; return the error, or None. Raises TimeoutError after ``timeout`` seconds."""
+        if not self.done():
+            self._refuse_in_callback()
+            deadline = math.inf if timeout is None else time.monotonic() + timeout
+            if not self.wait_for(self.done, deadline):
+                reason = "before the interpreter" if timeout is None else f"within {timeout:g} s"
+                raise TimeoutError(f"{self!r} has not ended {reason}")
+        return self.ends[0]
+
+    def _refuse_in_callback(self) -> None:
+        if self.callbacks.owns_current_thread():
+            raise UsageError(
+                "a future's callback waits for another future of the same producer, which holds up all other "
+                "callbacks: add a callback to that one instead, or wait on another thread"
+            )
+
+    def __await__(self) -> Generator[Any, None, Published]:
+        """Wait in a coroutine, as in ``await producer.publish_async(…)``."""
+        if event_loop() is None:
+            raise UsageError("a future was awaited where no asyncio event loop runs: use its result() there")
+        waiter: Awaitable[Published] = sys.modules["asyncio"].wrap_future(self)
+        return waiter.__await__()
+
+    def add_done_callback(self, fn: Callable[[Future[Published]], object]) -> None:
+        """Call ``fn`` with the future when it ends, on a thread of the producer; at once if it has ended."""
+        callback = Callback(self, fn)
+        self.locks.append(callback)
+        if self.done():  # ``end`` may have missed the callback; only one of us runs it
+            callback.run(Exception)
+
+    def _get_snapshot(self) -> tuple[bool, bool, Published | None, NsqError | None]:
+        """Return done, cancelled, result and exception, for the asyncio of newer Pythons."""
+        return (True, False, self.published, self.error) if self.done() else (False, False, None, None)
+
+    # Internals that concurrent.futures.wait and as_completed use.
+
+    @property
+    def _state(self) -> str:  # type: ignore[override]
+        frozen = self._frozen.get(_thread.get_ident())
+        return frozen or (FINISHED if self.done() else RUNNING)
+
+    @property
+    def _frozen(self) -> dict[int, str]:
+        """By thread: the state it saw when it "locked" the future, kept until it "unlocks" it."""
+        frozen: dict[int, str] = self.__dict__.setdefault("_states", {})
+        return frozen
+
+    @property
+    def _condition(self) -> _ConditionShim:  # type: ignore[override]
+        return _ConditionShim(self)
+
+    @property
+    def _waiters(self) -> _ConditionShim:  # type: ignore[override]
+        return _ConditionShim(self)
+
+
+class Callback:
+    """A future's callback, stored with the waiters' locks; ``release`` queues it for the callback thread."""
+
+    def __init__(self, future: PublishFuture, fn: Callable[[Future[Published]], object]) -> None:
+        self.fn = fn
+        self._future = future
+        self._left = [None]  # popped by the thread that runs it
+
+    def release(self) -> None:
+        self._future.callbacks.put(self.run)
+
+    def run(self, kept_here: type[BaseException] = BaseException) -> None:
+        """Call ``fn`` once. On the callbacks' thread catch even SystemExit: that thread must go on."""
+        try:
+            self._left.pop()
+        except IndexError:
+            return
+        try:
+            self.fn(self._future)
+        except kept_here:
+            log.exception("a callback of %r failed", self._future)
+
+
+class _Waiter(Protocol):
+    """A waiter of concurrent.futures."""
+
+    event: threading.Event | SafeEvent
+
+    def add_result(self, future: Future[Published]) -> None: ...
+
+    def add_exception(self, future: Future[Published]) -> None: ...
+
+
+class _ConditionShim:
+    """Stands in for a future's ``_condition`` and ``_waiters``. Takes no lock; a thread that "holds" it sees
+    one state throughout.
+    """
+
+    def __init__(self, future: PublishFuture) -> None:
+        self._future = future
+
+    def acquire(self) -> None:
+        future = self._future
+        future._frozen[_thread.get_ident()] = FINISHED if future.done() else RUNNING
+
+    def release(self, *_: object) -> None:
+        self._future._frozen.pop(_thread.get_ident(), None)
+
+    __enter__, __exit__ = acquire, release
+
+    def append(self, waiter: _Waiter) -> None:
+        if self._future._state == FINISHED:
+            return
+        self._future._refuse_in_callback()
+        if not isinstance(waiter.event, SafeEvent):
+            waiter.event = SafeEvent()  # interrupting a wait on an Event leaks its lock
+        self._future.add_done_callback(_WaiterCallback(waiter))
+
+    def remove(self, waiter: _Waiter) -> None:
+        for each in self._future.locks.copy():
+            if isinstance(each, Callback) and each.fn == _WaiterCallback(waiter):
+                with suppress(ValueError):
+                    self._future.locks.remove(each)
+
+
+@dataclass(frozen=True)
+class _WaiterCallback:
+    """The callback that tells a waiter of concurrent.futures about the end."""
+
+    waiter: _Waiter
+
+    def __call__(self, future: Future[Published]) -> None:
+        if future.exception() is None:
+            self.waiter.add_result(future)
+        else:
+            self.waiter.add_exception(future)
+
+
+# A user's arguments.
+
 P = TypeVar("P", bound=Publish)
+
+#: What a body may be. It is sent as bytes.
+BYTES = (bytes, bytearray, memoryview)
 
 #: Seconds or a timedelta from now, or an aware datetime.
 Defer = float | timedelta | datetime
-
-# A user's arguments.
 
 
 class PublishOptions(TypedDict, total=False):
@@ -217,52 +388,52 @@ def refused_option(*names: str) -> UsageError:
 checked_topic = lru_cache(maxsize=1024)(check_topic)
 
 
-def new_publish(
-    make: type[P],
-    topic: str,
-    body: object,
-    defer: Defer | None,
-    config: Config,
-    options: PublishOptions = NO_OPTIONS,
-) -> P:
-    """Make a PUB, or a DPUB for a message that nsqd delivers after ``defer``. Refuses what the original NSQ
-    cannot do.
-    """
-    if options and (given := given_options(options)):
-        raise refused_option(*given)
-    name = checked_topic(topic) if type(topic) is str else check_topic(topic)
-    # The usual case first: this runs for every message.
-    if type(body) is not bytes or not 0 < len(body) <= config.max_msg_size:
-        body = _checked_body(body, config, "the message")
-    if defer is None:
-        return make(name, body)
-    publish = make(name, body)
-    delay_ms = _checked_delay(defer, config.max_defer)
-    if delay_ms:
-        publish.command = commands.dpub(name, delay_ms, body)
-    return publish
+class Maker:
+    """Makes publishes for the original NSQ, and refuses what that cannot do."""
+
+    def __init__(self, config: Config) -> None:
+        self._config, self._max_size = config, config.max_msg_size
+
+    def new_publish(
+        self,
+        make: type[P],
+        topic: str,
+        body: object,
+        defer: Defer | None,
+        options: PublishOptions = NO_OPTIONS,
+    ) -> P:
+        """Make a PUB, or a DPUB for a message that nsqd delivers after ``defer``."""
+        # The usual case first: this runs for every message.
+        usual = type(topic) is str and type(body) is bytes and defer is None and not options
+        if usual and 0 < len(body) <= self._max_size:  # type: ignore[arg-type]
+            return make(checked_topic(topic), body)  # type: ignore[arg-type]
+        _refuse(options)
+        name, data = check_topic(topic), _checked_body(body, self._config, "the message")
+        publish = make(name, data)
+        if defer is not None and (delay_ms := _checked_delay(defer, self._config.max_defer)):
+            publish.command = commands.dpub(name, delay_ms, data)
+        return publish
+
+    def new_multi_publish(
+        self, make: type[P], topic: str, bodies: Iterable[object], options: PublishOptions = NO_OPTIONS
+    ) -> P:
+        """Make an MPUB."""
+        _refuse(options)
+        name = check_topic(topic)
+        checked, size = checked_bodies(bodies, self._config)
+        publish = make(name, b"")
+        publish.command, publish.messages, publish.size = commands.mpub(name, checked), len(checked), size
+        return publish
 
 
-def new_multi_publish(
-    make: type[P],
-    topic: str,
-    bodies: Iterable[object],
-    config: Config,
-    options: PublishOptions = NO_OPTIONS,
-) -> P:
-    """Make an MPUB. Refuses what the original NSQ cannot do."""
-    if options and (given := given_options(options)):
+def _refuse(options: PublishOptions) -> None:
+    if given := given_options(options):
         raise refused_option(*given)
-    name = check_topic(topic)
-    checked, size = checked_bodies(bodies, config)
-    publish = make(name, b"")
-    publish.command, publish.messages, publish.size = commands.mpub(name, checked), len(checked), size
-    return publish
 
 
 def checked_bodies(bodies: Iterable[object], config: Config, overhead: int = 0) -> tuple[list[bytes], int]:
     """Return the messages of a batch, and their size. Each takes ``overhead`` bytes more when it is sent."""
-    if isinstance(bodies, (bytes, bytearray, memoryview, str)):
+    if isinstance(bodies, (*BYTES, str)):
         raise UsageError(
             f"bodies is one {type(bodies).__name__}, must be several: a list, or another iterable"
         )
@@ -304,7 +475,7 @@ def checked_timeout(timeout: float | None, default: float, *, may_be_zero: bool 
 def _checked_body(body: object, config: Config, what: str) -> bytes:
     if isinstance(body, str):
         raise InvalidMessage(f"{what} is a str, must be bytes: encode it, for example with .encode()")
-    if not isinstance(body, (bytes, bytearray, memoryview)):
+    if not isinstance(body, BYTES):
         raise InvalidMessage(f"{what} is a {type(body).__name__}, must be bytes")
     data = bytes(body)
     if not data:
@@ -332,137 +503,3 @@ def _checked_delay(defer: Defer, longest: float) -> int:
             f"defer is {defer} s, must be 0 to {longest:g} s (max_defer, to be nsqd's --max-defer-timeout)"
         )
     return round(defer * 1000)
-
-
-# Joining.
-
-
-def join(publishes: list[Publish], largest: int) -> list[list[Publish]]:
-    """Return batches that are sent as one command each; they keep the order within every destination.
-
-    Messages of one destination that wait together become one MPUB of at most ``largest`` bytes (0: no
-    joining). Larger messages go alone, as do publishes with a command of their own.
-    """
-    largest = min(largest, _JOINED_BYTES)
-    rows: dict[str, list[Publish]] = {}
-    for publish in publishes:
-        if publish.destination in rows:
-            rows[publish.destination].append(publish)
-        else:
-            rows[publish.destination] = [publish]
-    batches: list[list[Publish]] = []
-    for row in rows.values():
-        batch, used = list[Publish](), largest  # full: the first one begins a batch
-        for publish in row:
-            size = 4 + publish.size
-            used += size
-            alone = publish.no_batching or publish.command is not None
-            if used <= largest and len(batch) < _JOINED_MESSAGES and not alone:
-                batch.append(publish)
-                continue
-            batch, used = [publish], 4 + size  # 4: the count of the messages
-            batches.append(batch)
-            if alone or used > largest:
-                used = largest  # full: later publishes begin a new batch after this one
-    return batches
-
-
-def command_of(batch: list[Publish]) -> bytes:
-    first = batch[0]
-    if first.command is not None:
-        return first.command
-    if len(batch) == 1:
-        return commands.pub(first.destination, first.body)
-    return commands.mpub(first.destination, [publish.body for publish in batch])
-
-
-# Refused and unanswered publishes.
-
-
-class Verdict(NamedTuple):
-    """The decision about one publish: end it with the error, or send it again."""
-
-    publish: Publish
-    error: NsqError
-    again: bool
-
-
-def unanswered(
-    publish: Publish, address: str, reason: str, cause: NsqError | None = None
-) -> PublishUncertain:
-    error = PublishUncertain(
-        f"publishing to {publish.topic!r}: it was sent to {address} and not answered ({reason}); "
-        "it may be stored"
-    )
-    error.__cause__ = cause
-    return error
-
-
-def unsent(publish: Publish, reason: str) -> NsqError:
-    """Return the error for a publish that was not sent, or not sent again."""
-    if publish.uncertain_at:
-        times = Counter(publish.uncertain_at)
-        sent_to = [f"{each} ({count} times)" if count > 1 else each for each, count in times.items()]
-        return unanswered(publish, " and ".join(sent_to), f"then: {reason}")
-    return PublishFailed(f"publishing to {publish.topic!r}: {reason}")
-
-
-class Rules:
-    """What nsqd's answers to a publish mean: here those of the original NSQ. Another one has its own."""
-
-    def place_plainly(self, publish: Publish) -> None:
-        """Make it one for the original NSQ, or raise UsageError."""
-
-    def accepts(self, publish: Publish, data: bytes) -> bool:
-        """Whether an answer other than OK says that nsqd has stored the publish."""
-        return False
-
-    def refused(
-        self, batch: list[Publish], error: ServerError, address: str, *, retry_uncertain: bool, took: float
-    ) -> list[Verdict]:
-        """Decide about a refused batch. ``took``: the seconds until the answer. May correct what the error
-        says about the connection.
-        """
-        if len(batch) > 1 and isinstance(error, (BadMessage, BadBody)):
-            # No message of the batch is stored. One publish is at fault: send each alone now.
-            for publish in batch:
-                publish.no_batching = True
-            return [Verdict(publish, error, again=True) for publish in batch]
-        if error.maybe_stored:
-            for publish in batch:
-                publish.uncertain_at += (address,)
-            if len(batch) > 1:
-                errors = [unanswered(each, address, str(error), error) for each in batch]
-                return [Verdict(*each, retry_uncertain) for each in zip(batch, errors, strict=True)]
-        again = error.retry and (retry_uncertain or not error.maybe_stored)
-        # A copy of the error for each: callers must not share a traceback.
-        return [Verdict(publish, copy.copy(error) if len(batch) > 1 else error, again) for publish in batch]
-
-    def lost(
-        self,
-        batch: list[Publish],
-        cause: NsqError,
-        address: str,
-        *,
-        executed: bool,
-        retry_uncertain: bool,
-    ) -> list[Verdict]:
-        """Decide about a batch without an answer. ``executed``: it may be stored."""
-        if not executed:
-            return [Verdict(publish, cause, again=True) for publish in batch]
-        for publish in batch:
-            publish.uncertain_at += (address,)
-        errors = [unanswered(publish, address, str(cause), cause) for publish in batch]
-        return [Verdict(*each, retry_uncertain) for each in zip(batch, errors, strict=True)]
-
-    def note_silence(self, publish: Publish, address: str) -> None:
-        """Note that nsqd has not answered a publish that had a connection of its own."""
-
-    def dial_at_once(self, error: ServerError) -> bool:
-        """Whether to dial nsqd again at once after it has closed the connection with this error: it was the
-        caller's, and nothing is wrong with nsqd.
-        """
-        return not error.retry
-
-
-PLAIN = Rules()

@@ -2,15 +2,15 @@
 
 ``Routing`` says all that another NSQ changes for a producer, together with ``Rules``, which say what answers
 mean. It is implemented by ``Plain`` below, for which any nsqd takes any publish, and by the ``Router`` of
-``nsq.partitioned``, which knows the leader of each partition. Until an nsqlookupd has said to which NSQ it
-belongs, there is a ``Router``; ``Plain`` takes its place if that is the original one.
+``nsq.partitioned``, which knows the leader of each partition. A producer begins with ``Plain``. The other one
+takes its place when it is made, and ``Plain`` comes back if this turns out to be the original NSQ.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Protocol
 
 from nsq.config import Config
@@ -18,20 +18,9 @@ from nsq.connection.conn import Conn
 from nsq.discovery.lookups import Asker, Discovery
 from nsq.errors import UsageError
 from nsq.log import Logger
+from nsq.producer.answers import PLAIN, Rules
 from nsq.producer.endpoint import PublishingEndpoint
-from nsq.producer.publishes import (
-    NO_OPTIONS,
-    PLAIN,
-    Defer,
-    P,
-    Publish,
-    PublishOptions,
-    Rules,
-    checked_topic,
-    new_multi_publish,
-    new_publish,
-    refused_option,
-)
+from nsq.producer.publishes import Defer, Maker, P, Publish, PublishOptions, checked_topic, refused_option
 
 if TYPE_CHECKING:
     from nsq.producer.pool import Pool
@@ -105,19 +94,76 @@ class Routing(Protocol):
 
 
 class OtherRouting(Routing, Protocol):
-    """The one with which a producer begins that has nsqlookupds. Discovery's thread calls the last two."""
+    """The one of another NSQ. It is made when an nsqlookupd belongs to that NSQ; or before any has said so,
+    when a publish has options that only such an NSQ has, and waits.
+    """
 
-    def begin(self) -> None:
-        """Note that the pool's discovery has been made."""
+    @property
+    def lookups(self) -> Asker:
+        """Asks the nsqlookupds of the other NSQ."""
 
     def original(self) -> None:
         """Have ``Plain`` take its place: the nsqlookupds belong to the original NSQ."""
 
-    def other(self, discovery: Discovery) -> Asker:
-        """Return what asks the nsqlookupds of the other NSQ."""
+
+#: Makes the routing of another NSQ for a pool.
+NewOther = Callable[["Pool", Discovery], OtherRouting]
 
 
-class Plain:
+class Detection:
+    """Which NSQ this is, and so which routing a pool has. Discovery's thread tells, once an nsqlookupd has
+    said it. ``new_other`` is None if it can only be the original one.
+    """
+
+    def __init__(self, pool: Pool, new_other: NewOther | None) -> None:
+        self._pool, self._new_other = pool, new_other
+        self._others: list[OtherRouting] = []  # two threads may make one; the first counts
+        self._warned = False
+
+    def warn_of_partitions(self, address: str, version: str) -> None:
+        """Warn once that an nsqd belongs to another NSQ than the publishes. Endpoints' threads call this."""
+        decided = self._new_other is None or self._pool.nsqds.discovery.kind is not None
+        if decided and isinstance(self._pool.routing, Plain) and not self._warned:
+            self._warned = True
+            log.warning(
+                "%s is nsqd %s of a partitioned NSQ, but this producer takes it for an original one, and "
+                "publishes to its default partition. Give nsqlookupd= instead of nsqd addresses",
+                address,
+                version,
+                extra={"nsqd_address": address},
+            )
+
+    def with_options(self) -> Routing:
+        """Return the routing for a publish with options. While it is not known which NSQ this is, it is that
+        of the other one, where such a publish waits. Any thread may call this.
+        """
+        return self._expect_other(self._pool.nsqds.discovery)
+
+    def is_other(self, discovery: Discovery) -> Asker:
+        """Note that this is another NSQ; return what asks its nsqlookupds."""
+        self._expect_other(discovery)
+        return self._other(discovery).lookups
+
+    def is_original(self) -> None:
+        for other in self._others[:1]:
+            other.original()
+
+    def _expect_other(self, discovery: Discovery) -> Routing:
+        pool = self._pool
+        if self._new_other is not None and discovery.kind is None and isinstance(pool.routing, Plain):
+            pool.routing = self._other(discovery)
+            if discovery.kind == "original":  # said before ``is_original`` could see the other one
+                self.is_original()
+        return pool.routing
+
+    def _other(self, discovery: Discovery) -> OtherRouting:
+        if not self._others:
+            assert self._new_other is not None
+            self._others.append(self._new_other(self._pool, discovery))
+        return self._others[0]
+
+
+class Plain(Maker):
     """The original NSQ: any nsqd takes any publish."""
 
     rules = PLAIN
@@ -125,33 +171,14 @@ class Plain:
     urgent = awaits_ends = False
 
     def __init__(self, pool: Pool, config: Config) -> None:
+        super().__init__(config)
         self.open: Targets = ()
-        self._pool, self._config, self._max_size = pool, config, config.max_msg_size
-        self._turn = itertools.count()
+        self._pool, self._turn = pool, itertools.count()
 
     # Callers.
 
     def route(self, topic: str) -> Route | None:
         return checked_topic(topic), self.open
-
-    def new_publish(
-        self,
-        make: type[P],
-        topic: str,
-        body: object,
-        defer: Defer | None,
-        options: PublishOptions = NO_OPTIONS,
-    ) -> P:
-        # The usual case first: this runs for every message.
-        usual = type(topic) is str and type(body) is bytes and defer is None and not options
-        if usual and 0 < len(body) <= self._max_size:  # type: ignore[arg-type]
-            return make(checked_topic(topic), body)  # type: ignore[arg-type]
-        return new_publish(make, topic, body, defer, self._config, options)
-
-    def new_multi_publish(
-        self, make: type[P], topic: str, bodies: Iterable[object], options: PublishOptions = NO_OPTIONS
-    ) -> P:
-        return new_multi_publish(make, topic, bodies, self._config, options)
 
     def targets(self, publish: Publish) -> Targets:
         self.make_plain(publish)

@@ -21,8 +21,8 @@ from nsq.config import Config
 from nsq.connection.handshake import dial
 from nsq.errors import ConfigError, NsqError, how_to_install
 from nsq.findings import FAILURE, OK, SKIPPED, WARNING, Finding
+from nsq.fsync import sync_path
 from nsq.http.nsqlookupd import NsqlookupdApi
-from nsq.spark.pipelines.files import sync
 from nsq.spark.wal.disk import Disk
 from nsq.spark.wal.ownership import acquire
 from nsq.spark.wal.store import directory_of, shown
@@ -203,10 +203,10 @@ def _exercise(directory: Path) -> None:
     lock = acquire(before, 0o666, Disk())
     try:
         before.write_bytes(b"nsq")
-        sync(before)
+        sync_path(before)
         before.rename(after)
         os.link(after, before)  # the log links files to their names
-        sync(directory)
+        sync_path(directory)
     finally:
         if lock is not None:
             lock.release()

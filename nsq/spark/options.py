@@ -126,7 +126,7 @@ class Options:
     #: Names of Kafka's options, in lower case, and what to use instead.
     instead_of_kafka: ClassVar[Mapping[str, str]] = {
         "kafka.bootstrap.servers": "nsqd or lookupd",
-        "includeheaders": "not there: a message of NSQ has no headers",
+        "includeheaders": "not needed: column headers is published where it is not null",
     }
 
     #: Fields of which at least one must be given, and the error if none is.
@@ -204,7 +204,7 @@ class Options:
         known = _config_names() | {key: field.name for key, field in cls._fields().items()}
         close = closest(plain, known, 0.6)
         meant = f"; did you mean {_camel(known[close])}?" if close else ""
-        own = ", ".join(line.name for line in cls.describe())
+        own = ", ".join(_camel(field.name) for field in cls._fields().values())
         return (
             f"{meant}{'' if close else ';'} there are {own}, and all fields of nsq.Config, such as tlsCaFile"
         )

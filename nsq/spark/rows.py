@@ -26,6 +26,8 @@ TYPES = {
     "timestamp": "timestamp",
     "timestamp_ns": "bigint",
     "attempts": "int",
+    "key": "binary",
+    "headers": "map<string,string>",
     "body": "binary",
 }
 SCHEMA = ", ".join(f"{name} {kind}" for name, kind in TYPES.items())

@@ -133,8 +133,8 @@ def register(spark: SparkSession) -> None:
 
     Raises UsageError when the Python of Spark's workers lacks a package that they need.
     """
-    from nsq.spark.batch import NsqStatsDataSource
     from nsq.spark.source.stream import NsqDataSource
+    from nsq.spark.stats import NsqStatsDataSource
 
     try:
         python = shutil.which(spark.sparkContext.pythonExec)

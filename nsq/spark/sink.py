@@ -6,20 +6,22 @@ loaded only when something is written; the first rows load pyarrow.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from nsq.config import Config
-from nsq.errors import ConfigError, InvalidMessage, NsqError
+from nsq.errors import ConfigError, InvalidMessage, NsqError, UsageError
 from nsq.log import Logger
 from nsq.options import closest
 from nsq.producer.producer import Producer
+from nsq.producer.publishes import NO_OPTIONS, PublishOptions
 from nsq.spark.options import SinkOptions, plain_name
 from nsq.wire.commands import batches
 from nsq.wire.frames import Published
@@ -100,14 +102,9 @@ def publish_rows(options: SinkOptions, columns: Columns, given: Iterable[pa.Reco
     pipeline = Pipeline(producer, room=room, retries=options.retries, timeout=options.timeout)
     try:
         for rows in (rows for batch in given for rows in read(batch, columns, options)):
-            now = rows.bodies
-            if rows.delays is not None:
-                pairs = list(zip(rows.bodies, rows.delays, strict=True))
-                now = [body for body, delay in pairs if not delay]
-                for body, delay in pairs:
-                    if delay:
-                        pipeline.publish(rows.topic, [body], delay)
-            for pack in batches(now, len, options.mpub_messages, options.mpub_bytes):
+            for single in rows.singles:
+                pipeline.publish(rows.topic, [single.body], single)
+            for pack in batches(rows.bodies, len, options.mpub_messages, options.mpub_bytes):
                 pipeline.publish(rows.topic, pack)
         pipeline.drain()
     except BaseException:
@@ -122,12 +119,14 @@ def publish_rows(options: SinkOptions, columns: Columns, given: Iterable[pa.Reco
 
 
 _TEXTS = ("string", "char", "varchar")
-_DEFER = "deferMs"
+_DEFER, _KEY, _HEADERS = "deferMs", "key", "headers"
 #: The allowed Spark types of each column, and how error messages call them.
 _TYPES = {
     "body": (("binary", *_TEXTS), "binary or string; for example to_json(struct(*)) AS body"),
     "topic": (_TEXTS, "string"),
     _DEFER: (("byte", "short", "integer", "long"), "a whole number of milliseconds"),
+    _KEY: (("binary", *_TEXTS), "binary or string"),
+    _HEADERS: (("map",), "map<string,string>"),
 }
 
 
@@ -137,6 +136,8 @@ class Columns(NamedTuple):
     body: int
     topic: int | None
     defer: int | None
+    key: int | None = None
+    headers: int | None = None
 
     @classmethod
     def of(cls, fields: Sequence[tuple[str, str]], topic: str) -> Columns:
@@ -157,7 +158,7 @@ class Columns(NamedTuple):
         close = closest(_DEFER, plain, 0.75)
         if defer is None and close:
             raise ConfigError(f"column {plain[close]} is not known; did you mean {_DEFER}?")
-        return cls(body, place, defer)
+        return cls(body, place, defer, _place(fields, _KEY), _place(fields, _HEADERS))
 
 
 def _place(fields: Sequence[tuple[str, str]], name: str) -> int | None:
@@ -176,12 +177,20 @@ def _place(fields: Sequence[tuple[str, str]], name: str) -> int | None:
 # From an Arrow batch to bodies by topic, after checking all rows
 
 
+class Single(NamedTuple):
+    """A message that is published by itself: after ``delay`` seconds, or with a key or headers."""
+
+    body: bytes
+    delay: float
+    options: PublishOptions
+
+
 class Rows(NamedTuple):
-    """The bodies for one topic. ``delays`` holds seconds for each body; None when no body is deferred."""
+    """The messages for one topic: bodies that can be published together, and the others."""
 
     topic: str
     bodies: list[bytes]
-    delays: list[float] | None
+    singles: list[Single]
 
 
 def read(batch: pa.RecordBatch, columns: Columns, options: SinkOptions) -> Iterator[Rows]:
@@ -194,10 +203,11 @@ def read(batch: pa.RecordBatch, columns: Columns, options: SinkOptions) -> Itera
     array = batch.column(columns.body).cast(pa.large_binary())
     topics = None if columns.topic is None else batch.column(columns.topic)
     delays = None if columns.defer is None else _delays(batch.column(columns.defer), options.config)
+    given = _publish_options(batch, columns)
     _check_sizes(array, options.topic if topics is None else topics, options.config.max_msg_size)
     bodies = _values(array)
     if topics is None:
-        yield Rows(options.topic, bodies, delays)
+        yield _rows(options.topic, range(len(bodies)), bodies, delays, given)
         return
     if topics.null_count:
         raise InvalidMessage("a row has null in column topic: leave such rows out, or give the option topic")
@@ -207,8 +217,42 @@ def read(batch: pa.RecordBatch, columns: Columns, options: SinkOptions) -> Itera
     for place, index in enumerate(encoded.indices.to_pylist()):
         places[index].append(place)
     for topic, own in zip(found, places, strict=True):
-        held_back = None if delays is None else [delays[place] for place in own]
-        yield Rows(topic, [bodies[place] for place in own], held_back)
+        yield _rows(topic, own, bodies, delays, given)
+
+
+def _rows(
+    topic: str,
+    places: Sequence[int],
+    bodies: list[bytes],
+    delays: list[float] | None,
+    given: list[PublishOptions] | None,
+) -> Rows:
+    if delays is None and given is None:
+        return Rows(topic, [bodies[place] for place in places], [])
+    together, singles = [], []
+    for place in places:
+        delay = delays[place] if delays else 0.0
+        own = given[place] if given else NO_OPTIONS
+        if delay or own:
+            singles.append(Single(bodies[place], delay, own))
+        else:
+            together.append(bodies[place])
+    return Rows(topic, together, singles)
+
+
+def _publish_options(batch: pa.RecordBatch, columns: Columns) -> list[PublishOptions] | None:
+    """Each row's key and headers; None when all are null."""
+    places = [place for place in (columns.key, columns.headers) if place is not None]
+    if all(batch.column(place).null_count == batch.num_rows for place in places):
+        return None
+    nulls = [None] * batch.num_rows
+    keys = nulls if columns.key is None else batch.column(columns.key).to_pylist()
+    headers = nulls if columns.headers is None else batch.column(columns.headers).to_pylist()
+    found: list[PublishOptions] = []
+    for key, entries in zip(keys, headers, strict=True):
+        given: PublishOptions = {"key": key, "headers": None if entries is None else dict(entries)}
+        found.append(NO_OPTIONS if key is None and entries is None else given)
+    return found
 
 
 def _check_sizes(bodies: pa.Array, topics: Any, most: int) -> None:
@@ -269,23 +313,24 @@ class Pipeline:
         self.messages = 0
         self.bytes = 0
         self._inside = 0
-        #: For each publish: its future, the bodies, a function that publishes again, and the retries left.
-        self._attempts: deque[
-            tuple[Future[Published], Sequence[bytes], Callable[[], Future[Published]], int]
-        ] = deque()
+        self._attempts: deque[_Attempt] = deque()
 
-    def publish(self, topic: str, bodies: Sequence[bytes], delay: float = 0.0) -> None:
-        """Publish bodies, after waiting for room. With a ``delay`` there must be only one body."""
-
-        def send() -> Future[Published]:
-            if delay:
-                return self._publisher.publish_async(topic, bodies[0], defer=delay, timeout=self._timeout)
-            return self._publisher.multi_publish_async(topic, bodies, timeout=self._timeout)
-
+    def publish(self, topic: str, bodies: Sequence[bytes], single: Single | None = None) -> None:
+        """Publish bodies, after waiting for room; with ``single`` only its body."""
         while self._attempts and self._inside + len(bodies) > self._room:
             self._complete_oldest()
         self._inside += len(bodies)
-        self._attempts.append((send(), bodies, send, self._retries))
+        self._send(topic, bodies, single, self._retries)
+
+    def _send(self, topic: str, bodies: Sequence[bytes], single: Single | None, retries: int) -> None:
+        with _naming_the_row(topic, single):
+            if single is None:
+                future = self._publisher.multi_publish_async(topic, bodies, timeout=self._timeout)
+            else:
+                future = self._publisher.publish_async(
+                    topic, single.body, defer=single.delay or None, timeout=self._timeout, **single.options
+                )
+        self._attempts.append(_Attempt(future, topic, bodies, single, retries))
 
     def drain(self) -> None:
         """Wait for all publishes; raises the error of the first one that failed for good."""
@@ -294,15 +339,42 @@ class Pipeline:
 
     def _complete_oldest(self) -> None:
         """Wait for the oldest publish; retry it or count it."""
-        future, bodies, send, retries = self._attempts.popleft()
+        future, topic, bodies, single, retries = self._attempts.popleft()
         try:
-            future.result()  # the publish has its own deadline
+            with _naming_the_row(topic, single):
+                future.result()  # the publish has its own deadline
         except NsqError as error:
             if not error.retry or not retries:
                 raise
             log.warning("publishing %d messages again: %s", len(bodies), error)
-            self._attempts.append((send(), bodies, send, retries - 1))
+            self._send(topic, bodies, single, retries - 1)
             return
         self._inside -= len(bodies)
         self.messages += len(bodies)
         self.bytes += sum(map(len, bodies))
+
+
+class _Attempt(NamedTuple):
+    """A publish in flight."""
+
+    future: Future[Published]
+    topic: str
+    bodies: Sequence[bytes]
+    single: Single | None
+    retries: int  # that are left
+
+
+@contextlib.contextmanager
+def _naming_the_row(topic: str, single: Single | None) -> Iterator[None]:
+    """Have an error about a key or headers, as on a plain NSQ, say which row it is about."""
+    try:
+        yield
+    except UsageError as error:
+        if single is None or not single.options:
+            raise
+        given = {name: value for name, value in single.options.items() if value is not None}
+        shown = " and ".join(f"{value!r:.200} in column {name}" for name, value in given.items())
+        dropped = ", ".join(map(repr, given))
+        raise InvalidMessage(
+            f"a row for topic {topic!r} has {shown}: {error}. To publish without: .drop({dropped})"
+        ) from None

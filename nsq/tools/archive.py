@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import BinaryIO
 
 from nsq.errors import ConfigError
+from nsq.fsync import sync_path
 from nsq.tools.program import duration, flag, log
 
 _REV = "<REV>"
@@ -273,7 +274,7 @@ class Archive:
             if size and os.pread(descriptor, 1, size - 1) != b"\n":
                 # A process was killed in the middle of a record, which nsqd delivers again: end that line.
                 os.write(descriptor, b"\n")
-            sync_directory(os.path.dirname(path))
+            sync_path(os.path.dirname(path) or ".")
         except BaseException:
             os.close(descriptor)
             raise
@@ -342,7 +343,7 @@ def hand_over(path: str, directory: str, name: str, revision: int) -> int:
                 break
             log.debug("output file already exists: %s", target)
             revision += 1
-    sync_directory(os.path.dirname(target))
+    sync_path(os.path.dirname(target) or ".")
     os.unlink(path)
     log.info("moved %s to %s", path, target)
     return revision
@@ -391,12 +392,4 @@ def make_directory(path: str) -> None:
         make_directory(above)
         with suppress(FileExistsError):
             os.mkdir(path, 0o770)
-        sync_directory(above)
-
-
-def sync_directory(path: str) -> None:
-    descriptor = os.open(path or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        sync_path(above or ".")

@@ -18,7 +18,7 @@ from nsq.tables import table
 from nsq.tools.cluster import Cluster, ClusterFlags
 from nsq.tools.destinations import percentile
 from nsq.tools.program import (
-    ConsumerOptions,
+    ConsumerOptFlags,
     ProducerFlags,
     SignalWatch,
     duration,
@@ -35,7 +35,7 @@ _KEPT = 100_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class BenchOptions(ClusterFlags, ConsumerOptions, ProducerFlags):
+class BenchOptions(ClusterFlags, ConsumerOptFlags, ProducerFlags):
     seconds: float = duration(5.0, "time to publish", low=0.1, high=3600.0)
     size: int = flag(200, "bytes of a message", low=_STAMP.size, high=2**20)
     batch: int = flag(100, "messages per publish", low=1, high=10_000)

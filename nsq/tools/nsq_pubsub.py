@@ -90,7 +90,7 @@ class PubSubServer(HttpServer):
         self.options = options
         self.producer = producer
         self.published = 0
-        self.subscriptions: set[Subscription] = set()
+        self.subscriptions: set[ClientStream] = set()
         self._ended = threading.Condition()
         self._room = threading.Semaphore(_MOST_CONNECTIONS)
         super().__init__(options.http_address, Handler)
@@ -102,7 +102,7 @@ class PubSubServer(HttpServer):
         with self._ended:
             return self._ended.wait_for(lambda: not self.subscriptions, timeout)
 
-    def ended(self, subscription: Subscription) -> None:
+    def ended(self, subscription: ClientStream) -> None:
         with self._ended:
             self.subscriptions.discard(subscription)
             self._ended.notify_all()
@@ -200,7 +200,7 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", "text/plain; charset=utf-8")
         self.send_header("Connection", "close")
         self.end_headers()
-        subscription = Subscription(consumer, self)
+        subscription = ClientStream(consumer, self)
         self.server.subscriptions.add(subscription)
         try:
             subscription.stream()
@@ -223,7 +223,7 @@ class Handler(BaseHTTPRequestHandler):
     def log_message(self, *args: object) -> None: ...
 
 
-class Subscription:
+class ClientStream:
     """One client's stream. The consumer's handler thread writes; the request's thread waits for the end."""
 
     def __init__(self, consumer: Consumer, client: Handler) -> None:

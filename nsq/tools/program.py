@@ -42,7 +42,7 @@ __all__ = [
     "COMPATIBLE_VERSION",
     "VERSION",
     "ConsumerFlags",
-    "ConsumerOptions",
+    "ConsumerOptFlags",
     "HttpFlags",
     "LogFlags",
     "ProducerFlags",
@@ -259,7 +259,7 @@ class SecretFlags:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ConsumerOptions(SecretFlags):
+class ConsumerOptFlags(SecretFlags):
     consumer_opt: tuple[str, ...] = repeated(
         str, "option of the consumer: key,value in go-nsq's names (may be given multiple times)"
     )
@@ -285,7 +285,7 @@ class ConsumerOptions(SecretFlags):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ConsumerFlags(SourceFlags, ConsumerOptions):
+class ConsumerFlags(SourceFlags, ConsumerOptFlags):
     reader_opt: tuple[str, ...] = repeated(str, "", deprecated="use --consumer-opt")
     max_backoff_duration: float | None = duration(
         None, "", deprecated="use --consumer-opt=max_backoff_duration,…"

@@ -21,7 +21,7 @@ from nsq.http.nsqd import NsqdStats
 from nsq.rate import Rate
 from nsq.tools.cluster import Cluster, ClusterFlags, warn_of
 from nsq.tools.program import (
-    ConsumerOptions,
+    ConsumerOptFlags,
     ProducerFlags,
     SignalWatch,
     flag,
@@ -40,7 +40,7 @@ _BURST = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class RedriveOptions(ClusterFlags, ConsumerOptions, ProducerFlags):
+class RedriveOptions(ClusterFlags, ConsumerOptFlags, ProducerFlags):
     channel: str = flag("redrive", "channel of the first topic to consume from")
     rate: int = flag(0, "messages per second (0 for no limit)", low=0, high=2**31 - 1)
     count: int = flag(0, "largest number of messages to move (0 for all that wait)", low=0, high=2**63 - 1)

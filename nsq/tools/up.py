@@ -27,6 +27,8 @@ from nsq.work.binding import bound, environment
 #: How long a daemon may take to answer after its start; a slow machine needs seconds.
 _START_SECONDS = 60.0
 _LOOK_EVERY = 0.05
+#: Seconds after which a wait says that it goes on.
+_SILENCE = 8.0
 #: The statuses of a daemon that was stopped; the second one before it had begun its work.
 _CLEAN = (0, -signal.SIGTERM)
 
@@ -157,6 +159,18 @@ def _here(address: str, host: str) -> str:
     return join(_dialed(host), int(address.rpartition(":")[2]))
 
 
+class Patience:
+    """A wait that says every eight seconds what it waits for, and since when."""
+
+    def __init__(self, what: str, now: float) -> None:
+        self._what, self._began, self._said = what, now, now
+
+    def remind(self, now: float) -> None:
+        if now - self._said >= _SILENCE:
+            self._said = now
+            _say(f"{self._what}, {now - self._began:.0f} s")
+
+
 class Running:
     """The daemons' processes, in the order of their start."""
 
@@ -179,6 +193,7 @@ class Running:
         process = self._processes[daemon.name]
         api = NsqdApi(_here(daemon.ports["http"], host), timeout=1.0)
         deadline = time.monotonic() + _START_SECONDS
+        patience = Patience(f"waiting for {daemon.name} to start", time.monotonic())
         while process.poll() is None and time.monotonic() < deadline:
             try:
                 api.ping()  # all three daemons have /ping
@@ -186,6 +201,7 @@ class Running:
             except NsqError:
                 if self._watch.wait(_LOOK_EVERY) is not None:
                     return False
+                patience.remind(time.monotonic())
         if process.poll() is None:
             raise UsageError(f"{daemon.name} did not answer within {_START_SECONDS:g} s")
         raise UsageError(f"{daemon.name} did not start; its last log line says why")
@@ -212,8 +228,10 @@ class Running:
             if process.poll() is not None:
                 continue
             process.terminate()
+            patience = Patience(f"waiting for {name} to stop", time.monotonic())
             while process.poll() is None:
-                if self._watch.wait() is None:
+                if self._watch.wait(_SILENCE) is None:
+                    patience.remind(time.monotonic())
                     continue
                 impatient += 1
                 for each in self._processes.values():

@@ -38,7 +38,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _work(options: WorkOptions, targets: tuple[str, ...]) -> int:
     sys.path.insert(0, os.getcwd())
-    program = Program(targets)
+    program = UserModules(targets)
     if options.setup:
         call_setup(options.setup)
     program.load()
@@ -55,7 +55,7 @@ def call_setup(name: str) -> None:
     function()
 
 
-class Program:
+class UserModules:
     """The user's modules, and the consumers in them."""
 
     def __init__(self, targets: Sequence[str]) -> None:

@@ -67,7 +67,7 @@ def touch(message_id: bytes) -> bytes:
 
 
 def pub(topic: str, body: bytes) -> bytes:
-    return b"".join((_pub_line(topic), _SIZE.pack(len(body)), body))
+    return _pub_line(topic) + _SIZE.pack(len(body)) + body
 
 
 @functools.lru_cache(maxsize=4096)

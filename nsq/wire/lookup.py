@@ -91,7 +91,7 @@ def _about(command: str, topic: str, channel: str | None) -> bytes:
     return " ".join(words).encode() + b"\n"
 
 
-class ReplyParser:
+class LookupReplyParser:
     """Cuts nsqlookupd's bytes into the bodies of its replies. The body of an error begins with ``E_``."""
 
     def __init__(self, max_size: int = MAX_REPLY) -> None:

@@ -16,7 +16,7 @@ PROGRAM = os.environ.get("NSQ_CHROMIUM") or shutil.which("chromium") or shutil.w
 REBOUND = "rebound.example"
 LACKS = [name for name in ("playwright", "axe_playwright_python") if importlib.util.find_spec(name) is None]
 if LACKS:
-    REASON = f"{' and '.join(LACKS)} not installed (pip install -e '.[browser-test]')"
+    REASON = f"{' and '.join(LACKS)} not installed (pip install 'nsq[browser-test]')"
 else:
     REASON = "" if PROGRAM else "there is no Chromium (apt-get install chromium, or NSQ_CHROMIUM=/path)"
 

@@ -15,7 +15,7 @@ import pytest
 
 import nsq
 
-pytest.importorskip("sphinx", reason="sphinx is not installed (pip install -e '.[docs]')")
+pytest.importorskip("sphinx", reason="sphinx is not installed (pip install 'nsq[docs]')")
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_MS = 60_000

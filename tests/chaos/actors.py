@@ -8,7 +8,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,14 +18,12 @@ _LAST_WORDS = 60.0
 
 @dataclass
 class Life:
-    """One process of an actor: from ``began`` until it was killed or asked to stop, if it was."""
+    """One process of an actor. ``timeout`` is that of the stop that it was asked for."""
 
     actor: Actor
     number: int
     path: Path
     process: subprocess.Popen[str]
-    began: float
-    killed: float | None = None
     timeout: float | None = None
     report: dict[str, Any] = field(default_factory=dict)
 
@@ -70,13 +67,11 @@ class Actor:
                 cwd=ROOT,
                 env={**os.environ, "PYTHONPATH": str(ROOT)},
             )
-        self.lives.append(Life(self, number, path, process, time.monotonic()))
+        self.lives.append(Life(self, number, path, process))
 
     def kill(self) -> None:
-        life = self.life
-        life.killed = time.monotonic()
-        life.process.kill()
-        life.process.communicate()
+        self.life.process.kill()
+        self.life.process.communicate()
 
     def ask_to_stop(self, timeout: float) -> None:
         life = self.life

@@ -45,9 +45,8 @@ class Worker:
             self.ended.wait(0.001)
 
     def _record(self, messages: list[int]) -> None:
-        now = time.monotonic()
         self.published += len(messages)
-        self._recorder.write(Record(CONFIRMED, message, 0, 0, now, now) for message in messages)
+        self._recorder.write(Record(CONFIRMED, message) for message in messages)
 
 
 class Children:

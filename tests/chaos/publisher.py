@@ -21,7 +21,7 @@ from typing import Any
 
 import nsq
 from nsq.testing import leaks
-from tests.chaos.records import CONFIRMED, DOUBTED, Record, Recorder
+from tests.chaos.records import CONFIRMED, Record, Recorder
 
 _WINDOW = 40
 _LONGEST = 60.0
@@ -98,9 +98,9 @@ class Publisher:
         try:
             future.result(_LONGEST)
         except nsq.NsqError as error:
-            self._doubt([message], error)
+            self._note(error)
             return False
-        self._record(CONFIRMED, [message])
+        self._record([message])
         return True
 
     def _insist(self, messages: list[int], publish: Callable[[], None]) -> None:
@@ -108,16 +108,11 @@ class Publisher:
             try:
                 publish()
             except nsq.NsqError as error:
-                self._doubt(messages, error)
+                self._note(error)
                 self.stopping.wait(0.05)
             else:
-                self._record(CONFIRMED, messages)
+                self._record(messages)
                 return
-
-    def _doubt(self, messages: list[int], error: nsq.NsqError) -> None:
-        self._note(error)
-        if error.maybe_stored:
-            self._record(DOUBTED, messages)
 
     def _note(self, error: nsq.NsqError) -> None:
         with self._lock:
@@ -134,9 +129,8 @@ class Publisher:
     def _body(self, message: int) -> bytes:
         return b"%d %s" % (message, b"." * (message * 7 % 90))
 
-    def _record(self, kind: bytes, messages: list[int]) -> None:
-        now = time.monotonic()
-        self.recorder.write(Record(kind, message, 0, 0, now, now) for message in messages)
+    def _record(self, messages: list[int]) -> None:
+        self.recorder.write(Record(CONFIRMED, message) for message in messages)
 
 
 def time_to_stop() -> float:

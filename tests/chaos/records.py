@@ -1,7 +1,6 @@
 """Records of the chaos clients: one ``write`` each, so that a kill loses at most the last one.
 
-A record that was written outlives its process, and the clock is the machine's: records of several processes
-can be put in order.
+A record that was written outlives its process, and the clock is the machine's.
 """
 
 from __future__ import annotations
@@ -12,26 +11,19 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-#: A publisher's: nsqd has confirmed it; it is uncertain, so it is published again.
-CONFIRMED, DOUBTED = b"A", b"U"
-#: A consumer's: its handler has returned; its connection began or ended; nsqd refused an answer.
-HANDLED, CONNECTED, LOST, REFUSED = b"H", b"C", b"D", b"E"
+#: nsqd has confirmed a message to a publisher; the handler of a consumer has returned.
+CONFIRMED, HANDLED = b"A", b"H"
 
-_RECORD = struct.Struct(">cQBHddQ")
+_RECORD = struct.Struct(">cQBd")
 
 
 class Record(NamedTuple):
-    """``since`` is when the message came, ``at`` when this was written; ``nsqd`` is its number, and ``copy``
-    what that calls the message: what was published twice has two.
-    """
+    """``nsqd`` is the number of the nsqd that a handled message came from, ``at`` is when it came."""
 
     kind: bytes
     message: int
-    nsqd: int
-    attempts: int
-    since: float
-    at: float
-    copy: int = 0
+    nsqd: int = 0
+    at: float = 0.0
 
 
 class Recorder:

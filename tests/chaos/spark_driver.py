@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from nsq.spark import receivers
 from nsq.spark.session import local_session
+from tests.chaos.spark_processes import MARK
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -79,6 +80,8 @@ def _session(plan: Plan, folder: Path) -> SparkSession:
         app="chaos",
         conf={
             "spark.driver.memory": "512m",
+            "spark.executor.memory": "512m",
+            f"spark.executorEnv.{MARK}": os.environ.get(MARK, ""),  # a worker's own environment has another
             "spark.driver.extraJavaOptions": java,
             "spark.executor.extraJavaOptions": java,
             "spark.local.dir": str(folder / "local"),

@@ -32,6 +32,7 @@ from nsq.testing import Nsqd
 from tests.chaos import spark_driver, spark_processes
 from tests.chaos.spark_driver import Act, Plan
 from tests.chaos.spark_processes import DRIVER, EXECUTOR, JVM, MARK
+from tests.chaos.spark_standalone import Standalone
 from tests.integration.patience import eventually
 from tests.spark.home import make_home
 
@@ -140,6 +141,13 @@ class Scene:
 
     # Spark.
 
+    @contextmanager
+    def standalone(self) -> Iterator[Standalone]:
+        """A standalone cluster that the drivers of this scene can use."""
+        environment = self._environment(f"cluster of {self.mark}")  # it outlives the drivers
+        with Standalone(self._home, self._folder, environment).running() as cluster:
+            yield cluster
+
     def follow(self, master: str, on_executors: int = 0) -> None:
         plan = self._plan("follow", master)
         self._start(replace(plan, on_executors=on_executors))
@@ -156,10 +164,13 @@ class Scene:
 
     def go_on(self) -> None:
         (self._folder / "shut").unlink()
+        for path in self._folder.glob("waiting-*"):
+            path.unlink()
 
     def waiting(self) -> list[int]:
         """The workers whose tasks are held up."""
-        return [int(path.name.partition("-")[2]) for path in self._folder.glob("waiting-*")]
+        found = {int(path.name.partition("-")[2]) for path in self._folder.glob("waiting-*")}
+        return sorted(found & spark_processes.marked(self.mark).keys())
 
     def pending(self) -> set[int]:
         """The batches that are logged and not committed."""
@@ -176,6 +187,11 @@ class Scene:
         victim = spark_processes.ancestor(self.waiting()[0], self.processes(EXECUTOR))
         self._kill([victim])
         return victim
+
+    def kill_worker_at_work(self, cluster: Standalone) -> None:
+        """Kill the worker of a standalone cluster, whose executors end then. Another one takes its place."""
+        self.killed += 1
+        cluster.replace_worker(spark_processes.ancestor(self.waiting()[0], cluster.workers))
 
     def _kill(self, victims: list[int]) -> None:
         assert victims, f"no process to kill: {spark_processes.marked(self.mark)}\n{self._said()}"
@@ -232,24 +248,26 @@ class Scene:
             self._driver.stdin.close()
 
     def _start(self, plan: Plan) -> None:
-        environment = {
+        with (self._folder / "said").open("ab") as said:
+            self._driver = subprocess.Popen(
+                [sys.executable, "-m", DRIVER, plan.encode()],
+                cwd=self._folder,
+                env=self._environment(self.mark),
+                stdin=subprocess.PIPE,
+                stdout=said,
+                stderr=said,
+            )
+
+    def _environment(self, mark: str) -> dict[str, str]:
+        return {
             **os.environ,
-            MARK: self.mark,
+            MARK: mark,
             "PYTHONPATH": os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")])),
             "PYSPARK_PYTHON": sys.executable,
             "SPARK_LOCAL_IP": "127.0.0.1",
             "SPARK_HOME": str(self._home),
             "TMPDIR": str(self._folder / "tmp"),  # what is killed tidies up nothing
         }
-        with (self._folder / "said").open("ab") as said:
-            self._driver = subprocess.Popen(
-                [sys.executable, "-m", DRIVER, plan.encode()],
-                cwd=self._folder,
-                env=environment,
-                stdin=subprocess.PIPE,
-                stdout=said,
-                stderr=said,
-            )
 
     def _await(self, holds: Callable[[], object]) -> None:
         def look() -> object:

@@ -10,13 +10,11 @@ import random
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from nsq.testing import Link, Network, Nsqd, Nsqlookupd
 from nsq.testing.network import KINDS, Fault, Strike
-from nsq.testing.network.faults import LISTENING, STANDING
 from nsq.testing.plugin import Factory
 from tests.chaos.actors import Actor
 from tests.chaos.disks import Disk, make_disk
@@ -24,12 +22,11 @@ from tests.integration.authority import Authority
 
 TOPIC, CHANNEL = "orders", "billing"
 MSG_TIMEOUT = 3.0
-READ_TIMEOUT = 2.5
 #: Short, so that much can happen in a minute.
 COMMON: dict[str, Any] = {
     "dial_timeout": 1.0,
     "handshake_timeout": 3.0,
-    "read_timeout": READ_TIMEOUT,
+    "read_timeout": 2.5,
     "heartbeat_interval": 1.0,
     "write_timeout": 2.0,
     "reconnect_initial": 0.05,
@@ -65,16 +62,6 @@ NSQD_KINDS = {"kill nsqd": 2, "restart nsqd": 1, "fill disk": 2}
 _STOP_TIMEOUTS = (0.0, 0.1, 0.5, 2.0, 5.0)
 
 
-@dataclass(frozen=True)
-class Injury:
-    """A fault, when it ended, and the subscribers that had to recover from it, by nsqd."""
-
-    kind: str
-    at: float
-    until: float
-    pairs: frozenset[tuple[str, int]]
-
-
 class Stage:
     """All processes of a test. ``steady``: the daemons are not ours, and need not survive a kill or a full
     disk.
@@ -91,7 +78,8 @@ class Stage:
         steady: bool,
     ) -> None:
         self.seed = seed
-        self.injuries: list[Injury] = []
+        self.struck: list[str] = []
+        """The kinds of the faults so far."""
         self.actors: list[Actor] = []
         self.links: dict[tuple[str, int], Link] = {}
         self._directory = directory
@@ -215,28 +203,19 @@ class Stage:
 
     def strike(self, strike: Strike) -> None:
         kind = strike.fault.kind
-        began = time.monotonic()
         if kind in KINDS:
-            pairs = self._strike_network(strike)
+            self._strike_network(strike)
         else:
-            pairs = self._daemons_and_clients()[kind](strike)
-        lasts = kind in (*STANDING, *LISTENING)
-        until = began + strike.fault.seconds if lasts else time.monotonic()
-        self.injuries.append(Injury(kind, began, until, frozenset(pairs)))
+            self._daemons_and_clients()[kind](strike)
+        self.struck.append(kind)
 
-    def _strike_network(self, strike: Strike) -> set[tuple[str, int]]:
-        """Return the pair that was hit, if a subscriber has to recover from it."""
-        choices: list[tuple[tuple[str, int] | None, Link]] = list(self.links.items())
+    def _strike_network(self, strike: Strike) -> None:
+        choices = list(self.links.values()) + self._lookup_links
         if strike.fault.kind == "corrupt":  # elsewhere than under TLS a flipped bit would be delivered
-            choices = [(place, link) for place, link in choices if place and place[0].startswith("tls-")]
-        else:
-            choices += [(None, link) for link in self._lookup_links]
-        place, link = strike.one_of(choices)
-        hit = self.network.strike(strike, link)
-        subscriber = place is not None and any(actor.name == place[0] for actor in self.subscribers)
-        return {place} if hit and subscriber and place is not None else set()
+            choices = [link for (name, _), link in self.links.items() if name.startswith("tls-")]
+        self.network.strike(strike, strike.one_of(choices))
 
-    def _daemons_and_clients(self) -> dict[str, Callable[[Strike], set[tuple[str, int]]]]:
+    def _daemons_and_clients(self) -> dict[str, Callable[[Strike], None]]:
         return {
             "kill subscriber": lambda strike: self._kill(strike.one_of(self.subscribers)),
             "kill publisher": lambda strike: self._kill(strike.one_of(self.publishers)),
@@ -248,41 +227,31 @@ class Stage:
             "fill disk": self._fill_disk,
         }
 
-    def _all_pairs(self, nsqd: int) -> set[tuple[str, int]]:
-        return {(actor.name, nsqd) for actor in self.subscribers}
-
-    def _kill(self, actor: Actor) -> set[tuple[str, int]]:
+    def _kill(self, actor: Actor) -> None:
         actor.kill()
-        return self._begin_anew(actor)
-
-    def _stop(self, actor: Actor) -> set[tuple[str, int]]:
-        actor.ask_to_stop(self._chance.choice(_STOP_TIMEOUTS))
-        return self._begin_anew(actor)
-
-    def _begin_anew(self, actor: Actor) -> set[tuple[str, int]]:
         self._start(actor)
-        return {(actor.name, number) for number in range(len(self.nsqds))} if actor.consumes else set()
 
-    def _restart_nsqlookupd(self, strike: Strike) -> set[tuple[str, int]]:
+    def _stop(self, actor: Actor) -> None:
+        actor.ask_to_stop(self._chance.choice(_STOP_TIMEOUTS))
+        self._start(actor)
+
+    def _restart_nsqlookupd(self, _strike: Strike) -> None:
         self.nsqlookupd.kill()
         self.nsqlookupd.start()
-        return set()
 
-    def _restart_nsqd(self, strike: Strike, end: Callable[[Nsqd], object]) -> set[tuple[str, int]]:
+    def _restart_nsqd(self, strike: Strike, end: Callable[[Nsqd], object]) -> None:
         number = strike.one_of(range(len(self.nsqds)))
         nsqd = self.nsqds[number]
         end(nsqd)
         self.disks[number].free(nsqd)
         nsqd.start()
-        return self._all_pairs(number)
 
-    def _fill_disk(self, strike: Strike) -> set[tuple[str, int]]:
+    def _fill_disk(self, strike: Strike) -> None:
         number = strike.one_of(range(len(self.nsqds)))
         nsqd, disk = self.nsqds[number], self.disks[number]
         disk.fill(nsqd)
         due = time.monotonic() + strike.fault.seconds
-        heapq.heappush(self._later, (due, len(self.injuries), lambda: disk.free(nsqd)))
-        return set()
+        heapq.heappush(self._later, (due, len(self.struck), lambda: disk.free(nsqd)))
 
     @property
     def description(self) -> str:

@@ -14,8 +14,6 @@ ROOT = Path(__file__).resolve().parents[2]
 PARTS = ["connection", "discovery", "producer", "consumer", "threads"]
 TESTS = [*[f"tests/unit/{part}" for part in PARTS], "tests/behaviour", "tests/integration/test_aio.py"]
 GONE = ["nsq/partitioned", "tests/unit/partitioned"]
-#: A producer that detects which NSQ it has begins with nsq.partitioned.
-LEFT_OUT = "tests/unit/producer/test_pool.py::test_a_producer_is_healthy_while_no_connection_was_needed_yet"
 #: mypy would find the folder where this tree is installed.
 MYPY = """
 [mypy-nsq.partitioned.*]
@@ -52,5 +50,5 @@ def test_mypy_misses_nothing(copy: Path) -> None:
 @pytest.mark.chaos
 @pytest.mark.timeout(900)
 def test_the_cores_tests_pass(copy: Path) -> None:
-    options = ["-p", "no:cacheprovider", "-m", "not chaos", "-n", "2", "--deselect", LEFT_OUT]
+    options = ["-p", "no:cacheprovider", "-m", "not chaos", "-n", "2"]
     assert run(copy, "pytest", "-q", *options, *TESTS) == ""

@@ -30,7 +30,7 @@ from tests.fakes.s3 import S3
 from tests.fakes.s3 import running as running_s3
 from tests.integration.patience import eventually
 
-pytest.importorskip("obstore", reason="pip install -e '.[s3]'")
+pytest.importorskip("obstore", reason="pip install 'nsq[s3]'")
 
 from nsq.spark.wal import log, manifest, open_wal
 from nsq.spark.wal.log import Wal

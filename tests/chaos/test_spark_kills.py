@@ -15,7 +15,7 @@ import pytest
 from nsq.testing import Nsqd
 from nsq.testing.plugin import Factory
 
-pytest.importorskip("pyspark", reason="pip install -e '.[spark]'")
+pytest.importorskip("pyspark", reason="pip install 'nsq[spark]'")
 
 from tests.chaos.spark_processes import DRIVER, JVM, RECEIVER, RUNNER
 from tests.chaos.spark_scene import WINDOW, Scene, Verdict, judge, playing
@@ -112,6 +112,33 @@ def test_no_message_is_lost_when_an_executor_that_receives_is_killed(
     scene.kill(DRIVER, JVM)
     scene.await_end()
     judge(report(f"an executor that receives into {into}", scene.drain()), 4 * WINDOW)
+
+
+@pytest.mark.parametrize("into", ["a directory", "an object store"])
+def test_no_message_is_lost_on_a_standalone_cluster(stage: Stage, report: Report, s3: S3, into: str) -> None:
+    """An executor, a worker and the driver are killed one after the other, each in the middle of a batch.
+    Receivers run on the executors; a request to the object store takes 50 ms.
+    """
+    scene = stage(**_SOON, **({} if into == "a directory" else {"wal": s3.uri("orders")}))
+    s3.control(delay=0.05)
+    with scene.standalone() as cluster, in_the_middle(scene, cluster.url, on_executors=2):
+        scene.kill_executor_at_work()
+        scene.go_on()
+        scene.await_batches(3)
+        scene.hold()
+        scene.kill_worker_at_work(cluster)
+        scene.go_on()
+        scene.await_batches(3)
+        scene.hold()
+        scene.kill(DRIVER, JVM)
+        scene.await_end()
+        assert scene.pending()
+        scene.go_on()
+        scene.follow(cluster.url, on_executors=2)
+        scene.await_batches(3)
+        scene.kill(DRIVER, JVM)
+        scene.await_end()
+    judge(report(f"on a standalone cluster, into {into}", scene.drain()), 8 * WINDOW)
 
 
 def test_no_message_is_lost_when_all_processes_are_killed_in_turn(stage: Stage, report: Report) -> None:

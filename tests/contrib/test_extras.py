@@ -23,4 +23,4 @@ from .conftest import ROOT
 def test_without_an_extra_the_error_names_it(missing: str, program: str) -> None:
     command = [sys.executable, "-c", f"import sys; sys.modules['{missing}'] = None\n{program}"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
-    assert f"pip install -e '.[{missing.removesuffix('_client')}]'" in done.stderr
+    assert f"pip install 'nsq[{missing.removesuffix('_client')}]'" in done.stderr

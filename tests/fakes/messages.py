@@ -101,13 +101,10 @@ class Desk:
     def holds(self, message: Message) -> bool:
         return message.id not in self.answered and message.expires_at > TIMED_OUT
 
-    def give_up(self, message: Message, given_up: GivenUp) -> None:
-        self.note("give up", int(message.id), *([] if given_up.error is None else [str(given_up.error)]))
-        if self.trouble is not None:
-            raise self.trouble
-
-    def give_up_old(self, given_up: list[tuple[Message, GivenUp]]) -> None:
-        self.note("give up old", *[int(message.id) for message, _ in given_up], given_up[0][1].reason)
+    def give_up(self, given_up: list[tuple[Message, GivenUp]]) -> None:
+        why, numbers = given_up[0][1], [int(message.id) for message, _ in given_up]
+        said = [why.reason] if why.too_old else [str(why.error)] if why.error is not None else []
+        self.note("give up old" if why.too_old else "give up", *numbers, *said)
         if self.trouble is not None:
             raise self.trouble
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import queue
 from collections import deque
-from collections.abc import Callable
 from typing import Any
 
 from nsq.config import Config
@@ -14,7 +13,7 @@ from nsq.producer.endpoint import PublishingEndpoint
 from nsq.producer.nsqds import Setup
 from nsq.producer.pool import Pool
 from nsq.producer.publishes import Publish
-from nsq.producer.routing import OtherRouting
+from nsq.producer.routing import NewOther
 from nsq.transport import MemoryTransport
 from tests.fakes.clock import Clock
 
@@ -50,16 +49,16 @@ def connect(endpoint: PublishingEndpoint) -> None:
 def write(endpoint: PublishingEndpoint) -> bytes:
     """Run its write loop once."""
     assert endpoint.conn is not None
-    return endpoint._encode(endpoint.conn.waiting, endpoint._sent)
+    return endpoint._encode(endpoint.conn.waiting, endpoint.sent)
 
 
 class StillPool(Pool):
     """A pool without running threads: the test calls their steps."""
 
-    def __init__(self, make_other: Callable[[Pool], OtherRouting] | None = None) -> None:
+    def __init__(self, new_other: NewOther | None = None) -> None:
         self.time = Clock()
         setup = Setup(Config(), transport=MemoryTransport(), clock=self.time, chance=lambda: 0.0)
-        super().__init__(setup, make_other)
+        super().__init__(setup, new_other)
         self.owner.begun = True
         self.owner._once.acquire()
         self.endpoints = self.nsqds.endpoints
@@ -68,9 +67,8 @@ class StillPool(Pool):
 
     def add(self, address: str) -> None:
         """Add a connected endpoint without threads."""
-        wanted = {key: each.wanted for key, each in self.endpoints.table.items() if each.wanted is not None}
         new = Wanted(address, given=True)
-        self.endpoints.want({**wanted, new.key: new})
+        self.nsqds._set_wanted({**self.nsqds._wanted, new.key: new})
         connect(self.endpoints.table[new.key])
 
     def do_jobs(self) -> None:
@@ -103,7 +101,7 @@ def lose(endpoint: PublishingEndpoint) -> None:
     conn.closed = True
     endpoint.on_close(conn, ConnectionLost(f"{endpoint.address} closed the connection"))
     endpoint.status = Status.WAITING
-    endpoint._pool.nsqds.endpoints.lost(endpoint)
+    endpoint._pool.nsqds.endpoints.note(endpoint, ended=True)
 
 
 def bodies(items: Any) -> list[bytes]:

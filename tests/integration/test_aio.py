@@ -111,25 +111,6 @@ def test_the_loop_runs_on_while_a_publish_waits_for_an_nsqd_or_for_room(run: Run
     assert turns >= 10
 
 
-def test_publishes_that_waited_for_room_in_vain_are_not_kept_until_there_is_room(run: Run) -> None:
-    async def main() -> tuple[set[type], int]:
-        async with aio.Producer("127.0.0.1:1", max_pending=1, publish_timeout=PATIENCE) as producer:
-            tasks = [asyncio.create_task(producer.publish(TOPIC, b"pending"))]
-            tasks += [asyncio.create_task(producer.publish(TOPIC, b"cancelled")) for _ in range(10)]
-            await asyncio.sleep(0)
-            for task in tasks[1:]:
-                task.cancel()
-            tasks += [asyncio.create_task(producer.publish(TOPIC, b"late", timeout=0.05)) for _ in range(10)]
-            errors = await asyncio.gather(*tasks[1:], return_exceptions=True)
-            await asyncio.sleep(0)
-            kept = len(producer._queue)
-            await producer.close(0.0)
-            await asyncio.gather(*tasks, return_exceptions=True)
-        return {type(error) for error in errors}, kept
-
-    assert run(main()) == ({asyncio.CancelledError, nsq.QueueFull}, 0)
-
-
 def test_a_publish_of_what_cannot_be_sent_raises_the_usual_errors(nsqd: Nsqd, run: Run) -> None:
     async def main() -> None:
         async with aio.Producer(nsqd.tcp_address) as producer:
@@ -320,35 +301,6 @@ def test_a_loop_can_end_though_its_consumer_was_not_stopped(nsqd: Nsqd, run: Run
     assert complaints == []
 
 
-def test_a_message_that_a_handler_gives_up_is_not_finished_before_that_is_done(
-    nsqd: Nsqd, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    publish(nsqd, [b"bad"])
-    given_up, giving_up, put = list[bool](), threading.Event(), aio._FromThreads.put
-
-    def put_slowly(*args: Any) -> None:
-        put(*args)
-        assert giving_up.wait(PATIENCE)  # only then the thread that has passed the message on goes on
-
-    def give_up(message: nsq.Message) -> None:
-        giving_up.set()
-        time.sleep(0.2)
-        given_up.append(message.responded)
-
-    async def handle(message: nsq.Message) -> None:
-        raise nsq.GiveUp("never")
-
-    monkeypatch.setattr(aio._FromThreads, "put", put_slowly)
-
-    async def main() -> None:
-        async with make(nsqd, give_up=give_up).add_handler(handle):
-            await until(lambda: given_up)
-
-    run(main())
-    assert given_up == [False]
-    expect_drained(nsqd)
-
-
 def test_a_failed_block_requeues_and_a_cancelled_one_requeues_at_once(nsqd: Nsqd, run: Run) -> None:
     publish(nsqd, [b"message"])
 
@@ -537,23 +489,6 @@ def test_a_handler_that_takes_longer_than_the_timeout_runs_once(nsqd: Nsqd, run:
     run(main())
     assert attempts == [1]
     expect_drained(nsqd, timeouts=1)
-
-
-def test_a_message_that_times_out_before_it_is_taken_comes_again_and_is_not_given_up(
-    nsqd: Nsqd, run: Run
-) -> None:
-    publish(nsqd, [b"message"])
-
-    async def main() -> int:
-        async with make(nsqd, msg_timeout=1.0, max_attempts=2) as consumer:
-            await until(lambda: channel_of(nsqd)["timeout_count"] >= 3)
-            async for message in consumer:
-                async with message:
-                    return message.attempts
-        return 0
-
-    assert run(main()) >= 3
-    expect_drained(nsqd, timeouts=None)
 
 
 def test_a_refused_subscription_ends_the_iteration_and_run(nsqd: Nsqd, run: Run) -> None:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import shutil
 import socket
 import ssl
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -27,7 +25,6 @@ from nsq.transport import SocketTransport
 from tests.fakes.forks import in_child
 
 from .authority import Authority
-from .judged import only_ours
 from .patience import eventually
 
 TIMEOUT = 0.4
@@ -287,22 +284,3 @@ def test_a_forked_child_lets_go_of_requests_under_way() -> None:
             assert peer.recv(100) == b""
         with pytest.raises(DialFailed, match="interrupted"):
             transport.connect(f"{host}:{port}", timeout=ENOUGH)
-
-
-@only_ours("Go's obey every page")
-@pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl")
-def test_curl_changes_something_unless_it_says_that_it_is_a_page_of_another_site(
-    nsqd: Nsqd, nsqlookupd: Nsqlookupd
-) -> None:
-    def curl(*arguments: str) -> str:
-        command = ["curl", "-s", "-w", " %{http_code}", "-m", "60", *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=100).stdout
-
-    page = ["-H", "Origin: https://evil.example"]
-    for daemon in (nsqd, nsqlookupd):
-        create = ["-X", "POST", f"http://{daemon.http_address}/topic/create?topic=orders"]
-        assert curl(*page, *create) == '{"message":"CROSS_SITE_REQUEST"} 403'
-        assert curl(*create) == " 200"
-    publish = ["-d", "hello", f"http://{nsqd.http_address}/pub?topic=orders"]
-    assert curl(*page, *publish) == '{"message":"CROSS_SITE_REQUEST"} 403'
-    assert curl(*publish) == "OK 200"

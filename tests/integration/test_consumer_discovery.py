@@ -8,7 +8,7 @@ import pytest
 
 from nsq import Consumer
 from nsq.errors import UsageError
-from nsq.testing import Network, Nsqd, Nsqlookupd
+from nsq.testing import Nsqd, Nsqlookupd
 from nsq.testing.plugin import Factory
 from tests.fakes.nsqlookupd import black_hole
 
@@ -16,11 +16,9 @@ from .consuming import (
     CHANNEL,
     PATIENCE,
     TOPIC,
-    Gate,
     Recorder,
     clients_of,
     create,
-    expect_drained,
     log_of,
     make_consumer,
     publish,
@@ -121,20 +119,6 @@ def test_bad_nsqlookupds_do_not_delay_what_a_good_one_lists(
                 until(words, lambda words=words: words in str(consumer.health().discovery))
 
 
-@pytest.mark.parametrize("outage", [False, True])
-def test_a_restarted_nsqd_is_found_again_before_the_next_round_and_without_nsqlookupd(
-    nsqlookupd: Nsqlookupd, registered: Callable[..., Nsqd], outage: bool
-) -> None:
-    nsqd = registered(nsqlookupd)
-    interval = 0.2 if outage else 300.0
-    with running(looking(nsqlookupd, lookupd_poll_interval=interval).add_handler(Recorder())) as consumer:
-        if outage:
-            nsqlookupd.stop()
-            until("noticed", lambda: "cannot be reached" in consumer.health().discovery[0])
-        nsqd.restart()
-        until("there again", lambda: clients_of(nsqd))
-
-
 def test_a_dying_nsqlookupd_costs_no_connection(
     nsqlookupd: Nsqlookupd, registered: Callable[..., Nsqd]
 ) -> None:
@@ -202,26 +186,3 @@ def test_an_nsqd_that_is_no_longer_listed_is_left_when_asked_to(
         until("left", lambda: pruning.stats().connections == 1)
         assert connected_to(pruning) == {stays.tcp_address}
         assert faithful.stats().connections == 2
-
-
-def test_an_nsqd_that_does_not_answer_when_it_is_removed_gets_the_answers_it_is_owed(
-    nsqd: Nsqd, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("nsq.consumer.engine._CLS_PATIENCE", 0.0)
-    create(nsqd)
-    publish(nsqd, [b"slow"])
-    gate = Gate()
-    with Network() as network:
-        link = network.link(nsqd.tcp_address)
-        with running(make_consumer(link.address).add_handler(gate)) as consumer:
-            gate.wait_until_held(1)
-            link.stall(towards="client")
-            consumer.add_nsqd("127.0.0.1:1")
-            consumer.remove_nsqd(link.address)
-            until("asked to close", lambda: [each["state"] for each in clients_of(nsqd)] != [3])
-            consumer.set_max_in_flight(1)  # returns after the owner's next turn
-            gate.let_go()
-            gate.wait_until_passed(1)
-            expect_drained(nsqd)
-            monkeypatch.undo()
-            link.heal()

@@ -5,7 +5,6 @@ Once at every line of ours that a user's thread comes to, by tracing, and once b
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
 import time
@@ -167,20 +166,6 @@ def test_a_signal_handler_may_stop_it(clean: Nsqd, name: str) -> None:
 
 
 @ignored_by_python
-@pytest.mark.parametrize("name", CALLS)
-def test_by_real_signals(clean: Nsqd, name: str) -> None:
-    running = Running(clean)
-    longest = 0.0005
-    with Signals(longest) as hits:
-        while hits.hits < 300:
-            hits.during(lambda: CALLS[name](running.consumer))
-            if hits.hits % 50 == 0:
-                running.unharmed()
-    running.unharmed()
-    running.stop()
-
-
-@ignored_by_python
 def test_a_wait_for_signals_gives_all_back_whatever_interrupts_it() -> None:
     """Descriptors too, which are looked at after every test."""
     before = signals()
@@ -211,13 +196,3 @@ def test_a_signal_handler_may_call_anything(clean: Nsqd, name: str) -> None:
             running.unharmed()
     running.unharmed()
     running.stop()
-
-
-def test_a_handler_of_any_signal_may_stop_run(clean: Nsqd) -> None:
-    consumer = make_consumer(clean).add_handler(lambda message: os.kill(os.getpid(), signal.SIGUSR1))
-    previous = signal.signal(signal.SIGUSR1, lambda *_: consumer.stop(PATIENCE))
-    try:
-        publish(clean, [b"m"])
-        assert consumer.run(timeout=PATIENCE) == StopReport(clean=True)
-    finally:
-        signal.signal(signal.SIGUSR1, previous)

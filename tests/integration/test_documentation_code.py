@@ -73,7 +73,7 @@ TOOLS: dict[str, type[Any]] = {
     to_nsq.PROG: to_nsq.ToNsqOptions,
 }
 #: Commands that are not checked.
-ELSEWHERE = {"celery", "for", "kill", "pip", "pytest", "sleep", "source"}
+ELSEWHERE = {"cd", "celery", "export", "for", "git", "kill", "pip", "pytest", "sleep", "source"}
 
 
 class Place:

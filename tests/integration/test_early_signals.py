@@ -38,11 +38,6 @@ sys.argv[0] = {program!r}
 from {place} import {function} as main
 sys.exit(main())
 """
-#: The same for ``python -m``, which imports the package ``nsq`` before the first line.
-AS_MODULE = SCRIPT.replace("from {place} import {function} as main\nsys.exit(main())", "").replace(
-    "sys.argv[0] = {program!r}",
-    "import runpy\nrunpy.run_module({place!r}, run_name='__main__', alter_sys=True)",
-)
 
 SOURCE = ["--topic=orders", "--nsqd-tcp-address=127.0.0.1:1"]
 #: Programs that end with status 0 after a signal, and arguments with which they would run.
@@ -108,16 +103,6 @@ def test_a_signal_during_the_imports_ends_a_program_silently(
     status = 0 if program in TOOLS else 128 + number
     assert ended(source, arguments, [number], tmp_path) == (status, "", "")
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("place", "status"),
-    [*((f"nsq.tools.{tool}", 0) for tool in TOOLS), ("nsq", 128 + INT), ("nsq.spark", 128 + INT)],
-)
-def test_so_it_does_with_python_m(place: str, status: int, tmp_path: Path) -> None:
-    source = AS_MODULE.format(module="nsq.flags", place=place)
-    arguments = {**TOOLS, "nsq": COMMANDS["nsq"], "spark": COMMANDS["nsq-spark"]}[place.rpartition(".")[2]]
-    assert ended(source, arguments, [INT], tmp_path) == (status, "", "")
 
 
 @pytest.mark.parametrize("module", ["nsq", "asyncio"])

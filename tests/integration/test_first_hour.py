@@ -34,8 +34,8 @@ TUTORIAL = [
 
 
 def installs(command: str) -> bool:
-    """Whether a line belongs to other tests: these set up environments and run the demonstration."""
-    words = ("make ", "pip ", ".venv/bin/pip ", "python3 -m venv", "nsq-spark ")
+    """Whether a line belongs to .ci/clean-machine, which sets up environments and runs the demonstration."""
+    words = ("git clone", "make ", "pip ", "export PIP_", "cd ", "python3 -m venv", "nsq-spark ")
     return command.startswith(words) or "clicks" in command
 
 

@@ -249,19 +249,3 @@ class TestToNsq:
                 assert time.monotonic() - began < 15
                 assert b"a second signal" in process.stderr.read()
         until("nothing is lost", lambda: channel_of(nsqd)["depth"] == 50)
-
-    def test_only_the_required_and_listed_json_fields_are_forwarded(
-        self, nsqd_factory: Factory[Nsqd], capfdbinary: pytest.CaptureFixture[bytes]
-    ) -> None:
-        source, target = nsqd_factory(), nsqd_factory()
-        create(source)
-        create(target)
-        publish(source, [b'{"keep": "<1>", "drop": 2}', b"not JSON", b'{"drop": 3}'])
-        with signalled_when(drained(source)):
-            flags = [f"--nsqd-tcp-address={source.tcp_address}", "--require-json-field=keep"]
-            destination = f"--destination-nsqd-tcp-address={target.tcp_address}"
-            assert nsq_to_nsq.main([*ARGUMENTS, *flags, destination, "--whitelist-json-field=keep"]) == 0
-        counts = channel_of(target)
-        assert counts["message_count"] == 1
-        topic = target.get("/stats?format=json&topic=orders").json()["topics"][0]
-        assert topic["message_bytes"] == len(b'{"keep":"\\u003c1\\u003e"}')

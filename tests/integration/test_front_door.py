@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -253,22 +252,6 @@ def test_redrive_moves_the_messages_that_waited_at_its_start(cluster: Cluster) -
     assert cluster("redrive", "orders", "orders")[0] == 1
 
 
-def test_a_slow_redrive_keeps_its_rate_and_moves_nothing_twice(nsqd_factory: Factory[Nsqd], run: Run) -> None:
-    nsqd = nsqd_factory(msg_timeout="3s")
-    create(nsqd, "dead", "redrive")
-    publish(nsqd, numbered(40), "dead")
-    began = time.monotonic()
-    address = f"--nsqd-http-address={nsqd.http_address}"
-    status, out, error = run("redrive", "dead", "orders", "--rate=20", "--json", address)
-    took = time.monotonic() - began
-    assert (status, error) == (0, "")
-    report = json.loads(out)
-    assert (report["wanted"], report["moved"], report["problems"]) == (40, 40, [])
-    assert 1.8 < took < 20
-    assert nsqd.get("/stats?format=json&topic=orders").json()["topics"][0]["message_count"] == 40
-    assert channel_of(nsqd, "dead", "redrive")["timeout_count"] == 0
-
-
 def test_a_redrive_of_what_is_paused_says_so(nsqd: Nsqd, run: Run) -> None:
     create(nsqd, "dead", "redrive")
     nsqd.post("/topic/pause?topic=dead")
@@ -383,14 +366,6 @@ def test_the_doctor_causes_no_error_in_the_log_of_a_healthy_nsqd(nsqd: Nsqd, run
     assert [line for line in errors if of_fixture not in line] == []
 
 
-def test_an_nsqd_may_be_named_by_a_url(nsqd: Nsqd, run: Run) -> None:
-    create(nsqd)
-    address = f"--nsqd-http-address=http://{nsqd.http_address}"
-    assert run("pub", "orders", "one", address)[0] == 0
-    status, out, _ = run("doctor", address)
-    assert (status, out.count("(TCP): answers")) == (0, 1)
-
-
 def test_the_doctor_finds_a_wrong_port_and_missing_tls(
     nsqd_factory: Factory[Nsqd], run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -460,12 +435,6 @@ def test_programs_of_gos_get_a_topic_and_an_address(
     tcp, http = f"--nsqd-tcp-address={nsqd.tcp_address}", f"--nsqd-http-address={nsqd.http_address}"
     assert filled_in(tail, ["t", "--address", nsqd.http_address]) == ["--topic=t", tcp]
     assert filled_in(stat, ["t/c", f"--address={nsqd.http_address}"]) == ["--topic=t", "--channel=c", http]
-
-
-@pytest.mark.parametrize("words", [["--help"], ["--version"]])
-def test_help_of_gos_programs_asks_no_daemon(monkeypatch: pytest.MonkeyPatch, words: list[str]) -> None:
-    monkeypatch.setenv("NSQ_ADDRESS", "127.0.0.1:1")
-    assert filled_in(COMMANDS["tail"], words) == words
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

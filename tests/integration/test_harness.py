@@ -11,14 +11,12 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from nsq.errors import UsageError
 from nsq.testing import DaemonFailed, Nsqd, Nsqlookupd, V1Client
 from nsq.testing.daemons import AddressTaken, addresses
-from nsq.testing.daemons.thread import ThreadRun
 from nsq.testing.v2 import PeerClosed
 
 from .patience import eventually
@@ -83,15 +81,6 @@ class TestLifetime:
             name = f"nsqlookupd-{lookupd.tcp_address}"
             assert name in [thread.name for thread in threading.enumerate()]
         assert name not in [thread.name for thread in threading.enumerate()]
-
-    def test_a_start_that_was_interrupted_leaves_no_daemon_behind(self) -> None:
-        made: list[object] = []
-        make: Any = made.append
-        run = ThreadRun(make, "nsqd")
-        run.abandon()  # its thread has not come far enough to be cancelled
-        run._thread.start()
-        run._thread.join()
-        assert made == []
 
     def test_starting_twice_is_refused(self) -> None:
         with Nsqlookupd() as lookupd, pytest.raises(UsageError, match="running already"):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import gc
 import gzip
 import io
 import ssl
@@ -13,7 +12,6 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 import trustme
@@ -195,15 +193,6 @@ async def test_bodies_of_every_size_arrive_as_they_are(size: int) -> None:
             assert answer[2].removeprefix(b"HTTP/1.1 200 OK")[-size:] == body
 
 
-@on_an_event_loop
-async def test_a_client_that_expects_100_continue_gets_it() -> None:
-    async with serving() as (_, address), connected(address) as (reader, writer):
-        writer.write(request("POST", "/echo", b"", "Expect: 100-continue", "Content-Length: 5"))
-        assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
-        writer.write(b"12345")
-        assert (await reader.read()).endswith(b"\r\n\r\n12345")
-
-
 @pytest.mark.parametrize(
     ("target", "status"), [("/echo", b"413 Request Entity Too Large"), ("/nope", b"404 Not Found")]
 )
@@ -357,25 +346,6 @@ async def test_a_connection_serves_many_requests_even_if_they_are_pipelined() ->
 
 
 @on_an_event_loop
-async def test_requests_whose_replies_are_not_read_wait_outside_of_the_server() -> None:
-    asked = b"GET /big HTTP/1.1\r\nHost: x\r\n\r\n" * 20_000
-    async with (
-        serving() as (served, address),
-        connected(address) as (reader, writer),
-        asyncio.timeout(60),
-    ):
-        reader._transport.pause_reading()  # type: ignore[attr-defined]
-        writer.write(asked)
-        for _ in range(50):  # meanwhile the server reads as much as it ever will
-            assert (await exchange(address, request("GET", "/ping")))[2] == b"OK"
-        server = served.server._server
-        assert server is not None
-        (connection,) = server.connections
-        assert 0 < len(connection._messages) < 100
-        writer.transport.abort()
-
-
-@on_an_event_loop
 async def test_closing_ends_idle_and_busy_connections_soon() -> None:
     served = Served()
     address = await served.server.listen(parse_address("127.0.0.1:0"))
@@ -393,24 +363,6 @@ async def test_closing_ends_idle_and_busy_connections_soon() -> None:
     await served.server.close()
     assert "Traceback" not in served.log
     assert len(asyncio.all_tasks()) == 1
-
-
-def test_a_connection_that_ends_before_its_task_begins_is_no_failure() -> None:
-    failures: list[str] = []
-
-    async def scenario() -> None:
-        loop = asyncio.get_running_loop()
-        loop.set_exception_handler(lambda _, context: failures.append(context["message"]))
-        server = httpd._Server(Mock(), DaemonLog(stream=io.StringIO()), 0)
-        transport = Mock(**{"get_extra_info.return_value": None})
-        connection = server()
-        connection.connection_made(transport)
-        connection.connection_lost(None)
-        await asyncio.sleep(0.01)
-
-    asyncio.run(scenario())
-    gc.collect()
-    assert failures == []
 
 
 @on_an_event_loop

@@ -19,7 +19,6 @@ from nsq.testing import Nsqd
 from nsq.transport import Stream, WrappedStream, default_transport
 from tests.fakes.interrupts import Signals, each_line, ignored_by_python
 
-from .clients import topic_stats
 from .patience import eventually
 
 BODY = b"x" * 200
@@ -161,29 +160,3 @@ def test_real_signals_during_a_call_harm_no_later_one(
         assert own_threads() == threads
         (each,) = producer.stats().connections
         assert (each.failed, each.pending) == (0, 0)
-
-
-@ignored_by_python
-@pytest.mark.parametrize(
-    "count", [pytest.param(200, id="few"), pytest.param(20_000, id="many", marks=pytest.mark.chaos)]
-)
-def test_a_close_that_real_signals_interrupt_can_be_called_again(nsqd: Nsqd, count: int) -> None:
-    with Signals(0.003) as signals:
-        while signals.hits < count:
-            producer = nsq.Producer(nsqd.tcp_address)
-            future = producer.publish_async("interrupts", BODY)
-            signals.during(producer.close)
-            assert producer.close()
-            assert future.exception(0) is None
-
-
-@ignored_by_python
-def test_each_publish_that_returned_under_signals_is_stored(nsqd: Nsqd) -> None:
-    topic = "acknowledged"
-    acknowledged = attempts = 0
-    with nsq.Producer(nsqd.tcp_address) as producer, Signals(0.0004) as signals:
-        producer.publish(topic, BODY)
-        while signals.hits < 1_000:
-            attempts += 1
-            acknowledged += signals.during(lambda: producer.publish(topic, BODY))
-    assert acknowledged + 1 <= topic_stats(nsqd, topic)["message_count"] <= attempts + 1

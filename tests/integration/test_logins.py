@@ -7,10 +7,8 @@ import http.client
 import json
 import os
 import re
-import shutil
 import signal
 import socket
-import subprocess
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -112,25 +110,6 @@ def test_nsqadmin_answers_each_role_as_its_table_says(nsqd: Nsqd, logins: Path) 
 
 
 # Other programs against them
-
-
-@pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl")
-def test_curl_logs_in_with_both_schemes(nsqd_factory: Factory[Nsqd], logins: Path) -> None:
-    nsqd = nsqd_factory(http_logins=logins)
-
-    def curl(*arguments: str) -> str:
-        command = ["curl", "-s", "-o", "/dev/null", "-w", "%{http_code}", *arguments]
-        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
-
-    url = f"http://{nsqd.http_address}"
-    assert curl(f"{url}/stats") == "401"
-    assert curl("-u", f"viewer:{READ}", f"{url}/stats") == "200"
-    assert curl("-u", f"viewer:{READ}", "-d", "x", f"{url}/pub?topic=t") == "403"
-    assert curl("-u", f"operator:{ALL}", "-d", "x", f"{url}/pub?topic=t") == "200"
-    assert curl("-H", f"Authorization: Bearer {READ}", f"{url}/stats") == "200"
-    # With --anyauth curl asks first, and takes the scheme that the answer offers.
-    assert curl("--anyauth", "-u", f"operator:{ALL}", "-d", "x", f"{url}/pub?topic=t") == "200"
-    assert topic_stats_of(nsqd, "t")["depth"] == 2
 
 
 def topic_stats_of(nsqd: Nsqd, topic: str) -> Any:

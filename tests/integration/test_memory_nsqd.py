@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import threading
 import time
 from types import FrameType
 
@@ -44,29 +43,6 @@ def test_a_handlers_requeue_is_awaited_and_then_need_not_be_waited_for(memory_ns
         seen.wait_for(2)
         with pytest.raises(AssertionError, match="0 of 1 messages are deferred"):
             memory_nsqd.release_deferred(1, timeout=0.0)
-
-
-def test_many_threads_publish_while_others_consume() -> None:
-    with MemoryNsqd() as nsqd, nsq.Producer(nsqd.tcp_address, transport=nsqd) as producer:
-
-        def publish(name: int) -> None:
-            for number in range(250):
-                producer.publish("orders", b"%d %d" % (name, number))
-
-        nsqd.create("orders", "billing")
-        seen = Recorder()
-        consumers = [
-            nsq.Consumer("orders", "billing", nsqd=nsqd.tcp_address, transport=nsqd, threads=2) for _ in "12"
-        ]
-        threads = [threading.Thread(target=publish, args=(name,)) for name in range(4)]
-        with consumers[0].add_handler(seen), consumers[1].add_handler(seen):
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-            seen.wait_for(1000)
-        assert len(set(seen.bodies)) == len(seen.bodies) == 1000
-        assert nsqd.depth("orders", "billing") == 0
 
 
 def test_a_signal_handler_publishes_while_its_thread_is_in_nsqd() -> None:

@@ -260,25 +260,6 @@ def test_closed_it_says_so_and_has_ended_all(ends: Ends, network: Network) -> No
         ends.dial()
 
 
-def test_a_network_whose_thread_has_failed_says_why_and_closes_everything() -> None:
-    network = Network()
-    with listening(network) as ends:
-        client, server = ends.pair()
-
-        def fail(now: float) -> float:
-            raise MemoryError("no room")
-
-        network._loop._tick = fail
-        network.heal()
-        network._loop._thread.join(PATIENCE)
-        with pytest.raises(Closed, match="no room"):
-            network.cut()
-        with pytest.raises(MemoryError):
-            network.close()
-        assert (ended(client), ended(server)) == ("closed", "closed")
-    network.close()
-
-
 def test_a_schedule_ends_with_its_network(network: Network, ends: Ends) -> None:
     ends.pair()
     with network.playing(Schedule(3, kinds=["stall"], pause=(0.0, 0.001))):

@@ -208,11 +208,3 @@ def test_nsq_pubsub_names_an_address_that_is_taken(nsqd: Nsqd, capfd: pytest.Cap
     arguments = [f"--nsqd-tcp-address={nsqd.tcp_address}", f"--http-address={nsqd.http_address}"]
     assert nsq_pubsub.main(arguments) == 1
     assert "--http-address" in capfd.readouterr().err
-
-
-def test_a_wrong_option_of_its_consumers_is_refused_at_the_start(
-    nsqd: Nsqd, capfd: pytest.CaptureFixture[str]
-) -> None:
-    arguments = [f"--nsqd-tcp-address={nsqd.tcp_address}", "--http-address=127.0.0.1:1"]
-    assert nsq_pubsub.main([*arguments, "--consumer-opt=nonsense,1"]) == 2
-    assert "--consumer-opt: there is no option 'nonsense'" in capfd.readouterr().err

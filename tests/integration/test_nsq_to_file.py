@@ -67,16 +67,6 @@ def test_a_message_is_finished_once_it_is_on_disk(
     assert lines(tmp_path) == numbered(100)
 
 
-def test_a_signal_writes_the_messages_that_wait_for_a_sync(nsqd: Nsqd, tmp_path: Path) -> None:
-    create(nsqd)
-    publish(nsqd, numbered(3))
-    with signalled_when(lambda: channel_of(nsqd)["in_flight_count"] == 3):
-        assert nsq_to_file.main([*arguments(nsqd, tmp_path), "--gzip"]) == 0
-    until("finished", lambda: channel_of(nsqd)["in_flight_count"] == 0)
-    assert channel_of(nsqd)["requeue_count"] == 0
-    assert lines(tmp_path) == numbered(3)
-
-
 def test_a_hang_up_hands_the_file_over_and_the_next_message_opens_another(nsqd: Nsqd, tmp_path: Path) -> None:
     create(nsqd)
     publish(nsqd, [b"one"])
@@ -129,15 +119,6 @@ def test_topics_that_match_are_found_when_they_appear(
         assert nsq_to_file.main([f"--lookupd-http-address={nsqlookupd.http_address}", dead, *flags]) == 0
     assert lines(tmp_path) == [b"one", b"two"]
     assert channel_of(nsqd, "returns")["client_count"] == 0
-
-
-def test_an_invalid_option_of_the_consumer_is_refused_before_there_are_topics(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    flags = ["--topic-pattern=.", "--lookupd-http-address=127.0.0.1:1", f"--output-dir={tmp_path}"]
-    with tool_process("nsq_to_file", *flags, "--consumer-opt=nonsense,1") as process:
-        assert process.wait(20) == 2
-    assert "--consumer-opt: there is no option 'nonsense'" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("flag", ["--gzip=false", "--gzip", "--rotate-size=1000000"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack
 
 import pytest
 
@@ -22,7 +21,6 @@ from tests.integration.clients import (
     subscribe,
     topic_stats,
 )
-from tests.integration.judged import only_ours
 from tests.integration.patience import eventually
 
 #: Long enough to be sure that nothing comes, short enough to be waited for often.
@@ -72,19 +70,6 @@ def until_in_flight(nsqd: Nsqd, topic: str, wanted: int) -> None:
     eventually(lambda: in_flight(nsqd, topic), lambda count: count == wanted)
 
 
-@only_ours("Go's scheduler may give most of a burst to one client")
-def test_no_client_gets_all_messages_while_others_are_ready(nsqd: Nsqd, topic: str) -> None:
-    with ExitStack() as stack:
-        for number in range(3):
-            stack.enter_context(consumer(nsqd, topic, rdy=2500, client_id=str(number)))
-        publish(nsqd, topic, bodies(2000))
-        until_in_flight(nsqd, topic, 2000)
-        channel = channel_stats(nsqd, topic)
-        shares = [client["message_count"] for client in channel["clients"]]
-    assert sum(shares) == 2000
-    assert min(shares) > 200
-
-
 def test_a_paused_topic_keeps_its_messages(nsqd: Nsqd, topic: str) -> None:
     with consumer(nsqd, topic, rdy=5) as client:
         assert nsqd.post(f"/topic/pause?topic={topic}").status == 200
@@ -110,19 +95,6 @@ def test_a_sample_rate_delivers_about_that_share(nsqd_factory: Factory[Nsqd], to
         assert len({message.id for message in messages(client, kept)}) == kept
         client.expect_silence(NOTHING)
     assert channel["clients"][0]["sample_rate"] == 30
-
-
-@only_ours("Go's nsqd waits for the message's timeout")
-def test_messages_of_a_lost_client_go_to_another_at_once(nsqd: Nsqd, topic: str) -> None:
-    with consumer(nsqd, topic, rdy=0) as other:
-        with consumer(nsqd, topic, rdy=3) as lost:
-            publish(nsqd, topic, bodies(3))
-            had = {message.id for message in messages(lost, 3)}
-        other.send(commands.rdy(3))
-        again = messages(other, 3)
-        assert ({each.id for each in again}, {each.attempts for each in again}) == (had, {2})
-    channel = eventually(lambda: channel_stats(nsqd, topic), lambda found: found and found["depth"] == 3)
-    assert (channel["requeue_count"], channel["timeout_count"]) == (6, 0)
 
 
 LAYERS = [(), ("snappy",), ("deflate",), ("tls_v1",), ("tls_v1", "snappy"), ("tls_v1", "deflate")]

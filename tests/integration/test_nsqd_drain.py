@@ -5,13 +5,10 @@ from __future__ import annotations
 import json
 import os
 import signal
-import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-import nsq
 from nsq.testing import Nsqd, Nsqlookupd
 from nsq.testing.plugin import Factory
 from nsq.wire import commands
@@ -83,42 +80,6 @@ def test_a_drain_lets_consumers_finish_and_exits(nsqd_factory: Factory[Nsqd], ns
     assert lines[-1].startswith("done after ")
     nsqd.start()
     assert topic_stats(nsqd, "lonely")["depth"] == 1
-
-
-def test_publishers_go_on_with_another_nsqd(nsqd_factory: Factory[Nsqd]) -> None:
-    """Each message is stored once, and its publisher told so."""
-    first, second = nsqd_factory(process=True), nsqd_factory(process=True)
-    drained = threading.Event()
-    producer = nsq.Producer(nsqd=[first.tcp_address, second.tcp_address])
-
-    def publish_many(size: int) -> int:
-        count = 0
-        while not drained.is_set():
-            producer.multi_publish("orders", [b"x"] * size)
-            count += size
-        return count
-
-    def publish_singly() -> int:
-        count = 0
-        while not drained.is_set():
-            futures = [producer.publish_async("orders", b"x") for _ in range(20)]
-            assert [future.exception() for future in futures] == [None] * 20
-            producer.publish("orders", b"x")
-            count += 21
-        return count
-
-    with producer, ThreadPoolExecutor() as pool:
-        counts = [pool.submit(publish_many, 10), pool.submit(publish_many, 10_000)]
-        counts.append(pool.submit(publish_singly))
-        try:
-            eventually(lambda: depths(first, second), all)
-            os.kill(first.pid, signal.SIGUSR1)
-            eventually(lambda: not first.running)
-        finally:
-            drained.set()
-        published = sum(each.result() for each in counts)
-    first.start()
-    assert sum(depths(first, second)) == published
 
 
 def depths(*nsqds: Nsqd) -> list[int]:

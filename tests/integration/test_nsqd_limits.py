@@ -12,7 +12,6 @@ import sys
 import time
 import zlib
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -161,34 +160,6 @@ class TestBodiesThatDoNotCome:
         finally:
             gc.enable()
 
-    def test_together_they_have_a_limit_over_http(self, nsqd_factory: Factory[Nsqd]) -> None:
-        nsqd = nsqd_factory(max_total_body_size=6 * MB, log_level="fatal")
-        lines = (b"x" * 999 + b"\n") * 2000
-
-        def beside_another() -> int:
-            """Of the two bodies, the one for which there is no room is refused: usually the later one."""
-            with begin_body(nsqd, "http"):
-                status = nsqd.post("/mpub?topic=t", lines).status
-                assert nsqd.post("/pub?topic=t", b"small").status == 200
-                return status
-
-        eventually(beside_another, lambda status: status == 503)
-        eventually(lambda: nsqd.post("/mpub?topic=t", lines).status, lambda status: status == 200)
-
-    def test_tcp_clients_wait_while_bodies_exceed_the_limit(self, nsqd_factory: Factory[Nsqd]) -> None:
-        nsqd = nsqd_factory(process=True, max_total_body_size=6 * MB, mem_queue_size=0)
-        before = resident(nsqd)
-
-        def publish_five(_: int) -> bytes:
-            with begin_body(nsqd, "tcp") as client:
-                client.sendall(b"x")
-                return client.recv(100)[8:]
-
-        with bystander(nsqd), ThreadPoolExecutor(20) as pool:
-            assert set(pool.map(publish_five, range(20))) == {b"OK"}
-        assert resident(nsqd) - before < 60 * MB
-        assert topic_stats(nsqd, "t")["depth"] == 100
-
 
 class TestGarbage:
     @pytest.mark.parametrize(
@@ -231,16 +202,6 @@ class TestWhatExplodes:
         squeezer = zlib.compressobj(9, wbits=-15)
         parts = [squeezer.compress(piece * 1000) for _ in range(times // 1000)]
         return b"".join(parts) + squeezer.flush(zlib.Z_SYNC_FLUSH)
-
-    def test_millions_of_commands_in_a_few_bytes_take_turns_with_others(self, nsqd: Nsqd) -> None:
-        wire = self.bomb(b"NOP\n", 20_000_000)
-        assert len(wire) < MB
-        before = resident(nsqd)
-        with bystander(nsqd) as other, self.deflated(nsqd) as client:
-            client._socket.sendall(wire)
-            count = other.count
-            eventually(lambda: other.count, lambda seen: seen > count + 10)
-            assert resident(nsqd) - before < 60 * MB
 
     @pytest.mark.parametrize("how", ["MPUB", "/mpub?topic=t", "/mpub?topic=t&binary=true"])
     def test_a_publish_of_many_tiny_messages_does_not_block_others(self, nsqd: Nsqd, how: str) -> None:

@@ -195,7 +195,7 @@ def publishing(nsqd: Nsqd, topic: str) -> Iterator[None]:
         (["--version"], 0, "PROGRAM v1.3.0 (built w/python3.", ""),
         (["--help"], 0, "Usage of PROGRAM:\n", ""),
         (["--no-such-flag"], 2, "", "flag provided but not defined: -no-such-flag\n"),
-        ([], 1, "", "PROGRAM needs the server extra: pip install -e '.[server]'\n"),
+        ([], 1, "", "PROGRAM needs the server extra: pip install 'nsq[server]'\n"),
     ],
     ids=["version", "help", "a wrong flag", "a start"],
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
@@ -13,15 +12,12 @@ import pytest
 
 from nsq.testing import Network, Nsqd, Nsqlookupd
 from nsq.testing.plugin import Factory
-from nsq.wire import commands
 from tests.fakes.nsqlookupd import Mute, black_hole
 from tests.integration.clients import (
     channel_stats,
-    connected,
     consumer,
     finish_all,
     publish,
-    topic_stats,
 )
 from tests.integration.judged import LATE, only_ours
 from tests.integration.patience import eventually
@@ -162,15 +158,6 @@ class TestUpheavals:
             until_registered(nsqlookupd, keys("orders") | keys("returns"), UNTIL_REGISTERED_AGAIN)
             assert "a bug in nsqd" not in nsqd.log
 
-    @only_ours("Go's nsqd waits for each answer, so that a thousand topics take a thousand round trips")
-    def test_many_topics_are_registered_together(self, nsqd_factory: Factory[Nsqd]) -> None:
-        nsqd = nsqd_factory()
-        for number in range(100):
-            create(nsqd, f"topic-{number}")
-        with Mute(at_once=100) as mute:
-            set_nsqlookupds(nsqd, mute.address)
-            mute.wait_until_registered(60)
-
     def test_the_list_of_nsqlookupds_can_be_changed_at_run_time(
         self, nsqlookupd_factory: Factory[Nsqlookupd], nsqd_factory: Factory[Nsqd]
     ) -> None:
@@ -225,52 +212,10 @@ class TestChannelsOfOthers:
         for channel in ("archive", "billing"):
             until_depth(newcomer, channel, 1)
 
-    def test_ephemeral_channels_are_not_copied_from_nsqlookupd(
-        self, nsqlookupd: Nsqlookupd, nsqd_factory: Factory[Nsqd]
-    ) -> None:
-        veteran, newcomer = (nsqd_factory(lookupd=[nsqlookupd]) for _ in range(2))
-        create(newcomer, "known")
-        with consumer(veteran, "orders", "tail#ephemeral"):
-            create(veteran, "orders", "archive")
-            wanted = keys("orders", ["archive", "tail#ephemeral"]) | keys("known")
-            until_registered(nsqlookupd, wanted)
-            publish(newcomer, "orders", [b"x"])
-            found = eventually(lambda: topic_stats(newcomer, "orders"), lambda found: found.get("channels"))
-            assert [channel["channel_name"] for channel in found["channels"]] == ["archive"]
-
     @pytest.fixture
     def mute(self) -> Iterator[Mute]:
         with Mute() as mute:
             yield mute
-
-    @pytest.mark.parametrize("over", ["tcp", "http", "create"])
-    def test_a_new_topic_waits_until_every_nsqlookupd_was_asked(
-        self, nsqlookupd: Nsqlookupd, nsqd_factory: Factory[Nsqd], mute: Mute, over: str
-    ) -> None:
-        """Its publishers and /topic/create wait; publishes to other topics do not."""
-        create(nsqd_factory(lookupd=[nsqlookupd]), "orders", "archive")
-        newcomer = self.knowing_both(nsqd_factory, nsqlookupd, mute, patience=120.0)
-
-        def publish_once() -> None:
-            if over == "create":
-                create(newcomer, "orders")
-                assert topic_stats(newcomer, "orders")["channels"][0]["channel_name"] == "archive"
-            if over != "tcp":
-                publish(newcomer, "orders", [b"body"])
-                return
-            with connected(newcomer) as client:
-                client.send(commands.pub("orders", b"body"))
-                client.expect_ok(timeout=60)
-
-        publisher = threading.Thread(target=publish_once)
-        publisher.start()
-        mute.wait_until_asked(60)
-        publish(newcomer, "known", [b"other"])
-        assert publisher.is_alive()
-        mute.hang_up()
-        publisher.join(60)
-        assert not publisher.is_alive()
-        until_depth(newcomer, "archive", 1)
 
     def test_a_new_topic_does_not_wait_for_ever_for_nsqlookupd(
         self, nsqlookupd: Nsqlookupd, nsqd_factory: Factory[Nsqd], mute: Mute

@@ -11,7 +11,6 @@ import pytest
 
 from nsq.testing import Nsqd
 from nsq.testing.plugin import Factory
-from nsq.wire import commands
 from tests.integration.clients import consumer, finish_all, publish
 from tests.integration.judged import only_ours
 from tests.integration.patience import eventually
@@ -99,17 +98,6 @@ def test_the_end_is_pushed_too(statsd: Statsd, nsqd_factory: Factory[Nsqd]) -> N
         "x.topic.orders.depth:3|g",
         "x.topic.orders.backend_depth:0|g",
     ]
-
-
-@pytest.mark.parametrize("address", ["127.0.0.1:9", "no.such.host.invalid:8125", "[::1]:9"])
-def test_a_statsd_that_is_not_there_costs_nothing(address: str, nsqd_factory: Factory[Nsqd]) -> None:
-    nsqd = nsqd_factory(statsd_address=address, statsd_interval=0.01)
-    with consumer(nsqd, "t") as client:
-        for _ in range(5):
-            publish(nsqd, "t", [b"x"])
-            client.send(commands.fin(client.expect_message().id))
-    nsqd.stop()
-    assert "Traceback" not in nsqd.log
 
 
 def test_a_name_server_that_does_not_answer_holds_up_nothing(

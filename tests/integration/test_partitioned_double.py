@@ -15,11 +15,6 @@ from nsq.testing.daemons.http import ask
 from nsq.testing.partitioned import Lookup, Node
 from nsq.testing.plugin import partitioned_cluster as cluster
 from nsq.wire import commands
-from nsq.wire.frames import FRAME_MESSAGE, FRAME_RESPONSE
-
-from .consuming import until
-
-NOT_LEADER = "E_FAILED_ON_NOT_LEADER"
 
 __all__ = ["cluster"]
 
@@ -77,119 +72,6 @@ def test_a_cluster_runs_in_a_thread_or_in_a_process_of_its_own(process: bool) ->
             cluster.messages("refunds", 0)
 
 
-def test_without_a_quorum_a_publish_waits_and_the_next_ones_are_refused_at_once() -> None:
-    with PartitionedCluster(quorum_timeout=0.5) as cluster:
-        cluster.create_topic("orders", placement=[[0, 1]])
-        cluster.nodes[1].kill()
-        with talking(cluster.nodes[0]) as client:
-            publish(client, b"waits in vain")
-            client.expect_silence(0.2)
-            client.expect_error(NOT_LEADER)
-            assert lookup(cluster.lookups[0], "orders", "w") == {}
-            assert lookup(cluster.lookups[0], "orders", "r") == {"0": port(cluster.nodes[0])}
-            cluster.nodes[1].restart()
-            publish(client, b"stored")
-            client.expect_ok()
-        assert [message.body for message in cluster.messages("orders", 0)] == [b"stored"]
-
-
-def test_a_blocked_partition_holds_one_publish_and_what_is_behind_it_on_the_connection() -> None:
-    with PartitionedCluster() as cluster:
-        cluster.create_topic("orders", placement=[[0, 1], [0, 1]])
-        with talking(cluster.nodes[0]) as client, talking(cluster.nodes[0]) as other:
-            with cluster.blocked_partition("orders", 0, hold=0.5) as leader:
-                assert leader == cluster.nodes[0]
-                publish(client, b"held in vain")
-                publish(client, b"behind it", partition=1)
-                publish(other, b"on another connection", partition=1)
-                other.expect_ok()
-                client.expect_silence(0.2)
-                client.expect_error(NOT_LEADER)
-                client.expect_ok()
-                publish(client, b"refused at once")
-                client.expect_error(NOT_LEADER)
-                assert set(lookup(cluster.lookups[0], "orders")) == {"1"}
-            publish(client, b"stored")
-            client.expect_ok()
-            with cluster.blocked_partition("orders", 0):
-                publish(client, b"held until the replica goes on")
-                client.expect_silence(0.1)
-            client.expect_ok()
-        assert [message.body for message in cluster.messages("orders", 0)] == [
-            b"stored",
-            b"held until the replica goes on",
-        ]
-        assert [message.body for message in cluster.messages("orders", 1)] == [
-            b"on another connection",
-            b"behind it",
-        ]
-
-
-def test_a_client_whose_publish_is_held_misses_no_heartbeat(cluster: PartitionedCluster) -> None:
-    cluster.create_topic("orders")
-    with V2Client(leading(cluster).tcp_address) as client, cluster.blocked_partition("orders", 0, hold=1.0):
-        client.identify(heartbeat_interval=100)
-        publish(client, b"held")
-        for _ in range(8):
-            client.expect(FRAME_RESPONSE, b"_heartbeat_")
-            client.send(b"NOP\n")
-
-
-def test_a_stalled_node_does_nothing_until_it_goes_on(cluster: PartitionedCluster) -> None:
-    cluster.create_topic("orders", replicas=1)
-    leader = leading(cluster)
-    with talking(leader) as client:
-        leader.stall()
-        publish(client, b"over TCP")
-        with pytest.raises(TimeoutError):
-            ask(leader.http_address, "POST", "/pub?topic=orders", b"over HTTP", {}, timeout=0.2)
-        assert cluster.messages("orders", 0) == []
-        leader.resume()
-        client.expect_ok()
-        until("both stored", lambda: len(cluster.messages("orders", 0)) == 2)
-
-
-def test_a_killed_leader_takes_the_last_fins_with_it(cluster: PartitionedCluster) -> None:
-    cluster.create_topic("orders", channels=["billing"])
-    with talking(leading(cluster)) as client:
-        consume(client)
-        for number in range(5):
-            publish(client, b"%d" % number)
-        frames = [client.frame() for _ in range(10)]  # the OKs and the messages
-        for frame in frames:
-            if frame.type == FRAME_MESSAGE:
-                client.send(b"FIN " + frame.data[10:26] + b"\n")
-        until("all finished", lambda: cluster.channel("orders", 0, "billing").finished == 5)
-    killed = leading(cluster)
-    killed.kill(lost_fins=2)
-    until("another leader", lambda: cluster.leader("orders", 0) not in (None, killed))
-    assert cluster.channel("orders", 0, "billing") == (2, 0, 3, 0)
-    with talking(leading(cluster)) as client:
-        consume(client)
-        assert [client.expect_message().body[-1:] for _ in range(2)] == [b"3", b"4"]
-        client.expect_silence(0.1)
-
-
-def test_a_new_topic_has_no_leaders_for_a_while(cluster: PartitionedCluster) -> None:
-    cluster.create_topic("orders", partitions=2, writable_after=0.3)
-    assert cluster.leader("orders", 0) is None
-    assert lookup(cluster.lookups[0], "orders", "r") == lookup(cluster.lookups[0], "orders", "w") == {}
-    with talking(cluster.nodes[0]) as client:
-        publish(client, b"too early")
-        client.expect_error(NOT_LEADER)
-        cluster.wait_until_writable("orders")
-        publish(client, b"in time")
-        client.expect_ok()
-
-
-def test_without_etcd_the_nsqlookupds_are_not_listed_but_answer(orders: PartitionedCluster) -> None:
-    there = orders.lookups[0]
-    there.answer("/listlookup", 500, "etcd cluster is unavailable or misconfigured")
-    for headers in ({}, {"Accept": "application/vnd.nsq; version=1.0"}):
-        assert ask(there.http_address, "GET", "/listlookup", None, headers, timeout=20).status == 500
-    assert set(lookup(there, "orders")) == {"0", "1", "2"}
-
-
 def test_a_message_that_waits_for_its_time_belongs_to_nobody(orders: PartitionedCluster) -> None:
     with talking(leading(orders)) as client:
         consume(client)
@@ -198,30 +80,6 @@ def test_a_message_that_waits_for_its_time_belongs_to_nobody(orders: Partitioned
         message_id = client.frame().data[10:26]
         client.send(b"REQ %b 60000\nFIN %b\n" % (message_id, message_id))
         assert b" : client does not own message : 0 vs " in client.expect_error("E_FIN_FAILED").data
-
-
-def test_a_channel_of_one_partition_is_paused_emptied_and_deleted(orders: PartitionedCluster) -> None:
-    leader = leading(orders, partition=0)
-
-    def post(verb: str, node: Node = leader) -> int:
-        target = f"/channel/{verb}?topic=orders&channel=billing&partition=0"
-        return ask(node.http_address, "POST", target, b"", {}, timeout=20).status
-
-    with talking(leader) as client:
-        consume(client)
-        assert post("pause") == 200
-        publish(client, b"waits")
-        client.expect_ok()
-        client.expect_silence(0.1)
-        assert post("unpause") == 200
-        assert client.expect_message().body == b"waits"
-        publish(client, b"waits, too")
-        assert post("empty", orders.nodes[1]) == 400, "it does not lead"
-        assert post("empty") == 200
-        assert orders.channel("orders", 0, "billing").depth == 0
-        assert post("delete") == 200
-        assert post("delete") == 404
-    assert orders.channel("orders", 1, "billing").finished == 0
 
 
 def test_a_nsqlookupd_lags_lies_answers_anything_or_is_gone(orders: PartitionedCluster) -> None:
@@ -245,19 +103,6 @@ def test_a_nsqlookupd_lags_lies_answers_anything_or_is_gone(orders: PartitionedC
     assert lookup(first, "orders")
 
 
-def test_a_deleted_topic_takes_nothing_more(orders: PartitionedCluster) -> None:
-    with talking(leading(orders)) as producer, talking(leading(orders)) as consumer:
-        consume(consumer)
-        publish(producer, b"in time")
-        producer.expect_ok()
-        assert consumer.expect_message().body == b"in time"
-        orders.delete_topic("orders")
-        publish(producer, b"late")
-        producer.expect_error("E_TOPIC_NOT_EXIST")
-        producer.expect_closed()
-        consumer.expect_closed()
-
-
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
@@ -272,24 +117,3 @@ def test_a_topic_that_cannot_be_is_an_error(
 ) -> None:
     with pytest.raises(UsageError, match=reason):
         cluster.create_topic("orders", **options)
-
-
-@pytest.mark.parametrize("late", [False, True])
-@pytest.mark.parametrize("verb", ["send", "poll", "recv"])
-def test_an_interrupted_request_leaves_the_answers_of_later_ones_alone(
-    verb: str, late: bool, orders: PartitionedCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As when pytest-timeout ends a test that shares its cluster with others."""
-    call = getattr(orders._control, verb)
-
-    def interrupt(*arguments: Any) -> Any:
-        if late:
-            call(*arguments)
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(orders._control, verb, interrupt)
-        for _ in range(2):
-            with pytest.raises(KeyboardInterrupt):
-                orders.messages("orders", 0)
-    assert port(orders.leader("orders", 0)) == port(orders.nodes[0])

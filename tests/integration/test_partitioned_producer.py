@@ -140,22 +140,6 @@ def test_a_blocked_partition_holds_up_no_other_of_its_nsqd(
         assert b"held" in bodies(cluster, 0)
 
 
-def test_a_partition_that_is_well_again_needs_no_connection_of_its_own(
-    cluster: PartitionedCluster, patient: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("nsq.partitioned.blocked.AT_LEAST", 0.1)
-    monkeypatch.setattr("nsq.partitioned.blocked.UNUSED", 0.5)  # it may be stored over the shared connection
-    cluster.create_topic("orders", placement=[[0, 1]] * 2)
-    with nsq.Producer(nsqlookupd=cluster.lookup_addresses, publish_timeout=PATIENCE) as producer:
-        producer.publish("orders", b"the connection with the loops is open", partition=1)
-        with cluster.blocked_partition("orders", 0, hold=PATIENCE):
-            held = producer.publish_async("orders", b"held", partition=0)
-            eventually(lambda: "orders 0" in producer.health().problems)
-            assert len(producer.stats().connections) == 1  # one nsqd
-        held.result(PATIENCE)
-        eventually(lambda: "orders 0" not in producer.health().problems)
-
-
 # Each answer to a publish.
 
 #: One of each rule: an answer, and its error unless the publish is tried again.
@@ -337,15 +321,6 @@ def test_without_a_coordinator_partitions_are_found_too() -> None:
         assert bodies(cluster, 1) == [b"x"]
 
 
-def test_a_topic_that_no_nsqlookupd_lists_is_an_error_that_says_who_creates_topics(
-    producer: nsq.Producer,
-) -> None:
-    with pytest.raises(nsq.TopicNotExist, match="Publishing creates no topic"):
-        producer.publish("unknown", b"x")
-    assert isinstance(router := producer._pool.routing, routing.Router)
-    assert router.lookups.topics == ()
-
-
 @pytest.mark.parametrize("known", [True, False])
 def test_deferring_is_refused_by_name_whether_the_cluster_is_known_or_not(
     producer: nsq.Producer, known: bool
@@ -453,25 +428,6 @@ def test_nsq_pub_publishes_by_key_and_to_a_partition(
 
 
 # Tracing and health.
-
-
-def test_health_lists_the_partitions_without_a_leader() -> None:
-    with PartitionedCluster(nodes=2) as cluster:
-        cluster.create_topic("orders", placement=[[0], [1], [1]])
-        with nsq.Producer(
-            nsqlookupd=cluster.lookup_addresses, publish_timeout=PATIENCE, lookupd_poll_interval=300.0
-        ) as producer:
-            producer.publish("orders", b"x", partition=1)
-            cluster.nodes[1].kill()
-            eventually(
-                lambda: (
-                    producer.health().problems.get("orders")
-                    == "incomplete: partitions without a leader: 1, 2"
-                )
-            )
-            producer.publish("orders", b"x")
-            cluster.nodes[1].restart()
-            eventually(lambda: "orders" not in producer.health().problems)
 
 
 def test_a_forked_child_publishes_and_traces_on_its_own(

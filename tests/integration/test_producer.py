@@ -12,11 +12,10 @@ import pytest
 
 from nsq.errors import (
     BadMessage,
-    ConnectionFailed,
     PublishUncertain,
 )
 from nsq.producer.producer import Producer
-from nsq.testing import Network, Nsqd, Nsqlookupd
+from nsq.testing import Network, Nsqd
 from nsq.testing.plugin import Factory, factory
 from tests.fakes.forks import forked
 from tests.fakes.programs import run_python
@@ -189,38 +188,6 @@ def test_when_connections_are_cut_nothing_acknowledged_is_lost(
         assert set(publishers.acknowledged) == set(stored)  # some of them twice
     else:
         publishers.expect_nothing_lost(stored)
-
-
-def why_none(producer: Producer) -> str:
-    """Why it knows no nsqd."""
-    with pytest.raises(ConnectionFailed, match="no nsqd is known") as caught:
-        producer.ping()
-    return str(caught.value)
-
-
-def test_the_first_nsqd_of_a_cluster_is_found_long_before_the_next_regular_question(
-    nsqd_factory: Factory[Nsqd], nsqlookupd: Nsqlookupd, topic: str
-) -> None:
-    with Producer(nsqlookupd=[nsqlookupd.http_address], lookupd_poll_interval=300.0) as producer:
-        future = producer.publish_async(topic, b"early", timeout=60.0)
-        eventually(lambda: why_none(producer).endswith("lists none"))
-        assert not producer.health().healthy
-        assert producer.health().problems["nsqlookupd"].endswith("lists none")
-        nsqd = nsqd_factory(lookupd=[nsqlookupd])
-        future.result(60.0)
-        assert take_all(nsqd, topic) == [b"early"]
-
-
-def test_an_nsqd_in_place_of_a_lost_one_is_found_as_soon_as_a_publish_waits(
-    nsqd_factory: Factory[Nsqd], nsqlookupd: Nsqlookupd, topic: str
-) -> None:
-    first = nsqd_factory(lookupd=[nsqlookupd])
-    with Producer(nsqlookupd=[nsqlookupd.http_address], lookupd_poll_interval=300.0) as producer:
-        producer.publish(topic, b"one", timeout=PATIENCE)
-        first.stop()
-        second = nsqd_factory(lookupd=[nsqlookupd])
-        producer.publish(topic, b"two", timeout=PATIENCE)
-        assert take_all(second, topic) == [b"two"]
 
 
 # TLS, compression

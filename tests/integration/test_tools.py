@@ -6,10 +6,7 @@ import io
 import os
 import re
 import signal
-import socket
 import subprocess
-import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -194,58 +191,6 @@ class TestToNsq:
             assert nsq_tail.main([TOPIC, CHANNEL, nsqd_of(nsqd), "-n=3"]) == 0
             assert capfdbinary.readouterr().out == b"one\ntwo\nlast\n"
 
-    def test_nothing_is_published_while_one_of_the_nsqds_cannot_be_reached(
-        self, run: Callable[..., int], nsqd: Nsqd, capfd: pytest.CaptureFixture[str]
-    ) -> None:
-        create(nsqd)
-        began = time.monotonic()
-        assert run(b"one\ntwo\n", nsqd_of(nsqd), "--nsqd-tcp-address=127.0.0.1:1") == 1
-        assert time.monotonic() - began < 8  # it does not wait for publish_timeout
-        assert channel_of(nsqd)["message_count"] == 0
-        said = capfd.readouterr().err
-        assert f"published 0 messages to orders of {nsqd.tcp_address} in" in said
-        assert said.endswith("FATAL: cannot connect to 127.0.0.1:1: Connection refused\n")
-        assert run(b"", "--nsqd-tcp-address=127.0.0.1:1", "--nsqd-tcp-address=127.0.0.1:2") == 0
-
-    def test_when_one_of_the_nsqds_goes_away_each_has_a_count_of_its_own(
-        self, nsqd_factory: Factory[Nsqd], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-    ) -> None:
-        stays, goes = nsqds = [nsqd_factory(), nsqd_factory()]
-        for nsqd in nsqds:
-            create(nsqd)
-        reader, writer = os.pipe()
-
-        def lose_one() -> None:
-            with os.fdopen(writer, "wb") as out:
-                out.write(b"one\n")
-                out.flush()
-                until("at both", lambda: all(channel_of(nsqd)["message_count"] == 1 for nsqd in nsqds))
-                goes.stop()
-                out.write(b"two\nthree\n")
-
-        with os.fdopen(reader) as stdin:
-            monkeypatch.setattr("sys.stdin", stdin)
-            loser = threading.Thread(target=lose_one)
-            loser.start()
-            addresses = [nsqd_of(each) for each in (goes, stays)]
-            assert to_nsq.main([TOPIC, *addresses, "--producer-opt=publish_timeout,500"]) == 1
-            loser.join()
-        assert channel_of(stays)["message_count"] == 3
-        said = capfd.readouterr().err
-        assert f"published 1 messages to orders of {addresses[0].partition('=')[2]} in" in said
-        assert f"published 3 messages to orders of {stays.tcp_address} in" in said
-
-    def test_records_before_one_that_nsqd_refuses_are_published(
-        self, run: Callable[..., int], nsqd_factory: Factory[Nsqd], capfd: pytest.CaptureFixture[str]
-    ) -> None:
-        nsqd = nsqd_factory(max_msg_size=10)
-        create(nsqd)
-        assert run(b"one\ntwo\nmuch too large\nfour\n", nsqd_of(nsqd)) == 1
-        assert channel_of(nsqd)["message_count"] == 2
-        said = capfd.readouterr().err
-        assert "published 0" in said or "published 2" in said
-        assert "FATAL: E_BAD_MESSAGE" in said
-
     def test_a_signal_ends_it_with_what_was_read_whole(
         self, nsqd: Nsqd, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
     ) -> None:
@@ -259,26 +204,6 @@ class TestToNsq:
                 assert to_nsq.main([TOPIC, nsqd_of(nsqd), "--rate=1000"]) == 0
         assert channel_of(nsqd)["message_count"] == 2
         assert "published 2 messages to orders" in capfd.readouterr().err
-
-    def test_a_second_signal_ends_it_though_nsqd_hangs(self) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as silent:
-            address = f"--nsqd-tcp-address=127.0.0.1:{silent.getsockname()[1]}"
-            with tool_process(
-                "to_nsq", TOPIC, address, stdin=subprocess.PIPE, stderr=subprocess.PIPE
-            ) as process:
-                assert process.stdin is not None
-                assert process.stderr is not None
-                process.stdin.write(b"one\n")
-                process.stdin.close()
-                connection, _ = silent.accept()
-                with connection:
-                    began = time.monotonic()
-                    for _ in range(2):
-                        process.send_signal(signal.SIGTERM)
-                        time.sleep(1.2)  # those within a second count as one
-                    assert process.wait(60) == 128 + signal.SIGINT
-                    assert time.monotonic() - began < 15
-                    assert b"a second signal" in process.stderr.read()
 
     @pytest.mark.parametrize(
         ("arguments", "status", "said"),

@@ -344,11 +344,6 @@ def test_a_child_that_abandons_leaves_the_parents_connection_alone(ends: Ends) -
     assert ends.received(15) == b"from the parent"
 
 
-def test_a_child_abandons_even_if_the_lock_was_held_at_the_fork(ends: Ends) -> None:
-    with ends.stream._lock:
-        assert in_child(ends.stream.abandon) == 0
-
-
 # Dialling
 
 

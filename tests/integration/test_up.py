@@ -166,5 +166,5 @@ def test_up_names_the_missing_server_extra(
         importlib.util, "find_spec", lambda name, *more: None if name == "aiohttp" else find(name, *more)
     )
     assert main(["up", f"--data-path={tmp_path}/data"]) == 1
-    assert "pip install -e '.[server]'" in capfd.readouterr().err
+    assert "pip install 'nsq[server]'" in capfd.readouterr().err
     assert not (tmp_path / "data").exists()

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from tests.simulation import run, script, world
+from tests.simulation.plan import draw
 
 
 def main() -> int:
@@ -41,7 +42,7 @@ def many(seeds: Iterable[int], deadline: float) -> int:
     for seed in seeds:
         if time.monotonic() > deadline:
             break
-        outcome = run.in_child(run.plan_of(seed))
+        outcome = run.in_child(draw(seed))
         trace.update(outcome.trace.encode())
         faults += outcome.faults
         for name in ("confirmed", "handled", "virtual", "cpu"):
@@ -62,7 +63,7 @@ def many(seeds: Iterable[int], deadline: float) -> int:
 
 def replay(seed: int) -> int:
     """Run a seed, shrink its plan if it fails, and print its story."""
-    outcome = run.in_child(run.plan_of(seed))
+    outcome = run.in_child(draw(seed))
     if outcome.violations:
         outcome = run.shrink(outcome, lambda line: print(line, file=sys.stderr, flush=True))
         print("The plan, shrunk:", outcome.plan)

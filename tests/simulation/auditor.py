@@ -12,8 +12,7 @@ from typing import Any
 from tests.simulation.faults import Faults
 from tests.simulation.load import Handled, Load, Sent
 from tests.simulation.plan import Plan
-from tests.simulation.scheduler import Thread, scheduler
-from tests.simulation.world import Delivery, World
+from tests.simulation.world import Delivery, Nsqd, World
 
 #: Seconds that a call may take beyond its timeout, besides those for which threads stood still.
 _GRACE = 0.5
@@ -35,6 +34,12 @@ _CALM = (
 )  # fmt: skip
 #: Faults that break no connection, nor make it silent.
 _UNBROKEN = (*_CALM, "lookupd", "unlisted", "slow", "full", "fsync_fails", "writes_fail", "short_writes")
+#: Faults that hold up nothing that is under way.
+_PROMPT = tuple(kind for kind in _UNBROKEN if kind != "slow")
+#: Faults that keep no message from a consumer that stays connected.
+_FLOWING = tuple(
+    kind for kind in _PROMPT if kind not in ("pause", "adjust", "flap", "stop_consumer", "kill_client")
+)
 #: Faults that neither end a connection nor keep what comes over it from nsqd's disk.
 _UNNOTICED = ("guests", "late", "pause", "empty", "clock", "lookupd", "unlisted")
 
@@ -67,6 +72,7 @@ class Auditor:
             self.calls_end_in_time,
             self.publishes_end_soon,
             self.answers_leave_soon,
+            self.timeouts_end_deliveries,
             self.stops_leave_nothing,
             self.ends_take_no_time,
             self.removed_nsqds_are_left,
@@ -117,30 +123,37 @@ class Auditor:
         return bool(self.faults.happened.keys() & {"cut", "cut_at"})
 
     def nothing_deferred_is_early(self) -> None:
-        lost = self._power_was_cut or (self.faults.lossy and self.faults.disk_failed)
-        if self.faults.clock_changed or (lost and not self.plan.durable):
-            return
         for handled in self.load.handled:
             message = self.load.sent.get(handled.key)
-            ended = math.inf if message is None or message.state == "perhaps" else message.ended
-            if message is None or any(message.began <= at <= ended for at in self.faults.lossy):
-                continue  # it was not confirmed before nsqd ended
-            if message.defer and handled.at < message.began + message.defer - _EARLY:
-                early = message.began + message.defer - handled.at
+            if message is None or not message.defer:
+                continue
+            ended = math.inf if message.state == "perhaps" else message.ended
+            early = message.began + message.defer - handled.at
+            if (
+                early > _EARLY
+                and not any(message.began <= at <= ended for at in self.faults.lossy)  # it was not confirmed
+                and not self._due_times_lost(message.began, handled.at)
+            ):
                 self.found(f"EARLY by {early:.3f} s: {message.key!r}, deferred {message.defer:.3f} s")
                 break
 
+    def _due_times_lost(self, since: float, until: float) -> bool:
+        """Whether the wall clock was set meanwhile, by which due times are kept in files; or, without
+        --durable, an nsqd has ended whose files may have lost them: power was cut, or the disk failed.
+        """
+        ended = any(since <= at <= until for at in self.faults.lossy)
+        failed = self._power_was_cut or self.faults.disk_failed
+        return (ended and failed and not self.plan.durable) or any(
+            since <= at <= until for at in self.faults.clock_set
+        )
+
     def nothing_requeued_is_early(self) -> None:
         """The delay of a REQ holds, also over restarts, and over kills once nsqd has it."""
-        if self.faults.clock_changed or (self.faults.lossy and not self.plan.durable):
-            return
-        late, lost = self._late, self.faults.lossy
-        on_disk = late + self.plan.nsqd_options["sync_timeout"] * self._power_was_cut
-        came: dict[bytes, list[float]] = {}
+        lost, synced_in = self.faults.lossy, self.plan.nsqd_options["sync_timeout"] * self._power_was_cut
+        came: dict[bytes, list[tuple[float, float]]] = {}
         for conversation in self.world.conversations:
             for message_id, at in conversation.requeued():
-                if at + late < conversation.closed_at:
-                    came.setdefault(message_id, []).append(at)
+                came.setdefault(message_id, []).append((at, conversation.closed_at))
         last: dict[tuple[bytes, str], Handled] = {}
         for each in self.load.handled:
             before = last.get((each.message_id, each.channel))
@@ -148,12 +161,20 @@ class Auditor:
             if before is None or before.requeued_for <= 0 or each.attempts > before.attempts + 1:
                 continue
             early = before.ended + before.requeued_for - each.at
+            delivery = self._delivery(before)
+            if early <= _EARLY or each.at <= before.ended or delivery is None:
+                continue
+            by = before.ended + self._trips(before.ended, each.at)  # when nsqd has got it
+            # Without --durable a kill loses a delay that is in memory only.
+            until = by + synced_in if self.plan.durable else each.at
             if (
-                early > _EARLY
-                and each.at > before.ended
-                and any(before.ended <= at < before.ended + late for at in came.get(each.message_id, ()))
-                and not any(before.at <= at <= before.ended + on_disk for at in lost)
-                and not (lost and self.faults.disk_failed)
+                any(
+                    before.ended <= at < by and at + by - before.ended < closed
+                    for at, closed in came.get(each.message_id, ())
+                )
+                and not any(delivery.at <= at <= until for at in lost)
+                and not (self.faults.disk_failed and any(delivery.at <= at <= each.at for at in lost))
+                and not self._due_times_lost(delivery.at, each.at)
             ):
                 self.found(f"EARLY by {early:.3f} s after REQ: {each.key!r} on {each.channel}")
                 break
@@ -161,6 +182,8 @@ class Auditor:
     def attempts_count_up(self) -> None:
         """A message that is delivered once more counts one more attempt: else it was stored twice."""
         if self.faults.lossy or self.plan.durable:  # what waits in files has its attempts of before
+            return
+        if any("cannot undo a failed write" in line for each in self.world.daemons for line in each.lines):
             return
         seen = set[tuple[bytes, str, str, int]]()
         for each in self.load.handled:
@@ -171,12 +194,20 @@ class Auditor:
             seen.add(what)
 
     def nothing_comes_twice(self) -> None:
-        if not self.plan.calm or (self.plan.slow and (self.plan.slow_seconds >= 1 or self.plan.burst > 1)):
-            return  # messages may time out before their handlers begin
-        counts = Counter((each.key, each.channel) for each in self.load.handled)
-        twice = [key for key, count in counts.items() if count > 1]
-        if twice:
-            self.found(f"TWICE although nothing was broken: {len(twice)}, the first: {twice[0]}")
+        """With nothing broken, only what was not handled within its timeout comes again."""
+        if not self.plan.calm:
+            return
+        timeout = self.plan.nsqd_options["msg_timeout"]
+        in_batch = self.plan.batch * self.plan.slow_seconds * 1.5 * bool(self.plan.slow)
+        last: dict[tuple[bytes, str], Handled] = {}
+        for each in self.load.handled:
+            before = last.get((each.key, each.channel))
+            last[each.key, each.channel] = each
+            if before is not None and (delivery := self._delivery(before)):
+                answered = before.ended + in_batch + self._trips(before.ended, before.ended + 1)
+                if answered < delivery.at + timeout:
+                    self.found(f"TWICE although nothing was broken: {each.key!r} on {each.channel}")
+                    return
 
     def nothing_is_stored_twice(self) -> None:
         """A publish is one message: it is sent again only if it is surely not stored."""
@@ -298,6 +329,7 @@ class Auditor:
 
     def windows_stay_in_their_budget(self) -> None:
         """The sum of the RDYs that a consumer has sent is at most max_in_flight, or one for each nsqd."""
+        nsqds = [nsqd.name for nsqd in self.load.nsqds]
         changes: dict[str, list[tuple[float, int, int]]] = {}
         for number, conversation in enumerate(self.world.conversations):
             if conversation.client in self.load.budgets:
@@ -307,7 +339,8 @@ class Auditor:
             budget, windows, asked = self.load.budgets[client], dict[int, int](), list[int]()
             since = math.inf
             for at, number, count in sorted(each, key=lambda change: change[0]):
-                if at > since + _GRACE + self._stood(since, at, client):
+                # An RDY cannot leave while its nsqd stands still and reads nothing.
+                if at > since + _GRACE + self._stood(since, at, client, *nsqds):
                     self.found(f"RDY of {client} was {asked} from {since:.6f} on, max_in_flight is {budget}")
                     return
                 windows[number] = count
@@ -326,7 +359,8 @@ class Auditor:
                 for delivery in each.deliveries:
                     ended = min(delivery.ended, each.closed_at, delivery.at + timeout - 1)
                     known = delivery.at + 2 * self.plan.delay + 0.1
-                    if ended > known and not delivery.touched:
+                    delayed = self._disturbed(delivery.at, known, _PROMPT)
+                    if ended > known and not (delivery.touched or delayed):
                         mine += [(known, 1, number, 1), (ended - 0.05, 0, number, -1)]
         for client, each in events.items():
             budget = self.load.budgets[client]
@@ -335,8 +369,9 @@ class Auditor:
                 if kind < 2:
                     in_flight[number] += count
                     continue
-                grows, windows[number] = count > windows[number], count
-                used = in_flight.total() - in_flight[number] + max(count, in_flight[number])
+                # A window no larger than what is in flight admits nothing new.
+                grows, windows[number] = count > max(windows[number], in_flight[number]), count
+                used = in_flight.total() - in_flight[number] + count
                 if grows and used > budget and not self._stood(at - 2, at + 1, client):
                     self.found(f"RDY {count} of {client} at {at:.6f}: {used} may be in flight, not {budget}")
                     return
@@ -372,15 +407,53 @@ class Auditor:
             delivery = self._delivery(handled)
             if delivery is None or not handled.succeeded or handled.key not in self.load.sent:
                 continue  # a damaged message may have the id of another one
+            left = min(delivery.ended, delivery.conversation.closed_at, delivery.at + timeout - 1)
+            if left <= handled.ended:
+                continue
             by = handled.ended + self._trips(handled.ended, handled.ended + 1)
-            closed = delivery.conversation.closed_at
-            if min(delivery.ended, closed, delivery.at + timeout - 1) > by and not self._disturbed(
-                delivery.at, by
-            ):
+            if left > by and not self._disturbed(delivery.at, by):
                 self.found(
                     f"SLOW: {handled.key!r} was handled at {handled.ended:.6f}, FIN {delivery.ended:.6f}"
                 )
                 return
+
+    def timeouts_end_deliveries(self) -> None:
+        """What is not answered in time comes again, though its consumer stays connected."""
+        timeout = self.plan.nsqd_options["msg_timeout"]
+        for handled in self.load.handled:
+            delivery = self._delivery(handled)
+            if delivery is None or delivery.touched or handled.key not in self.load.sent:
+                continue
+            due, ended = delivery.at + timeout, min(delivery.ended, delivery.conversation.closed_at)
+            if ended < due:
+                continue
+            by = due + 2.0 + 2 * self._stood(delivery.at, due + 2.0)
+            if (
+                ended > by
+                and not self._disturbed(delivery.at, by, _FLOWING)
+                and self.load.emptied.get(handled.channel, 0.0) < delivery.at
+                and not any(delivery.at < at <= by for at in self._came[handled.message_id])
+                and not self._backlogged(handled.channel, due, by)
+            ):
+                self.found(f"TIMEOUT of {handled.key!r}, delivered at {delivery.at:.6f}: it never came again")
+                return
+
+    @functools.cached_property
+    def _came(self) -> dict[bytes, list[float]]:
+        """When each message was delivered."""
+        came: dict[bytes, list[float]] = {}
+        for conversation in self.world.conversations:
+            for each in conversation.deliveries:
+                came.setdefault(each.message_id, []).append(each.at)
+        return came
+
+    def _backlogged(self, channel: str, since: float, until: float) -> bool:
+        """Whether messages of a channel waited for long that were handled meanwhile."""
+        handled = [
+            each for each in self.load.handled if each.channel == channel and since <= each.at <= until
+        ]
+        sent = [(each.at, self.load.sent[each.key]) for each in handled if each.key in self.load.sent]
+        return any(at - message.ended - message.defer > 1.0 for at, message in sent)
 
     @functools.cached_property
     def _deliveries(self) -> dict[tuple[str, str, bytes, int], list[Delivery]]:
@@ -430,6 +503,7 @@ class Auditor:
         for call in self.load.calls:
             if call.what == "close" or (call.what == "stop" and not (self.plan.slow or self.plan.hung)):
                 took, limit = call.ended - call.began, self._trips(call.began, call.ended) + 0.5
+                limit += max(0.0, self._interrupted_until(call.by) - call.began)
                 if took > limit and not self._disturbed(call.began - _FOUND_AGAIN, call.ended, _CALM):
                     self.found(
                         f"SLOW: {call.what} of {call.process.name} at {call.began:.6f} took {took:.3f} s"
@@ -455,14 +529,14 @@ class Auditor:
             if message.call != "http":
                 stored[id(message.by)] += message.state == "stored"
                 perhaps[id(message.by)] += message.state == "perhaps"
-        for process, made, stats in self.load.counted:
+        for process, made, stats, at in self.load.counted:
             if hasattr(stats, "finished"):
                 left = stats.in_flight or stats.waiting
                 wrong = stats.finished > handled[id(made)]
                 wrong |= self.plan.calm and stats.finished + stats.timed_out < handled[id(made)]
             else:
-                # A future ends at its timeout once the producer's thread does not stand still.
-                left = stats.pending and not process.stood(scheduler.now - _FOUND_AGAIN, scheduler.now)
+                by = self._interrupted_until(made)  # once the producer's thread does not stand still
+                left = stats.pending and at > by + _GRACE + process.stood(max(by, at - _FOUND_AGAIN), at)
                 certain = stored[id(made)]
                 wrong = not certain <= stats.published <= certain + perhaps[id(made)]
             if left or wrong:
@@ -471,6 +545,17 @@ class Auditor:
                     f"{stored[id(made)]} stored, {perhaps[id(made)]} perhaps"
                 )
                 return
+
+    def _interrupted_until(self, producer: Any) -> float:
+        """Return when the last publish ends whose caller was interrupted: it may wait until its timeout."""
+        return max(
+            (
+                each.began + each.timeout
+                for each in self.load.sent.values()
+                if each.by is producer and each.error == "perhaps"
+            ),
+            default=0.0,
+        )
 
     def nothing_crashes(self) -> None:
         for process in self.world.processes:
@@ -489,14 +574,18 @@ class Auditor:
             self.found(f"DAEMON {text}")
 
     def nothing_is_left(self) -> None:
+        # The garbage collector, which is off, closes the socket of an HTTP request that was interrupted.
+        freed = self.faults.happened.keys() & {"interrupt", "storm"}
         for process in self.world.processes:
-            left = [thread for thread in process.threads if thread.alive and not self._may_stay(thread)]
-            if left and process.alive and process is not self.world.here:
+            if not process.alive or process is self.world.here:
+                continue
+            left = [thread for thread in process.threads if thread.alive]
+            if left := [thread for thread in left if not thread.name.startswith("nsq-resolve")]:
                 self.found(f"LEFT running: {left}")
-            # The garbage collector, which is off, closes the socket of an HTTP request that was interrupted.
-            freed = "interrupt" in self.faults.happened and "http" in self.plan.calls
-            if process.descriptors and process.alive and process is not self.world.here and not freed:
-                self.found(f"LEFT open in {process.name}: {list(process.descriptors.values())[:5]}")
+            opened = list(process.descriptors.values())
+            if opened := [each for each in opened if not (freed and _is_http(each))]:
+                self.found(f"LEFT open in {process.name}: {opened[:5]}")
 
-    def _may_stay(self, thread: Thread) -> bool:
-        return thread.name.startswith("nsq-resolve")
+
+def _is_http(descriptor: Any) -> bool:
+    return hasattr(descriptor, "_end") and descriptor._end.peer_name[1] == Nsqd.http_port

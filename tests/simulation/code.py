@@ -8,12 +8,12 @@ on PYTHONHASHSEED, so a run could not be repeated.
 from __future__ import annotations
 
 import ast
+import builtins
 import importlib.abc
 import importlib.machinery
 import itertools
-import marshal
-import os
 import sys
+import tempfile
 from collections.abc import Iterable, Iterator, MutableSet, Sequence
 from hashlib import blake2b
 from pathlib import Path
@@ -58,8 +58,8 @@ class Set(MutableSet[T]):
     def copy(self) -> Set[T]:
         return Set(self)
 
-    def update(self, *others: Iterable[T]) -> None:
-        self._items.update(dict.fromkeys(itertools.chain(*others)))
+    def update(self, items: Iterable[T]) -> None:
+        self._items.update(dict.fromkeys(items))
 
     def union(self, *others: Iterable[T]) -> Set[T]:
         return Set(itertools.chain(self, *others))
@@ -69,47 +69,18 @@ class Set(MutableSet[T]):
         return Set(item for item in self if item in other)
 
     __and__ = intersection  # MutableSet's has the order of ``other``
-
-    def difference(self, other: Iterable[object]) -> Set[T]:
-        other = set(other)
-        return Set(item for item in self if item not in other)
-
-    def difference_update(self, other: Iterable[T]) -> None:
-        self -= Set(other)
+    difference = MutableSet.__sub__
+    difference_update = MutableSet.__isub__
 
 
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
 class _Transform(ast.NodeTransformer):
-    def __init__(self, stand_ins: Iterable[str]) -> None:
+    def __init__(self) -> None:
         self.sites: list[tuple[str, int]] = []
         """The function and the line of each statement before which a thread can be preempted."""
-        self._stand_ins = stand_ins
         self._scopes: list[str] = []
-
-    # Stand-ins.
-
-    def visit_Import(self, node: ast.Import) -> list[ast.stmt]:
-        return [
-            _parsed(f"{alias.asname or alias.name} = _simulated[{alias.name!r}]", node)
-            if alias.name in self._stand_ins
-            else ast.copy_location(ast.Import([alias]), node)
-            for alias in node.names
-        ]
-
-    def visit_ImportFrom(self, node: ast.ImportFrom) -> ast.stmt | list[ast.stmt]:
-        if node.level or node.module not in self._stand_ins:
-            return node
-        return [
-            _parsed(f"{alias.asname or alias.name} = _simulated[{node.module!r}].{alias.name}", node)
-            for alias in node.names
-        ]
-
-    # Sets.
-
-    def visit_Name(self, node: ast.Name) -> ast.expr:
-        return _set_type(node) if node.id in ("set", "frozenset") else node
 
     def visit_Set(self, node: ast.Set) -> ast.expr:
         self.generic_visit(node)
@@ -124,8 +95,6 @@ class _Transform(ast.NodeTransformer):
         if _is_keys(node.left) or _is_keys(node.right):  # ``a.keys() - b.keys()`` is a set
             node.left = _as_set(node.left, node.left)
         return node
-
-    # Preemption.
 
     def visit(self, node: ast.AST) -> Any:
         if not isinstance(node, _SCOPES):
@@ -146,12 +115,12 @@ class _Transform(ast.NodeTransformer):
             self._interrupt(part)
 
     def _with_places(self, block: list[ast.stmt]) -> Iterator[ast.stmt]:
-        for number, statement in enumerate(block):
+        for statement in block:
             if isinstance(statement, _SCOPES):
                 yield statement
                 continue
-            docstring = number == 0 and isinstance(statement, ast.Expr) and _is_text(statement.value)
-            if not (docstring or isinstance(statement, (ast.Global, ast.Nonlocal, ast.Pass))):
+            is_text = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+            if not (is_text or isinstance(statement, (ast.Global, ast.Nonlocal, ast.Pass))):
                 site = len(self.sites)
                 self.sites.append((".".join(self._scopes), statement.lineno))
                 call = f"_statement(__name__, {site}, _marked[{site}])"
@@ -168,59 +137,34 @@ def _parsed(text: str, where: ast.stmt) -> ast.stmt:
     return made
 
 
-def _set_type(where: ast.expr) -> ast.expr:
-    return ast.copy_location(ast.Name("_Set", ast.Load()), where)
-
-
 def _as_set(items: ast.expr, where: ast.expr) -> ast.expr:
-    return ast.copy_location(ast.Call(_set_type(where), [ast.copy_location(items, where)], []), where)
+    made = ast.Call(ast.Name("set", ast.Load()), [ast.copy_location(items, where)], [])
+    return ast.fix_missing_locations(ast.copy_location(made, where))
 
 
 def _is_keys(node: ast.expr) -> bool:
     return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "keys"
 
 
-def _is_text(node: ast.expr) -> bool:
-    return isinstance(node, ast.Constant) and isinstance(node.value, str)
+class _Loader(importlib.machinery.SourceFileLoader):
+    """Loads one module of the package. It gets the names ``_sites`` (the function and the line of each place
+    where a thread can be preempted) and ``_marked``, and built-ins of its own.
+    """
 
+    builtins: dict[str, Any]
 
-sites: dict[str, list[tuple[str, int]]] = {}
-"""By module: the function and line of each place where a thread can be preempted."""
-_modules: dict[str, ModuleType] = {}
-
-
-class _Importer(importlib.machinery.SourceFileLoader):
-    """Imports one module of the package. Its code is kept in ``cache``."""
-
-    stand_ins: dict[str, Any]
-    cache: Path
-
-    def get_code(self, fullname: str) -> CodeType:
-        source = self.get_data(self.path)
-        parts = [source, self.path.encode(), Path(__file__).read_bytes(), sys.version.encode()]
-        cached = self.cache / f"{fullname}.{blake2b(b'|'.join(parts), digest_size=12).hexdigest()}"
-        if not cached.is_file():
-            transform = _Transform(self.stand_ins)
-            code = compile(transform.visit(ast.parse(source)), self.path, "exec", dont_inherit=True)
-            self.cache.mkdir(parents=True, exist_ok=True)
-            fresh = cached.with_suffix(f".{os.getpid()}.new")
-            fresh.write_bytes(marshal.dumps((transform.sites, code)))
-            fresh.replace(cached)
-        sites[fullname], code = marshal.loads(cached.read_bytes())
-        return code
+    def source_to_code(self, data: Any, path: Any, *, _optimization: int = -1) -> CodeType:
+        transform = _Transform()
+        tree = transform.visit(ast.parse(data))
+        names = f"_sites = {transform.sites}\n_marked = bytearray({len(transform.sites)})"
+        future = sum(isinstance(each, ast.ImportFrom) and each.module == "__future__" for each in tree.body)
+        start = future + (ast.get_docstring(tree) is not None)
+        tree.body[start:start] = ast.parse(names).body
+        return compile(tree, path, "exec", dont_inherit=True)
 
     def exec_module(self, module: ModuleType) -> None:
-        code = self.get_code(module.__name__)
-        module.__dict__.update(
-            _simulated=self.stand_ins,
-            _Set=Set,
-            _due=lambda: 0,
-            _marked=bytearray(len(sites[module.__name__])),
-            _statement=scheduler.statement,
-            open=self.stand_ins["os"].open_file,
-        )
-        _modules[module.__name__] = module
-        exec(code, module.__dict__)
+        module.__dict__["__builtins__"] = self.builtins
+        super().exec_module(module)
 
 
 class _Finder(importlib.abc.MetaPathFinder):
@@ -229,28 +173,47 @@ class _Finder(importlib.abc.MetaPathFinder):
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, path)
         if spec is not None and isinstance(spec.loader, importlib.machinery.SourceFileLoader):
-            spec.loader = _Importer(name, spec.loader.path)
+            spec.loader = _Loader(name, spec.loader.path)
         return spec
 
 
-def install(stand_ins: dict[str, Any], cache: Path) -> None:
+def install(stand_ins: dict[str, Any]) -> None:
     """From now on import the package for the simulation. It must not have been imported before."""
     loaded = [name for name in sys.modules if name.partition(".")[0] == PACKAGE]
     assert not loaded, f"imported before the simulation was installed: {loaded}"
-    _Importer.stand_ins, _Importer.cache = stand_ins, cache
+
+    def import_(name: str, *arguments: Any, **options: Any) -> Any:
+        return stand_ins[name] if name in stand_ins else builtins.__import__(name, *arguments, **options)
+
+    _Loader.builtins = {
+        **vars(builtins),
+        "__import__": import_,
+        "open": stand_ins["os"].open_file,
+        "set": Set,
+        "frozenset": Set,
+        "_due": lambda: 0,
+        "_statement": scheduler.statement,
+    }
+    # Compiled modules of the package must not be taken for those of programs, nor of another transform.
+    version = blake2b(Path(__file__).read_bytes(), digest_size=12).hexdigest()
+    sys.pycache_prefix = f"{tempfile.gettempdir()}/nsq-simulation-code/{version}"
     sys.meta_path.insert(0, _Finder())
 
 
 def begin_preempting() -> None:
     """Have every statement of the package be a place for a preemption, as often as the scheduler says."""
-    due = scheduler.due()
-    for module in _modules.values():
-        module.__dict__["_due"] = due.__next__
+    _Loader.builtins["_due"] = scheduler.due().__next__
+
+
+def sites() -> dict[str, list[tuple[str, int]]]:
+    """Return the function and the line of each place where a thread can be preempted, by module."""
+    loaded = sorted(name for name in sys.modules if name.partition(".")[0] == PACKAGE)
+    return {name: sys.modules[name]._sites for name in loaded}  # type: ignore[attr-defined]
 
 
 def mark(module: str, site: int, on: bool = True) -> None:
     """Have the scheduler asked whenever a thread comes to this statement."""
-    _modules[module].__dict__["_marked"][site] = on
+    sys.modules[module]._marked[site] = on  # type: ignore[attr-defined]
 
 
 def site_of(function: str, beginning: str) -> tuple[str, int]:
@@ -259,8 +222,8 @@ def site_of(function: str, beginning: str) -> tuple[str, int]:
     """
     name, _, owner = function.partition(":")
     module = f"{PACKAGE}.{name}"
-    source = Path(str(_modules[module].__file__)).read_text().splitlines()
-    for site, (scope, line) in enumerate(sites[module]):
+    source = Path(str(sys.modules[module].__file__)).read_text().splitlines()
+    for site, (scope, line) in enumerate(sites()[module]):
         if scope == owner and source[line - 1].strip().startswith(beginning):
             return module, site
     raise LookupError(f"{function} has no line that begins with {beginning!r}")
@@ -268,7 +231,7 @@ def site_of(function: str, beginning: str) -> tuple[str, int]:
 
 def knob(module: str, name: str, value: object) -> None:
     """Give a constant of a module of the package another value."""
-    full = f"{PACKAGE}.{module}"
-    if not hasattr(_modules[full], name):
-        raise LookupError(f"{full} has no {name}")
-    setattr(_modules[full], name, value)
+    full = sys.modules[f"{PACKAGE}.{module}"]
+    if not hasattr(full, name):
+        raise LookupError(f"{module} has no {name}")
+    setattr(full, name, value)

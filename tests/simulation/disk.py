@@ -88,16 +88,18 @@ class Disk:
         self._durable_names: dict[str, File] = {}
         self._journal: list[dict[str, File | None]] = []  # each step happens whole, or not
         self.capacity = math.inf
-        self.fail: Callable[[str, str], int] = _works
-        """Gets an operation and a name before it happens; returns an errno, or 0. It may kill the process."""
+        self.hooks: list[Callable[[str, str], int]] = []
+        """They get an operation and a name before it happens; one that returns an errno has it fail. They may
+        kill the process.
+        """
         self.short_writes = 0.0
         self.operations = 0
-        self.lock: Open | None = None
         self._inodes: weakref.WeakValueDictionary[int, File] = weakref.WeakValueDictionary()
 
     def heal(self) -> None:
         """End all faults."""
-        self.capacity, self.short_writes, self.fail = math.inf, 0.0, _works
+        self.capacity, self.short_writes = math.inf, 0.0
+        self.hooks.clear()
 
     @property
     def used(self) -> int:
@@ -108,7 +110,7 @@ class Disk:
         if operation in CHANGES:
             self.operations += 1
         scheduler.note(operation, name)
-        code = self.fail(operation, name)
+        code = next((code for hook in self.hooks.copy() if (code := hook(operation, name))), 0)
         failure = f" fails: {real_os.strerror(code)}" if code else ""
         scheduler.story(f"{self.host} disk: {operation} {name}{failure}")
         if code:
@@ -136,7 +138,6 @@ class Disk:
             _rename(names, step)
         self.names = names
         self.sync_names()
-        self.lock = None
         for file in dict.fromkeys(names.values()):
             file.cut_power(chance)
 
@@ -146,10 +147,6 @@ def _rename(names: dict[str, File], step: dict[str, File | None]) -> None:
         names.pop(name, None)
         if file is not None:
             names[name] = file
-
-
-def _works(_operation: str, _name: str) -> int:
-    return 0
 
 
 disks: dict[str, Disk] = {}
@@ -234,17 +231,9 @@ class Open(io.RawIOBase):
             st_ino=self.file.number,
         )
 
-    def flock(self, _operation: int) -> None:
-        """Lock the directory, for this process alone, or raise an error at once."""
-        if self.disk.lock not in (None, self):
-            raise _error(errno.EAGAIN, self.name)
-        self.disk.lock = self
-
     def close(self) -> None:
         super().close()
         self.process.descriptors.pop(self._number, None)
-        if self.disk.lock is self:
-            self.disk.lock = None
 
     # What ``open`` needs beside that.
 
@@ -374,6 +363,6 @@ def modules() -> dict[str, Any]:
             register_at_fork=lambda **_: None,
             **{method.__name__: _by_descriptor(method) for method in methods},
         ),
-        "fcntl": stand_in(real_fcntl, flock=_by_descriptor(Open.flock)),
+        "fcntl": stand_in(real_fcntl, flock=lambda *_: None),  # no directory has two nsqds
         "pathlib": stand_in(pathlib, Path=Path),
     }

@@ -5,13 +5,14 @@ from __future__ import annotations
 import errno
 import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from tests.simulation import threads
 from tests.simulation.disk import CHANGES
-from tests.simulation.network import End, network
+from tests.simulation.network import End, Host, Link, network
 from tests.simulation.plan import Fault
 from tests.simulation.scheduler import scheduler
 from tests.simulation.world import Daemon, Nsqd, World
@@ -20,18 +21,34 @@ from tests.simulation.world import Daemon, Nsqd, World
 _FOUND_AGAIN = 5.0
 
 
+#: Faults of clients, topics and channels, which the load carries out.
+_OF_LOAD: dict[str, Callable[[Any, Nsqd, Fault], object]] = {
+    "interrupt": lambda load, _, fault: load.interrupt(fault.number),
+    "flap": lambda load, nsqd, fault: load.flap(nsqd, fault.number, fault.lasts),
+    "adjust": lambda load, _, fault: load.adjust(fault.number, fault.lasts),
+    "late": lambda load, _, fault: load.begin_late(),
+    "close_producer": lambda load, _, fault: load.replace_producer(fault.number),
+    "stop_consumer": lambda load, _, fault: load.replace_consumer(fault.number, fault.lasts),
+    "kill_client": lambda load, _, fault: load.kill_client(fault.number),
+    "guests": lambda load, nsqd, fault: load.visit(nsqd, fault.number, fault.lasts),
+    "pause": lambda load, nsqd, fault: load.pause(nsqd, fault.number, fault.lasts),
+    "empty": lambda load, nsqd, fault: load.empty(nsqd, fault.number),
+}
+
+
 @dataclass
 class Span:
     fault: Fault
     began: float
-    ended: float
+    ended: float = math.inf
 
 
 class Faults:
-    """``happened`` counts the faults by kind, ``spans`` has each with its beginning and end. Each kind is a
-    method of its name.
+    """Each kind of fault is a method of its name, or ``_OF_LOAD`` has it. A thread of its own runs it: it
+    begins the fault, waits, and mends it.
 
-    ``lossy`` has the times of kills and power cuts: what a default nsqd had in memory then is lost.
+    ``happened`` counts the faults by kind, ``spans`` has each with its beginning and end. ``lossy`` has the
+    times of kills and power cuts: what a default nsqd had in memory then is lost.
     """
 
     def __init__(self, world: World, nsqds: Sequence[Nsqd], lookupds: Sequence[Daemon], load: Any) -> None:
@@ -40,33 +57,46 @@ class Faults:
         self.lossy: list[float] = []
         self.stood = 0.0
         """Seconds for which processes stood still."""
-        self.disk_failed = self.clock_changed = False
+        self.disk_failed = False
+        self.clock_set: list[float] = []
+        """When the wall clock of an nsqd was set."""
         self.not_started: list[str] = []
         """Starts that failed although the disk worked."""
         self.unclean: list[str] = []
         self.mended = False
         self.spans: list[Span] = []
-        self._busy: list[Fault] = []
-        self._ending: dict[str, Callable[[str, str], None]] = {}
-        """What looks, before each operation on a disk, whether its nsqd ends there."""
-        self._failing: dict[str, list[Callable[[str], int]]] = {nsqd.name: [] for nsqd in nsqds}
-        """What says which errno an operation on a disk fails with."""
-        for nsqd in nsqds:
-            nsqd.disk.fail = partial(self._before, nsqd.name)
 
     def do(self, fault: Fault) -> None:
-        """Begin a fault; what must be mended is, on a thread of its own."""
+        """Begin a fault."""
         self.happened[fault.kind] = self.happened.get(fault.kind, 0) + 1
         scheduler.story(f"fault {fault}")
         scheduler.note("fault", fault.kind, fault.number)
-        self.spans.append(Span(fault, scheduler.now, scheduler.now))
-        getattr(self, fault.kind)(fault)
+        span = Span(fault, scheduler.now)
+        self.spans.append(span)
+
+        def run() -> None:
+            nsqd = self.nsqds[fault.number % len(self.nsqds)]
+            try:
+                if fault.kind in _OF_LOAD:
+                    _OF_LOAD[fault.kind](self.load, nsqd, fault)
+                else:
+                    getattr(self, fault.kind)(fault, nsqd)
+            finally:
+                span.ended = scheduler.now
+
+        scheduler.start(run, f"fault-{fault.kind}", self.world.here)
         if fault.number % 2:
             self._then(fault)
 
     def _then(self, fault: Fault) -> None:
         if fault.then and not self.mended:
             self.do(Fault(fault.at, fault.then, self.world.chance.randrange(1, 40), fault.lasts))
+
+    def _wait(self, fault: Fault) -> None:
+        """Wait until a fault is to end, or everything is mended; begin what happens in its middle."""
+        self.world.until(lambda: self.mended, fault.lasts)
+        if not fault.number % 2:
+            self._then(fault)
 
     def fill(self) -> None:
         """Fill all disks until they are mended again."""
@@ -77,46 +107,17 @@ class Faults:
     def mend(self, seconds: float) -> None:
         """Mend everything, and wait until all daemons run again."""
         self.mended = True
-        for link in network._links.values():
-            link.mend()
-            link.delay = network.delay
+        network.mend()
         for nsqd in self.nsqds:
-            self._heal_disk(nsqd)
-            if nsqd.process is not None:
+            nsqd.disk.heal()
+            if nsqd.process is not None and nsqd.process.clock_error:
                 nsqd.process.clock_error = 0.0
-        self.world.until(lambda: not self._busy, seconds)
+                self.clock_set.append(scheduler.now)
+        self.world.until(lambda: all(span.ended < math.inf for span in self.spans), seconds)
         for nsqd in self.nsqds:
             self._run_again(nsqd)
 
-    def _later(self, fault: Fault, work: Callable[[], object]) -> None:
-        span = self.spans[-1]
-        span.ended = math.inf
-        self._busy.append(fault)
-
-        def run() -> None:
-            try:
-                work()
-            finally:
-                span.ended = scheduler.now
-                self._busy.remove(fault)
-
-        scheduler.start(run, f"fault-{fault.kind}", self.world.here)
-
-    def _after(self, fault: Fault, work: Callable[[], object]) -> None:
-        def wait() -> None:
-            self._wait(fault)
-            work()
-
-        self._later(fault, wait)
-
-    def _wait(self, fault: Fault) -> None:
-        """Wait until a fault is to end, or everything is mended; begin what happens in its middle."""
-        self.world.until(lambda: self.mended, fault.lasts)
-        if not fault.number % 2:
-            self._then(fault)
-
-    def _nsqd(self, fault: Fault) -> Nsqd:
-        return self.nsqds[fault.number % len(self.nsqds)]
+    # Daemons.
 
     def _run_again(self, daemon: Daemon) -> None:
         """Start a daemon until it runs, unless another thread does so."""
@@ -126,249 +127,178 @@ class Faults:
             if daemon.running or daemon.start():
                 return
             if daemon.failure and not self.disk_failed:
-                self.not_started.append(f"{daemon.name}: {daemon.failure}")
-                return
+                break
             if self.mended and isinstance(daemon, Nsqd):
-                self._heal_disk(daemon)
+                daemon.disk.heal()
             threads.sleep(0.2)
         self.not_started.append(f"{daemon.name}: {daemon.failure}")
 
-    # Daemons.
+    def kill(self, fault: Fault, nsqd: Nsqd) -> None:
+        self._end(fault, nsqd, nsqd.kill)
 
-    def kill(self, fault: Fault) -> None:
-        nsqd = self._nsqd(fault)
+    def cut(self, fault: Fault, nsqd: Nsqd) -> None:
+        self._end(fault, nsqd, nsqd.cut_power)
+
+    def _end(self, fault: Fault, nsqd: Nsqd, end: Callable[[], None]) -> None:
         if nsqd.running:
             self.lossy.append(scheduler.now)
-            nsqd.kill()
-            self._after(fault, lambda: self._run_again(nsqd))
-
-    def cut(self, fault: Fault) -> None:
-        nsqd = self._nsqd(fault)
-        if nsqd.running:
-            self.lossy.append(scheduler.now)
-            nsqd.cut_power()
-            self._after(fault, lambda: self._run_again(nsqd))
-
-    def kill_at(self, fault: Fault) -> None:
-        self._at_operation(fault, lambda nsqd: nsqd.kill())
-
-    def cut_at(self, fault: Fault) -> None:
-        self._at_operation(fault, lambda nsqd: nsqd.cut_power())
-
-    def _at_operation(self, fault: Fault, end: Callable[[Nsqd], None]) -> None:
-        """End the nsqd before one of its next operations that change files."""
-        nsqd = self._nsqd(fault)
-        if nsqd.name in self._ending:
-            return
-        at = nsqd.disk.operations + fault.number
-        done: list[None] = []
-
-        def look(operation: str, name: str) -> None:
-            if operation in CHANGES and nsqd.disk.operations >= at and nsqd.alive:
-                done.append(None)
-                self.lossy.append(scheduler.now)
-                del self._ending[nsqd.name]
-                scheduler.story(f"{nsqd.name} ends before: {operation} {name}")
-                end(nsqd)
-
-        self._ending[nsqd.name] = look
-
-        def wait() -> None:
-            self.world.until(lambda: done or self.mended, 30.0)
-            if done:
-                threads.sleep(min(fault.lasts, 1.0))
-                self._run_again(nsqd)
-            else:
-                del self._ending[nsqd.name]
-
-        self._later(fault, wait)
-
-    def _before(self, name: str, operation: str, file: str) -> int:
-        if look := self._ending.get(name):
-            look(operation, file)
-        return next((code for fails in self._failing[name] if (code := fails(operation))), 0)
-
-    def restart(self, fault: Fault, drain: bool = False) -> None:
-        nsqd = self._nsqd(fault)
-
-        def work() -> None:
-            failed_before = self.disk_failed
-            if not nsqd.stop(drain=drain):
-                self.unclean.append(f"{nsqd.name} did not stop")
-                nsqd.kill()
-            elif nsqd.stopped_cleanly is False:
-                self.lossy.append(scheduler.now)
-                if not (failed_before or self.disk_failed):
-                    self.unclean.append(f"{nsqd.name} stopped and lost something, although the disk works")
-            if fault.kind == "move":
-                network.move(nsqd.host)
+            end()
             self._wait(fault)
             self._run_again(nsqd)
 
-        if nsqd.running and not nsqd.stopping:
-            self._later(fault, work)
+    def kill_at(self, fault: Fault, nsqd: Nsqd) -> None:
+        self._end_at(fault, nsqd, nsqd.kill)
 
-    def drain(self, fault: Fault) -> None:
+    def cut_at(self, fault: Fault, nsqd: Nsqd) -> None:
+        self._end_at(fault, nsqd, nsqd.cut_power)
+
+    def _end_at(self, fault: Fault, nsqd: Nsqd, end: Callable[[], None]) -> None:
+        """End the nsqd before one of its next operations that change files."""
+        at = nsqd.disk.operations + 1 + fault.number**2 // 10
+
+        def hook(operation: str, name: str) -> int:
+            if operation in CHANGES and nsqd.disk.operations >= at and nsqd.alive:
+                self.lossy.append(scheduler.now)
+                nsqd.disk.hooks.remove(hook)
+                scheduler.story(f"{nsqd.name} ends before: {operation} {name}")
+                end()
+            return 0
+
+        nsqd.disk.hooks.append(hook)
+        self.world.until(lambda: hook not in nsqd.disk.hooks or self.mended, 30.0)
+        if hook in nsqd.disk.hooks:
+            nsqd.disk.hooks.remove(hook)
+        else:
+            threads.sleep(min(fault.lasts, 1.0))
+            self._run_again(nsqd)
+
+    def restart(self, fault: Fault, nsqd: Nsqd, drain: bool = False) -> None:
+        if not nsqd.running or nsqd.stopping:
+            return
+        failed_before = self.disk_failed
+        if not nsqd.stop(drain=drain):
+            self.unclean.append(f"{nsqd.name} did not stop")
+            nsqd.kill()
+        elif nsqd.stopped_cleanly is False:
+            self.lossy.append(scheduler.now)
+            if not (failed_before or self.disk_failed):
+                self.unclean.append(f"{nsqd.name} stopped and lost something, although the disk works")
+        if fault.kind == "move":
+            network.move(nsqd.host)
+        self._wait(fault)
+        self._run_again(nsqd)
+
+    move = restart
+
+    def drain(self, fault: Fault, nsqd: Nsqd) -> None:
         """Restart an nsqd without its clients noticing: one at a time, which they have found again."""
-        drains = [span for span in self.spans[:-1] if span.fault.kind == "drain"]
-        if not any(span.ended > scheduler.now - _FOUND_AGAIN for span in drains):
-            self.restart(fault, drain=True)
+        others = [span for span in self.spans if span.fault.kind == "drain" and span.fault is not fault]
+        if not any(span.ended > scheduler.now - _FOUND_AGAIN for span in others):
+            self.restart(fault, nsqd, drain=True)
 
-    def move(self, fault: Fault) -> None:
-        self.restart(fault)
-
-    def lookupd(self, fault: Fault) -> None:
-        if self.lookupds:
-            lookupd = self.lookupds[fault.number % len(self.lookupds)]
-            if lookupd.running:
+    def lookupd(self, fault: Fault, _nsqd: Nsqd) -> None:
+        for lookupd in self.lookupds:
+            if lookupd.running and lookupd is self.lookupds[fault.number % len(self.lookupds)]:
                 lookupd.kill()
-                self._after(fault, lambda: self._run_again(lookupd))
+                self._wait(fault)
+                self._run_again(lookupd)
 
-    def stand(self, fault: Fault) -> None:
+    def stand(self, fault: Fault, _nsqd: Nsqd) -> None:
         """Stop a process for a while, as SIGSTOP does."""
-        processes = [daemon.process for daemon in (*self.nsqds, *self.lookupds) if daemon.running]
-        processes += [process for process in self.world.clients if process.alive]
-        process = processes[fault.number % len(processes)]
-        if process is not None:
+        daemons = [daemon.process for daemon in (*self.nsqds, *self.lookupds) if daemon.running]
+        processes = [*daemons, *(process for process in self.world.clients if process.alive)]
+        if process := processes[fault.number % len(processes)]:
             self.stood += fault.lasts
-            scheduler.stop_process(process)
-            self._after(fault, lambda: scheduler.continue_process(process))
+            process.stop(fault.lasts)
+            self._wait(fault)
 
-    def clock(self, fault: Fault) -> None:
-        nsqd = self._nsqd(fault)
+    def clock(self, fault: Fault, nsqd: Nsqd) -> None:
         if nsqd.process is not None:
-            self.clock_changed = True
+            self.clock_set.append(scheduler.now)
             nsqd.process.clock_error += (fault.number % 3 - 1) * 10 * fault.lasts
 
     # The network.
 
-    def reset(self, fault: Fault) -> None:
+    def reset(self, _fault: Fault, nsqd: Nsqd) -> None:
         """Break a connection when something is on its way over it, or a moment later."""
-        nsqd, broken = self._nsqd(fault), list[End]()
+        broken = list[End]()
 
         def look(end: End) -> None:
             if nsqd.host in (end.host, end.peer and end.peer.host) and not broken:
                 broken.append(end)
-                scheduler.at(
-                    scheduler.now + 4 * network.delay * scheduler.chance.random(), partial(network.reset, end)
-                )
+                later = scheduler.now + 4 * network.delay * scheduler.chance.random()
+                scheduler.at(later, partial(network.reset, end))
 
         network.watch = look
-        self._later(fault, lambda: self.world.until(lambda: broken or self.mended, 1.0))
+        self.world.until(lambda: broken or self.mended, 1.0)
 
-    def silence(self, fault: Fault) -> None:
-        host = self._nsqd(fault).host
-        links = [network.link(host, other) for other in network.hosts.values() if other is not host]
+    def _links(self, nsqd: Nsqd, others: Sequence[Host] = ()) -> list[Link]:
+        others = others or [host for host in network.hosts.values() if host is not nsqd.host]
+        return [network.link(nsqd.host, other) for other in others]
+
+    def silence(self, fault: Fault, nsqd: Nsqd) -> None:
+        links = self._links(nsqd)
         for link in links:
             link.silent = True
-        self._after(fault, lambda: [link.mend() for link in links])
+        self._wait(fault)
+        for link in links:
+            link.mend()
 
-    def slow(self, fault: Fault) -> None:
-        host = self._nsqd(fault).host
-        links = [network.link(host, other) for other in network.hosts.values() if other is not host]
+    def slow(self, fault: Fault, nsqd: Nsqd) -> None:
+        links = self._links(nsqd)
         for link in links:
             link.delay = (0.03, 0.2, 1.0)[fault.number % 3]
+        self._wait(fault)
+        for link in links:
+            link.mend()
 
-        def mend() -> None:
-            for link in links:
-                link.delay = network.delay
-
-        self._after(fault, mend)
-
-    def unlisted(self, fault: Fault) -> None:
+    def unlisted(self, fault: Fault, nsqd: Nsqd) -> None:
         """Cut an nsqd off from the nsqlookupds, while topics come and go."""
-        nsqd = self._nsqd(fault)
-        links = [network.link(nsqd.host, lookupd.host) for lookupd in self.lookupds]
         hosts = [lookupd.host for lookupd in self.lookupds]
+        links = self._links(nsqd, hosts)
         for link in links:
             link.silent = True
         for end in [end for end in nsqd.host.ends if end.peer is not None and end.peer.host in hosts]:
             network.reset(end)
-
-        def visit() -> None:
-            self.world.until(lambda: self.mended, fault.lasts)
-            for link in links:
-                link.mend()
-            for number in range(fault.number, fault.number + 20):
-                self.load.visit(nsqd, number, 0.02)
-
-        self._later(fault, visit)
+        self._wait(fault)
+        for link in links:
+            link.mend()
+        self.world.until(lambda: self.load.listed(nsqd), 20.0, every=0.002)
+        for number in range(fault.number, fault.number + 20):  # while it registers
+            self.load.visit(nsqd, number, 0.002)
 
     # Disks.
 
-    def full(self, fault: Fault) -> None:
-        nsqd = self._nsqd(fault)
+    def full(self, fault: Fault, nsqd: Nsqd) -> None:
         self.disk_failed = True
         nsqd.disk.capacity = nsqd.disk.used + fault.number * 10
-        self._after(fault, lambda: self._heal_disk(nsqd))
+        self._wait(fault)
+        nsqd.disk.capacity = math.inf
 
-    def fsync_fails(self, fault: Fault) -> None:
-        left = [(1, 2, 10, 1000)[fault.number % 4]]
+    def fsync_fails(self, fault: Fault, nsqd: Nsqd) -> None:
+        left = [errno.EIO] * (1, 2, 10, 1000)[fault.number % 4]
+        self._fail(fault, nsqd, lambda operation, _: left.pop() if operation == "fsync" and left else 0)
 
-        def fail(operation: str) -> int:
-            if operation == "fsync" and left[0]:
-                left[0] -= 1
-                return errno.EIO
-            return 0
-
-        self._fail(fault, fail)
-
-    def writes_fail(self, fault: Fault) -> None:
+    def writes_fail(self, fault: Fault, nsqd: Nsqd) -> None:
         code = (errno.EIO, errno.ENOSPC)[fault.number % 2]
 
-        def fail(operation: str) -> int:
+        def hook(operation: str, _name: str) -> int:
             return code if operation in CHANGES and scheduler.chance.random() < 0.4 else 0
 
-        self._fail(fault, fail)
+        self._fail(fault, nsqd, hook)
 
-    def _fail(self, fault: Fault, fail: Callable[[str], int]) -> None:
-        nsqd = self._nsqd(fault)
+    def _fail(self, fault: Fault, nsqd: Nsqd, hook: Callable[[str, str], int]) -> None:
         self.disk_failed = True
-        self._failing[nsqd.name].append(fail)
-        self._after(fault, lambda: self._heal_disk(nsqd))
+        nsqd.disk.hooks.append(hook)
+        self._wait(fault)
+        with suppress(ValueError):  # everything is mended
+            nsqd.disk.hooks.remove(hook)
 
-    def short_writes(self, fault: Fault) -> None:
-        nsqd = self._nsqd(fault)
+    def short_writes(self, fault: Fault, nsqd: Nsqd) -> None:
         nsqd.disk.short_writes = 0.3
-        self._after(fault, lambda: self._heal_disk(nsqd))
+        self._wait(fault)
+        nsqd.disk.short_writes = 0.0
 
-    def _heal_disk(self, nsqd: Nsqd) -> None:
-        nsqd.disk.capacity, nsqd.disk.short_writes = math.inf, 0.0
-        self._failing[nsqd.name].clear()
-
-    # Clients; ``load`` knows them.
-
-    def interrupt(self, fault: Fault) -> None:
-        self._later(fault, lambda: self.load.interrupt(fault.number))
-
-    def storm(self, fault: Fault) -> None:
+    def storm(self, fault: Fault, _nsqd: Nsqd) -> None:
+        """Interrupt the next calls of users."""
         self.load.interrupts += 5 * fault.number
-
-    def flap(self, fault: Fault) -> None:
-        self._later(fault, lambda: self.load.flap(self._nsqd(fault), fault.number, fault.lasts))
-
-    def adjust(self, fault: Fault) -> None:
-        self.load.adjust(fault.number, fault.lasts)
-
-    def late(self, fault: Fault) -> None:
-        self._later(fault, self.load.begin_late)
-
-    def close_producer(self, fault: Fault) -> None:
-        self.load.replace_producer(fault.number)
-
-    def stop_consumer(self, fault: Fault) -> None:
-        self.load.replace_consumer(fault.number, fault.lasts)
-
-    def kill_client(self, fault: Fault) -> None:
-        self.load.kill_client(fault.number)
-
-    # Topics and channels.
-
-    def guests(self, fault: Fault) -> None:
-        self._later(fault, lambda: self.load.visit(self._nsqd(fault), fault.number, fault.lasts))
-
-    def pause(self, fault: Fault) -> None:
-        self._later(fault, lambda: self.load.pause(self._nsqd(fault), fault.number, fault.lasts))
-
-    def empty(self, fault: Fault) -> None:
-        self._later(fault, lambda: self.load.empty(self._nsqd(fault), fault.number))

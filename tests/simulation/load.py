@@ -89,6 +89,10 @@ class Client:
     threads: list[Thread] = field(default_factory=list)
     stopping: bool = False
 
+    @property
+    def working(self) -> bool:
+        return self.process.alive and self.made is not None and not self.stopping
+
 
 class Load:
     """Publishes and consumes as the plan says."""
@@ -102,8 +106,8 @@ class Load:
         self.chance = random.Random(f"load {plan.seed}")
         self.sent: dict[bytes, Sent] = {}
         self.handled: list[Handled] = []
-        self.counted: list[tuple[Process, Any, Any]] = []
-        """The last statistics of producers and consumers."""
+        self.counted: list[tuple[Process, Any, Any, float]] = []
+        """The last statistics of producers and consumers, with their times."""
         self.calls: list[Call] = []
         self.problems: list[str] = []
         self.over = False
@@ -122,6 +126,8 @@ class Load:
         """Those of which it was changed."""
         self._numbers = iter(range(10**9))
         self._begun: list[str] = []
+        self._brief: list[Thread] = []
+        """The main threads of clients that live briefly."""
         self.interrupts = 0
         """How many of the next calls are interrupted."""
         self.removed: list[tuple[str, str, float]] = []
@@ -159,7 +165,7 @@ class Load:
             self.begin_consumers()
         for number in range(self.plan.brief):
             process = self.world.client(f"brief{number}")
-            scheduler.start(partial(self._live_briefly, number, process), "main", process)
+            self._brief.append(scheduler.start(partial(self._live_briefly, number, process), "main", process))
 
     def begin_consumers(self) -> None:
         for topic, channels in self.plan.topics.items():
@@ -233,29 +239,22 @@ class Load:
             for body in bodies
         ]
         self.sent.update((message.key, message) for message in messages)
+        options: dict[str, Any] = {"timeout": timeout} | ({"defer": defer} if defer else {})
+
+        def begin() -> None:
+            future = producer.publish_async(topic, bodies[0], **options)
+            futures.append((future, messages))
+            future.add_done_callback(lambda _: self._end(messages, future.exception(0)))
+
         if call == "http":
             api = self.api(chance.choice(self.nsqds))
             self._judged(messages, lambda: api.publish(topic, bodies[0]), timeout=3.0)
         elif call == "multi_publish":
-            self._judged(messages, lambda: producer.multi_publish(topic, bodies, timeout=timeout), timeout)
+            self._judged(messages, lambda: producer.multi_publish(topic, bodies, **options), timeout)
         elif call in ("publish", "defer"):
-            extra = {"defer": defer} if defer else {}
-            self._judged(
-                messages, lambda: producer.publish(topic, bodies[0], timeout=timeout, **extra), timeout
-            )
+            self._judged(messages, lambda: producer.publish(topic, bodies[0], **options), timeout)
         else:
-            extra = {"defer": defer} if defer else {}
-            made: list[Any] = []
-            self._judged(
-                messages,
-                lambda: made.append(producer.publish_async(topic, bodies[0], timeout=timeout, **extra)),
-                timeout,
-                ends=False,
-            )
-            if made:
-                future = made[0]
-                future.add_done_callback(lambda _: self._end(messages, future.exception(0)))
-                futures.append((future, messages))
+            self._judged(messages, begin, timeout, ends=False)
 
     def _judged(
         self, messages: list[Sent], action: Callable[[], object], timeout: float = 60.0, *, ends: bool = True
@@ -466,15 +465,12 @@ class Load:
 
     def interrupt(self, number: int) -> None:
         """Have signal handlers run in users' threads: they raise, or they publish."""
-        users = [
-            (client, thread) for client in self.producers for thread in client.threads[1:] if thread.alive
-        ]
+        users = [(client, user) for client in self.producers for user in client.threads[1:] if user.alive]
+        chance, topic = random.Random(number), next(iter(self.plan.topics))
 
         def publish(client: Client) -> None:
             with suppress(Interrupted):
-                self._publish_once(
-                    client, random.Random(number), "publish_async", next(iter(self.plan.topics)), 2.0, []
-                )
+                self._publish_once(client, chance, "publish_async", topic, 2.0, [])
 
         def fail() -> None:
             raise Interrupted
@@ -485,16 +481,15 @@ class Load:
                 scheduler.interrupt(thread, fail if number % 3 else partial(publish, client))
                 threads.sleep(self.chance.expovariate(20))
 
+    def _consumer(self, number: int) -> Client | None:
+        working = [client for client in self.consumers if client.working]
+        return working[number % len(working)] if working else None
+
     def adjust(self, number: int, lasts: float) -> None:
         """Pause a consumer for a while, or give it another max_in_flight."""
-        clients = [
-            client
-            for client in self.consumers
-            if client.process.alive and client.made and not client.stopping
-        ]
-        if not clients:
+        client = self._consumer(number)
+        if client is None:
             return
-        client = clients[number % len(clients)]
 
         def work() -> None:
             if number % 2:
@@ -512,14 +507,9 @@ class Load:
 
     def flap(self, nsqd: Nsqd, number: int, lasts: float) -> None:
         """Remove an nsqd from a consumer, add it again, and so on; at last it is away for a while."""
-        clients = [
-            client
-            for client in self.consumers
-            if client.process.alive and client.made and not client.stopping
-        ]
-        if not clients or self.plan.found_by_lookup or len(self.nsqds) == 1:
+        client, address, done = self._consumer(number), nsqd.tcp_address, list[None]()
+        if client is None or self.plan.found_by_lookup or len(self.nsqds) == 1:
             return
-        client, address, done = clients[number % len(clients)], nsqd.tcp_address, list[None]()
 
         def work() -> None:
             made = client.made
@@ -563,10 +553,8 @@ class Load:
             scheduler.start(work, f"closer{number}", client.process)
 
     def replace_consumer(self, number: int, lasts: float) -> None:
-        if not self.consumers:
-            return
-        client = self.consumers[number % len(self.consumers)]
-        if not client.process.alive or client.made is None or client.stopping:
+        client = self._consumer(number)
+        if client is None:
             return
         client.stopping = True
 
@@ -595,13 +583,13 @@ class Load:
     def kill_client(self, number: int) -> None:
         clients = [client for client in (*self.producers, *self.consumers) if client.process.alive]
         client = clients[number % len(clients)]
-        if client.made is None or client.stopping or self.over:
+        if not client.working or self.over:
             return
         self.world.kill_process(client.process)
         self.gone.append(client)
-        for messages in self.sent.values():
-            if messages.state == "pending":
-                messages.state = "perhaps"
+        for message in self.sent.values():
+            if message.state == "pending" and message.client == client.process.name:
+                message.state = "perhaps"
         if client in self.consumers:
             self.consumers.remove(client)
             consumer = client.made
@@ -637,10 +625,14 @@ class Load:
             if there:
                 self.guests[guest] = (number % 3 == 0, scheduler.now)
 
+    def _channel(self, number: int) -> tuple[str, str]:
+        """Choose a topic that is consumed, and one of its channels."""
+        topic = list(self.plan.topics)[number % len(self.plan.topics)]
+        return topic, self.plan.topics[topic][number % len(self.plan.topics[topic])]
+
     def empty(self, nsqd: Nsqd, number: int) -> None:
         """Empty a channel. What was published before may be gone."""
-        topic = list(self.plan.topics)[number % len(self.plan.topics)]
-        channel = self.plan.topics[topic][number % len(self.plan.topics[topic])]
+        topic, channel = self._channel(number)
         self.emptied[f"{topic}/{channel}"] = math.inf
         with suppress(self.nsq.NsqError):  # not answered: it may be carried out at any time
             self.api(nsqd).empty_channel(topic, channel)
@@ -648,8 +640,7 @@ class Load:
 
     def pause(self, nsqd: Nsqd, number: int, lasts: float) -> None:
         """Pause a topic or a channel for a while."""
-        topic = list(self.plan.topics)[number % len(self.plan.topics)]
-        channel = self.plan.topics[topic][number % len(self.plan.topics[topic])]
+        topic, channel = self._channel(number)
         kind, names = ("topic", (topic,)) if number % 2 else ("channel", (topic, channel))
         with suppress(self.nsq.NsqError):  # it is down: nothing to pause
             getattr(self.api(nsqd), f"pause_{kind}")(*names)
@@ -679,15 +670,23 @@ class Load:
             if (message.key, name) not in came
         ]
 
+    def listed(self, nsqd: Nsqd) -> bool:
+        """Whether all nsqlookupds know an nsqd."""
+        return all(self._peers(lookupd, nsqd) for lookupd in self.lookupds if lookupd.running)
+
+    def _peers(self, lookupd: Any, nsqd: Nsqd) -> list[Any]:
+        """Return what an nsqlookupd knows of an nsqd, the latest last."""
+        peers = lookupd._server._registry._peers
+        return [peer for peer in peers if peer.node.startswith(nsqd.host.address + ":")]
+
     def unlisted(self) -> str:
         """Say what an nsqlookupd lists of an nsqd that has something else."""
         for lookupd in self.lookupds:
             for nsqd in self.nsqds:
                 has = {name: set(each.channels) for name, each in nsqd._server._broker.topics.items()}
-                lists: dict[str, set[str]] = {}
-                for peer in lookupd._server._registry._peers:
-                    if peer.node.startswith(nsqd.host.address + ":"):  # the last one: others lost their power
-                        lists = {topic: set(names) for topic, names in peer.channels_by_topic.items()}
+                peers = self._peers(lookupd, nsqd)  # but for the last one: they lost their power
+                listed = peers[-1].channels_by_topic if peers else {}
+                lists = {topic: set(names) for topic, names in listed.items()}
                 if has != lists:
                     return f"{lookupd.name} lists {lists} of {nsqd.name}, which has {has}"
         return ""
@@ -697,6 +696,7 @@ class Load:
         self.over = True
         self.world.until(lambda: not any(client.stopping for client in self.consumers), 60.0)
         users = [thread for client in self.producers for thread in client.threads if client.process.alive]
+        users += self._brief
         if not self.world.until(lambda: not any(thread.alive for thread in users), 120.0):
             self.problems.append(f"users' threads hang: {[thread for thread in users if thread.alive]}")
 
@@ -713,13 +713,16 @@ class Load:
         left: list[None] = []
 
         def end(client: Client, what: str, action: Callable[..., Any], timeout: float) -> None:
+            def count() -> None:
+                self.counted.append((client.process, client.made, client.made.stats(), scheduler.now))
+
             def run() -> None:
                 try:
                     if what == "close":  # it counts anew after a close
-                        self.counted.append((client.process, client.made, client.made.stats()))
+                        count()
                     report = self.ended(what, action, timeout)
                     if what == "stop":
-                        self.counted.append((client.process, client.made, client.made.stats()))
+                        count()
                     if not report:
                         self.problems.append(f"{client.process.name} at the end: {report}")
                 finally:

@@ -17,7 +17,7 @@ import socket as real_socket
 import struct
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from select import POLLIN, POLLNVAL, POLLOUT
 from typing import Any
@@ -35,12 +35,10 @@ class Host:
     """A machine: an address, listeners, and the ends of connections."""
 
     name: str
-    address: str
+    address: str = ""
     powered: bool = True
     listeners: dict[int, End] = field(default_factory=dict)
     ends: dict[End, None] = field(default_factory=dict)
-    ports: Iterator[int] = field(default_factory=lambda: itertools.count(40_001))
-    """For the ends of connections that it dials."""
 
     def __repr__(self) -> str:
         return self.name
@@ -50,7 +48,7 @@ class Link:
     """What lies between two hosts. It keeps what it cannot deliver yet, as TCP does that sends again."""
 
     def __init__(self, delay: float) -> None:
-        self.delay = delay
+        self.delay = self._usual = delay
         self.silent = False
         self._kept: list[tuple[Host, Callable[[], None]]] = []
 
@@ -67,7 +65,7 @@ class Link:
             arrive()
 
     def mend(self) -> None:
-        self.silent = False
+        self.silent, self.delay = False, self._usual
         self.send_again()
 
     def send_again(self) -> None:
@@ -100,9 +98,9 @@ class End:
         """What it sent, and when: for the auditor."""
         self.closed_at = math.inf
 
-    def ready(self, reading: int, writing: int) -> int:
-        """Return the flags that are asked for, as far as this end is readable and writable."""
-        return reading * self.readable | writing * self.writable
+    def ready(self, wanted: int) -> int:
+        """Return which of these flags of ``poll`` hold."""
+        return wanted & (POLLIN * self.readable | POLLOUT * self.writable)
 
     @property
     def room(self) -> int:
@@ -120,7 +118,7 @@ class End:
     # Connecting.
 
     def connect(self, address: tuple[str, int]) -> None:
-        self.name, self.peer_name = (self.host.address, next(self.host.ports)), address
+        self.name, self.peer_name = (self.host.address, next(network.numbers)), address
         self.host.ends[self] = None
         self.connecting = True
         there = network.hosts.get(address[0])
@@ -161,8 +159,9 @@ class End:
         taken = bytes(data[: self.room])
         scheduler.note("sent", self.name, taken)
         self.said.append((scheduler.now, taken))
-        network.watch(self)
-        if scheduler.telling and taken:
+        if self.host is not self.peer.host:
+            network.watch(self)
+        if scheduler.telling and taken and self.host is not self.peer.host:
             size = f" … {len(taken)} bytes" if len(taken) > _SHOWN else ""
             scheduler.story(f"{self.host} to {self.peer.host}: {taken[:_SHOWN]!r}{size}")
         start = 0
@@ -235,21 +234,15 @@ class End:
 class Socket:
     """Stands in for ``socket.socket``. A duplicate shares the end."""
 
-    def __init__(
-        self,
-        family: int = real_socket.AF_INET,
-        type: int = real_socket.SOCK_STREAM,  # noqa: A002
-        proto: int = real_socket.IPPROTO_TCP,
-        end: End | None = None,
-    ) -> None:
-        self.closed = True
-        self.family, self.type, self.proto = real_socket.AddressFamily(family), type, proto
+    family, type, proto = real_socket.AF_INET, real_socket.SOCK_STREAM, real_socket.IPPROTO_TCP
+    closed = True
+
+    def __init__(self, *_: int, end: End | None = None, **__: int) -> None:
         self.process = scheduler.me().process
         self._end = end or End(self.process.host)
         self._end.descriptors += 1
         self._number = network.descriptor(self.process, weakref.proxy(self))
-        self.closed = False
-        self._blocking = True
+        self.closed, self._blocking = False, True
 
     @property
     def end(self) -> End:
@@ -259,7 +252,7 @@ class Socket:
         return self._end
 
     def dup(self) -> Socket:
-        return Socket(self.family, self.type, self.proto, self.end)
+        return Socket(end=self.end)
 
     def setsockopt(self, _level: int, name: int, value: Any) -> None:
         end = self.end
@@ -298,7 +291,7 @@ class Socket:
         if not self.end.accepting:
             raise _error(errno.EAGAIN)
         end = self.end.accepting.popleft()
-        return Socket(self.family, self.type, self.proto, end), end.peer_name
+        return Socket(end=end), end.peer_name
 
     def connect(self, address: Any) -> None:
         assert not self._blocking
@@ -357,29 +350,46 @@ class Socket:
             self.close()
 
 
+def socketpair() -> tuple[Socket, Socket]:
+    """Return two connected sockets: an event loop wakes itself with them."""
+    one, other = Socket(), Socket()
+    one.end.peer, other.end.peer = other.end, one.end
+    for each in (one, other):
+        each.end.host.ends[each.end] = None
+    return one, other
+
+
 class Poll:
-    """Stands in for ``select.poll``."""
+    """Stands in for ``select.poll``, of the package and of event loops. Sockets are known by descriptors."""
 
     def __init__(self) -> None:
-        self._sockets: dict[int, tuple[Socket, int]] = {}
+        self._wanted: dict[int, int] = {}
 
-    def register(self, sock: Socket, events: int) -> None:
-        self._sockets[sock.fileno()] = (sock, events)
+    def register(self, sock: Any, events: int) -> None:
+        self._wanted[sock if isinstance(sock, int) else sock.fileno()] = events
+
+    modify = register
 
     def unregister(self, descriptor: int) -> None:
-        del self._sockets[descriptor]
+        del self._wanted[descriptor]
 
-    def poll(self, milliseconds: float) -> list[tuple[int, int]]:
-        places = [sock._end.watchers for sock, _ in self._sockets.values()]
-        scheduler.wait_until(self._ready, milliseconds / 1000, *places)
-        return self._ready()
+    def poll(self, milliseconds: float | None) -> list[tuple[int, int]]:
+        open_ = scheduler.me().process.descriptors
 
-    def _ready(self) -> list[tuple[int, int]]:
-        found = [
-            (number, POLLNVAL if sock.closed else sock.end.ready(events & POLLIN, events & POLLOUT))
-            for number, (sock, events) in self._sockets.items()
-        ]
-        return [each for each in found if each[1]]
+        def ready() -> list[tuple[int, int]]:
+            found = [
+                (number, open_[number].end.ready(wanted) if number in open_ else POLLNVAL)
+                for number, wanted in self._wanted.items()
+            ]
+            return [each for each in found if each[1]]
+
+        if milliseconds == 0 and not ready():
+            scheduler.give_way()  # an event loop that is never idle lets other threads run too
+        else:
+            places = [open_[number].end.watchers for number in self._wanted if number in open_]
+            seconds = None if milliseconds is None else milliseconds / 1000
+            scheduler.wait_until(ready, seconds, *places)
+        return ready()
 
 
 class Network:
@@ -395,33 +405,35 @@ class Network:
         """Called when an end sends something."""
         self.connections: list[End] = []
         """The dialing end of every connection that there was."""
+        self.numbers = itertools.count(1)
+        """Of addresses, of ports that are dialed from, and of descriptors."""
         self._links: dict[frozenset[str], Link] = {}
-        self._descriptors = 1_000_000
-        self._addresses = 0
 
     def host(self, name: str) -> Host:
-        host = Host(name, self._free_address())
-        self.hosts[host.address] = host
+        host = Host(name)
+        self.move(host)
         return host
 
-    def _free_address(self) -> str:
-        self._addresses += 1
-        return f"10.0.{self._addresses // 250}.{self._addresses % 250 + 1}"
-
     def move(self, host: Host) -> None:
-        """Give a host that is off another address."""
-        del self.hosts[host.address]
-        host.address = self._free_address()
+        """Give a host an address, or another one."""
+        self.hosts.pop(host.address, None)
+        number = next(self.numbers)
+        host.address = f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}"
         self.hosts[host.address] = host
 
     def link(self, one: Host, other: Host) -> Link:
-        return self._links.setdefault(frozenset((one.name, other.name)), Link(self.delay))
+        delay = 0.0 if one is other else self.delay
+        return self._links.setdefault(frozenset((one.name, other.name)), Link(delay))
 
     def reset(self, end: End) -> None:
         """Break a connection for both ends."""
         for each in (end, end.peer):
             if each is not None:
                 each.reset()
+
+    def mend(self) -> None:
+        for link in self._links.values():
+            link.mend()
 
     def power_off(self, host: Host) -> None:
         """Silence: the other ends learn nothing, until what they send meanwhile arrives when it is back."""
@@ -442,9 +454,9 @@ class Network:
         return self.window
 
     def descriptor(self, process: Process, item: Any) -> int:
-        self._descriptors += 1
-        process.descriptors[self._descriptors] = item
-        return self._descriptors
+        number = 1_000_000 + next(self.numbers)
+        process.descriptors[number] = item
+        return number
 
 
 network = Network()
@@ -470,6 +482,7 @@ def modules() -> dict[str, Any]:
         "socket": stand_in(
             real_socket,
             socket=Socket,
+            socketpair=socketpair,
             getaddrinfo=getaddrinfo,
             gethostname=lambda: scheduler.me().process.host.name,
             has_dualstack_ipv6=lambda: False,

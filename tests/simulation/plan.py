@@ -24,8 +24,8 @@ KNOBS: dict[tuple[str, str], Sequence[Any]] = {
     ("daemons.nsqd.registration", "_BATCH"): (1, 3),
     ("daemons.nsqd.session.stream", "_WRITE_AT"): (100, 2000),
     ("daemons.nsqd.storage.deferred", "_LOOK_EVERY"): (0.2, 2.0),
-    ("daemons.nsqd.storage.deferred", "_PEEKED_FILES"): (1,),
-    ("daemons.nsqd.storage.deferred", "_REMOVED_AT_ONCE"): (1, 3),
+    ("daemons.nsqd.storage.deferred_files", "_PEEKED_FILES"): (1,),
+    ("daemons.nsqd.storage.deferred_files", "_REMOVED_AT_ONCE"): (1, 3),
     ("daemons.nsqd.storage.deferred", "_SPILL_BYTES"): (1, 500, 5000),
     ("daemons.nsqd.storage.deferred_file", "SOON"): (10**8, 10**9),
     ("daemons.nsqd.storage.durable", "_MAX_LAG"): (1, 5, 50),
@@ -34,8 +34,8 @@ KNOBS: dict[tuple[str, str], Sequence[Any]] = {
     ("daemons.nsqd.storage.durable", "_TAKE_LIMIT"): (1, 5, 50),
     ("daemons.nsqd.storage.memory_first", "_TAKE_WEIGHT"): (1, 20),
     ("daemons.nsqd.storage.memory_first", "_WRITE_LIMIT"): (1, 5),
-    ("daemons.nsqd.storage.storage", "_POSITIONS_PER_ROUND"): (1, 3),
-    ("daemons.nsqd.storage.storage", "_QUEUES_AT_THE_END"): (1, 2),
+    ("daemons.nsqd.storage.rounds", "_POSITIONS_PER_ROUND"): (1, 3),
+    ("daemons.nsqd.storage.stopping", "_QUEUES_AT_ONCE"): (1, 2),
 }  # fmt: skip
 
 #: What a run looks at: with it go some faults and parts of the code where threads are made to stand still.
@@ -45,7 +45,7 @@ FOCUSES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
             "kill_at", "cut_at", "kill", "cut", "restart", "full", "fsync_fails", "writes_fail",
             "short_writes", "late", "empty", "guests",
         ),
-        ("daemons.nsqd.disk", "daemons.nsqd.storage"),
+        ("daemons.nsqd.disk", "daemons.nsqd.storage", "fsync"),
     ),
     "deferred": (
         (
@@ -274,11 +274,13 @@ def _client_options(chance: random.Random) -> dict[str, Any]:
         "reconnect_initial": chance.choice((0.02, 0.25)),
         "reconnect_max": 2.0,
         "dial_timeout": chance.choice((0.5, 5.0)),
+        "handshake_timeout": 3.0,
         "read_timeout": 6.0,
         "heartbeat_interval": 2.0,
         "write_timeout": chance.choice((1.0, 5.0)),
         "lookupd_poll_interval": chance.choice((0.5, 3.0)),
         "retry_uncertain": chance.random() < 0.25,
+        "coalesce": chance.random() < 0.7,
         "lookupd_poll_timeout": 1.0,
     }
 

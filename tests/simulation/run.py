@@ -12,7 +12,7 @@ import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,9 +21,10 @@ from tests.simulation.auditor import Auditor
 from tests.simulation.faults import Faults
 from tests.simulation.load import Load
 from tests.simulation.network import network
-from tests.simulation.plan import Hold, Plan, draw
-from tests.simulation.scheduler import Hang, scheduler
-from tests.simulation.world import Nsqd, ScenarioFailed, World
+from tests.simulation.plan import Hold, Plan
+from tests.simulation.scheduler import BEGIN, Hang, scheduler
+from tests.simulation.threads import sleep
+from tests.simulation.world import Nsqd, Nsqlookupd, World
 
 #: Virtual seconds in which everything must be delivered once nothing fails any more.
 _DRAIN = 150.0
@@ -50,12 +51,9 @@ class Outcome:
 
 def perform(plan: Plan, story: Callable[[str], None] | None = None) -> Outcome:
     """Run a plan in this process, which must not have run another one."""
-    world = World(plan.seed)
-    outcome = Outcome(plan)
+    began, world, outcome = time.process_time(), World(plan.seed), Outcome(plan)
     if story is not None:
-        tell = story
-        scheduler.telling = True
-        scheduler.story = lambda line: tell(f"{scheduler.now - 1000:11.6f}  {line}")
+        scheduler.tell(story)
     scheduler.pace, scheduler.lag_share, scheduler.lag_longest = plan.pace, plan.lag_share, plan.lag_longest
     network.delay, network.window, network.in_pieces = plan.delay, plan.window, plan.in_pieces
     for (module, name), value in plan.knobs.items():
@@ -63,21 +61,25 @@ def perform(plan: Plan, story: Callable[[str], None] | None = None) -> Outcome:
     fired: list[Hold] = []
     begin_holding = _hold(plan, fired)
     _record_drops(world.dropped)
-    began = time.process_time()
-    parts: list[tuple[Load, Faults]] = []
+    lookupds = [Nsqlookupd(world, f"lookupd{number}") for number in range(plan.lookupds)]
+    listed_at = tuple(lookupd.tcp_address for lookupd in lookupds)
+    nsqds = [
+        Nsqd(world, f"nsqd{number}", lookupd_tcp_addresses=listed_at, **plan.nsqd_options)
+        for number in range(plan.nsqds)
+    ]
+    load = Load(world, plan, nsqds, lookupds)
+    faults = Faults(world, nsqds, lookupds, load)
     try:
-        world.run(lambda: _scenario(world, plan, parts, outcome, begin_holding))
-    except (Hang, ScenarioFailed) as error:
-        outcome.violations.append(f"{type(error).__name__.upper()}: {error}")
-    if parts:
-        load, faults = parts[0]
-        plan = outcome.plan = replace(plan, rare=0.0, holds=[*plan.holds, *fired])
-        outcome.violations += Auditor(world, plan, load, faults).judge()
-        outcome.confirmed = sum(message.state == "stored" for message in load.sent.values())
-        outcome.handled = len(load.handled)
-        outcome.faults = Counter(faults.happened)
+        world.run(lambda: _scenario(world, plan, load, faults, outcome.violations, begin_holding))
+    except Hang as error:
+        outcome.violations.append(f"HANG: {error}")
+    outcome.plan = replace(plan, rare=0.0, holds=[*plan.holds, *fired])
+    outcome.violations += Auditor(world, outcome.plan, load, faults).judge()
+    outcome.confirmed = sum(message.state == "stored" for message in load.sent.values())
+    outcome.handled = len(load.handled)
+    outcome.faults = Counter(faults.happened)
     outcome.trace = scheduler.trace
-    outcome.virtual = scheduler.now - 1000
+    outcome.virtual = scheduler.now - BEGIN
     outcome.cpu = time.process_time() - began
     return outcome
 
@@ -102,8 +104,6 @@ def _hold(plan: Plan, fired: list[Hold]) -> Callable[[], None]:
     last: Counter[tuple[str, int]] = Counter()
     seen: Counter[tuple[str, int]] = Counter()
     chance = random.Random(f"holds {plan.seed}")
-    for module, site, nth in named:
-        last[module, site] = max(last[module, site], nth)
 
     def held(module: str, site: int) -> float:
         place = (module, site)
@@ -118,10 +118,11 @@ def _hold(plan: Plan, fired: list[Hold]) -> Callable[[], None]:
         return seconds
 
     def begin() -> None:
-        if plan.rare:
-            for module in sorted(code.sites):
-                if module.removeprefix("nsq.").startswith(plan.parts):
-                    last.update({(module, site): plan.first for site in range(len(code.sites[module]))})
+        for module, site, nth in named:
+            last[module, site] = max(last[module, site], nth)
+        for module, sites in code.sites().items():
+            if plan.rare and module.removeprefix("nsq.").startswith(plan.parts):
+                last.update({(module, site): plan.first for site in range(len(sites))})
         for module, site in last:
             code.mark(module, site)
 
@@ -132,27 +133,17 @@ def _hold(plan: Plan, fired: list[Hold]) -> Callable[[], None]:
 def _scenario(
     world: World,
     plan: Plan,
-    parts: list[tuple[Load, Faults]],
-    outcome: Outcome,
+    load: Load,
+    faults: Faults,
+    violations: list[str],
     begin_holding: Callable[[], None],
 ) -> None:
-    lookupds = [world.nsqlookupd(f"lookupd{number}") for number in range(plan.lookupds)]
-    for lookupd in lookupds:
-        assert lookupd.start(), lookupd.failure
-    addresses = tuple(lookupd.tcp_address for lookupd in lookupds)
-    nsqds = [
-        world.nsqd(f"nsqd{number}", lookupd_tcp_addresses=addresses, **plan.nsqd_options)
-        for number in range(plan.nsqds)
-    ]
-    for nsqd in nsqds:
-        if not nsqd.start():
-            outcome.violations.append(f"DAEMON {nsqd.name} does not start: {nsqd.failure}")
+    for daemon in world.daemons:
+        if not daemon.start():
+            violations.append(f"DAEMON {daemon.name} does not start: {daemon.failure}")
             return
-    load = Load(world, plan, nsqds, lookupds)
-    faults = Faults(world, nsqds, lookupds, load)
-    parts.append((load, faults))
     load.begin()
-    _sleep_until(scheduler.now + 0.5)
+    sleep(0.5)
     begin_holding()
     began = scheduler.now
     for fault in plan.faults:
@@ -168,8 +159,8 @@ def _scenario(
         load.begin_consumers()
     if plan.full_at_the_end:
         faults.fill()
-        if not world.until(lambda: not load.undelivered(), _DRAIN, every=0.1):
-            outcome.violations.append(f"HELD while the disk is full: {load.undelivered()}")
+        if not _in_time(world, plan, lambda: not load.undelivered()):
+            violations.append(f"HELD while the disk is full: {load.undelivered()}")
         faults.mend(1.0)
 
     def left(nsqd: Nsqd) -> object:
@@ -177,30 +168,37 @@ def _scenario(
         return found and {name: counts for name, counts in found.items() if not name.startswith("guest")}
 
     def drained() -> bool:
-        return all(left(nsqd) == {} for nsqd in nsqds)
+        return all(left(nsqd) == {} for nsqd in load.nsqds)
 
-    if not world.until(drained, _DRAIN + plan.longest_defer, every=0.1):
-        rest = {nsqd.name: nsqd.failure if (found := left(nsqd)) is None else found for nsqd in nsqds}
-        outcome.violations.append(f"STUCK: after {_DRAIN:.0f} s without faults there are still {rest}")
+    if not _in_time(world, plan, drained):
+        rest = {nsqd.name: nsqd.failure if (found := left(nsqd)) is None else found for nsqd in load.nsqds}
+        violations.append(f"STUCK: after {_DRAIN:.0f} s without faults there are still {rest}")
     if not world.until(lambda: not load.unlisted(), 20.0, every=0.1):
-        outcome.violations.append(f"LOOKUP {load.unlisted()}")
+        violations.append(f"LOOKUP {load.unlisted()}")
     load.close()
-    for nsqd in nsqds:
-        if not nsqd.stop():
-            outcome.violations.append(f"DAEMON {nsqd.name} did not stop at the end")
-        elif not nsqd.stopped_cleanly:
-            outcome.violations.append(f"DAEMON {nsqd.name} did not stop cleanly at the end")
-    for lookupd in lookupds:
-        if not lookupd.stop():
-            outcome.violations.append(f"DAEMON {lookupd.name} did not stop at the end")
+    for daemon in (*load.nsqds, *load.lookupds):
+        if not daemon.stop():
+            violations.append(f"DAEMON {daemon.name} did not stop at the end")
+        elif isinstance(daemon, Nsqd) and not daemon.stopped_cleanly:
+            violations.append(f"DAEMON {daemon.name} did not stop cleanly at the end")
     # Threads that stand still go on and end.
     stands = [end for process in world.processes for _, end in process.stands if end < math.inf]
     _sleep_until(max([scheduler.now, *stands]) + 1.0)
 
 
-def _sleep_until(when: float) -> None:
-    from tests.simulation.threads import sleep
+def _in_time(world: World, plan: Plan, condition: Callable[[], object]) -> bool:
+    """Wait until a condition holds; return whether it does. While daemons stand still, nothing is late."""
+    began = scheduler.now
+    while not condition():
+        daemons = [each for each in world.processes if each not in world.clients]
+        stood = sum(each.stood(began, scheduler.now) for each in daemons)
+        if scheduler.now > min(began + _DRAIN + plan.longest_defer + stood, began + 10 * _DRAIN):
+            return False
+        sleep(0.1)
+    return True
 
+
+def _sleep_until(when: float) -> None:
     if when > scheduler.now:
         sleep(when - scheduler.now)
 
@@ -229,9 +227,9 @@ def child_of(work: Callable[[], Any]) -> Any:
             result = [f"TOOL: {traceback.format_exc()}"]
         with os.fdopen(writer, "wb") as pipe:
             pickle.dump(result, pipe)
-        if (coverage := getattr(sys.modules.get("coverage"), "Coverage", None)) and coverage.current():
-            coverage.current().stop()
-            coverage.current().save()
+        if "coverage" in sys.modules and (running := sys.modules["coverage"].Coverage.current()):
+            running.stop()
+            running.save()
         os._exit(0)
     os.close(writer)
     with os.fdopen(reader, "rb") as pipe:
@@ -244,36 +242,21 @@ def _say_where(_number: int, frame: object) -> None:
     raise TimeoutError(f"the run took more than {_CPU_LIMIT} s of CPU time")
 
 
-def plan_of(seed: int) -> Plan:
-    return draw(seed)
-
-
-def shrink(outcome: Outcome, tell: Callable[[str], None] = lambda _line: None) -> Outcome:
-    """Take faults and holds away as long as the run fails in the same way."""
-    best = outcome
+def shrink(outcome: Outcome, tell: Callable[[str], None]) -> Outcome:
+    """Take faults and holds away, ever fewer at a time, as long as the run fails in the same way."""
     for name in ("holds", "faults"):
-        size = max(1, len(getattr(best.plan, name)) // 2)
-        while getattr(best.plan, name):
-            smaller = None
-            for fewer in _without(getattr(best.plan, name), size):
-                tried = in_child(replace(best.plan, **{name: fewer}))
+        size = len(getattr(outcome.plan, name))
+        while size:
+            items = getattr(outcome.plan, name)
+            for start in range(0, len(items), size):
+                fewer = items[:start] + items[start + size :]
+                tried = in_child(replace(outcome.plan, **{name: fewer}))
                 if tried.kind == outcome.kind:
-                    smaller = tried
+                    outcome = tried
+                    tell(
+                        f"still fails with {len(tried.plan.faults)} faults and {len(tried.plan.holds)} holds"
+                    )
                     break
-            if smaller is not None:
-                best = smaller
-                tell(f"still fails with {len(best.plan.faults)} faults and {len(best.plan.holds)} holds")
-            elif size == 1:
-                break
             else:
                 size //= 2
-            size = min(size, max(1, len(getattr(best.plan, name))))
-    return best
-
-
-def _without(items: list[object], size: int) -> Iterator[list[object]]:
-    for start in range(0, len(items), size):
-        yield items[:start] + items[start + size :]
-
-
-__all__ = ["Outcome", "child_of", "in_child", "perform", "plan_of", "shrink"]
+    return outcome

@@ -27,7 +27,7 @@ _SWITCH = 1e-6
 #: The least seconds for which a thread stands still.
 _SHORTEST_LAG = 1e-5
 #: The monotonic clock and the wall clock (seconds since 1970) when a run begins.
-_BEGIN, EPOCH = 1_000.0, 1_800_000_000.0
+BEGIN, EPOCH = 1_000.0, 1_800_000_000.0
 #: The most seconds for which a thread stands still, or a process.
 _LONGEST_STAND = 20.0
 #: Switches without a timer in between after which a run counts as hanging.
@@ -51,10 +51,14 @@ class Process:
     descriptors: dict[int, Any] = field(default_factory=dict)
     crashed: list[str] = field(default_factory=list)
     """Errors that ended a thread."""
-    stopped: list[Thread] | None = None
-    """Threads that would run if the process were not stopped; None while it is not."""
+    stopped_until: float = 0.0
     stands: list[tuple[float, float]] = field(default_factory=list)
     """From when to when its threads stood still, one entry for each time."""
+
+    def stop(self, seconds: float) -> None:
+        """Let none of its threads run for so long, as SIGSTOP does."""
+        self.stopped_until = max(self.stopped_until, scheduler.now + seconds)
+        self.stands.append((scheduler.now, scheduler.now + seconds))
 
     def stood(self, since: float, until: float) -> float:
         """Return for how many seconds its threads stood still in this time, all together."""
@@ -98,11 +102,12 @@ class Thread:
         return f"{self.process.name}/{self.name}"
 
     def start(self) -> None:
-        if self.ident is not None:
-            raise RuntimeError("threads can only be started once")
+        assert self.ident is None, f"{self} was started twice"
         self.alive = True
-        self.process.threads.append(self)
-        self.ident = scheduler.add(self)
+        self.process.threads.append(self)  # kept: freeing a greenlet would run its ``finally`` clauses
+        self.ident = next(scheduler.numbers)
+        scheduler.runnable.append(self)
+        scheduler.note("started", self.ident, self.name)
 
     def _run(self) -> None:
         try:
@@ -119,8 +124,7 @@ class Thread:
         return self.alive or self is self.process.threads[0]
 
     def join(self, timeout: float | None = None) -> None:
-        if self.ident is None:
-            raise RuntimeError("cannot join thread before it is started")
+        assert self.ident is not None, f"{self} was not started"
         scheduler.wait_until(lambda: not self.alive, timeout, self.joiners)
 
 
@@ -129,7 +133,7 @@ class Scheduler:
 
     def __init__(self, seed: int | str = 0) -> None:
         self.chance = random.Random(f"scheduler {seed}")
-        self.now = _BEGIN
+        self.now = BEGIN
         self.current: Thread | None = None
         self.main: Any = None  # the greenlet that called ``run``
         self.story: Callable[[str], None] = lambda _line: None
@@ -141,10 +145,9 @@ class Scheduler:
         self.held: Callable[[str, int], float] = lambda _module, _site: 0.0
         """Says for how many seconds a thread stands still at a marked statement."""
         self._trace = hashlib.blake2b(digest_size=8)
-        self._threads: list[Thread] = []  # kept: freeing a greenlet would run its ``finally`` clauses
-        self._runnable: list[Thread] = []
+        self.runnable: list[Thread] = []
         self._timers: list[list[Any]] = []
-        self._numbers = itertools.count(1)
+        self.numbers = itertools.count(1)
         self._since_timer = 0
         self._over = False
         self._failure: BaseException | None = None
@@ -166,7 +169,7 @@ class Scheduler:
     def tell(self, line: Callable[[str], None]) -> None:
         """Have each line of the story told, with its time."""
         self.telling = True
-        self.story = lambda text: line(f"{self.now - _BEGIN:11.6f}  {text}")
+        self.story = lambda text: line(f"{self.now - BEGIN:11.6f}  {text}")
 
     def note(self, *facts: object) -> None:
         """Add facts to the hash that tells whether two runs are the same."""
@@ -183,14 +186,6 @@ class Scheduler:
         thread.start()
         return thread
 
-    def add(self, thread: Thread) -> int:
-        """Take a new thread; return its number."""
-        number = next(self._numbers)
-        self._threads.append(thread)
-        self._runnable.append(thread)
-        self.note("started", number, thread.name)
-        return number
-
     def kill(self, process: Process) -> None:
         """End all threads of a process where they are: they never run again."""
         process.alive = False
@@ -201,19 +196,6 @@ class Scheduler:
             thread.joiners.wake()
         if self.current is not None and self.current.process is process:
             self.run_next()
-
-    def stop_process(self, process: Process) -> None:
-        """Let no thread of a process run until ``continue_process``."""
-        if process.stopped is None:
-            process.stopped = []
-            process.stands.append((self.now, math.inf))
-
-    def continue_process(self, process: Process) -> None:
-        stopped, process.stopped = process.stopped, None
-        for number, (began, ended) in enumerate(process.stands):
-            if ended == math.inf:
-                process.stands[number] = (began, self.now)
-        self._runnable += stopped or ()
 
     # Waiting.
 
@@ -252,19 +234,22 @@ class Scheduler:
             thread.waiting = False
             if thread.timer is not None:
                 thread.timer[2] = thread.timer = None
-            self._runnable.append(thread)
+            self.runnable.append(thread)
 
     def give_way(self) -> None:
         """Let other threads run; the current one may go on at any time."""
-        self._runnable.append(self.me())
+        self.runnable.append(self.me())
         self._rest(self.me())
 
     def stand_still(self, seconds: float) -> None:
         """Keep the current thread from running for so long, whatever it is woken for."""
         me = self.me()
         me.process.stands.append((self.now, self.now + seconds))
-        self.at(self.now + seconds, lambda: self._runnable.append(me))
+        self._run_at(self.now + seconds, me)
         self._rest(me)
+
+    def _run_at(self, when: float, thread: Thread) -> None:
+        self.at(when, lambda: self.runnable.append(thread))
 
     def interrupt(self, thread: Thread, action: Callable[[], object]) -> None:
         """Have a thread call ``action`` before its next statement, as a signal handler; it may raise."""
@@ -273,7 +258,7 @@ class Scheduler:
 
     def at(self, when: float, action: Callable[[], object]) -> list[Any]:
         """Call ``action`` at a time. It must not wait. Setting the result's third item to None cancels it."""
-        timer = [when, next(self._numbers), action]
+        timer = [when, next(self.numbers), action]
         heapq.heappush(self._timers, timer)
         return timer
 
@@ -282,11 +267,8 @@ class Scheduler:
     def due(self) -> Iterator[int]:
         """Yield 0 for a statement before which the thread goes on, 1 for one before which it is preempted."""
 
-        def gaps() -> Iterator[tuple[int, ...]]:
-            while True:
-                yield (0,) * int(self.chance.expovariate(1 / self.pace)) + (1,)
-
-        return itertools.chain.from_iterable(gaps())
+        gaps = ((0,) * int(self.chance.expovariate(1 / self.pace)) + (1,) for _ in itertools.count())
+        return itertools.chain.from_iterable(gaps)
 
     def statement(self, module: str, site: int, marked: bool) -> None:
         """Called before a statement of the package, when a preemption is due or the statement is marked."""
@@ -327,7 +309,7 @@ class Scheduler:
 
     def _choose(self) -> Thread | None:
         """Return one of the threads that can run, when there is one; None ends the run."""
-        runnable, timers = self._runnable, self._timers
+        runnable, timers = self.runnable, self._timers
         while True:
             while timers and timers[0][0] <= self.now:
                 action = heapq.heappop(timers)[2]
@@ -344,8 +326,8 @@ class Scheduler:
             thread = runnable.pop()
             if not thread.alive:
                 continue
-            if thread.process.stopped is not None:
-                thread.process.stopped.append(thread)
+            if thread.process.stopped_until > self.now:
+                self._run_at(thread.process.stopped_until, thread)
                 continue
             self.now += _SWITCH
             self._since_timer += 1

@@ -14,7 +14,7 @@ def a_file_that_fills_up_during_a_sync_round_is_synced(script: Script) -> None:
     round, also when the queue goes on in another file.
     """
     nsqd = script.nsqd(durable=True, max_bytes_per_file=1500)
-    script.hold("daemons.nsqd.disk.syncing:sync_file", "os.close(descriptor)", 0.5)
+    script.hold("fsync:sync_path", "os.close(descriptor)", 0.5)
     producer = nsq.Producer(nsqd.tcp_address)
     bodies = [b"%04d" % number + b"x" * 400 for number in range(8)]
     first = producer.publish_async("orders", bodies[0])
@@ -33,7 +33,7 @@ def a_file_that_fills_up_during_a_sync_round_is_synced(script: Script) -> None:
 def a_publish_over_http_that_waits_for_its_fsync_is_answered_by_a_stop(script: Script) -> None:
     """A stop waits for the fsync of what was published, and only then closes HTTP connections."""
     nsqd = script.nsqd(durable=True)
-    script.hold("daemons.nsqd.disk.syncing:sync_file", "os.fsync(descriptor)", 1.0)
+    script.hold("fsync:sync_path", "os.fsync(descriptor)", 1.0)
     api = NsqdApi(nsqd.http_address, timeout=5.0)
     ends: list[str] = []
 
@@ -175,10 +175,12 @@ def a_publish_whose_write_cannot_be_undone_is_not_called_refused(script: Script)
     NsqdApi(nsqd.http_address).create_channel("orders", "billing")
     script.sleep(1)
     producer = nsq.Producer(nsqd.tcp_address)
-    nsqd.disk.fail = lambda operation, name: (
-        BROKEN
-        if operation == "truncate" or (operation == "pwrite" and "billing.diskqueue.meta" in name)
-        else 0
+    nsqd.disk.hooks.append(
+        lambda operation, name: (
+            BROKEN
+            if operation == "truncate" or (operation == "pwrite" and "billing.diskqueue.meta" in name)
+            else 0
+        )
     )
     perhaps: list[bool] = []
     try:

@@ -9,7 +9,6 @@ where the schedule says so.
 from __future__ import annotations
 
 import errno
-import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +16,7 @@ from tests.simulation import code, threads
 from tests.simulation.scheduler import Thread, scheduler
 from tests.simulation.world import Nsqd, World
 
-FULL, BROKEN = errno.ENOSPC, errno.EIO
+BROKEN = errno.EIO
 
 schedules: dict[str, Callable[[Script], None]] = {}
 
@@ -34,16 +33,16 @@ class Script:
     def __init__(self, world: World) -> None:
         self.world = world
         self.violations: list[str] = []
-        self._held: dict[tuple[str, int], list[float]] = {}
+        self._held: dict[tuple[str, int], float] = {}
         self.at: list[float] = []
-        scheduler.held = self._hold
+        scheduler.held = lambda module, site: self._held.pop((module, site), 0.0)
 
     def check(self, holds: object, what: str) -> None:
         if not holds:
             self.violations.append(f"does not hold: {what}")
 
     def nsqd(self, name: str = "nsqd", **options: Any) -> Nsqd:
-        nsqd = self.world.nsqd(name, **options)
+        nsqd = Nsqd(self.world, name, **options)
         self.check(nsqd.start(), f"{name} starts ({nsqd.failure})")
         return nsqd
 
@@ -89,30 +88,26 @@ class Script:
 
     # Where threads stand still, and faults.
 
-    def hold(self, function: str, statement: str, seconds: float, nth: int = 1) -> None:
-        """Have the ``nth`` thread that comes to a statement of a function stand still before it. ``function``
+    def hold(self, function: str, statement: str, seconds: float) -> None:
+        """Have the next thread that comes to a statement of a function stand still before it. ``function``
         is ``module:Class.method``, ``statement`` is how the line begins.
         """
-        module, site = code.site_of(function, statement)
-        self._held.setdefault((module, site), [0.0] * 50)[nth - 1] = seconds
-        code.mark(module, site)
+        place = code.site_of(function, statement)
+        self._held[place] = seconds
+        code.mark(*place)
 
-    def _hold(self, module: str, site: int) -> float:
-        seconds = self._held.get((module, site))
-        return seconds.pop(0) if seconds else 0.0
-
-    def before(
-        self, nsqd: Nsqd, operation: str, name: str, act: Callable[[], int | None], nth: int = 1
-    ) -> None:
-        """Call ``act`` before the ``nth`` operation of this kind on a file whose name contains ``name``. It
-        may kill the nsqd, cut its power, or return an errno with which the operation fails.
+    def before(self, nsqd: Nsqd, operation: str, name: str, act: Callable[[], int | None]) -> None:
+        """Call ``act`` before the next operation of this kind on a file whose name contains ``name``. It may
+        kill the nsqd, cut its power, or return an errno with which the operation fails.
         """
-        seen = itertools.count(1)
 
-        def fail(kind: str, file: str) -> int:
-            return (act() or 0) if kind == operation and name in file and next(seen) == nth else 0
+        def hook(kind: str, file: str) -> int:
+            if kind != operation or name not in file:
+                return 0
+            nsqd.disk.hooks.remove(hook)
+            return act() or 0
 
-        nsqd.disk.fail = fail
+        nsqd.disk.hooks.append(hook)
 
 
 def perform(name: str, tell: Callable[[str], None] | None = None) -> list[str]:

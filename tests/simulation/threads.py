@@ -145,10 +145,6 @@ def start_new_thread(function: Callable[..., object], args: tuple[Any, ...]) -> 
     return scheduler.start(lambda: function(*args), "bare", scheduler.me().process).ident
 
 
-def monotonic() -> float:
-    return scheduler.now
-
-
 def wall() -> float:
     current = scheduler.current
     return EPOCH + scheduler.now + (current.process.clock_error if current else 0.0)
@@ -183,8 +179,8 @@ def modules() -> dict[str, Any]:
         "concurrent.futures": stand_in(concurrent.futures, ThreadPoolExecutor=ThreadPoolExecutor),
         "time": stand_in(
             real_time,
-            monotonic=monotonic,
-            perf_counter=monotonic,
+            monotonic=lambda: scheduler.now,
+            perf_counter=lambda: scheduler.now,
             time=wall,
             time_ns=lambda: int(wall() * 1e9),
             sleep=sleep,

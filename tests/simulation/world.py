@@ -7,7 +7,8 @@ operating system process: modules keep state.
 from __future__ import annotations
 
 import asyncio
-import bisect
+import asyncio.base_events
+import asyncio.selector_events
 import functools
 import gc
 import importlib
@@ -17,15 +18,15 @@ import logging
 import math
 import random
 import re
+import selectors
 import struct
-import tempfile
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from tests.simulation import code, disk, loop, network, threads
+from tests.simulation import code, disk, network, threads
 from tests.simulation.disk import Disk, disks
 from tests.simulation.network import Host
 from tests.simulation.scheduler import Process, Thread, begin, scheduler
@@ -45,8 +46,9 @@ MODULES = (
 def install() -> None:
     """Import the package for the simulation."""
     stand_ins = {**threads.modules(), **network.modules(), **disk.modules()}
-    code.install(stand_ins, Path(tempfile.gettempdir()) / "nsq-simulation-code")
-    loop.install(stand_ins["socket"])
+    code.install(stand_ins)
+    for module in (asyncio.base_events, asyncio.selector_events):  # event loops are asyncio's own
+        vars(module).update(socket=stand_ins["socket"], time=stand_ins["time"])
     for name in MODULES:
         importlib.import_module(name)
 
@@ -84,12 +86,6 @@ class World:
         self.clients.append(process)
         return process
 
-    def nsqd(self, name: str, **options: Any) -> Nsqd:
-        return Nsqd(self, name, options)
-
-    def nsqlookupd(self, name: str, **options: Any) -> Nsqlookupd:
-        return Nsqlookupd(self, name, options)
-
     def kill_process(self, process: Process) -> None:
         """End a process at once, as kill -9 does."""
         scheduler.story(f"{process.name} is killed")
@@ -98,19 +94,14 @@ class World:
             for item in list(process.descriptors.values()):
                 item.close()
 
-        if process is scheduler.me().process:  # ``scheduler.kill`` will not return
-            scheduler.at(scheduler.now, close)
-        else:
-            close()
+        scheduler.at(scheduler.now, close)  # soon: it may be this process, then ``kill`` does not return
         scheduler.kill(process)
 
     @functools.cached_property
     def conversations(self) -> list[Conversation]:
         """Return what clients and nsqds have said to each other."""
         return [
-            Conversation(
-                end.host.name, end.peer.host.name, end.peer_name[0], end.said, end.peer.said, end.closed_at
-            )
+            Conversation(end.host.name, end.peer_name[0], end.said, end.peer.said, end.closed_at)
             for end in network.network.connections
             if end.peer is not None and end.peer_name[1] == Nsqd.tcp_port
         ]
@@ -128,8 +119,6 @@ class World:
 
         scheduler.start(run, "scenario", self.here)
         scheduler.run()
-        if self.here.crashed:
-            raise ScenarioFailed(self.here.crashed[0])
 
     def until(self, condition: Callable[[], object], seconds: float, every: float = 0.02) -> bool:
         """Wait until a condition holds; return whether it did in time. For the scenario's threads."""
@@ -146,50 +135,51 @@ class Conversation:
     """What a client and an nsqd sent over one connection, each piece with its time."""
 
     client: str
-    nsqd: str
     address: str
     said: list[tuple[float, bytes]]
     answered: list[tuple[float, bytes]]
     closed_at: float
 
-    def answers(self) -> Iterator[tuple[bytes, int, int]]:
-        """Yield each message's id, how often the client answered it, and how often nsqd had sent it."""
-        frames = b"".join(piece for _, piece in self.answered)
-        for message_id, count in Counter(_ANSWERS.findall(b"".join(piece for _, piece in self.said))).items():
-            yield message_id, count, frames.count(message_id)
+    @functools.cached_property
+    def commands(self) -> list[tuple[float, bytes, bytes]]:
+        """What the client said of messages: when, the verb, and a message's id or the count of a RDY."""
+        said, times = _joined(self.said)
+        return [(times[match.end()], match[1], match[2] or b"0") for match in _COMMAND.finditer(said)]
 
     @functools.cached_property
     def deliveries(self) -> list[Delivery]:
         """The messages that nsqd has sent, with the client's answers."""
-        said, sent, place = _Times(self.said), _Times(self.answered), 0
+        (sent, times), place = _joined(self.answered), 0
         by_id: dict[bytes, list[Delivery]] = {}
-        while place + _FRAME.size <= len(sent.data):
-            size, kind, _, attempts, message_id = _FRAME.unpack_from(sent.data, place)
+        while place + _FRAME.size <= len(sent):
+            size, kind, _, attempts, message_id = _FRAME.unpack_from(sent, place)
             place += 4 + size
-            if kind == 2 and place <= len(sent.data):
-                delivery = Delivery(self, sent.at(place - 1), message_id, attempts)
-                by_id.setdefault(message_id, []).append(delivery)
-        for match in _ANSWERED.finditer(said.data):
-            at = said.at(match.end())
-            for each in reversed(by_id.get(match[2], ())):
-                if each.at <= at:
-                    each.touched |= match[1] == b"TOUCH"
-                    each.ended = at if each.ended == math.inf and match[1] != b"TOUCH" else each.ended
-                    break
+            if kind == 2 and place <= len(sent):
+                by_id.setdefault(message_id, []).append(
+                    Delivery(self, times[place - 1], message_id, attempts)
+                )
+        for at, verb, what in self.commands:
+            for each in by_id.get(what, ()):  # nsqd has one in flight with an id, whatever it sent before
+                if each.at <= at < each.ended:
+                    each.touched |= verb == b"TOUCH"
+                    each.ended = each.ended if verb == b"TOUCH" else at
         return [each for deliveries in by_id.values() for each in deliveries]
+
+    def answers(self) -> Iterator[tuple[bytes, int, int]]:
+        """Yield each message's id, how often the client answered it, and how often nsqd had sent it."""
+        sent = Counter(each.message_id for each in self.deliveries)
+        answers = Counter(what for _, verb, what in self.commands if verb in (b"FIN", b"REQ"))
+        for message_id, count in answers.items():
+            yield message_id, count, sent[message_id]
 
     def requeued(self) -> Iterator[tuple[bytes, float]]:
         """Yield each message that the client requeued, with the time, unless nsqd refused that for some."""
         if not any(b"E_REQ_FAILED" in piece for _, piece in self.answered):
-            for at, piece in self.said:
-                for message_id in _REQ.findall(piece):
-                    yield message_id, at
+            yield from ((what, at) for at, verb, what in self.commands if verb == b"REQ")
 
     def windows(self) -> Iterator[tuple[float, int]]:
         """Yield each RDY with its time, and 0 at a CLS and at the end."""
-        for at, piece in self.said:
-            for count in _RDY.findall(piece):
-                yield at, int(count or 0)
+        yield from ((at, int(what)) for at, verb, what in self.commands if verb in (b"RDY", b"CLS"))
         yield self.closed_at, 0
 
 
@@ -205,28 +195,15 @@ class Delivery:
     ended: float = math.inf
 
 
-class _Times:
-    """What one side has sent, and when each of its bytes."""
-
-    def __init__(self, pieces: list[tuple[float, bytes]]) -> None:
-        self.data = b"".join(piece for _, piece in pieces)
-        self._ends = list(itertools.accumulate(len(piece) for _, piece in pieces))
-        self._at = [at for at, _ in pieces]
-
-    def at(self, place: int) -> float:
-        return self._at[bisect.bisect_right(self._ends, place)]
+def _joined(pieces: list[tuple[float, bytes]]) -> tuple[bytes, list[float]]:
+    """Return what one side has sent, and when each of its bytes."""
+    times = [itertools.repeat(at, len(piece)) for at, piece in pieces]
+    return b"".join(piece for _, piece in pieces), list(itertools.chain.from_iterable(times))
 
 
 #: The beginning of a frame: size, kind; of a message: timestamp, attempts, id.
 _FRAME = struct.Struct(">iiqH16s")
-_ANSWERED = re.compile(rb"(?:^|\n)(FIN|REQ|TOUCH) ([0-9a-f]{16})(?=[ \n])")
-_RDY = re.compile(rb"(?:^|\n)(?:RDY ([0-9]+)|CLS)(?=\n)")
-_REQ = re.compile(rb"(?:^|\n)REQ ([0-9a-f]{16}) ")
-_ANSWERS = re.compile(rb"(?:^|\n)(?:FIN |REQ )([0-9a-f]{16})")
-
-
-class ScenarioFailed(Exception):
-    """The scenario itself raised an error."""
+_COMMAND = re.compile(rb"(?:^|\n)(FIN|REQ|TOUCH|RDY|CLS)(?: ([^\n]{16}|[0-9]+))?(?=[ \n])")
 
 
 class _Collect(logging.Handler):
@@ -249,20 +226,21 @@ class Daemon:
     kind = ""
     tcp_port = http_port = 0
 
-    def __init__(self, world: World, name: str, options: dict[str, Any]) -> None:
+    def __init__(self, world: World, name: str, **options: Any) -> None:
         self.world, self.name, self.options = world, name, options
         world.daemons.append(self)
         self.host = network.network.host(name)
         self.process: Process | None = None
         self.lines: list[str] = []
         """What it has logged."""
+        self.errors: list[str] = []
+        """What asyncio has reported."""
         self.failure: str | None = None
         """Why it did not start, or ended."""
-        self.running = False
+        self.running = self.stopping = False
         self.stopped_cleanly: bool | None = None
-        self.stopping = False
         self._thread: Thread | None = None
-        self._loop: loop.Loop | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._stop = asyncio.Event()
         self._drain = False
         self._server: Any = None
@@ -279,26 +257,30 @@ class Daemon:
     def alive(self) -> bool:
         return self._thread is not None and self._thread.alive
 
-    def start(self, timeout: float = 60.0) -> bool:
+    def start(self) -> bool:
         """Start it and wait until it listens; return whether it does."""
-        self.stopping = False
-        self.failure, self.stopped_cleanly = None, None
+        self.stopping, self.failure, self.stopped_cleanly = False, None, None
         before, self.process = self.process, self.world.process(self.name, self.host)
         self.process.clock_error = before.clock_error if before else 0.0
         scheduler.story(f"{self.name} starts")
         self._thread = scheduler.start(self._run, "main", self.process)
-        self.world.until(lambda: self.running or self.failure or not self.alive, timeout)
+        self.world.until(lambda: self.running or self.failure or not self.alive, 60.0)
         return self.running
 
     def _run(self) -> None:
-        self._loop = loop.Loop()
+        loop = self._loop = asyncio.selector_events.BaseSelectorEventLoop(_Selector())
+        loop.set_exception_handler(
+            lambda _, context: self.errors.append(f"{context.get('message')}: {context.get('exception')!r}")
+        )
+        scheduler.me().loop = loop
         try:
-            self._loop.run_until_complete(self._serve())
+            loop.run_until_complete(self._serve())
         except Exception as error:
             self.failure = f"{type(error).__name__}: {error}"
             scheduler.story(f"{self.name} does not run: {self.failure}")
         finally:
             self.running = False
+            loop.close()
 
     async def _serve(self) -> None:
         self._stop, self._drain = asyncio.Event(), False
@@ -312,17 +294,17 @@ class Daemon:
 
     def _make(self) -> Any:
         """Make the daemon of the package."""
-        name = self.kind.capitalize()
-        daemon = getattr(importlib.import_module(f"nsq.daemons.{self.kind}.daemon"), name)
-        options = getattr(importlib.import_module(f"nsq.daemons.{self.kind}.options"), f"{name}Options")
-        logs = importlib.import_module("nsq.daemons.serve.logs")
-        listens = {"tcp_address": self.tcp_address, "http_address": self.http_address}
-        return daemon(
-            options(**listens, broadcast_address=self.host.address, **self.options),
-            log=logs.DaemonLog("", "info", _Log(self)),
+        package = f"nsq.daemons.{self.kind.lower()}"
+        daemon = getattr(sys.modules[f"{package}.daemon"], self.kind)
+        options = getattr(sys.modules[f"{package}.options"], f"{self.kind}Options")(
+            tcp_address=self.tcp_address,
+            http_address=self.http_address,
+            broadcast_address=self.host.address,
+            **self.options,
         )
+        return daemon(options, log=sys.modules["nsq.daemons.serve.logs"].DaemonLog("", "info", _Log(self)))
 
-    def stop(self, timeout: float = 120.0, *, drain: bool = False) -> bool:
+    def stop(self, *, drain: bool = False) -> bool:
         """Stop it, after a drain if that is asked for; return whether it has ended in time."""
         thread = self._thread
         if not self.running or thread is None or self._loop is None:
@@ -330,7 +312,7 @@ class Daemon:
         scheduler.story(f"{self.name} {'drains and ' if drain else ''}stops")
         self.stopping, self._drain = True, drain
         self._loop.call_soon_threadsafe(self._stop.set)
-        return self.world.until(lambda: not thread.alive, timeout)
+        return self.world.until(lambda: not thread.alive, 120.0)
 
     def kill(self) -> None:
         """End the process at once; what it wrote is in the kernel's hands."""
@@ -343,7 +325,11 @@ class Daemon:
         words = ("a bug", "panic in", "Traceback", "cannot start")
         # aiohttp sets the result of a future that its shutdown has cancelled.
         found = [line for line in self.lines if any(each in line for each in words) and "_waiter" not in line]
-        return found + (self._loop.errors if self._loop else [])
+        return found + self.errors
+
+
+class _Selector(selectors.PollSelector):
+    _selector_cls = network.Poll
 
 
 class _Log(io.TextIOBase):
@@ -359,12 +345,11 @@ class _Log(io.TextIOBase):
 
 
 class Nsqd(Daemon):
-    kind, tcp_port, http_port = "nsqd", 4150, 4151
+    kind, tcp_port, http_port = "Nsqd", 4150, 4151
 
-    def __init__(self, world: World, name: str, options: dict[str, Any]) -> None:
-        super().__init__(world, name, options)
+    def __init__(self, world: World, name: str, **options: Any) -> None:
         self.disk = disks[name] = Disk(name)
-        self.options = {"data_path": f"{disk.ROOT}/{name}", "node_id": len(disks), **options}
+        super().__init__(world, name, data_path=f"{disk.ROOT}/{name}", node_id=len(disks), **options)
 
     def cut_power(self, *, holes: bool = False) -> None:
         """Cut the host off its power: the disk keeps what it has, in part what was not fsynced. With
@@ -378,9 +363,9 @@ class Nsqd(Daemon):
             self.process.descriptors.clear()
             scheduler.kill(self.process)
 
-    def start(self, timeout: float = 60.0) -> bool:
+    def start(self) -> bool:
         network.network.power_on(self.host)
-        return super().start(timeout)
+        return super().start()
 
     def left(self) -> dict[str, tuple[int, int, int]] | None:
         """Return what it has to deliver: waiting, in flight and deferred messages by queue; None without an
@@ -397,12 +382,11 @@ class Nsqd(Daemon):
                     found[f"{topic.name}/{channel.name}"] = counts
             answer.append({name: counts for name, counts in found.items() if any(counts)})
 
-        if not self.running or self._loop is None:
-            return None
-        self._loop.call_soon_threadsafe(count)
-        self.world.until(lambda: answer, 5.0)
+        if self.running and self._loop is not None:
+            self._loop.call_soon_threadsafe(count)
+            self.world.until(lambda: answer, 5.0)
         return answer[0] if answer else None
 
 
 class Nsqlookupd(Daemon):
-    kind, tcp_port, http_port = "nsqlookupd", 4160, 4161
+    kind, tcp_port, http_port = "Nsqlookupd", 4160, 4161

@@ -38,7 +38,7 @@ def main(given: dict[str, Any]) -> dict[str, Any]:
                 "checkpointLocation", str(folder / "checkpoint")
             )
             query = writer.start()
-            until = time.monotonic() + 120
+            until = time.monotonic() + 240
             rows = 0
             while rows < given["count"] and time.monotonic() < until:
                 time.sleep(1)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import nsq
 from nsq.testing import Nsqd
+from nsq.testing.plugin import Factory
+from tests.integration.patience import eventually
 from tests.integration.spark.receivers import depth, take_all
 from tests.spark.running import PATIENCE
 
@@ -63,6 +67,42 @@ def test_a_task_that_is_tried_again_publishes_again(spark: SparkSession, nsqd: N
     write(frame.mapInArrow(fail_once, "body string"), nsqd)
 
     assert set(take_all(nsqd, TOPIC)) == {b"%d" % number for number in range(5000)}
+
+
+@pytest.mark.chaos
+def test_a_million_rows_come_through_although_tasks_fail_and_nsqd_restarts(
+    spark: SparkSession, nsqd_factory: Factory[Nsqd], tmp_path: Path
+) -> None:
+    """Each task fails once, when it has published half of its rows."""
+    nsqd = nsqd_factory(process=True)
+
+    def fail_once(batches: Iterator[Any]) -> Iterator[Any]:
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        for number, batch in enumerate(batches):
+            if number == 6 and context is not None and context.attemptNumber() == 0:
+                raise RuntimeError("the first attempt fails")
+            yield batch
+
+    def restart() -> None:
+        for count in (100_000, 500_000, 900_000):
+            eventually(lambda: depth(nsqd, TOPIC), lambda seen: seen >= count, PATIENCE)  # noqa: B023
+            nsqd.restart()
+
+    frame = spark.range(0, 1_000_000, 1, 8).selectExpr("cast(id as string) AS body")
+    with ThreadPoolExecutor(1) as pool:
+        restarting = pool.submit(restart)
+        write(frame.mapInArrow(fail_once, "body string"), nsqd, retries="10")
+        restarting.result()
+    found = Counter[bytes]()
+    consumer = nsq.Consumer(TOPIC, "drain", nsqd=nsqd.tcp_address, max_in_flight=2500)
+    consumer.add_batch_handler(lambda messages: found.update(each.body for each in messages), size=1000)
+    total = depth(nsqd, TOPIC)
+    with consumer:
+        eventually(found.total, lambda seen: seen >= total, PATIENCE)
+    assert found.keys() == {b"%d" % number for number in range(1_000_000)}
+    assert total > 1_000_000  # with those of the first attempts
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,19 @@ def test_a_new_checkpoint_over_an_old_sink_is_refused(
     assert difference(written(tmp_path / "all"), bodies(2500)) == EXACT
 
 
+def test_a_query_goes_on_from_a_checkpoint_that_was_moved(
+    spark: SparkSession, queue: Nsqd, tmp_path: Path
+) -> None:
+    before, after = tmp_path / "before", tmp_path / "after"
+    publish(queue, bodies(1000))
+    drain(stream(spark, queue, tmp_path), before)
+    shutil.move(before, after)  # with the files of the sink
+    publish(queue, bodies(1000, 1000))
+    drain(stream(spark, queue, tmp_path), after)
+    rows = spark.read.option("ignoreMissingFiles", True).parquet(*map(str, (after / "out").glob("*.parquet")))
+    assert difference([bytes(row.body) for row in rows.collect()], bodies(2000)) == EXACT
+
+
 def test_trigger_once_reads_the_whole_log(spark: SparkSession, queue: Nsqd, tmp_path: Path) -> None:
     publish(queue, bodies(3000))
     progress = ended(to_parquet(stream(spark, queue, tmp_path), tmp_path, once=True))

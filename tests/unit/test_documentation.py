@@ -67,6 +67,13 @@ def test_the_pictures_are_as_the_code_draws_them() -> None:
         assert (DOCS / "images" / f"{name}.svg").read_text("utf-8") == str(draw()), "run docs/pictures.py"
 
 
+@pytest.mark.parametrize("page", ["reference.md", "spark.md"])
+def test_the_tables_of_options_are_as_the_code_declares_them(page: str) -> None:
+    with_tables = runpy.run_path(str(DOCS / "options.py"))["with_tables"]
+    assert "<!-- options: " in text_of(page)
+    assert text_of(page) == with_tables(text_of(page)), "run docs/options.py"
+
+
 def test_every_page_is_in_one_group_of_the_navigation() -> None:
     toctree = r"^```\{toctree\}\n:caption: (\w+)\n:hidden:\n\n(.*?)\n```$"
     groups = re.findall(toctree, text_of("index.md"), re.MULTILINE | re.DOTALL)
@@ -154,9 +161,17 @@ def test_every_folder_of_the_package_is_described() -> None:
     assert [room.name for room in rooms if f"`nsq/{room.name}/`" not in text] == []
 
 
+def test_every_page_installs_by_name_and_readme_alone_builds() -> None:
+    unreleased = "(not released yet)" in (ROOT / "CHANGELOG.md").read_text("utf-8")
+    for page in PAGES:
+        text = page.read_text("utf-8")
+        assert not re.search(r"pip install (-e|--editable|'?\.)", text), page.name
+        assert ("pip wheel" in text) == (page.name == "README.md" and unreleased), page.name
+
+
 def test_the_extras_that_are_named_exist() -> None:
     setup = configparser.ConfigParser(interpolation=None, delimiters=("=",))
     setup.read(ROOT / "setup.cfg", encoding="utf-8")
     for page in PAGES:
-        for extras in re.findall(r"(?<!\w)(?:nsq|\.)\[([a-z,]+)\]", page.read_text("utf-8")):
+        for extras in re.findall(r"(?<!\w)nsq\[([a-z,]+)\]", page.read_text("utf-8")):
             assert set(extras.split(",")) <= set(setup["options.extras_require"]), page.name

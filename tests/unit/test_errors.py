@@ -2,9 +2,6 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterator
-from pathlib import Path
-
-import pytest
 
 from nsq import errors
 from nsq.consumer.decisions import Requeue
@@ -34,11 +31,3 @@ def test_each_code_has_a_class_of_its_own() -> None:
         assert (type(error), error.code, error.text) == (kind, kind.code, f"{kind.code} and why")
     assert type(server_error(b"E_WHAT")) is ServerError
     assert server_error(b"E_WHAT else").code == "E_WHAT"
-
-
-def test_a_hint_names_the_command_of_a_clone_or_of_the_released_package(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    assert errors.how_to_install("spark") == "pip install -e '.[spark]'"
-    monkeypatch.setattr(errors, "_ROOT", str(tmp_path))
-    assert errors.how_to_install("spark") == "pip install 'nsq[spark]'"

@@ -19,7 +19,7 @@ PACKAGE = ROOT / "nsq"
 # is there for everybody, its other names only for the parts below it.
 PUBLIC = "nsq"
 ORDER = [
-    ["errors", "gc_settings", "other_clients", "pauses", "rate"],
+    ["errors", "fsync", "gc_settings", "other_clients", "pauses", "rate"],
     ["log", "tables"],
     ["options", "findings"],
     ["config", "message"],
@@ -40,11 +40,11 @@ ORDER = [
 
 # Narrower or wider than the order above.
 MAY_IMPORT_ONLY = {
-    "daemons": {"errors", "gc_settings", "pauses", "threads", "options", "wire", "http", "flags"}
+    "daemons": {"errors", "fsync", "gc_settings", "pauses", "threads", "options", "wire", "http", "flags"}
 }
 MAY_IMPORT_ANYTHING = {"testing"}
 #: They choose what they need for the cluster that they meet. A consumer's types name ``OnStuck``.
-MAY_IMPORT_PARTITIONED = {"producer/producer.py", "consumer/consumer.py", "consumer/dialect.py"}
+MAY_IMPORT_PARTITIONED = {"producer/producer.py", "consumer/consumer.py"}
 #: The one module of the daemons that uses the client, and its redrive.
 MAY_IMPORT_THE_CLIENT = {"daemons/nsqadmin/live.py"}
 

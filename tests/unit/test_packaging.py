@@ -1,4 +1,4 @@
-"""setup.cfg and the Makefile; .ci/packaging checks what the sdist and the wheel hold."""
+"""setup.cfg and the Makefile; .ci/packages.py checks what the sdist and the wheel hold."""
 
 from __future__ import annotations
 
@@ -52,13 +52,15 @@ def names(requirements: str) -> set[str]:
     return {line.split(";")[0].split(">")[0].strip() for line in lines(requirements)}
 
 
-def test_links_of_the_readme_are_absolute_in_a_release() -> None:
-    address = "https://example.org/nsq/blob/v1"
-    with_absolute_links = runpy.run_path(str(ROOT / "setup.py"))["with_absolute_links"]
-    readme = with_absolute_links((ROOT / "README.md").read_text("utf-8"), address)
-    assert f"({address}/benchmarks/results.svg?raw=true)" in readme
-    assert f"({address}/docs/moving-from-pynsq.md#one-environment-for-each)" in readme
+def test_a_release_has_its_address_in_the_metadata_and_in_the_readme() -> None:
+    metadata = runpy.run_path(str(ROOT / "setup.py"))["metadata"]
+    made = metadata((ROOT / "README.md").read_text("utf-8"), "https://example.org/nsq", "1.2.3")
+    readme, files = made["long_description"], "https://example.org/nsq/blob/v1.2.3"
+    assert f"({files}/benchmarks/results.svg?raw=true)" in readme
+    assert f"({files}/docs/moving-from-pynsq.md#one-environment-for-each)" in readme
     assert re.findall(r"\]\((?!https?://)[^)]*\)", readme) == []
+    assert "git clone https://example.org/nsq nsq && cd nsq\n" in readme
+    assert made["project_urls"]["Source"] == "https://example.org/nsq"
 
 
 def test_the_core_needs_two_packages(setup: configparser.ConfigParser) -> None:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import nsq
 from nsq.contrib.celery.broker import Queue, broker_of
-from nsq.contrib.celery.receiving import Delivery, Subscription
+from nsq.contrib.celery.receiving import Delivery, QueueSubscription
 from nsq.contrib.celery.settings import settings_of
 from nsq.log import Logger
 
@@ -58,8 +58,8 @@ class Connection:
         """Held while prefetches are shared out: a consumer that is cancelled gets no share afterwards."""
         self.numbers = itertools.count(1)
         """Of the channels."""
-        self._idle: dict[tuple[str, str], Subscription] = {}  # by queue and topic: without a consumer
-        self._all: set[Subscription] = set()
+        self._idle: dict[tuple[str, str], QueueSubscription] = {}  # by queue and topic: without a consumer
+        self._all: set[QueueSubscription] = set()
         self._arrivals: queue.SimpleQueue[tuple[Channel, Delivery]] = queue.SimpleQueue()
         # The two ends of a pipe, once an event loop waits for messages. Files, not numbers: a closed one
         # raises, where its number may be another file's by then.
@@ -99,7 +99,7 @@ class Connection:
                 finally:
                     self._stop(subscription)
 
-    def subscribe(self, queue: Queue) -> list[Subscription]:
+    def subscribe(self, queue: Queue) -> list[QueueSubscription]:
         subscriptions = [
             self._idle.pop((queue.name, topic))
             if (queue.name, topic) in self._idle
@@ -110,7 +110,7 @@ class Connection:
             subscription.wait_until_exists(self.connect_timeout)
         return subscriptions
 
-    def release(self, subscription: Subscription) -> None:
+    def release(self, subscription: QueueSubscription) -> None:
         """Take a subscription back from a consumer that has been cancelled, and keep it for another one.
 
         Celery may still answer its messages, and a transient queue would end with it.
@@ -122,15 +122,15 @@ class Connection:
         for place in [place for place in self._idle if place[0] == name]:
             self._stop(self._idle.pop(place))
 
-    def _new(self, queue: Queue, topic: str) -> Subscription:
-        subscription = Subscription(self.broker, queue, topic, self.nsqds)
+    def _new(self, queue: Queue, topic: str) -> QueueSubscription:
+        subscription = QueueSubscription(self.broker, queue, topic, self.nsqds)
         self._all.add(subscription)
         if self._keeper is None:
             self._keeper = threading.Thread(target=self._keep, name="nsq-celery-keeper", daemon=True)
             self._keeper.start()
         return subscription
 
-    def _stop(self, subscription: Subscription) -> None:
+    def _stop(self, subscription: QueueSubscription) -> None:
         self._all.discard(subscription)
         subscription.stop()
 

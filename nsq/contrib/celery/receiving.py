@@ -1,6 +1,6 @@
 """Receives a queue's messages, and keeps those that Celery holds.
 
-    Subscription   one nsq.Consumer on one topic and channel; decides what becomes of each message
+    QueueSubscription   one nsq.Consumer on one topic and channel; decides what becomes of each message
     Held           the messages that Celery holds by their tags: acknowledges, touches and adopts them
 
 A message that Celery holds may be delivered again: its connection was lost, or its time was up. If this
@@ -148,7 +148,7 @@ class Held:
         return list(self._by_tag.copy())
 
 
-class Subscription:
+class QueueSubscription:
     """A consumer of one topic for one queue. At first it takes no messages: it only makes nsqd keep them."""
 
     def __init__(self, broker: Broker, queue: Queue, topic: str, nsqds: tuple[str, ...]) -> None:

@@ -26,7 +26,7 @@ from nsq.contrib.celery.envelope import Envelope
 from nsq.contrib.celery.receiving import (
     Delivery,
     Held,
-    Subscription,
+    QueueSubscription,
     in_worker,
     publish_dead,
     requeue_after_death,
@@ -79,7 +79,7 @@ class Channel(base.StdChannel):  # type: ignore[misc]
         self._broker = connection.broker
         self._prefetch = 0
         self._callbacks: dict[str, Callable[[Any], object]] = {}
-        self._subscriptions: dict[str, list[Subscription]] = {}  # by consumer tag
+        self._subscriptions: dict[str, list[QueueSubscription]] = {}  # by consumer tag
         self._got: dict[str, list[Any]] = {}  # messages for ``basic_get``, by queue
         self._windows = RdyWindows(0, Backoff(exponential(0), 0.0), random.choice, _IDLE, _TURN)
 
@@ -296,7 +296,7 @@ class Channel(base.StdChannel):  # type: ignore[misc]
 
     # The prefetch.
 
-    def _note_message(self, subscription: Subscription) -> None:
+    def _note_message(self, subscription: QueueSubscription) -> None:
         window = self._windows.nsqds.get(subscription)
         if window is not None:
             now = time.monotonic()

@@ -53,7 +53,7 @@ RESULTS_APP = "nsq.contrib.django.results"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class TaskOptions:
     """The OPTIONS of a backend, in lower case."""
 
     topic_prefix: str = "tasks."
@@ -68,7 +68,7 @@ class Options:
     modules: Sequence[str] = ()
 
     @classmethod
-    def of(cls, given: Mapping[str, Any]) -> Options:
+    def of(cls, given: Mapping[str, Any]) -> TaskOptions:
         known = {name.upper() for name in cls.__dataclass_fields__}
         unknown = [name for name in given if name not in known]
         if unknown:
@@ -91,7 +91,7 @@ class NsqBackend(BaseTaskBackend):
 
     def __init__(self, alias: str, params: dict[str, Any]) -> None:
         super().__init__(alias, params)
-        self.nsq = Options.of(self.options)
+        self.nsq = TaskOptions.of(self.options)
         for queue in self.queues:
             check_topic(self.topic_of(queue))
         check_topic(self.nsq.dead_letters)

@@ -46,7 +46,7 @@ _VIEWS: tuple[str, ...] = (
 _VIEWS += ("/counter", "/lookup")
 
 
-class Api:
+class NsqadminApi:
     def __init__(
         self, options: NsqadminOptions, cluster: Cluster, notifications: Notifications, log: DaemonLog
     ) -> None:

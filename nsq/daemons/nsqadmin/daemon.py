@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ssl
 
-from nsq.daemons.nsqadmin.api import Api
+from nsq.daemons.nsqadmin.api import NsqadminApi
 from nsq.daemons.nsqadmin.cluster import Cluster
 from nsq.daemons.nsqadmin.notifications import Notifications
 from nsq.daemons.nsqadmin.options import NsqadminOptions
@@ -27,7 +27,7 @@ class Nsqadmin:
         self._log = log or DaemonLog.of(options)
         cluster = Cluster(options)
         self._notifications = Notifications(options.notification_http_endpoint, cluster, self._log)
-        self._api = Api(options, cluster, self._notifications, self._log)
+        self._api = NsqadminApi(options, cluster, self._notifications, self._log)
         self._gate: Gate | None = None
         if options.http_logins:
             # What changes something, or shows messages, is for admins: ``Guard`` looks at the role.

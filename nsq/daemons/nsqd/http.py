@@ -31,7 +31,7 @@ from nsq.daemons.nsqd.session.session import Environment, Session
 from nsq.daemons.nsqd.stats import Json, Memory
 from nsq.daemons.nsqd.statsd import full_prefix
 from nsq.daemons.nsqd.storage.committer import Committer
-from nsq.daemons.nsqd.storage.storage import HEALTHY
+from nsq.daemons.nsqd.storage.health import HEALTHY
 from nsq.daemons.serve.debug import Debugging
 from nsq.daemons.serve.logins import is_reading
 from nsq.daemons.serve.process import Orders

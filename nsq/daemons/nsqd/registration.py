@@ -247,7 +247,7 @@ class _Exchange:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer
-        self._parser = lookup.ReplyParser()
+        self._parser = lookup.LookupReplyParser()
 
     async def ask(self, command: bytes) -> bytes:
         return (await self._replies([command]))[0]

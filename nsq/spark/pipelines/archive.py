@@ -80,14 +80,7 @@ def archive(
     ``checkpoint`` default to ``<to>/_wal`` and ``<to>/_checkpoint``, folders that Spark, pyarrow and pandas
     ignore when they read ``to``; for a glob, use ``<to>/date=*/hour=*/*.parquet``.
     """
-    if body not in KINDS:
-        raise ConfigError(f"body is {body!r}, but must be one of: {', '.join(KINDS)}")
-    if body == "json" and schema is None:
-        raise ConfigError("body='json' needs a schema, such as schema='id bigint, name string'")
-    if body != "json" and schema is not None:
-        raise ConfigError(f"schema is for body='json'; body is {body!r}")
-    if isinstance(schema, str):
-        check_schema(schema)
+    check_body(body, schema)
     table = os.fspath(to).startswith(_DELTA)
     path = os.fspath(to).removeprefix(_DELTA)
     # The log and the checkpoint of a table are beside it, not inside.
@@ -106,6 +99,17 @@ def archive(
         found = None if table else partial(schema_of_files, session, path)
         agreed = agreed_schema(open_files(root, session), body, schema, found)
         return store_rows(archived(stream, body, agreed), below(path), running, table=table)
+
+
+def check_body(body: str, schema: StructType | str | None) -> None:
+    if body not in KINDS:
+        raise ConfigError(f"body is {body!r}, but must be one of: {', '.join(KINDS)}")
+    if body == "json" and schema is None:
+        raise ConfigError("body='json' needs a schema, such as schema='id bigint, name string'")
+    if body != "json" and schema is not None:
+        raise ConfigError(f"schema is for body='json'; body is {body!r}")
+    if isinstance(schema, str):
+        check_schema(schema)
 
 
 # The schema of an archive is kept beside it: files with other types than before would make it unreadable

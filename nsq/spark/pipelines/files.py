@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nsq.errors import UsageError
+from nsq.fsync import sync_path
 from nsq.spark.wal.disk import Disk, replace_file
 
 if TYPE_CHECKING:
@@ -112,12 +113,12 @@ class LocalFiles:
         changed = _make_folder(target.parent)
         replace_file(Disk(), target, text.encode(), 0o666)
         for folder in changed:
-            sync(folder)
+            sync_path(folder)
 
     def persist(self, paths: Iterable[str]) -> None:
         """Fsync files that another process wrote."""
         for path in paths:
-            sync(self.root / path)
+            sync_path(self.root / path)
 
     def move(self, moves: Iterable[Move]) -> None:
         """Move each file atomically; skip a missing source, which was moved before."""
@@ -128,7 +129,7 @@ class LocalFiles:
             with contextlib.suppress(FileNotFoundError):
                 (self.root / source).replace(place)
         for folder in changed:
-            sync(folder)
+            sync_path(folder)
 
     def delete(self, path: str) -> None:
         """Delete a file, or a folder with its content; a missing one is no error."""
@@ -144,15 +145,6 @@ def _make_folder(folder: Path) -> set[Path]:
     missing = [place for place in (folder, *folder.parents) if not place.is_dir()]
     folder.mkdir(parents=True, exist_ok=True)
     return {folder, *(place.parent for place in missing)}
-
-
-def sync(path: Path) -> None:
-    """Fsync a file or a folder."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 class HadoopFiles:

@@ -100,10 +100,7 @@ def metrics(
     Messages that come after their window has closed are not counted: NSQ mixes old and new messages, so
     choose a ``watermark`` longer than the age of a backlog.
     """
-    if top < 1:
-        raise UsageError(f"top is {top}, but must be at least 1")
-    check_interval("window", window)
-    check_interval("watermark", watermark)
+    check_windows(window, watermark, top)
     with contextlib.ExitStack() as stack:
         if to is None:
             # Ignore errors: the query's last threads may still use the files.
@@ -129,6 +126,13 @@ _INTERVAL = re.compile(
     r"(interval\s+)?([0-9.]+\s+(microsecond|millisecond|second|minute|hour|day|week)s?(\s+|$))+",
     re.IGNORECASE,
 )
+
+
+def check_windows(window: str, watermark: str, top: int) -> None:
+    if top < 1:
+        raise UsageError(f"top is {top}, but must be at least 1")
+    check_interval("window", window)
+    check_interval("watermark", watermark)
 
 
 def check_interval(name: str, text: str) -> None:

@@ -10,7 +10,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -153,48 +153,47 @@ def replay(
     check_topic(topic)
     if chunk < 1 or (rate is not None and not rate > 0):
         raise UsageError(f"chunk is {chunk}, rate {rate}: both must be above 0")
-    chosen: dict[str, Any] = {"since": since, "until": until}
-    chosen = {name: None if at is None else options.moment(at) for name, at in chosen.items()}
-    chosen |= {"where": where, "body": body}
+    times = [None if at is None else options.moment(at) for at in (since, until)]
+    chosen: dict[str, Any] = {"since": times[0], "until": times[1], "where": where, "body": body}
     job = {"archive": below(path), "topic": topic, **chosen}
-    nsqds, lookupds = options.names(addresses(nsqd)), options.names(addresses(lookupd))
-    if not (dry_run or nsqds or lookupds):
-        raise ConfigError("nsqd or lookupd is missing: nsqd='127.0.0.1:4150', or lookupd='127.0.0.1:4161'")
-    if state is None:
-        if local_path(path) is None:
-            raise ConfigError(f"state is missing: {os.fspath(path)} is elsewhere; give a local file")
-        digest = hashlib.sha256(json.dumps(job, sort_keys=True).encode()).hexdigest()[:10]
-        # Without #ephemeral, which does not belong in a file name.
-        state = below(path, "_replay", f"{topic.partition('#')[0]}-{digest}.json")
-    file = Path(state)
+    file = Path(default_state(path, topic, job) if state is None else state)
     place = load_mark(file, job)
-    here = local_path(path)
-    if here is not None and not os.path.isdir(here):
-        raise UsageError(f"there is no archive at {here}: correct the path")
     start = time.monotonic()
     with contextlib.ExitStack() as stack:
-        producer = None if dry_run else stack.enter_context(_producer(nsqds, lookupds, config))
+        producer = None if dry_run else stack.enter_context(_producer(nsqd, lookupd, config))
+        _check_archive(path)
         session = stack.enter_context(session_or_own(spark))
         frame = selected(session, path, **chosen)
         if producer is None:
             result = _counted(frame, place)
         else:
-            result = send(
-                entries(frame, place),
-                place,
-                publish=partial(producer.multi_publish, topic),
-                save=partial(save_mark, file, job),
-                stop=stop or threading.Event(),
-                rate=rate,
-                chunk=chunk,
-                progress=progress,
-            )
+            publish, save = partial(producer.multi_publish, topic), partial(save_mark, file, job)
+            stop = stop or threading.Event()
+            more: dict[str, Any] = {"rate": rate, "chunk": chunk, "progress": progress}
+            result = send(entries(frame, place), place, publish=publish, save=save, stop=stop, **more)
             if result.complete:
                 file.unlink(missing_ok=True)  # the next replay starts from the beginning
     return dataclasses.replace(result, state=str(file), seconds=time.monotonic() - start)
 
 
-def _producer(nsqds: Sequence[str], lookupds: Sequence[str], config: Config | None) -> Producer:
+def _check_archive(path: str | os.PathLike[str]) -> None:
+    here = local_path(path)
+    if here is not None and not os.path.isdir(here):
+        raise UsageError(f"there is no archive at {here}: correct the path")
+
+
+def default_state(path: str | os.PathLike[str], topic: str, job: dict[str, object]) -> str:
+    if local_path(path) is None:
+        raise ConfigError(f"state is missing: {os.fspath(path)} is elsewhere; give a local file")
+    digest = hashlib.sha256(json.dumps(job, sort_keys=True).encode()).hexdigest()[:10]
+    # Without #ephemeral, which does not belong in a file name.
+    return below(path, "_replay", f"{topic.partition('#')[0]}-{digest}.json")
+
+
+def _producer(nsqd: Addresses, lookupd: Addresses, config: Config | None) -> Producer:
+    nsqds, lookupds = options.names(addresses(nsqd)), options.names(addresses(lookupd))
+    if not nsqds and not lookupds:
+        raise ConfigError("nsqd or lookupd is missing: nsqd='127.0.0.1:4150', or lookupd='127.0.0.1:4161'")
     # After a lost reply, repeat the publish instead of ending a replay of hours.
     wanted = dataclasses.replace(config or Config(), retry_uncertain=True)
     return Producer(*nsqds, nsqlookupd=lookupds, config=wanted)

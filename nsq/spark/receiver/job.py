@@ -44,7 +44,7 @@ log = Logger("nsq.spark.receiver")
 
 #: The scheduler pool of the job, where the session has pools.
 POOL = "nsq-receivers"
-#: Seconds to wait for the executors of a cluster that has just started.
+#: Seconds to wait for the first, or another, executor of a cluster that has just started.
 REGISTERING = 30.0
 #: Who notes an error of all receivers of a job.
 _DRIVER = "driver"
@@ -92,9 +92,11 @@ def refuse_full_cluster(spark: SparkSession, n: int) -> None:
             "spark.speculation is true: Spark would start a copy of every receiver, because none ends; "
             "set it to false for this application"
         )
-    until = time.monotonic() + REGISTERING
+    elastic, found, since = _is_elastic(spark), -1, 0.0
     while (slots := count_slots(spark)) is not None and slots <= n and not _is_local(spark):
-        if time.monotonic() >= until or _is_elastic(spark):
+        if slots != found:
+            found, since = slots, time.monotonic()
+        if elastic or time.monotonic() - since >= REGISTERING:
             break
         time.sleep(1)  # executors may still be registering
     if slots is None or slots > n:
@@ -103,9 +105,10 @@ def refuse_full_cluster(spark: SparkSession, n: int) -> None:
         f"{n} receivers would hold {n} of Spark's {slots} slots, and leave none for a query: use fewer "
         "receivers, or give the application more cores (spark.executor.instances, spark.executor.cores)"
     )
-    if not _is_elastic(spark):
+    if slots and not elastic:
         raise UsageError(text)
-    log.warning("%s, unless spark.dynamicAllocation adds executors", text)
+    more = "spark.dynamicAllocation adds executors" if elastic else "executors register later"
+    log.warning("%s, unless %s", text, more)
 
 
 def count_slots(spark: SparkSession) -> int | None:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import threading
 import time
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from nsq.config import Config
 from nsq.consumer.consumer import Consumer
-from nsq.errors import WalError
+from nsq.errors import OrderIsMust, WalError
 from nsq.log import Logger
 from nsq.message import Message
 from nsq.spark.receiver.intake import MOST_BYTES, Intake, PauseGate
@@ -99,7 +100,7 @@ class Receiving:
         self._log = self._wal.log(names.new_receiver())
         self._intake = Intake(
             self._log,
-            records.stored_messages,
+            functools.partial(records.stored_messages, key_header=options.key_header),
             self._gate,
             largest=options.segment_bytes,
             interval=options.commit_interval,
@@ -301,15 +302,26 @@ class TopicReceiver:
         self._ever_connected = self._ever_connected or stats.connections > 0
         lines = () if stats.connections else self._consumer.health().discovery
         errors = [line for line in lines if any(word in line for word in _TROUBLES)]
+        errors += filter(None, [self._why_unfit()])
         return Status(connections=stats.connections, in_flight=stats.in_flight, error="; ".join(errors))
 
     def refusal(self) -> str:
-        """The errors if every nsqd refuses these settings; else empty."""
+        """The errors if the topic cannot be read, or every nsqd refuses these settings; else empty."""
+        if unfit := self._why_unfit():
+            return unfit
         if self._ever_connected or self._consumer.stats().connections:
             return ""
         nsqds = [line for line in self._consumer.health().discovery if line.startswith("nsqd ")]
         refused = [line for line in nsqds if any(code in line for code in _REFUSALS)]
         return "; ".join(refused) if refused and len(refused) == len(nsqds) else ""
+
+    def _why_unfit(self) -> str:
+        if not isinstance(self._consumer.refusal, OrderIsMust):
+            return ""
+        return (
+            f"the topic {self._topic} is ordered, and cannot be read by Spark: a receiver has many messages "
+            "of a partition in flight at a time"
+        )
 
     def stop(self, timeout: float) -> int:
         """Stop the consumer, when what it has handed over is stored. Returns how many messages are left in

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -18,11 +18,22 @@ from nsq.errors import Closed, ConnectionFailed, NsqError, SegmentLost, WalError
 from nsq.log import Logger
 from nsq.spark.receiver.pool import PoolStatus, ReceiverPool
 from nsq.spark.source.backlog import AvailableNowTarget, Backlog, Poller
-from nsq.spark.source.offsets import Amount, Limits, Offset, Slice, admitted, amount, between, tasks, unread
+from nsq.spark.source.offsets import (
+    Amount,
+    Limits,
+    Offset,
+    Slice,
+    admitted,
+    amount,
+    between,
+    names_of,
+    tasks,
+    unread,
+)
 from nsq.spark.source.options import SourceOptions
 from nsq.spark.source.reader import Reader
 from nsq.spark.source.view import LogView
-from nsq.spark.wal import manifest, readers
+from nsq.spark.wal import readers
 from nsq.spark.wal.names import Listing, Position, ReceiverState, Segment
 from nsq.spark.wal.store import shown
 
@@ -53,28 +64,20 @@ _NO_NSQD = "no nsqd is known, so neither lag nor nsqdDepth"
 #: The shortest time between two looks for the errors that receivers on a cluster have noted.
 NOTED = 5.0
 _LONGEST_ERROR = 1000
-#: The most names of lost segments in an error.
-_SHOWN = 10
 
 
 @dataclass(eq=False)
 class Feed:
-    """One run of one query; used by one thread, except for ``leaving``.
-
-    ``oldest`` returns the time of a slice's first message, in seconds since 1970; None when it cannot be
-    read.
-    """
+    """One run of one query; used by one thread, except for ``leaving``."""
 
     options: SourceOptions
     wal: Wal
     reader: Reader
     receivers: ReceiverPool
     backlog: Poller[Backlog]
-    oldest: Callable[[Slice], float | None]
 
     def __post_init__(self) -> None:
         self._view = LogView(self.options, self.wal, self.reader, self._receivers_full)
-        self._age = Poller("age", self._oldest_age, LISTING)
         self._job_errors = Poller("receivers", self._noted_errors, NOTED)
         self._error = ""  # as last logged
         self._own: frozenset[str] = frozenset()  # the receivers that this query has started
@@ -167,9 +170,7 @@ class Feed:
         self._refresh()
         slices, lost = between(first, last, self._view.segments)
         if lost:
-            names = [manifest.segment_name(receiver, number) for receiver, number in lost[:_SHOWN]]
-            names += [f"and {len(lost) - _SHOWN} more"] if len(lost) > _SHOWN else []
-            self._lose("segments that this batch needs", names)
+            self._lose("segments that this batch needs", names_of(lost))
         return tasks(slices, self.options.target_partition_bytes, self.options.min_partitions)
 
     def _list(self, after: Mapping[str, Position] | None = None) -> Listing:
@@ -209,7 +210,7 @@ class Feed:
         those in the log, and those waiting or in flight in nsqd, less what we received since nsqd was asked.
         """
         state = self.receivers.state()
-        waiting = self._pending()
+        waiting, oldest = self._pending(), self._view.oldest(self._read)
         known = self.backlog.recent_answer(RECENT, REPORTING) or Backlog(errors=(_NO_ANSWER,))
         received = self.received()
         error = self._why_failing(state, known)
@@ -225,7 +226,7 @@ class Feed:
             "walBytes": waiting.bytes,
             "nsqdDepth": known.depth if known.asked else None,
             "nsqdInFlight": known.in_flight if known.asked else None,
-            "oldestSeconds": self._age.last_answer(),
+            "oldestSeconds": None if oldest is None else round(max(0.0, time.time() - oldest / 1e9), 3),
             "paused": self._paused(state) or None,
             "error": error or None,
             "receivers": state.alive + sum(each.alive for each in self._elsewhere(state)),
@@ -271,18 +272,6 @@ class Feed:
         reasons = [each.status.paused for each in self._elsewhere(state) if each.alive]
         return next(filter(None, reasons), "")
 
-    def _oldest_age(self) -> float | None:
-        """The age in seconds of the oldest sealed, unread row; None when there is none, or while the store is
-        away.
-        """
-        # Reversed, so that the dict keeps the first slice of each receiver.
-        firsts = {piece.segment.receiver: piece for piece in reversed(self._view.unread(self._read))}
-        try:
-            times = [since for piece in firsts.values() if (since := self.oldest(piece)) is not None]
-        except WalError:
-            return None
-        return round(max(0.0, time.time() - min(times)), 3) if times else None
-
     def _receivers_full(self) -> bool:
         """Whether a receiver has paused because the log is full. Elsewhere walMaxBytes may be smaller."""
         state = self.receivers.status()
@@ -306,7 +295,6 @@ class Feed:
         try:
             self.receivers.stop()
             self.backlog.stop()
-            self._age.stop()
             self._job_errors.stop()
         finally:
             self.reader.claim.release()

@@ -18,9 +18,12 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from nsq.errors import WalForeign
+from nsq.spark.wal import manifest
 from nsq.spark.wal.names import Position, Segment
 
 _SHOWN = 200
+#: The most names of lost segments in an error.
+_MOST_NAMES = 10
 
 
 class Slice(NamedTuple):
@@ -124,6 +127,31 @@ def between(
             else:
                 slices.append(Slice(segment, first, high.rows if number > high.segment else segment.rows))
     return slices, lost
+
+
+class TimeRange(NamedTuple):
+    """Messages from ``since`` on and before ``until``, in nanoseconds since 1970."""
+
+    since: int = -(1 << 63)
+    until: int = (1 << 63) - 1
+
+    def narrowed(self, since: int | None, until: int | None) -> TimeRange:
+        """The part of it between two other times; None is no bound."""
+        later = self.since if since is None else min(max(self.since, since), ALWAYS.until)
+        sooner = self.until if until is None else max(min(self.until, until), ALWAYS.since)
+        return TimeRange(later, sooner)
+
+    def overlaps(self, oldest: int, newest: int) -> bool:
+        return self.since <= newest and oldest < self.until
+
+
+ALWAYS = TimeRange()
+
+
+def names_of(lost: Sequence[tuple[str, int]]) -> list[str]:
+    """The names of lost segments for a message; of many, the first ones."""
+    names = [manifest.segment_name(receiver, number) for receiver, number in lost[:_MOST_NAMES]]
+    return [*names, f"and {len(lost) - _MOST_NAMES} more"] if len(lost) > _MOST_NAMES else names
 
 
 # What a batch takes

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 from collections.abc import Mapping
 from typing import ClassVar
 
-from nsq.errors import ConfigError
+from nsq.errors import ConfigError, WalForeign
+from nsq.options import OptionHelp
 from nsq.spark.options import LASTING, MOMENT, Nsqds, count, names, octets, option, seconds, switch
+from nsq.spark.source.offsets import Offset
 from nsq.spark.wal.readers import DEFAULT, check_reader
 from nsq.wire.names import check_channel, check_topic
 
@@ -16,6 +19,8 @@ _MIB = 1 << 20
 _GIB = 1 << 30
 
 EARLIEST, LATEST, COMMITTED = "earliest", "latest", "committed"
+#: The startOffset of the first batch of a checkpoint, as JSON.
+NOWHERE = "null"
 
 
 def _topics(text: str) -> tuple[str, ...]:
@@ -43,11 +48,11 @@ class SourceOptions(Nsqds):
         "assign": "topic, with nsqd: NSQ has no partitions",
         "startingoffsets": "startingPosition",
         "startingoffsetsbytimestamp": "startingTimestamp",
-        "endingoffsets": "trigger(availableNow=True), which reads what there is and ends",
-        "endingtimestamp": "trigger(availableNow=True), which reads what there is and ends",
+        "endingoffsets": "trigger(availableNow=True), which reads what there is and ends; or spark.read",
+        "endingtimestamp": "trigger(availableNow=True), which reads what there is and ends; or spark.read",
         "maxoffsetspertrigger": "maxMessagesPerTrigger",
         "minoffsetspertrigger": "minMessagesPerTrigger",
-        "includeheaders": "not there: a message of NSQ has no headers",
+        "includeheaders": "always on: column headers",
         "polltimeoutms": "linger",
         "fetchoffset.numretries": "reconnectMax",
     }
@@ -84,6 +89,11 @@ class SourceOptions(Nsqds):
         "The name under which this query reads the log. A second query on the same log needs another.",
         check_reader,
         default=DEFAULT,
+    )
+    key_header: str = option(
+        "Partitioned NSQ: the header that column key shows. NSQ sends no keys: publishers have to put them "
+        "into a header.",
+        default="key",
     )
     starting_position: str = option(
         "Where a checkpoint without offsets begins: earliest (all that the log holds, the default of a new "
@@ -185,3 +195,67 @@ class SourceOptions(Nsqds):
     def starting(self) -> str:
         """startingPosition or startingTimestamp as text; empty when neither is given."""
         return self.starting_position if self.starting_timestamp is None else str(self.starting_timestamp)
+
+
+def _position(text: str) -> str:
+    """Check a position: a word, or an offset as JSON."""
+    if text.startswith("{"):
+        try:
+            Offset.of_json(json.loads(text))
+        except (ValueError, WalForeign):
+            raise ConfigError(f"{text[:200]!r} is not an offset of this source") from None
+    elif text not in (EARLIEST, LATEST, COMMITTED, NOWHERE):
+        raise ConfigError(f"{text!r} is not {EARLIEST}, {LATEST}, {COMMITTED}, or an offset as JSON")
+    return text
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ReadOptions(SourceOptions):
+    """The options of a batch read. Those of a stream that ``describe`` does not list are accepted too, so
+    that one set of options serves both, and have no effect."""
+
+    instead_of_kafka: ClassVar[Mapping[str, str]] = {
+        **SourceOptions.instead_of_kafka,
+        "endingoffsets": "endingPosition",
+        "endingoffsetsbytimestamp": "endingTimestamp",
+    }
+    one_of: ClassVar[Mapping[tuple[str, ...], str]] = {}
+
+    channel: str = option("The channel of the log.", check_channel, default="")
+    reader: str = option("The reader whose position committed is.", check_reader, default=DEFAULT)
+    starting_position: str = option(
+        "The first row: earliest (the first that the log holds), committed (the first that option reader has "
+        "not committed), or after an offset: startOffset or endOffset of a stream's progress, as JSON.",
+        _position,
+        default=EARLIEST,
+    )
+    starting_timestamp: int | None = option(
+        "No messages before that time: 2026-03-01T07:30 (UTC), or milliseconds since 1970.",
+        MOMENT,
+        default=None,
+    )
+    ending_position: str = option(
+        "The last row: latest (the last that the log holds), committed (the last that option reader has "
+        "committed), or that of an offset.",
+        _position,
+        default=LATEST,
+    )
+    ending_timestamp: int | None = option(
+        "Only messages before that time.",
+        MOMENT,
+        default=None,
+    )
+
+    def __post_init__(self) -> None:
+        """Positions and times may both be given; what a stream alone needs is checked there."""
+
+    @classmethod
+    def describe(cls) -> list[OptionHelp]:
+        lines = {line.name: line for line in super().describe()}
+        return [lines[name] for name in _OF_A_READ]
+
+
+_OF_A_READ = (
+    *("wal", "startingPosition", "startingTimestamp", "endingPosition", "endingTimestamp", "reader"),
+    *("minPartitions", "targetPartitionBytes", "failOnDataLoss"),
+)

@@ -15,7 +15,7 @@ from nsq.errors import WalError, WalForeign, WalOwned
 from nsq.log import Logger
 from nsq.spark.source.offsets import Offset
 from nsq.spark.source.options import COMMITTED, EARLIEST, LATEST, SourceOptions
-from nsq.spark.wal.names import Listing, Position, Segment
+from nsq.spark.wal.names import Listing, Position
 from nsq.spark.wal.readers import ReaderState
 from nsq.spark.wal.store import shown
 
@@ -31,15 +31,12 @@ _CHOOSING = "?"
 
 @dataclass(eq=False)
 class Reader:
-    """One run of one query under its name. ``newest`` returns the time of a segment's newest message, in
-    nanoseconds since 1970; None when the segment cannot be read.
-    """
+    """One run of one query under its name."""
 
     options: SourceOptions
     wal: Wal
     identity: str
     claim: Claim
-    newest: Callable[[Segment], int | None]
 
     def __post_init__(self) -> None:
         self.state = self.wal.readers().get(self.options.reader, ReaderState())
@@ -106,18 +103,17 @@ class Reader:
         # Saved before the log is listed: from now on, nothing that is listed is deleted.
         self.save({} if options.starting_position != COMMITTED else state.at, begun=False, starting=_CHOOSING)
         listing = list_all()
-        segments = [file.segment for file in listing.files]
         at = {each.receiver: Position(each.first - 1) for each in listing.receivers if not each.ended}
         if options.starting_timestamp is not None:
             passed = set()
-            for segment in segments:
-                newest = self.newest(segment) if segment.receiver not in passed else None
-                if newest is not None and newest < options.starting_timestamp:
-                    at[segment.receiver] = Position(segment.number)
+            for file in listing.files:
+                receiver, number, *_ = file.segment
+                if receiver not in passed and file.newest < options.starting_timestamp:
+                    at[receiver] = Position(number)
                 else:
-                    passed.add(segment.receiver)
+                    passed.add(receiver)
         elif options.starting_position == LATEST:
-            at |= {segment.receiver: Position(segment.number) for segment in segments}
+            at |= {file.segment.receiver: Position(file.segment.number) for file in listing.files}
         elif options.starting_position == COMMITTED:
             ended = {each.receiver for each in listing.receivers if each.ended}
             at = {receiver: position for receiver, position in state.at.items() if receiver not in ended}

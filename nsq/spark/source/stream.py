@@ -34,7 +34,7 @@ from nsq.spark.rows import Field, require_arrow
 from nsq.spark.source.backlog import Poller, measure
 from nsq.spark.source.feed import Feed
 from nsq.spark.source.offsets import Limits
-from nsq.spark.source.options import SourceOptions
+from nsq.spark.source.options import ReadOptions, SourceOptions
 from nsq.spark.source.reader import Reader
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ _BACKLOG_EVERY = 2.0
 
 
 class NsqDataSource(DataSource):
-    """``readStream`` consumes a topic; ``write`` and ``writeStream`` publish."""
+    """``readStream`` consumes a topic, ``read`` reads its log; ``write`` and ``writeStream`` publish."""
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
@@ -63,8 +63,10 @@ class NsqDataSource(DataSource):
         return "nsq"
 
     def schema(self) -> str:
-        """The default schema. Checks the options of a stream here, so that ``load()`` reports wrong ones."""
-        SourceOptions.of(self.options)
+        """The default schema. Checks the options here, so that ``load()`` reports wrong ones. Spark does not
+        tell whether it is to be a stream: its first call reports options that only a batch read has, and
+        those that are missing."""
+        ReadOptions.of(self.options)
         return rows.SCHEMA
 
     def streamReader(self, schema: StructType) -> NsqStreamReader:
@@ -72,9 +74,10 @@ class NsqDataSource(DataSource):
         return NsqStreamReader(self.options, rows.fields(schema))
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        from nsq.spark.batch import refuse_batch_read
+        from nsq.spark.source.batch import reader_of
 
-        raise refuse_batch_read()
+        log_to_stderr()
+        return reader_of(self.options, rows.fields(schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         from nsq.spark.sink import BatchWriter
@@ -174,7 +177,6 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 def start_feed(options: SourceOptions) -> Feed:
     """Take the reader's name, and make the feed; receivers start later."""
-    from nsq.spark.source.reading import newest, published
     from nsq.spark.wal import Subject, open_wal
 
     log_to_stderr()
@@ -186,10 +188,9 @@ def start_feed(options: SourceOptions) -> Feed:
         feed = Feed(
             options,
             wal,
-            Reader(options, wal, identity, claim, functools.partial(newest, wal)),
+            Reader(options, wal, identity, claim),
             ReceiverPool(options),
             Poller("backlog", lambda: measure(options, feed.received()), _BACKLOG_EVERY),
-            functools.lru_cache(maxsize=64)(functools.partial(published, wal)),
         )
         return feed
     except BaseException:
@@ -232,6 +233,7 @@ class Termination:
         self._leave = leave
         self._owner = os.getpid()
         self._leaving = False
+        self._closed = False
         self._previous: Any = None
         if threading.current_thread() is threading.main_thread():
             self._previous = signal.signal(signal.SIGTERM, self._handle)
@@ -243,15 +245,20 @@ class Termination:
         try:
             yield
         finally:
-            if signal.getsignal(signal.SIGTERM) == self._handle:
-                signal.signal(signal.SIGTERM, self._previous)
+            self._closed = True
+            # Another one may have been installed after this one, and may close later: it then removes both.
+            installed = handler = signal.getsignal(signal.SIGTERM)
+            while isinstance(one := getattr(handler, "__self__", None), Termination) and one._closed:
+                handler = one._previous
+            if handler is not installed:
+                signal.signal(signal.SIGTERM, handler)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        ours = os.getpid() == self._owner  # false in a forked child
+        ours = os.getpid() == self._owner and not self._closed  # the process may be a forked child
         if ours and self._leaving:
             return
-        self._leaving = True
         if ours:
+            self._leaving = True
             self._leave()
         if callable(self._previous):
             self._previous(number, frame)

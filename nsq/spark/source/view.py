@@ -14,7 +14,7 @@ from nsq.log import Logger
 from nsq.spark.source.offsets import Offset, Slice, unread
 from nsq.spark.source.options import SourceOptions
 from nsq.spark.source.reader import Reader
-from nsq.spark.wal.names import Listing, Position, ReceiverState, Segment
+from nsq.spark.wal.names import Listing, Position, ReceiverState, Segment, SegmentFile
 from nsq.spark.wal.readers import ReaderState, deletable
 
 if TYPE_CHECKING:
@@ -41,11 +41,15 @@ class LogView:
     receivers_full: Callable[[], bool]
 
     def __post_init__(self) -> None:
-        self.segments: list[Segment] = []
+        self.files: list[SegmentFile] = []
         self.receivers: list[ReceiverState] = []
         self.size = 0  # bytes of the log's segments
         self.listed_at = float("-inf")
         self._deleted_at = float("-inf")
+
+    @property
+    def segments(self) -> list[Segment]:
+        return [file.segment for file in self.files]
 
     @property
     def full(self) -> bool:
@@ -58,7 +62,7 @@ class LogView:
         listing = self.wal.listing(after, known)
         if any(not each.alive and not each.closed for each in listing.receivers):
             self.wal.close_dead()
-        self.segments = [file.segment for file in listing.files]
+        self.files = listing.files
         self.receivers, self.size = listing.receivers, listing.size
         self.listed_at = time.monotonic()
         if self.full or self.receivers_full():
@@ -68,6 +72,12 @@ class LogView:
     def unread(self, read: Offset) -> list[Slice]:
         """The sealed rows after ``read``, in the order in which they are read."""
         return unread(read, self.segments)
+
+    def oldest(self, read: Offset) -> int | None:
+        """The time of the oldest message in a segment that is not read completely, in nanoseconds since 1970;
+        None when there is no such segment."""
+        done = ReaderState(read.at).has_committed
+        return min((file.oldest for file in self.files if not done(file.segment)), default=None)
 
     def awaits_commit(self, read: Offset) -> bool:
         """Whether the log holds a segment that Spark has read completely but not committed."""
@@ -94,4 +104,4 @@ class LogView:
             # They only take space; the next commit tries again.
             log.warning("segments that were committed cannot be deleted: %s", error)
         gone = set(deleted)
-        self.segments = [segment for segment in self.segments if segment not in gone]
+        self.files = [file for file in self.files if file.segment not in gone]

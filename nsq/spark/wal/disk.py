@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from nsq.errors import WalError
+from nsq.fsync import sync_path
 
 #: Errors of a full disk.
 FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -87,13 +88,8 @@ class Disk:
 
     def sync_folder(self, path: Path) -> None:
         """Fsync a folder, which makes creations and renames in it durable."""
-        if not self._fsync:
-            return
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        if self._fsync:
+            sync_path(path)
 
 
 def replace_file(disk: Disk, path: Path, data: bytes, mode: int) -> None:

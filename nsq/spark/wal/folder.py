@@ -47,7 +47,7 @@ _LOCK = "lock"
 _HIDDEN = "."
 _RESERVE = ".reserve"
 _DRAFT = re.compile(r"\..+-[0-9a-f]{32}")
-#: Bytes of the reserve: positions and heads have at most some 70 KB each.
+#: Bytes of the reserve: positions and heads have at most some 110 KB each.
 RESERVE = 4 << 20
 #: Seconds after which a draft was left by a process that was killed.
 DRAFT_AGE = 3600.0

@@ -10,8 +10,6 @@ import time
 from collections.abc import Iterable
 from typing import NamedTuple
 
-import pyarrow.compute as pc
-
 from nsq.errors import SegmentLost, UsageError, WalError
 from nsq.spark.wal import records
 from nsq.spark.wal.log import CONFIRMED, Wal
@@ -28,7 +26,7 @@ class ReceiverLine(NamedTuple):
     segments: int
     rows: int
     bytes: int
-    oldest_seconds: float | None  # age of the oldest message in its first segment; None without segments
+    oldest_seconds: float | None  # age of its oldest message; None without segments
 
 
 class ReaderLine(NamedTuple):
@@ -64,21 +62,22 @@ class Tidied(NamedTuple):
 
 
 def ls(location: str, now: float | None = None) -> Overview:
-    """Describe a log. Reads the first segment of each receiver to compute the age."""
+    """Describe a log."""
     wal, identity = _existing(location)
-    segments = wal.segments()
+    files = wal.listing().files
     moment = time.time() if now is None else now
     lines = []
     for each in wal.receivers():
-        own = [segment for segment in segments if segment.receiver == each.receiver]
+        own = [file for file in files if file.segment.receiver == each.receiver]
+        oldest = min((file.oldest for file in own), default=None)
         lines.append(
             ReceiverLine(
                 each.receiver,
                 each.alive,
                 len(own),
-                sum(segment.rows for segment in own),
-                sum(segment.bytes for segment in own),
-                _age(wal, own[0], moment) if own else None,
+                sum(file.segment.rows for file in own),
+                sum(file.segment.bytes for file in own),
+                None if oldest is None else max(0.0, moment - oldest / 1e9),
             )
         )
     return Overview(shown(location), identity, _text(wal.subject()), readers(location, moment), lines)
@@ -174,14 +173,6 @@ def _existing(location: str) -> tuple[Wal, str]:
 
 def _text(one: object | None) -> str | None:
     return None if one is None else str(one)
-
-
-def _age(wal: Wal, segment: Segment, now: float) -> float | None:
-    try:
-        oldest = int(pc.min(wal.read(segment).column("timestamp_ns")).as_py())
-    except SegmentLost:  # deleted meanwhile, or damaged, which verify reports
-        return None
-    return max(0.0, now - oldest / 1e9)
 
 
 def _holes(segments: Iterable[Segment]) -> list[str]:

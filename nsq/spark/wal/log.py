@@ -310,17 +310,14 @@ class Wal:
                 known.head.status,
                 known.head.closed,
                 known.head.first,
+                known.head.deleted,
             )
             for receiver, known in sorted(self._known.items())
         ]
 
     def segments(self) -> list[Segment]:
         """All segments, ordered by receiver and number."""
-        return [file.segment for file in self.files()]
-
-    def files(self) -> list[SegmentFile]:
-        """All segments, with the sizes of their objects and the times when they were named."""
-        return self.listing().files
+        return [file.segment for file in self.listing().files]
 
     def files_of_readers(self) -> list[SegmentFile]:
         """The segments that readers delete: those of dead receivers. The others delete their own."""
@@ -336,13 +333,13 @@ class Wal:
         self._look()
         return self._described()
 
-    def read(self, segment: Segment) -> pa.RecordBatch:
-        """The rows of a segment. Raises SegmentLost, which names the object."""
+    def read(self, segment: Segment, columns: Collection[str] = records.STORED_COLUMNS) -> pa.RecordBatch:
+        """The rows of a segment, with these stored columns. Raises SegmentLost, which names the object."""
         name = manifest.segment_name(segment.receiver, segment.number)
         found = self._store.get(name)
         if found is None:
             raise SegmentLost(f"{self._store.path(name)} is not there")
-        return records.decode(pa.py_buffer(found.data), segment.rows, self._store.path(name))
+        return records.decode(pa.py_buffer(found.data), segment.rows, self._store.path(name), columns)
 
     # The receivers that are dead
 
@@ -385,7 +382,9 @@ class Wal:
             known = self._known.get(receiver)
             if known is None or not known.head.closed:
                 continue
-            if self._close(known, known.head.trimmed(number + 1)):
+            files = self._files([known.head], {})
+            newest = max((file.newest for file in files if file.segment.number <= number), default=0)
+            if self._close(known, known.head.trimmed(number + 1, newest)):
                 numbers = range(known.head.first, number + 1)
                 self._store.delete_many(manifest.segment_name(receiver, one) for one in numbers)
                 gone += [one for one in segments if one.receiver == receiver]

@@ -26,13 +26,16 @@ PAGE, KEPT = 1000, 200
 
 class Row(NamedTuple):
     """A segment in a manifest. ``size`` is that of its object; ``named`` is when the manifest first named it,
-    in seconds since 1970, by the receiver's clock.
+    in seconds since 1970, by the receiver's clock. ``oldest`` and ``newest`` are the times of its messages,
+    in nanoseconds since 1970, by nsqd's clock.
     """
 
     rows: int
     bytes: int
     size: int
     named: float
+    oldest: int
+    newest: int
 
 
 class Page(NamedTuple):
@@ -52,7 +55,7 @@ class Page(NamedTuple):
 @dataclass(frozen=True)
 class Head:
     """``writer`` identifies the process that writes it; ``beat`` changes with every write. After ``closed``
-    there are no more segments.
+    there are no more segments. ``deleted`` is the time of the newest message that is deleted, as ``newest``.
     """
 
     receiver: str
@@ -63,6 +66,7 @@ class Head:
     pages: tuple[Page, ...] = ()
     tail_first: int = 1
     tail: tuple[Row, ...] = ()
+    deleted: int = 0
     status: Status = dataclasses.field(default_factory=Status)
 
     @property
@@ -104,13 +108,18 @@ class Head:
             tail=self.tail[page.segments :],
         )
 
-    def trimmed(self, first: int) -> Head:
-        """The head without the segments below ``first``."""
+    def trimmed(self, first: int, deleted: int) -> Head:
+        """The head without the segments below ``first``, whose newest message has the time ``deleted``."""
         first = min(max(first, self.first), self.last + 1)
         pages = tuple(page for page in self.pages if page.last >= first)
         gone = max(0, first - self.tail_first)
         return dataclasses.replace(
-            self, first=first, pages=pages, tail_first=self.tail_first + gone, tail=self.tail[gone:]
+            self,
+            first=first,
+            pages=pages,
+            tail_first=self.tail_first + gone,
+            tail=self.tail[gone:],
+            deleted=max(self.deleted, deleted),
         )
 
     def pages_after(self, number: int) -> list[Page]:
@@ -124,7 +133,7 @@ class Head:
 def files(receiver: str, first: int, rows: Iterable[Row], after: int) -> list[SegmentFile]:
     """The segments with numbers above ``after``; ``rows`` begin with number ``first``."""
     return [
-        SegmentFile(Segment(receiver, number, row.rows, row.bytes), row.size, row.named)
+        SegmentFile(Segment(receiver, number, row.rows, row.bytes), *row[2:])
         for number, row in enumerate(rows, first)
         if number > after
     ]
@@ -176,6 +185,7 @@ def decode_head(data: bytes, path: str) -> Head:
             pages=tuple(Page(*map(int, page)) for page in found["pages"]),
             tail_first=int(found["tail_first"]),
             tail=tuple(Row(*row) for row in found["tail"]),
+            deleted=int(found["deleted"]),
             status=Status(**found["status"]),
         )
 

@@ -1,7 +1,7 @@
 """The names of receivers, what stands for segments and receivers, and the content of a log's small objects:
 
-    identity.json                {"format": 2, "identity": "5f0c…", "created": "2025-01-31T12:00:00Z"}
-    subject.json                 {"format": 2, "topic": "orders", "channel": "spark"}
+    identity.json                {"format": 3, "identity": "5f0c…", "created": "2025-01-31T12:00:00Z"}
+    subject.json                 {"format": 3, "topic": "orders", "channel": "spark"}
 
 Text only: no I/O, no pyarrow.
 """
@@ -38,11 +38,15 @@ class Segment(NamedTuple):
 
 
 class SegmentFile(NamedTuple):
-    """A segment with the size of its object, and when it was named, in seconds since 1970."""
+    """A segment with the size of its object, and when it was named, in seconds since 1970. ``oldest`` and
+    ``newest`` are the times of its messages, in nanoseconds since 1970.
+    """
 
     segment: Segment
     size: int
     modified: float
+    oldest: int
+    newest: int
 
 
 class ReceiverState(NamedTuple):
@@ -54,6 +58,7 @@ class ReceiverState(NamedTuple):
     status: Status  # its own report
     closed: bool  # it has said that it ends, or was found dead
     first: int = 1  # the lowest number that is not deleted
+    deleted: int = 0  # the time of the newest message that is deleted, in nanoseconds since 1970
 
     @property
     def ended(self) -> bool:
@@ -96,7 +101,7 @@ def is_receiver(name: str) -> bool:
 # The content of a log's small objects: JSON with a format number
 
 
-FORMAT = 2
+FORMAT = 3
 T = TypeVar("T")
 
 

@@ -105,7 +105,7 @@ class ReceiverLog:
         when that will never be.
         """
         data = bytes(records.encode(batch))
-        row = Row(batch.num_rows, records.body_bytes(batch), len(data), 0.0)
+        row = Row(batch.num_rows, records.body_bytes(batch), len(data), 0.0, *records.times(batch))
         with self._lock:
             self._check()
             number, self._next = self._next, self._next + 1
@@ -224,7 +224,8 @@ class ReceiverLog:
                 break
             head = head.with_page(full[0])
         pages = head.pages
-        head = head.trimmed(trim_to)
+        gone = [file.newest for file in self.files() if file.segment.number < trim_to]
+        head = head.trimmed(trim_to, max(gone, default=0))
         head = dataclasses.replace(head, beat=head.beat + 1, status=self.status(), closed=closed)
         if not self._persist(_MANIFEST, functools.partial(self._replace_head, manifest.encode_head(head))):
             return False

@@ -1,5 +1,6 @@
 """Messages as Arrow columns, in the log's schema and in Spark's, and the bytes of a segment: an Arrow IPC
-stream of compressed batches, each with a checksum in its metadata. Imports pyarrow, never pyspark.
+stream of a compressed batch, with a checksum of each column in its metadata. So a column can be read and
+checked alone. Imports pyarrow, never pyspark.
 
 Columns are built from whole lists and joined buffers: a Python loop per message would cost more than the
 disk.
@@ -7,8 +8,10 @@ disk.
 
 from __future__ import annotations
 
+import json
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -31,6 +34,11 @@ STORED = pa.schema(
 )
 """The schema of stored batches."""
 
+STORED_WITH_HEADERS = pa.schema([*STORED, pa.field("key", pa.binary()), pa.field("headers", pa.string())])
+"""The same where a message has headers, as on a partitioned NSQ. ``headers`` is a JSON object of strings."""
+
+STORED_COLUMNS = tuple(STORED_WITH_HEADERS.names)
+
 ROW = pa.schema(
     [
         pa.field("topic", pa.string()),
@@ -39,6 +47,8 @@ ROW = pa.schema(
         pa.field("timestamp", pa.timestamp("us", tz="UTC")),
         pa.field("timestamp_ns", pa.int64()),
         pa.field("attempts", pa.int32()),
+        pa.field("key", pa.binary()),
+        pa.field("headers", pa.map_(pa.string(), pa.string())),
         pa.field("body", pa.binary()),
     ]
 )
@@ -61,11 +71,14 @@ def stored(
     return _stored(_repeated(topic, len(ids)), ids, timestamps, attempts, nsqds, bodies)
 
 
-def stored_messages(parts: Sequence[tuple[str, Sequence[Message]]]) -> pa.RecordBatch:
-    """Make a stored batch of the messages of several topics."""
+def stored_messages(
+    parts: Sequence[tuple[str, Sequence[Message]]], key_header: str = "key"
+) -> pa.RecordBatch:
+    """Make a stored batch of the messages of several topics. A message's key is what its header
+    ``key_header`` says."""
     topics = [_repeated(topic, len(messages)) for topic, messages in parts]
     messages = [message for _, listed in parts for message in listed]
-    return _stored(
+    batch = _stored(
         pa.concat_arrays(topics),
         [message.id for message in messages],
         [message.timestamp for message in messages],
@@ -73,6 +86,39 @@ def stored_messages(parts: Sequence[tuple[str, Sequence[Message]]]) -> pa.Record
         [message.nsqd_address for message in messages],
         [message.body for message in messages],
     )
+    headers = [message.headers for message in messages]
+    return batch if headers.count(None) == len(headers) else _with_headers(batch, headers, key_header)
+
+
+def _with_headers(
+    batch: pa.RecordBatch, headers: Sequence[Mapping[str, Any] | None], key_header: str
+) -> pa.RecordBatch:
+    texts = list(map(_texts, headers))
+    keys = [None if each is None else each.get(key_header) for each in texts]
+    key = pa.array([None if each is None else each.encode() for each in keys], pa.binary())
+    shown = [None if each is None else json.dumps(each, ensure_ascii=False) for each in texts]
+    joined = pa.array(shown, pa.string())
+    if isinstance(key, pa.ChunkedArray) or isinstance(joined, pa.ChunkedArray):
+        raise WalError(f"{len(headers)} headers of more than 2 GiB do not fit into one batch")
+    return pa.RecordBatch.from_arrays([*batch.columns, key, joined], schema=STORED_WITH_HEADERS)
+
+
+def _texts(headers: Mapping[str, Any] | None) -> dict[str, str | None] | None:
+    """Headers as text: values that are not text as JSON, and question marks for what UTF-8 cannot hold."""
+    if headers is None:
+        return None
+    found: dict[str, str | None] = {}
+    for name, value in headers.items():
+        try:
+            text = value if value is None or isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        except RecursionError:  # a receiver must be able to store every message
+            text = None
+        found[_utf8(name)] = None if text is None else _utf8(text)
+    return found
+
+
+def _utf8(text: str) -> str:
+    return text.encode("utf-8", "replace").decode()
 
 
 def _repeated(topic: str, count: int) -> pa.Array:
@@ -109,15 +155,24 @@ def body_bytes(batch: pa.RecordBatch) -> int:
     return pc.sum(pc.binary_length(batch.column("body"))).as_py() or 0
 
 
-def checksum(batch: pa.RecordBatch) -> bytes:
-    """The CRC of a stored batch's values, independent of their memory layout. It detects a tail that never
+def times(batch: pa.RecordBatch) -> tuple[int, int]:
+    """The times of the oldest and the newest message, in nanoseconds since 1970; 0 when there is none."""
+    found = pc.min_max(batch.column("timestamp_ns"))
+    return found["min"].as_py() or 0, found["max"].as_py() or 0
+
+
+def checksums(batch: pa.RecordBatch) -> list[bytes]:
+    """The CRC of each column's values, independent of their memory layout. It detects a tail that never
     reached the disk: such a tail can look like a complete batch whose bodies are zeros.
     """
+    return [b"%08x" % _checksum(column) for column in batch.columns]
+
+
+def _checksum(column: pa.Array) -> int:
     value = 0
-    for column in batch.columns:
-        for part in _content(column):
-            value = zlib.crc32(part, value)
-    return b"%08x" % value
+    for part in _content(column):
+        value = zlib.crc32(part, value)
+    return value
 
 
 def _content(column: pa.Array) -> Iterator[pa.Buffer]:
@@ -127,10 +182,15 @@ def _content(column: pa.Array) -> Iterator[pa.Buffer]:
         width = column.type.bit_width // 8
         yield buffers[1].slice(start * width, count * width)
         return
-    yield pc.binary_length(column).buffers()[1].slice(0, 4 * count)
+    yield pc.binary_length(column).fill_null(-1).buffers()[1].slice(0, 4 * count)
     if buffers[2] is not None and count:
         offsets = memoryview(buffers[1].slice(4 * start, 4 * count + 4)).cast("i")
         yield buffers[2].slice(offsets[0], offsets[count] - offsets[0])
+
+
+def needed(columns: Iterable[str]) -> set[str]:
+    """The stored columns of which Spark's are made."""
+    return {"timestamp_ns" if name == "timestamp" else name for name in columns}
 
 
 def rows(batch: pa.RecordBatch, columns: Sequence[str] = COLUMNS) -> pa.RecordBatch:
@@ -146,7 +206,12 @@ def _column(batch: pa.RecordBatch, name: str) -> pa.Array:
     if name == "timestamp":
         exact = batch.column("timestamp_ns").view(pa.timestamp("ns", tz="UTC"))
         return exact.cast(pa.timestamp("us", tz="UTC"), safe=False)
+    if name not in batch.schema.names:  # no message has headers
+        return pa.nulls(batch.num_rows, ROW.field(name).type)
     column = batch.column(name)
+    if name == "headers":
+        read = [None if text is None else list(json.loads(text).items()) for text in column.to_pylist()]
+        return pa.array(read, ROW.field(name).type)
     if name == "id":
         try:
             return column.cast(pa.string())
@@ -167,21 +232,31 @@ _OPTIONS = ipc.IpcWriteOptions(compression="lz4", use_threads=False)
 def encode(batch: pa.RecordBatch) -> pa.Buffer:
     """The bytes of a segment that has this batch."""
     sink = pa.BufferOutputStream()
-    with ipc.new_stream(sink, STORED, options=_OPTIONS) as stream:
-        stream.write_batch(batch, custom_metadata={CHECKSUM: checksum(batch)})
+    with ipc.new_stream(sink, batch.schema, options=_OPTIONS) as stream:
+        stream.write_batch(batch, custom_metadata={CHECKSUM: b" ".join(checksums(batch))})
     return sink.getvalue()
 
 
-def decode(source: pa.Buffer, rows: int, path: str) -> pa.RecordBatch:
-    """The batch of a segment; raises SegmentLost unless it is sound and has exactly ``rows`` rows."""
+def decode(
+    source: pa.Buffer, rows: int, path: str, columns: Collection[str] = STORED_COLUMNS
+) -> pa.RecordBatch:
+    """The batch of a segment; raises SegmentLost unless it is sound and has exactly ``rows`` rows. Other than
+    these stored columns are neither decompressed nor checked."""
     try:
-        batch, metadata = ipc.open_stream(source).read_next_batch_with_custom_metadata()
-        sound = batch.schema.equals(STORED) and metadata is not None
+        schema = ipc.open_stream(source).schema
+        sound = schema in (STORED, STORED_WITH_HEADERS)
         if sound:
+            wanted = [number for number, name in enumerate(schema.names) if name in columns]
+            wanted = wanted or [schema.get_field_index("attempts")]  # Arrow takes none for all
+            options = ipc.IpcReadOptions(included_fields=wanted, use_threads=False)
+            stream = ipc.open_stream(source, options=options)
+            batch, metadata = stream.read_next_batch_with_custom_metadata()
             batch.validate(full=True)
+            noted = dict(enumerate(metadata.get(CHECKSUM, b"").split() if metadata else ()))
+            sound = checksums(batch) == [noted.get(number) for number in wanted]
     except (OSError, StopIteration, pa.ArrowException) as error:
         raise SegmentLost(f"{path} cannot be read: {str(error) or 'it has no batch'}") from None
-    if not sound or metadata.get(CHECKSUM) != checksum(batch):
+    if not sound:
         raise SegmentLost(f"{path} does not match its checksum")
     if batch.num_rows != rows:
         raise SegmentLost(f"{path} has {batch.num_rows} rows, not {rows}")

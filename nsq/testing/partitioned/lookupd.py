@@ -14,11 +14,15 @@ from .program import HOST, Program
 from .state import ClusterState, Partition, Topic
 
 
-class Lookupd(Program):
+class PartitionedLookupd(Program):
     """One nsqlookupd. It knows the ports of all nsqds and all nsqlookupds."""
 
     def __init__(
-        self, cluster: ClusterState, index: int, nodes: Sequence[Program], everyone: Sequence[Lookupd]
+        self,
+        cluster: ClusterState,
+        index: int,
+        nodes: Sequence[Program],
+        everyone: Sequence[PartitionedLookupd],
     ) -> None:
         self.lost = False
         self._cluster = cluster
@@ -28,7 +32,7 @@ class Lookupd(Program):
         self._claims: dict[tuple[str, int], int | None] = {}
         self._frozen: dict[tuple[str, int, bool], int | None] | None = None
         self._hidden: set[tuple[str, int]] = set()  # topic and node: hidden from writers
-        self._hidden_lookups: set[Lookupd] = set()
+        self._hidden_lookups: set[PartitionedLookupd] = set()
         self._write_disabled = ""
         self._site = Site(
             {
@@ -97,7 +101,7 @@ class Lookupd(Program):
         nodes = [self._lookup_node(each) for each in shown if each not in self._hidden_lookups]
         return 200, {"lookupdleader": self._lookup_node(shown[0]), "lookupdnodes": nodes}
 
-    def _lookup_node(self, lookup: Lookupd) -> dict[str, object]:
+    def _lookup_node(self, lookup: PartitionedLookupd) -> dict[str, object]:
         (port,) = lookup.ports
         # Only HTTP is served: who takes the other ports is refused.
         return {

@@ -36,7 +36,7 @@ _NO_CHANNEL_FIGURES: dict[str, object] = {
 }
 
 
-class Nsqd(Program):
+class PartitionedNsqd(Program):
     """One nsqd: its connections, and its HTTP pages."""
 
     def __init__(self, cluster: ClusterState, state: NodeState) -> None:

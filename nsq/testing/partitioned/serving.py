@@ -15,8 +15,8 @@ from typing import Any
 
 from nsq.gc_settings import tune_gc
 
-from .lookupd import Lookupd
-from .nsqd_http import Nsqd
+from .lookupd import PartitionedLookupd
+from .nsqd_http import PartitionedNsqd
 from .state import TICK, ClusterState
 
 Places = dict[str, list[Any]]
@@ -40,9 +40,9 @@ def serve(control: Connection) -> None:
 async def _serve(control: Connection, *, nodes: int, lookups: int, **options: Any) -> None:
     loop = asyncio.get_running_loop()
     cluster = ClusterState(nodes, time.monotonic, loop.call_later, **options)
-    nsqds = [Nsqd(cluster, state) for state in cluster.nodes]
-    lookupds: list[Lookupd] = []
-    lookupds += [Lookupd(cluster, index, nsqds, lookupds) for index in range(lookups)]
+    nsqds = [PartitionedNsqd(cluster, state) for state in cluster.nodes]
+    lookupds: list[PartitionedLookupd] = []
+    lookupds += [PartitionedLookupd(cluster, index, nsqds, lookupds) for index in range(lookups)]
     ticking = asyncio.create_task(_tick(cluster, nsqds))
     requests: asyncio.Queue[Any] = asyncio.Queue()
     loop.add_reader(control.fileno(), lambda: requests.put_nowait(_receive(control)))
@@ -76,7 +76,7 @@ async def _obey(places: Places, number: int, at: tuple[str, int], name: str, arg
         return number, False, error
 
 
-async def _tick(cluster: ClusterState, nsqds: list[Nsqd]) -> None:
+async def _tick(cluster: ClusterState, nsqds: list[PartitionedNsqd]) -> None:
     while True:
         await asyncio.sleep(TICK)
         cluster.deliver_all()  # what has timed out

@@ -22,7 +22,7 @@ import nsq
 from nsq.contrib.django import locmem
 from nsq.contrib.django.outbox import publish
 from nsq.contrib.django.outbox.models import OutboxMessage, Shard
-from nsq.contrib.django.outbox.relay import Relay
+from nsq.contrib.django.outbox.relay import DjangoRelay
 from nsq.testing import Nsqd
 from nsq.testing.plugin import Factory
 from tests.contrib.postgres import Postgres
@@ -128,7 +128,7 @@ def test_the_clock_of_a_relay_may_be_behind_the_one_of_the_writer(
 def test_a_relay_says_each_change_once(
     outbox: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    relay = Relay("default", 500)
+    relay = DjangoRelay("default", 500)
     for topic in ("orders", "invoices"):
         publish(topic, b"1", key="ada")
     errors: list[nsq.NsqError] = []
@@ -162,7 +162,7 @@ def test_a_relay_says_each_change_once(
 
 
 def test_a_relay_leaves_a_leased_shard_alone_until_the_lease_ends(outbox: Any) -> None:
-    first, second = (Relay("default", 500) for _ in range(2))
+    first, second = (DjangoRelay("default", 500) for _ in range(2))
     first.run_once()
     publish("orders", b"1", key="ada")
     number = OutboxMessage.objects.get().shard
@@ -175,7 +175,7 @@ def test_a_relay_leaves_a_leased_shard_alone_until_the_lease_ends(outbox: Any) -
 
 
 def test_a_relay_that_has_lost_its_lease_publishes_nothing(outbox: Any) -> None:
-    relay, other = (Relay("default", 500) for _ in range(2))
+    relay, other = (DjangoRelay("default", 500) for _ in range(2))
     relay.run_once()
     publish("orders", b"1", key="ada")
     number = OutboxMessage.objects.get().shard

@@ -22,7 +22,7 @@ ABSENT = "127.0.0.1:1"
 def read(*columns: str, **options: str) -> list[tuple[Any, ...]]:
     from pyspark.sql.types import StringType, StructField, StructType
 
-    from nsq.spark.batch import StatsReader
+    from nsq.spark.stats import StatsReader
 
     schema = StructType([StructField(name, StringType()) for name in columns])
     reader = StatsReader(options, schema)

@@ -92,6 +92,13 @@ def publish(nsqd: Nsqd, count: int, start: int = 0) -> list[bytes]:
     return bodies
 
 
+def channel(nsqd: Nsqd) -> Any:
+    """What nsqd says of the channel."""
+    (topic,) = NsqdApi(nsqd.http_address).stats("orders")["topics"]
+    (found,) = topic["channels"]
+    return found
+
+
 def test_the_lag_counts_every_message_once(queue: Nsqd, asking: Asking) -> None:
     """Nsqd tells the depth before anything is received, and the receiver has all of it a moment later."""
     publish(queue, 1000)
@@ -124,6 +131,44 @@ def test_a_log_has_one_owner(
     asking.reader.stop()
     other.begin()
     other.reader.stop()
+
+
+def test_two_applications_share_a_channel(queue: Nsqd, tmp_path: Path) -> None:
+    """Each has a log of its own, and gets a part of the messages."""
+    both = [Asking(queue, tmp_path / name, maxInFlight="50") for name in ("one", "two")]
+    try:
+        for each in both:
+            each.latest(ReadMaxRows(1))  # its receivers start
+        eventually(lambda: channel(queue)["client_count"], partial(eq, 2), PATIENCE)
+        bodies = publish(queue, 5000)
+        eventually(lambda: channel(queue), lambda seen: not seen["depth"] + seen["in_flight_count"], PATIENCE)
+        got = [[], []]
+        for asks, own in zip(both, got, strict=True):
+            while len(own) < asks.reader.reportLatestOffset()["received"]:
+                own += asks.batch()
+    finally:
+        for each in both:
+            each.reader.stop()
+    assert sorted(got[0] + got[1]) == sorted(bodies)
+    assert all(got)
+
+
+def test_a_restart_may_change_the_number_of_receivers(queue: Nsqd, tmp_path: Path) -> None:
+    """What the receivers of before have stored is read, whoever receives now."""
+    got, read = list[bytes](), None
+    for run, receivers in enumerate((1, 3, 0, 2)):
+        publish(queue, 1000, 1000 * run)
+        asks = Asking(queue, tmp_path, receivers=receivers)
+        asks.read = read
+        try:
+            if receivers:
+                got += asks.batch(ReadMaxRows(300))
+            while run == 3 and len(got) < 4000:
+                got += asks.batch()
+        finally:
+            asks.reader.stop()
+        read = asks.read
+    assert sorted(got) == sorted(b"%d" % number for number in range(4000))
 
 
 def test_the_first_call_raises_the_error_of_wrong_options(queue: Nsqd, tmp_path: Path) -> None:
@@ -177,9 +222,8 @@ def test_sigterm_leaves_everything_in_the_log_and_nothing_in_flight(queue: Nsqd,
     assert [(each.alive, each.closed) for each in wal.receivers()] == [(False, True)]
 
     def left() -> tuple[int, int]:
-        (topic,) = NsqdApi(queue.http_address).stats("orders")["topics"]
-        (channel,) = topic["channels"]
-        return channel["depth"], channel["in_flight_count"]
+        found = channel(queue)
+        return found["depth"], found["in_flight_count"]
 
     eventually(left, lambda seen: seen == (0, 0))  # nsqd does not answer a FIN
 

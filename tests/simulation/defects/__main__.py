@@ -6,6 +6,7 @@ clean without the defect.
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import pickle
 import random
@@ -17,27 +18,14 @@ import tempfile
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+
+from tests.simulation import run, world
+from tests.simulation.plan import Plan, draw
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
 #: How much of a violation the table shows, and how much of it says what kind it is.
 _SHOWN, _TELLING = 110, 44
-
-
-class Hunt(NamedTuple):
-    """What came of running seeds: the first violation, or none in the time."""
-
-    seed: int
-    """The last one that was run; ``plan`` is its plan."""
-    plan: Any
-    violation: str
-    cpu: float
-
-    @property
-    def kind(self) -> str:
-        """The violation's beginning without numbers: enough to tell two promises, or two topics, apart."""
-        return re.sub("[0-9]+", "#", self.violation)[:_TELLING]
 
 
 def patches() -> list[Path]:
@@ -52,36 +40,32 @@ def apply(patch: Path, tree: Path, *options: str) -> None:
     )
 
 
-def copy_tree(target: Path) -> None:
-    """Copy what a run needs."""
-    unwanted = shutil.ignore_patterns("__pycache__")
-    for part in ("nsq", "tests/simulation"):
-        shutil.copytree(ROOT / part, target / part, ignore=unwanted)
-    for package in ROOT.glob("tests/__init__.py"):
-        shutil.copy(package, target / "tests")
-
-
-def hunt(tree: Path, *task: object) -> Hunt:
+def hunt(tree: Path, *task: object) -> tuple[run.Outcome, float]:
     """Call ``hunt_here`` in a process of its own, with the package of ``tree``."""
     command = [sys.executable, "-m", "tests.simulation.defects", "--here"]
     environment = os.environ | {"TMPDIR": str(tree.parent)}  # of the cache of the package's code
     done = subprocess.run(
         command, cwd=tree, env=environment, check=True, input=pickle.dumps(task), stdout=subprocess.PIPE
     )
-    return Hunt(*pickle.loads(done.stdout))
+    return pickle.loads(done.stdout)  # type: ignore[no-any-return]
 
 
-def hunt_here(first: int, seeds: int, cpu: float, plan: Any = None) -> Hunt:
-    """Run so many seeds from ``first`` on, until one fails or the CPU time is used up; or run ``plan``."""
-    from tests.simulation import run, world
-
+def hunt_here(first: int, cpu: float, plan: Plan | None = None) -> tuple[run.Outcome, float]:
+    """Run seeds from ``first`` on, until one fails or the CPU time is used up, or run ``plan``. Return the
+    last outcome, and the CPU seconds.
+    """
     world.install()
-    for seed in range(first, first + seeds):
-        outcome = run.in_child(plan or run.plan_of(seed))
+    for seed in itertools.count(first):
+        outcome = run.in_child(plan or draw(seed))
         spent = sum(os.times()[:4])
-        if outcome.violations or spent > cpu:
+        if plan or outcome.violations or spent > cpu:
             break
-    return Hunt(seed, outcome.plan, "".join(outcome.violations[:1]), spent)
+    return outcome, spent
+
+
+def kind(outcome: run.Outcome) -> str:
+    """Return the violation's beginning without numbers: enough to tell two promises, or two topics, apart."""
+    return re.sub("[0-9]+", "#", outcome.violations[0])[:_TELLING]
 
 
 def put_back(patch: Path, tree: Path, first: int, cpu: float, known: set[str]) -> str:
@@ -90,16 +74,17 @@ def put_back(patch: Path, tree: Path, first: int, cpu: float, known: set[str]) -
     while spent < cpu and not violation:
         apply(patch, tree)
         try:
-            found = hunt(tree, seed, 10**6, cpu - spent)
+            outcome, took = hunt(tree, seed, cpu - spent)
         finally:
             apply(patch, tree, "--reverse")
-        spent, seed = spent + found.cpu, found.seed + 1
+        last = outcome.plan.seed
+        spent, seed = spent + took, last + 1
         # Judge by the plan that failed, too: a patch moves the statements at which its threads stand still.
-        if found.violation and not any(
-            hunt(tree, found.seed, 1, cpu, plan).violation for plan in (found.plan, None)
+        if outcome.violations and not any(
+            hunt(tree, last, cpu, plan)[0].violations for plan in (outcome.plan, draw(last))
         ):
-            verdict = "perhaps" if found.kind in known else "found"
-            violation = f"seed {found.seed}: {' '.join(found.violation.split())[:_SHOWN]}"
+            verdict = "perhaps" if kind(outcome) in known else "found"
+            violation = f"seed {last}: {' '.join(outcome.violations[0].split())[:_SHOWN]}"
     return f"{patch.stem:36} {verdict:8} {spent:6.0f} {seed - first:6}  {violation}".rstrip()
 
 
@@ -107,11 +92,11 @@ def known_kinds(tree: Path, first: int, cpu: float) -> set[str]:
     """Return the kinds of violations that there are without any defect, and print them."""
     spent, seed, known = 0.0, first, set[str]()
     while spent < cpu:
-        step = hunt(tree, seed, 10**6, cpu - spent)
-        spent, seed = spent + step.cpu, step.seed + 1
-        if step.violation:
-            known.add(step.kind)
-            print(f"without any defect, seed {step.seed}: {step.violation[:300]}", flush=True)
+        outcome, took = hunt(tree, seed, cpu - spent)
+        spent, seed = spent + took, outcome.plan.seed + 1
+        if outcome.violations:
+            known.add(kind(outcome))
+            print(f"without any defect, seed {seed - 1}: {outcome.violations[0][:300]}", flush=True)
     print(f"without any defect: {seed - first} seeds from {first}, {spent:.0f} CPU s\n")
     return known
 
@@ -128,15 +113,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)  # for ``hunt``
     options = parser.parse_args(arguments)
     if options.here:
-        sys.stdout.buffer.write(pickle.dumps(tuple(hunt_here(*pickle.load(sys.stdin.buffer)))))
+        sys.stdout.buffer.write(pickle.dumps(hunt_here(*pickle.load(sys.stdin.buffer))))
         return
-    chosen = [patch for patch in patches() if not options.names or patch.stem in options.names]
-    if missing := set(options.names) - {patch.stem for patch in chosen}:
-        parser.error(f"there is no defect {', '.join(sorted(missing))}; there are the files in {HERE}")
+    chosen = [HERE / f"{name}.patch" for name in options.names] or patches()
+    if missing := [patch.stem for patch in chosen if not patch.exists()]:
+        parser.error(f"there is no defect {', '.join(missing)}; there are the files in {HERE}")
     first = random.SystemRandom().randrange(10**6) * 1000 if options.first is None else options.first
     with tempfile.TemporaryDirectory(prefix="nsq-defects-") as directory:
         tree = Path(directory) / "tree"
-        copy_tree(tree)
+        for part in ("nsq", "tests/simulation"):
+            shutil.copytree(ROOT / part, tree / part, ignore=shutil.ignore_patterns("__pycache__"))
         known = known_kinds(tree, first, options.cpu)
         print(f"{'defect':36} {'':8} {'CPU s':>6} {'seeds':>6}  violation", flush=True)
         rows = []

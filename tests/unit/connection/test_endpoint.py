@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsq.config import Config
-from nsq.connection.backoff import Backoff, Pauses
+from nsq.connection.backoff import DialBackoff, Pauses
 from nsq.connection.conn import Conn, ConnDelegate
 from nsq.connection.endpoint import DIALS, Endpoint, Endpoints, Key, LoopThreads, Status, Wanted
 from nsq.connection.subscription import Subscription
@@ -98,18 +98,18 @@ class World:
         for endpoint in map(self.__getitem__, addresses):
             endpoint.status = Status.WAITING
             endpoint.backoff.failed(DialFailed("refused"), self.clock.now)
-            self.endpoints.dialed(endpoint, connected=False)
+            self.endpoints.note(endpoint, ended=True)
 
     def connect(self, *addresses: str) -> None:
         for endpoint in map(self.__getitem__, addresses):
             endpoint.status = Status.CONNECTED
-            self.endpoints.dialed(endpoint, connected=True)
+            self.endpoints.note(endpoint, ended=False)
 
     def lose(self, address: str) -> None:
         endpoint = self[address]
         endpoint.status = Status.WAITING
         endpoint.backoff.lost(LOST, self.clock.now)
-        self.endpoints.lost(endpoint)
+        self.endpoints.note(endpoint, ended=True)
 
 
 @pytest.fixture
@@ -122,7 +122,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
 def test_chance_takes_half_of_a_pause_at_most_and_a_success_makes_up_for_all_failures(
     chance: float, failures: int
 ) -> None:
-    backoff = Backoff(Pauses(INITIAL, LONGEST, lambda: chance).draw_late)
+    backoff = DialBackoff(Pauses(INITIAL, LONGEST, lambda: chance).draw_late)
     for _ in range(failures):
         backoff.failed(LOST, 0.0, final=True)
     whole = min(INITIAL * 2.0 ** min(failures - 1, 20), LONGEST)
@@ -169,13 +169,9 @@ class TestDialing:
             world.refuse(A)
             world.clock.now = world.endpoints.next_due()
         world.clock.now = world[A].backoff.failed_at + 1.0
-        seen = [world.dials()]
-        for still_urgent in (False, True):  # when the endpoint is due
-            world.urgent = True
-            world.endpoints.hurry()
-            world.urgent = still_urgent
-            seen.append(world.dials())
-        assert seen == [[], [], [A]]
+        assert world.dials() == []
+        world.urgent = True
+        assert world.dials() == [A]
 
     def test_an_nsqd_without_a_thread_is_dialed_later(
         self, world: World, monkeypatch: pytest.MonkeyPatch

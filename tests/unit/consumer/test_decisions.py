@@ -71,7 +71,7 @@ def test_a_handler_gets_a_message_until_its_attempts_are_used_up() -> None:
 
 
 def test_a_message_that_is_too_old_is_given_up() -> None:
-    assert decide_before(1, 5, 75.0, 60.0) == GivenUp("too old: 75 s (max_age is 60 s)", too_old=True)
+    assert decide_before(1, 5, 3675.0, 60.0) == GivenUp("too old: 3675.0 s (max_age is 60 s)", too_old=True)
     assert decide_before(1, 5, 60.0, 60.0) is None
     assert decide_before(1, 5, -5.0, 60.0) is None
     assert decide_before(1, 5, 75.0, 0.0) is None

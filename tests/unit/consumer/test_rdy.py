@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from nsq.consumer.rdy import Backoff, HandlingLimit, Nsqd, Outcome, RdyChange, RdyWindows, exponential
+from nsq.consumer.rdy import Backoff, HandlingLimit, NsqdWindow, Outcome, RdyChange, RdyWindows, exponential
 
 SUCCESS, FAILURE, NEUTRAL = Outcome.SUCCESS, Outcome.FAILURE, Outcome.NEUTRAL
 IDLE, TURN = 10.0, 30.0
@@ -254,7 +254,7 @@ class TestBackingOff:
         assert testers == ["a", "b", "c"] * 2
 
     def test_an_nsqd_that_sends_during_the_choice_does_no_harm(self) -> None:
-        class Busy(Nsqd):
+        class Busy(NsqdWindow):
             """Its read loop gets a message whenever the owner looks."""
 
             sent = 0.0

@@ -229,7 +229,7 @@ class TestAsking:
         own: list[bool] = []
 
         def accept(addresses: list[str]) -> list[str]:
-            own.append(discovery.owns_current_thread())
+            own.append(discovery.owner.is_current)
             assert addresses == [f"proxy.{A}", f"proxy.{B}"]
             return addresses[1:]
 
@@ -237,7 +237,7 @@ class TestAsking:
         discovery.start()
         world.await_("found", f"proxy.{B}")
         assert own == [True]
-        assert not discovery.owns_current_thread()
+        assert not discovery.owner.is_current
 
 
 @pytest.mark.parametrize(

@@ -43,12 +43,12 @@ class World:
             subscription=subscription,
             topic=TOPIC,
             name="nsq-test",
-            owner=SimpleNamespace(wake=None),
+            owner=SimpleNamespace(wake=None, ask=lambda request: request()),
             reporter=Reporter(TOPIC, "billing", None),
             connections=self.connections,
             traced=False,
             options=given,
-            dropped=lambda key, patience: self.dropped.append(key),
+            leave=self.dropped.append,
             refuse=self.problems.append,
         )
         self.dialect = dialect_for(engine, given)

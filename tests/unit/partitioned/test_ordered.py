@@ -99,8 +99,7 @@ class Site:
         self.pool = self.ordered.make_pool(
             {
                 "name": "nsq-test",
-                "give_up": self._give_up,
-                "give_up_old": lambda given_up: [self._give_up(*each) for each in given_up],
+                "give_up": lambda given_up: [self._give_up(*each) for each in given_up],
                 "starved": lambda: False,
             }
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nsq.discovery.lookups import Discovery
 from nsq.errors import (
     ConnectionLost,
     InvalidCommand,
@@ -27,9 +27,8 @@ from nsq.partitioned import blocked as blocked_partitions
 from nsq.partitioned.routing import Router
 from nsq.partitioned.table import ClusterAnswer, TopicAnswer
 from nsq.partitioned.wire import Meta
-from nsq.producer.futures import PublishFuture
 from nsq.producer.pool import Pool
-from nsq.producer.publishes import Publish
+from nsq.producer.publishes import Publish, PublishFuture
 from tests.fakes.pool import StillPool, bodies, conn_of, connect, lose, write
 
 A, B, C = "10.0.0.1:4150", "10.0.0.2:4150", "10.0.0.3:4150"
@@ -49,6 +48,7 @@ class Scene:
         **options: Any,
     ) -> None:
         self.pool = StillPool(partial(self._make_router, options))
+        self.pool.detection.with_options()
         self.pool.nsqds.discovery.add_nsqlookupd("lookup:4161")
         self.truth, self.meta = dict(leaders), Meta(count, ordered=ordered)
         self.stored: dict[int, list[bytes]] = {}
@@ -59,8 +59,8 @@ class Scene:
             self.router.lookups.learn("orders")
             self.look_up()
 
-    def _make_router(self, options: dict[str, Any], pool: Pool) -> Router:
-        self.router = Router(pool, replace(pool.setup, lookupds=("lookup:4161",)), **options)
+    def _make_router(self, options: dict[str, Any], pool: Pool, discovery: Discovery) -> Router:
+        self.router = Router(pool, discovery, **options)
         return self.router
 
     def look_up(self, leaders: dict[int, str] | None = None, *, known: bool = True) -> None:
@@ -89,7 +89,6 @@ class Scene:
         given: Any = options
         made = self.pool.routing.new_publish(PublishFuture, "orders", body, None, given)
         self.pool.time.now += 0.00001  # no two calls begin at the same time
-        made.callbacks = self.pool.callbacks
         self.pool.publish(made, seconds)
         return made
 
@@ -100,11 +99,11 @@ class Scene:
         """Have a node execute what was written to it, and answer. ``hiccup``: it refuses the first."""
         for endpoint in self.connected(address):
             write(endpoint)
-            for _ in range(min(most, len(endpoint._sent))):
+            for _ in range(min(most, len(endpoint.sent))):
                 if hiccup:
                     self.reply(endpoint, NotWritable("E_FAILED_ON_NOT_WRITABLE "))
                     hiccup = False
-                elif self.execute(address, endpoint._sent[0]):
+                elif self.execute(address, endpoint.sent[0]):
                     self.reply(endpoint)
                 else:
                     self.reply(endpoint, NotLeader("E_FAILED_ON_NOT_LEADER "))
@@ -130,7 +129,7 @@ class Scene:
         """End a connection after its node has executed some commands that it does not answer."""
         for endpoint in self.connected(address):
             write(endpoint)
-            for batch in list(endpoint._sent)[:executed]:
+            for batch in list(endpoint.sent)[:executed]:
                 self.execute(address, batch)
             lose(endpoint)
         self.turn()
@@ -169,7 +168,7 @@ def test_publishes_of_one_partition_that_wait_together_are_joined() -> None:
         scene.publish(b"%d" % number, partition=0)
     scene.publish(b"other", partition=1)
     write(scene.endpoints[A])
-    assert [[publish.body for publish in batch] for batch in scene.endpoints[A]._sent] == [
+    assert [[publish.body for publish in batch] for batch in scene.endpoints[A].sent] == [
         [b"0", b"1", b"2"],
         [b"other"],
     ]
@@ -180,7 +179,7 @@ def test_a_traced_publish_is_sent_alone() -> None:
     scene.publish(b"plain", partition=0)
     scene.publish(b"traced", partition=0, trace=7)
     assert b"PUB_TRACE orders 0\n" in write(scene.endpoints[A])
-    assert len(scene.endpoints[A]._sent) == 2
+    assert len(scene.endpoints[A].sent) == 2
 
 
 def test_a_topic_is_looked_up_when_it_is_first_published_to() -> None:
@@ -328,6 +327,29 @@ def test_a_waiting_publish_is_refused_by_name_when_the_cluster_turns_out_to_be_a
     assert sum(map(len, map(scene.queued, NODES))) == 1
 
 
+def test_plain_comes_back_if_this_turns_out_to_be_the_original_nsq_while_the_router_is_made() -> None:
+    def make(pool: Pool, discovery: Discovery) -> Router:
+        discovery.kind = "original"
+        pool.detection.is_original()
+        return Router(pool, discovery)
+
+    pool = StillPool(make)
+    assert isinstance(pool.detection.with_options(), Router)
+    pool.turn()
+    with pytest.raises(UsageError, match="key= needs a partitioned NSQ"):
+        pool.detection.with_options().new_publish(PublishFuture, "orders", b"x", None, {"key": "k"})
+
+
+def test_topics_that_publishes_wait_for_are_looked_up_when_the_nsq_turns_out_to_be_partitioned() -> None:
+    pool = StillPool(Router)
+    waiting = pool.routing.new_publish(PublishFuture, "orders", b"x", None, {})
+    pool.publish(waiting, 1000.0)
+    pool.turn()
+    lookups: Any = pool.detection.is_other(pool.nsqds.discovery)
+    assert lookups.topics == ("orders",)
+    assert isinstance(pool.routing, Router)
+
+
 @pytest.mark.parametrize("known", [False, True])
 def test_a_publish_that_was_made_before_the_cluster_turned_out_to_be_an_original_one_is_sent_as_such(
     known: bool,
@@ -340,7 +362,6 @@ def test_a_publish_that_was_made_before_the_cluster_turned_out_to_be_an_original
     scene.become_original()
     pool.time.now += 60.0
     for late in made:
-        late.callbacks = pool.callbacks
         pool.publish(late, 1000.0)
     scene.turn()
     keyed, traced, plain = made
@@ -356,7 +377,6 @@ def test_a_publish_that_was_made_before_then_is_refused_by_name_also_while_no_ns
     for endpoint in scene.endpoints.values():
         lose(endpoint)
     scene.become_original()
-    made.callbacks = scene.pool.callbacks
     scene.pool.publish(made, 1000.0)
     scene.turn()
     assert isinstance(made.error, UsageError)
@@ -366,7 +386,6 @@ def test_a_round_trip_that_failed_before_the_cluster_became_an_original_one_is_s
     scene = Scene({0: A}, count=1)
     router, pool = scene.router, scene.pool
     publish = router.new_publish(PublishFuture, "orders", b"x", None, {"trace": 7})
-    publish.callbacks = pool.callbacks
     cause = ConnectionLost("gone")
     (verdict,) = publish.rules.lost([publish], cause, A, executed=True, retry_uncertain=False)
     assert verdict.again
@@ -533,7 +552,7 @@ def test_a_topic_without_order_has_several_batches_under_way() -> None:
     for body in (b"1", b"2", b"3"):
         scene.publish(body, partition=0)
         write(scene.endpoints[A])
-    assert len(scene.endpoints[A]._sent) == 3
+    assert len(scene.endpoints[A].sent) == 3
 
 
 def test_an_answer_that_allows_one_more_try_does_so_after_others_too() -> None:
@@ -563,7 +582,7 @@ def test_the_end_of_a_batch_wakes_the_pool_when_it_begins_with_a_publish_without
     write(scene.endpoints[A])
     scene.publish(b"2", partition=0)
     scene.turn()
-    assert [[publish.body for publish in batch] for batch in scene.endpoints[A]._sent] == [[b"any", b"1"]]
+    assert [[publish.body for publish in batch] for batch in scene.endpoints[A].sent] == [[b"any", b"1"]]
     assert scene.pool.owner._requests.empty()
     scene.reply(A)
     assert scene.pool.owner._requests.qsize() == 1

@@ -15,7 +15,8 @@ from nsq.partitioned import wire
 from nsq.partitioned.rules import Particular
 from nsq.partitioned.snapshots import Snapshots
 from nsq.partitioned.table import TopicTable
-from nsq.producer.publishes import Publish, command_of
+from nsq.producer.endpoint import command_of
+from nsq.producer.publishes import Publish
 from nsq.wire.commands import Limits, unpack_bodies
 from nsq.wire.frames import PUBLISHED, Published
 

@@ -1,13 +1,14 @@
-"""Several hooks around a publish: whose bodies each sees, and which ends are called."""
+"""Hooks around a publish: whose bodies each sees, and which ends are called."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from nsq.errors import ConfigError, UsageError
-from nsq.producer.hooks import composed
+from nsq.errors import UsageError
+from nsq.producer.hooks import Watched
 
 
 class Hook:
@@ -44,11 +45,13 @@ def hooks(notes: list[Any]) -> list[Hook]:
     return [Hook("a", notes), Hook("b", notes), Hook("c", notes)]
 
 
+def around(hooks: list[Any], **options: Any) -> Watched:
+    return Watched(hooks, None, "orders", [b"1", b"2"], options)  # type: ignore[arg-type]
+
+
 def test_the_first_sees_the_bodies_first_and_ends_last(hooks: list[Hook], notes: list[Any]) -> None:
-    around: Any = composed(hooks)
-    bodies, ended = around("orders", [b"1", b"2"])
-    assert bodies == [b"1abc", b"2abc"]
-    ended(None)
+    with around(hooks) as watched:
+        assert watched.bodies == [b"1abc", b"2abc"]
     assert notes == [("c", None), ("b", None), ("a", None)]
 
 
@@ -56,12 +59,10 @@ def test_an_end_that_raises_keeps_no_other_from_being_called(
     hooks: list[Hook], notes: list[Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     hooks[1].ends_with = ValueError("x")
-    around: Any = composed(hooks)
-    _, ended = around("orders", [b"1"])
     failed = UsageError("failed")
-    ended(failed)
+    around(hooks).end(failed)
     assert notes == [("c", failed), ("b", failed), ("a", failed)]
-    assert "of around_publish failed" in caplog.text
+    assert "the end of around_publish failed" in caplog.text
 
 
 @pytest.mark.parametrize("error", [UsageError("x"), KeyboardInterrupt()])
@@ -69,24 +70,22 @@ def test_a_hook_that_raises_ends_those_that_have_begun(
     hooks: list[Hook], notes: list[Any], error: BaseException
 ) -> None:
     hooks[2].raises = error
-    around: Any = composed(hooks)
     with pytest.raises(type(error)):
-        around("orders", [b"1"])
+        around(hooks)
     assert notes == [("b", error), ("a", error)]
 
 
 def test_a_hook_that_returns_another_number_of_bodies_is_named(hooks: list[Hook], notes: list[Any]) -> None:
     hooks[1].drops = True
-    around: Any = composed(hooks)
-    with pytest.raises(UsageError, match="<Hook b> returned 0 bodies for 1"):
-        around("orders", [b"1"])
+    with pytest.raises(UsageError, match="<Hook b> returned 1 bodies for 2"):
+        around(hooks)
     assert [name for name, _ in notes] == ["b", "a"]
 
 
-def test_headers_are_merged_and_the_innermost_wins(notes: list[Any]) -> None:
-    headers = [{"x": "a", "y": "a"}, None, {"x": "c"}]
-    around: Any = composed([Hook(name, notes, some) for name, some in zip("abc", headers, strict=True)])
-    assert around("orders", [b"1"])[2] == {"x": "c", "y": "a"}
+def test_headers_are_merged_and_the_callers_win_then_the_innermost(notes: list[Any]) -> None:
+    headers = [{"x": "a", "y": "a", "z": "a"}, None, {"x": "c", "z": "c"}]
+    hooks = [Hook(name, notes, some) for name, some in zip("abc", headers, strict=True)]
+    assert around(hooks, headers={"z": "mine"}).options == {"headers": {"x": "c", "y": "a", "z": "mine"}}
 
 
 def test_the_address_of_the_nsqd_goes_to_all_that_want_it(notes: list[Any]) -> None:
@@ -96,17 +95,8 @@ def test_the_address_of_the_nsqd_goes_to_all_that_want_it(notes: list[Any]) -> N
         def __call__(self, error: object) -> None:
             notes.append(self.nsqd_address)
 
-    hooks: Any = [lambda topic, bodies: (bodies, End()), lambda topic, bodies: (bodies, lambda error: None)]
-    around: Any = composed(hooks)
-    _, ended = around("orders", [b"1"])
-    ended.nsqd_address = "10.0.0.2:4150"
-    ended(None)
+    watched = around([lambda _, bodies: (bodies, End()), lambda _, bodies: (bodies, lambda error: None)])
+    published: Any = SimpleNamespace(endpoint=SimpleNamespace(address="10.0.0.2:4150"))
+    watched.publish = published
+    watched.end(None)
     assert notes == ["10.0.0.2:4150"]
-
-
-def test_one_hook_stays_as_it_is_and_none_is_none(hooks: list[Hook]) -> None:
-    assert composed(hooks[0]) is hooks[0]
-    assert composed(hooks[:1]) is hooks[0]
-    assert composed([]) is composed(None) is None
-    with pytest.raises(ConfigError, match="around_publish is 5"):
-        composed([hooks[0], 5])  # type: ignore[list-item]

@@ -94,6 +94,11 @@ class Scene:
         return nsqd
 
 
+@pytest.fixture(autouse=True)
+def looks_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nsq.producer.own._LOOK_INTERVAL", 0)
+
+
 @pytest.fixture
 def scene() -> Iterator[Scene]:
     scene = Scene()
@@ -141,6 +146,22 @@ def test_a_connection_that_became_readable_while_idle_is_never_used(scene: Scene
     scene.publish(b"next", scene.loops)
     scene.own.peer.wait_closed()
     scene.own = scene.next_own()  # the next one is dialed at once
+
+
+def test_one_look_serves_all_connections_that_were_used_a_moment_ago(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nsq.producer.own._FRESH", PATIENCE)
+    monkeypatch.setattr("nsq.producer.own._LOOK_INTERVAL", PATIENCE)
+    looks: list[None] = []
+    scene.transport.streams[1].before_look = lambda: looks.append(None)
+    scene.own.say(HEARTBEAT)
+    published = publishing(scene.p, b"next")
+    scene.own.expect(b"next")
+    scene.own.peer.expect(commands.NOP)
+    scene.own.ok()
+    published.result(PATIENCE)
+    assert not looks
 
 
 @pytest.mark.parametrize(
@@ -283,18 +304,24 @@ def test_an_idle_connection_is_closed_before_nsqd_misses_a_heartbeat() -> None:
     scene.p.close(0)
 
 
+@pytest.mark.parametrize("removed", [False, True])
 @pytest.mark.parametrize("closing", [False, True])
-def test_a_connection_that_an_interrupted_caller_has_lost_is_closed(closing: bool) -> None:
+def test_a_connection_that_an_interrupted_caller_has_lost_is_closed(closing: bool, removed: bool) -> None:
     scene = Scene(heartbeat_interval=1.0)
     scene.transport.streams[1].before_look = interrupt  # a signal comes when a publish has taken it
     with pytest.raises(Interrupted):
         scene.p.publish("orders", b"interrupted")
+    if removed:
+        scene.p.set_nsqds("nsqd2:4150")
+        scene.loops.peer.end()
+        eventually(lambda: [each.address for each in scene.p.stats().connections] == ["nsqd2:4150"])
     if closing:
         assert scene.p.close(PATIENCE)
     scene.own.peer.wait_closed()
     assert scene.own.peer.abandoned  # closed, even if its reader has not left it
     if not closing:
-        scene.next_own()
+        if not removed:
+            scene.next_own()
         scene.p.close(0)
 
 

@@ -503,10 +503,10 @@ def test_the_place_of_a_publish_whose_caller_was_interrupted_twice_ends_at_its_d
         patch.object(Pool, "cancel", side_effect=Interrupted),
         pytest.raises(Interrupted),
     ):
-        p.publish("orders", b"lost", timeout=0.01)
+        p.publish("orders", b"lost", timeout=0.3)  # its threads have to start in this time
     if waits == "publish":
         with pytest.raises(PublishFailed, match="no nsqd"):
-            p.publish("orders", b"next", timeout=0.1)
+            p.publish("orders", b"next", timeout=0.6)
     elif waits == "flush":
         # A flush on the interrupted thread does not wait for what that has published.
         assert in_thread(partial(p.flush, 1.0)).result(PATIENCE)

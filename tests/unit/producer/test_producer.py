@@ -11,6 +11,7 @@ import pickle
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
@@ -352,8 +353,10 @@ def test_in_a_forked_child_the_parents_publishes_have_ended(
     future = p.publish_async("orders", b"body")
     nsqd.expect(b"body")
     # After C code's fork, a child would hand the GIL to the thread that just asked for it, and wait for ever.
+    # So none asks for 60 s; threads that waited with the usual interval get the GIL before.
     usual_interval = sys.getswitchinterval()
     sys.setswitchinterval(60)
+    time.sleep(0.05)
     pid = fork()
     if not pid:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)

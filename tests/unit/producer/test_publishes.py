@@ -13,12 +13,14 @@ from hypothesis import strategies as st
 
 import nsq
 from nsq.config import Config
-from nsq.producer.publishes import Publish, command_of, join, new_multi_publish, new_publish, unsent
+from nsq.producer.answers import unsent
+from nsq.producer.endpoint import command_of, join
+from nsq.producer.publishes import Maker, Publish
 from nsq.wire import commands
 
 KIB = 1024
 MIB = 1024 * KIB
-CONFIG = Config(max_msg_size=100, max_defer=7200.0)
+MAKER = Maker(Config(max_msg_size=100, max_defer=7200.0))
 
 
 def publish(topic: str = "orders", body: bytes = b"body", *, alone: bool = False) -> Publish:
@@ -28,7 +30,7 @@ def publish(topic: str = "orders", body: bytes = b"body", *, alone: bool = False
 
 
 def deferred(topic: str = "orders") -> Publish:
-    return new_publish(Publish, topic, b"deferred", 1.0, CONFIG)
+    return MAKER.new_publish(Publish, topic, b"deferred", 1.0)
 
 
 class TestMade:
@@ -47,7 +49,7 @@ class TestMade:
         ],
     )
     def test_one_message_is_pub_or_dpub(self, body: object, defer: float, milliseconds: int) -> None:
-        made = new_publish(Publish, "orders", body, defer, CONFIG)
+        made = MAKER.new_publish(Publish, "orders", body, defer)
         dpub = commands.dpub("orders", milliseconds, b"body") if milliseconds else None
         assert made.command == dpub
         assert command_of([made]) == (dpub or commands.pub("orders", b"body"))
@@ -61,11 +63,11 @@ class TestMade:
             (now.astimezone(timezone(timedelta(hours=9))) + timedelta(seconds=600), 600_000),
             (now - timedelta(days=1), 0),
         ):
-            made = new_publish(Publish, "orders", b"body", defer, CONFIG)
+            made = MAKER.new_publish(Publish, "orders", b"body", defer)
             delay = int(made.command.split(b"\n")[0].split()[2]) if made.command else 0
             assert milliseconds - 60_000 < delay <= milliseconds
         with pytest.raises(nsq.InvalidMessage, match="must have a time zone"):
-            new_publish(Publish, "orders", b"body", datetime(2030, 1, 1), CONFIG)
+            MAKER.new_publish(Publish, "orders", b"body", datetime(2030, 1, 1))
 
     @pytest.mark.parametrize(
         ("topic", "body", "defer", "error", "text"),
@@ -89,7 +91,7 @@ class TestMade:
         self, topic: str, body: object, defer: float | None, error: type[nsq.NsqError], text: str
     ) -> None:
         with pytest.raises(error, match=text):
-            new_publish(Publish, topic, body, defer, CONFIG)
+            MAKER.new_publish(Publish, topic, body, defer)
 
     @pytest.mark.parametrize(
         ("topic", "bodies", "text"),
@@ -106,12 +108,10 @@ class TestMade:
     )
     def test_several_messages_are_checked(self, topic: str, bodies: list[object], text: str) -> None:
         with pytest.raises(nsq.UsageError, match=text):
-            new_multi_publish(Publish, topic, bodies, CONFIG)
+            MAKER.new_multi_publish(Publish, topic, bodies)
 
     def test_several_messages_may_come_from_any_iterable(self) -> None:
-        made = new_multi_publish(
-            Publish, "orders", (body for body in (b"x" * 100, bytearray(b"two"))), CONFIG
-        )
+        made = MAKER.new_multi_publish(Publish, "orders", iter([b"x" * 100, bytearray(b"two")]))
         assert made.command == command_of([made]) == commands.mpub("orders", [b"x" * 100, b"two"])
         assert (made.messages, made.size) == (2, 103)
 
@@ -126,12 +126,12 @@ class TestMade:
     )
     def test_several_messages_fit_into_one_mpub(self, options: dict[str, Any], most: int, limit: int) -> None:
         config = Config(**options)
-        body = b"x" * config.max_msg_size
-        assert new_multi_publish(Publish, "orders", [body] * most, config).messages == most
+        maker, body = Maker(config), b"x" * config.max_msg_size
+        assert maker.new_multi_publish(Publish, "orders", [body] * most).messages == most
         packed = 4 + (most + 1) * (4 + len(body))
         text = f"{most + 1} messages take {packed} bytes together, must be at most {limit} "
         with pytest.raises(nsq.InvalidMessage, match=text):
-            new_multi_publish(Publish, "orders", [body] * (most + 1), config)
+            maker.new_multi_publish(Publish, "orders", [body] * (most + 1))
 
 
 def joined(*publishes: Publish, largest: int = 5 * MIB) -> list[list[int]]:

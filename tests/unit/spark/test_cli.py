@@ -27,7 +27,7 @@ from nsq.threads import stop_signals
     [
         (
             ModuleNotFoundError("No module named 'pyarrow'"),
-            "No module named 'pyarrow': pip install -e '.[spark]'",
+            "No module named 'pyarrow': pip install 'nsq[spark]'",
         ),
         (RuntimeError("job aborted\n\tat java.lang"), "RuntimeError: job aborted (--debug shows where)"),
         # Ours inside of one of Spark's is shown alone, and of Java's the innermost cause.

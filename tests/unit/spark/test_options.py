@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from nsq.errors import ConfigError, InvalidName, NsqError
-from nsq.spark.batch import StatsOptions
 from nsq.spark.options import (
     Options,
     SinkOptions,
@@ -24,6 +23,7 @@ from nsq.spark.options import (
     switch,
 )
 from nsq.spark.source.options import SourceOptions
+from nsq.spark.stats import StatsOptions
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

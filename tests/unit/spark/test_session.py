@@ -79,7 +79,7 @@ def test_workers_run_this_python(
 
 def test_a_missing_pyspark_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyspark.sql", None)
-    with pytest.raises(ConfigError, match=r"pip install -e '.\[spark\]'"):
+    with pytest.raises(ConfigError, match=r"pip install 'nsq\[spark\]'"):
         local_session()
 
 

@@ -18,11 +18,12 @@ from nsq.errors import (
     NsqError,
     PublishFailed,
     PublishUncertain,
+    UsageError,
 )
 from nsq.spark import sink
 from nsq.spark.options import SinkOptions
 from nsq.spark.rows import TYPES
-from nsq.spark.sink import BatchWriter, Columns, Pipeline, Rows, StreamWriter, TaskReport
+from nsq.spark.sink import BatchWriter, Columns, Pipeline, Rows, Single, StreamWriter, TaskReport
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -71,7 +72,7 @@ def test_a_write_that_cannot_be_is_refused_in_one_line(
     assert "\n" not in str(caught.value)
 
 
-OF_SOURCE = [(name, kind) for name, kind in TYPES.items()]
+OF_SOURCE = [(name, kind.partition("<")[0]) for name, kind in TYPES.items()]
 
 
 @pytest.mark.parametrize(
@@ -85,7 +86,7 @@ OF_SOURCE = [(name, kind) for name, kind in TYPES.items()]
         # The option comes before the column.
         ([("topic", "string"), ("body", "string")], "orders", Columns(1, None, None)),
         # Rows of the source can be published as they are.
-        (OF_SOURCE, "", Columns(body=6, topic=0, defer=None)),
+        (OF_SOURCE, "", Columns(body=8, topic=0, defer=None, key=6, headers=7)),
         *(
             ([("Body", "string"), (name, "integer")], "orders", Columns(0, None, 1))
             for name in ("deferms", "DEFERMS", "defer_ms")
@@ -109,6 +110,8 @@ def test_columns_are_found_at_any_place_and_in_any_spelling(
         ([("body", "string"), ("deferMs", "double")], "orders", "column deferMs is of type double"),
         ([("body", "string"), ("defer", "long")], "orders", "column defer is not known; did you mean"),
         ([("body", "string"), ("defer", "long"), ("BODY", "string")], "orders", "2 columns body"),
+        ([("body", "string"), ("key", "long")], "orders", "column key is of type long, must be binary or"),
+        ([("body", "string"), ("headers", "array")], "orders", "headers is of type array, must be map<"),
     ],
 )
 def test_columns_that_cannot_be_published_are_an_error_in_one_line(
@@ -139,7 +142,7 @@ def test_bodies_of_any_accepted_type_become_bytes(kind: Any) -> None:
     texts = ["one", "zwölf", "3"]
     values = texts if kind in (pa.string(), pa.large_string()) else [text.encode() for text in texts]
 
-    assert read(batch(values, kind=kind)) == [Rows("orders", [b"one", "zwölf".encode(), b"3"], None)]
+    assert read(batch(values, kind=kind)) == [Rows("orders", [b"one", "zwölf".encode(), b"3"], [])]
 
 
 def test_a_part_of_a_batch_is_that_part() -> None:
@@ -157,20 +160,20 @@ def test_rows_go_where_their_topic_says() -> None:
 
     found = read(batch([b"1", b"2", b"3", b"4"], topics), BODY_TOPIC, topic="")
 
-    assert found == [Rows("a", [b"1", b"3"], None), Rows("b", [b"2"], None), Rows("c", [b"4"], None)]
+    assert found == [Rows("a", [b"1", b"3"], []), Rows("b", [b"2"], []), Rows("c", [b"4"], [])]
 
 
 def test_delays_are_seconds_and_null_is_now() -> None:
-    (found,) = read(batch([b"1", b"2", b"3"], pa.array([1500, None, 0])), BODY_DEFER)
-
-    assert found.delays == [1.5, 0.0, 0.0]
+    assert read(batch([b"1", b"2", b"3"], pa.array([1500, None, 0])), BODY_DEFER) == [
+        Rows("orders", [b"2", b"3"], [Single(b"1", 1.5, {})])
+    ]
 
 
 @pytest.mark.parametrize("values", [[None, None], [0, None]])
 def test_a_column_of_zero_delays_means_no_delay(values: list[int | None]) -> None:
-    (found,) = read(batch([b"1", b"2"], pa.array(values, pa.int64())), BODY_DEFER)
-
-    assert found.delays is None
+    assert read(batch([b"1", b"2"], pa.array(values, pa.int64())), BODY_DEFER) == [
+        Rows("orders", [b"1", b"2"], [])
+    ]
 
 
 def test_delays_stay_with_their_topic() -> None:
@@ -178,9 +181,37 @@ def test_delays_stay_with_their_topic() -> None:
     rows = batch([b"1", b"2", b"3"], pa.array(["a", "b", "a"]), pa.array([1000, 2000, 3000]))
 
     assert read(rows, columns, topic="") == [
-        Rows("a", [b"1", b"3"], [1.0, 3.0]),
-        Rows("b", [b"2"], [2.0]),
+        Rows("a", [], [Single(b"1", 1.0, {}), Single(b"3", 3.0, {})]),
+        Rows("b", [], [Single(b"2", 2.0, {})]),
     ]
+
+
+MAP = pa.map_(pa.string(), pa.string())
+
+
+def test_rows_with_a_key_or_headers_are_published_by_themselves() -> None:
+    columns = Columns(body=0, topic=None, defer=None, key=1, headers=2)
+    keys = pa.array([b"a", None, None, b"b"], pa.binary())
+    headers = pa.array([None, None, [], [("source", "web"), ("none", None)]], MAP)
+
+    assert read(batch([b"1", b"2", b"3", b"4"], keys, headers), columns) == [
+        Rows(
+            "orders",
+            [b"2"],
+            [
+                Single(b"1", 0.0, {"key": b"a", "headers": None}),
+                Single(b"3", 0.0, {"key": None, "headers": {}}),
+                Single(b"4", 0.0, {"key": b"b", "headers": {"source": "web", "none": None}}),
+            ],
+        )
+    ]
+
+
+def test_keys_and_headers_that_are_null_change_nothing() -> None:
+    columns = Columns(body=0, topic=None, defer=None, key=1, headers=2)
+    nulls = [pa.nulls(2, kind) for kind in (pa.binary(), MAP)]
+
+    assert read(batch([b"1", b"2"], *nulls), columns) == [Rows("orders", [b"1", b"2"], [])]
 
 
 @pytest.mark.parametrize(
@@ -229,7 +260,13 @@ class Nsqd:
         self._patient = patient
 
     def publish_async(
-        self, topic: str, body: bytes, *, defer: float | None = None, timeout: float | None = None
+        self,
+        topic: str,
+        body: bytes,
+        *,
+        defer: float | None = None,
+        timeout: float | None = None,
+        **options: object,
     ) -> Future[None]:
         return self._take((topic, (body,), defer))
 
@@ -259,7 +296,7 @@ def test_messages_are_counted_when_nsqd_has_stored_them() -> None:
     line = pipeline(nsqd)
 
     line.publish("orders", [b"one", b"two"])
-    line.publish("later", [b"three"], 1.5)
+    line.publish("later", [b"three"], Single(b"three", 1.5, {}))
     assert (line.messages, line.bytes) == (0, 0)
     line.drain()
 
@@ -329,6 +366,19 @@ def test_a_publish_that_cannot_succeed_is_not_repeated() -> None:
         line.drain()
 
     assert len(nsqd.sent) == 1
+
+
+def test_a_key_that_nsq_does_not_take_is_named_with_its_column_and_what_to_do() -> None:
+    line = pipeline(Nsqd(UsageError("key= needs a partitioned NSQ")))
+
+    line.publish("orders", [b"one"], Single(b"one", 0.0, {"key": b"a", "headers": None}))
+    with pytest.raises(InvalidMessage) as raised:
+        line.drain()
+
+    assert str(raised.value) == (
+        "a row for topic 'orders' has b'a' in column key: key= needs a partitioned NSQ. "
+        "To publish without: .drop('key')"
+    )
 
 
 def test_a_retry_takes_its_room_until_it_is_answered() -> None:

@@ -146,11 +146,6 @@ def test_a_child_that_ends_meanwhile_is_still_described(child: Child) -> None:
     assert leaks.describe(left) == [f"child process {child.pid}, gone by now"]
 
 
-@linux_only
-def test_children_are_also_found_by_asking_every_process_for_its_parent(child: Child) -> None:
-    assert set(leaks._children_by_parent(os.getpid())) == set(leaks._children_by_task()) >= {child.pid}
-
-
 def test_a_new_file_is_named_but_none_in_a_folder_below(tmp_path: Path) -> None:
     (tmp_path / "below").mkdir()
     before = leaks.snapshot([tmp_path])

@@ -157,24 +157,6 @@ def test_what_a_client_may_do_is_what_nsqd_allows() -> None:
             client.write(b"NOP\n", 1.0)  # as into a socket whose other end is closed
 
 
-def test_messages_of_a_client_that_leaves_go_to_another_one(memory_nsqd: MemoryNsqd) -> None:
-    first, second = dial(memory_nsqd), dial(memory_nsqd)
-    subscribe(first)
-    memory_nsqd.publish("orders", b"one")
-    subscribe(second)
-    assert received(second) == []
-    first.close()
-    assert received(second) == [b"one"]
-    with pytest.raises(ConnectionLost, match="closed on this side"):
-        first.write(b"NOP\n", 1.0)
-
-
-def test_a_large_publish_comes_in_full_and_in_order(memory_nsqd: MemoryNsqd) -> None:
-    bodies = [b"%d" % number for number in range(5000)]  # nsqd stores it in parts
-    assert ask(dial(memory_nsqd), commands.mpub("orders", bodies)) == b"OK"
-    assert memory_nsqd.bodies("orders") == bodies
-
-
 def test_a_bug_in_nsqd_costs_one_client_its_connection(
     memory_nsqd: MemoryNsqd, monkeypatch: pytest.MonkeyPatch
 ) -> None:

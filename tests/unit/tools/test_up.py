@@ -53,3 +53,12 @@ def test_up_says_at_once_what_it_starts_and_then_which_daemon_answers(
         "await nsqadmin",
         "nsqadmin    http://127.0.0.1:4171/\nSIGTERM or Ctrl-C stops them\n",
     ]
+
+
+def test_a_wait_says_every_eight_seconds_that_it_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
+    patience = up.Patience("waiting for nsqd to start", now=100.0)
+    for tenth in range(250):
+        patience.remind(100.0 + tenth / 10)
+    assert capsys.readouterr().out.splitlines() == [
+        f"waiting for nsqd to start, {seconds} s" for seconds in (8, 16, 24)
+    ]

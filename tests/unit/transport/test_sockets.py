@@ -6,11 +6,10 @@ from __future__ import annotations
 
 import math
 import struct
-from typing import Any
 
 import pytest
 
-from nsq.transport.sockets import SocketStream, poll_milliseconds, timeval
+from nsq.transport.sockets import poll_milliseconds, timeval
 
 
 @pytest.mark.parametrize(
@@ -34,22 +33,3 @@ def test_a_timeout_becomes_seconds_and_microseconds(seconds: float | None, expec
 )
 def test_poll_waits_at_least_as_long_as_is_left(seconds: float, milliseconds: int) -> None:
     assert poll_milliseconds(seconds) == milliseconds
-
-
-def test_only_one_of_two_leaving_threads_closes_the_descriptor() -> None:
-    closes = []
-
-    class Socket:
-        def setblocking(self, flag: bool) -> None: ...
-
-        def shutdown(self, how: int) -> None: ...
-
-        def close(self) -> None:
-            closes.append(None)
-            if len(closes) == 1:
-                stream._close_if_last()  # the other thread, before the first has finished
-
-    sock: Any = Socket()
-    stream = SocketStream(sock, "nsqd-a:4150")
-    stream.close()
-    assert len(closes) == 1

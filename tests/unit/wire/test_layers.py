@@ -318,8 +318,8 @@ class TestSnappy:
             (IDENTIFIER + chunk(0x00, b"crc." + b"\x80"), "no valid size"),
             (IDENTIFIER + chunk(0x00, b"crc." + snappy.compress(bytes(65537))), "announces 65537 bytes"),
             (IDENTIFIER + chunk(0x00, b"crc." + b"\x05\x00a"), "a chunk is corrupt"),
-            (IDENTIFIER + OK_CHUNK[:-1] + b"k", "a chunk is corrupt: .*checksum"),
-            (IDENTIFIER + chunk(0x01, b"crc."), "a chunk is corrupt: .*checksum"),
+            (IDENTIFIER + OK_CHUNK[:-1] + b"k", "a chunk is corrupt: .*(checksum|crc)"),
+            (IDENTIFIER + chunk(0x01, b"crc."), "a chunk is corrupt: .*(checksum|crc)"),
         ],
     )
     def test_a_chunk_that_the_format_forbids_is_an_error(self, wire: bytes, reason: str) -> None:

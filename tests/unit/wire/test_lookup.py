@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from nsq.errors import FrameError, InvalidName, WireError
 from nsq.wire import lookup
-from nsq.wire.lookup import Body, Command, Event, LookupCommandParser, PeerInfo, ReplyParser, Violation
+from nsq.wire.lookup import Body, Command, Event, LookupCommandParser, LookupReplyParser, PeerInfo, Violation
 
 INFO = PeerInfo(broadcast_address="g1.example", hostname="g1", http_port=4151, tcp_port=4150, version="9.9.9")
 
@@ -71,9 +71,9 @@ def test_fields_that_nsqlookupd_requires_are_checked(missing: str) -> None:
 
 def test_replies_are_parsed_however_they_arrive() -> None:
     stream = lookup.reply(b"OK") + lookup.reply(b"") + lookup.reply(b"E_INVALID x")
-    whole = ReplyParser()
+    whole = LookupReplyParser()
     assert whole.feed(stream) == [b"OK", b"", b"E_INVALID x"]
-    drop_by_drop = ReplyParser()
+    drop_by_drop = LookupReplyParser()
     parts = [body for at in range(len(stream)) for body in drop_by_drop.feed(stream[at : at + 1])]
     assert parts == [b"OK", b"", b"E_INVALID x"]
 
@@ -81,7 +81,7 @@ def test_replies_are_parsed_however_they_arrive() -> None:
 @pytest.mark.parametrize("head", [b"\x00\x00\x00\x11", b"\xff\xff\xff\xff", b"HTTP"])
 def test_a_reply_of_an_impossible_size_is_an_error(head: bytes) -> None:
     with pytest.raises(FrameError, match="at most 16"):
-        ReplyParser(max_size=16).feed(head)
+        LookupReplyParser(max_size=16).feed(head)
 
 
 def events(*chunks: bytes, **limits: int) -> list[Event]:

@@ -16,7 +16,7 @@ from nsq.contrib.django.outbox.models import OutboxMessage, Shard
 from nsq.contrib.relay import SHARDS, BaseRelay, Row
 
 
-class Relay(BaseRelay):
+class DjangoRelay(BaseRelay):
     def __init__(self, using: str, batch: int) -> None:
         read, connection = publishing.current_settings(), connections[using]
         nsqds = ", ".join([*read.nsqd, *(f"those of nsqlookupd {address}" for address in read.nsqlookupd)])
@@ -24,10 +24,10 @@ class Relay(BaseRelay):
             f"the database {using!r} ({connection.vendor}, {connection.settings_dict['NAME']}) "
             f"to {nsqds if read.backend == NSQD_BACKEND else read.backend}"
         )
-        super().__init__(Tables(using), publishing, read.config, batch, route)
+        super().__init__(DjangoTables(using), publishing, read.config, batch, route)
 
 
-class Tables:
+class DjangoTables:
     errors: tuple[type[Exception], ...] = (DatabaseError, InterfaceError)
 
     def __init__(self, using: str) -> None:

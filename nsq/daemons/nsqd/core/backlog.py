@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import operator
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 _SEQUENCE_BITS = 12
 _NODE_BITS = 10
+_SEQUENCE_MASK = (1 << _SEQUENCE_BITS) - 1
 _HEAD_MASK = (1 << 64 - _SEQUENCE_BITS) - 1
+_SEQUENCES = [b"%03x" % sequence for sequence in range(1 << _SEQUENCE_BITS)]
 #: The largest count that the wire format holds; further deliveries are not counted.
 MAX_ATTEMPTS = 0xFFFF
 
@@ -25,8 +29,9 @@ class Message:
         self.timestamp = timestamp
         self.attempts = 0
         self.due = due  # do not deliver before this time; 0 for at once
-        self.delivered_at = 0.0
-        self.deadline = 0.0
+        # Set when it is delivered.
+        self.delivered_at: float
+        self.deadline: float
 
     def copy(self) -> Message:
         return Message(self.id, self.body, self.timestamp, self.due)
@@ -37,13 +42,13 @@ class Batch:
 
     __slots__ = ("bodies", "ids", "timestamp")
 
-    def __init__(self, ids: list[bytes], bodies: list[bytes], timestamp: int) -> None:
+    def __init__(self, ids: Ids | list[bytes], bodies: list[bytes], timestamp: int) -> None:
         self.ids = ids
         self.bodies = bodies
         self.timestamp = timestamp
 
     def __len__(self) -> int:
-        return len(self.ids)
+        return len(self.bodies)
 
     def __iter__(self) -> Iterator[Message]:
         return map(Message, self.ids, self.bodies, itertools.repeat(self.timestamp))
@@ -78,8 +83,37 @@ def show(messages: Iterable[Message], n: int, max_bytes: int) -> list[Waiting]:
     return shown
 
 
+@dataclass(slots=True, eq=False)
+class Ids:
+    """Consecutive ids of 16 hex digits, written out when they are read: a backlog holds them as numbers.
+
+    The first one is number ``first`` of its node, where each tick has 4096 numbers.
+    """
+
+    node: int
+    first: int
+    count: int
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __iter__(self) -> Iterator[bytes]:
+        ids: list[bytes] = []
+        while (left := self.count - len(ids)) > 0:
+            number = self.first + len(ids)
+            tick, sequence = number >> _SEQUENCE_BITS, number & _SEQUENCE_MASK
+            # Only the last digits differ. Appending them costs a third of writing out each number.
+            head = b"%013x" % ((tick << _NODE_BITS | self.node) & _HEAD_MASK)
+            ids += map(head.__add__, _SEQUENCES[sequence : sequence + left])
+        return iter(ids)
+
+    def __getitem__(self, part: slice) -> Ids:
+        start, stop, _ = part.indices(self.count)
+        return Ids(self.node, self.first + start, max(0, stop - start))
+
+
 class MessageIds:
-    """Makes ids of 16 hex digits from time, node id and sequence: ascending, and unique for each node id.
+    """Makes ids from time, node id and sequence: ascending, and unique for each node id.
 
     A tick is 2²⁰ ns. When a tick's sequence is used up, the ids go on with the next tick without waiting for
     it, so a burst runs ahead of the clock. Ids never go back or repeat, even if the clock is set back; nor
@@ -89,30 +123,23 @@ class MessageIds:
     def __init__(self, node_id: int, time_ns: Callable[[], int]) -> None:
         self._node = node_id
         self._time_ns = time_ns
-        self.tick = -1  # of the last id
-        # The sequence is an id's last digits. Appending them costs a third of writing out the number.
-        self._digits = [b"%03x" % sequence for sequence in range(1 << _SEQUENCE_BITS)]
-        self._used = 0
-        self._head = b""  # an id's first digits, for this tick
+        self._next = 0
 
-    def take(self, count: int) -> list[bytes]:
-        tick = self._time_ns() >> 20
-        ids: list[bytes] = []
-        while True:
-            if tick > self.tick:
-                self.tick, self._used = tick, 0
-                self._head = b"%013x" % ((tick << _NODE_BITS | self._node) & _HEAD_MASK)
-            sequences = self._digits[self._used : self._used + count - len(ids)]
-            self._used += len(sequences)
-            ids += map(self._head.__add__, sequences)
-            if len(ids) == count:
-                return ids
-            tick = self.tick + 1
+    @property
+    def tick(self) -> int:
+        """The tick of the last id; -1 if there is none."""
+        return (self._next - 1) >> _SEQUENCE_BITS
+
+    def take(self, count: int) -> Ids:
+        first = self._time_ns() >> 20 << _SEQUENCE_BITS
+        if first < self._next:  # not ``max``: this runs for every PUB
+            first = self._next
+        self._next = first + count
+        return Ids(self._node, first, count)
 
     def start_after(self, tick: int) -> None:
         """Make only ids of later ticks, whatever the clock says."""
-        if tick > self.tick:
-            self.tick, self._used = tick, len(self._digits)
+        self._next = max(self._next, tick + 1 << _SEQUENCE_BITS)
 
 
 class StorageFailed(Exception):
@@ -183,10 +210,13 @@ class Backlog(Protocol):
         """Remove all messages and files."""
 
 
+_BODY = operator.attrgetter("body")
+
+
 def take_some(backlog: Backlog, limit: int, most_bytes: int) -> list[Message]:
     """Take the first messages: at most ``limit``, and little more than ``most_bytes`` of their bodies."""
     messages = backlog.take(limit)
-    if len(messages) < 2 or sum([len(message.body) for message in messages]) <= most_bytes:
+    if len(messages) < 2 or sum(map(len, map(_BODY, messages))) <= most_bytes:
         return messages
     size = count = 0
     while size < most_bytes:

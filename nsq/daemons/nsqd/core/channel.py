@@ -136,7 +136,7 @@ class Subscriber:
 
 #: Messages, and bytes of them, sent to a subscriber before checking ``full`` again: bounds the output that is
 #: held for a slow reader.
-_SLICE, _SLICE_BYTES = 64, 256 * 1024
+_SLICE, _SLICE_BYTES = 256, 256 * 1024
 
 
 #: The most subscribers searched for the owner of a message. The search only improves an error's text.

@@ -72,7 +72,6 @@ class Deferred(Protocol):
 class DeferredInMemory:
     """A heap of messages. ``source`` is the place on disk of each, if it has one."""
 
-    on_disk = 0
     repeated: Collection[bytes] = ()
 
     def __init__(self) -> None:
@@ -81,6 +80,10 @@ class DeferredInMemory:
 
     def __len__(self) -> int:
         return len(self._heap)
+
+    @property
+    def on_disk(self) -> int:
+        return 0
 
     def add(self, messages: list[Message]) -> None:
         self._push(messages, None)

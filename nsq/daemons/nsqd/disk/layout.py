@@ -1,18 +1,16 @@
-"""The layout of a queue on disk: names of its files, records, meta file, the list of topics.
+"""The layout of a queue on disk: names of its files, records, meta file.
 
 Pure: bytes and strings in and out, and ``Segments``, the state of a queue's files. Opens no file.
 """
 
 from __future__ import annotations
 
-import json
 import re
 import struct
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from nsq.errors import InvalidMessage, UsageError
-from nsq.wire.names import is_ephemeral, valid_channel, valid_topic
 
 
 class Log(Protocol):
@@ -299,52 +297,3 @@ class Segments:
             return max(0, self.last.end - end)
         ends = sum(segment.end for segment in self.since(file + 1))
         return ends + max(0, self._by_number[file].end - end)
-
-
-class ChannelEntry(NamedTuple):
-    name: str
-    paused: bool = False
-
-
-class TopicEntry(NamedTuple):
-    name: str
-    paused: bool = False
-    channels: tuple[ChannelEntry, ...] = ()
-
-
-def encode_roster(topics: Iterable[TopicEntry], version: str) -> bytes:
-    """Encode the list of topics without ephemeral ones. As in Go, an empty list is null."""
-    entries = [_topic_json(topic) for topic in topics if not is_ephemeral(topic.name)]
-    return json.dumps({"topics": entries or None, "version": version}, separators=(",", ":")).encode()
-
-
-def decode_roster(content: bytes) -> list[TopicEntry]:
-    """Decode the list of topics without invalid entries. Raises ValueError if it is not a JSON object."""
-    document = json.loads(content)
-    if not isinstance(document, dict):
-        raise ValueError("it is no JSON object")
-    topics = ((*_named(entry), _channels(entry)) for entry in _entries(document.get("topics")))
-    return [TopicEntry(name, paused, channels) for name, paused, channels in topics if valid_topic(name)]
-
-
-def _topic_json(topic: TopicEntry) -> dict[str, Any]:
-    channels = [{"name": name, "paused": paused} for name, paused in topic.channels if not is_ephemeral(name)]
-    return {"name": topic.name, "paused": topic.paused, "channels": channels or None}
-
-
-def _channels(topic: dict[str, Any]) -> tuple[ChannelEntry, ...]:
-    channels = (ChannelEntry(*_named(entry)) for entry in _entries(topic.get("channels")))
-    return tuple(channel for channel in channels if valid_channel(channel.name))
-
-
-def _entries(value: object) -> Iterator[dict[str, Any]]:
-    for entry in value if isinstance(value, list) else []:
-        if isinstance(entry, dict):
-            yield entry
-        elif isinstance(entry, str):
-            yield {"name": entry}
-
-
-def _named(entry: dict[str, Any]) -> tuple[str, bool]:
-    name = entry.get("name")
-    return name if isinstance(name, str) else "", entry.get("paused") is True

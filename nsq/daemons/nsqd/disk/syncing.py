@@ -18,6 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from nsq.daemons.nsqd.disk.layout import TEMPORARY
+from nsq.fsync import sync_path
 
 #: Files that are synced concurrently. A higher number gains nothing.
 _AT_ONCE = 16
@@ -154,7 +155,7 @@ def run_together(jobs: Sequence[SyncJob]) -> None:
             replacement.cancel()
         raise
     for directory in {job.directory for job in jobs if job.replacement is not None or job.new_names}:
-        sync_file(directory)
+        sync_path(directory)
 
 
 def replace_content(target: Path, content: bytes) -> None:
@@ -185,18 +186,9 @@ def sync_files(paths: Sequence[Path]) -> dict[Path, OSError]:
     return {path: error for path, error in zip(paths, results, strict=True) if error is not None}
 
 
-def sync_file(path: Path) -> None:
-    """Sync a file, or the names in a directory."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def _try_to_sync(path: Path) -> OSError | None:
     try:
-        sync_file(path)
+        sync_path(path)
     except OSError as error:
         return error
     return None

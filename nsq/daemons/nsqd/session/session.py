@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import ssl
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -108,7 +108,7 @@ class Session:
         self.request = IdentifyRequest(client_id=self._remote_ip, hostname=self._remote_ip)
         self.agreement = Agreement.initial(environment.options)
         self.tls: Tls | None = None
-        self.pub_counts: dict[str, int] = {}
+        self.pub_counts: defaultdict[str, int] = defaultdict(int)
         self._link = link
         self._stream = Stream(link, environment.limits)
         self._subscription = Subscription(environment.broker, environment.options)
@@ -305,7 +305,7 @@ class Session:
 
     def deliver(self, messages: list[Message]) -> None:
         try:
-            self._stream.write_all(encode_messages(messages))
+            self._stream.write(b"".join(encode_messages(messages)))
         except LayerError as error:
             self._on_layer_error(error)
 
@@ -530,7 +530,7 @@ class Session:
             return
         except StorageFailed as error:
             raise Refused(f"E_{verb}_FAILED", f"{verb} failed {error}") from None
-        self.pub_counts[topic] = self.pub_counts.get(topic, 0) + len(part)
+        self.pub_counts[topic] += len(part)
         last = end >= len(bodies)
         if last or verb != "MPUB":
             if self._durable:

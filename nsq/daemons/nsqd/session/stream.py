@@ -230,15 +230,6 @@ class Stream:
         if self._out_size >= _WRITE_AT:
             self.flush()
 
-    def write_all(self, frames: list[bytes]) -> None:
-        if self._held:
-            self._held[-1].frames += frames
-            return
-        self._out += frames
-        self._out_size += sum(map(len, frames))
-        if self._out_size >= _WRITE_AT:
-            self.flush()
-
     def write_at_once(self, frame: bytes) -> None:
         """Send a frame that is not a reply (a heartbeat), before any held frames. Raises LayerError."""
         self._out.append(frame)

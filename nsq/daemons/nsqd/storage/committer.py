@@ -68,7 +68,7 @@ class Committer:
         self._failed = failed
         self._worked = worked
         self._begin_new_files = begin_new_files
-        self._retry_after = retry_after
+        self.retry_after = retry_after
         #: Why the last round failed.
         self.error: Exception | None = None
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="nsqd-sync")
@@ -131,7 +131,7 @@ class Committer:
                 self._begin_new_files()
                 self._failed(error)
                 self._wanted.set()
-                await asyncio.sleep(self._retry_after)
+                await asyncio.sleep(self.retry_after)
                 continue
             self.error = None
             self._worked()

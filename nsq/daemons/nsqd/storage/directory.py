@@ -1,36 +1,20 @@
-"""nsqd's data directory as a whole: its lock, the list of topics and channels, and the last ids."""
+"""nsqd's data directory as a whole: its lock, and what must not be in it."""
 
 from __future__ import annotations
 
 import errno
 import fcntl
 import os
-import re
-from collections.abc import Iterable
 from pathlib import Path
 
-from nsq.daemons.nsqd.disk.layout import (
-    TEMPORARY,
-    Log,
-    TopicEntry,
-    decode_roster,
-    encode_roster,
-    files_by_queue,
-)
-from nsq.daemons.nsqd.disk.syncing import (
-    Replacement,
-    SyncJob,
-    open_regular,
-    read_regular,
-    replace_link,
-)
-from nsq.daemons.nsqd.storage.deferred_file import deferred_files
+from nsq.daemons.nsqd.disk.layout import TEMPORARY, Log, files_by_queue
+from nsq.daemons.nsqd.disk.syncing import open_regular, replace_link
+from nsq.daemons.nsqd.storage.deferred_file import file_numbers
 from nsq.errors import ConfigError
 
-_ROSTER = "nsqd.dat"
-LAST_TICK = "nsqd.ids.dat"
-_TICK = re.compile(rb"([0-9]{1,13})\n").fullmatch
-_OLD_ROSTER = re.compile(r"nsqd\.[0-9]+\.dat").fullmatch  # before version 1.0 the node's id was in the name
+#: The beginning of the names of files that belong to no queue.
+_OURS = "nsqd.dat."
+_PROBE = f"{_OURS}probe{TEMPORARY}"
 #: Bytes of one write when testing whether the disk has room.
 _PROBE_PIECE = 1024 * 1024
 
@@ -69,45 +53,9 @@ class DataDirectory:
             os.close(self._locked)  # closing the descriptor releases the lock
             self._locked = None
 
-    def read_roster(self) -> list[TopicEntry]:
-        """Read the topics and channels of the last run; an empty list in a new directory."""
-        path = self._roster_path()
-        if path is None:
-            return []
-        try:
-            return decode_roster(path.read_bytes())
-        except (OSError, ValueError) as error:
-            raise ConfigError(
-                f"{str(path)!r}, the list of topics and channels, cannot be read ({error}): repair it, or "
-                "move it away to start without topics (a topic made again gets its messages back)"
-            ) from error
-
-    def roster_job(self, topics: Iterable[TopicEntry], version: str) -> SyncJob:
-        """Return a job that writes this list. If it fails, the old list stays, also after a power cut."""
-        replacement = Replacement(self.path / _ROSTER, encode_roster(topics, version))
-        return SyncJob(self.path, {}, replacement=replacement)
-
-    def read_last_tick(self) -> int:
-        """Return the last tick whose ids an earlier run may have used; -1 if that is unknown."""
-        try:
-            content = read_regular(self.path / LAST_TICK)
-        except FileNotFoundError:
-            return -1
-        except OSError as error:
-            self._log.warning("%s cannot be read (%s): new ids may repeat old ones", LAST_TICK, error)
-            return -1
-        if (match := _TICK(content)) is None:
-            self._log.warning("%s is damaged: new ids may repeat old ones", LAST_TICK)
-            return -1
-        return int(match[1])
-
-    def last_tick_job(self, tick: int) -> SyncJob:
-        """Return a job that writes the last tick whose ids may be used."""
-        return SyncJob(self.path, {}, replacement=Replacement(self.path / LAST_TICK, b"%d\n" % tick))
-
     def probe(self, size: int) -> None:
         """Raise OSError if the disk has no room for ``size`` bytes."""
-        path = self.path / f"{_ROSTER}.probe{TEMPORARY}"
+        path = self.path / _PROBE
         try:
             with open(open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as file:
                 for start in range(0, size, _PROBE_PIECE):
@@ -122,7 +70,7 @@ class DataDirectory:
         deferred messages, likewise.
         """
         names = os.listdir(self.path)
-        return files_by_queue(names), deferred_files(names)
+        return files_by_queue(names), file_numbers(names)
 
     def _open(self) -> int:
         try:
@@ -132,7 +80,7 @@ class DataDirectory:
 
     def _check_writable(self) -> None:
         """Refuse a directory without write permission. A full disk is accepted: it may get room later."""
-        probe = self.path / f"{_ROSTER}.probe{TEMPORARY}"
+        probe = self.path / _PROBE
         try:
             probe.unlink(missing_ok=True)
             os.close(open_regular(probe, os.O_WRONLY | os.O_CREAT))
@@ -149,7 +97,7 @@ class DataDirectory:
         with os.scandir(self.path) as entries:
             found = list(entries)
         for entry in found:
-            ours = entry.name.startswith(f"{_ROSTER}.") or entry.name.endswith((".dat", TEMPORARY))
+            ours = entry.name.startswith(_OURS) or entry.name.endswith((".dat", TEMPORARY))
             if ours and entry.is_symlink() and not os.path.exists(entry):
                 raise ConfigError(f"{entry.path!r} is a link to nothing: remove it")
             if ours and not entry.is_file():
@@ -162,17 +110,8 @@ class DataDirectory:
         with os.scandir(self.path) as entries:
             links = [entry.name for entry in entries if entry.is_symlink()]
         for name in links:
-            if name.endswith((".diskqueue.meta.dat", ".dues.dat")) or deferred_files([name]):
+            if name.endswith((".diskqueue.meta.dat", ".dues.dat")) or file_numbers([name]):
                 replace_link(self.path / name)
-
-    def _roster_path(self) -> Path | None:
-        path = self.path / _ROSTER
-        if path.exists():
-            return path
-        old = sorted(each for each in self.path.glob("nsqd.*.dat") if _OLD_ROSTER(each.name))
-        if len(old) > 1:
-            self._log.warning("%d files like %s, reading the first", len(old), old[0])
-        return old[0] if old else None
 
     def _remove_temporary_files(self) -> None:
         for path in self.path.glob(f"nsqd.*{TEMPORARY}"):

@@ -106,15 +106,10 @@ class DurableBacklog:
             self._enter(zip(positions, messages, strict=True))
 
     def hold_in_memory(self, messages: list[Message], finished: Callable[[list[Message]], None]) -> bool:
-        if not self._hold(messages, finished):
-            return False
-        self._ready.extend(message for message in messages if not message.due)
-        return True
-
-    def _hold(self, messages: list[Message], finished: Callable[[list[Message]], None]) -> bool:
         if weight([message for message, _ in self._memory_only.values()]) >= _MOST_MEMORY_ONLY:
             return False
         self._memory_only.update((message.id, (message, finished)) for message in messages)
+        self._ready.extend(message for message in messages if not message.due)
         return True
 
     def put_back(self, messages: list[Message]) -> None:
@@ -123,17 +118,23 @@ class DurableBacklog:
     def put_due(self, messages: list[Message], finished: Callable[[list[Message]], None]) -> bool:
         stored = [message for message in messages if self._has(message)]
         new = [message for message in messages if not self._has(message)]
+        refused = False
         try:
             if new:
                 self.put(new)
         except StorageFailed:
-            # Consumers must get them all the same: on a full disk only they can make room.
-            if not self._hold(new, finished):
+            # Consumers must get them all the same: on a full disk only they can make room. Those that are
+            # still deferred do not count: they may wait for this call.
+            waiting = [message for message, _ in self._memory_only.values() if not message.due]
+            if weight(waiting) >= _MOST_MEMORY_ONLY:
                 raise
-            self.put_back(messages)
-            return False
-        self.put_back(stored)
-        return True
+            self._memory_only.update((message.id, (message, finished)) for message in new)
+            refused = True
+        for message in messages:
+            if message.id in self._memory_only:
+                message.due = 0.0
+        self.put_back(messages if refused else stored)
+        return not refused
 
     def _has(self, message: Message) -> bool:
         """Whether the unfinished message is here: the disk refused it when it was deferred."""

@@ -9,7 +9,7 @@ import ssl
 from collections.abc import Mapping
 from typing import Any
 
-from nsq.daemons.nsqadmin.api import Api
+from nsq.daemons.nsqadmin.api import NsqadminApi
 from nsq.daemons.nsqadmin.cluster import Cluster
 from nsq.daemons.nsqadmin.notifications import Notifications
 from nsq.daemons.nsqadmin.options import NsqadminOptions
@@ -109,7 +109,7 @@ class Upstreams:
         cluster = Cluster(self.options, send=self.send)
         log = DaemonLog(stream=self.log)
         notifications = Notifications(self.options.notification_http_endpoint, cluster, log)
-        api = Api(self.options, cluster, notifications, log)
+        api = NsqadminApi(self.options, cluster, notifications, log)
         router = Router(api.routes())
         raw = b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
         request = Request(method, target, body=raw, headers=headers)

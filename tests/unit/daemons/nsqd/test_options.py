@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import dataclasses
 import socket
 from pathlib import Path
 from typing import Any
@@ -76,22 +75,6 @@ def test_the_node_id_is_gos(monkeypatch: pytest.MonkeyPatch) -> None:
     assert options("--node-id=7").node_id == 7
 
 
-def test_flags_set_options() -> None:
-    given = options(
-        "-lookupd-tcp-address=a:1",
-        "--lookupd-tcp-address",
-        "b:2",
-        "-auth-http-address=c:3",
-        "-msg-timeout=1m30s",
-        "-max-rdy-count",
-        "9",
-        "-snappy=false",
-    )
-    assert given.lookupd_tcp_addresses == ("a:1", "b:2")
-    assert given.auth_http_addresses == ("c:3",)
-    assert (given.msg_timeout, given.max_rdy_count, given.snappy) == (90.0, 9, False)
-
-
 def test_a_config_file_has_gos_keys(tmp_path: Path) -> None:
     file = tmp_path / "nsqd.cfg"
     file.write_text(
@@ -129,14 +112,6 @@ def test_tls_options_decide_which_clients_must_use_tls(given: dict[str, Any], tc
     assert (made.requires_tls, made.requires_https) == (tcp, http)
 
 
-@pytest.mark.parametrize(
-    ("text", "meaning"),
-    [("true", "true"), ("1", "true"), ("false", "false"), ("", "false"), ("tcp-https", "tcp-https")],
-)
-def test_tls_required_has_three_values(text: str, meaning: str) -> None:
-    assert parse_tls_required(text) == meaning
-
-
 @pytest.mark.parametrize("given", ["--log-level=loud", "--tls-min-version=ssl3.0", "--tls-required=maybe"])
 def test_words_that_a_flag_does_not_know_cannot_be_read(given: str) -> None:
     with pytest.raises(FlagExit) as caught:
@@ -150,12 +125,6 @@ def test_words_are_read_whatever_their_capitals() -> None:
     assert (given.log_level, given.tls_min_version) == ("WARN", "tls1.2")
     assert parse_tls_required("TCP-HTTPS") == "tcp-https"
     assert options("--tls-min-version=").tls_min_version == "tls1.0"
-
-
-def test_tls_required_alone_is_yes_and_nonsense_is_refused() -> None:
-    assert options("--tls-required", "--tls-cert=c", "--tls-key=k").tls_required == "true"
-    with pytest.raises(FlagExit):
-        options("--tls-required=maybe")
 
 
 @pytest.mark.parametrize(
@@ -215,11 +184,6 @@ def test_an_empty_address_means_none_or_the_default() -> None:
     assert given.broadcast_address == socket.gethostname()
     lookupd = ("--lookupd-tcp-address=/run/lookupd.sock", "--broadcast-http-port=4151")
     assert options("--http-address=", *lookupd).lookupd_tcp_addresses == ("/run/lookupd.sock",)
-
-
-def test_options_are_frozen() -> None:
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        NsqdOptions().max_rdy_count = 5  # type: ignore[misc]
 
 
 def test_percentiles_are_listed_or_repeated_and_shown_largest_first() -> None:

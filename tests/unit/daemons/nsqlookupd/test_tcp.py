@@ -10,7 +10,7 @@ from nsq.daemons.nsqlookupd.registry import Registry
 from nsq.daemons.nsqlookupd.tcp import LookupSession
 from nsq.daemons.serve.logs import DaemonLog
 from nsq.wire import lookup
-from nsq.wire.lookup import PeerInfo, ReplyParser
+from nsq.wire.lookup import LookupReplyParser, PeerInfo
 
 OWN = PeerInfo(broadcast_address="127.0.0.1", hostname="vm", http_port=14161, tcp_port=14160, version="1.3.0")
 OWN_REPLY = (
@@ -41,7 +41,7 @@ class Conversation:
         return self._log.getvalue().splitlines()
 
     def say(self, data: bytes, now: float = 0.0) -> list[bytes]:
-        return ReplyParser().feed(self.session.feed(data, now))
+        return LookupReplyParser().feed(self.session.feed(data, now))
 
     def refused(self, data: bytes) -> bytes:
         (answer,) = self.say(data)

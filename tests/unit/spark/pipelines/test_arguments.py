@@ -57,10 +57,10 @@ def test_a_replay_repeats_a_publish_instead_of_ending() -> None:
 def test_the_addresses_of_a_replay_may_come_from_a_generator(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def producer(*given: object) -> None:
-        raise LookupError(given[:2])
+    def producer(*given: object, **more: object) -> None:
+        raise LookupError(*given)
 
-    monkeypatch.setattr("nsq.spark.pipelines.replay._producer", producer)
+    monkeypatch.setattr("nsq.spark.pipelines.replay.Producer", producer)
     with pytest.raises(LookupError) as raised:
         replay(tmp_path, "again", nsqd=(address for address in (NSQD, "b:4150")))
-    assert raised.value.args == (((NSQD, "b:4150"), ()),)
+    assert raised.value.args == (NSQD, "b:4150")

@@ -79,5 +79,5 @@ def test_a_chart_without_matplotlib_says_how_to_install_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(ConfigError, match=r"pip install -e '.\[chart\]'"):
+    with pytest.raises(ConfigError, match=r"pip install 'nsq\[chart\]'"):
         metrics_chart([window(0)], tmp_path / "chart.png")

@@ -64,12 +64,31 @@ def test_a_cluster_that_grows_is_only_warned_of(caplog: pytest.LogCaptureFixture
     assert "unless spark.dynamicAllocation adds executors" in caplog.text
 
 
-def test_a_cluster_gets_time_to_register_its_executors(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job.time, "sleep", lambda _: None)
-    refuse(Spark(2, 2, 8, spark_master="spark://host:7077"), 4)
-    monkeypatch.setattr(job, "REGISTERING", 0.0)
-    with pytest.raises(UsageError, match="4 receivers would hold"):
-        refuse(Spark(2, spark_master="spark://host:7077"), 4)
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Time passes only while somebody sleeps."""
+    now = [0.0]
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    monkeypatch.setattr(job, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
+
+
+@pytest.mark.usefixtures("clock")
+def test_a_cluster_gets_time_to_register_its_executors() -> None:
+    """As long as some come. The time is for the next one."""
+    refuse(Spark(*[0] * 25, *[2] * 25, 8, spark_master="spark://host:7077"), 4)
+    with pytest.raises(UsageError, match="4 receivers would hold 4 of Spark's 2 slots"):
+        refuse(Spark(*[0] * 25, 2, spark_master="spark://host:7077"), 4)
+
+
+@pytest.mark.usefixtures("clock")
+def test_a_cluster_without_executors_is_only_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    """Spark waits for them, and so do receivers."""
+    refuse(Spark(0, spark_master="spark://host:7077"), 4)
+    assert "4 receivers would hold 4 of Spark's 0 slots" in caplog.text
+    assert "unless executors register later" in caplog.text
 
 
 class Failing:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -13,7 +12,7 @@ from nsq.spark.receiver.pool import PoolStatus
 from nsq.spark.source import feed, reader, view
 from nsq.spark.source.backlog import Backlog
 from nsq.spark.source.feed import Feed
-from nsq.spark.source.offsets import Limits, Slice
+from nsq.spark.source.offsets import Limits
 from nsq.spark.source.options import SourceOptions
 from nsq.spark.source.reader import Reader
 from nsq.spark.wal.names import Listing, Position, ReceiverState, Segment, SegmentFile
@@ -62,7 +61,10 @@ class FakeLog:
         self.job_errors: Callable[[], list[str]] = list
 
     def files_of_readers(self) -> list[SegmentFile]:
-        return [SegmentFile(one, 10 * one.rows, float(one.number)) for one in self.segments()]
+        return [
+            SegmentFile(one, 10 * one.rows, float(one.number), 1000 * one.number - 999, 1000 * one.number)
+            for one in self.segments()
+        ]
 
     def listing(self, after: Mapping[str, Position], known: Iterable[str] = ()) -> Listing:
         files = self.files_of_readers()
@@ -223,10 +225,9 @@ class Scene:
         self.feed = Feed(
             chosen,
             self.log,  # type: ignore[arg-type]
-            Reader(chosen, self.log, "w", self.claim, lambda segment: 1000 * segment.number),  # type: ignore[arg-type]
+            Reader(chosen, self.log, "w", self.claim),  # type: ignore[arg-type]
             self.receivers,  # type: ignore[arg-type]
             self.backlog,  # type: ignore[arg-type]
-            lambda piece: None,
         )
 
     def start_available_now(self, backlog: Backlog) -> None:
@@ -847,7 +848,7 @@ def test_a_report_counts_waiting_messages(scene: Scene) -> None:
         "walBytes": 63,
         "nsqdDepth": 7,
         "nsqdInFlight": 2,
-        "oldestSeconds": None,
+        "oldestSeconds": 10.0,
         "paused": "the disk is full",
         "error": None,
         "receivers": 1,
@@ -892,19 +893,14 @@ def test_received_never_falls(scene: Scene) -> None:
     assert scene.feed.received() == 112
 
 
-def test_the_age_of_the_oldest_row_is_unknown_only_while_the_store_is_away(scene: Scene) -> None:
-    answers: list[WalError | float] = [WalError("the store is away"), scene.clock.time() - 9.0]
-
-    @functools.lru_cache
-    def published(piece: Slice) -> float:
-        if isinstance(answer := answers.pop(0), WalError):
-            raise answer
-        return answer
-
+def test_the_oldest_message_is_looked_for_in_what_is_not_read_completely(scene: Scene) -> None:
     scene.log.seal("a", 10, 100)
-    scene.latest(limits=Limits(rows=4))
-    scene.feed.oldest = published
-    assert [scene.feed._oldest_age() for _ in range(2)] == [None, 9.0]
+    scene.log.seal("a", 5, 50)
+    found, end = list[int | None](), START
+    for rows in (4, 6, 5):
+        end = scene.latest(end, Limits(rows=rows))
+        found.append(scene.feed._view.oldest(scene.feed._read))
+    assert found == [1, 1001, None]
 
 
 def test_a_report_leaves_out_unknown_figures(scene: Scene) -> None:

@@ -34,11 +34,6 @@ def test_the_schema_raises_the_error_of_a_wrong_option() -> None:
         source(topick="orders").schema()
 
 
-def test_a_batch_read_is_refused_with_the_ways_to_read() -> None:
-    with pytest.raises(ConfigError, match=r"readStream with \.trigger\(availableNow=True\).*nsq_tail"):
-        source().reader(BODY)
-
-
 def test_a_python_without_pyarrow_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UsageError, match=f"pyarrow is missing in {sys.executable}: pip install"):

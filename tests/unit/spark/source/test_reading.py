@@ -6,9 +6,9 @@ import pytest
 
 from nsq.errors import SegmentLost
 from nsq.spark.rows import TYPES, Field
-from nsq.spark.source.offsets import Slice
-from nsq.spark.source.reading import Portion, published, read
-from nsq.spark.wal import open_wal
+from nsq.spark.source.offsets import ALWAYS, Slice
+from nsq.spark.source.reading import Portion, read
+from nsq.spark.wal import manifest, open_wal
 from nsq.spark.wal.log import Wal
 from nsq.spark.wal.names import Segment
 from nsq.spark.wal.records import stored
@@ -69,8 +69,25 @@ def test_a_lost_segment_is_left_out_with_failondataloss_false(
     assert "s/gone/000000001.arrow" in caplog.text
 
 
-def test_the_time_of_a_slices_first_message_can_be_read(wal: Wal) -> None:
-    segment = sealed(wal, 6)
-    assert published(wal, Slice(segment, 4, 6)) == pytest.approx(10**9 + 4e-9)
-    wal.delete([segment])
-    assert published(wal, Slice(segment, 4, 6)) is None
+@pytest.mark.parametrize(
+    ("since", "until", "wanted"), [(-(2**63), 9, [1, 2, 3, 4]), (2, 4, [2, 3]), (2, 2**63 - 1, [2, 3, 4])]
+)
+def test_a_slice_is_cut_by_time(wal: Wal, since: int, until: int, wanted: list[int]) -> None:
+    times = ALWAYS.narrowed(10**18 + since if since > 0 else None, 10**18 + until)
+    portion = Portion(wal.location, (Slice(sealed(wal, 6), 1, 5),), True, times)
+    found = [batch.column("body").to_pylist() for batch in read(portion, BODY)]
+    assert [[int(body) for body in bodies] for bodies in found] == [wanted]
+
+
+def test_a_column_is_read_without_the_others(wal: Wal) -> None:
+    """Damage in a body is seen by those who read bodies."""
+    segment = sealed(wal, 50)
+    path = Path(wal.location) / manifest.segment_name("receiver", 1)
+    data = path.read_bytes()
+    at = data.rindex(b"49")
+    path.write_bytes(data[:at] + b"94" + data[at + 2 :])
+    portion = Portion(wal.location, (Slice(segment, 0, 50),), True)
+    (batch,) = read(portion, [Field("attempts", "int"), Field("timestamp", "timestamp")])
+    assert batch.column("attempts").to_pylist() == [2] * 50
+    with pytest.raises(SegmentLost, match="does not match its checksum"):
+        list(read(portion, BODY))

@@ -1,9 +1,10 @@
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import FrameType
 
 import pytest
@@ -56,6 +57,21 @@ def test_the_previous_handler_is_restored_after_a_close(before: list[str]) -> No
         pass
     terminate()
     assert before == ["theirs"]
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_readers_of_one_process_close_in_any_order(order: Sequence[int], before: list[str]) -> None:
+    readers = [Termination(lambda name=name: before.append(name)) for name in "abc"]  # type: ignore[misc]
+    for number in order[:2]:
+        with readers[number].ignored():
+            pass
+    with pytest.raises(SystemExit):
+        terminate()
+    assert before == ["abc"[order[2]], "theirs"]
+    with readers[order[2]].ignored():
+        pass
+    terminate()
+    assert before[2:] == ["theirs"]
 
 
 def test_a_thread_other_than_the_main_one_installs_no_handler(before: list[str]) -> None:

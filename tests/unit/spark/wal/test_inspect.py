@@ -85,11 +85,6 @@ def test_verify_sees_what_readers_lack(used: Wal) -> None:
     ]
 
 
-def test_ls_survives_damage(used: Wal) -> None:
-    path_of(used, 1).write_bytes(b"damaged")
-    assert inspect.ls(used.location).receivers[0].oldest_seconds is None
-
-
 def test_gc_closes_the_dead_and_forgets_those_without_segments(used: Wal, make: Any) -> None:
     log = used.log("killed")
     put_all(log, make, 1)

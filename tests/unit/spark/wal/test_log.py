@@ -267,7 +267,7 @@ def test_a_receiver_deletes_its_segments_behind_all_readers(make: Make, clock: C
         wal.save_reader("default", ReaderState({"one": Position(3)}, True, "", clock.now))
         wal.save_reader("other", ReaderState({"one": Position(2)}, True, "", clock.now))
         held, share = wal.measure(log, 1000)
-        assert held == sum(file.size for file in wal.files())
+        assert held == sum(file.size for file in wal.listing().files)
         assert share == 1000
         eventually(lambda: log.first, lambda first: first == 3, 60.0)
         wal.measure(log, 1000)  # the objects go after the head has said so

@@ -54,8 +54,8 @@ def test_an_identity_is_read_back() -> None:
     [
         b"", b"[]", b"{}", b"\xff\xfe",
         b'{"format": "1", "identity": "x", "topic": "a", "channel": "b"}',
-        b'{"format": 2, "identity": "", "topic": 7, "channel": "b"}',
-        b'{"format": 2, "topic": "a"}',
+        b'{"format": 3, "identity": "", "topic": 7, "channel": "b"}',
+        b'{"format": 3, "topic": "a"}',
     ],
 )  # fmt: skip
 def test_a_file_that_is_no_identity_or_subject_is_refused(text: bytes) -> None:
@@ -70,7 +70,7 @@ def test_a_file_that_is_no_identity_or_subject_is_refused(text: bytes) -> None:
     ("version", "words"),
     [
         (1, "/wal/x belongs to a log of format 1, .* nor the checkpoints .*: read it to its end"),
-        (3, "/wal/x has format 3.* read it with a newer one"),
+        (4, "/wal/x has format 4.* read it with a newer one"),
     ],
 )
 def test_another_format_is_refused(decode: Callable[[bytes, str], object], version: int, words: str) -> None:

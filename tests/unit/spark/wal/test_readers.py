@@ -12,9 +12,9 @@ from nsq.spark.wal.names import Position, Segment, SegmentFile
 from nsq.spark.wal.readers import ReaderState, deletable
 
 FILES = [
-    SegmentFile(Segment("a", 1, 9, 9), 100, 10.0),
-    SegmentFile(Segment("a", 2, 9, 9), 100, 20.0),
-    SegmentFile(Segment("b", 1, 9, 9), 100, 30.0),
+    SegmentFile(Segment("a", 1, 9, 9), 100, 10.0, 0, 0),
+    SegmentFile(Segment("a", 2, 9, 9), 100, 20.0, 0, 0),
+    SegmentFile(Segment("b", 1, 9, 9), 100, 30.0, 0, 0),
 ]
 ALL = {"a": Position(2), "b": Position(1)}
 

@@ -10,8 +10,9 @@ from pyarrow import ipc
 
 from nsq.errors import SegmentLost, WalError
 from nsq.message import Message
+from nsq.partitioned.messages import read_detailed
 from nsq.spark.wal import records
-from tests.fakes.messages import Delegate
+from tests.fakes.messages import Delegate, payload
 
 
 def test_a_message_comes_back_as_a_row(make: Any) -> None:
@@ -23,6 +24,8 @@ def test_a_message_comes_back_as_a_row(make: Any) -> None:
         "timestamp": datetime.datetime(2023, 11, 14, 22, 13, 20, tzinfo=datetime.UTC),
         "timestamp_ns": 1_700_000_000_000_000_000,
         "attempts": 1,
+        "key": None,
+        "headers": None,
         "body": b"0" + b"." * 20,
     }
 
@@ -53,13 +56,75 @@ def test_an_id_that_is_not_text_is_shown_as_latin_1() -> None:
     assert records.rows(batch, ["id"]).column(0).to_pylist() == ["ÿ" * 16]
 
 
-def test_messages_of_several_topics_stand_in_one_batch() -> None:
-    def message(body: bytes) -> Message:
-        return Message(Delegate(), 0.0, 60.0, 7, 1, b"0123456789abcdef", body)
+def message(body: bytes) -> Message:
+    return Message(Delegate(), 0.0, 60.0, 7, 1, b"0123456789abcdef", body)
 
+
+def with_header(header: bytes) -> Message:
+    """A message of an extended topic of a partitioned NSQ."""
+    data = payload(b"body", header=header)
+    return read_detailed(True, False, Delegate(), 0.0, 60.0, 7, 1, b"0123456789abcdef", data)
+
+
+def test_messages_of_several_topics_stand_in_one_batch() -> None:
     batch = records.stored_messages([("clicks", [message(b"1"), message(b"2")]), ("orders", [message(b"3")])])
     found = records.rows(batch, ["topic", "body"]).to_pylist()
     assert [tuple(row.values()) for row in found] == [("clicks", b"1"), ("clicks", b"2"), ("orders", b"3")]
+
+
+HEADERS: list[tuple[bytes, bytes | None, list[tuple[str, str | None]] | None]] = [
+    (b"{}", None, []),
+    (b'{"key":"a17","source":"web"}', b"a17", [("key", "a17"), ("source", "web")]),
+    (b'{"key":17}', b"17", [("key", "17")]),
+    (
+        b'{"##trace_id":"5","of":{"b":[true,1.5]},"none":null}',
+        None,
+        [("of", '{"b": [true, 1.5]}'), ("none", None)],
+    ),
+    ('{"Größe":"€"}'.encode(), None, [("Größe", "€")]),
+    (rb'{"half":"\ud800"}', None, [("half", "?")]),  # Arrow and Spark can hold no half of a pair
+    (b"no JSON", None, None),
+]
+
+
+def test_keys_and_headers_come_back_as_text() -> None:
+    messages = [message(b"plain"), *(with_header(header) for header, _, _ in HEADERS)]
+    batch = records.stored_messages([("orders", messages)])
+    found = records.rows(records.decode(records.encode(batch), len(messages), "f"), ["key", "headers"])
+    wanted = [(None, None), *((key, headers) for _, key, headers in HEADERS)]
+    assert [tuple(row.values()) for row in found.to_pylist()] == wanted
+    assert found.schema == pa.schema([records.ROW.field(name) for name in ("key", "headers")])
+
+
+def test_a_header_that_is_nested_too_deeply_is_null() -> None:
+    deep: list[Any] = []
+    for _ in range(100_000):
+        deep = [deep]
+
+    class Nested(Message):
+        headers = property(lambda self: {"deep": deep, "key": "a"})
+
+    batch = records.stored_messages([("orders", [Nested(Delegate(), 0.0, 60.0, 7, 1, b"i" * 16, b"body")])])
+    found = records.rows(batch, ["key", "headers"]).to_pylist()
+    assert found == [{"key": b"a", "headers": [("deep", None), ("key", "a")]}]
+
+
+def test_another_header_can_be_the_key() -> None:
+    batch = records.stored_messages([("orders", [with_header(b'{"key":"a","id":"b"}')])], key_header="id")
+    assert records.rows(batch, ["key"]).to_pylist() == [{"key": b"b"}]
+
+
+def test_messages_without_headers_make_a_segment_without_those_columns() -> None:
+    """So a log of plain NSQ does not grow, and segments of before are read."""
+    assert records.stored_messages([("orders", [message(b"1")])]).schema == records.STORED
+
+
+def test_a_checksum_sees_headers_and_where_there_are_none() -> None:
+    made = [
+        records.stored_messages([("orders", [with_header(header), with_header(b"{}")])])
+        for header in (b"{}", b"no JSON", b'{"key":""}', b'{"other":""}')
+    ]
+    assert len({tuple(records.checksums(batch)) for batch in made}) == len(made)
 
 
 @pytest.mark.parametrize("columns", [["body"], ["timestamp", "topic"], ["attempts", "id", "nsqd"]])
@@ -74,15 +139,15 @@ def test_rows_without_columns_keep_their_number(make: Any) -> None:
 
 
 def test_a_checksum_is_of_the_values_not_of_the_layout(make: Any) -> None:
-    assert records.checksum(make(10).slice(3, 4)) == records.checksum(make(4, start=3))
-    assert records.checksum(make(0)) == records.checksum(make(3).slice(1, 0))
+    assert records.checksums(make(10).slice(3, 4)) == records.checksums(make(4, start=3))
+    assert records.checksums(make(0)) == records.checksums(make(3).slice(1, 0))
 
 
 def test_a_checksum_sees_where_one_body_ends() -> None:
     def batch(bodies: list[bytes]) -> pa.RecordBatch:
         return records.stored("t", [b"i" * 16] * 2, [0] * 2, [1] * 2, ["h"] * 2, bodies)
 
-    assert records.checksum(batch([b"ab", b"c"])) != records.checksum(batch([b"a", b"bc"]))
+    assert records.checksums(batch([b"ab", b"c"])) != records.checksums(batch([b"a", b"bc"]))
 
 
 # The bytes of a segment
@@ -146,7 +211,7 @@ def test_fewer_or_more_rows_than_promised_are_an_error(make: Any, rows: int, rea
 
 def test_a_wrong_checksum_is_an_error(make: Any) -> None:
     whole = encoded(make(3))
-    data = whole.replace(records.checksum(make(3)), records.checksum(make(2)))
+    data = whole.replace(records.checksums(make(3))[-1], records.checksums(make(2))[-1])
     assert data != whole
     with pytest.raises(SegmentLost, match="f does not match its checksum"):
         records.decode(pa.py_buffer(bytes(data)), 3, "f")
@@ -156,3 +221,11 @@ def test_a_wrong_checksum_is_an_error(make: Any) -> None:
 def test_rubbish_is_an_error(data: bytes) -> None:
     with pytest.raises(SegmentLost, match="f cannot be read: "):
         records.decode(pa.py_buffer(data), 1, "f")
+
+
+def test_columns_are_read_alone_where_some_segments_have_headers_and_others_not(make: Any) -> None:
+    headers = records.stored_messages([("orders", [with_header(b'{"key":"a17"}')])])
+    for batch, key in ((headers, b"a17"), (make(1), None)):
+        read = records.decode(records.encode(batch), 1, "f", records.needed(["key"]))
+        assert records.rows(read, ["key"]).to_pylist() == [{"key": key}]
+        assert len(read.columns) == 1

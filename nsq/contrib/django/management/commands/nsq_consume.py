@@ -20,7 +20,7 @@ from nsq.work.workers import WorkFlags
 _LEVELS = {0: logging.WARNING, 1: logging.INFO}
 
 
-class Program:
+class ProjectConsumers:
     """The chosen consumers of a project. Loading it imports the modules ``nsq_handlers``."""
 
     def __init__(self, names: Iterable[str]) -> None:
@@ -62,7 +62,7 @@ class Command(BaseCommand):
         log_to_stderr(verbosity)
         try:
             flags = WorkFlags(**{each.name: options[each.name] for each in fields(WorkFlags)})
-            program = Program(names)
+            program = ProjectConsumers(names)
             # Made once here: a wrong option is an error of the command, not of every worker.
             program.consumers()
             before_fork(close_before_fork)

@@ -84,15 +84,6 @@ def test_every_channel_gets_a_copy_of_its_own() -> None:
     assert len({each.id for batch in copies for each in batch}) == 2
 
 
-def test_deferred_messages_are_copied_too() -> None:
-    setup = Setup()
-    channels = [setup.topic.channel(name) for name in ("one", "two")]
-    setup.topic.put_deferred([message(b"a", due=105.0)])
-    assert [channel.deferred_count for channel in channels] == [1, 1]
-    setup.clock.advance(5.0)
-    assert [channel.depth for channel in channels] == [1, 1]
-
-
 def test_a_deferred_message_that_waited_beyond_its_time_is_due_at_once() -> None:
     setup = Setup()
     setup.topic.put_deferred([message(b"a", due=105.0)])

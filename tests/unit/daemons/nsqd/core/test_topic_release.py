@@ -132,12 +132,6 @@ def test_many_channels_get_smaller_portions() -> None:
     assert {channel.depth for channel in channels} == {350}
 
 
-def test_messages_that_fit_into_a_portion_are_released_at_once() -> None:
-    setup = Setup(many=999)
-    assert setup.topic.channel("one").depth == 999
-    assert setup.clock.idle
-
-
 def test_messages_published_during_a_release_come_last() -> None:
     setup = Setup()
     channel = setup.topic.channel("one")
@@ -213,17 +207,6 @@ def test_publishers_do_not_wait_for_a_release_that_has_ended(end: str) -> None:
     setup.clock.run_due()
     assert called == [True]
     assert not setup.topic.crowded
-
-
-def test_deferred_messages_keep_their_delay_and_count_like_others() -> None:
-    setup = Setup()
-    setup.put(1, due=setup.clock.now() + 60)
-    channel = setup.topic.channel("one")
-    setup.topic.put_deferred([Message(b"f" * 16, b"-1", 0, setup.clock.now() + 60)])
-    assert channel.deferred_count == 0
-    while setup.topic.depth:
-        setup.clock.step()
-    assert (channel.depth, channel.deferred_count) == (MANY, 2)
 
 
 class TestAChannelThatComesMeanwhile:
@@ -351,20 +334,6 @@ def test_emptying_gives_all_channels_what_some_of_more_than_200_have_already() -
     setup.put(1)
     setup.clock.run_due()
     assert setup.got(channels[0]) == setup.got(channels[-1]) == [*range(100), 150]
-
-
-def test_emptying_drops_messages_that_no_channel_has_got() -> None:
-    setup = Setup(many=0)
-    channel = setup.topic.channel("one")
-    assert isinstance(channel.backlog, Refusing)
-    setup.topic.pause(True)
-    setup.put(5)
-    channel.backlog.room = 0
-    setup.topic.pause(False)
-    channel.backlog.room = 10**9
-    setup.topic.empty()
-    setup.later.pop()()
-    assert (channel.depth, setup.topic.depth) == (0, 0)
 
 
 def test_a_release_waits_for_a_disk_that_refuses() -> None:

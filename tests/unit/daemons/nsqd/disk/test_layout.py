@@ -6,25 +6,20 @@ from hypothesis import strategies as st
 
 from nsq.daemons.nsqd.disk.layout import (
     HEAD_SIZE,
-    ChannelEntry,
     Layout,
     Meta,
     Position,
     Segment,
     Segments,
-    TopicEntry,
     bounds,
     cut,
     decode_record,
-    decode_roster,
-    encode_roster,
     files_by_queue,
     pack_head,
     pack_size,
     parse_meta,
 )
 from nsq.errors import InvalidMessage, UsageError
-from tests.unit.daemons.nsqd.disk.files import GOLDEN
 
 
 def test_files_are_called_as_the_go_nsqd_calls_them() -> None:
@@ -188,59 +183,3 @@ def test_the_size_behind_a_position_counts_every_file() -> None:
     assert segments.size_behind(Position(3, 10, 0)) == 65
     assert segments.size_behind(Position(4, 20, 0)) == 5
     assert segments.size_behind(Position(9, 5, 0)) == 0
-
-
-RECORDED = (GOLDEN / "nsqd.dat").read_bytes()
-
-
-def test_the_recorded_file_is_read_and_written_byte_for_byte() -> None:
-    topics = decode_roster(RECORDED)
-    assert topics == [TopicEntry("dq", False, (ChannelEntry("ch", False),))]
-    assert encode_roster(topics, "1.3.0") == RECORDED
-
-
-def test_ephemeral_names_are_not_in_the_list_of_topics() -> None:
-    topics = [TopicEntry("a#ephemeral"), TopicEntry("b", False, (ChannelEntry("c#ephemeral"),))]
-    assert decode_roster(encode_roster(topics, "1")) == [TopicEntry("b")]
-
-
-def test_empty_lists_of_topics_are_null() -> None:
-    assert encode_roster([], "1.3.0") == b'{"topics":null,"version":"1.3.0"}'
-    assert (
-        encode_roster([TopicEntry("a")], "v")
-        == b'{"topics":[{"name":"a","paused":false,"channels":null}],"version":"v"}'
-    )
-
-
-@pytest.mark.parametrize(
-    "old",
-    [
-        b'{"topics":[{"channels":["c"],"name":"t"}]}',
-        b'{"version":"0.2.30","topics":[{"channels":[{"name":"c"}],"name":"t","paused":null}]}',
-        b'{"topics":[{"name":"t","channels":[{"name":"c"},{"name":"?"},7,{}]},{"name":"a b"},"\xc3\xa4"]}',
-    ],
-)
-def test_older_forms_are_read_and_nonsense_is_left_out(old: bytes) -> None:
-    assert decode_roster(old) == [TopicEntry("t", False, (ChannelEntry("c"),))]
-
-
-@pytest.mark.parametrize(
-    "content", [b"{}", b'{"topics":null,"version":"1"}', b'{"topics":[]}', b'{"topics":5}']
-)
-def test_a_document_without_topics_is_an_empty_list(content: bytes) -> None:
-    assert decode_roster(content) == []
-
-
-@pytest.mark.parametrize(
-    ("content", "error"),
-    [
-        (b"", "Expecting value"),
-        (b'{"topics":[', "Expecting value"),
-        (b'{"\xff', "codec"),
-        (b"[]", "no JSON object"),
-        (b"null", "no JSON object"),
-    ],
-)
-def test_an_invalid_list_of_topics_is_an_error(content: bytes, error: str) -> None:
-    with pytest.raises(ValueError, match=error):
-        decode_roster(content)

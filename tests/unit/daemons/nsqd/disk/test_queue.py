@@ -66,19 +66,6 @@ def test_a_position_of_another_queue_is_refused(tmp_path: Path, place: tuple[int
     queue.close()
 
 
-def test_reading_never_reads_a_byte_twice(tmp_path: Path) -> None:
-    queue = open_queue(tmp_path, max_bytes_per_file=10_000)
-    size = 0
-    with patch("os.pread", side_effect=os.pread) as pread:
-        for _ in range(5):
-            queue.append(TEN)
-            while records(queue, 3):
-                pass
-    size = sum(call.args[1] for call in pread.call_args_list)
-    assert (size, pread.call_count) == (1000, 5)
-    queue.close()
-
-
 def test_a_file_goes_with_the_sync_after_nothing_in_it_is_wanted(tmp_path: Path) -> None:
     queue = open_queue(tmp_path)
     positions = queue.append(TEN)
@@ -225,21 +212,6 @@ def test_records_behind_a_flaw_can_still_be_committed(tmp_path: Path) -> None:
     queue.close()
 
 
-def test_the_depth_stays_right_across_a_flaw_in_an_inherited_file(tmp_path: Path) -> None:
-    queue = open_queue(tmp_path)
-    queue.append(TEN * 2)
-    queue.close()
-    spoil(data(tmp_path, 0), 20, b"\xff")
-    queue = open_queue(tmp_path)
-    queue.append([b"new"])
-    assert queue.depth == 21
-    assert drain(queue, 1) == TEN[:1]
-    assert drain(queue, 1) == TEN[5:6]
-    assert queue.depth == 15
-    assert len(drain(queue)) == 15
-    queue.close()
-
-
 def test_a_file_that_disappears_is_passed_over(tmp_path: Path) -> None:
     log = Lines()
     queue = open_queue(tmp_path, log=log)
@@ -305,13 +277,6 @@ def test_the_last_unread_records_are_described_across_files(tmp_path: Path) -> N
     for n in range(1, 8):
         assert [each.place for each in queue.unread_records(n)] == [each.place for each in positions[-n:]]
     queue.delete()
-
-
-def test_an_empty_batch_writes_nothing(tmp_path: Path) -> None:
-    queue = open_queue(tmp_path)
-    assert queue.append([]) == []
-    assert names(tmp_path) == []
-    queue.close()
 
 
 @pytest.mark.parametrize("size", [0, 61])

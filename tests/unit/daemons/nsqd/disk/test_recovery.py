@@ -188,19 +188,6 @@ def test_a_torn_last_record_is_dropped_and_said(tmp_path: Path, missing: int) ->
     assert any(said in line for line in complaints)
 
 
-@pytest.mark.parametrize("good", [0, 20, 80, 81, 83, 100])
-@pytest.mark.parametrize("zeros", [1, 50, 5000])
-def test_the_zeros_of_a_power_cut_are_dropped_and_said(tmp_path: Path, good: int, zeros: int) -> None:
-    leave(tmp_path, synced=False)
-    path = data(tmp_path, 1)
-    path.write_bytes(path.read_bytes()[:good].ljust(100 + zeros, b"\0"))
-    found, complaints = started(tmp_path)
-    assert found == TEN[: 5 + good // 20]
-    said = f"skipping {100 + zeros - good // 20 * 20} bytes"
-    assert any(said in line for line in complaints)
-    assert not any(name.endswith(".bad") for name in names(tmp_path))
-
-
 @pytest.mark.parametrize("max_bytes_per_file", [100, 1000])
 def test_a_depth_that_was_wrong_is_right_at_the_end(tmp_path: Path, max_bytes_per_file: int) -> None:
     """A Go nsqd that was killed and salvaged records does not count them."""
@@ -242,15 +229,6 @@ def test_a_restart_does_not_change_what_it_finds(tmp_path: Path) -> None:
         queue = open_queue(tmp_path)
         assert (queue.depth, records(queue)) == (7, [*TEN[:2], *TEN[5:]])
         queue.close()
-
-
-def test_other_queues_in_the_directory_do_not_matter(tmp_path: Path) -> None:
-    leave(tmp_path)
-    for name in ("q:c", "qq"):
-        other = open_queue(tmp_path, name)
-        other.append([b"other"] * 30)
-        other.close()
-    assert started(tmp_path) == (TEN, [])
 
 
 def test_damage_that_shows_late_swallows_nothing_that_is_written_after_the_start(tmp_path: Path) -> None:

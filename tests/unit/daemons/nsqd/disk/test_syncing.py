@@ -12,7 +12,7 @@ from unittest.mock import patch
 import pytest
 
 from nsq.daemons.nsqd.disk import syncing
-from nsq.daemons.nsqd.disk.queue import DiskQueue, QueueSync
+from nsq.daemons.nsqd.disk.queue import DiskQueue
 from nsq.daemons.nsqd.disk.syncing import (
     OpenFiles,
     Replacement,
@@ -49,46 +49,6 @@ def test_data_is_synced_before_the_meta_file_gets_its_name(tmp_path: Path) -> No
     queue.close()
 
 
-def test_nothing_new_needs_no_sync(tmp_path: Path) -> None:
-    queue = open_queue(tmp_path)
-    queue.append(FIVE)
-    queue.sync()
-    assert queue.sync_job() is None
-    queue.commit(queue.read(1)[-1][0])
-    assert queue.sync_job() is not None
-    queue.close()
-
-
-def test_a_file_about_to_be_removed_is_not_synced(tmp_path: Path) -> None:
-    queue = open_queue(tmp_path)
-    queue.append([*FIVE, b"next"])
-    drain(queue, 5)
-    job = queue.sync_job()
-    assert job is not None
-    assert job.sizes.keys() == {1}
-    queue.close()
-
-
-def test_the_queue_can_be_used_while_a_job_runs_elsewhere(tmp_path: Path) -> None:
-    queue = open_queue(tmp_path)
-    queue.append(FIVE[:2])
-    job = queue.sync_job()
-    assert job is not None
-    assert job.written.place == (0, 40)
-    queue.append(FIVE * 3)
-    drain(queue, 7)
-    worker = threading.Thread(target=job)
-    worker.start()
-    worker.join()
-    assert meta_positions(tmp_path) == "15\n0,0\n3,0\n"  # names the file that began meanwhile
-    queue.synced(job)
-    assert data(tmp_path, 0).exists()  # the meta file still speaks of it
-    queue.sync()
-    assert not data(tmp_path, 0).exists()
-    assert meta_positions(tmp_path) == "10\n1,40\n3,40\n"
-    queue.close()
-
-
 def test_a_deleted_queue_does_not_come_back_by_its_old_job(tmp_path: Path) -> None:
     queue = open_queue(tmp_path)
     queue.append(FIVE * 2)
@@ -104,23 +64,6 @@ def test_a_deleted_queue_does_not_come_back_by_its_old_job(tmp_path: Path) -> No
     assert meta_positions(tmp_path) == "0\n0,0\n0,0\n"
     assert records(following) == FIVE
     following.close()
-
-
-def test_a_file_is_written_again_after_its_fsync_has_failed(tmp_path: Path) -> None:
-    queue = open_queue(tmp_path)
-    queue.append(FIVE)
-    with patch("os.fsync", side_effect=OSError(errno.EIO, "broken")), pytest.raises(OSError, match="broken"):
-        queue.sync()
-    with patch("os.pwrite", wraps=os.pwrite) as write:
-        queue.sync()
-        queue.append([b"next"])
-        queue.sync()
-    writes = [(bytes(content), offset) for _, content, offset in (call.args for call in write.call_args_list)]
-    assert [each for each in writes if b"fsynced" not in each[0]] == [
-        (b"".join(b"\0\0\0\x10" + record for record in FIVE), 0),
-        (b"\0\0\0\x04next", 0),
-    ]
-    queue.close()
 
 
 def test_a_failed_file_is_written_again_without_disturbing_appends_meanwhile(tmp_path: Path) -> None:
@@ -259,7 +202,7 @@ def test_many_jobs_are_done_as_one(tmp_path: Path, count: int) -> None:
     renamed: list[Path] = []
     synced: list[Path] = []
     with (
-        patch.object(syncing, "sync_file", lambda path: synced.append(path) or assert_early(path, renamed)),
+        patch.object(syncing, "sync_path", lambda path: synced.append(path) or assert_early(path, renamed)),
         patch.object(Replacement, "rename", lambda replacement: renamed.append(replacement.target)),
     ):
         run_together(jobs)
@@ -501,24 +444,6 @@ def test_a_file_whose_sync_failed_before_the_close_is_written_again(
         round_(queues.all[0])
         round_(queues.all[9])  # was not closed
     assert written == ["q0.diskqueue.000000.dat"]
-
-
-@pytest.mark.parametrize("full", [False, True])
-@pytest.mark.parametrize("done", [DiskQueue.flushed, DiskQueue.synced])
-def test_what_is_written_during_a_sync_is_synced_by_the_next_one(
-    tmp_path: Path, done: Callable[[DiskQueue, QueueSync], None], full: bool
-) -> None:
-    queue = open_queue(tmp_path)
-    queue.append(FIVE[:2])
-    job = queue.flush_job() if done is DiskQueue.flushed else queue.sync_job()
-    assert job is not None
-    job()
-    queue.append([*FIVE[:3], b"in the next file"] if full else FIVE[:1])
-    done(queue, job)
-    following = queue.flush_job()
-    assert following is not None
-    assert following.sizes == ({0: 100, 1: 20} if full else {0: 60})
-    queue.close()
 
 
 def test_a_failed_early_sync_fails_a_round_under_way(queues: Queues) -> None:

@@ -205,18 +205,6 @@ def test_a_new_interval_replaces_the_old_one() -> None:
     assert watch.silences == []
 
 
-def test_a_late_beat_does_not_delay_all_that_follow() -> None:
-    watch = Watch()
-    watch.liveness.start(10.0)
-    late = watch.clock._timers[0][2]
-    watch.clock._now = 13.0  # the loop was busy
-    late.cancel()
-    late.action()
-    watch.liveness.heard_at = watch.clock.now()
-    watch.clock.advance(7.0)
-    assert watch.beats == [13.0, 20.0]
-
-
 def test_an_excused_silence_begins_anew() -> None:
     watch = Watch()
     watch.liveness.start(10.0)

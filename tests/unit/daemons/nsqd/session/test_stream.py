@@ -51,12 +51,12 @@ def test_a_failed_handshake_sends_an_alert() -> None:
 def test_output_is_collected_until_it_is_flushed_or_large() -> None:
     setup = Setup()
     setup.stream.write(b"a")
-    setup.stream.write_all([b"b", b"c"])
+    setup.stream.write(b"bc")
     assert setup.link.written == []
     setup.stream.flush()
     setup.stream.flush()
     assert setup.link.written == [b"abc"]
-    setup.stream.write_all([b"x" * 1000] * 70)
+    setup.stream.write(b"x" * 70_000)
     assert len(setup.link.written) == 2
     setup.stream.write(b"y" * 70_000)
     assert len(setup.link.written) == 3
@@ -71,7 +71,7 @@ def test_held_bytes_are_sent_in_order_when_their_ticket_is_released() -> None:
     setup.stream.hold()
     setup.stream.write(b"b")
     setup.stream.seal(1)
-    setup.stream.write_all([b"c", b"d"])
+    setup.stream.write(b"cd")
     setup.stream.hold()
     setup.stream.hold()
     setup.stream.write(b"e")

@@ -13,7 +13,8 @@ from nsq.daemons.nsqd.disk.queue import DiskQueue
 from nsq.daemons.nsqd.storage.dues import DueTimes
 from nsq.daemons.nsqd.storage.durable import DurableBacklog
 from nsq.daemons.nsqd.storage.memory_first import MemoryFirstBacklog
-from nsq.daemons.nsqd.storage.storage import OnDisk, persist
+from nsq.daemons.nsqd.storage.queues import OnDisk
+from nsq.daemons.nsqd.storage.stopping import persist
 from tests.fakes.clock import FakeClock
 from tests.unit.daemons.nsqd.disk.files import Lines, open_queue
 

@@ -28,7 +28,7 @@ from nsq.daemons.nsqd.core.broker import Broker
 from nsq.daemons.nsqd.core.channel import Channel
 from nsq.daemons.nsqd.disk import syncing
 from nsq.daemons.nsqd.options import NsqdOptions
-from nsq.daemons.nsqd.storage import deferred, deferred_file, durable, storage
+from nsq.daemons.nsqd.storage import deferred, deferred_file, deferred_files, durable, storage
 from nsq.daemons.nsqd.storage.committer import Round
 from nsq.daemons.nsqd.storage.storage import Storage
 from nsq.daemons.serve.logs import DaemonLog
@@ -266,7 +266,7 @@ class Life:
         self.dues.clear()
 
     def sync_all(self) -> None:
-        self.storage._try_again()
+        self.storage.try_again()
         self.sync()
 
     @property
@@ -319,6 +319,7 @@ def small(tmp_path: Path) -> Iterator[None]:
         patch.object(durable, "_MAX_LAG", 4),
         patch.object(deferred, "FILE_RECORDS", 4),
         patch.object(deferred_file, "FILE_RECORDS", 4),
+        patch.object(deferred_files, "FILE_RECORDS", 4),
         patch.object(deferred_file, "_BURST_RECORDS", 2),
         patch.object(storage, "_LEAST_IN_MEMORY", 4),
         patch.object(syncing, "_AT_ONCE", 1),

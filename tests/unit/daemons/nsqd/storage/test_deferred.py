@@ -19,9 +19,9 @@ from nsq.daemons.nsqd.core.backlog import Message, StorageFailed
 from nsq.daemons.nsqd.disk.layout import HEAD_SIZE, cut, wholeness
 from nsq.daemons.nsqd.disk.queue import DiskQueue
 from nsq.daemons.nsqd.disk.syncing import run_together
-from nsq.daemons.nsqd.storage import deferred
+from nsq.daemons.nsqd.storage import deferred, deferred_files
 from nsq.daemons.nsqd.storage.deferred import DeferredOnDisk
-from nsq.daemons.nsqd.storage.deferred_file import deferred_files
+from nsq.daemons.nsqd.storage.deferred_file import file_numbers
 from nsq.daemons.nsqd.storage.memory_first import decode, encode
 from tests.fakes.clock import FakeClock
 from tests.integration import go_reader
@@ -39,7 +39,7 @@ def closed() -> Iterator[None]:
     yield
     while NODES:
         node = NODES.pop()
-        for file in [*node.deferred._dirty, *node.deferred._in_memory]:
+        for file in [*node.deferred.files._dirty, *node.deferred.files._in_memory]:
             file.close()
         node.disk.release()
 
@@ -76,7 +76,7 @@ class Node:
             directory,
             self.disk,
             self.clock,
-            numbers=deferred_files(names(directory)).get("t:c", ()),
+            numbers=file_numbers(names(directory)).get("t:c", ()),
             durable=durable,
             memory_limit=limit,
             log=self.log,
@@ -124,17 +124,17 @@ class Node:
         return [at + self.wall - float(each.body) for at, each in self.released]
 
     def sync(self) -> None:
-        if (job := self.deferred.sync_job()) is not None:
+        if (job := self.deferred.files.sync_job()) is not None:
             job()
             self.deferred.synced(job)
         self.disk.sync()
 
     def stop(self) -> None:
         run_together(self.deferred.persist())
-        self.deferred.join(synced=True)
+        self.deferred.files.join(synced=True)
         queue = self.disk.sync_job(last=True)
         run_together([queue] if queue is not None else [])
-        self.deferred.remove_rewritten()
+        self.deferred.files.remove_rewritten()
         self.disk.release()
 
     def copy(self, target: Path) -> Path:
@@ -232,7 +232,7 @@ def test_files_of_messages_that_are_all_due_join_the_queue(tmp_path: Path, durab
 def test_after_the_clock_was_set_back_new_messages_do_not_wait_for_a_burst(tmp_path: Path) -> None:
     node = Node(tmp_path)
     node.add(*[50.0] * 500)
-    (file,) = {file for _, _, file in node.deferred._unread}
+    (file,) = node.deferred.files.unread
     begins = file.first / 1e9 - 1.7e9
     while file.opens > node.clock.time_ns():
         node.run(1.0)
@@ -302,28 +302,6 @@ def test_a_power_cut_that_undoes_the_renaming_at_a_second_stop_costs_no_due_time
     again.run(300.0)
     assert len(again.released) == 3
     assert min(again.lateness()) > -0.001
-
-
-def test_a_stop_syncs_records_and_indexes_before_it_renames_them(tmp_path: Path) -> None:
-    node = Node(tmp_path, durable=True)
-    node.add(*delays(30))  # some in memory, some only on disk
-    (job,) = node.deferred.persist()
-    node.deferred.join(synced=True)
-    written = {path.name for path in job.files}
-    gone = {path.name for path in job.files if not path.exists()}
-    assert gone
-    assert {name.replace(".dat", ".dues.dat") for name in gone} < written
-
-
-def test_a_kill_in_a_stop_after_another_kill_repeats_nothing(tmp_path: Path) -> None:
-    (tmp_path / "a").mkdir()
-    node = Node(tmp_path / "a", durable=True)
-    node.add(*delays(30))
-    node = restarted(node)
-    again = later(node, node.copy(tmp_path / "b"))
-    again.deferred.persist()
-    last = later(again, again.copy(tmp_path / "c"))
-    assert (len(last.deferred), len(last.run(2 * DAY))) == (30, 30)
 
 
 @MODES
@@ -406,24 +384,6 @@ def test_an_index_of_a_channel_that_gos_nsqd_made_anew_is_ignored(tmp_path: Path
     assert not any("dues" in name for name in names(tmp_path))
 
 
-def test_an_index_that_a_kill_has_left_alone_claims_no_new_file_of_the_queue(tmp_path: Path) -> None:
-    (tmp_path / "a").mkdir()
-    node = Node(tmp_path / "a", durable=True)
-    node.add(50.0, 60.0)
-    node.stop()
-    after = later(node, tmp_path / "a")
-    for _ in range(2):  # now the queue writes a file of that name, with the same records
-        after.run(55.0)
-        after.disk.append([encode(after.released[-1][1])])
-        after_kill = after.copy(tmp_path / f"{len(after.released)}")
-        after.sync()
-    (records,) = after_kill.glob("*.deferred.00000?.dat")
-    assert records.stat().st_size == (after_kill / "t:c.diskqueue.000000.dat").stat().st_size
-    records.unlink()
-    last = later(after, after_kill)
-    assert [record[HEAD_SIZE:] for _, record in last.disk.read(10)] == [b"50.000", b"60.000"]
-
-
 @MODES
 def test_a_kill_loses_only_what_was_in_memory(tmp_path: Path, durable: bool) -> None:
     (tmp_path / "a").mkdir()
@@ -438,35 +398,6 @@ def test_a_kill_loses_only_what_was_in_memory(tmp_path: Path, durable: bool) -> 
     assert (len(after.released), min(after.lateness()) > -0.001) == (kept, True)
     after.stop()
     assert go_reader.bodies(tmp_path / "b", "t:c") == []
-
-
-def test_after_a_kill_older_records_in_the_queue_are_known(tmp_path: Path) -> None:
-    (tmp_path / "a").mkdir()
-    node = Node(tmp_path / "a", durable=True)
-    node.add(3600.0)
-    (journal,) = node.deferred._in_memory
-    entry = journal.read(node.disk.sizes)[0][0]
-    node.add(1.0, 1.9)
-    left = encode(node.deferred._heap[0][2])
-    node.run(1.5)
-    node.sync()
-    node.disk.append([b"x" * HEAD_SIZE, entry[1], left, entry[1], b"y" * HEAD_SIZE, b"y" * HEAD_SIZE])
-    after = later(node, node.copy(tmp_path / "b"))
-    places = [each.place for each in node.disk.unread_records(6)]
-    deferred = entry[1][10:HEAD_SIZE]
-    assert after.deferred.obsolete == {places[1]: deferred, places[3]: deferred, places[4]: b"y" * 16}
-
-
-def test_of_two_records_that_a_kill_left_in_files_the_one_due_last_comes(tmp_path: Path) -> None:
-    (tmp_path / "a").mkdir()
-    node = Node(tmp_path / "a", durable=True)
-    node.add(1.0)
-    node.run(1.5)
-    (_, again) = node.released[0]
-    again.due = node.clock.now() + 100.0  # requeued before the first file notes that it has left
-    node.deferred.add([again])
-    after = later(node, node.copy(tmp_path / "b"))
-    assert (len(after.deferred), after.run(99.0), len(after.run(2.0))) == (1, [], 1)
 
 
 def torn(records: bytes) -> bytes:
@@ -492,7 +423,7 @@ def test_a_deferred_record_that_a_power_cut_has_torn_does_not_replace_another(
     if whole == "in the queue":
         node.disk.append([encode(sent)])
     if whole == "in an older file":
-        node.deferred.begin_new_files()
+        node.deferred.files.begin_new()
     if "file" in whole:
         node.deferred.add([sent])
     after_cut = node.copy(tmp_path / "b")
@@ -568,53 +499,6 @@ def test_a_message_that_only_its_topic_has_whole_is_not_taken_for_one_that_has_l
     assert messages_of(after_kill) == ([], [])
 
 
-def test_two_records_of_a_message_in_one_file_spoil_no_other_after_a_stop_and_a_kill(tmp_path: Path) -> None:
-    (tmp_path / "a").mkdir()
-    node = Node(tmp_path / "a", durable=True)
-    first, second = (message(body, node.clock.now() + 50.0) for body in (b"50.0", b"50.1"))
-    node.deferred.add([first, first.copy(), second])  # a topic repeats messages after a kill
-    node = restarted(node)
-    assert (node.run(48.5), len(node.deferred._heap)) == ([], 2)  # the file was read
-    node.sync()
-    after = later(node, node.copy(tmp_path / "b"))
-    assert (after.run(1.0), sorted(after.run(1.0))) == ([], [b"50.0", b"50.1"])
-
-
-def after_power_cut(node: Node, target: Path, synced: Path, index_bytes: int) -> Node:
-    """Keep the files that were ``synced``, and of the new ones the records but not all of the index."""
-    node.copy(target)
-    for index in target.glob("*.dues.dat"):
-        if not (synced / index.name).exists():
-            index.write_bytes(index.read_bytes()[:index_bytes])
-    shutil.copytree(synced, target, dirs_exist_ok=True)
-    return later(node, target)
-
-
-@pytest.mark.parametrize("index_bytes", [0, 72])
-@pytest.mark.parametrize("to", ["another journal", "a narrower bucket"])
-def test_a_message_in_a_new_file_whose_index_a_power_cut_has_cut_keeps_the_due_time_in_its_old_file(
-    tmp_path: Path, to: str, index_bytes: int
-) -> None:
-    (tmp_path / "a").mkdir()
-    node = Node(tmp_path / "a", durable=True)
-    node.add(*[5000.0 + number for number in range(20)])
-    node.sync()
-    if to == "a narrower bucket":
-        node = restarted(node)
-        node.sync()
-    synced = node.copy(tmp_path / "synced")
-    if to == "another journal":
-        node.deferred.begin_new_files()
-        node.deferred._write_again({*node.deferred._in_memory})
-    else:
-        node.run(4999.5)
-    assert len(names(node.directory)) > len(names(synced))
-    after = after_power_cut(node, tmp_path / "after", synced, index_bytes)
-    found = after.run(6000.0)
-    assert (len(set(found)), min(after.lateness()) > -0.001) == (20, True)
-    assert after.log.complaints == []
-
-
 def test_a_message_whose_index_a_power_cut_has_cut_comes_again_from_its_topic(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "synced").mkdir()
@@ -627,19 +511,6 @@ def test_a_message_whose_index_a_power_cut_has_cut_comes_again_from_its_topic(tm
     after = later(node, tmp_path / "after", in_topic=dict.fromkeys([each.id for each in sent], 0))
     assert after.deferred.repeated == {sent[0].id}  # the channel takes the other one from the topic
     assert (after.run(49.0), after.run(2.0)) == ([], [b"50.0"])
-
-
-def test_a_message_that_comes_back_before_the_sync_stays(tmp_path: Path) -> None:
-    (tmp_path / "a").mkdir()
-    node = Node(tmp_path / "a", durable=True)
-    node.add(1.0)
-    node.run(1.5)
-    (_, again), node.released = node.released[0], []
-    again.due = node.clock.now() + 1.0
-    node.deferred.add([again])
-    node.sync()
-    after = later(node, node.copy(tmp_path / "b"))
-    assert len(after.run(5.0)) == 1
 
 
 @MODES
@@ -704,11 +575,11 @@ class TestDueOnAFullDisk:
     def test_a_file_goes_at_once_when_all_its_messages_are_finished(self, tmp_path: Path) -> None:
         node, due = self.node(tmp_path / "a")
         node.deferred.finished(due)
-        assert not node.deferred.make_room()
+        assert not node.deferred.files.make_room()
         node.run(50.0)
-        assert not node.deferred.make_room()
+        assert not node.deferred.files.make_room()
         node.deferred.finished([node.released[-1][1]])
-        assert node.deferred.make_room()
+        assert node.deferred.files.make_room()
         assert names(node.directory) == []
 
     def test_a_file_stays_until_messages_that_have_moved_are_synced(self, tmp_path: Path) -> None:
@@ -716,7 +587,7 @@ class TestDueOnAFullDisk:
         node.deferred.finished(due)
         node.full = False
         node.run(50.0)
-        assert not node.deferred.make_room()
+        assert not node.deferred.files.make_room()
         node.sync()
         assert names(node.directory) == []
 
@@ -742,7 +613,7 @@ class TestDueOnAFullDisk:
         due[0].due = node.clock.now() + 20.0
         node.deferred.add(due[:1])
         node.deferred.finished(due)  # the backlog has forgotten the first
-        assert not node.deferred.make_room()
+        assert not node.deferred.files.make_room()
         if synced:
             node.sync()
         after = later(node, node.copy(tmp_path / "b"))
@@ -789,8 +660,8 @@ def test_a_damaged_file_is_kept_aside_and_what_is_readable_comes(
 def test_emptying_leaves_no_file(tmp_path: Path, durable: bool, few: int) -> None:
     node = Node(tmp_path, durable=durable)
     node.add(*delays(100))
-    job = node.deferred.sync_job()
-    with patch.object(deferred, "_REMOVED_AT_ONCE", few):
+    job = node.deferred.files.sync_job()
+    with patch.object(deferred_files, "_REMOVED_AT_ONCE", few):
         node.deferred.clear()
     removers = [thread for thread in threading.enumerate() if thread.name == "nsqd-remove"]
     assert not removers or not few
@@ -804,38 +675,12 @@ def test_emptying_leaves_no_file(tmp_path: Path, durable: bool, few: int) -> Non
     assert len(node.run(6.0)) == 1
 
 
-def test_emptying_many_files_keeps_the_damaged_one_aside(tmp_path: Path) -> None:
-    node = Node(tmp_path, durable=True)
-    node.add(*delays(100))
-    (file, *_) = node.deferred._in_memory
-    file.damaged = True
-    with patch.object(deferred, "_REMOVED_AT_ONCE", 0):
-        node.deferred.clear()
-    for remover in [thread for thread in threading.enumerate() if thread.name == "nsqd-remove"]:
-        remover.join()
-    assert names(tmp_path) == sorted(f"{path.name}.bad" for path in (file.data, file.index))
-
-
 def test_while_syncs_fail_a_durable_nsqd_refuses_deferred_messages(tmp_path: Path) -> None:
     node = Node(tmp_path, durable=True)
     node.broken = OSError(errno.EIO, "Input/output error")
     with pytest.raises(StorageFailed, match="Input/output"):
         node.add(5.0)
     assert names(tmp_path) == []
-
-
-@pytest.mark.parametrize("end", ["finished", "emptied"])
-def test_a_file_whose_fsync_failed_is_forgotten_when_it_is_removed(tmp_path: Path, end: str) -> None:
-    node = Node(tmp_path, durable=True)
-    node.add(1.0)
-    with patch("os.fsync", side_effect=OSError(errno.EIO, "broken")), pytest.raises(OSError, match="broken"):
-        node.sync()
-    assert len(node.deferred._failed_files) == 2
-    if end == "emptied":
-        node.deferred.clear()
-    else:
-        node.deferred._forget_file(next(iter(node.deferred._in_memory)))
-    assert node.deferred._failed_files == set()
 
 
 def test_a_removed_file_fails_the_sync(tmp_path: Path) -> None:
@@ -877,7 +722,7 @@ def test_peek_shows_a_message_once_that_comes_into_memory_meanwhile(tmp_path: Pa
 def test_a_look_at_a_file_that_is_being_written_is_no_damage(tmp_path: Path) -> None:
     node = Node(tmp_path)
     node.add(*[5000.0] * 20)
-    (file,) = {file for _, _, file in node.deferred._unread}
+    (file,) = node.deferred.files.unread
     index = file.index.read_bytes()
     file.index.write_bytes(index + b"the next message" + index[16:24])  # its record comes in a moment
     asyncio.run(node.deferred.peek(3, 10))

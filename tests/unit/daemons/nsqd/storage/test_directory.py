@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from nsq.daemons.nsqd.disk.layout import ChannelEntry, TopicEntry
 from nsq.daemons.nsqd.disk.syncing import open_regular, read_regular, truncate_regular
 from nsq.daemons.nsqd.storage.directory import DataDirectory
 from nsq.errors import ConfigError
-from tests.unit.daemons.nsqd.disk.files import GOLDEN, Lines, names
+from tests.unit.daemons.nsqd.disk.files import Lines, names
 
 LOCKED_BY_ANOTHER_PROGRAM = """
 import fcntl, os, sys
@@ -55,44 +54,6 @@ def test_locking_removes_temporary_files(tmp_path: Path) -> None:
     directory.lock()
     directory.unlock()
     assert names(tmp_path) == []
-
-
-def test_a_new_directory_has_no_topics(tmp_path: Path) -> None:
-    assert DataDirectory(tmp_path, Lines()).read_roster() == []
-
-
-def test_topics_are_written_and_read(tmp_path: Path) -> None:
-    directory = DataDirectory(tmp_path, Lines())
-    topics = [TopicEntry("t", True, (ChannelEntry("c"),))]
-    directory.roster_job([TopicEntry("old")], "1.3.0")()
-    directory.roster_job(topics, "1.3.0")()
-    assert directory.read_roster() == topics
-    assert names(tmp_path) == ["nsqd.dat"]
-
-
-def test_the_recorded_directory_is_read(tmp_path: Path) -> None:
-    directory = DataDirectory(GOLDEN, Lines())
-    assert directory.read_roster() == [TopicEntry("dq", False, (ChannelEntry("ch"),))]
-    assert sorted(directory.files()[0]) == ["dq", "dq:ch"]
-
-
-def test_a_file_of_before_1_0_is_read(tmp_path: Path) -> None:
-    (tmp_path / "nsqd.516.dat").write_bytes(b'{"topics":[{"name":"t"}]}')
-    directory = DataDirectory(tmp_path, Lines())
-    assert directory.read_roster() == [TopicEntry("t")]
-    directory.roster_job([TopicEntry("new")], "1.3.0")()
-    assert directory.read_roster() == [TopicEntry("new")]
-
-
-def test_a_topic_s_file_is_not_taken_for_a_list_of_before_1_0(tmp_path: Path) -> None:
-    (tmp_path / "nsqd.5.diskqueue.000000.dat").write_bytes(b"records")
-    assert DataDirectory(tmp_path, Lines()).read_roster() == []
-
-
-def test_a_broken_file_is_named_with_what_to_do(tmp_path: Path) -> None:
-    (tmp_path / "nsqd.dat").write_bytes(b"{")
-    with pytest.raises(ConfigError, match=r"nsqd\.dat'.*repair it, or move it away"):
-        DataDirectory(tmp_path, Lines()).read_roster()
 
 
 def make(path: Path, kind: str) -> None:

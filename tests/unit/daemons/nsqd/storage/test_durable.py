@@ -10,14 +10,13 @@ from unittest.mock import patch
 import pytest
 
 from nsq.daemons.nsqd.core.backlog import Message, StorageFailed
-from nsq.daemons.nsqd.disk import syncing
-from nsq.daemons.nsqd.disk.layout import Place, parse_meta
+from nsq.daemons.nsqd.disk.layout import Place
 from nsq.daemons.nsqd.disk.syncing import OpenFiles
 from nsq.daemons.nsqd.storage import dues, durable
 from nsq.daemons.nsqd.storage.dues import DueTimes
 from tests.fakes.clock import FakeClock
 from tests.integration import go_reader
-from tests.unit.daemons.nsqd.disk.files import Lines, meta, room_for
+from tests.unit.daemons.nsqd.disk.files import Lines, room_for
 from tests.unit.daemons.nsqd.storage.backlogs import Durable, bodies, ids, message, messages
 
 RECORD = 4 + 26 + 1  # what a body of one byte takes
@@ -45,12 +44,6 @@ def many(count: int) -> list[Message]:
     return messages(*[b"x"] * count)
 
 
-def read_place(directory: Path) -> tuple[int, int]:
-    found = parse_meta(meta(directory, "t:c").read_text())
-    assert found is not None
-    return found.read_file, found.read_end
-
-
 def small_lag(records: int) -> object:
     return patch.object(durable, "_MAX_LAG", records)
 
@@ -72,23 +65,6 @@ def test_a_message_that_is_put_back_is_not_written_again(backlog: Durable) -> No
     assert backlog.disk.depth == 2
 
 
-def test_the_commit_point_passes_no_unfinished_message(backlog: Durable, tmp_path: Path) -> None:
-    backlog.put(many(9))
-    first, *others = backlog.take(9)
-    backlog.finished(others)
-    backlog.sync()
-    assert read_place(tmp_path) == (0, 0)
-    assert sorted(path.name[-10:] for path in tmp_path.glob("*.0*.dat")) == [
-        "000000.dat",
-        "000001.dat",
-        "000002.dat",
-    ]
-    backlog.finished([first])
-    backlog.sync()
-    assert backlog.disk.depth == 0
-    assert len(list(tmp_path.glob("*.0*.dat"))) == 1
-
-
 def test_attempts_survive_a_clean_stop(backlog: Durable, tmp_path: Path) -> None:
     backlog.put(messages(b"a", b"b"))
     for each in backlog.take(1):
@@ -105,29 +81,6 @@ class TestDeferred:
         (held,) = backlog.take(1)  # the disk refused to defer it, so its record is still here
         backlog.put_due([held, message(b"b")], forgotten)
         assert (bodies(backlog.take(5)), backlog.disk.depth) == ([b"b", b"a"], 2)
-
-    @pytest.mark.parametrize("before", [0, 5])
-    def test_a_kill_keeps_a_deferred_message_and_its_due_time(self, tmp_path: Path, before: int) -> None:
-        (tmp_path / "q").mkdir()
-        backlog = Durable(tmp_path / "q")
-        if before:
-            backlog.put(many(before))
-        backlog.put([message(b"a", due=1060.0)])
-        # The computer was started anew meanwhile: its monotonic clock is another one.
-        reborn = killed(backlog, tmp_path / "after", clock=FakeClock(now=5.0))
-        found = {each.body: each.due for each in reborn.take(10)}
-        assert found[b"a"] == pytest.approx(65.0)
-        assert found.get(b"x", 0.0) == 0.0
-        reborn.delete()
-
-    def test_a_stop_writes_the_delay_of_a_requeued_message(self, backlog: Durable, tmp_path: Path) -> None:
-        backlog.put(messages(b"a"))
-        (taken,) = backlog.take(1)
-        taken.due = 1030.0
-        backlog.close([taken])
-        reborn = Durable(tmp_path)
-        assert reborn.take(1)[0].due == pytest.approx(1030.0)
-        reborn.delete()
 
 
 def test_obsolete_records_are_skipped_and_gos_nsqd_does_not_get_them(tmp_path: Path) -> None:
@@ -188,19 +141,6 @@ class TestStragglers:
 
 
 class TestFaults:
-    def test_messages_refused_by_the_disk_are_not_in_the_queue(
-        self, backlog: Durable, tmp_path: Path
-    ) -> None:
-        with room_for(RECORD), pytest.raises(StorageFailed, match="No space left"):
-            backlog.put(many(3))
-        with room_for(10), pytest.raises(StorageFailed):
-            backlog.put([message(b"a", due=1060.0)])
-        assert (len(backlog), len(backlog.errors), backlog.writes) == (0, 2, 0)
-        backlog.put(messages(b"later"))
-        reborn = killed(backlog, tmp_path / "after")
-        assert bodies(reborn.take(10)) == [b"later"]
-        reborn.delete()
-
     def test_while_syncs_fail_messages_are_refused(self, backlog: Durable) -> None:
         backlog.broken = OSError(errno.EIO, "Input/output error")
         with pytest.raises(StorageFailed, match="Input/output"):
@@ -309,34 +249,21 @@ class TestBorrowed:
         assert bodies(backlog.take(10)) == [b"b", b"d"]
         assert backlog.put_due(messages(b"e"), forgotten)
 
+    def test_held_messages_that_are_still_deferred_keep_no_due_ones_back(self, backlog: Durable) -> None:
+        held, due = message(b"a", due=1060.0), message(b"b", due=1060.0)
+        with room_for(0), patch.object(durable, "_MOST_MEMORY_ONLY", 1):
+            assert backlog.hold_in_memory([held], forgotten)
+            assert not backlog.put_due([held, due], forgotten)
+            assert bodies(backlog.take(10)) == [b"a", b"b"]
+            with pytest.raises(StorageFailed):
+                backlog.put_due(messages(b"c"), forgotten)
+
     def test_a_stop_writes_no_message_held_in_memory_only(self, backlog: Durable, tmp_path: Path) -> None:
         assert backlog.hold_in_memory([message(b"a")], lambda messages: None)
         (taken,) = backlog.take(1)
         taken.due = 150.0  # requeued with a delay
         backlog.close([taken])
         assert Durable(tmp_path).take(10) == []
-
-
-def test_clearing_forgets_everything_for_good(backlog: Durable, tmp_path: Path) -> None:
-    backlog.put(many(5))
-    backlog.take(2)
-    backlog.put([message(b"a", due=1060.0)])
-    backlog.clear()
-    assert (len(backlog), backlog.take(1)) == (0, [])
-    backlog.put(messages(b"later"))
-    reborn = killed(backlog, tmp_path / "after")
-    assert bodies(reborn.take(10)) == [b"later"]
-    reborn.delete()
-
-
-def test_deleting_leaves_no_file(tmp_path: Path) -> None:
-    backlog = Durable(tmp_path)
-    backlog.put(many(9))
-    backlog.put([message(b"a", due=1060.0)])
-    backlog.sync()
-    assert len(list(tmp_path.iterdir())) == 5
-    backlog.delete()
-    assert list(tmp_path.iterdir()) == []
 
 
 FILE = "t:c.dues.dat"
@@ -378,13 +305,6 @@ def test_a_due_time_survives_with_all_its_digits(due_times: DueTimes, tmp_path: 
     assert (tmp_path / FILE).stat().st_size == 2 * ENTRY  # the latest due time is noted too
 
 
-def test_a_due_time_that_has_passed_is_forgotten(due_times: DueTimes, tmp_path: Path) -> None:
-    early, late = *deferred(1, 1005.0), *deferred(1, 1060.0)
-    due_times.add([early, late])
-    later = reopened(tmp_path, 1010.0)
-    assert (later.get(early.id), later.get(late.id) > 0) == (0.0, True)
-
-
 def test_a_damaged_due_time_is_kept_and_reported_once(due_times: DueTimes, tmp_path: Path) -> None:
     one, two = deferred(2)
     due_times.add([one, two])
@@ -415,14 +335,6 @@ def test_a_due_time_in_ten_years_is_kept(due_times: DueTimes, tmp_path: Path) ->
     assert log.complaints == []
 
 
-def test_the_last_entry_of_a_message_counts(due_times: DueTimes, tmp_path: Path) -> None:
-    (one,) = deferred(1)
-    due_times.add([one])
-    one.due = 1090.0
-    due_times.add([one])
-    assert reopened(tmp_path).get(one.id) == pytest.approx(1090.0)
-
-
 @pytest.mark.parametrize("torn", [1, ENTRY - 1])
 def test_a_torn_entry_at_the_end_is_written_over(due_times: DueTimes, tmp_path: Path, torn: int) -> None:
     first, second = deferred(2)
@@ -434,17 +346,6 @@ def test_a_torn_entry_at_the_end_is_written_over(due_times: DueTimes, tmp_path: 
     third = reopened(tmp_path)
     assert third.get(first.id) == third.get(second.id) == pytest.approx(1060.0)
     close(again, {})
-
-
-def test_a_due_time_that_the_disk_refuses_changes_nothing(due_times: DueTimes, tmp_path: Path) -> None:
-    first, second, third = deferred(3)
-    due_times.add([first])
-    with room_for(10), pytest.raises(OSError, match="No space"):
-        due_times.add([second])
-    assert due_times.get(second.id) == 0.0
-    due_times.add([third])
-    again = reopened(tmp_path)
-    assert [again.get(each.id) > 0 for each in (first, second, third)] == [True, False, True]
 
 
 def test_the_file_of_due_times_does_not_grow_with_obsolete_entries(
@@ -497,17 +398,6 @@ class TestSync:
         due_times.add(deferred(1))
         due_times.synced(job)
         assert due_times.sync_job() is not None
-
-    def test_the_name_of_a_new_file_is_synced_too(self, due_times: DueTimes, tmp_path: Path) -> None:
-        synced: list[Path] = []
-        with patch.multiple(syncing, sync_file=synced.append):
-            for _ in range(2):
-                due_times.add(deferred(1))
-                job = due_times.sync_job()
-                assert job is not None
-                job()
-                due_times.synced(job)
-        assert synced == [tmp_path / FILE, tmp_path, tmp_path / FILE]
 
     def test_a_queue_may_be_deleted_during_a_sync(self, due_times: DueTimes) -> None:
         due_times.add(deferred(1))

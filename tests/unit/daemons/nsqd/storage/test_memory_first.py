@@ -65,21 +65,7 @@ def test_attempts_and_due_times_survive_the_disk(tmp_path: Path) -> None:
     backlog.delete()
 
 
-def test_the_number_of_written_messages_is_reported(backlog: Spilling) -> None:
-    backlog.put(messages(*letters(5)))
-    backlog.put(messages(b"x"))
-    assert backlog.wrote == [2, 1]
-
-
 class TestStop:
-    def test_finished_messages_do_not_survive_a_stop(self, backlog: Spilling, tmp_path: Path) -> None:
-        backlog.put(messages(*letters(5)))
-        backlog.take(4)
-        backlog.close([])
-        reborn = Spilling(tmp_path)
-        assert bodies(reborn.take(9)) == [b"e"]
-        reborn.delete()
-
     def test_a_full_disk_takes_what_it_can_and_the_rest_is_reported(self, tmp_path: Path) -> None:
         backlog = Spilling(tmp_path, limit=1000)
         backlog.put(messages(*[b"x"] * 250))
@@ -100,11 +86,6 @@ class TestFaults:
             backlog.put(messages(*letters(4)))
         assert (len(backlog), len(backlog.errors)) == (1, 1)
         assert bodies(backlog.take(9)) == [b"a"]
-
-    def test_messages_that_fit_into_memory_need_no_disk(self, backlog: Spilling) -> None:
-        with room_for(0):
-            backlog.put(messages(*letters(3)))
-        assert backlog.errors == []
 
     def test_messages_that_are_put_back_wait_in_memory_until_the_disk_works(self, backlog: Spilling) -> None:
         backlog.put(messages(*letters(3)))
@@ -139,20 +120,3 @@ class TestFaults:
         reborn = Spilling(tmp_path)
         assert sorted(bodies(reborn.take(9))) == letters(4)
         reborn.delete()
-
-
-def test_clearing_forgets_all_messages(backlog: Spilling) -> None:
-    backlog.put(messages(*letters(5)))
-    taken = backlog.take(1)
-    with room_for(0):
-        backlog.put_back(taken)
-    backlog.clear()
-    assert (len(backlog), backlog.backend_depth, backlog.stuck, backlog.take(1)) == (0, 0, 0, [])
-
-
-def test_deleting_leaves_no_file(tmp_path: Path) -> None:
-    backlog = Spilling(tmp_path)
-    backlog.put(messages(*letters(9)))
-    backlog.disk.sync()
-    backlog.delete()
-    assert list(tmp_path.iterdir()) == []

@@ -89,13 +89,6 @@ def test_a_peek_returns_no_more_bytes_than_asked_for(make: Make, kind: str, max_
     assert all(body.startswith(each.body) for body, each in zip(whole, found, strict=True))
 
 
-def test_a_peek_shows_messages_that_the_disk_refused_last(make: Make) -> None:
-    backlog = make("spilling", limit=1)
-    backlog.put(messages(b"1", b"2"))
-    backlog._stuck.extend(messages(b"3", b"4"))
-    assert shown(look(backlog, 3)) == [b"1", b"2", b"3"]
-
-
 def test_a_peek_shows_the_readable_part_of_damaged_files(make: Make, tmp_path: Path) -> None:
     backlog = make("spilling", limit=0)
     for number in range(12):

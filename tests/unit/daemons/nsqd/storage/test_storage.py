@@ -20,12 +20,14 @@ from nsq.daemons.nsqd.core.backlog import Message, StorageFailed
 from nsq.daemons.nsqd.core.broker import Broker
 from nsq.daemons.nsqd.core.clock import LoopClock
 from nsq.daemons.nsqd.disk import syncing
+from nsq.daemons.nsqd.disk.queue import DiskQueue
 from nsq.daemons.nsqd.disk.syncing import Replacement
 from nsq.daemons.nsqd.options import NsqdOptions
-from nsq.daemons.nsqd.storage import storage
+from nsq.daemons.nsqd.storage import rounds, stopping
 from nsq.daemons.nsqd.storage.directory import DataDirectory
+from nsq.daemons.nsqd.storage.health import HEALTHY
 from nsq.daemons.nsqd.storage.memory_first import MemoryFirstBacklog
-from nsq.daemons.nsqd.storage.storage import HEALTHY, Storage
+from nsq.daemons.nsqd.storage.storage import Storage
 from nsq.daemons.serve.logs import DaemonLog
 from tests.integration import go_reader
 from tests.unit.daemons.nsqd.core.consumer import Consumer
@@ -157,23 +159,6 @@ def test_after_a_start_all_channels_get_the_messages_that_waited_in_their_topic(
     asyncio.run(scenario())
 
 
-def test_what_a_topic_has_written_again_and_a_power_cut_has_torn_is_not_delivered(tmp_path: Path) -> None:
-    (tmp_path / "a").mkdir()
-
-    async def scenario() -> None:
-        async with node(tmp_path / "a", durable=True) as one:
-            one.broker.publish("t", [b"body"])
-            await one.wait_until_synced()
-            after_cut = shutil.copytree(tmp_path / "a", tmp_path / "b")
-        record = (after_cut / "t.diskqueue.000000.dat").read_bytes()
-        (after_cut / "t.diskqueue.000001.dat").write_bytes(record[:-3] + bytes(3))
-        async with node(after_cut, durable=True) as after:
-            assert await after.consume("t", "c", 1) == [b"body"]
-            assert after.broker.topics["t"].depth + after.broker.topics["t"].channels["c"].depth == 0
-
-    asyncio.run(scenario())
-
-
 @MODES
 def test_deleting_leaves_nothing_on_disk(tmp_path: Path, durable: bool) -> None:
     async def scenario() -> None:
@@ -203,7 +188,7 @@ def test_a_topic_that_is_made_anew_is_empty(tmp_path: Path, durable: bool) -> No
             for _ in range(20):
                 one.broker.topic("t").channel("c")
                 one.broker.publish("t", [b"a"])
-                one.storage._sync_all = True
+                one.storage.try_again()
                 lasting = asyncio.create_task(one.wait_until_synced())
                 await asyncio.sleep(0)
                 one.broker.delete_topic("t")  # perhaps under the hands of a round
@@ -222,8 +207,8 @@ def test_a_stop_syncs_many_queues_at_a_time_and_says_how_far_it_is(tmp_path: Pat
         for number in range(30):
             one.broker.publish(f"t{number:02}", [b"x"])
         with (
-            patch.multiple(storage, _QUEUES_AT_THE_END=10, _PROGRESS_SECONDS=0.0),
-            patch.object(storage, "run_together", side_effect=storage.run_together) as together,
+            patch.multiple(stopping, _QUEUES_AT_ONCE=10, _PROGRESS_SECONDS=0.0),
+            patch.object(stopping, "run_together", side_effect=stopping.run_together) as together,
         ):
             assert await one.stop() == []
         assert together.call_count == 4  # three groups of queues, then the lists
@@ -291,23 +276,6 @@ def test_files_may_have_become_links_and_nsqd_writes_through_none(
 
 
 class TestRounds:
-    def test_a_topic_forgets_only_what_its_channels_have_on_disk(self, tmp_path: Path) -> None:
-        async def scenario() -> None:
-            async with node(tmp_path, durable=True) as one:
-                one.broker.publish("t", [b"a", b"b"])
-                await one.wait_until_synced()
-                synced.clear()
-                one.broker.topic("t").channel("c")
-                one.storage._sync_all = True
-                await one.wait_until_synced()
-
-        synced: list[str] = []
-        with watched(synced):
-            asyncio.run(scenario())
-        before_topic = synced[: synced.index("t.diskqueue.meta.dat")]
-        assert "t:c.diskqueue.000000.dat" in before_topic
-        assert "nsqd.dat" in before_topic
-
     def test_publishers_wait_for_their_own_records_alone(self, tmp_path: Path) -> None:
         async def scenario() -> None:
             async with node(tmp_path, durable=True) as one:
@@ -361,9 +329,9 @@ class TestRounds:
 
 def watched(synced: list[str]) -> ExitStack:
     """Notes every file that is synced, and every name a file is given."""
-    sync, rename = syncing.sync_file, Replacement.rename
+    sync, rename = syncing.sync_path, Replacement.rename
 
-    def sync_file(path: Path) -> None:
+    def sync_path(path: Path) -> None:
         sync(path)
         if path.suffix == ".dat":
             synced.append(path.name)
@@ -373,7 +341,7 @@ def watched(synced: list[str]) -> ExitStack:
         synced.append(replacement.target.name)
 
     stack = ExitStack()
-    stack.enter_context(patch.object(syncing, "sync_file", sync_file))
+    stack.enter_context(patch.object(syncing, "sync_path", sync_path))
     stack.enter_context(patch.object(Replacement, "rename", renamed))
     return stack
 
@@ -381,14 +349,14 @@ def watched(synced: list[str]) -> ExitStack:
 @pytest.fixture
 def broken_syncs() -> Iterator[Callable[[], list[str]]]:
     """Lets syncs fail while the list it gives is not empty."""
-    sync, errors = syncing.sync_file, ["broken"]
+    sync, errors = syncing.sync_path, ["broken"]
 
-    def sync_file(path: Path) -> None:
+    def sync_path(path: Path) -> None:
         if errors:
             raise OSError(errno.EIO, "Input/output error")
         sync(path)
 
-    with patch.object(syncing, "sync_file", sync_file):
+    with patch.object(syncing, "sync_path", sync_path):
         yield lambda: errors
 
 
@@ -409,40 +377,17 @@ class TestFaults:
                     assert one.storage.health != HEALTHY
                 await until(lambda: one.storage.health == HEALTHY)
 
-        with patch.object(storage, "_RETRY_SECONDS", 0.001):
+        with patch.object(rounds, "_RETRY_SECONDS", 0.001):
             asyncio.run(scenario())
-
-    def test_while_syncs_fail_publishers_are_refused(
-        self, tmp_path: Path, broken_syncs: Callable[[], list[str]]
-    ) -> None:
-        async def scenario() -> None:
-            errors = broken_syncs()
-            async with node(tmp_path, durable=True) as one:
-                assert one.storage.committer is not None
-                one.storage.committer._retry_after = 0.001
-                one.broker.publish("t", [b"waits for an answer"])
-                waiting = asyncio.create_task(one.wait_until_synced())
-                await until(lambda: one.storage.health != HEALTHY)
-                with pytest.raises(StorageFailed, match="Input/output"):
-                    one.broker.publish("t", [b"refused"])
-                errors.clear()
-                await until(lambda: one.storage.health == HEALTHY)
-                with pytest.raises(StorageFailed, match="syncing to disk failed"):
-                    await waiting
-                one.broker.publish("t", [b"taken"])
-                assert one.broker.topics["t"].depth == 2
-                assert one.storage.health == HEALTHY
-
-        asyncio.run(scenario())
 
     def test_what_was_written_during_a_failed_fsync_is_not_confirmed_by_the_next_one(
         self, tmp_path: Path
     ) -> None:
         """The fsync has dropped the records, and the system then their pages: the file holds zeros."""
         begun, goes_on = threading.Event(), threading.Event()
-        sync = syncing.sync_file
+        sync = syncing.sync_path
 
-        def sync_file(path: Path) -> None:
+        def sync_path(path: Path) -> None:
             if path.name == "t.diskqueue.000000.dat" and not goes_on.is_set():
                 begun.set()
                 assert goes_on.wait(40)
@@ -453,7 +398,7 @@ class TestFaults:
         async def scenario() -> None:
             async with node(tmp_path, durable=True) as one:
                 assert one.storage.committer is not None
-                one.storage.committer._retry_after = 0.001
+                one.storage.committer.retry_after = 0.001
                 one.broker.topic("t")
                 await one.wait_until_synced()
                 one.broker.publish("t", [b"first"])
@@ -470,7 +415,7 @@ class TestFaults:
                 one.broker.publish("t", [b"third"])
                 await one.wait_until_synced()
 
-        with patch.object(syncing, "sync_file", sync_file):
+        with patch.object(syncing, "sync_path", sync_path):
             asyncio.run(scenario())
         assert (tmp_path / "t.diskqueue.000001.dat").read_bytes().endswith(b"third")
 
@@ -481,7 +426,7 @@ class TestFaults:
             errors = broken_syncs()
             async with node(tmp_path) as one:
                 assert one.storage.committer is not None
-                one.storage.committer._retry_after = 0.001
+                one.storage.committer.retry_after = 0.001
                 one.broker.topic("t")
                 await until(lambda: one.storage.health != HEALTHY)
                 errors.clear()
@@ -497,8 +442,9 @@ class TestFaults:
                 channel = one.broker.topic("t").channel("c")
                 one.broker.publish("t", [b"a", b"b"])
                 consumer = Consumer(rdy=9)
-                disk = one.storage._backlogs["t:c"].disk
-                with patch.object(disk, "read", side_effect=OSError(errno.EMFILE, "Too many open files")):
+                with patch.object(
+                    DiskQueue, "read", side_effect=OSError(errno.EMFILE, "Too many open files")
+                ):
                     one.broker.subscribe("t", "c", consumer.subscriber)
                     await until(lambda: one.storage.health != HEALTHY)
                     assert (consumer.bodies, channel.depth) == ([], 2)
@@ -541,7 +487,7 @@ class TestFaults:
             assert await one.stop() == []
 
         slow_stop = patch.object(MemoryFirstBacklog, "persist", slowly)
-        with patch.object(storage, "_RETRY_SECONDS", 0.1), slow_stop:
+        with patch.object(rounds, "_RETRY_SECONDS", 0.1), slow_stop:
             asyncio.run(scenario())
         assert go_reader.bodies(tmp_path, "t:c") == [b"a"]
 
@@ -671,7 +617,7 @@ def test_a_removed_file_of_deferred_messages_is_noticed_and_written_again(tmp_pa
     async def scenario() -> None:
         async with node(data, durable=True) as one:
             assert one.storage.committer is not None
-            one.storage.committer._retry_after = 0.001
+            one.storage.committer.retry_after = 0.001
             channel = one.broker.topic("t").channel("c")
             for delay in (2.0, 3600.0):
                 one.broker.publish_deferred("t", [(delay, b"%d" % delay)])

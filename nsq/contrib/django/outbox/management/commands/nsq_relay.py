@@ -11,7 +11,7 @@ from django.utils import timezone
 
 from nsq.contrib.django.management.commands.nsq_consume import log_to_stderr
 from nsq.contrib.django.outbox.models import OutboxMessage
-from nsq.contrib.django.outbox.relay import Relay
+from nsq.contrib.django.outbox.relay import DjangoRelay
 from nsq.contrib.django.outbox.writing import check_database
 
 
@@ -47,7 +47,7 @@ class Command(BaseCommand):
         if options["purge"] is not None:
             self._purge(using, options["purge"])
             return
-        if not Relay(using, batch).run(poll=poll, once=once):
+        if not DjangoRelay(using, batch).run(poll=poll, once=once):
             raise CommandError("the outbox could not be published; the log says why")
 
     def _purge(self, using: str, days: float) -> None:

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from nsq.http.nsqd import ChannelStats, NsqdStats, TopicStats
-from nsq.spark.batch import COLUMNS, stats_rows
+from nsq.spark.stats import COLUMNS, stats_rows
 
 CHANNEL: ChannelStats = {
     "channel_name": "billing",

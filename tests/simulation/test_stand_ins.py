@@ -1,8 +1,9 @@
-"""The simulated sockets and the kernel's answer the same calls in the same way."""
+"""The simulated sockets and the simulated disk behave as Linux's where the package depends on it."""
 
 from __future__ import annotations
 
 import errno
+import os
 import socket
 import sys
 import time
@@ -11,10 +12,20 @@ from typing import Any
 
 import pytest
 
-from tests.simulation import network, threads
+from tests.simulation import disk, network, threads
 from tests.simulation.scheduler import Process, begin, scheduler
 
 Story = Callable[[Any, Any], list[Callable[[], object]]]
+
+
+def in_virtual_time(work: Callable[[], object]) -> None:
+    begin("stand-ins")
+    network.begin()
+    disk.begin()
+    process = Process("test", 1, network.network.host("host"))
+    scheduler.start(work, "test", process)
+    scheduler.run()
+    assert not process.crashed, process.crashed[0]
 
 
 def send(sock: Any, data: bytes) -> Callable[[], object]:
@@ -75,11 +86,9 @@ def in_the_kernel(story: Story) -> list[object]:
         return answers(story(one, other), time.sleep)
 
 
-def simulated(story: Story) -> list[object]:
-    begin("sockets")
-    network.begin()
-    found: list[object] = []
-
+@pytest.mark.skipif(sys.platform != "linux", reason="the simulated sockets are Linux's")
+@pytest.mark.parametrize("story", STORIES.values(), ids=STORIES.keys())
+def test_simulated_sockets_are_as_the_kernels(story: Story) -> None:
     def tell() -> None:
         listener, one = network.Socket(), network.Socket()
         listener.bind(("", 4150))
@@ -90,16 +99,58 @@ def simulated(story: Story) -> list[object]:
         threads.sleep(0.01)
         other, _ = listener.accept()
         other.setblocking(False)
-        found.extend(answers(story(one, other), threads.sleep))
+        assert answers(story(one, other), threads.sleep) == in_the_kernel(story)
 
-    process = Process("test", 1, network.network.host("test"))
-    scheduler.start(tell, "test", process)
-    scheduler.run()
-    assert not process.crashed
-    return found
+    in_virtual_time(tell)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the simulated sockets are Linux's")
-@pytest.mark.parametrize("story", STORIES.values(), ids=STORIES.keys())
-def test_simulated_sockets_are_as_the_kernels(story: Story) -> None:
-    assert simulated(story) == in_the_kernel(story)
+def create(name: str) -> disk.Open:
+    disk.disks.setdefault("host", disk.Disk("host"))
+    return disk._opened(disk.os_open(f"/disk/host/{name}", os.O_CREAT | os.O_RDWR))
+
+
+def test_an_inode_number_is_used_again_once_nothing_has_the_file() -> None:
+    def use() -> None:
+        one = create("one")
+        number = one.fstat().st_ino
+        disk.Path("/disk/host/one").unlink()
+        assert create("two").fstat().st_ino != number, "it is still open"
+        one.close()
+        del one
+        disk.disks["host"].sync_names()
+        assert create("three").fstat().st_ino == number
+
+    in_virtual_time(use)
+
+
+def test_what_an_fsync_could_not_write_counts_as_clean() -> None:
+    def use() -> None:
+        file, host = create("old name"), disk.disks["host"]
+        file.pwrite(b"lost", 0)
+        disk.rename("/disk/host/old name", "/disk/host/new name")
+        host.sync_names()
+        host.hooks.append(lambda operation, _name: errno.EIO if operation == "fsync" else 0)
+        with pytest.raises(OSError, match="Input/output"):
+            file.fsync()
+        host.heal()
+        assert file.pread(10, 0) == b"lost"
+        file.pwrite(b"kept", 4)
+        file.fsync()
+        host.cut_power(None)
+        assert bytes(host.names["new name"].content) == bytes(4) + b"kept"
+
+    in_virtual_time(use)
+
+
+def test_a_full_disk_takes_what_fits() -> None:
+    def use() -> None:
+        file = create("file")
+        disk.disks["host"].capacity = 3
+        assert file.pwrite(b"12345", 0) == 3
+        with pytest.raises(OSError, match="No space left"):
+            file.pwrite(b"4", 3)
+        assert file.pwrite(b"abc", 0) == 3, "what is written over needs no space"
+        assert file.pwrite(b"", 0) == 0
+        assert file.fstat().st_size == 3, "a write of nothing changes nothing"
+
+    in_virtual_time(use)

@@ -1,4 +1,5 @@
-"""Batch reads with ``spark.read``: ``format("nsq_stats")`` reads depths; ``format("nsq")`` refuses.
+"""``spark.read.format("nsq_stats")`` has one row for each channel of each nsqd. Latencies are in seconds, and
+null unless nsqd measures them. An nsqd that does not answer is a row with an ``error``.
 
 Imports pyspark, so it is loaded only when something is read.
 """
@@ -22,19 +23,6 @@ from nsq.wire.names import check_channel, check_topic
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
-
-
-def refuse_batch_read() -> ConfigError:
-    """The error for ``spark.read.format("nsq")``."""
-    return ConfigError(
-        "spark.read would consume messages again with every action: spark.readStream with "
-        ".trigger(availableNow=True) consumes them once; the program nsq_tail shows messages as they come, "
-        "nsq peek those that wait"
-    )
-
-
-# Stats: one row for each channel of each nsqd. Latencies are in seconds, and null unless nsqd measures them.
-# An nsqd that does not answer is a row with an ``error``.
 
 
 #: Name, Spark's type, and the key in nsqd's stats of a channel.
