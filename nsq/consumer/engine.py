@@ -114,9 +114,25 @@ class ConsumingEndpoint(Endpoint):
 
 
 class Engine:
-    """The owner and its state. ``discovery`` are arguments of
-    ``Discovery``, ``handlers`` of ``HandlerPool``. ``options`` are those that the original NSQ does not have.
+    """The owner and its state. ``discovery`` are arguments of ``Discovery``, ``handlers`` of ``HandlerPool``.
+    ``options`` are those that the original NSQ does not have.
     """
+
+    # What stands here has not happened yet.
+    report: StopReport | None = None  # set when the consumer has stopped
+    refusal: NsqError | None = None
+    """The error of an nsqd, if every nsqd refuses the subscription; or why it is impossible."""
+    watch: Watch | None = None
+    """See ``Consumer.wake_at_end``."""
+    given_up = 0
+    _old_untold, _told_of_old_at = 0, -math.inf  # given up for age, and not in the log yet
+    _warned_of_kind = False
+    _failed: Exception | None = None  # why not all threads could be started
+    _inherited = False  # by a forked child, from the parent process
+    _stop_requested = False  # a stop was asked for
+    _stopping = False  # the owner has begun to stop
+    _cls_by = math.inf
+    _left: StopReport | None = None  # for a ``stop`` whose time is up before the threads have ended
 
     def __init__(
         self,
@@ -131,24 +147,16 @@ class Engine:
         hooks: ConsumerHooks | None = None,
         **handlers: Any,
     ) -> None:
-        self.config = config
-        self.subscription = subscription
+        self.config, self.subscription = config, subscription
         self.topic = subscription.topic
         self.reporter = Reporter(self.topic, subscription.channel, hooks)
         self.name = self.reporter.name
         self.owner = Owner(f"{self.name}-rdy", log, begin=self._begin, turn=self._turn)
-        self.report: StopReport | None = None  # set when the consumer has stopped
-        self.refusal: NsqError | None = None
-        """The error of an nsqd, if every nsqd refuses the subscription; or why it is impossible."""
-        self.watch: Watch | None = None
-        """See ``Consumer.wake_at_end``."""
         self._own_transport = SocketTransport(config.local_address)
         self.transport = transport or self._own_transport
         self.context = context_of(config)
         self._give_up_policy = give_up_policy
-        self.given_up = 0
-        self._old_untold, self._told_of_old_at = 0, -math.inf  # given up for age, and not in the log yet
-        self._counting = threading.Lock()  # guards the lines above; taken by handler threads alone
+        self._counting = threading.Lock()  # of given up messages; handler threads alone take it
         arguments = {
             "name": self.name,
             "fields": self.reporter.fields(),
@@ -159,8 +167,7 @@ class Engine:
             "starved": lambda: self.connections.starved,
         }
         self.options = options
-        self.traced = bool(options.get("trace"))
-        """Whether each message is logged: only a partitioned NSQ has tracing."""
+        self.traced = bool(options.get("trace"))  # whether each message is logged: a partitioned NSQ can
         self.other_dialect = other_dialect
         self.dialect: Dialect = other_dialect(self, options) if options else Original(self)
         self.pool = self.dialect.make_pool({**arguments, **handlers})
@@ -185,16 +192,8 @@ class Engine:
             name=self.name,
             **discovery,
         )
-        self._warned_of_kind = False
-        # The beginning and the end.
-        self._failed: Exception | None = None  # why not all threads could be started
-        self._inherited = False  # by a forked child, from the parent process
-        self._stop_requested = False  # a stop was asked for
-        self._stopping = False  # the owner has begun to stop
         self._ending = Ending()
-        self._cls_by = math.inf
         self._unheard: list[str] = []  # nsqds that have not answered CLS
-        self._left: StopReport | None = None  # for a ``stop`` whose time is up before the threads have ended
 
     # Beginning and end: any thread.
 

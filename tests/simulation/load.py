@@ -683,6 +683,8 @@ class Load:
         """Say what an nsqlookupd lists of an nsqd that has something else."""
         for lookupd in self.lookupds:
             for nsqd in self.nsqds:
+                if not nsqd.running:
+                    return f"{nsqd.name} does not run"
                 has = {name: set(each.channels) for name, each in nsqd._server._broker.topics.items()}
                 peers = self._peers(lookupd, nsqd)  # but for the last one: they lost their power
                 listed = peers[-1].channels_by_topic if peers else {}

@@ -312,7 +312,7 @@ class Daemon:
         scheduler.story(f"{self.name} {'drains and ' if drain else ''}stops")
         self.stopping, self._drain = True, drain
         self._loop.call_soon_threadsafe(self._stop.set)
-        return self.world.until(lambda: not thread.alive, 120.0)
+        return self.world.until(lambda: not thread.alive, 600.0)  # it may stand still all the time
 
     def kill(self) -> None:
         """End the process at once; what it wrote is in the kernel's hands."""
