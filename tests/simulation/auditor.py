@@ -155,10 +155,16 @@ class Auditor:
             for message_id, at in conversation.requeued():
                 came.setdefault(message_id, []).append((at, conversation.closed_at))
         last: dict[tuple[bytes, str], Handled] = {}
+        copied = set[tuple[bytes, str]]()  # of these a power cut without --durable has left older records
         for each in self.load.handled:
-            before = last.get((each.message_id, each.channel))
-            last[each.message_id, each.channel] = each
-            if before is None or before.requeued_for <= 0 or each.attempts > before.attempts + 1:
+            which = each.message_id, each.channel
+            before = last.get(which)
+            last[which] = each
+            if before is None:
+                continue
+            if self._power_was_cut and not self.plan.durable and each.attempts <= before.attempts:
+                copied.add(which)
+            if before.requeued_for <= 0 or each.attempts > before.attempts + 1 or which in copied:
                 continue
             early = before.ended + before.requeued_for - each.at
             delivery = self._delivery(before)
