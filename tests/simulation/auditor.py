@@ -12,7 +12,7 @@ from typing import Any
 from tests.simulation.faults import Faults
 from tests.simulation.load import Handled, Load, Sent
 from tests.simulation.plan import Plan
-from tests.simulation.world import Conversation, Delivery, World
+from tests.simulation.world import Conversation, Delivery, Nsqd, World
 
 #: Seconds that a call may take beyond its timeout, besides those for which threads stood still.
 _GRACE = 0.5
