@@ -18,7 +18,7 @@ import queue
 import random
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -98,9 +98,10 @@ class Nsqds:
         self._dials: queue.SimpleQueue[PublishingEndpoint | None] = queue.SimpleQueue()
         self._dialer: threading.Thread | None = None
         self._gone = 0, 0  # published and failed, of endpoints that are gone
-        self._gone_own: list[OwnConns] = []  # theirs, of which a caller may still have a connection
-        # The endpoints, and those counts: swapped together, so that none is missed.
-        self._counted: tuple[tuple[PublishingEndpoint, ...], tuple[int, int]] = (), self._gone
+        self._leaving: list[PublishingEndpoint] = []  # removed; a caller may still have a connection
+        # The endpoints, those that leave, and those counts: swapped together, so that none is missed.
+        self._counted: tuple[Sequence[PublishingEndpoint], Sequence[PublishingEndpoint], tuple[int, int]]
+        self._counted = (), (), self._gone
 
     # Which nsqds.
 
@@ -151,7 +152,7 @@ class Nsqds:
         """Return the endpoints that have an open connection, with it."""
         if self.endpoints.changed:
             self.endpoints.changed = False
-            self._counted = self.endpoints.all, self._gone
+            self._counted = self.endpoints.all, tuple(self._leaving), self._gone
         return tuple((each, conn) for each in self.endpoints.all if (conn := each.open) is not None)
 
     def dial_due(self) -> None:
@@ -186,14 +187,17 @@ class Nsqds:
             return False
         for own in self._own:
             own.reap()
-        self._gone_own = [own for own in self._gone_own if own.everyone]
+        for endpoint in [each for each in self._leaving if not each.own.everyone]:
+            self._leaving.remove(endpoint)
+            self._note_removed(endpoint)
+            self.endpoints.changed = True
         self._reaps_at = now + self._reap_interval if any(own.everyone for own in self._own) else math.inf
         return True
 
     @property
     def _own(self) -> list[OwnConns]:
         """The connections for round trips, also those of removed endpoints."""
-        return [endpoint.own for endpoint in self.endpoints.all] + self._gone_own
+        return [endpoint.own for endpoint in (*self.endpoints.all, *self._leaving)]
 
     def in_use(self, exempt: Collection[int]) -> list[OwnConn]:
         """Return the connections over which other threads than the ``exempt`` ones make a round trip now. Any
@@ -220,8 +224,8 @@ class Nsqds:
         """
         for endpoint in self.endpoints.all:
             endpoint.cut_off(exempt)
-        for own in self._gone_own:
-            own.cut_off(exempt)
+        for endpoint in self._leaving:
+            endpoint.own.cut_off(exempt)
         unfinished = self.endpoints.join(deadline)
         unfinished += join_threads(filter(None, [self._dialer]), deadline)
         return unfinished + self.discovery.join(deadline)
@@ -236,23 +240,26 @@ class Nsqds:
         self._sockets.abandon()
         for endpoint in self.endpoints.all:
             endpoint.abandon()
-        for own in self._gone_own:
-            own.abandon()
+        for endpoint in self._leaving:
+            endpoint.own.abandon()
 
     # Counters and reasons: any thread.
 
     def _note_removed(self, gone: PublishingEndpoint) -> None:
-        """Keep the counts of an endpoint that is removed, and its connections that a caller has. For the
-        pool's thread.
+        """Keep the counts of an endpoint that is removed, or all of it while callers have connections of it.
+        For the pool's thread.
         """
         if gone.own.everyone:
-            self._gone_own.append(gone.own)
+            self._leaving.append(gone)
+            return
         counts = gone.stats()
         self._gone = self._gone[0] + counts.published, self._gone[1] + counts.failed
 
     def stats(self) -> tuple[tuple[ConnectionStats, ...], int, int]:
         """Return the state of each, how many messages were published, and how many publishes failed."""
-        endpoints, (published, failed) = self._counted
+        endpoints, leaving, (published, failed) = self._counted
+        for counts in [each.stats() for each in leaving]:
+            published, failed = published + counts.published, failed + counts.failed
         by_address: dict[str, ConnectionStats] = {}
         for each in (endpoint.stats() for endpoint in endpoints):
             known = by_address.get(each.address)

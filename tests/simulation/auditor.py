@@ -12,7 +12,7 @@ from typing import Any
 from tests.simulation.faults import Faults
 from tests.simulation.load import Handled, Load, Sent
 from tests.simulation.plan import Plan
-from tests.simulation.world import Delivery, Nsqd, World
+from tests.simulation.world import Conversation, Delivery, Nsqd, World
 
 #: Seconds that a call may take beyond its timeout, besides those for which threads stood still.
 _GRACE = 0.5
@@ -150,15 +150,21 @@ class Auditor:
     def nothing_requeued_is_early(self) -> None:
         """The delay of a REQ holds, also over restarts, and over kills once nsqd has it."""
         lost, synced_in = self.faults.lossy, self.plan.nsqd_options["sync_timeout"] * self._power_was_cut
-        came: dict[bytes, list[tuple[float, float]]] = {}
+        came: dict[bytes, list[tuple[Conversation, float]]] = {}
         for conversation in self.world.conversations:
             for message_id, at in conversation.requeued():
-                came.setdefault(message_id, []).append((at, conversation.closed_at))
+                came.setdefault(message_id, []).append((conversation, at))
         last: dict[tuple[bytes, str], Handled] = {}
+        copied = set[tuple[bytes, str]]()  # of these a power cut without --durable has left older records
         for each in self.load.handled:
-            before = last.get((each.message_id, each.channel))
-            last[each.message_id, each.channel] = each
-            if before is None or before.requeued_for <= 0 or each.attempts > before.attempts + 1:
+            which = each.message_id, each.channel
+            before = last.get(which)
+            last[which] = each
+            if before is None:
+                continue
+            if self._power_was_cut and not self.plan.durable and each.attempts <= before.attempts:
+                copied.add(which)
+            if before.requeued_for <= 0 or each.attempts > before.attempts + 1 or which in copied:
                 continue
             early = before.ended + before.requeued_for - each.at
             delivery = self._delivery(before)
@@ -169,8 +175,10 @@ class Auditor:
             until = by + synced_in if self.plan.durable else each.at
             if (
                 any(
-                    before.ended <= at < by and at + by - before.ended < closed
-                    for at, closed in came.get(each.message_id, ())
+                    said is delivery.conversation
+                    and before.ended <= at < by
+                    and at + by - before.ended < said.closed_at
+                    for said, at in came.get(each.message_id, ())
                 )
                 and not any(delivery.at <= at <= until for at in lost)
                 and not (self.faults.disk_failed and any(delivery.at <= at <= each.at for at in lost))

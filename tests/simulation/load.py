@@ -132,6 +132,7 @@ class Load:
         """How many of the next calls are interrupted."""
         self.removed: list[tuple[str, str, float]] = []
         """Consumers that had an nsqd removed, its address, and when they must be without it."""
+        self._flapping: set[tuple[str, str]] = set()
         self._hung: list[Any] = []
         """Consumers of which a handler hangs."""
 
@@ -510,6 +511,9 @@ class Load:
         client, address, done = self._consumer(number), nsqd.tcp_address, list[None]()
         if client is None or self.plan.found_by_lookup or len(self.nsqds) == 1:
             return
+        if (flapped := (client.process.name, address)) in self._flapping:
+            return
+        self._flapping.add(flapped)
 
         def work() -> None:
             made = client.made
@@ -519,9 +523,10 @@ class Load:
                     made.remove_nsqd(address)
                 threads.sleep(self.chance.choice((0.0, 0.001, 0.05)) if again else lasts + 1)
                 if not again:
-                    self.removed.append((client.process.name, address, scheduler.now))
+                    self.removed.append((*flapped, scheduler.now))
                 made.add_nsqd(address)
                 threads.sleep(5 * nsqd_delay * self.chance.random())
+            self._flapping.discard(flapped)
             done.append(None)
 
         nsqd_delay = self.plan.delay

@@ -168,7 +168,10 @@ class Conversation:
     def answers(self) -> Iterator[tuple[bytes, int, int]]:
         """Yield each message's id, how often the client answered it, and how often nsqd had sent it."""
         sent = Counter(each.message_id for each in self.deliveries)
-        answers = Counter(what for _, verb, what in self.commands if verb in (b"FIN", b"REQ"))
+        # A power cut may have put any bytes into an id, a newline too.
+        answers = Counter(
+            what for _, verb, what in self.commands if verb in (b"FIN", b"REQ") and len(what) == 16
+        )
         for message_id, count in answers.items():
             yield message_id, count, sent[message_id]
 

@@ -57,7 +57,7 @@ def test_a_release_has_its_address_in_the_metadata_and_in_the_readme() -> None:
     made = metadata((ROOT / "README.md").read_text("utf-8"), "https://example.org/nsq", "1.2.3")
     readme, files = made["long_description"], "https://example.org/nsq/blob/v1.2.3"
     assert f"({files}/benchmarks/results.svg?raw=true)" in readme
-    assert f"({files}/docs/moving-from-pynsq.md#one-environment-for-each)" in readme
+    assert f"({files}/docs/index.md#install)" in readme
     assert re.findall(r"\]\((?!https?://)[^)]*\)", readme) == []
     assert "git clone https://example.org/nsq nsq && cd nsq\n" in readme
     assert made["project_urls"]["Source"] == "https://example.org/nsq"

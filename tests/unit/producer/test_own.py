@@ -304,6 +304,18 @@ def test_an_idle_connection_is_closed_before_nsqd_misses_a_heartbeat() -> None:
     scene.p.close(0)
 
 
+def test_a_publish_that_ends_after_its_nsqd_was_removed_is_counted(scene: Scene) -> None:
+    before = scene.p.stats().published
+    published = publishing(scene.p, b"next")
+    scene.own.expect(b"next")
+    scene.p.set_nsqds("nsqd2:4150")
+    scene.loops.peer.end()
+    eventually(lambda: [each.address for each in scene.p.stats().connections] == ["nsqd2:4150"])
+    scene.own.ok()
+    published.result(PATIENCE)
+    assert scene.p.stats().published == before + 1
+
+
 @pytest.mark.parametrize("removed", [False, True])
 @pytest.mark.parametrize("closing", [False, True])
 def test_a_connection_that_an_interrupted_caller_has_lost_is_closed(closing: bool, removed: bool) -> None:

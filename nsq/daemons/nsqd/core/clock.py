@@ -69,17 +69,18 @@ class Alarm:
 
 Work = Callable[[], None]
 
-#: Work that takes more seconds than this is followed by a pause.
-_LONG = 0.02
+#: Work that takes more seconds than the first is followed by a pause of at most the second. What took longer
+#: stood still, for a slow disk or as nsqd was stopped: nobody gains if its client waits as long again.
+_LONG, _LONGEST_PAUSE = 0.02, 0.1
 
 
 def pause_after(seconds: float) -> float:
-    """Return how long to pause after work that took ``seconds`` on the event loop: as long, if that is long.
+    """Return how long to pause after work that took ``seconds`` on the event loop: as long, within limits.
 
     A request of another client needs several rounds of the loop. If each of them did such work, it would wait
     many times as long.
     """
-    return seconds if seconds > _LONG else 0.0
+    return min(seconds, _LONGEST_PAUSE) if seconds > _LONG else 0.0
 
 
 def call_after(seconds: float, clock: Clock, work: Work) -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from nsq.daemons.nsqd.core.clock import Alarm, RoundRobin
+from nsq.daemons.nsqd.core.clock import Alarm, RoundRobin, call_after
 from tests.fakes.clock import FakeClock
 
 
@@ -82,10 +82,10 @@ def test_a_long_portion_is_followed_by_a_pause_of_the_same_length() -> None:
         began.append(clock.now() - 1000.0)
         clock.advance_without_calls(seconds)
 
-    for seconds in (0.25, 0.001, 0.0):
+    for seconds in (0.05, 0.001, 0.0):
         turns.ask(lambda seconds=seconds: work(seconds))  # type: ignore[misc]
     clock.advance(1.0)
-    assert began == pytest.approx([0.0, 0.5, 0.501])
+    assert began == pytest.approx([0.0, 0.1, 0.101])
 
 
 def test_an_error_in_one_callback_does_not_stop_the_others() -> None:
@@ -97,3 +97,14 @@ def test_an_error_in_one_callback_does_not_stop_the_others() -> None:
         clock.step()
     clock.run_due()
     assert done == ["b"]
+
+
+@pytest.mark.parametrize(("took", "pause"), [(0.01, 0.0), (0.05, 0.05), (30.0, 0.1)])
+def test_after_long_work_others_are_served_first_but_not_for_as_long_as_nsqd_stood_still(
+    took: float, pause: float
+) -> None:
+    clock = FakeClock(now=0.0)
+    times: list[float] = []
+    call_after(took, clock, lambda: times.append(clock.now()))
+    clock.advance(60.0)
+    assert times == [pause]
