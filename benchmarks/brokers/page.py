@@ -6,7 +6,6 @@ Run it on the machine that measured: it asks the brokers for their versions.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -37,12 +36,9 @@ def main() -> None:
     }
     page = PAGE.read_text("utf-8")
     for name, lines in _tables(loads).items():
-        page = re.sub(
-            rf"(<!-- {name} -->\n).*?(<!-- end -->)",
-            lambda found, lines=lines: found[1] + "\n".join(lines) + "\n" + found[2],
-            page,
-            flags=re.DOTALL,
-        )
+        before, _, rest = page.partition(f"<!-- {name} -->\n")
+        _, end, after = rest.partition("<!-- end -->")
+        page = f"{before}<!-- {name} -->\n{chr(10).join(lines)}\n{end}{after}"
     PAGE.write_text(page, "utf-8")
 
 
