@@ -23,19 +23,20 @@ _DELAYS = (Figure("p50", "ms"), Figure("p99", "ms"))
 
 def comparisons() -> Sequence[Comparison]:
     prompt = [_prompt(name, command) for name, command in servers.nsqds().items()]
-    minimal = replace(_prompt("a minimal nsqd in C", native.nsqd), not_run=native.absence())
+    # gnsq does not take the minimal one's answer to IDENTIFY.
+    minimal = replace(_prompt("a minimal nsqd in C", native.nsqd, ()), not_run=native.absence())
     return [*prompt, minimal, _held()]
 
 
-def _prompt(name: str, command: Command) -> Comparison:
-    """Compare ours with a publisher and a subscriber on bare sockets."""
-    peers = present({peer: _latency(peer, command) for peer in PEERS}, missing(PEERS))
+def _prompt(name: str, command: Command, others: Sequence[str] = PEERS) -> Comparison:
+    """Compare ours with a publisher and a subscriber on bare sockets, and with other clients."""
+    peers = present({peer: _latency(peer, command) for peer in others}, missing(others))
     return Comparison(
         name=f"publish to handler, over {name}",
         figures=_DELAYS,
         contenders={OURS: _latency(OURS, command), LIMIT: _latency(LIMIT, command), **peers},
         bars=[Bar(OURS, LIMIT, 2, at_most=True)] if name == "nsqd" else [],
-        absent=missing(PEERS),
+        absent=missing(others),
         rounds=_ROUNDS,
         turns=_TURNS,
     )
