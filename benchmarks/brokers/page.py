@@ -38,7 +38,8 @@ def main() -> None:
     for name, lines in _tables(loads).items():
         before, _, rest = page.partition(f"<!-- {name} -->\n")
         _, end, after = rest.partition("<!-- end -->")
-        page = f"{before}<!-- {name} -->\n{chr(10).join(lines)}\n{end}{after}"
+        table = "\n".join(lines)
+        page = f"{before}<!-- {name} -->\n{table}\n{end}{after}"
     PAGE.write_text(page, "utf-8")
 
 
@@ -100,7 +101,7 @@ def _tables(loads: Mapping[str, Any]) -> Mapping[str, Sequence[str]]:
 
 
 def _rates(brokers: Sequence[Broker], found: Mapping[str, Medians]) -> Sequence[str]:
-    """Return the rates; behind each, how often that of the first broker, ours, contains it."""
+    """Return the rates, and behind each its ratio to that of the first broker, which is ours."""
     ours = found[brokers[0].name]
 
     def cell(broker: Broker, load: str) -> str:

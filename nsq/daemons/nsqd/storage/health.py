@@ -20,7 +20,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 _ROOM_SECONDS = 0.1
 
 
-class Health:
+class DiskHealth:
     """The last failure of the disk, until it works again."""
 
     def __init__(self, directory: DataDirectory, queues: Queues, clock: Clock, log: Log) -> None:

@@ -22,7 +22,7 @@ from nsq.daemons.nsqd.storage.deferred import DeferredOnDisk
 from nsq.daemons.nsqd.storage.directory import DataDirectory
 from nsq.daemons.nsqd.storage.dues import DueTimes
 from nsq.daemons.nsqd.storage.durable import DurableBacklog
-from nsq.daemons.nsqd.storage.health import Health
+from nsq.daemons.nsqd.storage.health import DiskHealth
 from nsq.daemons.nsqd.storage.ids import ReservedIds
 from nsq.daemons.nsqd.storage.memory_first import MemoryFirstBacklog
 from nsq.daemons.nsqd.storage.queues import OnDisk, Queues
@@ -56,7 +56,7 @@ class Storage:
         self._roster = Roster(self._directory.path, log)
         self._ids = ReservedIds(self._directory.path, clock, log)
         self._queues = Queues(durable=options.durable)
-        self._health = Health(self._directory, self._queues, clock, log)
+        self._health = DiskHealth(self._directory, self._queues, clock, log)
         self._to_sync = ToSync(self._queues, options.sync_every, self._ask)
         self._timer = SyncTimer(clock, options.sync_timeout, self.try_again)
         self._stalled = False  # whether something failed since the last retry
