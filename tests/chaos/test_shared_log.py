@@ -1,5 +1,6 @@
 """A log in S3 and in a directory, without Spark: receivers are killed and suspended, the store fails, stalls
-and loses replies, and the reader's name is taken over. Then a rate that one receiver sustains, and how late its messages are stored.
+and loses replies, and the reader's name is taken over. Then a rate that one receiver sustains, and how late
+its messages are stored.
 
 make chaos ARGS='-k shared_log'                     # tells what happened
 NSQ_SUSTAIN=600 make chaos ARGS='-k sustained'      # for ten minutes instead of one
@@ -267,8 +268,8 @@ def test_a_rate_is_sustained_and_deletes_keep_up(
         reader.end()
     planning = sorted(reader.planning)
     tell(
-        f"a log in {place}: {published[0] / took:,.0f} msg/s for {took:.0f} s, stored after {late[0.5]:.2f} s, "
-        f"p99 {late[0.99]:.2f} s, at most {most:,} in nsqd, {kept} segments left, "
+        f"a log in {place}: {published[0] / took:,.0f} msg/s for {took:.0f} s, stored after "
+        f"{late[0.5]:.2f} s, p99 {late[0.99]:.2f} s, at most {most:,} in nsqd, {kept} segments left, "
         f"planning {planning[len(planning) // 2]:.2f} s"
     )
     assert reader.rows == published[0] == len(reader.deliveries)
