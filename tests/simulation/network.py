@@ -25,9 +25,7 @@ from typing import Any
 from tests.simulation.scheduler import Process, Waiters, scheduler
 from tests.simulation.threads import stand_in
 
-_TIMEVAL = struct.Struct("@ll")
-#: How many bytes of a transfer a story shows.
-_SHOWN = 160
+_SHOWN = 160  # bytes of a transfer that a story shows
 
 
 @dataclass(eq=False)
@@ -39,9 +37,6 @@ class Host:
     powered: bool = True
     listeners: dict[int, End] = field(default_factory=dict)
     ends: dict[End, None] = field(default_factory=dict)
-
-    def __repr__(self) -> str:
-        return self.name
 
 
 class Link:
@@ -94,13 +89,8 @@ class End:
         self.error = 0  # an errno, until a call has raised it
         self.watchers = Waiters()
         self.last_arrival = 0.0
-        self.said: list[tuple[float, bytes]] = []
-        """What it sent, and when: for the auditor."""
+        self.said: list[tuple[float, bytes]] = []  # what it sent, and when: for the auditor
         self.closed_at = math.inf
-
-    def ready(self, wanted: int) -> int:
-        """Return which of these flags of ``poll`` hold."""
-        return wanted & (POLLIN * self.readable | POLLOUT * self.writable)
 
     @property
     def room(self) -> int:
@@ -135,12 +125,11 @@ class End:
             network.connections.append(self)
             listener.accepting.append(other)
             listener.watchers.wake()
-        code = 0 if self.peer else errno.ECONNREFUSED
-        network.link(self.host, there).send(self.host, lambda: self._answered(code))
+        network.link(self.host, there).send(self.host, self._answered)
 
-    def _answered(self, code: int) -> None:
+    def _answered(self) -> None:
         if self.connecting and self in self.host.ends:
-            self.connected(code)
+            self.connected(0 if self.peer else errno.ECONNREFUSED)
         elif self.peer is not None:  # closed meanwhile
             self._send(self.peer.reset)
 
@@ -163,7 +152,7 @@ class End:
             network.watch(self)
         if scheduler.telling and taken and self.host is not self.peer.host:
             size = f" … {len(taken)} bytes" if len(taken) > _SHOWN else ""
-            scheduler.story(f"{self.host} to {self.peer.host}: {taken[:_SHOWN]!r}{size}")
+            scheduler.story(f"{self.host.name} to {self.peer.host.name}: {taken[:_SHOWN]!r}{size}")
         start = 0
         while start < len(taken):
             piece = taken[start : start + network.piece()]
@@ -257,7 +246,7 @@ class Socket:
     def setsockopt(self, _level: int, name: int, value: Any) -> None:
         end = self.end
         if name == real_socket.SO_RCVTIMEO:
-            seconds, micros = _TIMEVAL.unpack(value)
+            seconds, micros = struct.unpack("@ll", value)
             end.read_timeout = seconds + micros / 1e6 or None
 
     def getsockopt(self, _level: int, name: int) -> int:
@@ -376,11 +365,12 @@ class Poll:
     def poll(self, milliseconds: float | None) -> list[tuple[int, int]]:
         open_ = scheduler.me().process.descriptors
 
+        def state(number: int) -> int:
+            end = open_[number].end if number in open_ else None
+            return POLLIN * end.readable | POLLOUT * end.writable if end else POLLNVAL
+
         def ready() -> list[tuple[int, int]]:
-            found = [
-                (number, open_[number].end.ready(wanted) if number in open_ else POLLNVAL)
-                for number, wanted in self._wanted.items()
-            ]
+            found = ((number, state(number) & (wanted | POLLNVAL)) for number, wanted in self._wanted.items())
             return [each for each in found if each[1]]
 
         if milliseconds == 0 and not ready():
@@ -397,16 +387,11 @@ class Network:
 
     def __init__(self) -> None:
         self.hosts: dict[str, Host] = {}
-        self.window = 65536
-        self.delay = 0.0003
-        self.in_pieces = 0.0
-        """How often a transfer arrives in several pieces."""
-        self.watch: Callable[[End], object] = lambda _end: None
-        """Called when an end sends something."""
-        self.connections: list[End] = []
-        """The dialing end of every connection that there was."""
-        self.numbers = itertools.count(1)
-        """Of addresses, of ports that are dialed from, and of descriptors."""
+        self.window, self.delay = 65536, 0.0003
+        self.in_pieces = 0.0  # how often a transfer arrives in several pieces
+        self.watch: Callable[[End], object] = lambda _end: None  # called when an end sends something
+        self.connections: list[End] = []  # the dialing end of every connection that there was
+        self.numbers = itertools.count(1)  # of addresses, of ports that are dialed from, of descriptors
         self._links: dict[frozenset[str], Link] = {}
 
     def host(self, name: str) -> Host:

@@ -78,7 +78,7 @@ def perform(plan: Plan, story: Callable[[str], None] | None = None) -> Outcome:
     outcome.confirmed = sum(message.state == "stored" for message in load.sent.values())
     outcome.handled = len(load.handled)
     outcome.faults = Counter(faults.happened)
-    outcome.trace = scheduler.trace
+    outcome.trace = scheduler.trace.hexdigest()
     outcome.virtual = scheduler.now - BEGIN
     outcome.cpu = time.process_time() - began
     return outcome

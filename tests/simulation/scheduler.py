@@ -26,10 +26,10 @@ from greenlet import getcurrent, greenlet  # type: ignore[import-untyped]
 _SWITCH = 1e-6
 #: The least seconds for which a thread stands still.
 _SHORTEST_LAG = 1e-5
-#: The monotonic clock and the wall clock (seconds since 1970) when a run begins.
-BEGIN, EPOCH = 1_000.0, 1_800_000_000.0
 #: The most seconds for which a thread stands still, or a process.
 _LONGEST_STAND = 20.0
+#: The monotonic clock and the wall clock (seconds since 1970) when a run begins.
+BEGIN, EPOCH = 1_000.0, 1_800_000_000.0
 #: Switches without a timer in between after which a run counts as hanging.
 _BUSY = 400_000
 
@@ -40,20 +40,18 @@ class Hang(Exception):
 
 @dataclass(eq=False)
 class Process:
-    """What dies together: threads, sockets and open files. ``clock_error`` is how wrong its wall clock is."""
+    """What dies together: threads, sockets and open files."""
 
     name: str
     pid: int
     host: Any = None
     threads: list[Thread] = field(default_factory=list)
     alive: bool = True
-    clock_error: float = 0.0
+    clock_error: float = 0.0  # how wrong its wall clock is
     descriptors: dict[int, Any] = field(default_factory=dict)
-    crashed: list[str] = field(default_factory=list)
-    """Errors that ended a thread."""
+    crashed: list[str] = field(default_factory=list)  # errors that ended a thread
     stopped_until: float = 0.0
-    stands: list[tuple[float, float]] = field(default_factory=list)
-    """From when to when its threads stood still, one entry for each time."""
+    stands: list[tuple[float, float]] = field(default_factory=list)  # from when to when a thread stood still
 
     def stop(self, seconds: float) -> None:
         """Let none of its threads run for so long, as SIGSTOP does."""
@@ -92,8 +90,7 @@ class Thread:
         self.ident: int | None = None
         self.alive = self.waiting = False
         self.timer: list[Any] | None = None
-        self.interrupt: Callable[[], object] | None = None
-        """Called before the thread runs again."""
+        self.interrupt: Callable[[], object] | None = None  # called before the thread runs again
         self.joiners = Waiters()
         self.loop: asyncio.AbstractEventLoop | None = None
         self.stack = greenlet(self._run, scheduler.main)
@@ -136,15 +133,13 @@ class Scheduler:
         self.now = BEGIN
         self.current: Thread | None = None
         self.main: Any = None  # the greenlet that called ``run``
-        self.story: Callable[[str], None] = lambda _line: None
-        """Gets a line for each thing that happens, in a replay."""
+        self.story: Callable[[str], None] = lambda _line: None  # gets all that happens, in a replay
         self.telling = False
-        #: How many statements run between two preemptions on average; how often one stands still, how long.
-        self.pace = 200
-        self.lag_share, self.lag_longest = 0.01, 0.3
+        self.pace = 200  # how many statements run between two preemptions on average
+        self.lag_share, self.lag_longest = 0.01, 0.3  # how often a preempted thread stands still, how long
+        #: Says for how many seconds a thread stands still at a marked statement.
         self.held: Callable[[str, int], float] = lambda _module, _site: 0.0
-        """Says for how many seconds a thread stands still at a marked statement."""
-        self._trace = hashlib.blake2b(digest_size=8)
+        self.trace = hashlib.blake2b(digest_size=8)  # tells whether two runs are the same
         self.runnable: list[Thread] = []
         self._timers: list[list[Any]] = []
         self.numbers = itertools.count(1)
@@ -172,12 +167,8 @@ class Scheduler:
         self.story = lambda text: line(f"{self.now - BEGIN:11.6f}  {text}")
 
     def note(self, *facts: object) -> None:
-        """Add facts to the hash that tells whether two runs are the same."""
-        self._trace.update(repr((self.now, facts)).encode())
-
-    @property
-    def trace(self) -> str:
-        return self._trace.hexdigest()
+        """Add facts to the hash of the run."""
+        self.trace.update(repr((self.now, facts)).encode())
 
     # Threads and processes.
 
@@ -266,7 +257,6 @@ class Scheduler:
 
     def due(self) -> Iterator[int]:
         """Yield 0 for a statement before which the thread goes on, 1 for one before which it is preempted."""
-
         gaps = ((0,) * int(self.chance.expovariate(1 / self.pace)) + (1,) for _ in itertools.count())
         return itertools.chain.from_iterable(gaps)
 
@@ -338,10 +328,8 @@ class Scheduler:
 
 
 scheduler = Scheduler()
-"""The scheduler of this process's run. ``begin`` replaces its state."""
 
 
-def begin(seed: int | str) -> Scheduler:
+def begin(seed: int | str) -> None:
     """Begin a run: make the one scheduler new."""
     scheduler.__init__(seed)  # type: ignore[misc]
-    return scheduler
