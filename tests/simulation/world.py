@@ -75,9 +75,8 @@ class World:
         return process
 
     def client(self, name: str) -> Process:
-        process = self.process(name)
-        self.clients.append(process)
-        return process
+        self.clients.append(self.process(name))
+        return self.clients[-1]
 
     def kill_process(self, process: Process) -> None:
         """End a process at once, as kill -9 does."""
@@ -94,9 +93,9 @@ class World:
     def conversations(self) -> list[Conversation]:
         """Return what clients and nsqds have said to each other."""
         return [
-            Conversation(end.host.name, f"{address}:{port}", end.said, end.peer.said, end.closed_at)
+            Conversation(end.host.name, f"{host}:{port}", end.said, end.peer.said, end.closed_at)
             for end in network.network.connections
-            for address, port in [end.peer_name]
+            for host, port in [end.peer_name]
             if end.peer is not None and port == Nsqd.tcp_port
         ]
 
@@ -149,9 +148,8 @@ class Conversation:
             size, kind, _, attempts, message_id = _FRAME.unpack_from(sent, place)
             place += 4 + size
             if kind == 2 and place <= len(sent):
-                by_id.setdefault(message_id, []).append(
-                    Delivery(self, times[place - 1], message_id, attempts)
-                )
+                delivery = Delivery(self, times[place - 1], message_id, attempts)
+                by_id.setdefault(message_id, []).append(delivery)
         for at, verb, what in self.commands:
             for each in by_id.get(what, ()):  # nsqd has one in flight with an id, whatever it sent before
                 if each.at <= at < each.ended:
@@ -213,8 +211,10 @@ class _Collect(logging.Handler):
 class Daemon:
     """A daemon on a host of its own, which can be stopped, killed, and cut off from its power."""
 
-    kind = ""
-    tcp_port = http_port = 0
+    kind, tcp_port, http_port = "", 0, 0
+    _loop: asyncio.AbstractEventLoop
+    _stop: asyncio.Event
+    _server: Any
 
     def __init__(self, world: World, name: str, **options: Any) -> None:
         self.world, self.name, self.options = world, name, options
@@ -227,9 +227,6 @@ class Daemon:
         self.running = self.stopping = self._drain = False
         self.stopped_cleanly: bool | None = None
         self._thread: Thread | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._stop = asyncio.Event()
-        self._server: Any = None
 
     tcp_address = property(lambda self: f"{self.host.address}:{self.tcp_port}")
     http_address = property(lambda self: f"{self.host.address}:{self.http_port}")
@@ -243,6 +240,7 @@ class Daemon:
         self.stopping, self.failure, self.stopped_cleanly = False, None, None
         before, self.process = self.process, self.world.process(self.name, self.host)
         self.process.clock_error = before.clock_error if before else 0.0
+        network.network.power_on(self.host)
         scheduler.story(f"{self.name} starts")
         self._thread = scheduler.start(self._run, "main", self.process)
         self.world.until(lambda: self.running or self.failure or not self.alive, 60.0)
@@ -274,7 +272,6 @@ class Daemon:
         self.stopped_cleanly = await self._server.stop()
 
     def _make(self) -> Any:
-        """Make the daemon of the package."""
         package = f"nsq.daemons.{self.kind.lower()}"
         daemon = getattr(sys.modules[f"{package}.daemon"], self.kind)
         addresses = {"tcp_address": self.tcp_address, "http_address": self.http_address}
@@ -287,7 +284,7 @@ class Daemon:
     def stop(self, *, drain: bool = False) -> bool:
         """Stop it, after a drain if that is asked for; return whether it has ended in time."""
         thread = self._thread
-        if not self.running or thread is None or self._loop is None:
+        if not self.running or thread is None:
             return not self.alive
         scheduler.story(f"{self.name} {'drains and ' if drain else ''}stops")
         self.stopping, self._drain = True, drain
@@ -324,9 +321,7 @@ class Nsqd(Daemon):
         super().__init__(world, name, data_path=f"{disk.ROOT}/{name}", node_id=len(disks), **options)
 
     def cut_power(self, *, holes: bool = False) -> None:
-        """Cut the host off its power: the disk keeps what it has, in part what was not fsynced. With
-        ``holes``, all of that but every other sector.
-        """
+        """The disk keeps what was fsynced, and some of the rest; with ``holes``, every other sector of it."""
         self.running = False
         scheduler.story(f"{self.name} loses its power")
         network.network.power_off(self.host)
@@ -335,14 +330,8 @@ class Nsqd(Daemon):
             self.process.descriptors.clear()
             scheduler.kill(self.process)
 
-    def start(self) -> bool:
-        network.network.power_on(self.host)
-        return super().start()
-
     def left(self) -> dict[str, tuple[int, int, int]] | None:
-        """Return what it has to deliver: waiting, in flight and deferred messages by queue; None without an
-        answer.
-        """
+        """Return its waiting, in-flight and deferred messages by queue; None without an answer."""
         answer: list[dict[str, tuple[int, int, int]]] = []
 
         def count() -> None:
@@ -354,7 +343,7 @@ class Nsqd(Daemon):
                     found[f"{topic.name}/{channel.name}"] = counts
             answer.append({name: counts for name, counts in found.items() if any(counts)})
 
-        if self.running and self._loop is not None:
+        if self.running:
             self._loop.call_soon_threadsafe(count)
             self.world.until(lambda: answer, 5.0)
         return answer[0] if answer else None
