@@ -108,6 +108,7 @@ class End:
     # Connecting.
 
     def connect(self, address: tuple[str, int]) -> None:
+        scheduler.note("connect", address)
         self.name, self.peer_name = (self.host.address, next(network.numbers)), address
         self.host.ends[self] = None
         self.connecting = True
@@ -142,6 +143,8 @@ class End:
 
     def send(self, data: bytes) -> int:
         """Take as much as there is room for."""
+        if not self.writable:
+            raise _error(errno.EAGAIN)
         self.raise_error()
         if self.broken or self.finished or self.peer is None:
             raise _error(errno.EPIPE)
@@ -151,11 +154,14 @@ class End:
         if self.host is not self.peer.host:
             network.watch(self)
         if scheduler.telling and taken and self.host is not self.peer.host:
-            size = f" … {len(taken)} bytes" if len(taken) > _SHOWN else ""
-            scheduler.story(f"{self.host.name} to {self.peer.host.name}: {taken[:_SHOWN]!r}{size}")
+            more = f" … {len(taken)} bytes" if len(taken) > _SHOWN else ""
+            scheduler.story(f"{self.host.name} to {self.peer.host.name}: {taken[:_SHOWN]!r}{more}")
         start = 0
         while start < len(taken):
-            piece = taken[start : start + network.piece()]
+            size = network.window
+            if network.in_pieces and scheduler.chance.random() < network.in_pieces:
+                size = 1 + int(scheduler.chance.random() ** 3 * 3000)
+            piece = taken[start : start + size]
             start += len(piece)
             self.on_way += len(piece)
             self._send(lambda piece=piece: self._arrived(piece))
@@ -284,7 +290,6 @@ class Socket:
 
     def connect(self, address: Any) -> None:
         assert not self._blocking
-        scheduler.note("connect", address)
         self.end.connect((str(address[0]), int(address[1])))
         raise _error(errno.EINPROGRESS)
 
@@ -302,11 +307,8 @@ class Socket:
         return data
 
     def send(self, data: Any, flags: int = real_socket.MSG_DONTWAIT) -> int:
-        end = self.end
         assert not self._blocking or flags & real_socket.MSG_DONTWAIT
-        if not end.writable:
-            raise _error(errno.EAGAIN)
-        return end.send(data)
+        return self.end.send(data)
 
     def sendmsg(self, buffers: Any) -> int:
         """Send several buffers: asyncio does since Python 3.12."""
@@ -431,12 +433,6 @@ class Network:
         for names, link in self._links.items():
             if host.name in names:
                 link.send_again()
-
-    def piece(self) -> int:
-        """Draw how many bytes arrive together."""
-        if self.in_pieces and scheduler.chance.random() < self.in_pieces:
-            return 1 + int(scheduler.chance.random() ** 3 * 3000)
-        return self.window
 
     def descriptor(self, process: Process, item: Any) -> int:
         number = 1_000_000 + next(self.numbers)

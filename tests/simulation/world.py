@@ -341,7 +341,8 @@ class Nsqd(Daemon):
                 for channel in topic.channels.values():
                     counts = (channel.depth, channel.in_flight_count, channel.deferred_count)
                     found[f"{topic.name}/{channel.name}"] = counts
-            answer.append({name: counts for name, counts in found.items() if any(counts)})
+            found = {name: counts for name, counts in found.items() if any(counts)}
+            answer.append({name: counts for name, counts in found.items() if not name.startswith("guest")})
 
         if self.running:
             self._loop.call_soon_threadsafe(count)
