@@ -7,7 +7,7 @@ import inspect
 import itertools
 import math
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from operator import attrgetter
 from typing import Any
@@ -17,17 +17,14 @@ from tests.simulation.load import Handled, Load
 from tests.simulation.plan import Plan
 from tests.simulation.world import Conversation, Delivery, Nsqd, World
 
-#: Seconds that a call may take beyond its timeout, besides those for which threads stood still.
-_GRACE = 0.5
-#: Seconds after a fault until clients have found everything again; the same if nsqds must be listed first.
-_FOUND_AGAIN, _LISTED_AGAIN = 6.0, 20.0
-#: Seconds by which a deferred message may be early: the wire counts milliseconds.
-_EARLY = 0.002
+_GRACE = 0.5  # seconds that a call may take beyond its timeout, besides those for which threads stood still
+_FOUND_AGAIN = 6.0  # seconds after a fault until clients have found everything again
+_LISTED_AGAIN = 20.0  # the same if nsqds must first be listed again
+_EARLY = 0.002  # seconds by which a deferred message may be early: the wire counts milliseconds
+_SILENCE = 2.0  # seconds of standing still that may make one side take the other for dead
 #: Says that a call took too long, as threads stood still, that nsqds have not registered yet, or that a
 #: producer was closed meanwhile.
 _OVERDUE = re.compile("in time|did not answer within|lists none|discovered yet|producer (is|was) closed")
-#: Seconds of standing still that may make one side take the other for dead.
-_SILENCE = 2.0
 #: Faults that no client notices which is not its target.
 _CALM = (
     "guests", "late", "pause", "empty", "clock", "adjust", "interrupt", "storm", "flap", "close_producer",
@@ -77,17 +74,14 @@ class Auditor:
         if lost:
             yield f"LOST {len(lost)} confirmed messages, the first: {lost[0]}"
 
-    def nothing_refused_arrives(self) -> Iterator[str]:
-        keys = {each.key for each in self.load.handled}
-        for message in self.load.sent.values():
-            if message.state == "refused" and message.key in keys:
-                yield f"REFUSED and delivered: {message.key!r} ({message.call}): {message.error}"
-
     def only_what_was_published_arrives(self) -> Iterator[str]:
         for each in self.load.handled:
+            message = self.load.sent.get(each.key)
             # Unsynced messages may have holes after a power cut; confirmed ones are looked at elsewhere.
-            if each.key not in self.load.sent and not self.power_was_cut:
+            if message is None and not self.power_was_cut:
                 yield f"UNKNOWN message delivered: {each.key[:100]!r}"
+            if message is not None and message.state == "refused":
+                yield f"REFUSED and delivered: {message.key!r} ({message.call}): {message.error}"
 
     def nothing_deferred_is_early(self) -> Iterator[str]:
         for each in self.load.handled:
@@ -110,21 +104,22 @@ class Auditor:
                 continue
             if early <= _EARLY or each.at <= before.ended:
                 continue
-            attempts = [one.attempts for one in (*earlier, each)]
-            if self.power_was_cut and not durable and any(b <= a for a, b in itertools.pairwise(attempts)):
-                continue  # the power cut has left older records
+            attempts = itertools.pairwise(one.attempts for one in (*earlier, each))
+            older_records = self.power_was_cut and not durable  # which the power cut may have left
+            if older_records and any(later <= former for former, later in attempts):
+                continue
             trips = self._trips(before.ended, each.at)  # until nsqd has got it
-            came = any(
-                what == each.message_id
+            said = delivery.conversation
+            refused = any(b"E_REQ_FAILED" in piece for _, piece in said.answered)  # perhaps another one
+            came = not refused and any(
+                (verb, what) == (b"REQ", each.message_id)
                 and before.ended <= at < before.ended + trips
-                and at + trips < delivery.conversation.closed_at
-                for what, at in delivery.conversation.requeued()
+                and at + trips < said.closed_at
+                for at, verb, what in said.commands
             )
             # Without --durable a kill loses a delay that is in memory only.
             until = before.ended + trips + synced_in if durable else each.at
-            lost = self._lossy(delivery.at, until) or (
-                self.faults.disk_failed and self._lossy(delivery.at, each.at)
-            )
+            lost = self._lossy(delivery.at, max(until, each.at) if self.faults.disk_failed else until)
             if came and not lost and not self._due_times_lost(delivery.at, each.at):
                 yield f"EARLY by {early:.3f} s after REQ: {each.key!r} on {each.channel}"
 
@@ -211,38 +206,27 @@ class Auditor:
                 yield f"ANSWERED {answers[message_id]} times, sent {sent[message_id]} times: {message_id!r}"
 
     def windows_stay_in_their_budget(self) -> Iterator[str]:
-        """The sum of the RDYs that a consumer has sent is at most max_in_flight, or one for each nsqd."""
+        """The RDYs that a consumer has sent add up to max_in_flight at most, or to one for each nsqd; and
+        it gives an nsqd a larger one only if no more than max_in_flight can be in flight then.
+        """
         nsqds = [nsqd.name for nsqd in self.load.nsqds]
         for client, budget in self.load.budgets.items():
-            changes = [
-                (at, number, count)
-                for number, each in enumerate(self._conversations(client))
-                for at, count in each.windows()
-            ]
-            windows, asked, since = dict[int, int](), list[int](), math.inf
-            for at, number, count in sorted(changes, key=lambda change: change[0]):
-                # An RDY cannot leave while its nsqd stands still and reads nothing.
-                if at > since + _GRACE + self._stood(since, at, client, *nsqds):
-                    yield f"RDY of {client} was {asked} from {since:.6f} on, max_in_flight is {budget}"
-                windows[number] = count
-                asked = [window for window in windows.values() if window]
-                # An RDY may leave before the smaller one of another connection does.
-                since = min(since, at) if sum(asked) > max(budget, len(asked)) else math.inf
-
-    def windows_grow_into_free_room(self) -> Iterator[str]:
-        """A consumer gives an nsqd a larger RDY only if no more than max_in_flight can be in flight then."""
-        for client, budget in self.load.budgets.items():
-            if client in self.load.adjusted:
-                continue
-            windows, in_flight = Counter[int](), Counter[int]()
+            windows, in_flight, asked, since = Counter[int](), Counter[int](), list[int](), math.inf
             for at, is_window, number, count in self._windows_and_messages(client):
                 if not is_window:
                     in_flight[number] += count
                     continue
+                # An RDY cannot leave while its nsqd stands still and reads nothing.
+                if at > since + _GRACE + self._stood(since, at, client, *nsqds):
+                    yield f"RDY of {client} was {asked} from {since:.6f} on, max_in_flight is {budget}"
                 # A window no larger than what is in flight admits nothing new.
                 grows, windows[number] = count > max(windows[number], in_flight[number]), count
+                asked = [window for window in windows.values() if window]
+                # An RDY may leave before the smaller one of another connection does.
+                since = min(since, at) if sum(asked) > max(budget, len(asked)) else math.inf
                 used = in_flight.total() - in_flight[number] + count
-                if grows and used > budget and not self._stood(at - 2, at + 1, client):
+                too_large = grows and used > budget and client not in self.load.adjusted
+                if too_large and not self._stood(at - 2, at + 1, client):
                     yield f"RDY {count} of {client} at {at:.6f}: {used} may be in flight, not {budget}"
 
     def _windows_and_messages(self, client: str) -> list[tuple[float, int, int, int]]:
@@ -251,7 +235,8 @@ class Auditor:
         """
         events = list[tuple[float, int, int, int]]()
         for number, each in enumerate(self._conversations(client)):
-            events += [(at, 1, number, count) for at, count in each.windows()]
+            said = [(at, what) for at, verb, what in each.commands if verb in (b"RDY", b"CLS")]
+            events += [(at, 1, number, int(count)) for at, count in (*said, (each.closed_at, 0))]
             for delivery in each.deliveries:
                 ended = min(delivery.left, delivery.at + self.timeout - 1)
                 known = delivery.at + 2 * self.plan.delay + 0.1
@@ -263,10 +248,18 @@ class Auditor:
     # Time.
 
     def calls_end_in_time(self) -> Iterator[str]:
+        """With nothing broken and quick handlers, a stop or a close ends within some round trips."""
+        quick = ("close",) if self.plan.slow or self.plan.hung else ("close", "stop")
         for call in self.load.calls:  # one that was interrupted has no end
             took, stood = call.ended - call.began, call.process.stood(call.began, call.ended)
             if took > call.timeout + _GRACE + 2 * stood:
                 yield f"LATE: {call.what} took {took:.2f} s, its timeout is {call.timeout} s"
+            if call.what not in quick:
+                continue
+            limit = self._trips(call.began, call.ended) + 0.5
+            limit += max(0.0, self._interrupted_until(call.by) - call.began)
+            if took > limit and not self._disturbed(call.began - _FOUND_AGAIN, call.ended, _CALM):
+                yield f"SLOW: {call.what} of {call.process.name} at {call.began:.6f} took {took:.3f} s"
 
     def publishes_end_soon(self) -> Iterator[str]:
         """With nothing broken and nothing that stands still, a publish ends within some round trips."""
@@ -296,10 +289,9 @@ class Auditor:
 
     def timeouts_end_deliveries(self) -> Iterator[str]:
         """What is not answered in time comes again, though its consumer stays connected."""
-        came: dict[bytes, list[float]] = {}
-        for conversation in self.world.conversations:
-            for each in conversation.deliveries:
-                came.setdefault(each.message_id, []).append(each.at)
+        came = defaultdict[bytes, list[float]](list)
+        for (_, _, message_id, _), deliveries in self._delivered.items():
+            came[message_id] += [each.at for each in deliveries]
         for handled, delivery in self._deliveries():
             due = delivery.at + self.timeout
             if delivery.left < due:
@@ -332,17 +324,6 @@ class Auditor:
                     for each in conversation.deliveries:
                         if each.ended == math.inf and each.at + self.timeout > call.ended:
                             yield f"STOP of {name} at {call.began:.6f} left {each.message_id!r}"
-
-    def ends_take_no_time(self) -> Iterator[str]:
-        """With nothing broken and quick handlers, a stop or a close ends within some round trips."""
-        quick = ("close",) if self.plan.slow or self.plan.hung else ("close", "stop")
-        for call in self.load.calls:
-            if call.what not in quick:
-                continue
-            took, limit = call.ended - call.began, self._trips(call.began, call.ended) + 0.5
-            limit += max(0.0, self._interrupted_until(call.by) - call.began)
-            if took > limit and not self._disturbed(call.began - _FOUND_AGAIN, call.ended, _CALM):
-                yield f"SLOW: {call.what} of {call.process.name} at {call.began:.6f} took {took:.3f} s"
 
     # Clients.
 
@@ -456,10 +437,9 @@ class Auditor:
 
     def _repeated(self, *names: str) -> Iterator[tuple[list[Handled], Handled]]:
         """Yield each message that a handler got, with those before it that agree in these fields."""
-        before: dict[Any, list[Handled]] = {}
+        before = defaultdict[Any, list[Handled]](list)
         for each in self.load.handled:
-            earlier = before.setdefault(attrgetter(*names)(each), [])
-            if earlier:
+            if earlier := before[attrgetter(*names)(each)]:
                 yield earlier, each
             earlier.append(each)
 
@@ -481,11 +461,10 @@ class Auditor:
 
     @functools.cached_property
     def _delivered(self) -> dict[tuple[str, str, bytes, int], list[Delivery]]:
-        found: dict[tuple[str, str, bytes, int], list[Delivery]] = {}
-        for conversation in self.world.conversations:
-            for each in conversation.deliveries:
-                what = (conversation.client, conversation.address, each.message_id, each.attempts)
-                found.setdefault(what, []).append(each)
+        found = defaultdict(list)
+        for said in self.world.conversations:
+            for each in said.deliveries:
+                found[said.client, said.address, each.message_id, each.attempts].append(each)
         return found
 
 

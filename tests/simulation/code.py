@@ -138,9 +138,7 @@ def _is_keys(node: ast.expr) -> bool:
 
 
 class _Loader(importlib.machinery.SourceFileLoader):
-    """Loads one module of the package. It gets the names ``_sites`` (the function and the line of each place
-    where a thread can be preempted) and ``_marked``, and built-ins of its own.
-    """
+    """Loads one module of the package, with ``_sites``, ``_marked``, and built-ins of its own."""
 
     builtins: dict[str, Any]
 

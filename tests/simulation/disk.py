@@ -29,8 +29,7 @@ from tests.simulation.threads import stand_in
 
 ROOT = "/disk"
 _SECTOR = 512
-#: Operations that change something: faults are aimed at these.
-CHANGES = ("open", "pwrite", "truncate", "rename", "unlink", "fsync")
+CHANGES = ("open", "pwrite", "truncate", "rename", "unlink", "fsync")  # what faults are aimed at
 
 
 class File:

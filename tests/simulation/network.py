@@ -79,16 +79,14 @@ class End:
         self.descriptors = 0
         self.read_timeout: float | None = None
         self.accepting: deque[End] | None = None
-        self.connecting = False
         self.received = bytearray()
-        self.on_way = 0
+        self.on_way, self.last_arrival = 0, 0.0  # of what it sent: how many bytes, and when all is there
+        self.connecting = self.broken = False
         self.at_end = False  # the other end sends nothing more
         self.deaf = False  # this end reads only what is there already
         self.finished = False  # this end sends nothing more
-        self.broken = False
         self.error = 0  # an errno, until a call has raised it
         self.watchers = Waiters()
-        self.last_arrival = 0.0
         self.said: list[tuple[float, bytes]] = []  # what it sent, and when: for the auditor
         self.closed_at = math.inf
 
@@ -454,7 +452,7 @@ def _error(code: int) -> OSError:
 def getaddrinfo(host: Any, port: Any, *_: Any, **__: Any) -> list[Any]:
     """Know addresses only: no run has names of hosts."""
     text = host.decode() if isinstance(host, bytes) else host
-    return [(real_socket.AF_INET, real_socket.SOCK_STREAM, real_socket.IPPROTO_TCP, "", (text, int(port)))]
+    return [(Socket.family, Socket.type, Socket.proto, "", (text, int(port)))]
 
 
 def modules() -> dict[str, Any]:

@@ -26,10 +26,8 @@ from tests.simulation.scheduler import BEGIN, Hang, scheduler
 from tests.simulation.threads import sleep
 from tests.simulation.world import Nsqd, Nsqlookupd, World
 
-#: Virtual seconds in which everything must be delivered once nothing fails any more.
-_DRAIN = 150.0
-#: CPU seconds after which a child is taken for hanging.
-_CPU_LIMIT = 120
+_DRAIN = 150.0  # virtual seconds in which everything must be delivered once nothing fails any more
+_CPU_LIMIT = 120  # CPU seconds after which a child is taken for hanging
 
 
 @dataclass

@@ -18,20 +18,15 @@ import random
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from greenlet import getcurrent, greenlet  # type: ignore[import-untyped]
 
-#: Seconds that pass whenever another thread runs.
-_SWITCH = 1e-6
-#: The least seconds for which a thread stands still.
-_SHORTEST_LAG = 1e-5
-#: The most seconds for which a thread stands still, or a process.
-_LONGEST_STAND = 20.0
-#: The monotonic clock and the wall clock (seconds since 1970) when a run begins.
-BEGIN, EPOCH = 1_000.0, 1_800_000_000.0
-#: Switches without a timer in between after which a run counts as hanging.
-_BUSY = 400_000
+BEGIN, EPOCH = 1_000.0, 1_800_000_000.0  # the monotonic clock and the wall clock when a run begins
+_SWITCH = 1e-6  # seconds that pass whenever another thread runs
+_SHORTEST_LAG, _LONGEST_STAND = 1e-5, 20.0  # seconds for which a thread, or a process, stands still
+_BUSY = 400_000  # switches without a timer in between after which a run counts as hanging
 
 
 class Hang(Exception):
@@ -132,6 +127,9 @@ class Scheduler:
         self.chance = random.Random(f"scheduler {seed}")
         self.now = BEGIN
         self.current: Thread | None = None
+        self.runnable: list[Thread] = []
+        self._timers: list[list[Any]] = []
+        self.numbers = itertools.count(1)
         self.main: Any = None  # the greenlet that called ``run``
         self.story: Callable[[str], None] = lambda _line: None  # gets all that happens, in a replay
         self.telling = False
@@ -140,26 +138,19 @@ class Scheduler:
         #: Says for how many seconds a thread stands still at a marked statement.
         self.held: Callable[[str, int], float] = lambda _module, _site: 0.0
         self.trace = hashlib.blake2b(digest_size=8)  # tells whether two runs are the same
-        self.runnable: list[Thread] = []
-        self._timers: list[list[Any]] = []
-        self.numbers = itertools.count(1)
         self._since_timer = 0
-        self._over = False
-        self._failure: BaseException | None = None
+        self.over = False  # whether ``run`` ends at the next switch
+        self._hang: Hang | None = None
 
     # The run.
 
     def run(self) -> None:
-        """Let threads run until ``stop``, or until none can ever run again."""
+        """Let threads run until it is over, or until none can ever run again."""
         self.main = getcurrent()
         self.run_next()
         asyncio._set_running_loop(None)
-        if self._failure is not None:
-            raise self._failure
-
-    def stop(self) -> None:
-        """End ``run`` at the next switch."""
-        self._over = True
+        if self._hang is not None:
+            raise self._hang
 
     def tell(self, line: Callable[[str], None]) -> None:
         """Have each line of the story told, with its time."""
@@ -207,7 +198,7 @@ class Scheduler:
                 place[me] = None
             me.waiting = True
             if deadline < math.inf:
-                me.timer = self.at(deadline, lambda: self.wake(me))
+                me.timer = self.at(deadline, partial(self.wake, me))
             try:
                 self._rest(me)
             except BaseException:
@@ -236,11 +227,8 @@ class Scheduler:
         """Keep the current thread from running for so long, whatever it is woken for."""
         me = self.me()
         me.process.stands.append((self.now, self.now + seconds))
-        self._run_at(self.now + seconds, me)
+        self.at(self.now + seconds, partial(self.runnable.append, me))
         self._rest(me)
-
-    def _run_at(self, when: float, thread: Thread) -> None:
-        self.at(when, lambda: self.runnable.append(thread))
 
     def interrupt(self, thread: Thread, action: Callable[[], object]) -> None:
         """Have a thread call ``action`` before its next statement, as a signal handler; it may raise."""
@@ -305,7 +293,7 @@ class Scheduler:
                 action = heapq.heappop(timers)[2]
                 if action is not None:
                     action()
-            if self._over or not (runnable or timers):
+            if self.over or not (runnable or timers):
                 return None
             if not runnable:
                 self.now = timers[0][0]
@@ -317,12 +305,12 @@ class Scheduler:
             if not thread.alive:
                 continue
             if thread.process.stopped_until > self.now:
-                self._run_at(thread.process.stopped_until, thread)
+                self.at(thread.process.stopped_until, partial(runnable.append, thread))
                 continue
             self.now += _SWITCH
             self._since_timer += 1
             if self._since_timer > _BUSY:
-                self._failure = Hang(f"{thread} and others run without waiting")
+                self._hang = Hang(f"{thread} and others run without waiting")
                 return None
             return thread
 

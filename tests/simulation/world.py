@@ -20,7 +20,7 @@ import re
 import selectors
 import struct
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -108,7 +108,7 @@ class World:
             try:
                 scenario()
             finally:
-                scheduler.stop()
+                scheduler.over = True
 
         scheduler.start(run, "scenario", self.here)
         scheduler.run()
@@ -156,16 +156,6 @@ class Conversation:
                     each.touched |= verb == b"TOUCH"
                     each.ended = each.ended if verb == b"TOUCH" else at
         return [each for deliveries in by_id.values() for each in deliveries]
-
-    def requeued(self) -> Iterator[tuple[bytes, float]]:
-        """Yield each message that the client requeued, with the time, unless nsqd refused that for some."""
-        if not any(b"E_REQ_FAILED" in piece for _, piece in self.answered):
-            yield from ((what, at) for at, verb, what in self.commands if verb == b"REQ")
-
-    def windows(self) -> Iterator[tuple[float, int]]:
-        """Yield each RDY with its time, and 0 at a CLS and at the end."""
-        yield from ((at, int(what)) for at, verb, what in self.commands if verb in (b"RDY", b"CLS"))
-        yield self.closed_at, 0
 
 
 @dataclass
