@@ -168,13 +168,13 @@ class Auditor:
             return
         unclean = {id(call.by) for call in self.load.calls if call.what == "stop" and not call.clean}
         for earlier, each in self._repeated("message_id", "channel", "nsqd"):
-            finished = [one for one in earlier if one.succeeded and self._delivery(one)]
-            if not finished or id(finished[-1].by) in unclean:
+            finished = [(one, came) for one in earlier if one.succeeded and (came := self._delivery(one))]
+            if not finished:
                 continue
-            before, delivery = finished[-1], self._delivery(finished[-1])
+            before, delivery = finished[-1]
             late = 1 + self._stood(before.at - 5, before.ended + 5)
             if (
-                delivery is not None
+                id(before.by) not in unclean
                 and late < 1 + _SILENCE
                 and each.attempts > before.attempts
                 and before.ended < each.at
@@ -272,10 +272,8 @@ class Auditor:
             found = [span.ended + again for span in spans if span.began <= message.ended]
             since = max(found, default=message.began)
             if message.ended - max(message.began, since) > self._trips(since, message.ended):
-                yield (
-                    f"SLOW: {message.call} of {message.key!r} from {message.began:.6f} to "
-                    f"{message.ended:.6f}: {message.error or 'stored'}"
-                )
+                what = f"{message.call} of {message.key!r} from {message.began:.6f} to {message.ended:.6f}"
+                yield f"SLOW: {what}: {message.error or 'stored'}"
 
     def answers_leave_soon(self) -> Iterator[str]:
         """What a handler has done is answered at once, and before nsqd gives it to another consumer."""
@@ -352,10 +350,8 @@ class Auditor:
                 left = stats.pending and at > by + _GRACE + process.stood(max(by, at - _FOUND_AGAIN), at)
                 wrong = not stored <= stats.published <= stored + perhaps
             if left or wrong:
-                yield (
-                    f"COUNTERS of {process.name}: {stats}, but {handled} were handled, {stored} stored, "
-                    f"{perhaps} perhaps"
-                )
+                facts = f"{handled} were handled, {stored} stored, {perhaps} perhaps"
+                yield f"COUNTERS of {process.name}: {stats}, but {facts}"
 
     # Processes.
 
@@ -395,9 +391,8 @@ class Auditor:
         --durable, an nsqd has ended whose files may have lost them: power was cut, or the disk failed.
         """
         failed = (self.power_was_cut or self.faults.disk_failed) and not self.plan.durable
-        return (failed and self._lossy(since, until)) or any(
-            since <= at <= until for at in self.faults.clock_set
-        )
+        clock_set = any(since <= at <= until for at in self.faults.clock_set)
+        return clock_set or (failed and self._lossy(since, until))
 
     def _disturbed(self, since: float, until: float, harmless: Sequence[str] = _UNNOTICED) -> bool:
         """Whether a fault was at work that clients can notice."""

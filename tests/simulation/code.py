@@ -174,15 +174,8 @@ def install(stand_ins: dict[str, Any]) -> None:
     def import_(name: str, *arguments: Any, **options: Any) -> Any:
         return stand_ins[name] if name in stand_ins else builtins.__import__(name, *arguments, **options)
 
-    _Loader.builtins = {
-        **vars(builtins),
-        "__import__": import_,
-        "open": stand_ins["os"].open_file,
-        "set": Set,
-        "frozenset": Set,
-        "_due": lambda: 0,
-        "_statement": scheduler.statement,
-    }
+    _Loader.builtins = vars(builtins) | {"__import__": import_, "open": stand_ins["os"].open_file}
+    _Loader.builtins |= {"set": Set, "frozenset": Set, "_due": lambda: 0, "_statement": scheduler.statement}
     # Compiled modules of the package must not be taken for those of programs, nor of another transform.
     version = blake2b(Path(__file__).read_bytes(), digest_size=12).hexdigest()
     sys.pycache_prefix = f"{tempfile.gettempdir()}/nsq-simulation-code/{version}"

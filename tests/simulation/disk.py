@@ -217,11 +217,8 @@ class Open(io.RawIOBase):
         self.file.change(size, None)
 
     def fstat(self) -> Any:
-        return SimpleNamespace(
-            st_mode=(real_stat.S_IFREG if self.name else real_stat.S_IFDIR) | 0o600,
-            st_size=len(self.file.content),
-            st_ino=self.file.number,
-        )
+        mode = real_stat.S_IFREG if self.name else real_stat.S_IFDIR
+        return SimpleNamespace(st_mode=mode, st_size=len(self.file.content), st_ino=self.file.number)
 
     def close(self) -> None:
         super().close()
