@@ -3,30 +3,28 @@
 from __future__ import annotations
 
 import functools
+import inspect
+import itertools
 import math
 import re
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from operator import attrgetter
 from typing import Any
 
 from tests.simulation.faults import Faults
-from tests.simulation.load import Handled, Load, Sent
+from tests.simulation.load import Handled, Load
 from tests.simulation.plan import Plan
 from tests.simulation.world import Conversation, Delivery, Nsqd, World
 
-#: Seconds that a call may take beyond its timeout, besides those for which threads stood still.
-_GRACE = 0.5
-#: Seconds after a fault until clients have found everything again.
-_FOUND_AGAIN = 6.0
-#: The same if nsqds must first be listed again.
-_LISTED_AGAIN = 20.0
-#: Seconds by which a deferred message may be early: the wire counts milliseconds.
-_EARLY = 0.002
+_GRACE = 0.5  # seconds that a call may take beyond its timeout, besides those for which threads stood still
+_FOUND_AGAIN = 6.0  # seconds after a fault until clients have found everything again
+_LISTED_AGAIN = 20.0  # the same if nsqds must first be listed again
+_EARLY = 0.002  # seconds by which a deferred message may be early: the wire counts milliseconds
+_SILENCE = 2.0  # seconds of standing still that may make one side take the other for dead
 #: Says that a call took too long, as threads stood still, that nsqds have not registered yet, or that a
 #: producer was closed meanwhile.
 _OVERDUE = re.compile("in time|did not answer within|lists none|discovered yet|producer (is|was) closed")
-#: Seconds of standing still that may make one side take the other for dead.
-_SILENCE = 2.0
 #: Faults that no client notices which is not its target.
 _CALM = (
     "guests", "late", "pause", "empty", "clock", "adjust", "interrupt", "storm", "flap", "close_producer",
@@ -45,237 +43,356 @@ _UNNOTICED = ("guests", "late", "pause", "empty", "clock", "lookupd", "unlisted"
 
 
 class Auditor:
+    """Every generator here without an underscore is a check: it yields what breaks its promise."""
+
     def __init__(self, world: World, plan: Plan, load: Load, faults: Faults) -> None:
         self.world, self.plan, self.load, self.faults = world, plan, load, faults
-        self.violations: list[str] = []
-        self.by_key: dict[bytes, list[Handled]] = {}
+        self.timeout: float = plan.nsqd_options["msg_timeout"]
+        self.power_was_cut = bool(faults.happened.keys() & {"cut", "cut_at"})
 
     def judge(self) -> list[str]:
-        """Return the violations, the gravest first."""
-        for handled in self.load.handled:
-            self.by_key.setdefault(handled.key, []).append(handled)
-        for check in (
-            self.nothing_is_lost,
-            self.nothing_refused_arrives,
-            self.only_what_was_published_arrives,
-            self.nothing_deferred_is_early,
-            self.nothing_requeued_is_early,
-            self.attempts_count_up,
-            self.channels_stay,
-            self.nothing_comes_twice,
-            self.nothing_is_stored_twice,
-            self.nothing_finished_comes_again,
-            self.nothing_is_refused_without_a_fault,
-            self.nothing_is_answered_twice,
-            self.windows_stay_in_their_budget,
-            self.windows_grow_into_free_room,
-            self.calls_end_in_time,
-            self.publishes_end_soon,
-            self.answers_leave_soon,
-            self.timeouts_end_deliveries,
-            self.stops_leave_nothing,
-            self.ends_take_no_time,
-            self.removed_nsqds_are_left,
-            self.counters_agree,
-            self.nothing_crashes,
-            self.daemons_start_and_stop,
-            self.nothing_is_left,
-        ):
-            check()
-        self.violations += self.load.problems
-        return self.violations
+        """Return the first violation of each check, the gravest first, and all problems of processes."""
+        checks = [
+            check
+            for name, check in vars(Auditor).items()
+            if inspect.isgeneratorfunction(check) and not name.startswith("_")
+        ]
+        found = [violation for check in checks for violation in itertools.islice(check(self), 1)]
+        return [*found, *self._crashes(), *self._left(), *self.load.problems]
 
-    def found(self, text: str) -> None:
-        self.violations.append(text)
+    # Messages.
 
-    def _excused(self, message: Sent) -> bool:
-        """Whether an nsqd that keeps messages in memory has ended since it confirmed this one."""
-        return not self.plan.durable and any(at >= message.began for at in self.faults.lossy)
-
-    def nothing_is_lost(self) -> None:
+    def nothing_is_lost(self) -> Iterator[str]:
+        handled = {(each.key, each.channel) for each in self.load.handled if each.succeeded}
         lost = [
             f"{message.key.decode()} ({message.call}, confirmed {message.ended:.6f}) on {channel}"
             for message in self.load.sent.values()
-            if message.state == "stored" and not self._excused(message)
+            if message.state == "stored" and (self.plan.durable or not self._lossy(message.began, math.inf))
             for channel in self.load.channels(message)
-            if not any(
-                each.channel == channel and each.succeeded for each in self.by_key.get(message.key, ())
-            )
+            if (message.key, channel) not in handled
         ]
         if lost:
-            self.found(f"LOST {len(lost)} confirmed messages, the first: {lost[0]}")
+            yield f"LOST {len(lost)} confirmed messages, the first: {lost[0]}"
 
-    def nothing_refused_arrives(self) -> None:
-        for message in self.load.sent.values():
-            if message.state == "refused" and message.key in self.by_key:
-                self.found(f"REFUSED and delivered: {message.key!r} ({message.call}): {message.error}")
-                break
-
-    def only_what_was_published_arrives(self) -> None:
-        for key in self.by_key:
+    def only_what_was_published_arrives(self) -> Iterator[str]:
+        for each in self.load.handled:
+            message = self.load.sent.get(each.key)
             # Unsynced messages may have holes after a power cut; confirmed ones are looked at elsewhere.
-            if key not in self.load.sent and not self._power_was_cut:
-                self.found(f"UNKNOWN message delivered: {key[:100]!r}")
-                break
+            if message is None and not self.power_was_cut:
+                yield f"UNKNOWN message delivered: {each.key[:100]!r}"
+            if message is not None and message.state == "refused":
+                yield f"REFUSED and delivered: {message.key!r} ({message.call}): {message.error}"
 
-    @property
-    def _power_was_cut(self) -> bool:
-        return bool(self.faults.happened.keys() & {"cut", "cut_at"})
-
-    def nothing_deferred_is_early(self) -> None:
-        for handled in self.load.handled:
-            message = self.load.sent.get(handled.key)
+    def nothing_deferred_is_early(self) -> Iterator[str]:
+        for each in self.load.handled:
+            message = self.load.sent.get(each.key)
             if message is None or not message.defer:
                 continue
+            early = message.began + message.defer - each.at
             ended = math.inf if message.state == "perhaps" else message.ended
-            early = message.began + message.defer - handled.at
-            if (
-                early > _EARLY
-                and not any(message.began <= at <= ended for at in self.faults.lossy)  # it was not confirmed
-                and not self._due_times_lost(message.began, handled.at)
-            ):
-                self.found(f"EARLY by {early:.3f} s: {message.key!r}, deferred {message.defer:.3f} s")
-                break
+            unconfirmed = self._lossy(message.began, ended)
+            if early > _EARLY and not unconfirmed and not self._due_times_lost(message.began, each.at):
+                yield f"EARLY by {early:.3f} s: {message.key!r}, deferred {message.defer:.3f} s"
 
-    def _due_times_lost(self, since: float, until: float) -> bool:
-        """Whether the wall clock was set meanwhile, by which due times are kept in files; or, without
-        --durable, an nsqd has ended whose files may have lost them: power was cut, or the disk failed.
-        """
-        ended = any(since <= at <= until for at in self.faults.lossy)
-        failed = self._power_was_cut or self.faults.disk_failed
-        return (ended and failed and not self.plan.durable) or any(
-            since <= at <= until for at in self.faults.clock_set
-        )
-
-    def nothing_requeued_is_early(self) -> None:
+    def nothing_requeued_is_early(self) -> Iterator[str]:
         """The delay of a REQ holds, also over restarts, and over kills once nsqd has it."""
-        lost, synced_in = self.faults.lossy, self.plan.nsqd_options["sync_timeout"] * self._power_was_cut
-        came: dict[bytes, list[tuple[Conversation, float]]] = {}
-        for conversation in self.world.conversations:
-            for message_id, at in conversation.requeued():
-                came.setdefault(message_id, []).append((conversation, at))
-        last: dict[tuple[bytes, str], Handled] = {}
-        copied = set[tuple[bytes, str]]()  # of these a power cut without --durable has left older records
-        for each in self.load.handled:
-            which = each.message_id, each.channel
-            before = last.get(which)
-            last[which] = each
-            if before is None:
-                continue
-            if self._power_was_cut and not self.plan.durable and each.attempts <= before.attempts:
-                copied.add(which)
-            if before.requeued_for <= 0 or each.attempts > before.attempts + 1 or which in copied:
-                continue
+        durable, synced_in = self.plan.durable, self.plan.nsqd_options["sync_timeout"] * self.power_was_cut
+        for earlier, each in self._repeated("message_id", "channel"):
+            before, delivery = earlier[-1], self._delivery(earlier[-1])
             early = before.ended + before.requeued_for - each.at
-            delivery = self._delivery(before)
-            if early <= _EARLY or each.at <= before.ended or delivery is None:
+            if before.requeued_for <= 0 or each.attempts > before.attempts + 1 or delivery is None:
                 continue
-            by = before.ended + self._trips(before.ended, each.at)  # when nsqd has got it
+            if early <= _EARLY or each.at <= before.ended:
+                continue
+            attempts = itertools.pairwise(one.attempts for one in (*earlier, each))
+            older_records = self.power_was_cut and not durable  # which the power cut may have left
+            if older_records and any(later <= former for former, later in attempts):
+                continue
+            trips = self._trips(before.ended, each.at)  # until nsqd has got it
+            said = delivery.conversation
+            refused = any(b"E_REQ_FAILED" in piece for _, piece in said.answered)  # perhaps another one
+            came = not refused and any(
+                (verb, what) == (b"REQ", each.message_id)
+                and before.ended <= at < before.ended + trips
+                and at + trips < said.closed_at
+                for at, verb, what in said.commands
+            )
             # Without --durable a kill loses a delay that is in memory only.
-            until = by + synced_in if self.plan.durable else each.at
-            if (
-                any(
-                    said is delivery.conversation
-                    and before.ended <= at < by
-                    and at + by - before.ended < said.closed_at
-                    for said, at in came.get(each.message_id, ())
-                )
-                and not any(delivery.at <= at <= until for at in lost)
-                and not (self.faults.disk_failed and any(delivery.at <= at <= each.at for at in lost))
-                and not self._due_times_lost(delivery.at, each.at)
-            ):
-                self.found(f"EARLY by {early:.3f} s after REQ: {each.key!r} on {each.channel}")
-                break
+            until = before.ended + trips + synced_in if durable else each.at
+            lost = self._lossy(delivery.at, max(until, each.at) if self.faults.disk_failed else until)
+            if came and not lost and not self._due_times_lost(delivery.at, each.at):
+                yield f"EARLY by {early:.3f} s after REQ: {each.key!r} on {each.channel}"
 
-    def attempts_count_up(self) -> None:
+    def attempts_count_up(self) -> Iterator[str]:
         """A message that is delivered once more counts one more attempt: else it was stored twice."""
         if self.faults.lossy or self.plan.durable:  # what waits in files has its attempts of before
             return
         if any("cannot undo a failed write" in line for each in self.world.daemons for line in each.lines):
             return
-        seen = set[tuple[bytes, str, str, int]]()
-        for each in self.load.handled:
-            what = (each.message_id, each.channel, each.nsqd.partition(":")[0], each.attempts)
-            if what in seen:
-                self.found(f"ATTEMPT {each.attempts} twice: {each.key!r} on {each.channel}")
-                break
-            seen.add(what)
+        for _, each in self._repeated("message_id", "channel", "nsqd", "attempts"):
+            yield f"ATTEMPT {each.attempts} twice: {each.key!r} on {each.channel}"
 
-    def nothing_comes_twice(self) -> None:
+    def channels_stay(self) -> Iterator[str]:
+        """Channels that were made long before a kill are there after it, and deleted ones are not."""
+        plan = self.plan
+        # Seconds within which nsqd has got what a client sends, unless a fault is at work.
+        late = self.faults.stood + sum(hold.seconds for hold in plan.holds) + 20 * plan.delay + 0.1
+        late += 20 * plan.lag_longest * (plan.lag_share > 0)
+        for (nsqd, topic, channel), (there, at) in self.load.guests.items():
+            lost = self._lossy(at - late, at + late + plan.nsqd_options["sync_timeout"])
+            agree = there == ((nsqd.name, topic, channel) in self.load.rosters)
+            if not (agree or lost or self.faults.disk_failed):
+                yield f"ROSTER of {nsqd.name}: {topic}/{channel} is {'not ' * there}there since {at:.3f}"
+
+    def nothing_comes_twice(self) -> Iterator[str]:
         """With nothing broken, only what was not handled within its timeout comes again."""
-        if not self.plan.calm:
-            return
-        timeout = self.plan.nsqd_options["msg_timeout"]
         in_batch = self.plan.batch * self.plan.slow_seconds * 1.5 * bool(self.plan.slow)
-        last: dict[tuple[bytes, str], Handled] = {}
-        for each in self.load.handled:
-            before = last.get((each.key, each.channel))
-            last[each.key, each.channel] = each
-            if before is not None and (delivery := self._delivery(before)):
-                answered = before.ended + in_batch + self._trips(before.ended, before.ended + 1)
-                if answered < delivery.at + timeout:
-                    self.found(f"TWICE although nothing was broken: {each.key!r} on {each.channel}")
-                    return
+        for earlier, each in self._repeated("key", "channel") if self.plan.calm else ():
+            ended = earlier[-1].ended
+            answered = ended + in_batch + self._trips(ended, ended + 1)
+            if (delivery := self._delivery(earlier[-1])) and answered < delivery.at + self.timeout:
+                yield f"TWICE although nothing was broken: {each.key!r} on {each.channel}"
 
-    def nothing_is_stored_twice(self) -> None:
+    def nothing_is_stored_twice(self) -> Iterator[str]:
         """A publish is one message: it is sent again only if it is surely not stored."""
         if self.plan.client_options.get("retry_uncertain"):
             return
-        ids: dict[tuple[bytes, str], set[tuple[str, bytes]]] = {}
-        for each in self.load.handled:
-            ids.setdefault((each.key, each.channel), set()).add(
-                (each.nsqd.partition(":")[0], each.message_id)
-            )
-        for (key, channel), stored in ids.items():
-            if len({message_id for _, message_id in stored}) > 1 and key in self.load.sent:
-                self.found(f"STORED {len(stored)} times: {key!r} on {channel}: {sorted(stored)}")
-                break
+        for earlier, each in self._repeated("key", "channel"):
+            ids = [one.message_id for one in earlier]
+            if each.message_id not in ids and each.key in self.load.sent:
+                yield f"STORED twice: {each.key!r} on {each.channel}: {ids[0]!r}, {each.message_id!r}"
 
-    def nothing_finished_comes_again(self) -> None:
+    def nothing_finished_comes_again(self) -> Iterator[str]:
         """What was finished comes again only if a fault can have kept the FIN from nsqd, or from its disk."""
         if self.plan.batch or self.faults.disk_failed:  # one message that fails has a whole batch come again
             return
         unclean = {id(call.by) for call in self.load.calls if call.what == "stop" and not call.clean}
-        finished: dict[tuple[bytes, str, str], Handled] = {}
-        delivered: dict[tuple[bytes, str, str], float] = {}
-        for each in self.load.handled:
-            what = (each.message_id, each.channel, each.nsqd.partition(":")[0])
-            before = finished.get(what)
-            late = 0.0 if before is None else 1 + self._stood(before.at - 5, before.ended + 5)
+        for earlier, each in self._repeated("message_id", "channel", "nsqd"):
+            finished = [(one, came) for one in earlier if one.succeeded and (came := self._delivery(one))]
+            if not finished:
+                continue
+            before, delivery = finished[-1]
+            late = 1 + self._stood(before.at - 5, before.ended + 5)
             if (
-                before is not None
+                id(before.by) not in unclean
                 and late < 1 + _SILENCE
-                and id(before.by) not in unclean
                 and each.attempts > before.attempts
                 and before.ended < each.at
-                and before.ended - delivered[what] + late < self.plan.nsqd_options["msg_timeout"]
+                and before.ended - delivery.at + late < self.timeout
                 and not self._disturbed(before.at - late, before.ended + late)
-                and not any(before.at <= at <= each.at for at in self.faults.lossy)
+                and not self._lossy(before.at, each.at)
             ):
-                self.found(
-                    f"FINISHED at {before.ended:.3f} and delivered again: {each.key!r} on {each.channel}"
-                )
-                return
-            if each.succeeded and (delivery := self._delivery(each)):
-                finished[what], delivered[what] = each, delivery.at
+                yield f"FINISHED at {before.ended:.3f} and delivered again: {each.key!r} on {each.channel}"
 
-    def channels_stay(self) -> None:
-        """Channels that were made long before a kill are there after it, and deleted ones are not."""
-        for (nsqd, topic, channel), (there, at) in self.load.guests.items():
-            soon = at + self._late + self.plan.nsqd_options["sync_timeout"]
-            if self.faults.disk_failed or any(at - self._late <= each <= soon for each in self.faults.lossy):
+    def nothing_is_refused_without_a_fault(self) -> Iterator[str]:
+        """While one nsqd after the other drains and restarts, the others take all publishes."""
+        plan = self.plan
+        rolling = {fault.kind for fault in plan.faults} == {"drain"} and plan.nsqds > 1
+        rolling &= not (plan.holds or plan.lag_share)
+        for message in self.load.sent.values() if plan.calm or rolling else ():
+            unsure = message.state in ("refused", "perhaps") and not (message.call == "http" and rolling)
+            if unsure and message.error and not _OVERDUE.search(message.error):
+                yield f"FAILED although nothing was broken: {message.call} {message.error}"
+
+    # Connections.
+
+    def nothing_is_answered_twice(self) -> Iterator[str]:
+        for conversation in self.world.conversations:
+            sent = Counter(each.message_id for each in conversation.deliveries)
+            # A power cut may have put any bytes into an id, a newline too.
+            said = [(verb, what) for _, verb, what in conversation.commands if len(what) == 16]
+            answers = Counter(message_id for verb, message_id in said if verb in (b"FIN", b"REQ"))
+            for message_id in answers - sent:
+                yield f"ANSWERED {answers[message_id]} times, sent {sent[message_id]} times: {message_id!r}"
+
+    def windows_stay_in_their_budget(self) -> Iterator[str]:
+        """The RDYs that a consumer has sent add up to max_in_flight at most, or to one for each nsqd; and
+        it gives an nsqd a larger one only if no more than max_in_flight can be in flight then.
+        """
+        nsqds = [nsqd.name for nsqd in self.load.nsqds]
+        for client, budget in self.load.budgets.items():
+            windows, in_flight, asked, since = Counter[int](), Counter[int](), list[int](), math.inf
+            for at, is_window, number, count in self._windows_and_messages(client):
+                if not is_window:
+                    in_flight[number] += count
+                    continue
+                # An RDY cannot leave while its nsqd stands still and reads nothing.
+                if at > since + _GRACE + self._stood(since, at, client, *nsqds):
+                    yield f"RDY of {client} was {asked} from {since:.6f} on, max_in_flight is {budget}"
+                # A window no larger than what is in flight admits nothing new.
+                grows, windows[number] = count > max(windows[number], in_flight[number]), count
+                asked = [window for window in windows.values() if window]
+                # An RDY may leave before the smaller one of another connection does.
+                since = min(since, at) if sum(asked) > max(budget, len(asked)) else math.inf
+                used = in_flight.total() - in_flight[number] + count
+                too_large = grows and used > budget and client not in self.load.adjusted
+                if too_large and not self._stood(at - 2, at + 1, client):
+                    yield f"RDY {count} of {client} at {at:.6f}: {used} may be in flight, not {budget}"
+
+    def _windows_and_messages(self, client: str) -> list[tuple[float, int, int, int]]:
+        """Return when a consumer sent an RDY, and when it surely had messages in flight, in this order: the
+        time; 1 for a window; the connection; the window, or by how much the messages in flight change.
+        """
+        events = list[tuple[float, int, int, int]]()
+        for number, each in enumerate(self._conversations(client)):
+            said = [(at, what) for at, verb, what in each.commands if verb in (b"RDY", b"CLS")]
+            events += [(at, 1, number, int(count)) for at, count in (*said, (each.closed_at, 0))]
+            for delivery in each.deliveries:
+                ended = min(delivery.left, delivery.at + self.timeout - 1)
+                known = delivery.at + 2 * self.plan.delay + 0.1
+                delayed = self._disturbed(delivery.at, known, _PROMPT)
+                if ended > known and not (delivery.touched or delayed):
+                    events += [(known, 0, number, 1), (ended - 0.05, 0, number, -1)]
+        return sorted(events, key=lambda event: event[:2])
+
+    # Time.
+
+    def calls_end_in_time(self) -> Iterator[str]:
+        """With nothing broken and quick handlers, a stop or a close ends within some round trips."""
+        quick = ("close",) if self.plan.slow or self.plan.hung else ("close", "stop")
+        for call in self.load.calls:  # one that was interrupted has no end
+            took, stood = call.ended - call.began, call.process.stood(call.began, call.ended)
+            if took > call.timeout + _GRACE + 2 * stood:
+                yield f"LATE: {call.what} took {took:.2f} s, its timeout is {call.timeout} s"
+            if call.what not in quick:
                 continue
-            if there != ((nsqd.name, topic, channel) in self.load.rosters):
-                self.found(
-                    f"ROSTER of {nsqd.name}: {topic}/{channel} is {'not ' * there}there since {at:.3f}"
-                )
-                break
+            limit = self._trips(call.began, call.ended) + 0.5
+            limit += max(0.0, self._interrupted_until(call.by) - call.began)
+            if took > limit and not self._disturbed(call.began - _FOUND_AGAIN, call.ended, _CALM):
+                yield f"SLOW: {call.what} of {call.process.name} at {call.began:.6f} took {took:.3f} s"
 
-    @property
-    def _late(self) -> float:
-        """Seconds within which nsqd has got what a client sends, unless a fault is at work."""
-        stood = self.faults.stood + sum(hold.seconds for hold in self.plan.holds)
-        return stood + 20 * self.plan.lag_longest * (self.plan.lag_share > 0) + 20 * self.plan.delay + 0.1
+    def publishes_end_soon(self) -> Iterator[str]:
+        """With nothing broken and nothing that stands still, a publish ends within some round trips."""
+        unseen = () if self.plan.found_by_lookup else ("lookupd", "unlisted")
+        again = _FOUND_AGAIN if unseen else _LISTED_AGAIN
+        for message in self.load.sent.values():
+            if message.ended - message.began <= 0.1 or message.call == "http":
+                continue
+            spans = [span for span in self.faults.spans if span.fault.kind not in (*_CALM, *unseen)]
+            found = [span.ended + again for span in spans if span.began <= message.ended]
+            since = max(found, default=message.began)
+            if message.ended - max(message.began, since) > self._trips(since, message.ended):
+                what = f"{message.call} of {message.key!r} from {message.began:.6f} to {message.ended:.6f}"
+                yield f"SLOW: {what}: {message.error or 'stored'}"
+
+    def answers_leave_soon(self) -> Iterator[str]:
+        """What a handler has done is answered at once, and before nsqd gives it to another consumer."""
+        for handled, delivery in self._deliveries():
+            left = min(delivery.left, delivery.at + self.timeout - 1)
+            if self.plan.batch or not handled.succeeded or left <= handled.ended:
+                continue
+            by = handled.ended + self._trips(handled.ended, handled.ended + 1)
+            if left > by and not self._disturbed(delivery.at, by):
+                yield f"SLOW: {handled.key!r} was handled at {handled.ended:.6f}, FIN {delivery.ended:.6f}"
+
+    def timeouts_end_deliveries(self) -> Iterator[str]:
+        """What is not answered in time comes again, though its consumer stays connected."""
+        came = defaultdict[bytes, list[float]](list)
+        for (_, _, message_id, _), deliveries in self._delivered.items():
+            came[message_id] += [each.at for each in deliveries]
+        for handled, delivery in self._deliveries():
+            due = delivery.at + self.timeout
+            if delivery.left < due:
+                continue
+            by = due + 2.0 + 2 * self._stood(delivery.at, due + 2.0)
+            if (
+                delivery.left > by
+                and not delivery.touched
+                and not self._disturbed(delivery.at, by, _FLOWING)
+                and self.load.emptied.get(handled.channel, 0.0) < delivery.at
+                and not any(delivery.at < at <= by for at in came[handled.message_id])
+                and not self._backlogged(handled.channel, due, by)
+            ):
+                yield f"TIMEOUT of {handled.key!r}, delivered at {delivery.at:.6f}: it never came again"
+
+    def stops_leave_nothing(self) -> Iterator[str]:
+        """A stop with time left, of a consumer whose nsqds live, leaves no message unanswered."""
+        for call in self.load.calls:
+            if call.what != "stop" or not call.ended:
+                continue
+            took, name, since = call.ended - call.began, call.process.name, call.began - _FOUND_AGAIN
+            stood = self._stood(since, call.ended)
+            late = took > call.timeout - 0.5 - stood or stood > _SILENCE
+            if late or self._disturbed(since, call.ended, _UNBROKEN):
+                continue
+            if not call.result:
+                yield f"STOP of {name} at {call.began:.6f} took {took:.3f} s: {call.result}"
+            for conversation in self._conversations(name):
+                if call.began < conversation.closed_at <= call.ended + 1:
+                    for each in conversation.deliveries:
+                        if each.ended == math.inf and each.at + self.timeout > call.ended:
+                            yield f"STOP of {name} at {call.began:.6f} left {each.message_id!r}"
+
+    # Clients.
+
+    def removed_nsqds_are_left(self) -> Iterator[str]:
+        """A consumer says goodbye to an nsqd that its user removes, even if it was just connecting."""
+        for client, address, at in self.load.removed:
+            for each in self._conversations(client):
+                said = b"".join(piece for when, piece in each.said if when < at - 0.5)
+                open_ = each.closed_at > at and b"SUB " in said and b"CLS\n" not in said
+                if open_ and each.address == address and not self._stood(at - 1, at):
+                    yield f"KEPT: {client} is connected to {address}, removed before {at:.6f}"
+
+    def counters_agree(self) -> Iterator[str]:
+        """What clients count is what happened, as far as they can know it."""
+        messages = [message for message in self.load.sent.values() if message.call != "http"]
+        ended = Counter((id(message.by), message.state) for message in messages)
+        for process, made, stats, at in self.load.counted:
+            handled = sum(each.succeeded for each in self.load.handled if each.by is made)
+            stored, perhaps = ended[id(made), "stored"], ended[id(made), "perhaps"]
+            if hasattr(stats, "finished"):
+                left = stats.in_flight or stats.waiting
+                wrong = stats.finished > handled
+                wrong |= self.plan.calm and stats.finished + stats.timed_out < handled
+            else:
+                by = self._interrupted_until(made)  # once the producer's thread does not stand still
+                left = stats.pending and at > by + _GRACE + process.stood(max(by, at - _FOUND_AGAIN), at)
+                wrong = not stored <= stats.published <= stored + perhaps
+            if left or wrong:
+                facts = f"{handled} were handled, {stored} stored, {perhaps} perhaps"
+                yield f"COUNTERS of {process.name}: {stats}, but {facts}"
+
+    # Processes.
+
+    def _crashes(self) -> Iterator[str]:
+        for process in self.world.processes:
+            yield from (f"CRASHED: {crash}" for crash in process.crashed)
+        for daemon in self.world.daemons:
+            yield from (f"LOGGED by {daemon.name}: {bug}" for bug in daemon.bugs())
+        for line in self.world.logged:
+            if "bug of ours" in line or ("Traceback" in line and "a handler that fails" not in line):
+                yield f"LOGGED by a client: {line}"
+                break
+        yield from (f"DAEMON {text}" for text in (*self.faults.not_started, *self.faults.unclean))
+
+    def _left(self) -> Iterator[str]:
+        """Return the threads and descriptors that are left."""
+        # The garbage collector, which is off, closes the socket of an HTTP request that was interrupted.
+        freed = self.faults.happened.keys() & {"interrupt", "storm"}
+        for process in self.world.processes:
+            if not process.alive or process is self.world.here:
+                continue
+            threads = [thread for thread in process.threads if thread.alive]
+            if left := [thread for thread in threads if not thread.name.startswith("nsq-resolve")]:
+                yield f"LEFT running: {left}"
+            opened = process.descriptors.values()
+            if kept := [each for each in opened if not (freed and _is_http(each))]:
+                yield f"LEFT open in {process.name}: {kept[:5]}"
+
+    # What a fault allows.
+
+    def _lossy(self, since: float, until: float) -> bool:
+        """Whether an nsqd ended meanwhile that may have lost what it kept in memory."""
+        return any(since <= at <= until for at in self.faults.lossy)
+
+    def _due_times_lost(self, since: float, until: float) -> bool:
+        """Whether the wall clock was set meanwhile, by which due times are kept in files; or, without
+        --durable, an nsqd has ended whose files may have lost them: power was cut, or the disk failed.
+        """
+        failed = (self.power_was_cut or self.faults.disk_failed) and not self.plan.durable
+        clock_set = any(since <= at <= until for at in self.faults.clock_set)
+        return clock_set or (failed and self._lossy(since, until))
 
     def _disturbed(self, since: float, until: float, harmless: Sequence[str] = _UNNOTICED) -> bool:
         """Whether a fault was at work that clients can notice."""
@@ -297,302 +414,53 @@ class Auditor:
         burst = 20_000 * self.plan.producers * self.plan.publishers  # bytes, each of which may take its turn
         return 0.1 + 3 * self.plan.delay * (40 + burst / self.plan.window) + 2 * self._stood(since, until)
 
-    def _quiet_since(self, since: float, until: float) -> float:
-        """Return from when on, until the second time, there was no fault that clients could notice."""
-        unseen = () if self.plan.found_by_lookup else ("lookupd", "unlisted")
-        again = _FOUND_AGAIN if unseen else _LISTED_AGAIN
-        return max(
-            (
-                span.ended + again
-                for span in self.faults.spans
-                if span.fault.kind not in (*_CALM, *unseen) and span.began <= until
-            ),
-            default=since,
-        )
-
-    def nothing_is_refused_without_a_fault(self) -> None:
-        """While one nsqd after the other drains and restarts, the others take all publishes."""
-        plan = self.plan
-        rolling = {fault.kind for fault in plan.faults} == {"drain"} and plan.nsqds > 1
-        rolling &= not (plan.holds or plan.lag_share)
-        if not (plan.calm or rolling):
-            return
-        for message in self.load.sent.values():
-            if message.call == "http" and rolling:
-                continue
-            if (
-                message.state in ("refused", "perhaps")
-                and message.error
-                and not _OVERDUE.search(message.error)
-            ):
-                self.found(f"FAILED although nothing was broken: {message.call} {message.error}")
-                break
-
-    def nothing_is_answered_twice(self) -> None:
-        for conversation in self.world.conversations:
-            for message_id, answers, deliveries in conversation.answers():
-                if answers > deliveries:
-                    self.found(f"ANSWERED {answers} times, delivered {deliveries} times: {message_id!r}")
-                    return
-
-    def windows_stay_in_their_budget(self) -> None:
-        """The sum of the RDYs that a consumer has sent is at most max_in_flight, or one for each nsqd."""
-        nsqds = [nsqd.name for nsqd in self.load.nsqds]
-        changes: dict[str, list[tuple[float, int, int]]] = {}
-        for number, conversation in enumerate(self.world.conversations):
-            if conversation.client in self.load.budgets:
-                for at, count in conversation.windows():
-                    changes.setdefault(conversation.client, []).append((at, number, count))
-        for client, each in changes.items():
-            budget, windows, asked = self.load.budgets[client], dict[int, int](), list[int]()
-            since = math.inf
-            for at, number, count in sorted(each, key=lambda change: change[0]):
-                # An RDY cannot leave while its nsqd stands still and reads nothing.
-                if at > since + _GRACE + self._stood(since, at, client, *nsqds):
-                    self.found(f"RDY of {client} was {asked} from {since:.6f} on, max_in_flight is {budget}")
-                    return
-                windows[number] = count
-                asked = [window for window in windows.values() if window]
-                # An RDY may leave before the smaller one of another connection does.
-                since = min(since, at) if sum(asked) > max(budget, len(asked)) else math.inf
-
-    def windows_grow_into_free_room(self) -> None:
-        """A consumer gives an nsqd a larger RDY only if no more than max_in_flight can be in flight then."""
-        events: dict[str, list[tuple[float, int, int, Any]]] = {}
-        timeout = self.plan.nsqd_options["msg_timeout"]
-        for number, each in enumerate(self.world.conversations):
-            if each.client in self.load.budgets and each.client not in self.load.adjusted:
-                mine = events.setdefault(each.client, [])
-                mine += [(at, 2, number, count) for at, count in each.windows()]
-                for delivery in each.deliveries:
-                    ended = min(delivery.ended, each.closed_at, delivery.at + timeout - 1)
-                    known = delivery.at + 2 * self.plan.delay + 0.1
-                    delayed = self._disturbed(delivery.at, known, _PROMPT)
-                    if ended > known and not (delivery.touched or delayed):
-                        mine += [(known, 1, number, 1), (ended - 0.05, 0, number, -1)]
-        for client, each in events.items():
-            budget = self.load.budgets[client]
-            windows, in_flight = Counter[int](), Counter[int]()
-            for at, kind, number, count in sorted(each, key=lambda event: event[:2]):
-                if kind < 2:
-                    in_flight[number] += count
-                    continue
-                # A window no larger than what is in flight admits nothing new.
-                grows, windows[number] = count > max(windows[number], in_flight[number]), count
-                used = in_flight.total() - in_flight[number] + count
-                if grows and used > budget and not self._stood(at - 2, at + 1, client):
-                    self.found(f"RDY {count} of {client} at {at:.6f}: {used} may be in flight, not {budget}")
-                    return
-
-    def calls_end_in_time(self) -> None:
-        for call in self.load.calls:
-            if call.result == "interrupted" or not call.ended:
-                continue
-            took, stood = call.ended - call.began, call.process.stood(call.began, call.ended)
-            if took > call.timeout + _GRACE + 2 * stood:
-                self.found(f"LATE: {call.what} took {took:.2f} s, its timeout is {call.timeout} s")
-                break
-
-    def publishes_end_soon(self) -> None:
-        """With nothing broken and nothing that stands still, a publish ends within some round trips."""
-        for message in self.load.sent.values():
-            if message.ended and message.call != "http" and message.ended - message.began > 0.1:
-                since = self._quiet_since(message.began, message.ended)
-                took = message.ended - max(message.began, since)
-                if took > self._trips(since, message.ended):
-                    self.found(
-                        f"SLOW: {message.call} of {message.key!r} from {message.began:.6f} to "
-                        f"{message.ended:.6f}: {message.error or 'stored'}"
-                    )
-                    return
-
-    def answers_leave_soon(self) -> None:
-        """What a handler has done is answered at once, and before nsqd gives it to another consumer."""
-        if self.plan.batch:
-            return
-        timeout = self.plan.nsqd_options["msg_timeout"]
-        for handled in self.load.handled:
-            delivery = self._delivery(handled)
-            if delivery is None or not handled.succeeded or handled.key not in self.load.sent:
-                continue  # a damaged message may have the id of another one
-            left = min(delivery.ended, delivery.conversation.closed_at, delivery.at + timeout - 1)
-            if left <= handled.ended:
-                continue
-            by = handled.ended + self._trips(handled.ended, handled.ended + 1)
-            if left > by and not self._disturbed(delivery.at, by):
-                self.found(
-                    f"SLOW: {handled.key!r} was handled at {handled.ended:.6f}, FIN {delivery.ended:.6f}"
-                )
-                return
-
-    def timeouts_end_deliveries(self) -> None:
-        """What is not answered in time comes again, though its consumer stays connected."""
-        timeout = self.plan.nsqd_options["msg_timeout"]
-        for handled in self.load.handled:
-            delivery = self._delivery(handled)
-            if delivery is None or delivery.touched or handled.key not in self.load.sent:
-                continue
-            due, ended = delivery.at + timeout, min(delivery.ended, delivery.conversation.closed_at)
-            if ended < due:
-                continue
-            by = due + 2.0 + 2 * self._stood(delivery.at, due + 2.0)
-            if (
-                ended > by
-                and not self._disturbed(delivery.at, by, _FLOWING)
-                and self.load.emptied.get(handled.channel, 0.0) < delivery.at
-                and not any(delivery.at < at <= by for at in self._came[handled.message_id])
-                and not self._backlogged(handled.channel, due, by)
-            ):
-                self.found(f"TIMEOUT of {handled.key!r}, delivered at {delivery.at:.6f}: it never came again")
-                return
-
-    @functools.cached_property
-    def _came(self) -> dict[bytes, list[float]]:
-        """When each message was delivered."""
-        came: dict[bytes, list[float]] = {}
-        for conversation in self.world.conversations:
-            for each in conversation.deliveries:
-                came.setdefault(each.message_id, []).append(each.at)
-        return came
+    def _interrupted_until(self, producer: Any) -> float:
+        """Return when the last publish ends whose caller was interrupted: it may wait until its timeout."""
+        mine = [each for each in self.load.sent.values() if each.by is producer and each.error == "perhaps"]
+        return max((each.began + each.timeout for each in mine), default=0.0)
 
     def _backlogged(self, channel: str, since: float, until: float) -> bool:
         """Whether messages of a channel waited for long that were handled meanwhile."""
-        handled = [
-            each for each in self.load.handled if each.channel == channel and since <= each.at <= until
-        ]
-        sent = [(each.at, self.load.sent[each.key]) for each in handled if each.key in self.load.sent]
-        return any(at - message.ended - message.defer > 1.0 for at, message in sent)
+        sent = self.load.sent
+        return any(
+            each.at - sent[each.key].ended - sent[each.key].defer > 1.0
+            for each in self.load.handled
+            if each.channel == channel and since <= each.at <= until and each.key in sent
+        )
 
-    @functools.cached_property
-    def _deliveries(self) -> dict[tuple[str, str, bytes, int], list[Delivery]]:
-        found: dict[tuple[str, str, bytes, int], list[Delivery]] = {}
-        for conversation in self.world.conversations:
-            for each in conversation.deliveries:
-                what = (conversation.client, conversation.address, each.message_id, each.attempts)
-                found.setdefault(what, []).append(each)
-        return found
+    # What belongs together.
+
+    def _repeated(self, *names: str) -> Iterator[tuple[list[Handled], Handled]]:
+        """Yield each message that a handler got, with those before it that agree in these fields."""
+        before = defaultdict[Any, list[Handled]](list)
+        for each in self.load.handled:
+            if earlier := before[attrgetter(*names)(each)]:
+                yield earlier, each
+            earlier.append(each)
+
+    def _conversations(self, client: str) -> list[Conversation]:
+        return [each for each in self.world.conversations if each.client == client]
+
+    def _deliveries(self) -> Iterator[tuple[Handled, Delivery]]:
+        """Yield each message that a handler got, with what brought it."""
+        for handled in self.load.handled:
+            # A damaged message may have the id of another one.
+            if handled.key in self.load.sent and (delivery := self._delivery(handled)):
+                yield handled, delivery
 
     def _delivery(self, handled: Handled) -> Delivery | None:
         """Return what brought a message that a handler got."""
-        what = (handled.client, handled.nsqd.partition(":")[0], handled.message_id, handled.attempts)
-        came = [each for each in self._deliveries.get(what, ()) if each.at <= handled.at]
+        what = (handled.client, handled.nsqd, handled.message_id, handled.attempts)
+        came = [each for each in self._delivered.get(what, ()) if each.at <= handled.at]
         return came[-1] if came else None
 
-    def stops_leave_nothing(self) -> None:
-        """A stop with time left, of a consumer whose nsqds live, leaves no message unanswered."""
-        timeout = self.plan.nsqd_options["msg_timeout"]
-        for call in self.load.calls:
-            if call.what != "stop" or not call.ended or call.result == "interrupted":
-                continue
-            took, name = call.ended - call.began, call.process.name
-            stood = self._stood(call.began - _FOUND_AGAIN, call.ended)
-            if (
-                took > call.timeout - 0.5 - stood
-                or stood > _SILENCE
-                or self._disturbed(call.began - _FOUND_AGAIN, call.ended, _UNBROKEN)
-            ):
-                continue
-            if not call.result:
-                self.found(f"STOP of {name} at {call.began:.6f} took {took:.3f} s: {call.result}")
-                return
-            for conversation in self.world.conversations:
-                if conversation.client == name and call.began < conversation.closed_at <= call.ended + 1:
-                    left = [
-                        each
-                        for each in conversation.deliveries
-                        if each.ended == math.inf and each.at + timeout > call.ended
-                    ]
-                    if left:
-                        self.found(f"STOP of {name} at {call.began:.6f} left {left[0].message_id!r}")
-                        return
-
-    def ends_take_no_time(self) -> None:
-        """With nothing broken and quick handlers, a stop or a close ends within some round trips."""
-        for call in self.load.calls:
-            if call.what == "close" or (call.what == "stop" and not (self.plan.slow or self.plan.hung)):
-                took, limit = call.ended - call.began, self._trips(call.began, call.ended) + 0.5
-                limit += max(0.0, self._interrupted_until(call.by) - call.began)
-                if took > limit and not self._disturbed(call.began - _FOUND_AGAIN, call.ended, _CALM):
-                    self.found(
-                        f"SLOW: {call.what} of {call.process.name} at {call.began:.6f} took {took:.3f} s"
-                    )
-                    return
-
-    def removed_nsqds_are_left(self) -> None:
-        """A consumer says goodbye to an nsqd that its user removes, even if it was just connecting."""
-        for client, address, at in self.load.removed:
-            for each in self.world.conversations:
-                said = b"".join(piece for when, piece in each.said if when < at - 0.5)
-                if (each.client, f"{each.address}:4150") != (client, address) or each.closed_at <= at:
-                    continue
-                if b"SUB " in said and b"CLS\n" not in said and not self._stood(at - 1, at):
-                    self.found(f"KEPT: {client} is connected to {address}, removed before {at:.6f}")
-                    return
-
-    def counters_agree(self) -> None:
-        """What clients count is what happened, as far as they can know it."""
-        handled = Counter(id(each.by) for each in self.load.handled if each.succeeded)
-        stored, perhaps = Counter[int](), Counter[int]()
-        for message in self.load.sent.values():
-            if message.call != "http":
-                stored[id(message.by)] += message.state == "stored"
-                perhaps[id(message.by)] += message.state == "perhaps"
-        for process, made, stats, at in self.load.counted:
-            if hasattr(stats, "finished"):
-                left = stats.in_flight or stats.waiting
-                wrong = stats.finished > handled[id(made)]
-                wrong |= self.plan.calm and stats.finished + stats.timed_out < handled[id(made)]
-            else:
-                by = self._interrupted_until(made)  # once the producer's thread does not stand still
-                left = stats.pending and at > by + _GRACE + process.stood(max(by, at - _FOUND_AGAIN), at)
-                certain = stored[id(made)]
-                wrong = not certain <= stats.published <= certain + perhaps[id(made)]
-            if left or wrong:
-                self.found(
-                    f"COUNTERS of {process.name}: {stats}, but {handled[id(made)]} were handled, "
-                    f"{stored[id(made)]} stored, {perhaps[id(made)]} perhaps"
-                )
-                return
-
-    def _interrupted_until(self, producer: Any) -> float:
-        """Return when the last publish ends whose caller was interrupted: it may wait until its timeout."""
-        return max(
-            (
-                each.began + each.timeout
-                for each in self.load.sent.values()
-                if each.by is producer and each.error == "perhaps"
-            ),
-            default=0.0,
-        )
-
-    def nothing_crashes(self) -> None:
-        for process in self.world.processes:
-            for crash in process.crashed:
-                self.found(f"CRASHED: {crash}")
-        for daemon in self.world.daemons:
-            for bug in daemon.bugs():
-                self.found(f"LOGGED by {daemon.name}: {bug}")
-        for line in self.world.logged:
-            if "bug of ours" in line or ("Traceback" in line and "a handler that fails" not in line):
-                self.found(f"LOGGED by a client: {line}")
-                break
-
-    def daemons_start_and_stop(self) -> None:
-        for text in (*self.faults.not_started, *self.faults.unclean):
-            self.found(f"DAEMON {text}")
-
-    def nothing_is_left(self) -> None:
-        # The garbage collector, which is off, closes the socket of an HTTP request that was interrupted.
-        freed = self.faults.happened.keys() & {"interrupt", "storm"}
-        for process in self.world.processes:
-            if not process.alive or process is self.world.here:
-                continue
-            left = [thread for thread in process.threads if thread.alive]
-            if left := [thread for thread in left if not thread.name.startswith("nsq-resolve")]:
-                self.found(f"LEFT running: {left}")
-            opened = list(process.descriptors.values())
-            if opened := [each for each in opened if not (freed and _is_http(each))]:
-                self.found(f"LEFT open in {process.name}: {opened[:5]}")
+    @functools.cached_property
+    def _delivered(self) -> dict[tuple[str, str, bytes, int], list[Delivery]]:
+        found = defaultdict(list)
+        for said in self.world.conversations:
+            for each in said.deliveries:
+                found[said.client, said.address, each.message_id, each.attempts].append(each)
+        return found
 
 
 def _is_http(descriptor: Any) -> bool:

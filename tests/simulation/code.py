@@ -23,7 +23,6 @@ from typing import Any, TypeVar
 from tests.simulation.scheduler import scheduler
 
 T = TypeVar("T")
-
 PACKAGE = "nsq"
 
 
@@ -43,9 +42,6 @@ class Set(MutableSet[T]):
 
     def __len__(self) -> int:
         return len(self._items)
-
-    def __repr__(self) -> str:
-        return f"{{{', '.join(map(repr, self))}}}"
 
     __hash__ = MutableSet._hash  # frozensets are keys
 
@@ -78,8 +74,8 @@ _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 class _Transform(ast.NodeTransformer):
     def __init__(self) -> None:
+        #: The function and the line of each statement before which a thread can be preempted.
         self.sites: list[tuple[str, int]] = []
-        """The function and the line of each statement before which a thread can be preempted."""
         self._scopes: list[str] = []
 
     def visit_Set(self, node: ast.Set) -> ast.expr:
@@ -121,20 +117,15 @@ class _Transform(ast.NodeTransformer):
                 continue
             is_text = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
             if not (is_text or isinstance(statement, (ast.Global, ast.Nonlocal, ast.Pass))):
-                site = len(self.sites)
+                place = f"_marked[{len(self.sites)}]"
+                call = f"(_due() or {place}) and _statement(__name__, {len(self.sites)}, {place})"
                 self.sites.append((".".join(self._scopes), statement.lineno))
-                call = f"_statement(__name__, {site}, _marked[{site}])"
-                yield _parsed(f"(_due() or _marked[{site}]) and {call}", statement)
+                made = ast.parse(call).body[0]
+                for node in ast.walk(made):  # for tracebacks
+                    ast.copy_location(node, statement)
+                yield made
             yield statement
             self._interrupt(statement)
-
-
-def _parsed(text: str, where: ast.stmt) -> ast.stmt:
-    """Parse a statement, and put it on the line of another."""
-    made = ast.parse(text).body[0]
-    for node in ast.walk(made):
-        ast.copy_location(node, where)
-    return made
 
 
 def _as_set(items: ast.expr, where: ast.expr) -> ast.expr:
@@ -147,9 +138,7 @@ def _is_keys(node: ast.expr) -> bool:
 
 
 class _Loader(importlib.machinery.SourceFileLoader):
-    """Loads one module of the package. It gets the names ``_sites`` (the function and the line of each place
-    where a thread can be preempted) and ``_marked``, and built-ins of its own.
-    """
+    """Loads one module of the package, with ``_sites``, ``_marked``, and built-ins of its own."""
 
     builtins: dict[str, Any]
 
@@ -185,15 +174,8 @@ def install(stand_ins: dict[str, Any]) -> None:
     def import_(name: str, *arguments: Any, **options: Any) -> Any:
         return stand_ins[name] if name in stand_ins else builtins.__import__(name, *arguments, **options)
 
-    _Loader.builtins = {
-        **vars(builtins),
-        "__import__": import_,
-        "open": stand_ins["os"].open_file,
-        "set": Set,
-        "frozenset": Set,
-        "_due": lambda: 0,
-        "_statement": scheduler.statement,
-    }
+    _Loader.builtins = vars(builtins) | {"__import__": import_, "open": stand_ins["os"].open_file}
+    _Loader.builtins |= {"set": Set, "frozenset": Set, "_due": lambda: 0, "_statement": scheduler.statement}
     # Compiled modules of the package must not be taken for those of programs, nor of another transform.
     version = blake2b(Path(__file__).read_bytes(), digest_size=12).hexdigest()
     sys.pycache_prefix = f"{tempfile.gettempdir()}/nsq-simulation-code/{version}"
@@ -231,7 +213,6 @@ def site_of(function: str, beginning: str) -> tuple[str, int]:
 
 def knob(module: str, name: str, value: object) -> None:
     """Give a constant of a module of the package another value."""
-    full = sys.modules[f"{PACKAGE}.{module}"]
-    if not hasattr(full, name):
-        raise LookupError(f"{module} has no {name}")
-    setattr(full, name, value)
+    names = vars(sys.modules[f"{PACKAGE}.{module}"])
+    assert name in names, f"{module} has no {name}"
+    names[name] = value

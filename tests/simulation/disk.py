@@ -29,8 +29,7 @@ from tests.simulation.threads import stand_in
 
 ROOT = "/disk"
 _SECTOR = 512
-#: Operations that change something: faults are aimed at these.
-CHANGES = ("open", "pwrite", "truncate", "rename", "unlink", "fsync")
+CHANGES = ("open", "pwrite", "truncate", "rename", "unlink", "fsync")  # what faults are aimed at
 
 
 class File:
@@ -87,12 +86,10 @@ class Disk:
         self.names: dict[str, File] = {}
         self._durable_names: dict[str, File] = {}
         self._journal: list[dict[str, File | None]] = []  # each step happens whole, or not
-        self.capacity = math.inf
+        #: They get an operation and a name before it happens; one that returns an errno has it fail. They may
+        #: kill the process.
         self.hooks: list[Callable[[str, str], int]] = []
-        """They get an operation and a name before it happens; one that returns an errno has it fail. They may
-        kill the process.
-        """
-        self.short_writes = 0.0
+        self.heal()
         self.operations = 0
         self._inodes: weakref.WeakValueDictionary[int, File] = weakref.WeakValueDictionary()
 
@@ -150,17 +147,12 @@ def _rename(names: dict[str, File], step: dict[str, File | None]) -> None:
 
 
 disks: dict[str, Disk] = {}
-
-
-def begin() -> None:
-    disks.clear()
+begin = disks.clear
 
 
 def _where(path: Any) -> tuple[Disk, str]:
     """Return the disk and the name in its directory; the name is empty for the directory."""
     _, _, host, *rest = str(path).split("/")
-    if host not in disks:
-        raise _error(errno.ENOENT, path)
     return disks[host], "/".join(rest)
 
 
@@ -225,11 +217,8 @@ class Open(io.RawIOBase):
         self.file.change(size, None)
 
     def fstat(self) -> Any:
-        return SimpleNamespace(
-            st_mode=(real_stat.S_IFREG if self.name else real_stat.S_IFDIR) | 0o600,
-            st_size=len(self.file.content),
-            st_ino=self.file.number,
-        )
+        mode = real_stat.S_IFREG if self.name else real_stat.S_IFDIR
+        return SimpleNamespace(st_mode=mode, st_size=len(self.file.content), st_ino=self.file.number)
 
     def close(self) -> None:
         super().close()
@@ -301,20 +290,10 @@ def rename(source: Any, target: Any) -> None:
     disk.change_names({name: None, new: file})
 
 
-def listdir(path: Any) -> list[str]:
-    return list(_where(path)[0].names)
-
-
-def scandir(path: Any) -> contextlib.AbstractContextManager[list[Any]]:
-    entries = [
-        SimpleNamespace(name=name, path=f"{path}/{name}", is_file=lambda: True, is_symlink=lambda: False)
-        for name in listdir(path)
-    ]
-    return contextlib.nullcontext(entries)
-
-
 class Path(pathlib.PurePosixPath):
     """Stands in for ``pathlib.Path``."""
+
+    replace = rename
 
     def exists(self) -> bool:
         disk, name = _where(self)
@@ -334,15 +313,12 @@ class Path(pathlib.PurePosixPath):
             disk.before("unlink", name)
             disk.change_names({name: None})
 
-    def replace(self, target: Any) -> None:
-        rename(self, target)
-
     def read_bytes(self) -> bytes:
         with open_file(self, "rb") as file:
             return file.read()  # type: ignore[no-any-return]
 
     def glob(self, pattern: str) -> Iterator[Path]:
-        return iter([self / name for name in listdir(self) if pathlib.PurePath(name).match(pattern)])
+        return iter([self / name for name in _where(self)[0].names if pathlib.PurePath(name).match(pattern)])
 
 
 def modules() -> dict[str, Any]:
@@ -355,8 +331,8 @@ def modules() -> dict[str, Any]:
             open_file=open_file,
             rename=rename,
             replace=rename,
-            listdir=listdir,
-            scandir=scandir,
+            listdir=lambda path: list(_where(path)[0].names),
+            scandir=lambda path: contextlib.nullcontext(Path(path).glob("*")),
             path=stand_in(real_os.path, isdir=lambda path: not _where(path)[1]),
             getpid=lambda: scheduler.current.process.pid if scheduler.current else real_os.getpid(),
             uname=lambda: SimpleNamespace(nodename="host"),

@@ -25,9 +25,7 @@ from typing import Any
 from tests.simulation.scheduler import Process, Waiters, scheduler
 from tests.simulation.threads import stand_in
 
-_TIMEVAL = struct.Struct("@ll")
-#: How many bytes of a transfer a story shows.
-_SHOWN = 160
+_SHOWN = 160  # bytes of a transfer that a story shows
 
 
 @dataclass(eq=False)
@@ -39,9 +37,6 @@ class Host:
     powered: bool = True
     listeners: dict[int, End] = field(default_factory=dict)
     ends: dict[End, None] = field(default_factory=dict)
-
-    def __repr__(self) -> str:
-        return self.name
 
 
 class Link:
@@ -84,23 +79,16 @@ class End:
         self.descriptors = 0
         self.read_timeout: float | None = None
         self.accepting: deque[End] | None = None
-        self.connecting = False
         self.received = bytearray()
-        self.on_way = 0
+        self.on_way, self.last_arrival = 0, 0.0  # of what it sent: how many bytes, and when all is there
+        self.connecting = self.broken = False
         self.at_end = False  # the other end sends nothing more
         self.deaf = False  # this end reads only what is there already
         self.finished = False  # this end sends nothing more
-        self.broken = False
         self.error = 0  # an errno, until a call has raised it
         self.watchers = Waiters()
-        self.last_arrival = 0.0
-        self.said: list[tuple[float, bytes]] = []
-        """What it sent, and when: for the auditor."""
+        self.said: list[tuple[float, bytes]] = []  # what it sent, and when: for the auditor
         self.closed_at = math.inf
-
-    def ready(self, wanted: int) -> int:
-        """Return which of these flags of ``poll`` hold."""
-        return wanted & (POLLIN * self.readable | POLLOUT * self.writable)
 
     @property
     def room(self) -> int:
@@ -118,6 +106,7 @@ class End:
     # Connecting.
 
     def connect(self, address: tuple[str, int]) -> None:
+        scheduler.note("connect", address)
         self.name, self.peer_name = (self.host.address, next(network.numbers)), address
         self.host.ends[self] = None
         self.connecting = True
@@ -135,12 +124,11 @@ class End:
             network.connections.append(self)
             listener.accepting.append(other)
             listener.watchers.wake()
-        code = 0 if self.peer else errno.ECONNREFUSED
-        network.link(self.host, there).send(self.host, lambda: self._answered(code))
+        network.link(self.host, there).send(self.host, self._answered)
 
-    def _answered(self, code: int) -> None:
+    def _answered(self) -> None:
         if self.connecting and self in self.host.ends:
-            self.connected(code)
+            self.connected(0 if self.peer else errno.ECONNREFUSED)
         elif self.peer is not None:  # closed meanwhile
             self._send(self.peer.reset)
 
@@ -153,6 +141,8 @@ class End:
 
     def send(self, data: bytes) -> int:
         """Take as much as there is room for."""
+        if not self.writable:
+            raise _error(errno.EAGAIN)
         self.raise_error()
         if self.broken or self.finished or self.peer is None:
             raise _error(errno.EPIPE)
@@ -162,11 +152,14 @@ class End:
         if self.host is not self.peer.host:
             network.watch(self)
         if scheduler.telling and taken and self.host is not self.peer.host:
-            size = f" … {len(taken)} bytes" if len(taken) > _SHOWN else ""
-            scheduler.story(f"{self.host} to {self.peer.host}: {taken[:_SHOWN]!r}{size}")
+            more = f" … {len(taken)} bytes" if len(taken) > _SHOWN else ""
+            scheduler.story(f"{self.host.name} to {self.peer.host.name}: {taken[:_SHOWN]!r}{more}")
         start = 0
         while start < len(taken):
-            piece = taken[start : start + network.piece()]
+            size = network.window
+            if network.in_pieces and scheduler.chance.random() < network.in_pieces:
+                size = 1 + int(scheduler.chance.random() ** 3 * 3000)
+            piece = taken[start : start + size]
             start += len(piece)
             self.on_way += len(piece)
             self._send(lambda piece=piece: self._arrived(piece))
@@ -257,7 +250,7 @@ class Socket:
     def setsockopt(self, _level: int, name: int, value: Any) -> None:
         end = self.end
         if name == real_socket.SO_RCVTIMEO:
-            seconds, micros = _TIMEVAL.unpack(value)
+            seconds, micros = struct.unpack("@ll", value)
             end.read_timeout = seconds + micros / 1e6 or None
 
     def getsockopt(self, _level: int, name: int) -> int:
@@ -295,7 +288,6 @@ class Socket:
 
     def connect(self, address: Any) -> None:
         assert not self._blocking
-        scheduler.note("connect", address)
         self.end.connect((str(address[0]), int(address[1])))
         raise _error(errno.EINPROGRESS)
 
@@ -313,11 +305,8 @@ class Socket:
         return data
 
     def send(self, data: Any, flags: int = real_socket.MSG_DONTWAIT) -> int:
-        end = self.end
         assert not self._blocking or flags & real_socket.MSG_DONTWAIT
-        if not end.writable:
-            raise _error(errno.EAGAIN)
-        return end.send(data)
+        return self.end.send(data)
 
     def sendmsg(self, buffers: Any) -> int:
         """Send several buffers: asyncio does since Python 3.12."""
@@ -376,11 +365,12 @@ class Poll:
     def poll(self, milliseconds: float | None) -> list[tuple[int, int]]:
         open_ = scheduler.me().process.descriptors
 
+        def state(number: int) -> int:
+            end = open_[number].end if number in open_ else None
+            return POLLIN * end.readable | POLLOUT * end.writable if end else POLLNVAL
+
         def ready() -> list[tuple[int, int]]:
-            found = [
-                (number, open_[number].end.ready(wanted) if number in open_ else POLLNVAL)
-                for number, wanted in self._wanted.items()
-            ]
+            found = ((number, state(number) & (wanted | POLLNVAL)) for number, wanted in self._wanted.items())
             return [each for each in found if each[1]]
 
         if milliseconds == 0 and not ready():
@@ -397,16 +387,11 @@ class Network:
 
     def __init__(self) -> None:
         self.hosts: dict[str, Host] = {}
-        self.window = 65536
-        self.delay = 0.0003
-        self.in_pieces = 0.0
-        """How often a transfer arrives in several pieces."""
-        self.watch: Callable[[End], object] = lambda _end: None
-        """Called when an end sends something."""
-        self.connections: list[End] = []
-        """The dialing end of every connection that there was."""
-        self.numbers = itertools.count(1)
-        """Of addresses, of ports that are dialed from, and of descriptors."""
+        self.window, self.delay = 65536, 0.0003
+        self.in_pieces = 0.0  # how often a transfer arrives in several pieces
+        self.watch: Callable[[End], object] = lambda _end: None  # called when an end sends something
+        self.connections: list[End] = []  # the dialing end of every connection that there was
+        self.numbers = itertools.count(1)  # of addresses, of ports that are dialed from, of descriptors
         self._links: dict[frozenset[str], Link] = {}
 
     def host(self, name: str) -> Host:
@@ -447,12 +432,6 @@ class Network:
             if host.name in names:
                 link.send_again()
 
-    def piece(self) -> int:
-        """Draw how many bytes arrive together."""
-        if self.in_pieces and scheduler.chance.random() < self.in_pieces:
-            return 1 + int(scheduler.chance.random() ** 3 * 3000)
-        return self.window
-
     def descriptor(self, process: Process, item: Any) -> int:
         number = 1_000_000 + next(self.numbers)
         process.descriptors[number] = item
@@ -473,7 +452,7 @@ def _error(code: int) -> OSError:
 def getaddrinfo(host: Any, port: Any, *_: Any, **__: Any) -> list[Any]:
     """Know addresses only: no run has names of hosts."""
     text = host.decode() if isinstance(host, bytes) else host
-    return [(real_socket.AF_INET, real_socket.SOCK_STREAM, real_socket.IPPROTO_TCP, "", (text, int(port)))]
+    return [(Socket.family, Socket.type, Socket.proto, "", (text, int(port)))]
 
 
 def modules() -> dict[str, Any]:

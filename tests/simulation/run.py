@@ -26,10 +26,8 @@ from tests.simulation.scheduler import BEGIN, Hang, scheduler
 from tests.simulation.threads import sleep
 from tests.simulation.world import Nsqd, Nsqlookupd, World
 
-#: Virtual seconds in which everything must be delivered once nothing fails any more.
-_DRAIN = 150.0
-#: CPU seconds after which a child is taken for hanging.
-_CPU_LIMIT = 120
+_DRAIN = 150.0  # virtual seconds in which everything must be delivered once nothing fails any more
+_CPU_LIMIT = 120  # CPU seconds after which a child is taken for hanging
 
 
 @dataclass
@@ -59,18 +57,15 @@ def perform(plan: Plan, story: Callable[[str], None] | None = None) -> Outcome:
     for (module, name), value in plan.knobs.items():
         code.knob(module, name, value)
     fired: list[Hold] = []
-    begin_holding = _hold(plan, fired)
     _record_drops(world.dropped)
     lookupds = [Nsqlookupd(world, f"lookupd{number}") for number in range(plan.lookupds)]
     listed_at = tuple(lookupd.tcp_address for lookupd in lookupds)
-    nsqds = [
-        Nsqd(world, f"nsqd{number}", lookupd_tcp_addresses=listed_at, **plan.nsqd_options)
-        for number in range(plan.nsqds)
-    ]
+    options = {**plan.nsqd_options, "lookupd_tcp_addresses": listed_at}
+    nsqds = [Nsqd(world, f"nsqd{number}", **options) for number in range(plan.nsqds)]
     load = Load(world, plan, nsqds, lookupds)
     faults = Faults(world, nsqds, lookupds, load)
     try:
-        world.run(lambda: _scenario(world, plan, load, faults, outcome.violations, begin_holding))
+        world.run(lambda: _scenario(load, faults, outcome.violations, fired))
     except Hang as error:
         outcome.violations.append(f"HANG: {error}")
     outcome.plan = replace(plan, rare=0.0, holds=[*plan.holds, *fired])
@@ -78,7 +73,7 @@ def perform(plan: Plan, story: Callable[[str], None] | None = None) -> Outcome:
     outcome.confirmed = sum(message.state == "stored" for message in load.sent.values())
     outcome.handled = len(load.handled)
     outcome.faults = Counter(faults.happened)
-    outcome.trace = scheduler.trace
+    outcome.trace = scheduler.trace.hexdigest()
     outcome.virtual = scheduler.now - BEGIN
     outcome.cpu = time.process_time() - began
     return outcome
@@ -96,13 +91,10 @@ def _record_drops(dropped: set[tuple[str, bytes]]) -> None:
     bound._dropped = noted
 
 
-def _hold(plan: Plan, fired: list[Hold]) -> Callable[[], None]:
-    """Return what has threads stand still from now on where the plan says. ``fired`` gets what was not named
-    beforehand.
-    """
+def _hold(plan: Plan, fired: list[Hold]) -> None:
+    """From now on have threads stand still where the plan says. ``fired`` gets what it has not named."""
     named = {(hold.module, hold.site, hold.nth): hold.seconds for hold in plan.holds}
-    last: Counter[tuple[str, int]] = Counter()
-    seen: Counter[tuple[str, int]] = Counter()
+    last, seen = Counter[tuple[str, int]](), Counter[tuple[str, int]]()
     chance = random.Random(f"holds {plan.seed}")
 
     def held(module: str, site: int) -> float:
@@ -117,34 +109,25 @@ def _hold(plan: Plan, fired: list[Hold]) -> Callable[[], None]:
             seconds += fired[-1].seconds
         return seconds
 
-    def begin() -> None:
-        for module, site, nth in named:
-            last[module, site] = max(last[module, site], nth)
-        for module, sites in code.sites().items():
-            if plan.rare and module.removeprefix("nsq.").startswith(plan.parts):
-                last.update({(module, site): plan.first for site in range(len(sites))})
-        for module, site in last:
-            code.mark(module, site)
-
     scheduler.held = held
-    return begin
+    for module, site, nth in named:
+        last[module, site] = max(last[module, site], nth)
+    for module, sites in code.sites().items():
+        if plan.rare and module.removeprefix("nsq.").startswith(plan.parts):
+            last.update({(module, site): plan.first for site in range(len(sites))})
+    for module, site in last:
+        code.mark(module, site)
 
 
-def _scenario(
-    world: World,
-    plan: Plan,
-    load: Load,
-    faults: Faults,
-    violations: list[str],
-    begin_holding: Callable[[], None],
-) -> None:
+def _scenario(load: Load, faults: Faults, violations: list[str], fired: list[Hold]) -> None:
+    world, plan = load.world, load.plan
     for daemon in world.daemons:
         if not daemon.start():
             violations.append(f"DAEMON {daemon.name} does not start: {daemon.failure}")
             return
     load.begin()
     sleep(0.5)
-    begin_holding()
+    _hold(plan, fired)
     began = scheduler.now
     for fault in plan.faults:
         _sleep_until(began + fault.at)
@@ -159,19 +142,12 @@ def _scenario(
         load.begin_consumers()
     if plan.full_at_the_end:
         faults.fill()
-        if not _in_time(world, plan, lambda: not load.undelivered()):
+        if not _in_time(load, lambda: not load.undelivered()):
             violations.append(f"HELD while the disk is full: {load.undelivered()}")
         faults.mend(1.0)
-
-    def left(nsqd: Nsqd) -> object:
-        found = nsqd.left()
-        return found and {name: counts for name, counts in found.items() if not name.startswith("guest")}
-
-    def drained() -> bool:
-        return all(left(nsqd) == {} for nsqd in load.nsqds)
-
-    if not _in_time(world, plan, drained):
-        rest = {nsqd.name: nsqd.failure if (found := left(nsqd)) is None else found for nsqd in load.nsqds}
+    if not _in_time(load, lambda: all(nsqd.left() == {} for nsqd in load.nsqds)):
+        left = {nsqd: nsqd.left() for nsqd in load.nsqds}
+        rest = {nsqd.name: nsqd.failure if found is None else found for nsqd, found in left.items()}
         violations.append(f"STUCK: after {_DRAIN:.0f} s without faults there are still {rest}")
     if not world.until(lambda: not load.unlisted(), 20.0, every=0.1):
         violations.append(f"LOOKUP {load.unlisted()}")
@@ -186,13 +162,13 @@ def _scenario(
     _sleep_until(max([scheduler.now, *stands]) + 1.0)
 
 
-def _in_time(world: World, plan: Plan, condition: Callable[[], object]) -> bool:
+def _in_time(load: Load, condition: Callable[[], object]) -> bool:
     """Wait until a condition holds; return whether it does. While daemons stand still, nothing is late."""
     began = scheduler.now
     while not condition():
-        daemons = [each for each in world.processes if each not in world.clients]
+        daemons = [each for each in load.world.processes if each not in load.world.clients]
         stood = sum(each.stood(began, scheduler.now) for each in daemons)
-        if scheduler.now > min(began + _DRAIN + plan.longest_defer + stood, began + 10 * _DRAIN):
+        if scheduler.now > began + min(_DRAIN + load.plan.longest_defer + stood, 10 * _DRAIN):
             return False
         sleep(0.1)
     return True
@@ -252,10 +228,8 @@ def shrink(outcome: Outcome, tell: Callable[[str], None]) -> Outcome:
                 fewer = items[:start] + items[start + size :]
                 tried = in_child(replace(outcome.plan, **{name: fewer}))
                 if tried.kind == outcome.kind:
-                    outcome = tried
-                    tell(
-                        f"still fails with {len(tried.plan.faults)} faults and {len(tried.plan.holds)} holds"
-                    )
+                    outcome, plan = tried, tried.plan
+                    tell(f"still fails with {len(plan.faults)} faults and {len(plan.holds)} holds")
                     break
             else:
                 size //= 2

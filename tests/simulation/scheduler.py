@@ -18,20 +18,15 @@ import random
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from greenlet import getcurrent, greenlet  # type: ignore[import-untyped]
 
-#: Seconds that pass whenever another thread runs.
-_SWITCH = 1e-6
-#: The least seconds for which a thread stands still.
-_SHORTEST_LAG = 1e-5
-#: The monotonic clock and the wall clock (seconds since 1970) when a run begins.
-BEGIN, EPOCH = 1_000.0, 1_800_000_000.0
-#: The most seconds for which a thread stands still, or a process.
-_LONGEST_STAND = 20.0
-#: Switches without a timer in between after which a run counts as hanging.
-_BUSY = 400_000
+BEGIN, EPOCH = 1_000.0, 1_800_000_000.0  # the monotonic clock and the wall clock when a run begins
+_SWITCH = 1e-6  # seconds that pass whenever another thread runs
+_SHORTEST_LAG, _LONGEST_STAND = 1e-5, 20.0  # seconds for which a thread, or a process, stands still
+_BUSY = 400_000  # switches without a timer in between after which a run counts as hanging
 
 
 class Hang(Exception):
@@ -40,20 +35,18 @@ class Hang(Exception):
 
 @dataclass(eq=False)
 class Process:
-    """What dies together: threads, sockets and open files. ``clock_error`` is how wrong its wall clock is."""
+    """What dies together: threads, sockets and open files."""
 
     name: str
     pid: int
     host: Any = None
     threads: list[Thread] = field(default_factory=list)
     alive: bool = True
-    clock_error: float = 0.0
+    clock_error: float = 0.0  # how wrong its wall clock is
     descriptors: dict[int, Any] = field(default_factory=dict)
-    crashed: list[str] = field(default_factory=list)
-    """Errors that ended a thread."""
+    crashed: list[str] = field(default_factory=list)  # errors that ended a thread
     stopped_until: float = 0.0
-    stands: list[tuple[float, float]] = field(default_factory=list)
-    """From when to when its threads stood still, one entry for each time."""
+    stands: list[tuple[float, float]] = field(default_factory=list)  # from when to when a thread stood still
 
     def stop(self, seconds: float) -> None:
         """Let none of its threads run for so long, as SIGSTOP does."""
@@ -92,8 +85,7 @@ class Thread:
         self.ident: int | None = None
         self.alive = self.waiting = False
         self.timer: list[Any] | None = None
-        self.interrupt: Callable[[], object] | None = None
-        """Called before the thread runs again."""
+        self.interrupt: Callable[[], object] | None = None  # called before the thread runs again
         self.joiners = Waiters()
         self.loop: asyncio.AbstractEventLoop | None = None
         self.stack = greenlet(self._run, scheduler.main)
@@ -135,36 +127,30 @@ class Scheduler:
         self.chance = random.Random(f"scheduler {seed}")
         self.now = BEGIN
         self.current: Thread | None = None
-        self.main: Any = None  # the greenlet that called ``run``
-        self.story: Callable[[str], None] = lambda _line: None
-        """Gets a line for each thing that happens, in a replay."""
-        self.telling = False
-        #: How many statements run between two preemptions on average; how often one stands still, how long.
-        self.pace = 200
-        self.lag_share, self.lag_longest = 0.01, 0.3
-        self.held: Callable[[str, int], float] = lambda _module, _site: 0.0
-        """Says for how many seconds a thread stands still at a marked statement."""
-        self._trace = hashlib.blake2b(digest_size=8)
         self.runnable: list[Thread] = []
         self._timers: list[list[Any]] = []
         self.numbers = itertools.count(1)
+        self.main: Any = None  # the greenlet that called ``run``
+        self.story: Callable[[str], None] = lambda _line: None  # gets all that happens, in a replay
+        self.telling = False
+        self.pace = 200  # how many statements run between two preemptions on average
+        self.lag_share, self.lag_longest = 0.01, 0.3  # how often a preempted thread stands still, how long
+        #: Says for how many seconds a thread stands still at a marked statement.
+        self.held: Callable[[str, int], float] = lambda _module, _site: 0.0
+        self.trace = hashlib.blake2b(digest_size=8)  # tells whether two runs are the same
         self._since_timer = 0
-        self._over = False
-        self._failure: BaseException | None = None
+        self.over = False  # whether ``run`` ends at the next switch
+        self._hang: Hang | None = None
 
     # The run.
 
     def run(self) -> None:
-        """Let threads run until ``stop``, or until none can ever run again."""
+        """Let threads run until it is over, or until none can ever run again."""
         self.main = getcurrent()
         self.run_next()
         asyncio._set_running_loop(None)
-        if self._failure is not None:
-            raise self._failure
-
-    def stop(self) -> None:
-        """End ``run`` at the next switch."""
-        self._over = True
+        if self._hang is not None:
+            raise self._hang
 
     def tell(self, line: Callable[[str], None]) -> None:
         """Have each line of the story told, with its time."""
@@ -172,12 +158,8 @@ class Scheduler:
         self.story = lambda text: line(f"{self.now - BEGIN:11.6f}  {text}")
 
     def note(self, *facts: object) -> None:
-        """Add facts to the hash that tells whether two runs are the same."""
-        self._trace.update(repr((self.now, facts)).encode())
-
-    @property
-    def trace(self) -> str:
-        return self._trace.hexdigest()
+        """Add facts to the hash of the run."""
+        self.trace.update(repr((self.now, facts)).encode())
 
     # Threads and processes.
 
@@ -216,7 +198,7 @@ class Scheduler:
                 place[me] = None
             me.waiting = True
             if deadline < math.inf:
-                me.timer = self.at(deadline, lambda: self.wake(me))
+                me.timer = self.at(deadline, partial(self.wake, me))
             try:
                 self._rest(me)
             except BaseException:
@@ -245,11 +227,8 @@ class Scheduler:
         """Keep the current thread from running for so long, whatever it is woken for."""
         me = self.me()
         me.process.stands.append((self.now, self.now + seconds))
-        self._run_at(self.now + seconds, me)
+        self.at(self.now + seconds, partial(self.runnable.append, me))
         self._rest(me)
-
-    def _run_at(self, when: float, thread: Thread) -> None:
-        self.at(when, lambda: self.runnable.append(thread))
 
     def interrupt(self, thread: Thread, action: Callable[[], object]) -> None:
         """Have a thread call ``action`` before its next statement, as a signal handler; it may raise."""
@@ -266,7 +245,6 @@ class Scheduler:
 
     def due(self) -> Iterator[int]:
         """Yield 0 for a statement before which the thread goes on, 1 for one before which it is preempted."""
-
         gaps = ((0,) * int(self.chance.expovariate(1 / self.pace)) + (1,) for _ in itertools.count())
         return itertools.chain.from_iterable(gaps)
 
@@ -315,7 +293,7 @@ class Scheduler:
                 action = heapq.heappop(timers)[2]
                 if action is not None:
                     action()
-            if self._over or not (runnable or timers):
+            if self.over or not (runnable or timers):
                 return None
             if not runnable:
                 self.now = timers[0][0]
@@ -327,21 +305,19 @@ class Scheduler:
             if not thread.alive:
                 continue
             if thread.process.stopped_until > self.now:
-                self._run_at(thread.process.stopped_until, thread)
+                self.at(thread.process.stopped_until, partial(runnable.append, thread))
                 continue
             self.now += _SWITCH
             self._since_timer += 1
             if self._since_timer > _BUSY:
-                self._failure = Hang(f"{thread} and others run without waiting")
+                self._hang = Hang(f"{thread} and others run without waiting")
                 return None
             return thread
 
 
 scheduler = Scheduler()
-"""The scheduler of this process's run. ``begin`` replaces its state."""
 
 
-def begin(seed: int | str) -> Scheduler:
+def begin(seed: int | str) -> None:
     """Begin a run: make the one scheduler new."""
     scheduler.__init__(seed)  # type: ignore[misc]
-    return scheduler

@@ -12,7 +12,6 @@ import asyncio.selector_events
 import functools
 import gc
 import importlib
-import io
 import itertools
 import logging
 import math
@@ -21,9 +20,9 @@ import re
 import selectors
 import struct
 import sys
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 from tests.simulation import code, disk, network, threads
@@ -32,15 +31,10 @@ from tests.simulation.network import Host
 from tests.simulation.scheduler import Process, Thread, begin, scheduler
 
 #: The modules that take part, also those that the package imports late. Runs are forked after the import.
-MODULES = (
-    "nsq.consumer.consumer",
-    "nsq.daemons.nsqd.daemon",
-    "nsq.daemons.nsqlookupd.daemon",
-    "nsq.http.nsqd",
-    "nsq.partitioned.consuming",
-    "nsq.partitioned.routing",
-    "nsq.producer.producer",
-)
+_MODULES = (
+    "consumer.consumer", "daemons.nsqd.daemon", "daemons.nsqlookupd.daemon", "http.nsqd",
+    "partitioned.consuming", "partitioned.routing", "producer.producer",
+)  # fmt: skip
 
 
 def install() -> None:
@@ -49,8 +43,8 @@ def install() -> None:
     code.install(stand_ins)
     for module in (asyncio.base_events, asyncio.selector_events):  # event loops are asyncio's own
         vars(module).update(socket=stand_ins["socket"], time=stand_ins["time"])
-    for name in MODULES:
-        importlib.import_module(name)
+    for name in _MODULES:
+        importlib.import_module(f"nsq.{name}")
 
 
 class World:
@@ -65,10 +59,9 @@ class World:
         self.chance = random.Random(f"world {seed}")
         self.daemons: list[Daemon] = []
         self.clients: list[Process] = []
+        #: What nsqds have dropped, by --max-channel-depth: TOPIC or TOPIC/CHANNEL, and the message's key.
         self.dropped: set[tuple[str, bytes]] = set()
-        """What nsqds have dropped, by --max-channel-depth: TOPIC or TOPIC/CHANNEL, and the message's key."""
-        self.logged: list[str] = []
-        """What the client has logged as an error of its own."""
+        self.logged: list[str] = []  # what the client has logged as an error of its own
         self.processes: list[Process] = []
         self.here = self.process("scenario")
         logger = logging.getLogger("nsq")
@@ -82,9 +75,8 @@ class World:
         return process
 
     def client(self, name: str) -> Process:
-        process = self.process(name)
-        self.clients.append(process)
-        return process
+        self.clients.append(self.process(name))
+        return self.clients[-1]
 
     def kill_process(self, process: Process) -> None:
         """End a process at once, as kill -9 does."""
@@ -101,9 +93,10 @@ class World:
     def conversations(self) -> list[Conversation]:
         """Return what clients and nsqds have said to each other."""
         return [
-            Conversation(end.host.name, end.peer_name[0], end.said, end.peer.said, end.closed_at)
+            Conversation(end.host.name, f"{host}:{port}", end.said, end.peer.said, end.closed_at)
             for end in network.network.connections
-            if end.peer is not None and end.peer_name[1] == Nsqd.tcp_port
+            for host, port in [end.peer_name]
+            if end.peer is not None and port == Nsqd.tcp_port
         ]
 
     def run(self, scenario: Callable[[], object], *, preempt: bool = True) -> None:
@@ -115,7 +108,7 @@ class World:
             try:
                 scenario()
             finally:
-                scheduler.stop()
+                scheduler.over = True
 
         scheduler.start(run, "scenario", self.here)
         scheduler.run()
@@ -155,35 +148,14 @@ class Conversation:
             size, kind, _, attempts, message_id = _FRAME.unpack_from(sent, place)
             place += 4 + size
             if kind == 2 and place <= len(sent):
-                by_id.setdefault(message_id, []).append(
-                    Delivery(self, times[place - 1], message_id, attempts)
-                )
+                delivery = Delivery(self, times[place - 1], message_id, attempts)
+                by_id.setdefault(message_id, []).append(delivery)
         for at, verb, what in self.commands:
             for each in by_id.get(what, ()):  # nsqd has one in flight with an id, whatever it sent before
                 if each.at <= at < each.ended:
                     each.touched |= verb == b"TOUCH"
                     each.ended = each.ended if verb == b"TOUCH" else at
         return [each for deliveries in by_id.values() for each in deliveries]
-
-    def answers(self) -> Iterator[tuple[bytes, int, int]]:
-        """Yield each message's id, how often the client answered it, and how often nsqd had sent it."""
-        sent = Counter(each.message_id for each in self.deliveries)
-        # A power cut may have put any bytes into an id, a newline too.
-        answers = Counter(
-            what for _, verb, what in self.commands if verb in (b"FIN", b"REQ") and len(what) == 16
-        )
-        for message_id, count in answers.items():
-            yield message_id, count, sent[message_id]
-
-    def requeued(self) -> Iterator[tuple[bytes, float]]:
-        """Yield each message that the client requeued, with the time, unless nsqd refused that for some."""
-        if not any(b"E_REQ_FAILED" in piece for _, piece in self.answered):
-            yield from ((what, at) for at, verb, what in self.commands if verb == b"REQ")
-
-    def windows(self) -> Iterator[tuple[float, int]]:
-        """Yield each RDY with its time, and 0 at a CLS and at the end."""
-        yield from ((at, int(what)) for at, verb, what in self.commands if verb in (b"RDY", b"CLS"))
-        yield self.closed_at, 0
 
 
 @dataclass
@@ -196,6 +168,11 @@ class Delivery:
     attempts: int
     touched: bool = False
     ended: float = math.inf
+
+    @property
+    def left(self) -> float:
+        """When nsqd no longer waited for an answer, its own timeout apart."""
+        return min(self.ended, self.conversation.closed_at)
 
 
 def _joined(pieces: list[tuple[float, bytes]]) -> tuple[bytes, list[float]]:
@@ -215,10 +192,8 @@ class _Collect(logging.Handler):
         self._lines = lines
 
     def emit(self, record: logging.LogRecord) -> None:
-        text = record.getMessage()
+        text = self.format(record)  # with the traceback, if there is one
         scheduler.story(f"log {record.name}: {text}")
-        if record.exc_info:
-            text += "\n" + logging.Formatter().formatException(record.exc_info)
         if record.levelno >= logging.ERROR or record.exc_info:
             self._lines.append(text)
 
@@ -226,35 +201,25 @@ class _Collect(logging.Handler):
 class Daemon:
     """A daemon on a host of its own, which can be stopped, killed, and cut off from its power."""
 
-    kind = ""
-    tcp_port = http_port = 0
+    kind, tcp_port, http_port = "", 0, 0
+    _loop: asyncio.AbstractEventLoop
+    _stop: asyncio.Event
+    _server: Any
 
     def __init__(self, world: World, name: str, **options: Any) -> None:
         self.world, self.name, self.options = world, name, options
         world.daemons.append(self)
         self.host = network.network.host(name)
         self.process: Process | None = None
-        self.lines: list[str] = []
-        """What it has logged."""
-        self.errors: list[str] = []
-        """What asyncio has reported."""
-        self.failure: str | None = None
-        """Why it did not start, or ended."""
-        self.running = self.stopping = False
+        self.lines: list[str] = []  # what it has logged
+        self.errors: list[str] = []  # what asyncio has reported
+        self.failure: str | None = None  # why it did not start, or ended
+        self.running = self.stopping = self._drain = False
         self.stopped_cleanly: bool | None = None
         self._thread: Thread | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._stop = asyncio.Event()
-        self._drain = False
-        self._server: Any = None
 
-    @property
-    def tcp_address(self) -> str:
-        return f"{self.host.address}:{self.tcp_port}"
-
-    @property
-    def http_address(self) -> str:
-        return f"{self.host.address}:{self.http_port}"
+    tcp_address = property(lambda self: f"{self.host.address}:{self.tcp_port}")
+    http_address = property(lambda self: f"{self.host.address}:{self.http_port}")
 
     @property
     def alive(self) -> bool:
@@ -265,6 +230,7 @@ class Daemon:
         self.stopping, self.failure, self.stopped_cleanly = False, None, None
         before, self.process = self.process, self.world.process(self.name, self.host)
         self.process.clock_error = before.clock_error if before else 0.0
+        network.network.power_on(self.host)
         scheduler.story(f"{self.name} starts")
         self._thread = scheduler.start(self._run, "main", self.process)
         self.world.until(lambda: self.running or self.failure or not self.alive, 60.0)
@@ -296,21 +262,19 @@ class Daemon:
         self.stopped_cleanly = await self._server.stop()
 
     def _make(self) -> Any:
-        """Make the daemon of the package."""
         package = f"nsq.daemons.{self.kind.lower()}"
         daemon = getattr(sys.modules[f"{package}.daemon"], self.kind)
+        addresses = {"tcp_address": self.tcp_address, "http_address": self.http_address}
         options = getattr(sys.modules[f"{package}.options"], f"{self.kind}Options")(
-            tcp_address=self.tcp_address,
-            http_address=self.http_address,
-            broadcast_address=self.host.address,
-            **self.options,
+            **addresses, broadcast_address=self.host.address, **self.options
         )
-        return daemon(options, log=sys.modules["nsq.daemons.serve.logs"].DaemonLog("", "info", _Log(self)))
+        stream = SimpleNamespace(write=self._log, flush=lambda: None)
+        return daemon(options, log=sys.modules["nsq.daemons.serve.logs"].DaemonLog("", "info", stream))
 
     def stop(self, *, drain: bool = False) -> bool:
         """Stop it, after a drain if that is asked for; return whether it has ended in time."""
         thread = self._thread
-        if not self.running or thread is None or self._loop is None:
+        if not self.running or thread is None:
             return not self.alive
         scheduler.story(f"{self.name} {'drains and ' if drain else ''}stops")
         self.stopping, self._drain = True, drain
@@ -322,6 +286,10 @@ class Daemon:
         self.running = False
         if self.process is not None and self.process.alive:
             self.world.kill_process(self.process)
+
+    def _log(self, text: str) -> None:
+        self.lines.append(text)
+        scheduler.story(f"{self.name} logs: {text.rstrip()}")
 
     def bugs(self) -> list[str]:
         """Return what it logged or asyncio reported that must never happen."""
@@ -335,18 +303,6 @@ class _Selector(selectors.PollSelector):
     _selector_cls = network.Poll
 
 
-class _Log(io.TextIOBase):
-    """Where a daemon logs to."""
-
-    def __init__(self, daemon: Daemon) -> None:
-        self._daemon = daemon
-
-    def write(self, text: str) -> int:
-        self._daemon.lines.append(text)
-        scheduler.story(f"{self._daemon.name} logs: {text.rstrip()}")
-        return len(text)
-
-
 class Nsqd(Daemon):
     kind, tcp_port, http_port = "Nsqd", 4150, 4151
 
@@ -355,9 +311,7 @@ class Nsqd(Daemon):
         super().__init__(world, name, data_path=f"{disk.ROOT}/{name}", node_id=len(disks), **options)
 
     def cut_power(self, *, holes: bool = False) -> None:
-        """Cut the host off its power: the disk keeps what it has, in part what was not fsynced. With
-        ``holes``, all of that but every other sector.
-        """
+        """The disk keeps what was fsynced, and some of the rest; with ``holes``, every other sector of it."""
         self.running = False
         scheduler.story(f"{self.name} loses its power")
         network.network.power_off(self.host)
@@ -366,14 +320,8 @@ class Nsqd(Daemon):
             self.process.descriptors.clear()
             scheduler.kill(self.process)
 
-    def start(self) -> bool:
-        network.network.power_on(self.host)
-        return super().start()
-
     def left(self) -> dict[str, tuple[int, int, int]] | None:
-        """Return what it has to deliver: waiting, in flight and deferred messages by queue; None without an
-        answer.
-        """
+        """Return its waiting, in-flight and deferred messages by queue; None without an answer."""
         answer: list[dict[str, tuple[int, int, int]]] = []
 
         def count() -> None:
@@ -383,9 +331,10 @@ class Nsqd(Daemon):
                 for channel in topic.channels.values():
                     counts = (channel.depth, channel.in_flight_count, channel.deferred_count)
                     found[f"{topic.name}/{channel.name}"] = counts
-            answer.append({name: counts for name, counts in found.items() if any(counts)})
+            found = {name: counts for name, counts in found.items() if any(counts)}
+            answer.append({name: counts for name, counts in found.items() if not name.startswith("guest")})
 
-        if self.running and self._loop is not None:
+        if self.running:
             self._loop.call_soon_threadsafe(count)
             self.world.until(lambda: answer, 5.0)
         return answer[0] if answer else None
