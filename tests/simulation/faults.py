@@ -48,13 +48,15 @@ class Faults:
     begins the fault, waits, and mends it.
 
     ``happened`` counts the faults by kind, ``spans`` has each with its beginning and end. ``lossy`` has the
-    times of kills and power cuts: what a default nsqd had in memory then is lost.
+    times of kills and power cuts: what a default nsqd had in memory then is lost. ``stopped`` has those at
+    which an nsqd had stopped.
     """
 
     def __init__(self, world: World, nsqds: Sequence[Nsqd], lookupds: Sequence[Daemon], load: Any) -> None:
         self.world, self.nsqds, self.lookupds, self.load = world, nsqds, lookupds, load
         self.happened: dict[str, int] = {}
         self.lossy: list[float] = []
+        self.stopped: list[float] = []
         self.stood = 0.0
         """Seconds for which processes stood still."""
         self.disk_failed = False
@@ -183,6 +185,7 @@ class Faults:
             self.lossy.append(scheduler.now)
             if not (failed_before or self.disk_failed):
                 self.unclean.append(f"{nsqd.name} stopped and lost something, although the disk works")
+        self.stopped.append(scheduler.now)
         if fault.kind == "move":
             network.move(nsqd.host)
         self._wait(fault)

@@ -149,7 +149,7 @@ def _scenario(load: Load, faults: Faults, violations: list[str], fired: list[Hol
         left = {nsqd: nsqd.left() for nsqd in load.nsqds}
         rest = {nsqd.name: nsqd.failure if found is None else found for nsqd, found in left.items()}
         violations.append(f"STUCK: after {_DRAIN:.0f} s without faults there are still {rest}")
-    if not world.until(lambda: not load.unlisted(), 20.0, every=0.1):
+    if not _in_time(load, lambda: not load.unlisted()):
         violations.append(f"LOOKUP {load.unlisted()}")
     load.close()
     for daemon in (*load.nsqds, *load.lookupds):
@@ -223,14 +223,13 @@ def shrink(outcome: Outcome, tell: Callable[[str], None]) -> Outcome:
     for name in ("holds", "faults"):
         size = len(getattr(outcome.plan, name))
         while size:
-            items = getattr(outcome.plan, name)
-            for start in range(0, len(items), size):
-                fewer = items[:start] + items[start + size :]
-                tried = in_child(replace(outcome.plan, **{name: fewer}))
+            start = 0
+            while start < len(items := getattr(outcome.plan, name)):
+                tried = in_child(replace(outcome.plan, **{name: items[:start] + items[start + size :]}))
                 if tried.kind == outcome.kind:
                     outcome, plan = tried, tried.plan
                     tell(f"still fails with {len(plan.faults)} faults and {len(plan.holds)} holds")
-                    break
-            else:
-                size //= 2
+                else:
+                    start += size
+            size //= 2
     return outcome
