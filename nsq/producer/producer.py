@@ -19,6 +19,7 @@ from nsq.producer.hooks import PublishHook, Watched
 from nsq.producer.nsqds import Setup
 from nsq.producer.pool import Pool
 from nsq.producer.publishes import (
+    NO_OPTIONS,
     Defer,
     P,
     Publish,
@@ -184,8 +185,9 @@ class Producer:
         ``headers`` a mapping that travels with it as JSON, ``tag`` restricts it to consumers with this tag.
         The result has the ids and the offset that nsqd gave the message.
         """
-        if defer is None and not options and not self._watches:
-            return self._pool.publish_message(topic, body, timeout)
+        if not options and not self._watches:
+            publish = self._pool.routing.new_publish(Publish, topic, body, defer, NO_OPTIONS)
+            return self._pool.publish_and_wait(publish, timeout)
         watched, publish = self.prepare(Publish, topic, [body], options, defer=defer)
         with watched:
             return self._pool.publish_and_wait(publish, timeout)
