@@ -127,18 +127,13 @@ class Conn:
         self.topic = "" if subscription is None else subscription.topic
         self.connected_at = 0.0
         self.last_message_at = 0.0
+        # Items given to ``put`` and not written yet; the delegate drains it after the connection's end. Bytes
+        # are commands: RDY, TOUCH, answers to heartbeats. All else is the delegate's, for ``encode``. One
+        # queue keeps their order, and the write loop has to look at no other before it sleeps.
         self.waiting: deque[Any] = deque()
-        """Items given to ``put`` and not written yet. The delegate drains it after the connection ended.
-
-        Bytes are commands, ready to be sent: RDY, TOUCH, and the answers to heartbeats, also where the
-        delegate only publishes. All else is the delegate's, for ``encode``. One queue for both keeps their
-        order, and the write loop has to look at no other before it sleeps.
-        """
-        self.closed = False
-        """Whether writing has ended."""
+        self.closed = False  # whether writing has ended
         self.deliveries = Deliveries(IdentifyReply())
-        self.reply = IdentifyReply()
-        """nsqd's answer to IDENTIFY, once connected."""
+        self.reply = IdentifyReply()  # nsqd's answer to IDENTIFY, once connected
         self._config = config
         self._delegate = delegate
         self._dial = partial(dial, address, config, transport, context, subscription, opened=self._adopt)
@@ -473,17 +468,12 @@ class Conn:
                     self.touch(message)
 
     def _refuse(self, message: Message) -> NoReturn:
+        why = "is not in flight: it was answered before, or it timed out"
         if message.expires_at <= time.monotonic() and self.time_out(message):
-            raise AlreadyResponded(
-                f"{message!r} from {self.address} timed out before it was answered: nsqd delivers it again"
-            )
-        if self.closed:
-            raise AlreadyResponded(
-                f"{message!r}: the connection to {self.address} is gone, nsqd has the message again"
-            )
-        raise AlreadyResponded(
-            f"{message!r} from {self.address} is not in flight: it was answered before, or it timed out"
-        )
+            why = "timed out before it was answered: nsqd delivers it again"
+        elif self.closed:
+            why = "cannot be answered: the connection is gone, nsqd has the message again"
+        raise AlreadyResponded(f"{message!r} from {self.address} {why}")
 
     def time_out(self, message: Message) -> bool:
         """Drop a message without an answer, because nsqd has it again; return whether it was in flight.

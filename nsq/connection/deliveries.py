@@ -46,8 +46,7 @@ class Deliveries:
         self.requeued = 0
         self._in_flight: dict[bytes, Message] = {}
         self._unsettled: set[Message] = set()  # until the answer is written, or the time is up
-        self.overtook = False
-        """Whether nsqd has ever delivered a message again before its time was up here."""
+        self.overtook = False  # whether nsqd has ever delivered a message again before its time was up here
         self._overtaken: deque[Message] = deque()  # delivered again before their time was up here
         self._repeated = 0  # since the last ``expire``: redeliveries long before a message's time was up here
         self._timed_out = 0

@@ -50,10 +50,8 @@ class Wanted:
     subscription: Subscription | None = None
     given: bool = False  # by the user
     listed: bool = False  # by an nsqlookupd
-    dial: bool = True
-    """Whether to dial it. If not, no nsqlookupd lists it any more: ask them again instead."""
-    number: int = 0
-    """Above 0: one more endpoint for publishing to the same nsqd."""
+    dial: bool = True  # Whether to dial it. If not, no nsqlookupd lists it any more: ask them again instead.
+    number: int = 0  # above 0: one more endpoint for publishing to the same nsqd
 
     @property
     def key(self) -> Key:

@@ -61,32 +61,21 @@ class Rules:
             for publish in batch:
                 publish.no_batching = True
             return [Verdict(publish, error, again=True) for publish in batch]
-        if error.maybe_stored:
-            for publish in batch:
-                publish.uncertain_at += (address,)
-            if len(batch) > 1:
-                errors = [unanswered(each, address, str(error), error) for each in batch]
-                return [Verdict(*each, retry_uncertain) for each in zip(batch, errors, strict=True)]
+        if error.maybe_stored and len(batch) > 1:
+            return _uncertain(batch, error, address, retry_uncertain)
+        if error.maybe_stored and batch:
+            batch[0].uncertain_at += (address,)
         again = error.retry and (retry_uncertain or not error.maybe_stored)
         # A copy of the error for each: callers must not share a traceback.
         return [Verdict(publish, copy.copy(error) if len(batch) > 1 else error, again) for publish in batch]
 
     def lost(
-        self,
-        batch: list[Publish],
-        cause: NsqError,
-        address: str,
-        *,
-        executed: bool,
-        retry_uncertain: bool,
+        self, batch: list[Publish], cause: NsqError, address: str, *, executed: bool, retry_uncertain: bool
     ) -> list[Verdict]:
         """Decide about a batch without an answer. ``executed``: it may be stored."""
         if not executed:
             return [Verdict(publish, cause, again=True) for publish in batch]
-        for publish in batch:
-            publish.uncertain_at += (address,)
-        errors = [unanswered(publish, address, str(cause), cause) for publish in batch]
-        return [Verdict(*each, retry_uncertain) for each in zip(batch, errors, strict=True)]
+        return _uncertain(batch, cause, address, retry_uncertain)
 
     def note_silence(self, publish: Publish, address: str) -> None:
         """Note that nsqd has not answered a publish that had a connection of its own."""
@@ -96,6 +85,12 @@ class Rules:
         caller's, and nothing is wrong with nsqd.
         """
         return not error.retry
+
+
+def _uncertain(batch: list[Publish], cause: NsqError, address: str, again: bool) -> list[Verdict]:
+    for publish in batch:
+        publish.uncertain_at += (address,)
+    return [Verdict(each, unanswered(each, address, str(cause), cause), again) for each in batch]
 
 
 PLAIN = Rules()

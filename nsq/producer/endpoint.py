@@ -53,18 +53,13 @@ class PublishingEndpoint(Endpoint, ConnDelegate):
         pauses = Pauses(config.reconnect_initial, config.reconnect_max, setup.chance)
         super().__init__(wanted, config, clock, pauses.draw_late)
         self.number = wanted.number
-        self.overdue = False
-        """Whether a publish waited in vain for its answer: other nsqds come first. Set by the pool's thread.
-        """
+        self.overdue = False  # a publish waited in vain: other nsqds come first; set by the pool's thread
         self.published = 0  # messages
         self.failed = 0  # publishes
         self._pool, self._context = pool, setup.context
-        self.sent: deque[list[Publish]] = deque()
-        """Batches without an answer, in the order of the wire."""
-        self.asked_at = 0.0
-        """When nsqd last answered, or got the oldest of ``sent``."""
-        self.has_stored = False
-        """Whether nsqd has stored something over this connection."""
+        self.sent: deque[list[Publish]] = deque()  # batches without an answer, in the order of the wire
+        self.asked_at = 0.0  # when nsqd last answered, or got the oldest of ``sent``
+        self.has_stored = False  # whether nsqd has stored something over this connection
         self._error: NsqError | None = None  # why we closed this connection
         self._server_stopped = False  # nsqd executes no more commands on this connection
         self._caller_error = False  # a caller's mistake made nsqd close the connection; nsqd is well
@@ -191,10 +186,8 @@ class PublishingEndpoint(Endpoint, ConnDelegate):
         batch = self.sent.popleft() if self.sent else []
         now = self._clock()
         took, self.asked_at = now - self.asked_at, now
-        rules = batch[0].rules if batch else PLAIN
-        verdicts = rules.refused(
-            batch, error, self.address, retry_uncertain=self._config.retry_uncertain, took=took
-        )
+        rules, retry = batch[0].rules if batch else PLAIN, self._config.retry_uncertain
+        verdicts = rules.refused(batch, error, self.address, retry_uncertain=retry, took=took)
         if isinstance(error, MpubFailed):
             self._largest = 0  # no joining: nsqd can refuse each publish, which then goes elsewhere
         if error.fatal:  # nsqd closes too, and executes no more commands
@@ -224,13 +217,9 @@ class PublishingEndpoint(Endpoint, ConnDelegate):
         verdicts: list[Verdict] = []
         while self.sent:
             batch = self.sent.popleft()
-            verdicts += batch[0].rules.lost(
-                batch,
-                cause,
-                self.address,
-                executed=not self._server_stopped,
-                retry_uncertain=self._config.retry_uncertain,
-            )
+            executed, retry = not self._server_stopped, self._config.retry_uncertain
+            lost = batch[0].rules.lost
+            verdicts += lost(batch, cause, self.address, executed=executed, retry_uncertain=retry)
         self.failed += 0 if self._server_stopped else len(verdicts)
         self._carry_out(verdicts)
         # In one call, to keep the order: refused publishes, those sent after them, those not sent.

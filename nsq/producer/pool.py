@@ -30,16 +30,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
 
-from nsq.errors import (
-    Closed,
-    Forked,
-    NsqError,
-    PublishFailed,
-    QueueFull,
-    ServerError,
-    Unanswered,
-    UsageError,
-)
+from nsq.errors import Closed, Forked, NsqError, PublishFailed, QueueFull, ServerError, Unanswered, UsageError
 from nsq.log import Logger
 from nsq.producer import at_exit
 from nsq.producer.answers import PLAIN, Verdict, unanswered, unsent
@@ -69,14 +60,10 @@ class Pending(set[Publish]):
 
     def __init__(self, most: int, most_bytes: int) -> None:
         super().__init__()
-        self.futures: set[Publish] = set()
-        """Those of them that came from ``publish_async``."""
+        self.futures: set[Publish] = set()  # those of them that came from ``publish_async``
+        # Woken when another publish may be possible, when a round trip has ended, and at the close.
         self.changed = Waiters()
-        """Woken when another publish may have become possible, when a round trip has ended, and when the pool
-        is closed.
-        """
-        self.bytes_left = 0
-        """A hint: see ``has_room``."""
+        self.bytes_left = 0  # a hint: see ``has_room``
         self._most, self._most_bytes = most, most_bytes
 
     def has_room(self) -> bool:
@@ -121,10 +108,8 @@ class Pool:
         self.routing = Routing(self, setup.config)
         self.detection = Detection(self, new_other)
         self.nsqds = Nsqds(self)
-        self.closed = False
-        """Whether new publishes are refused."""
-        self.exiting = False
-        """Whether the program ends: every publish is then waited for, as background work may not go on."""
+        self.closed = False  # whether new publishes are refused
+        self.exiting = False  # the program ends: publishes are waited for, as background work may not go on
         self.report: CloseReport | None = None  # once it is closed
         self._turn = itertools.count()
         self._expires_at = math.inf  # when the pool's thread looks at deadlines next
@@ -157,7 +142,7 @@ class Pool:
             try:
                 publish.endpoint.own.send(conn, publish, command, seconds, routing.patience)
             except BaseException as error:
-                self._note_failure(publish, publish.endpoint, conn, error)
+                self._note_failure(publish, conn, error)
             else:
                 publish.end(None)
                 if self.setup.on_acknowledged is not None:
@@ -185,14 +170,12 @@ class Pool:
         conn.deadline = now + seconds
         return endpoint, conn
 
-    def _note_failure(
-        self, publish: Publish, endpoint: PublishingEndpoint, conn: OwnConn, error: BaseException
-    ) -> None:
+    def _note_failure(self, publish: Publish, conn: OwnConn, error: BaseException) -> None:
         """Decide about a publish whose round trip has failed: end it, or leave it for another try. Raises the
         error of an interrupted call.
         """
-        publish.endpoint, rules, retry = endpoint, publish.rules, self._config.retry_uncertain
-        now, address = self._clock(), endpoint.address
+        rules, retry = publish.rules, self._config.retry_uncertain
+        now, address = self._clock(), conn.address
         if isinstance(error, Unanswered):
             rules.note_silence(publish, address)
         if isinstance(error, ServerError):
@@ -228,11 +211,8 @@ class Pool:
         if publish.done():
             return publish.outcome()
         try:
-            publish.caller = _thread.get_ident()
-            self.pending.add(publish)
-            self.pending.bytes_left -= publish.size
             self._queue(publish)
-            if publish.endpoint is None and event_loop() is not None:
+            if publish.endpoint is None:
                 self._warn_of_event_loop(publish.topic)
             if not publish.wait_for(publish.done, publish.deadline):
                 self.give_up(publish)
@@ -252,10 +232,7 @@ class Pool:
         if full or self.closed or not self.owner.begun:
             self._admit(publish.topic, publish.deadline, block)
         try:
-            publish.caller = _thread.get_ident()
             pending.futures.add(publish)
-            pending.add(publish)
-            pending.bytes_left -= publish.size
             self._queue(publish)
             if self.exiting and not publish.wait_for(publish.done, publish.deadline):
                 self.give_up(publish)
@@ -276,27 +253,24 @@ class Pool:
         if not self.owner.begun:
             raise PublishFailed("the producer's threads did not start in time")
         pending = self.pending
-        if len(pending) >= self._config.max_pending or pending.bytes_left <= 0:
-            self._await_room(topic, deadline, block)
-        if self.closed:  # while it waited
-            raise Closed("the producer is closed")
-
-    def _await_room(self, topic: str, deadline: float, block: bool) -> None:
-        pending = self.pending
         if pending.has_room():
             return
         full = f"{len(pending)} publishes are unanswered, as many as max_pending or max_pending_bytes allow"
         if not block:
             raise QueueFull(full)
         self.refuse_our_thread("publish, which would wait for room,")
-        if event_loop() is not None:
-            self._warn_of_event_loop(topic)
+        self._warn_of_event_loop(topic)
         self.owner.ask(self.look_at_deadlines)  # for publishes whose caller was interrupted twice
         if not pending.changed.wait_for(lambda: self.closed or pending.has_room(), deadline):
             raise QueueFull(f"{full}, and none was answered in time")
+        if self.closed:  # while it waited
+            raise Closed("the producer is closed")
 
     def _queue(self, publish: Publish) -> None:
         """Put a publish into a connection's queue, or among those that wait for a connection."""
+        publish.caller = _thread.get_ident()
+        self.pending.add(publish)
+        self.pending.bytes_left -= publish.size
         routing = self.routing
         targets = routing.open if publish.rules is PLAIN else routing.targets(publish)
         publish.state = QUEUED
@@ -378,10 +352,10 @@ class Pool:
             )
 
     def _warn_of_event_loop(self, topic: str) -> None:
-        """Warn once that a publish stops the event loop of its thread while it waits. The cells of a notebook
+        """Warn once that a publish stops the event loop of its thread, if it has one. The cells of a notebook
         run on a loop too, but wait for each other anyway.
         """
-        if not self._warned_of_loop and "ipykernel" not in sys.modules:
+        if event_loop() is not None and not self._warned_of_loop and "ipykernel" not in sys.modules:
             self._warned_of_loop = True
             text = (
                 "publish to %r waits on the thread of an event loop, and stops everything there for up to "

@@ -28,14 +28,7 @@ from nsq.producer.publishes import (
     checked_timeout,
     with_options_shown,
 )
-from nsq.producer.reports import (
-    Acknowledged,
-    CloseReport,
-    Failed,
-    FlushReport,
-    ProducerHealth,
-    ProducerStats,
-)
+from nsq.producer.reports import Acknowledged, CloseReport, Failed, FlushReport, ProducerHealth, ProducerStats
 from nsq.threads.forks import abandon_in_children
 from nsq.threads.waiters import SafeEvent, Waiters, refuse_eventlet, start_thread
 from nsq.transport.addresses import Addresses, checked, checked_nsqds
@@ -108,22 +101,21 @@ class Producer:
         that owes fewer answers.
         """
         refuse_eventlet()
-        #: The options, with those that were given as keywords.
-        self.config = self._config = Config.of(config, options)
+        self.config = Config.of(config, options)  #: The options, with those that were given as keywords.
         several = (*checked("nsqd", addresses), *checked("nsqd", nsqd))
         self._setup = Setup(
-            self._config,
+            self.config,
             tuple(dict.fromkeys(several)) if transport is not None else checked_nsqds(several),
             checked("nsqlookupd", nsqlookupd),
             transport,
-            context_of(self._config),
+            context_of(self.config),
             checked_function("on_acknowledged", on_acknowledged),
             checked_function("on_failed", on_failed),
         )
         if not self._setup.addresses and not self._setup.lookupds:
             raise ConfigError("a producer needs nsqd or nsqlookupd addresses, or both")
         # Not the pool's: closing that ends its dials. One for all pings: lookups of a name share a thread.
-        self._pings = transport or SocketTransport(self._config.local_address)
+        self._pings = transport or SocketTransport(self.config.local_address)
         self._around_publish: list[PublishHook] = checked_functions("around_publish", around_publish)
         self._on_refused = checked_function("on_refused", on_refused)
         self._watches = bool(self._around_publish) or on_refused is not None
@@ -134,7 +126,7 @@ class Producer:
         abandon_in_children(self)
 
     def _new_pool(self) -> Pool:
-        if not self._setup.lookupds or self._config.cluster == "original":
+        if not self._setup.lookupds or self.config.cluster == "original":
             return Pool(self._setup)
         pool = Pool(self._setup, self._new_router)
         if self._key_hash or self._key_partitions or self._least_pending or self._tracing:
@@ -363,7 +355,7 @@ class Producer:
         return self._current().close(self._patience(timeout))
 
     def _patience(self, timeout: float | None) -> float:
-        return checked_timeout(timeout, self._config.publish_timeout, may_be_zero=True)
+        return checked_timeout(timeout, self.config.publish_timeout, may_be_zero=True)
 
     def __enter__(self) -> Self:
         return self
@@ -386,7 +378,7 @@ class Producer:
         shown = repr(self)  # before the line below, after which it looks closed
         if not finalizing():
             # Pending publishes are still sent; then the threads end, which refer to the pool, not to us.
-            pool.ask_to_close(time.monotonic() + self._config.publish_timeout)
+            pool.ask_to_close(time.monotonic() + self.config.publish_timeout)
         if pool.routing.open:
             warn(f"{shown} was not closed", ResourceWarning, source=self, stacklevel=1)
 
@@ -407,7 +399,7 @@ class Producer:
         The protocol has no ping, so this dials a connection of its own, waits for the answers to IDENTIFY,
         TLS and AUTH, and closes it. It proves that nsqd runs and accepts our credentials.
         """
-        deadline = time.monotonic() + checked_timeout(timeout, self._config.publish_timeout)
+        deadline = time.monotonic() + checked_timeout(timeout, self.config.publish_timeout)
         pool = self._current()
         addresses = pool.nsqds.addresses
         if nsqd is not None:
@@ -433,7 +425,7 @@ class Producer:
                 by = now + (deadline - now) / (len(addresses) - place)
                 try:
                     context = self._setup.context
-                    dial(address, self._config, self._pings, context, deadline=by).stream.close()
+                    dial(address, self.config, self._pings, context, deadline=by).stream.close()
                     del errors[address]
                 except NsqError as error:
                     errors[address] = error

@@ -52,8 +52,7 @@ class Owner:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name = name
-        self.begun = False
-        """Whether ``begin`` has returned."""
+        self.begun = False  # whether ``begin`` has returned
         self.ended = False
         self.failure: Exception | None = None
         self.thread: threading.Thread | None = None
@@ -173,10 +172,8 @@ class Ending:
     """
 
     def __init__(self) -> None:
-        self.work_by = math.inf
-        """Until then answers may still come and go."""
-        self.users_by = math.inf
-        """Until then the threads that run users' functions may end."""
+        self.work_by = math.inf  # until then answers may still come and go
+        self.users_by = math.inf  # until then the threads that run users' functions may end
         self.join_by = math.inf
         """Until then all others may. After that the caller has a moment to take the report."""
 
