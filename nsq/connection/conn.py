@@ -104,10 +104,8 @@ class ConnDelegate:
 
 class Conn:
     """A connection, and the delegate of its messages. ``connect`` blocks until the connection is ready; then
-    two threads run ``write_loop`` and ``read_loop``.
-
-    The write loop calls ``encode`` to turn the items given to ``put`` into bytes; by default these are
-    commands and answers to messages.
+    two threads run ``write_loop`` and ``read_loop``. The write loop calls ``encode`` to turn the items given
+    to ``put`` into bytes; by default these are commands and answers to messages.
     """
 
     def __init__(
@@ -207,9 +205,7 @@ class Conn:
         self.put(commands.CLS)
 
     def _wake(self) -> None:
-        """Wake the write loop if it sleeps; awake, it looks again anyway. First make the change that it is to
-        see.
-        """
+        """Wake the write loop if it sleeps. First make the change that it must see."""
         if self._asleep and self._wakeup.empty():
             self._wakeup.put(None)
 
@@ -296,9 +292,7 @@ class Conn:
     # The read loop.
 
     def read_loop(self) -> NsqError | None:
-        """Read until the connection ends, then release everything and tell the delegate. Return the cause, as
-        ``on_close`` gets it.
-        """
+        """Read until the connection ends, release everything, return the cause as ``on_close`` gets it."""
         cause: NsqError | None = None
         self._reading = True
         try:
@@ -476,10 +470,7 @@ class Conn:
         raise AlreadyResponded(f"{message!r} from {self.address} {why}")
 
     def time_out(self, message: Message) -> bool:
-        """Drop a message without an answer, because nsqd has it again; return whether it was in flight.
-
-        Any thread may call this.
-        """
+        """Drop a message, because nsqd has it again; return whether it was in flight. For any thread."""
         dropped = self.deliveries.drop(message)
         self._wake()  # it may have been the last in flight
         if dropped:

@@ -30,9 +30,7 @@ _EXCESS = 2
 
 
 class Deliveries:
-    """The messages and RDY. Only the read loop calls ``admit``, only the write loop ``written``; any thread
-    calls the rest.
-    """
+    """Only the read loop calls ``admit``, only the write loop ``written``; any thread calls the rest."""
 
     def __init__(self, reply: IdentifyReply) -> None:
         self.msg_timeout = max(reply.msg_timeout / 1000 or _DEFAULT_MSG_TIMEOUT, _LEAST_MSG_TIMEOUT)

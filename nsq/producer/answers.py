@@ -53,9 +53,7 @@ class Rules:
     def refused(
         self, batch: list[Publish], error: ServerError, address: str, *, retry_uncertain: bool, took: float
     ) -> list[Verdict]:
-        """Decide about a refused batch. ``took``: the seconds until the answer. May correct what the error
-        says about the connection.
-        """
+        """Decide about a refused batch, answered after ``took`` seconds. May correct ``error.fatal``."""
         if len(batch) > 1 and isinstance(error, (BadMessage, BadBody)):
             # No message of the batch is stored. One publish is at fault: send each alone now.
             for publish in batch:
@@ -81,9 +79,7 @@ class Rules:
         """Note that nsqd has not answered a publish that had a connection of its own."""
 
     def dial_at_once(self, error: ServerError) -> bool:
-        """Whether to dial nsqd again at once after it has closed the connection with this error: it was the
-        caller's, and nothing is wrong with nsqd.
-        """
+        """Whether nsqd is well although it closed the connection with this error: the caller's mistake."""
         return not error.retry
 
 

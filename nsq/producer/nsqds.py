@@ -200,9 +200,7 @@ class Nsqds:
         return *self.endpoints.all, *self._leaving
 
     def in_use(self, exempt: Collection[int]) -> list[OwnConn]:
-        """Return the connections over which other threads than the ``exempt`` ones make a round trip now. Any
-        thread may call this.
-        """
+        """Return those over which other threads than the ``exempt`` make a round trip now. For any thread."""
         return [conn for each in self._everyone for conn in each.own.in_use(exempt)]
 
     def next_due(self) -> float:
@@ -219,9 +217,7 @@ class Nsqds:
         self._sockets.interrupt()
 
     def cut_off(self, exempt: set[int], deadline: float) -> list[str]:
-        """End the connections, except those that the ``exempt`` threads use, and all threads. Return the
-        names of the threads that still run at the deadline.
-        """
+        """End all threads, and connections but those that ``exempt`` threads use; return who still runs."""
         for endpoint in self._everyone:
             endpoint.cut_off(exempt)
         unfinished = self.endpoints.join(deadline)
@@ -243,9 +239,7 @@ class Nsqds:
     # Counters and reasons: any thread.
 
     def _note_removed(self, gone: PublishingEndpoint) -> None:
-        """Keep the counts of an endpoint that is removed, or all of it while callers have connections of it.
-        For the pool's thread.
-        """
+        """Keep a removed endpoint's counts, or all of it while callers have connections of it."""
         if gone.own.everyone:
             self._leaving.append(gone)
             return

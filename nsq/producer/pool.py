@@ -122,9 +122,7 @@ class Pool:
     # Publishing: any of the user's threads.
 
     def publish_and_wait(self, publish: Publish, timeout: float | None) -> Published:
-        """Return when nsqd has stored a publish, or raise its error. Usually an idle connection takes it at
-        once, and no other thread sees it.
-        """
+        """Return when nsqd has stored a publish, or raise its error. Usually over an idle connection."""
         seconds = self._config.publish_timeout if timeout is None else checked_timeout(timeout, 0.0)
         publish.started = started = self._clock()
         publish.deadline = started + seconds
@@ -171,9 +169,7 @@ class Pool:
         return endpoint, conn
 
     def _note_failure(self, publish: Publish, conn: OwnConn, error: BaseException) -> None:
-        """Decide about a publish whose round trip has failed: end it, or leave it for another try. Raises the
-        error of an interrupted call.
-        """
+        """End a publish whose round trip has failed, or leave it for another try; raise an interrupt."""
         rules, retry = publish.rules, self._config.retry_uncertain
         now, address = self._clock(), conn.address
         if isinstance(error, Unanswered):
@@ -352,9 +348,7 @@ class Pool:
             )
 
     def _warn_of_event_loop(self, topic: str) -> None:
-        """Warn once that a publish stops the event loop of its thread, if it has one. The cells of a notebook
-        run on a loop too, but wait for each other anyway.
-        """
+        """Warn once that a publish stops its thread's event loop. Cells of a notebook wait anyway."""
         if event_loop() is not None and not self._warned_of_loop and "ipykernel" not in sys.modules:
             self._warned_of_loop = True
             text = (
@@ -591,7 +585,7 @@ class Pool:
                 self.give_up(publish, "the producer was closed")
         self.nsqds.close_lost()
         unfinished += self.callbacks.stop(self._ending.join_by)
-        at_exit.forget(self)
+        at_exit.running.discard(self)
         if count:
             log.warning("closed with %d publishes unanswered", count, extra={"left": count})
         self.report = CloseReport(
@@ -610,7 +604,7 @@ class Pool:
     def abandon(self) -> None:
         """Drop everything in a forked child: the parent completes its publishes."""
         self.closed = self._gone = True
-        at_exit.forget(self)
+        at_exit.running.discard(self)
         self.nsqds.abandon()
         for publish in self.pending.copy():
             publish.end(Forked("it was published by the parent process, which sees to it"))

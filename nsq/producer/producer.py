@@ -221,9 +221,9 @@ class Producer:
         thread of the producer, one after the other: they should be quick, and must not flush, close, or wait
         for other futures.
         """
-        pool = self._pool
         if self._watches:
             return self._send_async(topic, [body], options, timeout, block, defer=defer)
+        pool = self._pool
         routing = pool.detection.with_options() if options else pool.routing
         publish = routing.new_publish(PublishFuture, topic, body, defer, options)
         pool.publish(publish, timeout, block)
@@ -300,9 +300,7 @@ class Producer:
         return watched, publish
 
     def try_to_send(self, publish: PublishFuture, timeout: float) -> bool:
-        """Send a prepared publish without blocking; return False if there is no room for it. Then wait for
-        ``room``, and try again.
-        """
+        """Send a prepared publish; return False if there is no room: wait for ``room``, and try again."""
         try:
             self._pool.publish(publish, timeout, block=False)
         except QueueFull:

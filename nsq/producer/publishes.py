@@ -265,9 +265,7 @@ class Callback:
 
 
 class _ConditionShim:
-    """Stands in for a future's ``_condition`` and ``_waiters``. Takes no lock; a thread that "holds" it sees
-    one state throughout.
-    """
+    """A future's ``_condition`` and ``_waiters``: no lock, but a thread that "holds" it sees one state."""
 
     def __init__(self, future: PublishFuture) -> None:
         self._future = future

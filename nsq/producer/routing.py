@@ -54,9 +54,7 @@ class Routing(Maker):
     # Callers.
 
     def targets(self, publish: Publish) -> Targets:
-        """Return the connections that may take a publish of another NSQ now; none: it must wait for
-        ``assign``.
-        """
+        """Return the connections that may take another NSQ's publish now; none: leave it to ``assign``."""
         self.make_plain(publish)
         return self.open
 
@@ -90,9 +88,7 @@ class Routing(Maker):
             waiting.popleft()  # last: while ``waiting`` is empty, newer publishes overtake
 
     def make_plain(self, publish: Publish) -> None:
-        """Take over a publish that was made before this NSQ turned out to be the original one; end it with
-        an error if it needs another.
-        """
+        """Take over a publish made for another NSQ; end it with an error if only that one can store it."""
         if publish.rules is not PLAIN and not publish.done():
             try:
                 publish.rules.place_plainly(publish)

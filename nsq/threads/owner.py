@@ -88,9 +88,7 @@ class Owner:
         self._requests.put(None)
 
     def do(self, action: Request, deadline: float, give_up: Callable[[], object] = bool) -> None:
-        """Have the owner carry out an action; wait for that until ``deadline`` or ``give_up()``, and raise
-        the action's error.
-        """
+        """Have the owner carry out an action; wait until ``deadline`` or ``give_up()``, raise its error."""
         outcome: list[BaseException | None] = []
 
         def request() -> None:
@@ -167,9 +165,7 @@ class Owner:
 
 
 class Ending:
-    """The time of a stop or a close, divided: first for the work that is under way, then for the threads to
-    end. Times are monotonic.
-    """
+    """The time of a stop or a close, divided: for the work under way, then for the threads to end."""
 
     def __init__(self) -> None:
         self.work_by = math.inf  # until then answers may still come and go

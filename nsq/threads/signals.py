@@ -162,9 +162,7 @@ class SignalWatch:
                 os.write(pipe.writer, _WOKEN)
 
     def abandon(self) -> None:
-        """Restore the signals in a forked child: the pipe belongs to the parent, which a byte from the child
-        would stop.
-        """
+        """Restore the signals in a forked child; the pipe is the parent's, which a byte would stop."""
         self._restore(None if self._previous_fd is None else -1)
         self._pipe = None
 
