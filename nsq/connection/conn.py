@@ -48,8 +48,7 @@ log = Logger("nsq.connection")
 
 #: Seconds, when the connection ends, for the write loop to finish and for the layers to say goodbye.
 _WRITER_GRACE = 1.0
-#: The most bytes of one write: write_timeout then demands progress, not a fast link.
-_PIECE = 1024 * 1024
+_PIECE = 1024 * 1024  # the most bytes of one write: write_timeout then demands progress, not a fast link
 #: The longest delay of a requeue in milliseconds, 292 years: Go's nsqd counts nanoseconds in 64 bits, and
 #: ours disconnects a client that sends more digits. Both reduce this delay to --max-req-timeout.
 _LONGEST_DELAY = 9_223_372_036_854

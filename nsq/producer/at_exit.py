@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 
 log = Logger("nsq.producer")
 
-#: The most seconds by which each producer delays the end of the program.
-_EXIT_TIMEOUT = 5.0
+_EXIT_TIMEOUT = 5.0  # the most seconds by which each producer delays the end of the program
 
 # The pools to flush. Not weak: the publishes of a garbage-collected producer must be sent too.
 running: set[Pool] = set()

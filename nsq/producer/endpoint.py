@@ -41,8 +41,7 @@ log = Logger("nsq.producer")
 #: Bytes that the write loop takes at a time: publishes it has not taken can be cancelled or sent elsewhere.
 _CHUNK = 512 * 1024
 #: The most messages and bytes of one MPUB made of joined publishes.
-_JOINED_MESSAGES = 1000
-_JOINED_BYTES = 512 * 1024
+_JOINED_MESSAGES, _JOINED_BYTES = 1000, 512 * 1024
 
 
 class PublishingEndpoint(Endpoint, ConnDelegate):

@@ -41,8 +41,7 @@ if TYPE_CHECKING:
 
 NAME = "nsq-producer"
 
-#: The most nsqds whose reasons an error lists.
-_MOST_REASONS = 10
+_MOST_REASONS = 10  # the most nsqds whose reasons an error lists
 
 
 @dataclass(frozen=True)

@@ -35,27 +35,22 @@ log = Logger("nsq.producer")
 #: Seconds. A publish that misses a connection has one dialed only if another one missed it just before: a
 #: program that publishes now and then is served by the loops, whose connection is open anyway.
 _SOON = 1.0
-#: Seconds without a dial after one that failed.
-_PAUSE = 1.0
+_PAUSE = 1.0  # seconds without a dial after one that failed
 #: Seconds without round trips to an nsqd that has left a publish unanswered. If it is gone, the loops have
 #: noticed that by then.
 _REST = 0.2
-#: Seconds that an idle connection is kept when heartbeats are off.
-_KEPT = 30.0
-#: Seconds of the shortest timeout of a read or a write.
-_SHORTEST = 0.005
+_KEPT = 30.0  # seconds that an idle connection is kept when heartbeats are off
+_SHORTEST = 0.005  # seconds of the shortest timeout of a read or a write
 #: Seconds. An nsqd that ends hangs up on all connections together, so a look at one of them serves all that
 #: were used a moment ago, for so long. A look is a system call, in which another thread may take the GIL.
 _LOOK_INTERVAL = 0.001
 #: Seconds after its last use in which a connection counts as used a moment ago: it has not been closed alone.
 _FRESH = 0.005
-#: Bytes to read at once: more than a reply has.
-_REPLY = 512
+_REPLY = 512  # bytes to read at once: more than a reply has
 #: The most bytes that any idle connection takes at once, so that writing them takes no time worth a look at
 #: the clock.
 _AT_ONCE = 4096
-#: The most bytes of one write: write_timeout then demands progress, not a fast link.
-_PIECE = 1024 * 1024
+_PIECE = 1024 * 1024  # the most bytes of one write: write_timeout then demands progress, not a fast link
 
 
 def draining(address: str) -> ConnectionFailed:

@@ -47,8 +47,7 @@ from nsq.wire.frames import Published
 
 log = Logger("nsq.producer")
 
-#: Seconds; connections get half of this to say goodbye before they are cut off.
-_FAREWELL_SECONDS = 2.0
+_FAREWELL_SECONDS = 2.0  # seconds; connections get half of this to say goodbye before they are cut off
 #: Seconds within which a thread has ended a publish after it claimed it for that, unless it was interrupted.
 _MOMENT = 0.5
 

@@ -19,16 +19,13 @@ from contextlib import suppress
 from nsq.log import Logger
 from nsq.threads.waiters import Waiters, join_threads, start_thread
 
-#: Seconds of the longest single wait: queues refuse infinite timeouts.
-_LONGEST = 3600.0
-#: Seconds to pause after a bug of ours, so that it does not repeat as fast as the machine can.
-_RESPITE = 0.1
+_LONGEST = 3600.0  # seconds of the longest single wait: queues refuse infinite timeouts
+_RESPITE = 0.1  # seconds to pause after a bug of ours, so that it does not repeat as fast as the machine can
 
 #: The part of an end's time that is kept for threads to end, which nsqds and users' functions cannot use up:
 #: this share, and at most so many seconds.
 _ENDING_SHARE, _ENDING_SECONDS = 0.1, 0.25
-#: Seconds that an end allows our threads even when its timeout is zero.
-_LEAST_TO_END = 0.1
+_LEAST_TO_END = 0.1  # seconds that an end allows our threads even when its timeout is zero
 
 Request = Callable[[], object]
 

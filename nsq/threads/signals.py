@@ -28,8 +28,7 @@ from nsq.threads.waiters import SafeEvent
 
 _NUMBERS = (signal.SIGTERM, signal.SIGINT)
 _WOKEN = b"\0"
-#: Seconds of the longest single poll, which counts milliseconds in 32 bits.
-_LONGEST = 3600.0
+_LONGEST = 3600.0  # seconds of the longest single poll, which counts milliseconds in 32 bits
 
 
 class _Pipe:
@@ -57,9 +56,8 @@ class _Pipe:
     def _make(self) -> None:
         try:
             self.reader, self.writer = ends = os.pipe()  # child programs do not inherit it
-            self._close = partial(
-                deque, map(os.close, ends), 0
-            )  # a deque of no length: closes, keeps nothing
+            # A deque of no length: it closes both and keeps nothing.
+            self._close = partial(deque, map(os.close, ends), 0)
             os.set_blocking(self.reader, False)
             os.set_blocking(self.writer, False)
         except OSError as error:

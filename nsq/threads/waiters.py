@@ -24,10 +24,8 @@ from typing import Protocol
 from nsq.errors import ConfigError
 from nsq.log import Logger
 
-#: Seconds of the longest single wait: locks and queues refuse infinite timeouts.
-_LONGEST = 3600.0
-#: The most events that may wait for a slow hook.
-_MAX_EVENTS = 100_000
+_LONGEST = 3600.0  # seconds of the longest single wait: locks and queues refuse infinite timeouts
+_MAX_EVENTS = 100_000  # the most events that may wait for a slow hook
 
 
 class Waiter(Protocol):
