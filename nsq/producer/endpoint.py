@@ -7,7 +7,7 @@ attributes, except where noted; other threads read them.
 from __future__ import annotations
 
 import logging
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Container
 from functools import partial
 from typing import TYPE_CHECKING
@@ -102,7 +102,7 @@ class PublishingEndpoint(Endpoint, ConnDelegate):
     def connected(self, conn: Conn) -> None:
         if conn.reply.draining:
             raise draining(self.address)
-        log.info("connected to %s", self.address, extra=self._fields())
+        log.info("connected to %s", self.address, extra={"nsqd_address": self.address})
         if conn.reply.partitioned:
             self._pool.detection.warn_of_partitions(self.address, conn.reply.version)
 
@@ -114,7 +114,7 @@ class PublishingEndpoint(Endpoint, ConnDelegate):
                 self.address,
                 self.backoff.pause,
                 error,
-                extra=self._fields(),
+                extra={"nsqd_address": self.address},
             )
 
     # Sending: the write thread.
@@ -224,7 +224,8 @@ class PublishingEndpoint(Endpoint, ConnDelegate):
         # In one call, to keep the order: refused publishes, those sent after them, those not sent.
         self._pool.take_back(self._again, conn.waiting)
         if not self._stopped:
-            log.warning("the connection to %s is lost: %s", self.address, cause, extra=self._fields())
+            fields = {"nsqd_address": self.address}
+            log.warning("the connection to %s is lost: %s", self.address, cause, extra=fields)
 
     def _judge(self, cause: NsqError) -> None:
         """Set the pause before the next dial: none if the connection worked."""
@@ -295,9 +296,6 @@ class PublishingEndpoint(Endpoint, ConnDelegate):
             reason=str(self.backoff.reason or ""),
         )
 
-    def _fields(self) -> dict[str, str]:
-        return {"nsqd_address": self.address}
-
 
 # Joining.
 
@@ -309,12 +307,9 @@ def join(publishes: list[Publish], largest: int) -> list[list[Publish]]:
     joining). Larger messages go alone, as do publishes with a command of their own.
     """
     largest = min(largest, _JOINED_BYTES)
-    rows: dict[str, list[Publish]] = {}
+    rows: defaultdict[str, list[Publish]] = defaultdict(list)
     for publish in publishes:
-        if publish.destination in rows:
-            rows[publish.destination].append(publish)
-        else:
-            rows[publish.destination] = [publish]
+        rows[publish.destination].append(publish)
     batches: list[list[Publish]] = []
     for row in rows.values():
         batch, used = list[Publish](), largest  # full: the first one begins a batch

@@ -451,10 +451,9 @@ def checked_timeout(timeout: float | None, default: float, *, may_be_zero: bool 
 
 
 def _checked_body(body: object, config: Config, what: str) -> bytes:
-    if isinstance(body, str):
-        raise InvalidMessage(f"{what} is a str, must be bytes: encode it, for example with .encode()")
     if not isinstance(body, BYTES):
-        raise InvalidMessage(f"{what} is a {type(body).__name__}, must be bytes")
+        remedy = ": encode it, for example with .encode()" if isinstance(body, str) else ""
+        raise InvalidMessage(f"{what} is a {type(body).__name__}, must be bytes{remedy}")
     data = bytes(body)
     if not data:
         raise InvalidMessage(f"{what} is empty, must have at least one byte")
