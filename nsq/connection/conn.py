@@ -22,7 +22,7 @@ from itertools import groupby
 from typing import Any, NoReturn, cast
 
 from nsq.config import Config
-from nsq.connection.deliveries import GONE, Deliveries
+from nsq.connection.deliveries import Deliveries
 from nsq.connection.handshake import dial
 from nsq.connection.subscription import Subscription
 from nsq.errors import (
@@ -392,7 +392,7 @@ class Conn:
         """Release everything and tell the delegate, at the end of the read loop."""
         self._reading = False
         self._fail(cause)
-        self._release_messages()
+        self.deliveries.release_all()
         # Wait for the write loop: closing the stream has ended a write that it was blocked in.
         self._writer_left.wait(_WRITER_GRACE + self._config.write_timeout)
         # A fatal error of nsqd's tells more than how the connection broke.
@@ -406,14 +406,9 @@ class Conn:
         self.waiting = deque()
         self._wakeup = queue.SimpleQueue()
         self._asleep = False
-        self._release_messages()
+        self.deliveries.release_all()
         if self._layered is not None:
             self._layered.abandon()
-
-    def _release_messages(self) -> None:
-        """Drop all messages, which nsqd has again: answers are refused, and no handler begins one."""
-        for message in self.deliveries.release_all():
-            message.expires_at = GONE
 
     # Messages.
 

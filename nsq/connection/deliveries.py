@@ -136,12 +136,13 @@ class Deliveries:
     def totals(self) -> tuple[int, int, int, int]:
         return self.received, self.finished, self.requeued, self.timed_out
 
-    def release_all(self) -> list[Message]:
-        """Drop and return all messages: the connection is gone, and nsqd has them again."""
-        messages = list(self._in_flight.copy().values())
+    def release_all(self) -> None:
+        """Drop all messages, as nsqd has them again: answers are refused, and no handler begins one."""
+        messages = self._in_flight.copy().values()
         self._in_flight.clear()
         self._unsettled.clear()
-        return messages
+        for message in messages:
+            message.expires_at = GONE
 
     def touch(self, message: Message, now: float) -> bool:
         """Restart a message's time, within nsqd's limit for one delivery; return whether it is in flight."""
