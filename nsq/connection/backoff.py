@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from nsq.errors import NsqError
 from nsq.pauses import doubled
 
-#: The longest pause, in seconds, when a publish waits and no nsqd is connected.
-_URGENT_PAUSE = 1.0
+_URGENT_PAUSE = 1.0  # the longest pause, in seconds, when a publish waits and no nsqd is connected
 
 
 @dataclass(frozen=True)

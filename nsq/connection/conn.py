@@ -22,7 +22,7 @@ from itertools import groupby
 from typing import Any, NoReturn, cast
 
 from nsq.config import Config
-from nsq.connection.deliveries import GONE, Deliveries
+from nsq.connection.deliveries import Deliveries
 from nsq.connection.handshake import dial
 from nsq.connection.subscription import Subscription
 from nsq.errors import (
@@ -48,8 +48,7 @@ log = Logger("nsq.connection")
 
 #: Seconds, when the connection ends, for the write loop to finish and for the layers to say goodbye.
 _WRITER_GRACE = 1.0
-#: The most bytes of one write: write_timeout then demands progress, not a fast link.
-_PIECE = 1024 * 1024
+_PIECE = 1024 * 1024  # the most bytes of one write: write_timeout then demands progress, not a fast link
 #: The longest delay of a requeue in milliseconds, 292 years: Go's nsqd counts nanoseconds in 64 bits, and
 #: ours disconnects a client that sends more digits. Both reduce this delay to --max-req-timeout.
 _LONGEST_DELAY = 9_223_372_036_854
@@ -104,10 +103,8 @@ class ConnDelegate:
 
 class Conn:
     """A connection, and the delegate of its messages. ``connect`` blocks until the connection is ready; then
-    two threads run ``write_loop`` and ``read_loop``.
-
-    The write loop calls ``encode`` to turn the items given to ``put`` into bytes; by default these are
-    commands and answers to messages.
+    two threads run ``write_loop`` and ``read_loop``. The write loop calls ``encode`` to turn the items given
+    to ``put`` into bytes; by default these are commands and answers to messages.
     """
 
     def __init__(
@@ -127,18 +124,13 @@ class Conn:
         self.topic = "" if subscription is None else subscription.topic
         self.connected_at = 0.0
         self.last_message_at = 0.0
+        # Items given to ``put`` and not written yet; the delegate drains it after the connection's end. Bytes
+        # are commands: RDY, TOUCH, answers to heartbeats. All else is the delegate's, for ``encode``. One
+        # queue keeps their order, and the write loop has to look at no other before it sleeps.
         self.waiting: deque[Any] = deque()
-        """Items given to ``put`` and not written yet. The delegate drains it after the connection ended.
-
-        Bytes are commands, ready to be sent: RDY, TOUCH, and the answers to heartbeats, also where the
-        delegate only publishes. All else is the delegate's, for ``encode``. One queue for both keeps their
-        order, and the write loop has to look at no other before it sleeps.
-        """
-        self.closed = False
-        """Whether writing has ended."""
+        self.closed = False  # whether writing has ended
         self.deliveries = Deliveries(IdentifyReply())
-        self.reply = IdentifyReply()
-        """nsqd's answer to IDENTIFY, once connected."""
+        self.reply = IdentifyReply()  # nsqd's answer to IDENTIFY, once connected
         self._config = config
         self._delegate = delegate
         self._dial = partial(dial, address, config, transport, context, subscription, opened=self._adopt)
@@ -212,9 +204,7 @@ class Conn:
         self.put(commands.CLS)
 
     def _wake(self) -> None:
-        """Wake the write loop if it sleeps; awake, it looks again anyway. First make the change that it is to
-        see.
-        """
+        """Wake the write loop if it sleeps. First make the change that it must see."""
         if self._asleep and self._wakeup.empty():
             self._wakeup.put(None)
 
@@ -301,9 +291,7 @@ class Conn:
     # The read loop.
 
     def read_loop(self) -> NsqError | None:
-        """Read until the connection ends, then release everything and tell the delegate. Return the cause, as
-        ``on_close`` gets it.
-        """
+        """Read until the connection ends, release everything, return the cause as ``on_close`` gets it."""
         cause: NsqError | None = None
         self._reading = True
         try:
@@ -404,7 +392,7 @@ class Conn:
         """Release everything and tell the delegate, at the end of the read loop."""
         self._reading = False
         self._fail(cause)
-        self._release_messages()
+        self.deliveries.release_all()
         # Wait for the write loop: closing the stream has ended a write that it was blocked in.
         self._writer_left.wait(_WRITER_GRACE + self._config.write_timeout)
         # A fatal error of nsqd's tells more than how the connection broke.
@@ -418,14 +406,9 @@ class Conn:
         self.waiting = deque()
         self._wakeup = queue.SimpleQueue()
         self._asleep = False
-        self._release_messages()
+        self.deliveries.release_all()
         if self._layered is not None:
             self._layered.abandon()
-
-    def _release_messages(self) -> None:
-        """Drop all messages, which nsqd has again: answers are refused, and no handler begins one."""
-        for message in self.deliveries.release_all():
-            message.expires_at = GONE
 
     # Messages.
 
@@ -473,23 +456,15 @@ class Conn:
                     self.touch(message)
 
     def _refuse(self, message: Message) -> NoReturn:
+        why = "is not in flight: it was answered before, or it timed out"
         if message.expires_at <= time.monotonic() and self.time_out(message):
-            raise AlreadyResponded(
-                f"{message!r} from {self.address} timed out before it was answered: nsqd delivers it again"
-            )
-        if self.closed:
-            raise AlreadyResponded(
-                f"{message!r}: the connection to {self.address} is gone, nsqd has the message again"
-            )
-        raise AlreadyResponded(
-            f"{message!r} from {self.address} is not in flight: it was answered before, or it timed out"
-        )
+            why = "timed out before it was answered: nsqd delivers it again"
+        elif self.closed:
+            why = "cannot be answered: the connection is gone, nsqd has the message again"
+        raise AlreadyResponded(f"{message!r} from {self.address} {why}")
 
     def time_out(self, message: Message) -> bool:
-        """Drop a message without an answer, because nsqd has it again; return whether it was in flight.
-
-        Any thread may call this.
-        """
+        """Drop a message, because nsqd has it again; return whether it was in flight. For any thread."""
         dropped = self.deliveries.drop(message)
         self._wake()  # it may have been the last in flight
         if dropped:

@@ -30,9 +30,7 @@ _EXCESS = 2
 
 
 class Deliveries:
-    """The messages and RDY. Only the read loop calls ``admit``, only the write loop ``written``; any thread
-    calls the rest.
-    """
+    """Only the read loop calls ``admit``, only the write loop ``written``; any thread calls the rest."""
 
     def __init__(self, reply: IdentifyReply) -> None:
         self.msg_timeout = max(reply.msg_timeout / 1000 or _DEFAULT_MSG_TIMEOUT, _LEAST_MSG_TIMEOUT)
@@ -46,8 +44,7 @@ class Deliveries:
         self.requeued = 0
         self._in_flight: dict[bytes, Message] = {}
         self._unsettled: set[Message] = set()  # until the answer is written, or the time is up
-        self.overtook = False
-        """Whether nsqd has ever delivered a message again before its time was up here."""
+        self.overtook = False  # whether nsqd has ever delivered a message again before its time was up here
         self._overtaken: deque[Message] = deque()  # delivered again before their time was up here
         self._repeated = 0  # since the last ``expire``: redeliveries long before a message's time was up here
         self._timed_out = 0
@@ -139,12 +136,13 @@ class Deliveries:
     def totals(self) -> tuple[int, int, int, int]:
         return self.received, self.finished, self.requeued, self.timed_out
 
-    def release_all(self) -> list[Message]:
-        """Drop and return all messages: the connection is gone, and nsqd has them again."""
-        messages = list(self._in_flight.copy().values())
+    def release_all(self) -> None:
+        """Drop all messages, as nsqd has them again: answers are refused, and no handler begins one."""
+        messages = self._in_flight.copy().values()
         self._in_flight.clear()
         self._unsettled.clear()
-        return messages
+        for message in messages:
+            message.expires_at = GONE
 
     def touch(self, message: Message, now: float) -> bool:
         """Restart a message's time, within nsqd's limit for one delivery; return whether it is in flight."""

@@ -50,10 +50,8 @@ class Wanted:
     subscription: Subscription | None = None
     given: bool = False  # by the user
     listed: bool = False  # by an nsqlookupd
-    dial: bool = True
-    """Whether to dial it. If not, no nsqlookupd lists it any more: ask them again instead."""
-    number: int = 0
-    """Above 0: one more endpoint for publishing to the same nsqd."""
+    dial: bool = True  # Whether to dial it. If not, no nsqlookupd lists it any more: ask them again instead.
+    number: int = 0  # above 0: one more endpoint for publishing to the same nsqd
 
     @property
     def key(self) -> Key:
@@ -88,8 +86,7 @@ class Endpoint:
         self.conn: Conn | None = None  # the latest, which may still be dialed
         self.status = Status.WAITING
         self.backoff = DialBackoff(draw)
-        self.loops: LoopThreads | None = None
-        """Its threads, as far as the owner knows: from a permit until the report."""
+        self.loops: LoopThreads | None = None  # as far as the owner knows: from a permit until the report
         self._config, self._clock = config, clock
         self._stopped = False
 
@@ -137,12 +134,11 @@ class Endpoint:
                 conn.close()
             conn.connect(self._clock() + self._config.handshake_timeout)
             self.connected(conn)
-        except NsqError as error:
+        except BaseException as error:
+            if not isinstance(error, NsqError):  # from a user's transport; SystemExit too: the thread goes on
+                log.exception("dialing %s failed", self.address, extra={"nsqd_address": self.address})
+                error = DialFailed(f"{self.address}: {error!r}")
             self._refused(conn, error)
-            return None
-        except BaseException as error:  # from a user's transport; SystemExit too: the thread goes on
-            log.exception("dialing %s failed", self.address, extra={"nsqd_address": self.address})
-            self._refused(conn, DialFailed(f"{self.address}: {error!r}"))
             return None
         self.status = Status.CONNECTED
         return conn
@@ -201,8 +197,7 @@ class LoopThreads:
     """Two threads that serve one endpoint after the other. The owner calls the methods."""
 
     def __init__(self, name: str, owner: Owner, endpoints: Endpoints[Any]) -> None:
-        self.stuck = False
-        """Whether a write loop has not ended with its connection: they can serve no endpoint any more."""
+        self.stuck = False  # a write loop has outlived its connection: they can serve no endpoint any more
         self.threads = [threading.Thread(target=run, daemon=True) for run in (self._read, self._write)]
         self._name, self._owner, self._endpoints = name, owner, endpoints
         self._to_dial: queue.SimpleQueue[Endpoint | None] = queue.SimpleQueue()  # None: end
@@ -269,8 +264,7 @@ class Endpoints(Generic[E]):
         spare: bool = False,
     ) -> None:
         self.table: dict[Key, E] = {}
-        self.changed = False
-        """Whether an endpoint has come, gone, or changed its status since the client last set this False."""
+        self.changed = False  # an endpoint has come, gone, or changed; the client sets it False again
         self._name, self._owner, self._make, self._clock = name, owner, make, clock
         self._removed, self._search, self._urgent = removed, search, urgent
         self._spare = spare
@@ -283,7 +277,6 @@ class Endpoints(Generic[E]):
         self._ending: list[LoopThreads] = []
         self._stopped = False
         self._looked_at = -math.inf  # when ``dial_due`` was last called
-        self._crowded = False  # then endpoints were due that may not dial, as ``DIALS`` others do
 
     @property
     def all(self) -> tuple[E, ...]:
@@ -338,18 +331,14 @@ class Endpoints(Generic[E]):
     # The schedule.
 
     def dial_due(self) -> bool:
-        """Permit endpoints that are due to dial, but no more than ``DIALS`` at a time. End threads that they
-        do not need. Return whether threads have been started.
-        """
+        """Permit those that are due to dial, ``DIALS`` at a time; return whether that started threads."""
         self._looked_at = now = self._clock()
-        self._crowded = False
         due = [each for each, due_at in self._due_times() if due_at <= now and not self._stopped]
         # Those first that have failed least, and longest ago.
         due.sort(key=lambda each: (each.backoff.failures, each.backoff.failed_at))
         started = search = False
         for endpoint in due:
             if len(self._dialing) >= DIALS:
-                self._crowded = True
                 break
             if endpoint.wanted is not None and not endpoint.wanted.dial:
                 # No nsqlookupd lists it: instead of dialing ask them again, less and less often.
@@ -379,8 +368,8 @@ class Endpoints(Generic[E]):
 
     def next_due(self) -> float:
         """Return when to call ``dial_due`` again unless an endpoint reports before."""
-        # If it was crowded, those that were due then wait until others end their dials.
-        times = [due_at for _, due_at in self._due_times() if not self._crowded or due_at > self._looked_at]
+        # Those that were due already wait until others end their dials.
+        times = [due_at for _, due_at in self._due_times() if due_at > self._looked_at]
         return math.inf if self._stopped else min(times, default=math.inf)
 
     def _due_times(self) -> list[tuple[E, float]]:
@@ -389,10 +378,8 @@ class Endpoints(Generic[E]):
         return [(each, each.backoff.due_at(urgent=urgent)) for each in self._waiting]
 
     def expected(self) -> int:
-        """Count the connections, including those whose first dial is under way or due.
-
-        An nsqd that refused or was lost may stay away for hours: it gets its share when it is back.
-        """
+        """Count the connections, including those whose first dial is under way or due."""
+        # An nsqd that refused or was lost may stay away for hours: it gets its share when it is back.
         return sum(
             not each.closing
             if each.status is Status.CONNECTED
@@ -449,9 +436,7 @@ class Endpoints(Generic[E]):
             loops.serve(None)
 
     def join(self, deadline: float, *, dialing: bool = True) -> list[str]:
-        """Wait for the threads, of those that dial only if ``dialing``; return the names of those that still
-        run.
-        """
+        """Wait for the threads, also those that dial if ``dialing``; return the names of those that run."""
         dials = [each.loops for each in self.all if each.status is Status.DIALING and each.loops is not None]
         later = [] if dialing else [thread for each in dials for thread in each.threads]
         return join_threads([thread for thread in self.threads if thread not in later], deadline)

@@ -34,14 +34,11 @@ from nsq.wire.layers import Deflate, Layer, Snappy, Tls, TlsContext
 
 @dataclass(frozen=True)
 class Ready:
-    """A stream that is ready for commands, and nsqd's answer to IDENTIFY.
-
-    ``rest`` holds the bytes that nsqd has sent after its last reply.
-    """
+    """A stream that is ready for commands, and nsqd's answer to IDENTIFY."""
 
     stream: LayeredStream
     reply: IdentifyReply
-    rest: bytes
+    rest: bytes  # what nsqd has sent after its last reply
 
 
 def dial(
@@ -163,17 +160,14 @@ def _tls(address: str, config: Config, context: TlsContext | None) -> Tls:
 
 
 class ReplyStream:
-    """A stream read reply by reply, until ``deadline`` (monotonic). It answers heartbeats.
-
-    ``rest`` holds bytes that were received and are not parsed yet.
-    """
+    """A stream read reply by reply, until ``deadline`` (monotonic). It answers heartbeats."""
 
     when = ""  # for errors
 
     def __init__(self, address: str, stream: Stream, deadline: float = math.inf) -> None:
         self.address = address
         self.deadline = deadline
-        self.rest = b""
+        self.rest = b""  # received and not parsed yet
         self.stream = stream
 
     def next_frame(self) -> Response | ErrorReply:

@@ -53,49 +53,40 @@ class Rules:
     def refused(
         self, batch: list[Publish], error: ServerError, address: str, *, retry_uncertain: bool, took: float
     ) -> list[Verdict]:
-        """Decide about a refused batch. ``took``: the seconds until the answer. May correct what the error
-        says about the connection.
-        """
+        """Decide about a refused batch, answered after ``took`` seconds. May correct ``error.fatal``."""
         if len(batch) > 1 and isinstance(error, (BadMessage, BadBody)):
             # No message of the batch is stored. One publish is at fault: send each alone now.
             for publish in batch:
                 publish.no_batching = True
             return [Verdict(publish, error, again=True) for publish in batch]
-        if error.maybe_stored:
-            for publish in batch:
-                publish.uncertain_at += (address,)
-            if len(batch) > 1:
-                errors = [unanswered(each, address, str(error), error) for each in batch]
-                return [Verdict(*each, retry_uncertain) for each in zip(batch, errors, strict=True)]
+        if error.maybe_stored and len(batch) > 1:
+            return _uncertain(batch, error, address, retry_uncertain)
+        if error.maybe_stored and batch:
+            batch[0].uncertain_at += (address,)
         again = error.retry and (retry_uncertain or not error.maybe_stored)
         # A copy of the error for each: callers must not share a traceback.
         return [Verdict(publish, copy.copy(error) if len(batch) > 1 else error, again) for publish in batch]
 
     def lost(
-        self,
-        batch: list[Publish],
-        cause: NsqError,
-        address: str,
-        *,
-        executed: bool,
-        retry_uncertain: bool,
+        self, batch: list[Publish], cause: NsqError, address: str, *, executed: bool, retry_uncertain: bool
     ) -> list[Verdict]:
         """Decide about a batch without an answer. ``executed``: it may be stored."""
         if not executed:
             return [Verdict(publish, cause, again=True) for publish in batch]
-        for publish in batch:
-            publish.uncertain_at += (address,)
-        errors = [unanswered(publish, address, str(cause), cause) for publish in batch]
-        return [Verdict(*each, retry_uncertain) for each in zip(batch, errors, strict=True)]
+        return _uncertain(batch, cause, address, retry_uncertain)
 
     def note_silence(self, publish: Publish, address: str) -> None:
         """Note that nsqd has not answered a publish that had a connection of its own."""
 
     def dial_at_once(self, error: ServerError) -> bool:
-        """Whether to dial nsqd again at once after it has closed the connection with this error: it was the
-        caller's, and nothing is wrong with nsqd.
-        """
+        """Whether nsqd is well although it closed the connection with this error: the caller's mistake."""
         return not error.retry
+
+
+def _uncertain(batch: list[Publish], cause: NsqError, address: str, again: bool) -> list[Verdict]:
+    for publish in batch:
+        publish.uncertain_at += (address,)
+    return [Verdict(each, unanswered(each, address, str(cause), cause), again) for each in batch]
 
 
 PLAIN = Rules()

@@ -18,18 +18,17 @@ if TYPE_CHECKING:
 
 log = Logger("nsq.producer")
 
-#: The most seconds by which each producer delays the end of the program.
-_EXIT_TIMEOUT = 5.0
+_EXIT_TIMEOUT = 5.0  # the most seconds by which each producer delays the end of the program
 
-# Not weak: the publishes of a garbage-collected producer must be sent too.
-_running: set[Pool] = set()
+# The pools to flush. Not weak: the publishes of a garbage-collected producer must be sent too.
+running: set[Pool] = set()
 _registered_in = 0  # the process
 
 
 def flush_at_exit(pool: Pool) -> None:
     """Have the pool flushed at exit, unless it is closed before. Runs on the pool's thread."""
     global _registered_in
-    _running.add(pool)
+    running.add(pool)
     if _registered_in != os.getpid():
         _registered_in = os.getpid()
         atexit.register(_flush_all)
@@ -42,15 +41,10 @@ def flush_at_exit(pool: Pool) -> None:
             multiprocessing.register_after_fork(_flush_all, finalize)
 
 
-def forget(pool: Pool) -> None:
-    """Do not flush it any more: it is closed, or belongs to the parent process."""
-    _running.discard(pool)
-
-
 def _flush_all() -> None:
     began = time.monotonic()
     close = not in_main_interpreter()
-    for pool in _running.copy():
+    for pool in running.copy():
         if pool.pid != os.getpid():
             continue  # belongs to the parent
         # Flush, do not close: functions that atexit calls later may still publish, and wait for that. But a

@@ -7,7 +7,7 @@ attributes, except where noted; other threads read them.
 from __future__ import annotations
 
 import logging
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Container
 from functools import partial
 from typing import TYPE_CHECKING
@@ -41,8 +41,7 @@ log = Logger("nsq.producer")
 #: Bytes that the write loop takes at a time: publishes it has not taken can be cancelled or sent elsewhere.
 _CHUNK = 512 * 1024
 #: The most messages and bytes of one MPUB made of joined publishes.
-_JOINED_MESSAGES = 1000
-_JOINED_BYTES = 512 * 1024
+_JOINED_MESSAGES, _JOINED_BYTES = 1000, 512 * 1024
 
 
 class PublishingEndpoint(Endpoint, ConnDelegate):
@@ -53,18 +52,13 @@ class PublishingEndpoint(Endpoint, ConnDelegate):
         pauses = Pauses(config.reconnect_initial, config.reconnect_max, setup.chance)
         super().__init__(wanted, config, clock, pauses.draw_late)
         self.number = wanted.number
-        self.overdue = False
-        """Whether a publish waited in vain for its answer: other nsqds come first. Set by the pool's thread.
-        """
+        self.overdue = False  # a publish waited in vain: other nsqds come first; set by the pool's thread
         self.published = 0  # messages
         self.failed = 0  # publishes
         self._pool, self._context = pool, setup.context
-        self.sent: deque[list[Publish]] = deque()
-        """Batches without an answer, in the order of the wire."""
-        self.asked_at = 0.0
-        """When nsqd last answered, or got the oldest of ``sent``."""
-        self.has_stored = False
-        """Whether nsqd has stored something over this connection."""
+        self.sent: deque[list[Publish]] = deque()  # batches without an answer, in the order of the wire
+        self.asked_at = 0.0  # when nsqd last answered, or got the oldest of ``sent``
+        self.has_stored = False  # whether nsqd has stored something over this connection
         self._error: NsqError | None = None  # why we closed this connection
         self._server_stopped = False  # nsqd executes no more commands on this connection
         self._caller_error = False  # a caller's mistake made nsqd close the connection; nsqd is well
@@ -108,7 +102,7 @@ class PublishingEndpoint(Endpoint, ConnDelegate):
     def connected(self, conn: Conn) -> None:
         if conn.reply.draining:
             raise draining(self.address)
-        log.info("connected to %s", self.address, extra=self._fields())
+        log.info("connected to %s", self.address, extra={"nsqd_address": self.address})
         if conn.reply.partitioned:
             self._pool.detection.warn_of_partitions(self.address, conn.reply.version)
 
@@ -120,7 +114,7 @@ class PublishingEndpoint(Endpoint, ConnDelegate):
                 self.address,
                 self.backoff.pause,
                 error,
-                extra=self._fields(),
+                extra={"nsqd_address": self.address},
             )
 
     # Sending: the write thread.
@@ -191,10 +185,8 @@ class PublishingEndpoint(Endpoint, ConnDelegate):
         batch = self.sent.popleft() if self.sent else []
         now = self._clock()
         took, self.asked_at = now - self.asked_at, now
-        rules = batch[0].rules if batch else PLAIN
-        verdicts = rules.refused(
-            batch, error, self.address, retry_uncertain=self._config.retry_uncertain, took=took
-        )
+        rules, retry = batch[0].rules if batch else PLAIN, self._config.retry_uncertain
+        verdicts = rules.refused(batch, error, self.address, retry_uncertain=retry, took=took)
         if isinstance(error, MpubFailed):
             self._largest = 0  # no joining: nsqd can refuse each publish, which then goes elsewhere
         if error.fatal:  # nsqd closes too, and executes no more commands
@@ -224,19 +216,16 @@ class PublishingEndpoint(Endpoint, ConnDelegate):
         verdicts: list[Verdict] = []
         while self.sent:
             batch = self.sent.popleft()
-            verdicts += batch[0].rules.lost(
-                batch,
-                cause,
-                self.address,
-                executed=not self._server_stopped,
-                retry_uncertain=self._config.retry_uncertain,
-            )
+            executed, retry = not self._server_stopped, self._config.retry_uncertain
+            lost = batch[0].rules.lost
+            verdicts += lost(batch, cause, self.address, executed=executed, retry_uncertain=retry)
         self.failed += 0 if self._server_stopped else len(verdicts)
         self._carry_out(verdicts)
         # In one call, to keep the order: refused publishes, those sent after them, those not sent.
         self._pool.take_back(self._again, conn.waiting)
         if not self._stopped:
-            log.warning("the connection to %s is lost: %s", self.address, cause, extra=self._fields())
+            fields = {"nsqd_address": self.address}
+            log.warning("the connection to %s is lost: %s", self.address, cause, extra=fields)
 
     def _judge(self, cause: NsqError) -> None:
         """Set the pause before the next dial: none if the connection worked."""
@@ -307,9 +296,6 @@ class PublishingEndpoint(Endpoint, ConnDelegate):
             reason=str(self.backoff.reason or ""),
         )
 
-    def _fields(self) -> dict[str, str]:
-        return {"nsqd_address": self.address}
-
 
 # Joining.
 
@@ -321,12 +307,9 @@ def join(publishes: list[Publish], largest: int) -> list[list[Publish]]:
     joining). Larger messages go alone, as do publishes with a command of their own.
     """
     largest = min(largest, _JOINED_BYTES)
-    rows: dict[str, list[Publish]] = {}
+    rows: defaultdict[str, list[Publish]] = defaultdict(list)
     for publish in publishes:
-        if publish.destination in rows:
-            rows[publish.destination].append(publish)
-        else:
-            rows[publish.destination] = [publish]
+        rows[publish.destination].append(publish)
     batches: list[list[Publish]] = []
     for row in rows.values():
         batch, used = list[Publish](), largest  # full: the first one begins a batch

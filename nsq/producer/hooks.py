@@ -28,8 +28,7 @@ class Watched:
     innermost hook's wins, and the caller's before all.
     """
 
-    publish: Publish | None = None
-    """Set when it has been made."""
+    publish: Publish | None = None  # set when it has been made
 
     def __init__(
         self,

@@ -28,7 +28,7 @@ from nsq.config import Config
 from nsq.connection.endpoint import Endpoints, Key, Wanted
 from nsq.discovery.lookups import Discovery
 from nsq.producer.endpoint import PublishingEndpoint
-from nsq.producer.own import OwnConn, OwnConns
+from nsq.producer.own import OwnConn
 from nsq.producer.reports import Acknowledged, ConnectionStats, Failed
 from nsq.producer.routing import Targets
 from nsq.threads.waiters import join_threads
@@ -41,8 +41,7 @@ if TYPE_CHECKING:
 
 NAME = "nsq-producer"
 
-#: The most nsqds whose reasons an error lists.
-_MOST_REASONS = 10
+_MOST_REASONS = 10  # the most nsqds whose reasons an error lists
 
 
 @dataclass(frozen=True)
@@ -68,8 +67,7 @@ class Nsqds:
         config = setup.config
         self._sockets = SocketTransport(config.local_address)
         self.transport = setup.transport or self._sockets
-        self.threads: dict[int, threading.Thread] = {}
-        """The producer's threads by ident, without the callbacks' thread."""
+        self.threads: dict[int, threading.Thread] = {}  # by ident, without the callbacks' thread
         self.discovery = Discovery(
             None,
             config,
@@ -166,7 +164,7 @@ class Nsqds:
         self._hurried = needed
 
     def grow(self, endpoint: PublishingEndpoint) -> None:
-        """Have one more connection dialed for the round trips of blocking publishes."""
+        """Have one more connection dialed for round trips."""
         if endpoint.own.may_grow:
             self._dials.put(endpoint)
 
@@ -185,25 +183,24 @@ class Nsqds:
         now = self._clock()
         if now < self._reaps_at:
             return False
-        for own in self._own:
-            own.reap()
+        for endpoint in self._everyone:
+            endpoint.own.reap()
         for endpoint in [each for each in self._leaving if not each.own.everyone]:
             self._leaving.remove(endpoint)
             self._note_removed(endpoint)
             self.endpoints.changed = True
-        self._reaps_at = now + self._reap_interval if any(own.everyone for own in self._own) else math.inf
+        any_left = any(each.own.everyone for each in self._everyone)
+        self._reaps_at = now + self._reap_interval if any_left else math.inf
         return True
 
     @property
-    def _own(self) -> list[OwnConns]:
-        """The connections for round trips, also those of removed endpoints."""
-        return [endpoint.own for endpoint in (*self.endpoints.all, *self._leaving)]
+    def _everyone(self) -> tuple[PublishingEndpoint, ...]:
+        """All endpoints, also removed ones of which callers have connections."""
+        return *self.endpoints.all, *self._leaving
 
     def in_use(self, exempt: Collection[int]) -> list[OwnConn]:
-        """Return the connections over which other threads than the ``exempt`` ones make a round trip now. Any
-        thread may call this.
-        """
-        return [conn for own in self._own for conn in own.in_use(exempt)]
+        """Return those over which other threads than the ``exempt`` make a round trip now. For any thread."""
+        return [conn for each in self._everyone for conn in each.own.in_use(exempt)]
 
     def next_due(self) -> float:
         """Return when ``dial_due`` or ``reap`` has something to do."""
@@ -219,36 +216,29 @@ class Nsqds:
         self._sockets.interrupt()
 
     def cut_off(self, exempt: set[int], deadline: float) -> list[str]:
-        """End the connections, except those that the ``exempt`` threads use, and all threads. Return the
-        names of the threads that still run at the deadline.
-        """
-        for endpoint in self.endpoints.all:
+        """End all threads, and connections but those that ``exempt`` threads use; return who still runs."""
+        for endpoint in self._everyone:
             endpoint.cut_off(exempt)
-        for endpoint in self._leaving:
-            endpoint.own.cut_off(exempt)
         unfinished = self.endpoints.join(deadline)
         unfinished += join_threads(filter(None, [self._dialer]), deadline)
         return unfinished + self.discovery.join(deadline)
 
     def close_lost(self) -> None:
         """Close the connections that interrupted callers have lost, after ``cut_off``."""
-        for own in self._own:
-            own.close_lost()
+        for conn in [conn for each in self._everyone for conn in each.own.everyone]:
+            if conn.caller is None:
+                conn.dispose()
 
     def abandon(self) -> None:
         self.discovery.abandon()
         self._sockets.abandon()
-        for endpoint in self.endpoints.all:
+        for endpoint in self._everyone:
             endpoint.abandon()
-        for endpoint in self._leaving:
-            endpoint.own.abandon()
 
     # Counters and reasons: any thread.
 
     def _note_removed(self, gone: PublishingEndpoint) -> None:
-        """Keep the counts of an endpoint that is removed, or all of it while callers have connections of it.
-        For the pool's thread.
-        """
+        """Keep a removed endpoint's counts, or all of it while callers have connections of it."""
         if gone.own.everyone:
             self._leaving.append(gone)
             return

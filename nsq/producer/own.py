@@ -22,14 +22,7 @@ from contextlib import suppress
 
 from nsq.config import Config
 from nsq.connection.handshake import Ready, ReplyStream, dial
-from nsq.errors import (
-    ConnectionFailed,
-    ConnectionLost,
-    NsqError,
-    ServerError,
-    WireError,
-    server_error,
-)
+from nsq.errors import ConnectionFailed, ConnectionLost, NsqError, ServerError, WireError, server_error
 from nsq.log import Logger
 from nsq.producer.publishes import Publish
 from nsq.transport.base import Transport
@@ -42,27 +35,22 @@ log = Logger("nsq.producer")
 #: Seconds. A publish that misses a connection has one dialed only if another one missed it just before: a
 #: program that publishes now and then is served by the loops, whose connection is open anyway.
 _SOON = 1.0
-#: Seconds without a dial after one that failed.
-_PAUSE = 1.0
+_PAUSE = 1.0  # seconds without a dial after one that failed
 #: Seconds without round trips to an nsqd that has left a publish unanswered. If it is gone, the loops have
 #: noticed that by then.
 _REST = 0.2
-#: Seconds that an idle connection is kept when heartbeats are off.
-_KEPT = 30.0
-#: Seconds of the shortest timeout of a read or a write.
-_SHORTEST = 0.005
+_KEPT = 30.0  # seconds that an idle connection is kept when heartbeats are off
+_SHORTEST = 0.005  # seconds of the shortest timeout of a read or a write
 #: Seconds. An nsqd that ends hangs up on all connections together, so a look at one of them serves all that
 #: were used a moment ago, for so long. A look is a system call, in which another thread may take the GIL.
 _LOOK_INTERVAL = 0.001
 #: Seconds after its last use in which a connection counts as used a moment ago: it has not been closed alone.
 _FRESH = 0.005
-#: Bytes to read at once: more than a reply has.
-_REPLY = 512
+_REPLY = 512  # bytes to read at once: more than a reply has
 #: The most bytes that any idle connection takes at once, so that writing them takes no time worth a look at
 #: the clock.
 _AT_ONCE = 4096
-#: The most bytes of one write: write_timeout then demands progress, not a fast link.
-_PIECE = 1024 * 1024
+_PIECE = 1024 * 1024  # the most bytes of one write: write_timeout then demands progress, not a fast link
 
 
 def draining(address: str) -> ConnectionFailed:
@@ -73,29 +61,10 @@ def draining(address: str) -> ConnectionFailed:
 class OwnConn:
     """A connection that one caller at a time uses."""
 
-    __slots__ = (
-        "_config",
-        "_exiting_not_stored",
-        "_layered",
-        "_limits",
-        "_replies",
-        "_stream",
-        "address",
-        "caller",
-        "closed",
-        "deadline",
-        "failed",
-        "published",
-        "readable",
-        "used_at",
-    )
-
     def __init__(self, address: str, ready: Ready, config: Config) -> None:
         self.address = address
-        self.caller: int | None = None
-        """The thread that uses it now."""
-        self.deadline = -math.inf
-        """When that thread has stopped using it, at the latest."""
+        self.caller: int | None = None  # the thread that uses it now
+        self.deadline = -math.inf  # when that thread has stopped using it, at the latest
         self.used_at = -math.inf
         self.published = 0  # messages
         self.failed = 0  # publishes
@@ -107,8 +76,8 @@ class OwnConn:
         self._stream = layered if layered.stack.layers else layered.stream
         self._replies = ReplyStream(address, self._stream)
         self._limits = (0.0, 0.0)  # the seconds and the patience for which the stream's read timeout is set
+        #: Returns whether nsqd has sent something, or has hung up. None: a user's own stream cannot tell.
         self.readable: Callable[[], bool] | None = getattr(self._stream, "readable", None)
-        """Returns whether nsqd has sent something, or has hung up. None: a user's own stream cannot tell."""
 
     def round_trip(self, command: bytes, seconds: float, patience: float) -> bytes:
         """Send a command and return nsqd's response, or raise its error, which is a ServerError. Any other
@@ -187,8 +156,7 @@ class OwnConns:
     ) -> None:
         self.address = address
         self.everyone: tuple[OwnConn, ...] = ()
-        self.suspended_until = -math.inf
-        """Until then blocking publishes prefer another nsqd."""
+        self.suspended_until = -math.inf  # until then blocking publishes prefer another nsqd
         self._idle: list[OwnConn] = []
         self._counts = [0, 0]  # ``published`` and ``failed`` of connections that are closed
         self._limit = config.publish_connections
@@ -218,19 +186,17 @@ class OwnConns:
             self._drop(conn)
         return None
 
-    def send(
-        self, conn: OwnConn, command: bytes, seconds: float, patience: float, publish: Publish | None = None
-    ) -> None:
+    def send(self, conn: OwnConn, publish: Publish, command: bytes, seconds: float, patience: float) -> None:
         """Make a round trip over a connection that was taken, and put it back. Raise NsqError unless nsqd has
-        stored what the command publishes: without a ``publish``, one message. Then the connection is closed,
-        and the trip ends when the caller sets ``conn.caller`` to None.
+        stored the publish. Then the connection is closed, and the trip ends when the caller sets
+        ``conn.caller`` to None.
         """
         try:
             conn.caller = _thread.get_ident()
             response = conn.round_trip(command, seconds, patience)
-            if response != OK and (publish is None or not publish.rules.accepts(publish, response)):
+            if response != OK and not publish.rules.accepts(publish, response):
                 raise _odd(self.address, response)
-            conn.published += 1 if publish is None else publish.messages
+            conn.published += publish.messages
             conn.caller = None
             self._put_back(conn)
         except BaseException as error:
@@ -239,7 +205,9 @@ class OwnConns:
                 if isinstance(error, NsqError):
                     conn.failed += 1
                     if not isinstance(error, ServerError):
-                        self._suspend()
+                        # Unanswered. For a moment the loops get this nsqd's publishes, and judge it.
+                        self.suspended_until = self._clock() + _REST
+                        self.drop_idle()
             raise
 
     def _put_back(self, conn: OwnConn) -> None:
@@ -248,16 +216,8 @@ class OwnConns:
             self.drop_idle()
 
     def _drop(self, conn: OwnConn) -> None:
-        """Have a connection closed that was taken."""
         self._dispose(conn)
         self._asked = False
-
-    def _suspend(self) -> None:
-        """Use no connection of this nsqd for a moment: it has left a publish unanswered. Then its publishes
-        go through the loops, which judge it.
-        """
-        self.suspended_until = self._clock() + _REST
-        self.drop_idle()
 
     def drop_idle(self) -> None:
         """Have the idle connections closed: something is wrong with the nsqd. Any thread may call this."""
@@ -288,7 +248,6 @@ class OwnConns:
         return sum(not conn.closed for conn in self.everyone) < self._limit and not self._stopped
 
     def adopt(self, conn: OwnConn) -> None:
-        """Add a connection that has been dialed."""
         conn.used_at = self._clock()
         self.everyone += (conn,)
         self._put_back(conn)
@@ -331,12 +290,6 @@ class OwnConns:
             if conn.caller not in exempt:
                 conn.cut_off()
 
-    def close_lost(self) -> None:
-        """Close the connections that interrupted callers have lost, after ``cut_off``."""
-        for conn in self.everyone:
-            if conn.caller is None:
-                conn.dispose()
-
     def abandon(self) -> None:
         """Drop everything in a forked child: it belongs to the parent."""
         self._stopped = True
@@ -350,22 +303,21 @@ class OwnConns:
     def dial(self, transport: Transport, context: TlsContext | None) -> OwnConn | None:
         """Return a new connection, or None."""
         deadline = self._clock() + self._config.handshake_timeout
+        address, config = self.address, self._config
         try:
-            ready = dial(
-                self.address, self._config, transport, context, deadline=deadline, opened=self._opened
-            )
+            ready = dial(address, config, transport, context, deadline=deadline, opened=self._opened)
             if ready.reply.draining:
                 ready.stream.close()
-                raise draining(self.address)
+                raise draining(address)
         except BaseException as error:  # a user's transport may raise anything, SystemExit too
             # Not a warning: the connection with the loops reports what is wrong with the nsqd.
-            log.info("no connection to %s for a publish of its own: %s", self.address, error)
+            log.info("no connection to %s for a publish of its own: %s", address, error)
             self._dial_at = self._clock() + _PAUSE
             self._asked = False
             return None
         finally:
             self._opening = None
-        conn = OwnConn(self.address, ready, self._config)
+        conn = OwnConn(address, ready, config)
         if ready.rest or conn.readable is None:
             conn.dispose()
             # Before each publish ``take`` must ask the stream whether nsqd has sent something. As this one
@@ -379,6 +331,8 @@ class OwnConns:
         if self._stopped:  # after the line above: either ``stop`` sees the stream, or we see this
             stream.close()
 
+    # Reports: any thread.
+
     @property
     def busy(self) -> int:
         """How many serve a publish now."""
@@ -386,10 +340,8 @@ class OwnConns:
 
     @property
     def published(self) -> int:
-        """Messages that nsqd has stored over these connections."""
         return self._counts[0] + sum(conn.published for conn in self.everyone)
 
     @property
     def failed(self) -> int:
-        """Publishes that have failed over these connections."""
         return self._counts[1] + sum(conn.failed for conn in self.everyone)

@@ -30,34 +30,24 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
 
-from nsq.errors import (
-    Closed,
-    Forked,
-    NsqError,
-    PublishFailed,
-    QueueFull,
-    ServerError,
-    Unanswered,
-    UsageError,
-)
+from nsq.errors import Closed, Forked, NsqError, PublishFailed, QueueFull, ServerError, Unanswered, UsageError
 from nsq.log import Logger
 from nsq.producer import at_exit
-from nsq.producer.answers import PLAIN, Rules, Verdict, unanswered, unsent
-from nsq.producer.endpoint import PublishingEndpoint, command_of
+from nsq.producer.answers import PLAIN, Verdict, unanswered, unsent
+from nsq.producer.endpoint import PublishingEndpoint
 from nsq.producer.nsqds import NAME, Nsqds, Setup
 from nsq.producer.own import OwnConn
-from nsq.producer.publishes import NO_OPTIONS, QUEUED, SENT, Publish, PublishFuture, checked_timeout
+from nsq.producer.publishes import QUEUED, SENT, Publish, PublishFuture, checked_timeout
 from nsq.producer.reports import Acknowledged, CloseReport, Failed, FlushReport, ProducerStats
-from nsq.producer.routing import Detection, NewOther, Plain, Routing, Target, Targets
+from nsq.producer.routing import Detection, NewOther, Routing, Target, Targets
 from nsq.threads.owner import Ending, Owner, last_moment
 from nsq.threads.waiters import Callbacks, Waiters, event_loop
 from nsq.wire import commands
-from nsq.wire.frames import PUBLISHED, Published
+from nsq.wire.frames import Published
 
 log = Logger("nsq.producer")
 
-#: Seconds; connections get half of this to say goodbye before they are cut off.
-_FAREWELL_SECONDS = 2.0
+_FAREWELL_SECONDS = 2.0  # seconds; connections get half of this to say goodbye before they are cut off
 #: Seconds within which a thread has ended a publish after it claimed it for that, unless it was interrupted.
 _MOMENT = 0.5
 
@@ -69,14 +59,10 @@ class Pending(set[Publish]):
 
     def __init__(self, most: int, most_bytes: int) -> None:
         super().__init__()
-        self.futures: set[Publish] = set()
-        """Those of them that came from ``publish_async``."""
+        self.futures: set[Publish] = set()  # those of them that came from ``publish_async``
+        # Woken when another publish may be possible, when a round trip has ended, and at the close.
         self.changed = Waiters()
-        """Woken when another publish may have become possible, when a round trip has ended, and when the pool
-        is closed.
-        """
-        self.bytes_left = 0
-        """A hint: see ``has_room``."""
+        self.bytes_left = 0  # a hint: see ``has_room``
         self._most, self._most_bytes = most, most_bytes
 
     def has_room(self) -> bool:
@@ -118,13 +104,11 @@ class Pool:
             failed=self._close_unstarted,
             clock=setup.clock,
         )
-        self.routing: Routing = Plain(self, setup.config)
+        self.routing = Routing(self, setup.config)
         self.detection = Detection(self, new_other)
         self.nsqds = Nsqds(self)
-        self.closed = False
-        """Whether new publishes are refused."""
-        self.exiting = False
-        """Whether the program ends: every publish is then waited for, as background work may not go on."""
+        self.closed = False  # whether new publishes are refused
+        self.exiting = False  # the program ends: publishes are waited for, as background work may not go on
         self.report: CloseReport | None = None  # once it is closed
         self._turn = itertools.count()
         self._expires_at = math.inf  # when the pool's thread looks at deadlines next
@@ -136,44 +120,8 @@ class Pool:
 
     # Publishing: any of the user's threads.
 
-    def publish_message(self, topic: str, body: bytes, timeout: float | None) -> Published:
-        """Return when nsqd has stored a message without options, or raise the error.
-
-        Usually an idle connection takes it at once. Then it needs no ``Publish``: no other thread sees it.
-        """
-        config, pending, routing = self._config, self.pending, self.routing
-        usual = type(topic) is str and type(body) is bytes and 0 < len(body) <= config.max_msg_size
-        route = routing.route(topic) if usual else None
-        if route is None:
-            return self.publish_and_wait(routing.new_publish(Publish, topic, body, None, NO_OPTIONS), timeout)
-        where, targets = route
-        seconds = config.publish_timeout if timeout is None else checked_timeout(timeout, 0.0)
-        started = self._clock()
-        full = pending.bytes_left <= 0 or len(pending) >= config.max_pending
-        if full or self.closed or not self.owner.begun:
-            self._admit(topic, started + seconds)
-        if _thread.get_ident() in self.nsqds.threads:
-            self.refuse_our_thread("publish")
-        taken = self._take(targets, started, seconds)
-        if taken is None:
-            publish = _made(topic, body, where, routing.rules, started, seconds)
-        else:
-            endpoint, conn = taken
-            try:
-                endpoint.own.send(conn, commands.pub(where, body), seconds, routing.patience)
-            except BaseException as error:
-                publish = _made(topic, body, where, routing.rules, started, seconds)
-                self._note_failure(publish, endpoint, conn, error)
-            else:
-                if self.setup.on_acknowledged is not None:
-                    self._tell_stored(topic, 1, len(body), endpoint.address, started)
-                if pending.changed.locks.copy() or self.closed:  # locks the list, as ``bool`` does not
-                    self._note_end_of_trip()
-                return PUBLISHED
-        return self._send_through_loops(publish)
-
     def publish_and_wait(self, publish: Publish, timeout: float | None) -> Published:
-        """Do the same for a publish that was made before: with options, hooks, or several messages."""
+        """Return when nsqd has stored a publish, or raise its error. Usually over an idle connection."""
         seconds = self._config.publish_timeout if timeout is None else checked_timeout(timeout, 0.0)
         publish.started = started = self._clock()
         publish.deadline = started + seconds
@@ -187,13 +135,18 @@ class Pool:
         taken = self._take(targets, started, seconds)
         if taken is not None:
             publish.endpoint, conn = taken
-            own = publish.endpoint.own
+            command = publish.command or commands.pub(publish.destination, publish.body)
             try:
-                own.send(conn, command_of([publish]), seconds, routing.patience, publish)
+                publish.endpoint.own.send(conn, publish, command, seconds, routing.patience)
             except BaseException as error:
-                self._note_failure(publish, publish.endpoint, conn, error)
+                self._note_failure(publish, conn, error)
             else:
-                self.complete([publish], None)
+                publish.end(None)
+                if self.setup.on_acknowledged is not None:
+                    self._tell(publish, None)
+                if pending.changed.locks.copy() or self.closed:  # locks the list, as ``bool`` does not
+                    self._note_end_of_trip()
+                return publish.published
         return self._send_through_loops(publish)
 
     def _take(
@@ -214,14 +167,10 @@ class Pool:
         conn.deadline = now + seconds
         return endpoint, conn
 
-    def _note_failure(
-        self, publish: Publish, endpoint: PublishingEndpoint, conn: OwnConn, error: BaseException
-    ) -> None:
-        """Decide about a publish whose round trip has failed: end it, or leave it for another try. Raises the
-        error of an interrupted call.
-        """
-        publish.endpoint, rules, retry = endpoint, publish.rules, self._config.retry_uncertain
-        now, address = self._clock(), endpoint.address
+    def _note_failure(self, publish: Publish, conn: OwnConn, error: BaseException) -> None:
+        """End a publish whose round trip has failed, or leave it for another try; raise an interrupt."""
+        rules, retry = publish.rules, self._config.retry_uncertain
+        now, address = self._clock(), conn.address
         if isinstance(error, Unanswered):
             rules.note_silence(publish, address)
         if isinstance(error, ServerError):
@@ -257,11 +206,8 @@ class Pool:
         if publish.done():
             return publish.outcome()
         try:
-            publish.caller = _thread.get_ident()
-            self.pending.add(publish)
-            self.pending.bytes_left -= publish.size
             self._queue(publish)
-            if publish.endpoint is None and event_loop() is not None:
+            if publish.endpoint is None:
                 self._warn_of_event_loop(publish.topic)
             if not publish.wait_for(publish.done, publish.deadline):
                 self.give_up(publish)
@@ -281,10 +227,7 @@ class Pool:
         if full or self.closed or not self.owner.begun:
             self._admit(publish.topic, publish.deadline, block)
         try:
-            publish.caller = _thread.get_ident()
             pending.futures.add(publish)
-            pending.add(publish)
-            pending.bytes_left -= publish.size
             self._queue(publish)
             if self.exiting and not publish.wait_for(publish.done, publish.deadline):
                 self.give_up(publish)
@@ -305,27 +248,24 @@ class Pool:
         if not self.owner.begun:
             raise PublishFailed("the producer's threads did not start in time")
         pending = self.pending
-        if len(pending) >= self._config.max_pending or pending.bytes_left <= 0:
-            self._await_room(topic, deadline, block)
-        if self.closed:  # while it waited
-            raise Closed("the producer is closed")
-
-    def _await_room(self, topic: str, deadline: float, block: bool) -> None:
-        pending = self.pending
         if pending.has_room():
             return
         full = f"{len(pending)} publishes are unanswered, as many as max_pending or max_pending_bytes allow"
         if not block:
             raise QueueFull(full)
         self.refuse_our_thread("publish, which would wait for room,")
-        if event_loop() is not None:
-            self._warn_of_event_loop(topic)
+        self._warn_of_event_loop(topic)
         self.owner.ask(self.look_at_deadlines)  # for publishes whose caller was interrupted twice
         if not pending.changed.wait_for(lambda: self.closed or pending.has_room(), deadline):
             raise QueueFull(f"{full}, and none was answered in time")
+        if self.closed:  # while it waited
+            raise Closed("the producer is closed")
 
     def _queue(self, publish: Publish) -> None:
         """Put a publish into a connection's queue, or among those that wait for a connection."""
+        publish.caller = _thread.get_ident()
+        self.pending.add(publish)
+        self.pending.bytes_left -= publish.size
         routing = self.routing
         targets = routing.open if publish.rules is PLAIN else routing.targets(publish)
         publish.state = QUEUED
@@ -407,10 +347,8 @@ class Pool:
             )
 
     def _warn_of_event_loop(self, topic: str) -> None:
-        """Warn once that a publish stops the event loop of its thread while it waits. The cells of a notebook
-        run on a loop too, but wait for each other anyway.
-        """
-        if not self._warned_of_loop and "ipykernel" not in sys.modules:
+        """Warn once that a publish stops its thread's event loop. Cells of a notebook wait anyway."""
+        if event_loop() is not None and not self._warned_of_loop and "ipykernel" not in sys.modules:
             self._warned_of_loop = True
             text = (
                 "publish to %r waits on the thread of an event loop, and stops everything there for up to "
@@ -433,18 +371,14 @@ class Pool:
 
     def _tell(self, publish: Publish, error: NsqError | None) -> None:
         """Have the callbacks' thread call the hook, if there is one."""
-        if error is None:
+        latency = self._clock() - publish.started
+        if error is None and self.setup.on_acknowledged is not None:
             address = publish.endpoint.address if publish.endpoint is not None else ""
-            self._tell_stored(publish.topic, publish.messages, publish.size, address, publish.started)
-        elif self.setup.on_failed is not None:
-            latency = self._clock() - publish.started
+            stored = Acknowledged(publish.topic, publish.messages, publish.size, address, latency)
+            self.callbacks.tell(self.setup.on_acknowledged, stored)
+        elif error is not None and self.setup.on_failed is not None:
             event = Failed(publish.topic, publish.messages, publish.size, error, latency)
             self.callbacks.tell(self.setup.on_failed, event)
-
-    def _tell_stored(self, topic: str, messages: int, size: int, address: str, started: float) -> None:
-        if self.setup.on_acknowledged is not None:
-            event = Acknowledged(topic, messages, size, address, self._clock() - started)
-            self.callbacks.tell(self.setup.on_acknowledged, event)
 
     def take_back(self, *left: deque[Publish] | deque[Publish | bytes]) -> None:
         """Queue the publishes that a closed connection has not sent, in front of all that wait."""
@@ -650,7 +584,7 @@ class Pool:
                 self.give_up(publish, "the producer was closed")
         self.nsqds.close_lost()
         unfinished += self.callbacks.stop(self._ending.join_by)
-        at_exit.forget(self)
+        at_exit.running.discard(self)
         if count:
             log.warning("closed with %d publishes unanswered", count, extra={"left": count})
         self.report = CloseReport(
@@ -669,7 +603,7 @@ class Pool:
     def abandon(self) -> None:
         """Drop everything in a forked child: the parent completes its publishes."""
         self.closed = self._gone = True
-        at_exit.forget(self)
+        at_exit.running.discard(self)
         self.nsqds.abandon()
         for publish in self.pending.copy():
             publish.end(Forked("it was published by the parent process, which sees to it"))
@@ -686,13 +620,3 @@ class Pool:
         return ProducerStats(
             pending=self.unended, published=published, failed=failed, connections=connections
         )
-
-
-def _made(topic: str, body: bytes, where: str, rules: Rules, started: float, seconds: float) -> Publish:
-    """Make a ``Publish`` of a message that turns out to need one. ``where`` and ``rules`` are of one routing:
-    the pool may have another one by now.
-    """
-    publish = Publish(topic, body)
-    publish.destination, publish.rules = where, rules
-    publish.started, publish.deadline = started, started + seconds
-    return publish

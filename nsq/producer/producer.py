@@ -19,6 +19,7 @@ from nsq.producer.hooks import PublishHook, Watched
 from nsq.producer.nsqds import Setup
 from nsq.producer.pool import Pool
 from nsq.producer.publishes import (
+    NO_OPTIONS,
     Defer,
     P,
     Publish,
@@ -27,14 +28,7 @@ from nsq.producer.publishes import (
     checked_timeout,
     with_options_shown,
 )
-from nsq.producer.reports import (
-    Acknowledged,
-    CloseReport,
-    Failed,
-    FlushReport,
-    ProducerHealth,
-    ProducerStats,
-)
+from nsq.producer.reports import Acknowledged, CloseReport, Failed, FlushReport, ProducerHealth, ProducerStats
 from nsq.threads.forks import abandon_in_children
 from nsq.threads.waiters import SafeEvent, Waiters, refuse_eventlet, start_thread
 from nsq.transport.addresses import Addresses, checked, checked_nsqds
@@ -107,22 +101,21 @@ class Producer:
         that owes fewer answers.
         """
         refuse_eventlet()
-        #: The options, with those that were given as keywords.
-        self.config = self._config = Config.of(config, options)
+        self.config = Config.of(config, options)  #: The options, with those that were given as keywords.
         several = (*checked("nsqd", addresses), *checked("nsqd", nsqd))
         self._setup = Setup(
-            self._config,
+            self.config,
             tuple(dict.fromkeys(several)) if transport is not None else checked_nsqds(several),
             checked("nsqlookupd", nsqlookupd),
             transport,
-            context_of(self._config),
+            context_of(self.config),
             checked_function("on_acknowledged", on_acknowledged),
             checked_function("on_failed", on_failed),
         )
         if not self._setup.addresses and not self._setup.lookupds:
             raise ConfigError("a producer needs nsqd or nsqlookupd addresses, or both")
         # Not the pool's: closing that ends its dials. One for all pings: lookups of a name share a thread.
-        self._pings = transport or SocketTransport(self._config.local_address)
+        self._pings = transport or SocketTransport(self.config.local_address)
         self._around_publish: list[PublishHook] = checked_functions("around_publish", around_publish)
         self._on_refused = checked_function("on_refused", on_refused)
         self._watches = bool(self._around_publish) or on_refused is not None
@@ -133,7 +126,7 @@ class Producer:
         abandon_in_children(self)
 
     def _new_pool(self) -> Pool:
-        if not self._setup.lookupds or self._config.cluster == "original":
+        if not self._setup.lookupds or self.config.cluster == "original":
             return Pool(self._setup)
         pool = Pool(self._setup, self._new_router)
         if self._key_hash or self._key_partitions or self._least_pending or self._tracing:
@@ -184,8 +177,9 @@ class Producer:
         ``headers`` a mapping that travels with it as JSON, ``tag`` restricts it to consumers with this tag.
         The result has the ids and the offset that nsqd gave the message.
         """
-        if defer is None and not options and not self._watches:
-            return self._pool.publish_message(topic, body, timeout)
+        if not options and not self._watches:
+            publish = self._pool.routing.new_publish(Publish, topic, body, defer, NO_OPTIONS)
+            return self._pool.publish_and_wait(publish, timeout)
         watched, publish = self.prepare(Publish, topic, [body], options, defer=defer)
         with watched:
             return self._pool.publish_and_wait(publish, timeout)
@@ -227,9 +221,9 @@ class Producer:
         thread of the producer, one after the other: they should be quick, and must not flush, close, or wait
         for other futures.
         """
-        pool = self._pool
         if self._watches:
             return self._send_async(topic, [body], options, timeout, block, defer=defer)
+        pool = self._pool
         routing = pool.detection.with_options() if options else pool.routing
         publish = routing.new_publish(PublishFuture, topic, body, defer, options)
         pool.publish(publish, timeout, block)
@@ -306,9 +300,7 @@ class Producer:
         return watched, publish
 
     def try_to_send(self, publish: PublishFuture, timeout: float) -> bool:
-        """Send a prepared publish without blocking; return False if there is no room for it. Then wait for
-        ``room``, and try again.
-        """
+        """Send a prepared publish; return False if there is no room: wait for ``room``, and try again."""
         try:
             self._pool.publish(publish, timeout, block=False)
         except QueueFull:
@@ -361,7 +353,7 @@ class Producer:
         return self._current().close(self._patience(timeout))
 
     def _patience(self, timeout: float | None) -> float:
-        return checked_timeout(timeout, self._config.publish_timeout, may_be_zero=True)
+        return checked_timeout(timeout, self.config.publish_timeout, may_be_zero=True)
 
     def __enter__(self) -> Self:
         return self
@@ -384,7 +376,7 @@ class Producer:
         shown = repr(self)  # before the line below, after which it looks closed
         if not finalizing():
             # Pending publishes are still sent; then the threads end, which refer to the pool, not to us.
-            pool.ask_to_close(time.monotonic() + self._config.publish_timeout)
+            pool.ask_to_close(time.monotonic() + self.config.publish_timeout)
         if pool.routing.open:
             warn(f"{shown} was not closed", ResourceWarning, source=self, stacklevel=1)
 
@@ -405,7 +397,7 @@ class Producer:
         The protocol has no ping, so this dials a connection of its own, waits for the answers to IDENTIFY,
         TLS and AUTH, and closes it. It proves that nsqd runs and accepts our credentials.
         """
-        deadline = time.monotonic() + checked_timeout(timeout, self._config.publish_timeout)
+        deadline = time.monotonic() + checked_timeout(timeout, self.config.publish_timeout)
         pool = self._current()
         addresses = pool.nsqds.addresses
         if nsqd is not None:
@@ -431,7 +423,7 @@ class Producer:
                 by = now + (deadline - now) / (len(addresses) - place)
                 try:
                     context = self._setup.context
-                    dial(address, self._config, self._pings, context, deadline=by).stream.close()
+                    dial(address, self.config, self._pings, context, deadline=by).stream.close()
                     del errors[address]
                 except NsqError as error:
                     errors[address] = error

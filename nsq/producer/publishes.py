@@ -21,7 +21,6 @@ import _thread
 import inspect
 import math
 import sys
-import threading
 import time
 from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping
 from concurrent.futures import Future
@@ -30,7 +29,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypedDict, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, TypeVar, cast
 
 from nsq.config import Config
 from nsq.errors import InvalidMessage, NsqError, UsageError
@@ -43,6 +42,8 @@ from nsq.wire.frames import PUBLISHED, Published
 from nsq.wire.names import check_topic
 
 if TYPE_CHECKING:
+    from concurrent.futures._base import _Waiter
+
     from nsq.producer.endpoint import PublishingEndpoint
 
 log = Logger("nsq.producer")
@@ -59,8 +60,7 @@ MAX_TIMEOUT = 10.0**9
 
 
 class Publish(Waiters):
-    """One publish that has options, several messages or a future, or goes through the loops: from the user's
-    call until it has ended and its place on a connection is free.
+    """One publish, from the user's call until it has ended and its place on a connection is free.
 
     ``command`` is ready to be sent; None means a message that may be joined with others of its
     ``destination``. Those that wait for its end are its ``locks``: threads, callbacks, results of asyncio.
@@ -86,19 +86,14 @@ class Publish(Waiters):
     messages = 1
     no_batching = False  # nsqd refused it together with others: do not join it again
     uncertain_at: tuple[str, ...] = ()  # the nsqds that may have stored it
-    memory: object = None
-    """What its rules remember between tries."""
-    published: Published = PUBLISHED
-    """The ids and the offset that nsqd gave it."""
+    memory: object = None  # what its rules remember between tries
+    published: Published = PUBLISHED  # the ids and the offset that nsqd gave it
 
     def __init__(self, topic: str, body: bytes) -> None:
         self.locks: list[Waiter] = []  # instead of Waiters.__init__: a call less per publish
-        self.ends: list[NsqError | None] = []
-        """How it has ended: the first counts. None: nsqd has stored it."""
-        self.topic = self.destination = topic
-        """The destination is the words after PUB: publishes with the same ones go to the same nsqds, and are
-        joined.
-        """
+        self.ends: list[NsqError | None] = []  # How it has ended: the first counts. None: nsqd has stored it.
+        self.topic = topic
+        self.destination = topic  # the words after PUB: publishes with the same ones are joined
         self.rules: Rules = PLAIN
         self.body = body
         self.size = len(body)
@@ -108,10 +103,8 @@ class Publish(Waiters):
         # The pool sets these before another thread sees the publish.
         self.started: float
         self.deadline: float
+        # The thread that has not queued it yet. In a signal handler there, ``flush`` must not wait for it.
         self.caller: int | None
-        """The thread that has not queued it yet. If a signal handler on that thread calls ``flush`` or
-        ``close``, these must not wait for it. None once it is queued.
-        """
         self.command: bytes | None = None
 
     def __repr__(self) -> str:
@@ -134,10 +127,9 @@ class Publish(Waiters):
 
     def outcome(self) -> Published:
         """Return what nsqd has answered, or raise the error of a publish that has ended."""
-        for error in self.ends:
-            if error is not None:
-                raise error
-            break
+        error = self.error
+        if error is not None:
+            raise error
         return self.published
 
     def end(self, error: NsqError | None) -> bool:
@@ -171,8 +163,7 @@ class PublishFuture(Publish, Future[Published]):
 
     __slots__ = ("callbacks",)
 
-    callbacks: Callbacks
-    """Runs the callbacks. Set before the publish is sent."""
+    callbacks: Callbacks  # Runs the callbacks. Set before the publish is sent.
 
     __repr__ = Publish.__repr__
 
@@ -247,9 +238,7 @@ class PublishFuture(Publish, Future[Published]):
     def _condition(self) -> _ConditionShim:  # type: ignore[override]
         return _ConditionShim(self)
 
-    @property
-    def _waiters(self) -> _ConditionShim:  # type: ignore[override]
-        return _ConditionShim(self)
+    _waiters = _condition  # type: ignore[assignment]
 
 
 class Callback:
@@ -275,20 +264,8 @@ class Callback:
             log.exception("a callback of %r failed", self._future)
 
 
-class _Waiter(Protocol):
-    """A waiter of concurrent.futures."""
-
-    event: threading.Event | SafeEvent
-
-    def add_result(self, future: Future[Published]) -> None: ...
-
-    def add_exception(self, future: Future[Published]) -> None: ...
-
-
 class _ConditionShim:
-    """Stands in for a future's ``_condition`` and ``_waiters``. Takes no lock; a thread that "holds" it sees
-    one state throughout.
-    """
+    """A future's ``_condition`` and ``_waiters``: no lock, but a thread that "holds" it sees one state."""
 
     def __init__(self, future: PublishFuture) -> None:
         self._future = future
@@ -307,7 +284,8 @@ class _ConditionShim:
             return
         self._future._refuse_in_callback()
         if not isinstance(waiter.event, SafeEvent):
-            waiter.event = SafeEvent()  # interrupting a wait on an Event leaks its lock
+            # Interrupting a wait on an Event leaks its lock.
+            waiter.event = SafeEvent()  # type: ignore[assignment]
         self._future.add_done_callback(_WaiterCallback(waiter))
 
     def remove(self, waiter: _Waiter) -> None:
@@ -473,10 +451,9 @@ def checked_timeout(timeout: float | None, default: float, *, may_be_zero: bool 
 
 
 def _checked_body(body: object, config: Config, what: str) -> bytes:
-    if isinstance(body, str):
-        raise InvalidMessage(f"{what} is a str, must be bytes: encode it, for example with .encode()")
     if not isinstance(body, BYTES):
-        raise InvalidMessage(f"{what} is a {type(body).__name__}, must be bytes")
+        remedy = ": encode it, for example with .encode()" if isinstance(body, str) else ""
+        raise InvalidMessage(f"{what} is a {type(body).__name__}, must be bytes{remedy}")
     data = bytes(body)
     if not data:
         raise InvalidMessage(f"{what} is empty, must have at least one byte")

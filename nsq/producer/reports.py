@@ -49,9 +49,7 @@ class FlushReport:
 
 @dataclass(frozen=True, kw_only=True)
 class CloseReport(FlushReport):
-    """The result of a close: ``unanswered`` publishes were ended with an error, and some threads may be
-    unfinished.
-    """
+    """The result of a close: ``unanswered`` publishes were ended with an error."""
 
     unfinished_threads: list[str] = field(default_factory=list)
 

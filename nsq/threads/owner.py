@@ -19,16 +19,13 @@ from contextlib import suppress
 from nsq.log import Logger
 from nsq.threads.waiters import Waiters, join_threads, start_thread
 
-#: Seconds of the longest single wait: queues refuse infinite timeouts.
-_LONGEST = 3600.0
-#: Seconds to pause after a bug of ours, so that it does not repeat as fast as the machine can.
-_RESPITE = 0.1
+_LONGEST = 3600.0  # seconds of the longest single wait: queues refuse infinite timeouts
+_RESPITE = 0.1  # seconds to pause after a bug of ours, so that it does not repeat as fast as the machine can
 
 #: The part of an end's time that is kept for threads to end, which nsqds and users' functions cannot use up:
 #: this share, and at most so many seconds.
 _ENDING_SHARE, _ENDING_SECONDS = 0.1, 0.25
-#: Seconds that an end allows our threads even when its timeout is zero.
-_LEAST_TO_END = 0.1
+_LEAST_TO_END = 0.1  # seconds that an end allows our threads even when its timeout is zero
 
 Request = Callable[[], object]
 
@@ -52,8 +49,7 @@ class Owner:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name = name
-        self.begun = False
-        """Whether ``begin`` has returned."""
+        self.begun = False  # whether ``begin`` has returned
         self.ended = False
         self.failure: Exception | None = None
         self.thread: threading.Thread | None = None
@@ -89,9 +85,7 @@ class Owner:
         self._requests.put(None)
 
     def do(self, action: Request, deadline: float, give_up: Callable[[], object] = bool) -> None:
-        """Have the owner carry out an action; wait for that until ``deadline`` or ``give_up()``, and raise
-        the action's error.
-        """
+        """Have the owner carry out an action; wait until ``deadline`` or ``give_up()``, raise its error."""
         outcome: list[BaseException | None] = []
 
         def request() -> None:
@@ -168,15 +162,11 @@ class Owner:
 
 
 class Ending:
-    """The time of a stop or a close, divided: first for the work that is under way, then for the threads to
-    end. Times are monotonic.
-    """
+    """The time of a stop or a close, divided: for the work under way, then for the threads to end."""
 
     def __init__(self) -> None:
-        self.work_by = math.inf
-        """Until then answers may still come and go."""
-        self.users_by = math.inf
-        """Until then the threads that run users' functions may end."""
+        self.work_by = math.inf  # until then answers may still come and go
+        self.users_by = math.inf  # until then the threads that run users' functions may end
         self.join_by = math.inf
         """Until then all others may. After that the caller has a moment to take the report."""
 

@@ -28,8 +28,7 @@ from nsq.threads.waiters import SafeEvent
 
 _NUMBERS = (signal.SIGTERM, signal.SIGINT)
 _WOKEN = b"\0"
-#: Seconds of the longest single poll, which counts milliseconds in 32 bits.
-_LONGEST = 3600.0
+_LONGEST = 3600.0  # seconds of the longest single poll, which counts milliseconds in 32 bits
 
 
 class _Pipe:
@@ -57,9 +56,8 @@ class _Pipe:
     def _make(self) -> None:
         try:
             self.reader, self.writer = ends = os.pipe()  # child programs do not inherit it
-            self._close = partial(
-                deque, map(os.close, ends), 0
-            )  # a deque of no length: closes, keeps nothing
+            # A deque of no length: it closes both and keeps nothing.
+            self._close = partial(deque, map(os.close, ends), 0)
             os.set_blocking(self.reader, False)
             os.set_blocking(self.writer, False)
         except OSError as error:
@@ -162,9 +160,7 @@ class SignalWatch:
                 os.write(pipe.writer, _WOKEN)
 
     def abandon(self) -> None:
-        """Restore the signals in a forked child: the pipe belongs to the parent, which a byte from the child
-        would stop.
-        """
+        """Restore the signals in a forked child; the pipe is the parent's, which a byte would stop."""
         self._restore(None if self._previous_fd is None else -1)
         self._pipe = None
 

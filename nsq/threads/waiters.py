@@ -24,10 +24,8 @@ from typing import Protocol
 from nsq.errors import ConfigError
 from nsq.log import Logger
 
-#: Seconds of the longest single wait: locks and queues refuse infinite timeouts.
-_LONGEST = 3600.0
-#: The most events that may wait for a slow hook.
-_MAX_EVENTS = 100_000
+_LONGEST = 3600.0  # seconds of the longest single wait: locks and queues refuse infinite timeouts
+_MAX_EVENTS = 100_000  # the most events that may wait for a slow hook
 
 
 class Waiter(Protocol):
@@ -51,9 +49,7 @@ class Waiters:
         self.locks: list[Waiter] = []
 
     def add(self, waiter: Waiter) -> None:
-        """Have ``wake`` release a waiter, until it is removed. Then look at the condition: no call of
-        ``wake`` before this one counts.
-        """
+        """Have ``wake`` release a waiter, until it is removed. Look at the condition only then."""
         self.locks.append(waiter)
 
     def remove(self, waiter: Waiter) -> None:
@@ -126,9 +122,7 @@ def refuse_eventlet() -> None:
 
 
 def event_loop() -> object | None:
-    """Return the asyncio event loop that runs on this thread, or None. Does not import asyncio: if a loop
-    runs, its program has.
-    """
+    """Return the asyncio event loop that runs on this thread, or None. Does not import asyncio."""
     running = getattr(sys.modules.get("asyncio.events"), "_get_running_loop", None)
     return None if running is None else running()
 
@@ -225,9 +219,7 @@ class Callbacks:
         return threading.current_thread() is self.thread
 
     def stop(self, deadline: float) -> list[str]:
-        """End the thread after the queued callbacks; return its name if it has not ended by ``deadline``. May
-        be called again.
-        """
+        """End the thread after the queued callbacks; return its name if it still runs at ``deadline``."""
         self._queue.put(None)
         return [] if self.thread is None else join_threads([self.thread], deadline)
 

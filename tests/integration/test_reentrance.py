@@ -159,7 +159,7 @@ def test_a_close_with_its_threads_ends_in_time_whatever_nsqd_does(nsqd: Nsqd) ->
             started = time.monotonic()
             report = producer.close(1.0)
             took = time.monotonic() - started
-        assert took < producer._config.publish_timeout / 2
+        assert took < producer.config.publish_timeout / 2
         assert report.unfinished_threads == []
         assert not [thread for thread in threading.enumerate() if thread.name.startswith("nsq-producer")]
         assert all(future.done() for future in futures)

@@ -50,7 +50,7 @@ def test_wrong_arguments_are_refused_before_spark_starts(
 
 def test_a_replay_repeats_a_publish_instead_of_ending() -> None:
     with _producer([NSQD, "b:4150"], (), Config(publish_timeout=7.0)) as producer:
-        assert (producer._config.retry_uncertain, producer._config.publish_timeout) == (True, 7.0)
+        assert (producer.config.retry_uncertain, producer.config.publish_timeout) == (True, 7.0)
         assert repr(producer) == f"<Producer {NSQD} b:4150 not connected>"
 
 
