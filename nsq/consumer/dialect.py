@@ -1,14 +1,14 @@
 """What a consumer does in one way in the original NSQ, and in another in a partitioned one.
 
-A consumer begins with ``Original``. ``nsq.partitioned`` has the other dialects. It is loaded when an
-nsqlookupd belongs to such an NSQ, or when the user gives options that only that has.
+A consumer begins with ``Dialect``, that of the original NSQ. ``nsq.partitioned`` subclasses it. It is loaded
+when an nsqlookupd belongs to such an NSQ, or when the user gives options that only that has.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from nsq.connection.endpoint import Key
 from nsq.consumer.handlers import HandlerPool
@@ -22,47 +22,12 @@ if TYPE_CHECKING:
     from nsq.consumer.engine import Engine
 
 
-class Dialect(Protocol):
-    """The owner calls the methods, except where noted. The engine takes the first four when it is made."""
+class Dialect:
+    """The original NSQ: every nsqd with the topic has a connection, and messages come in any order.
 
-    @property
-    def windows(self) -> type[RdyWindows]: ...
-
-    def make_pool(self, arguments: Mapping[str, Any]) -> HandlerPool:
-        """Return the handlers' pool, made with these arguments and others."""
-
-    @property
-    def put(self) -> Callable[[list[Message]], None]:
-        """What read loops call with messages that have come."""
-
-    def expects(self, error: ServerError) -> bool:
-        """Return whether nsqd had to send this error, so that no log or hook reports it. For read loops."""
-
-    def turn(self, now: float) -> float:
-        """Do what is due for messages that wait here; return when to call this again."""
-
-    def asker(self, discovery: Discovery) -> Asker:
-        """Return what finds the nsqds of a partitioned NSQ. Called once, by discovery's thread."""
-
-    def refused(self, key: Key, error: NsqError) -> bool:
-        """Note a failed dial or subscription; return whether that is expected to pass soon. Any thread."""
-
-    def lost(self, key: Key, cause: NsqError | None) -> None:
-        """Note the end of a connection. ``cause`` is None if we asked for it."""
-
-    def stats(self, known: ConsumerStats) -> ConsumerStats:
-        """Return the totals with what is known here. Any thread."""
-
-    def health(self, known: ConsumerHealth) -> ConsumerHealth:
-        """Return the health with what is known here. Any thread."""
-
-
-#: Returns the dialect of a partitioned NSQ, with these options that only that has.
-OtherDialect = Callable[["Engine", Mapping[str, Any]], Dialect]
-
-
-class Original:
-    """The original NSQ: every nsqd with the topic has a connection, and messages come in any order."""
+    The owner calls the methods, except where noted. The engine takes ``windows``, the pool, ``put`` and
+    ``expects`` when it is made.
+    """
 
     windows = RdyWindows
 
@@ -70,6 +35,7 @@ class Original:
         self._engine = engine
 
     def make_pool(self, arguments: Mapping[str, Any]) -> HandlerPool:
+        """Return the handlers' pool, made with these arguments and others."""
         engine = self._engine
         return HandlerPool(
             max_attempts=engine.config.max_attempts,
@@ -79,25 +45,37 @@ class Original:
 
     @property
     def put(self) -> Callable[[list[Message]], None]:
+        """What read loops call with messages that have come."""
         return self._engine.pool.put
 
     def expects(self, error: ServerError) -> bool:
+        """Return whether nsqd had to send this error, so that no log or hook reports it. For read loops."""
         return False
 
     def turn(self, now: float) -> float:
+        """Do what is due for messages that wait here; return when to call this again."""
         return math.inf
 
     def asker(self, discovery: Discovery) -> Asker:
+        """Return what finds the nsqds of a partitioned NSQ. Called once, by discovery's thread."""
         self._engine.dialect = other = self._engine.other_dialect(self._engine, {})
         return other.asker(discovery)
 
     def refused(self, key: Key, error: NsqError) -> bool:
+        """Note a failed dial or subscription; return whether that is expected to pass soon. Any thread."""
         return False
 
-    def lost(self, key: Key, cause: NsqError | None) -> None: ...
+    def lost(self, key: Key, cause: NsqError | None) -> None:
+        """Note the end of a connection. ``cause`` is None if we asked for it."""
 
     def stats(self, known: ConsumerStats) -> ConsumerStats:
+        """Return the totals with what is known here. Any thread."""
         return known
 
     def health(self, known: ConsumerHealth) -> ConsumerHealth:
+        """Return the health with what is known here. Any thread."""
         return known
+
+
+#: Returns the dialect of a partitioned NSQ, with these options that only that has.
+OtherDialect = Callable[["Engine", Mapping[str, Any]], Dialect]

@@ -33,7 +33,7 @@ from nsq.connection.subscription import Subscription
 from nsq.consumer.connections import Connections
 from nsq.consumer.dead_letters import GiveUpPolicy
 from nsq.consumer.decisions import GivenUp
-from nsq.consumer.dialect import Dialect, Original, OtherDialect
+from nsq.consumer.dialect import Dialect, OtherDialect
 from nsq.consumer.reports import ConsumerHooks, Reporter, StopReport
 from nsq.discovery.lookups import Discovery
 from nsq.errors import Closed, NsqError, ServerError
@@ -169,7 +169,7 @@ class Engine:
         self.options = options
         self.traced = bool(options.get("trace"))  # whether each message is logged: a partitioned NSQ can
         self.other_dialect = other_dialect
-        self.dialect: Dialect = other_dialect(self, options) if options else Original(self)
+        self.dialect: Dialect = other_dialect(self, options) if options else Dialect(self)
         self.pool = self.dialect.make_pool({**arguments, **handlers})
         self.connections: Connections = Connections(
             config, self.owner, self.pool, self.dialect, self.reporter, self._forget

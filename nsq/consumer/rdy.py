@@ -15,7 +15,6 @@ import math
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import NamedTuple
 
 # Backing off.
 
@@ -63,7 +62,6 @@ class FailureShare:
         self.window = max(_LEAST_WINDOW, 2 * calls)
 
     def succeeded(self, times: int, now: float) -> None:
-        """Note calls of handlers that have succeeded."""
         if times > 0:
             self.value = self.after(times)
             self._later, self._counted_at = 0, now
@@ -115,10 +113,15 @@ class Backoff:
             return False
         if self.level == 0:
             self.share.succeeded(successes, now)
-            if outcome is not Outcome.FAILURE or not self._has_failed_too_often(first, now):
+            if outcome is not Outcome.FAILURE:
+                return False
+            counts = self.share.failed(first, now)
+            if self.threshold and not (counts and self.share.value >= self.threshold):
                 return False
         if outcome is Outcome.FAILURE:
-            self._rise()
+            # The first failure always raises the level; later ones only up to the longest wait.
+            if self.level == 0 or self._strategy(self.level + 1) <= self._longest:
+                self.level += 1
         elif outcome is Outcome.SUCCESS:
             self.level -= 1
             if self.level == 0:
@@ -126,21 +129,10 @@ class Backoff:
         self.until = now + min(self._strategy(self.level), self._longest) if self.level else None
         return True
 
-    def _has_failed_too_often(self, first: bool, now: float) -> bool:
-        counts = self.share.failed(first, now)
-        return not self.threshold or (counts and self.share.value >= self.threshold)
-
-    def _rise(self) -> None:
-        # The first failure always raises the level; later ones only up to the longest wait.
-        if self.level == 0 or self._strategy(self.level + 1) <= self._longest:
-            self.level += 1
-
-    def expire(self, now: float) -> bool:
-        """End the wait if it is over, so that one message may test the service; return whether it ended."""
-        if self.until is None or now < self.until:
-            return False
-        self.until = None
-        return True
+    def expire(self, now: float) -> None:
+        """End the wait if it is over, so that one message may test the service."""
+        if self.until is not None and now >= self.until:
+            self.until = None
 
 
 # The speed of the handlers.
@@ -192,13 +184,6 @@ class HandlingLimit:
 
 
 # The windows.
-
-
-class RdyChange(NamedTuple):
-    """Send a connection this RDY."""
-
-    key: Hashable
-    rdy: int
 
 
 @dataclass
@@ -295,8 +280,10 @@ class RdyWindows:
             return f"{nsqd.reason}; waits for messages in flight to finish before it gets {nsqd.target}"
         return nsqd.reason
 
-    def decide(self, now: float, in_flight: Mapping[Hashable, int]) -> list[RdyChange]:
-        """Shrink windows that are too large, then grow others into the free room; return the orders."""
+    def decide(self, now: float, in_flight: Mapping[Hashable, int]) -> list[tuple[Hashable, int]]:
+        """Shrink windows that are too large, then grow others into the free room. Return the orders: send
+        these connections this RDY.
+        """
         nsqds = [nsqd for nsqd in self.nsqds.values() if not nsqd.closing]
         self.set_targets(nsqds, now, in_flight)
         windows = {nsqd.key: min(nsqd.rdy, nsqd.target) for nsqd in nsqds}
@@ -304,19 +291,24 @@ class RdyWindows:
         free = self.allowed - used
         if free < 0:
             for nsqd in sorted(nsqds, key=lambda nsqd: -nsqd.rdy):
-                free += _give_back(nsqd.key, windows, in_flight.get(nsqd.key, 0), -free)
+                # Not below the messages in flight: that would free no room.
+                freed = min(-free, max(0, windows[nsqd.key] - in_flight.get(nsqd.key, 0)))
+                windows[nsqd.key] -= freed
+                free += freed
         for nsqd in sorted(nsqds, key=lambda nsqd: (nsqd.rdy, nsqd.granted_at)):
-            free -= _grow(nsqd, windows, in_flight.get(nsqd.key, 0), free)
+            # A window no larger than the messages in flight takes no room and admits no new message.
+            held = in_flight.get(nsqd.key, 0)
+            before = max(windows[nsqd.key], held)
+            windows[nsqd.key] = max(windows[nsqd.key], min(nsqd.target, before + max(0, free)))
+            free -= max(windows[nsqd.key], held) - before
         self.below_target = free < 0 or any(windows[nsqd.key] < nsqd.target for nsqd in nsqds)
         changed = [nsqd for nsqd in nsqds if windows[nsqd.key] != nsqd.rdy]
         changed.sort(key=lambda nsqd: windows[nsqd.key] > nsqd.rdy)  # the shrinking ones first
-        return [self._grant(nsqd, windows[nsqd.key], now) for nsqd in changed]
-
-    def _grant(self, nsqd: NsqdWindow, rdy: int, now: float) -> RdyChange:
-        if nsqd.rdy == 0:
-            nsqd.granted_at = now
-        nsqd.rdy = rdy
-        return RdyChange(nsqd.key, rdy)
+        for nsqd in changed:
+            if nsqd.rdy == 0:
+                nsqd.granted_at = now
+            nsqd.rdy = windows[nsqd.key]
+        return [(nsqd.key, nsqd.rdy) for nsqd in changed]
 
     # Targets.
 
@@ -326,15 +318,13 @@ class RdyWindows:
         if stopped:
             set_all(nsqds, 0, stopped)
         elif self.backoff.testing:
-            self._give_turns(nsqds, 1)
             level = f"backing off (level {self.backoff.level})"
             set_all(nsqds, 0, f"{level}: another connection tries one message")
-            set_all(self._current_holders(), 1, f"{level}: tries one message")
+            set_all(self._give_turns(nsqds, 1), 1, f"{level}: tries one message")
         elif connections > self.allowed:
-            self._give_turns(nsqds, self.allowed)
             many = f"{connections} connections share a max_in_flight of {self.allowed}"
             set_all(nsqds, 0, f"{many}: waits for its turn")
-            set_all(self._current_holders(), 1, f"{many}: has its turn")
+            set_all(self._give_turns(nsqds, self.allowed), 1, f"{many}: has its turn")
         else:
             self._turns.clear()
             self._set_shares(nsqds, now, in_flight)
@@ -353,8 +343,8 @@ class RdyWindows:
             return f"backing off for {round(left, 3):g} s more (level {self.backoff.level})"
         return ""
 
-    def _give_turns(self, nsqds: list[NsqdWindow], few: int) -> None:
-        """Let ``few`` connections have one message each; ``_rotate`` passes that on to others."""
+    def _give_turns(self, nsqds: list[NsqdWindow], few: int) -> list[NsqdWindow]:
+        """Let ``few`` connections have one message each, and return them; ``_rotate`` passes that on."""
         present = {nsqd.key for nsqd in nsqds}
         self._turns = [key for key in self._turns if key in present][:few]
         waiting = [nsqd for nsqd in nsqds if nsqd.key not in self._turns]
@@ -370,8 +360,6 @@ class RdyWindows:
                 chosen = self._next_of([nsqd for nsqd in waiting if nsqd.rdy] or waiting)
             waiting.remove(self.nsqds[chosen])
             self._turns.append(chosen)
-
-    def _current_holders(self) -> list[NsqdWindow]:
         return [self.nsqds[key] for key in self._turns]
 
     def _set_shares(self, nsqds: list[NsqdWindow], now: float, in_flight: Mapping[Hashable, int]) -> None:
@@ -407,22 +395,18 @@ class RdyWindows:
         ]
         for place, key in enumerate(self._turns):
             nsqd = self.nsqds.get(key)
-            if waiting and nsqd is not None and self._turn_is_over(nsqd, now, in_flight):
-                self._turns[place] = chosen = self._next_of(waiting)
-                waiting.remove(self.nsqds[chosen])
+            # One without RDY has not begun: messages of others are still in flight.
+            if waiting and nsqd is not None and nsqd.rdy:
+                silent = now - max(nsqd.last_message_at, nsqd.granted_at) >= self.low_rdy_idle_timeout
+                idle = silent and not in_flight.get(key, 0)
+                if idle or now - nsqd.granted_at >= self.low_rdy_timeout:
+                    self._turns[place] = chosen = self._next_of(waiting)
+                    waiting.remove(self.nsqds[chosen])
 
     def _next_of(self, waiting: list[NsqdWindow]) -> Hashable:
         """Pick the connection that has waited longest. Chance decides among equals."""
         longest = min(nsqd.granted_at for nsqd in waiting)
         return self.pick([nsqd.key for nsqd in waiting if nsqd.granted_at == longest])
-
-    def _turn_is_over(self, nsqd: NsqdWindow, now: float, in_flight: Mapping[Hashable, int]) -> bool:
-        if not nsqd.rdy:
-            return False  # it has not begun: messages of others are still in flight
-        since = now - max(nsqd.last_message_at, nsqd.granted_at)
-        if since >= self.low_rdy_idle_timeout and not in_flight.get(nsqd.key, 0):
-            return True
-        return now - nsqd.granted_at >= self.low_rdy_timeout
 
 
 def set_all(nsqds: Iterable[NsqdWindow], target: int, reason: str) -> None:
@@ -431,18 +415,3 @@ def set_all(nsqds: Iterable[NsqdWindow], target: int, reason: str) -> None:
         nsqd.reason = reason
 
 
-def _give_back(key: Hashable, windows: dict[Hashable, int], held: int, owed: int) -> int:
-    """Shrink the window by ``owed``, but not below ``held``, the messages in flight; return the room."""
-    freed = min(owed, max(0, windows[key] - held))
-    windows[key] -= freed
-    return freed
-
-
-def _grow(nsqd: NsqdWindow, windows: dict[Hashable, int], held: int, free: int) -> int:
-    """Grow the window towards its target, into ``free`` room; return the room taken.
-
-    A window no larger than ``held``, the messages in flight, takes no room and admits no new message.
-    """
-    used = max(windows[nsqd.key], held)
-    windows[nsqd.key] = max(windows[nsqd.key], min(nsqd.target, used + max(0, free)))
-    return max(windows[nsqd.key], held) - used

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, cast
 
 from nsq.connection.conn import Conn
 from nsq.connection.endpoint import Key, Wanted
-from nsq.consumer.dialect import Original
+from nsq.consumer.dialect import Dialect
 from nsq.consumer.reports import ConsumerHealth, ConsumerStats, PartitionHealth
 from nsq.discovery.directory import Kind
 from nsq.discovery.lookups import Asker, Discovery
@@ -49,7 +49,7 @@ _PASSING = (NotLeader, NotWritable, TopicNotExist, ExtendNeeded, ExtendForbidden
 _FORMER_PATIENCE = 5.0
 
 
-class Partitioned(Original):
+class Partitioned(Dialect):
     """The dialect for a partitioned NSQ, whose messages come in any order."""
 
     def __init__(self, engine: Engine, reading: Reading) -> None:
