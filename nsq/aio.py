@@ -392,8 +392,8 @@ class Consumer:
                 _give_back(message)
                 raise
             except BaseException as error:
-                for each in self._pool.failed([message], error, no_backoff, handed_over=True):
-                    await self._on_thread("give-up", partial(self._pool.give_up, each))
+                if given_up := self._pool.failed([message], error, no_backoff, handed_over=True):
+                    await self._on_thread("give-up", partial(self._pool.give_up, given_up))
                 continue
             finally:
                 self._pool.ended(id(task), [message], succeeded)

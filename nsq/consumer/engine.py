@@ -253,7 +253,7 @@ class Engine:
 
     def abandon(self) -> None:
         self.owner.abandon()
-        self.pool.abandon()
+        self.pool.inherited = True
         self.discovery.abandon()
         self._own_transport.abandon()
         self.endpoints.abandon()

@@ -413,5 +413,3 @@ def set_all(nsqds: Iterable[NsqdWindow], target: int, reason: str) -> None:
     for nsqd in nsqds:
         nsqd.target = target
         nsqd.reason = reason
-
-
