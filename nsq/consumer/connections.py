@@ -21,7 +21,7 @@ from nsq.config import EXPONENTIAL, FULL_JITTER, LINEAR, Config, RequeueStrategy
 from nsq.connection.conn import Conn, ConnDelegate
 from nsq.connection.endpoint import Key
 from nsq.connection.handshake import describe
-from nsq.consumer.decisions import requeue_delay, slowness
+from nsq.consumer.decisions import slowness
 from nsq.consumer.dialect import Dialect
 from nsq.consumer.handlers import HandlerPool
 from nsq.consumer.rdy import Backoff, Outcome, Strategy, exponential
@@ -184,7 +184,7 @@ class Connections(ConnDelegate):
         self.table_and_totals = {**table, conn.key: conn}, gone
         # Before the loops run: hooks must hear of a connection's beginning before its end.
         self._reporter.tell(self._hooks.connected, conn.address)
-        self._log(logging.INFO, "%s: connected to nsqd %s", conn.address, address=conn.address)
+        self._reporter.log(logging.INFO, "%s: connected to nsqd %s", conn.address, address=conn.address)
 
     def send_cls(self, conns: Iterable[Conn]) -> None:
         """Ask nsqds to send no more messages. Each connection ends once its last message is answered."""
@@ -206,10 +206,10 @@ class Connections(ConnDelegate):
         self.decide()
         address = conn.address
         if cause is None:
-            self._log(logging.INFO, "%s: connection to nsqd %s closed", address, address=address)
+            self._reporter.log(logging.INFO, "%s: connection to nsqd %s closed", address, address=address)
         else:
             reason = describe(address, cause)
-            self._log(logging.WARNING, "%s: connection lost: %s", reason, address=address)
+            self._reporter.log(logging.WARNING, "%s: connection lost: %s", reason, address=address)
         self._reporter.tell(self._hooks.disconnected, address, cause)
 
     def abandon(self) -> None:
@@ -235,7 +235,7 @@ class Connections(ConnDelegate):
         if self._expects(error):
             return
         level = logging.ERROR if error.fatal else logging.WARNING
-        self._log(level, "%s: nsqd %s: %s", conn.address, error, address=conn.address)
+        self._reporter.log(level, "%s: nsqd %s: %s", conn.address, error, address=conn.address)
         self._reporter.tell(self._hooks.server_error, conn.address, error)
 
     def on_heartbeat(self, conn: Conn) -> None:
@@ -248,29 +248,26 @@ class Connections(ConnDelegate):
         return self._hooked or self.windows.backoff.level > 0 or self.windows.below_target
 
     def on_finished(self, conn: Conn, message: Message, success: bool) -> bool:
-        if self._hooked:
-            self._reporter.tell(self._hooks.finished, message)
-        windows = self.windows
-        if windows.backoff.level:  # the RDY that follows from this answer goes out before it
-            outcome = Outcome.SUCCESS if success else Outcome.NEUTRAL
-            self._owner.ask(partial(self._answer, outcome, conn, message))
-            return True
-        if windows.below_target:
-            self._request_decision()
-        return False
+        self._reporter.tell(self._hooks.finished, message)
+        return self._changes_backoff(Outcome.SUCCESS if success else Outcome.NEUTRAL, conn, message)
 
     def on_requeued(self, conn: Conn, message: Message, delay_ms: int, backoff: bool) -> bool:
         self._reporter.tell(self._hooks.requeued, message)
-        if backoff or self.windows.backoff.level:
-            outcome = Outcome.FAILURE if backoff else Outcome.NEUTRAL
-            self._owner.ask(partial(self._answer, outcome, conn, (message, delay_ms)))
+        outcome = Outcome.FAILURE if backoff else Outcome.NEUTRAL
+        return self._changes_backoff(outcome, conn, (message, delay_ms))
+
+    def _changes_backoff(self, outcome: Outcome, conn: Conn, answer: Message | tuple[Message, int]) -> bool:
+        """Return whether the owner sends the answer: the RDY that follows from it goes out before it."""
+        if outcome is Outcome.FAILURE or self.windows.backoff.level:
+            self._owner.ask(partial(self._answer, outcome, conn, answer))
             return True
         if self.windows.below_target:
             self._request_decision()
         return False
 
     def requeue_delay(self, attempts: int, error: BaseException | None = None) -> float:
-        return requeue_delay(self._requeue_strategy(attempts, error), self._config, random.random())
+        jitter = 1 + self._config.requeue_jitter * random.random()
+        return min(jitter * self._requeue_strategy(attempts, error), self._config.max_requeue_delay)
 
     def on_timed_out(self, conn: Conn, message: Message) -> None:
         fields = self._pool.fields_of(message)
@@ -292,15 +289,12 @@ class Connections(ConnDelegate):
     def decide(self) -> None:
         """Send each nsqd its RDY, where that changes."""
         was_below_target = self.windows.below_target
-        self._send_rdy()
-        if self.windows.below_target and not was_below_target:
-            # Again: an answer given meanwhile did not see ``below_target``, and so requested no decision.
-            self._send_rdy()
-
-    def _send_rdy(self) -> None:
         for conn, rdy in self.windows.decide(time.monotonic(), self.in_flight()):
             assert isinstance(conn, Conn)
             conn.send_rdy(rdy)
+        if self.windows.below_target and not was_below_target:
+            # Again: an answer given meanwhile did not see ``below_target``, and so requested no decision.
+            self.decide()
 
     def _answer(self, outcome: Outcome, conn: Conn, answer: Message | tuple[Message, int]) -> None:
         """Note an outcome, and send the answer after the RDY: the answer makes room for another message."""
@@ -316,33 +310,29 @@ class Connections(ConnDelegate):
             conn.put(answer)
         if (backoff.level, backoff.until) == before:
             self._tell_of_share(now)
+            return
+        if backoff.until is None:
+            self._reporter.log(logging.INFO, "%s: backing off is over")
         else:
-            if backoff.until is None:
-                self._log(logging.INFO, "%s: backing off is over")
-            else:
-                self._log(
-                    logging.WARNING if outcome is Outcome.FAILURE else logging.INFO,
-                    "%s: paused for %g s, then one message to try (backing off, step %d)",
-                    round(backoff.until - now, 3),
-                    backoff.level,
-                )
-            self._reporter.tell(self._hooks.backing_off, backoff.level)
+            level = logging.WARNING if outcome is Outcome.FAILURE else logging.INFO
+            text = "%s: paused for %g s, then one message to try (backing off, step %d)"
+            self._reporter.log(level, text, round(backoff.until - now, 3), backoff.level)
+        self._reporter.tell(self._hooks.backing_off, backoff.level)
 
     def _tell_of_share(self, now: float) -> None:
         """Log, once in a while, that handlers have failed too rarely for backing off."""
-        backoff = self.windows.backoff
-        share, threshold = backoff.share, backoff.threshold
+        backoff, share = self.windows.backoff, self.windows.backoff.share
         failed = round(share.value * share.window)
         if failed and not backoff.level and now >= self._told_of_share_at + _SAY_AGAIN:
             self._told_of_share_at = now
             text = "%s: %d of the last %d calls of handlers failed; no backing off below %g %%"
-            self._log(logging.INFO, text, failed, share.window, 100 * threshold)
+            self._reporter.log(logging.INFO, text, failed, share.window, 100 * backoff.threshold)
 
     def _handlers_are_late(self) -> None:
         """Lower the handlers' limit: a message has timed out before its handler was done."""
         now, timeout, most = time.monotonic(), self._shortest_timeout(), self.windows.max_in_flight
         if self.windows.handled_late(now, timeout, len(self._pool)):
-            self._log(
+            self._reporter.log(
                 logging.INFO if self._shrunk else logging.WARNING,
                 "%s: messages time out before their handlers are done. At most %d are taken at once from "
                 "now on, not max_in_flight (%d), until the handlers are quicker: give more threads, a longer "
@@ -372,8 +362,7 @@ class Connections(ConnDelegate):
         now = time.monotonic()
         if now < self.next_tick():
             return
-        self._ticked_at = now
-        conns = list(self.table.values())
+        self._ticked_at, conns = now, list(self.table.values())
         self._touch(now)
         if not self._config.auto_touch:
             self._warn_of_slow_handlers(now)
@@ -386,7 +375,7 @@ class Connections(ConnDelegate):
             waiting = self._config.auto_touch  # a handler may take long with what is touched
             oldest = max((conn.deliveries.oldest(now, waiting=waiting) for conn in conns), default=0.0)
             if handling.relax(now, self._shortest_timeout(), self.windows.max_in_flight, oldest):
-                self._log(
+                self._reporter.log(
                     logging.INFO, "%s: the handlers are quick: at most %d messages now", self.windows.allowed
                 )
         self.windows.tick(now, self.in_flight())
@@ -398,15 +387,13 @@ class Connections(ConnDelegate):
         """
         pool, auto_touch = self._pool, self._config.auto_touch
         touched = set(pool.kept.copy().values())
-        if auto_touch:
-            touched.update(pool.in_work())
-        if pool.rate.per_second > 0:  # what a thread has, and has not begun, waits for its turn
-            touched.update(each for each in pool.in_work() if not begun(each))
-        if touched or (auto_touch and pool.handed_over):
+        if auto_touch or pool.rate.per_second > 0:
+            # Without auto_touch what a thread has, and has not begun: it waits for its turn.
+            touched.update(each for each in pool.in_work() if auto_touch or not begun(each))
+        all_begun = auto_touch and pool.handed_over
+        if touched or all_begun:
             for conn in self.table.values():
-                conn.touch_expiring(
-                    now, lambda each: each in touched or (auto_touch and pool.handed_over and begun(each) > 0)
-                )
+                conn.touch_expiring(now, lambda each: each in touched or (all_begun and begun(each) > 0))
 
     def _warn_of_slow_handlers(self, now: float) -> None:
         """Warn, once in a while, of a handler that has used half of its message's time."""
@@ -421,12 +408,8 @@ class Connections(ConnDelegate):
             if late and answers and not message.responded:
                 self._warned_of_slowness_at = now
                 text = slowness(message, now, begun(message))
-                self._log(logging.WARNING, "%s: %s", text, address=message.nsqd_address)
+                self._reporter.log(logging.WARNING, "%s: %s", text, address=message.nsqd_address)
                 return
-
-    def _log(self, level: int, text: str, *values: object, address: str = "") -> None:
-        """Log a line that begins with the consumer's name."""
-        log.log(level, text, self._reporter.name, *values, extra=self._reporter.fields(address))
 
 
 def backoff_strategy(config: Config) -> Strategy:

@@ -11,7 +11,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from nsq.config import Config
 from nsq.errors import InvalidMessage, NsqError, UsageError
 from nsq.message import Message
 
@@ -94,6 +93,8 @@ class GivenUp:
 
 
 Decision = Again | GivenUp
+#: Messages to give up, and why.
+ToGiveUp = list[tuple[Message, GivenUp]]
 
 
 def decide_before(
@@ -167,9 +168,3 @@ def slowness(message: Message, now: float, begun_at: float) -> str:
     if waited > ran:
         return f"{said}. It waited {waited:.2g} s for a handler: give more threads, or a lower max_in_flight"
     return f"{said}: set auto_touch=True, or a longer msg_timeout"
-
-
-def requeue_delay(delay: float, config: Config, chance: float) -> float:
-    """Return the delay of requeue_strategy with its jitter and within its limit."""
-    delay = min(delay, config.max_requeue_delay)
-    return min(delay * (1 + config.requeue_jitter * chance), config.max_requeue_delay)

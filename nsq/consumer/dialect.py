@@ -34,7 +34,7 @@ class Dialect:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
-    def make_pool(self, arguments: Mapping[str, Any]) -> HandlerPool:
+    def make_pool(self, **arguments: Any) -> HandlerPool:
         """Return the handlers' pool, made with these arguments and others."""
         engine = self._engine
         return HandlerPool(

@@ -29,6 +29,7 @@ from nsq.consumer.decisions import (
     GivenUp,
     GiveUp,
     Requeue,
+    ToGiveUp,
     TooOld,
     check_result,
     decide,
@@ -72,7 +73,7 @@ class HandlerPool:
         name: str,
         *,
         max_attempts: int,
-        give_up: Callable[[list[tuple[Message, GivenUp]]], None],
+        give_up: Callable[[ToGiveUp], None],
         max_age: float = 0.0,
         rate: float = 0.0,
         starved: Callable[[], bool],
@@ -85,8 +86,8 @@ class HandlerPool:
         give_up_failed: Callable[[Message, BaseException], object] = lambda *_: None,
     ) -> None:
         self.inbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()  # None ends one thread
-        # By ``_key``: deliveries that timed out before a handler saw them. nsqd counts them as attempts, we do
-        # not.
+        # By ``_key``: deliveries that timed out before a handler saw them. nsqd counts them as attempts; our
+        # ``max_attempts`` does not.
         self.timed_out_unhandled: dict[Hashable, int] = {}
         # The FINs that are no success of a handler: messages given up, and of each batch all but one.
         self.uncounted = 0
@@ -327,7 +328,7 @@ class HandlerPool:
 
     def failed(
         self, messages: list[Message], error: BaseException, no_backoff: Exceptions, handed_over: bool = False
-    ) -> list[tuple[Message, GivenUp]]:
+    ) -> ToGiveUp:
         """Requeue the messages whose handler has raised. Return those to give up instead: that may take long,
         so the caller does it last, or on another thread. ``handed_over`` messages have auto_response off.
         """
@@ -362,7 +363,7 @@ class HandlerPool:
                     counts = False
         return [(message, decision) for message, decision in decided if isinstance(decision, GivenUp)]
 
-    def give_up(self, given_up: list[tuple[Message, GivenUp]]) -> None:
+    def give_up(self, given_up: ToGiveUp) -> None:
         """Give messages up: the ones that are too old together, the others one by one."""
         now = time.monotonic()
         for each in given_up:
@@ -371,7 +372,7 @@ class HandlerPool:
         if old := [each for each in given_up if each[1].too_old and each[0].expires_at > now]:
             self._give_up_together(old)
 
-    def _give_up_together(self, given_up: list[tuple[Message, GivenUp]]) -> None:
+    def _give_up_together(self, given_up: ToGiveUp) -> None:
         """Give messages up, and finish them; requeue them if that fails."""
         messages = [message for message, _ in given_up]
         try:
@@ -481,12 +482,12 @@ class HandlerPool:
 
     # Before the handler.
 
-    def _sort(self, messages: list[Message]) -> tuple[list[Message], list[tuple[Message, GivenUp]]]:
+    def _sort(self, messages: list[Message]) -> tuple[list[Message], ToGiveUp]:
         """Return the messages that a handler may begin, once the rate lets it, and those to give up. Those
         that have timed out are dropped.
         """
         ready: list[Message] = []
-        given_up: list[tuple[Message, GivenUp]] = []
+        given_up: ToGiveUp = []
         # Messages that are handled in order pass: their lane gives them up.
         now, unchecked = time.monotonic(), self._unchecked if self._in_order is None else math.inf
         for message in messages:
@@ -498,7 +499,7 @@ class HandlerPool:
                 ready.append(message)
         return self._wait_for_rate(ready), given_up
 
-    def _dispose(self, given_up: list[tuple[Message, GivenUp]]) -> None:
+    def _dispose(self, given_up: ToGiveUp) -> None:
         """Give up messages that no handler gets. If some are too old, so are perhaps more in the inbox: give
         up all of them together, so that fresh ones behind them do not grow old.
         """
