@@ -63,21 +63,20 @@ class Directory:
         self._certain = False  # the last round was complete: an nsqd that it did not list is gone
         self._dropped: list[str] = []
 
-    def add(self, address: str) -> None:
-        self._nsqd(address).given = True
-
-    def remove(self, address: str) -> None:
-        """Remove an nsqd that the user named. It stays while an nsqlookupd lists it."""
-        nsqd = self.nsqds.get(address)
-        if nsqd is not None and nsqd.given:
-            nsqd.given = False
-            if not nsqd.listed:
-                self._drop(address)
+    def give(self, addresses: Collection[str]) -> None:
+        """Note all nsqds that the user names. One that is no longer named stays while it is listed."""
+        for address in sorted(addresses):
+            self.nsqds.setdefault(address, KnownNsqd()).given = True
+        for address, nsqd in list(self.nsqds.items()):
+            if nsqd.given and address not in addresses:
+                nsqd.given = False
+                if not nsqd.listed:
+                    self._drop(address)
 
     def heard(self, addresses: Iterable[str]) -> None:
         """Note the nsqds that one nsqlookupd lists: new ones are wanted before the others have answered."""
         for address in addresses:
-            nsqd = self._nsqd(address)
+            nsqd = self.nsqds.setdefault(address, KnownNsqd())
             nsqd.listed = True
             nsqd.missed = 0
             nsqd.missed_since = math.inf
@@ -113,9 +112,6 @@ class Directory:
             # nsqlookupd that has just started lists few nsqds until these have found it. One interval, as
             # jitter can halve the two intervals between three rounds.
             self._drop(address)
-
-    def _nsqd(self, address: str) -> KnownNsqd:
-        return self.nsqds.setdefault(address, KnownNsqd())
 
     def _drop(self, address: str) -> None:
         del self.nsqds[address]
@@ -210,8 +206,7 @@ class LookupSchedule:
         """Note an answer, even a late one. ``answer`` holds those of the listed nsqds that count."""
         if lookupd.deadline == math.inf:  # late: there is no need to ask again soon
             lookupd.ask_at = max(lookupd.ask_at, lookupd.asked_at + self._interval)
-        lookupd.busy = False
-        lookupd.deadline = math.inf
+        lookupd.busy, lookupd.deadline = False, math.inf
         lookupd.answered_at, lookupd.listed = now, listed
         lookupd.empty = 0 if listed else lookupd.empty + 1
         if not any(each.listed for each in self.lookupds.values()):
@@ -230,8 +225,7 @@ class LookupSchedule:
         if lookupd.deadline == math.inf:
             return False  # its deadline has passed: noted already
         news = error != lookupd.error
-        lookupd.deadline = math.inf
-        lookupd.ask_at = now + self._retries.draw_late(lookupd.failures)
+        lookupd.deadline, lookupd.ask_at = math.inf, now + self._retries.draw_late(lookupd.failures)
         lookupd.failed_at, lookupd.error = now, error
         lookupd.failures += 1
         lookupd.heard, lookupd.answer = True, None
@@ -245,8 +239,8 @@ class LookupSchedule:
     def round_over(self) -> bool:
         """Whether every nsqlookupd has answered or failed in this round; true once per round."""
         lookupds = self.lookupds.values()
-        over = bool(lookupds) and all(each.heard for each in lookupds)
-        if over:
-            for lookupd in lookupds:
-                lookupd.heard = False
-        return over
+        if not lookupds or not all(each.heard for each in lookupds):
+            return False
+        for lookupd in lookupds:
+            lookupd.heard = False
+        return True

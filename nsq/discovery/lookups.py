@@ -162,8 +162,7 @@ class Discovery:
         self._topic = None if subscription is None else subscription.topic
         self._found, self._dropped = found, dropped
         self._original, self._other = original, other
-        self._name = name
-        self.clock = clock
+        self._name, self.clock = name, clock
         self._detects = other is not None and config.cluster != "original"
         self._askers = [asker or Asker(self._topic, config, detect=self._detects)]  # the last one asks
         # The user's addresses. Any thread changes these dicts, one method call at a time; the discovery
@@ -186,7 +185,6 @@ class Discovery:
             config.lookupd_poll_timeout + _MARGIN,
             Pauses(config.reconnect_initial, config.lookupd_poll_interval, chance),
         )
-        self._given: frozenset[str] = frozenset()  # the user's nsqds that the directory knows
         self._lookupds = self._schedule.lookupds
         self._topic_doubtful = self._topic is not None  # perhaps misspelt: not listed, and no warning given
         self.wanted: dict[Key, Wanted] = {}
@@ -332,12 +330,7 @@ class Discovery:
 
     def _follow_user(self, now: float) -> None:
         """Adopt the nsqds and nsqlookupds that the user has added and removed."""
-        given = frozenset(self._nsqds.copy())
-        for address in sorted(given - self._given):
-            self._directory.add(address)
-        for address in sorted(self._given - given):
-            self._directory.remove(address)
-        self._given = given
+        self._directory.give(self._nsqds.copy())
         wanted = {**self._listed, **self._nsqlookupds.copy()}
         for url in self._lookupds.keys() - wanted.keys():
             del self._lookupds[url]
@@ -428,7 +421,7 @@ class Discovery:
         self._directory.round_ended(answers, now)
         if any(lookupd.listed for lookupd in lookupds):
             self._topic_doubtful = False
-        elif self._topic_doubtful and None not in answers and not self._given:
+        elif self._topic_doubtful and None not in answers and not self._nsqds:
             self._topic_doubtful = False
             log.warning(
                 "no nsqlookupd lists an nsqd with topic %r (asked: %s; asked again in %.1f s, then less "
