@@ -74,12 +74,12 @@ class _FromThreads(Generic[T]):
         self._deliver = deliver
         self._requested = False
 
-    def put(self, item: T) -> None:
-        """Raises RuntimeError if the loop is closed."""
+    def put(self, item: T) -> bool:
         self.items.append(item)
-        self.wake()
+        return self.wake()
 
-    def wake(self) -> None:
+    def wake(self) -> bool:
+        """Return whether the loop is there: not if it is closed."""
         # After the item is in ``items``: if we see a request, ``_run`` has not looked at them yet.
         if not self._requested:
             self._requested = True
@@ -87,9 +87,12 @@ class _FromThreads(Generic[T]):
                 self.loop.call_soon_threadsafe(self._run)
             except RuntimeError:
                 self._requested = False
-                raise
+                return False
+        return True
 
     release = wake  # among Waiters
+
+    def abandon(self) -> None: ...  # of a Watch
 
     def _run(self) -> None:
         self._requested = False
@@ -124,20 +127,15 @@ async def _on_own_thread(name: str, call: Callable[[], T]) -> T:
 class _Result:
     """Waits for the end of a publish, and passes it to the loop."""
 
-    __slots__ = ("_results", "deadline", "ended", "publish")
+    __slots__ = ("deadline", "ended", "publish", "results")
 
     def __init__(self, results: _FromThreads[_Result], publish: PublishFuture, deadline: float) -> None:
-        self._results = results
-        self.publish = publish
-        self.deadline = deadline
+        self.results, self.publish, self.deadline = results, publish, deadline
         self.ended: Ended = results.loop.create_future()
 
     def release(self) -> None:
         """Called by the thread that ends the publish."""
-        try:
-            self._results.put(self)
-        except RuntimeError:
-            log.debug("the event loop of %r is closed", self.publish)
+        self.results.put(self)
 
     def end_without_room(self) -> None:
         """Called at the deadline of a publish that still waits for room."""
@@ -198,12 +196,10 @@ class Producer:
             return await self._send(publish, timeout)
 
     async def _send(self, publish: PublishFuture, timeout: float | None) -> Published:
-        results = self._own_results()
-        default = self.producer.config.publish_timeout
-        seconds = default if timeout is None else checked_timeout(timeout, default)
-        result = _Result(results, publish, time.monotonic() + seconds)
+        seconds = checked_timeout(timeout, self.producer.config.publish_timeout)
+        result = _Result(self._own_results(), publish, time.monotonic() + seconds)
         if self._queue or not self._try(result, seconds):
-            self._wait_for_room(result, results)
+            self._wait_for_room(result)
         try:
             error = await result.ended
         except asyncio.CancelledError:
@@ -240,13 +236,13 @@ class Producer:
                 result.ended.set_result(result.publish.error)
         self._send_waiting()
 
-    def _wait_for_room(self, result: _Result, results: _FromThreads[_Result]) -> None:
+    def _wait_for_room(self, result: _Result) -> None:
         """Queue a publish. While any is queued, ``_deliver`` is called when there may be room."""
         if not self._queue:
-            self.producer.room.add(results)
-            results.wake()  # room may have come before the line above
+            self.producer.room.add(result.results)
+            result.results.wake()  # room may have come before the line above
         seconds = max(0.0, result.deadline - time.monotonic())
-        self._queue[result] = results.loop.call_later(seconds, result.end_without_room)
+        self._queue[result] = result.results.loop.call_later(seconds, result.end_without_room)
         result.ended.add_done_callback(lambda _: self._leave_queue(result))
 
     def _send_waiting(self) -> None:
@@ -265,8 +261,8 @@ class Producer:
         timer = self._queue.pop(result, None)
         if timer is not None:
             timer.cancel()
-        if not self._queue and self._results is not None:
-            self.producer.room.remove(self._results)
+        if not self._queue:
+            self.producer.room.remove(result.results)
 
     async def flush(self, timeout: float | None = None) -> FlushReport:
         """Wait until nsqd has answered all publishes so far, as ``nsq.Producer.flush`` does."""
@@ -287,16 +283,6 @@ class Producer:
 
 
 # Consuming.
-
-
-class _EndWatch(_FromThreads[None]):
-    """Wakes the loop when the consumer stops, or when every nsqd refuses the subscription."""
-
-    def wake(self) -> None:
-        with suppress(RuntimeError):  # the loop is closed
-            super().wake()
-
-    def abandon(self) -> None: ...
 
 
 class Consumer:
@@ -339,7 +325,6 @@ class Consumer:
         self._handlers: list[tuple[AsyncHandler, int, Exceptions]] = []
         self._workers: set[asyncio.Task[None]] = set()
         self._messages: _FromThreads[Message] | None = None
-        self._end: _EndWatch | None = None
         self._takers: deque[asyncio.Future[None]] = deque()
         self._taken = 0
         self._ended = asyncio.Event()
@@ -380,21 +365,19 @@ class Consumer:
                 if result is not None:
                     check_result(result)
                 succeeded = True
-                if not message.responded:
-                    with suppress(AlreadyResponded):
-                        message.finish()
+                with suppress(AlreadyResponded):  # by the handler, or it has timed out
+                    message.finish()
             except asyncio.CancelledError:
                 _give_back(message)
                 if task is not None and task.cancelling():
                     raise
-                continue  # the handler has cancelled something of its own
+                # Else the handler has cancelled something of its own.
             except (KeyboardInterrupt, SystemExit):
                 _give_back(message)
                 raise
             except BaseException as error:
                 if given_up := self._pool.failed([message], error, no_backoff, handed_over=True):
-                    await self._on_thread("give-up", partial(self._pool.give_up, given_up))
-                continue
+                    await _on_own_thread(f"{self._name}-give-up", partial(self._pool.give_up, given_up))
             finally:
                 self._pool.ended(id(task), [message], succeeded)
 
@@ -415,9 +398,6 @@ class Consumer:
         self._workers.add(worker)
         worker.add_done_callback(ended)
 
-    async def _on_thread(self, job: str, call: Callable[[], T]) -> T:
-        return await _on_own_thread(f"{self._name}-{job}", call)
-
     # Messages: from the handler thread to the loop.
 
     def _take_over(self, message: Message) -> None:
@@ -427,9 +407,7 @@ class Consumer:
         message.disable_auto_response()
         message.begun_at = 0.0  # it only begins to wait for a task
         self._drop_expired(messages.items)
-        try:
-            messages.put(message)
-        except RuntimeError:  # the loop was closed before the consumer was stopped
+        if not messages.put(message):  # the loop was closed before the consumer was stopped
             self._returns = True
             self.consumer.stop()  # only asks for it here
         if self._returns:
@@ -447,13 +425,9 @@ class Consumer:
 
     def _return_waiting(self) -> None:
         """Requeue what waits to be taken. Any thread."""
-        messages = self._messages
-        while messages is not None:
-            try:
-                message = messages.items.popleft()
-            except IndexError:
-                return
-            _give_back(message)
+        with suppress(IndexError):
+            while self._messages is not None:
+                _give_back(self._messages.items.popleft())
 
     def _wake_takers(self) -> None:
         """Wake a taker for each message that waits; at the end, all of them."""
@@ -530,12 +504,11 @@ class Consumer:
         if self._messages is not None:
             raise Closed(f"{self!r} cannot be started again: make a new one")
         self._messages = _FromThreads(loop, self._wake_takers)
-        self._end = _EndWatch(loop, self._look_for_end)
-        self.consumer.wake_at_end(self._end)
+        self.consumer.wake_at_end(_FromThreads(loop, self._look_for_end))
         tasks = sum(concurrency for _, concurrency, _ in self._handlers) or 1
         self._pool = self.consumer.hand_over(self._take_over, tasks)
         try:
-            await self._on_thread("start", self.consumer.start)
+            await _on_own_thread(f"{self._name}-start", self.consumer.start)
         except asyncio.CancelledError:
             self.consumer.request_stop(0.0)  # the thread starts it all the same
             raise
@@ -560,7 +533,8 @@ class Consumer:
 
     async def _stop(self, timeout: float) -> StopReport:
         deadline = time.monotonic() + timeout
-        stopping = asyncio.ensure_future(self._on_thread("stop", partial(self._stop_in_thread, timeout)))
+        call = partial(self._stop_in_thread, timeout)
+        stopping = asyncio.ensure_future(_on_own_thread(f"{self._name}-stop", call))
         try:
             reserved = min(_CANCEL_SECONDS, _CANCEL_SHARE * timeout)
             await asyncio.wait({stopping}, timeout=timeout - reserved)
@@ -577,9 +551,7 @@ class Consumer:
         self.consumer.pause()
         self._returns = True
         self._return_waiting()
-        if self._end is not None:
-            self._end.wake()
-        return self.consumer.stop(max(0.0, deadline - time.monotonic()))
+        return self.consumer.stop(max(0.0, deadline - time.monotonic()))  # which wakes ``_look_for_end``
 
     async def run(self, timeout: float = 30.0) -> StopReport:
         """Start, and stop at SIGTERM or SIGINT, within ``timeout``. Another signal, more than a second later,
@@ -641,8 +613,7 @@ def _is_late(message: Message) -> bool:
 def _give_back(message: Message) -> None:
     """Requeue a message that was not handled, unless it has an answer."""
     with suppress(AlreadyResponded):
-        if not message.responded:
-            message.requeue(0.0, backoff=False)
+        message.requeue(0.0, backoff=False)
 
 
 @contextmanager
