@@ -22,7 +22,7 @@ from nsq.config import (
 )
 from nsq.connection.subscription import Subscription
 from nsq.consumer.dead_letters import give_up_policy
-from nsq.consumer.engine import Engine, Watch
+from nsq.consumer.engine import Dialect, Engine, Watch
 from nsq.consumer.handlers import BatchHandler, Handler, HandlerPool, check_handler, surrounded
 from nsq.consumer.reports import ConsumerHealth, ConsumerHooks, ConsumerStats, StopReport, health_of, stats_of
 from nsq.errors import Closed, ConfigError, Forked, NsqError, UsageError
@@ -37,7 +37,6 @@ from nsq.wire.names import check_channel, check_topic
 log = Logger("nsq.consumer")
 
 if TYPE_CHECKING:
-    from nsq.consumer.dialect import Dialect
     from nsq.partitioned.lanes import OnStuck
 
 H = TypeVar("H", bound=Callable[..., Any])

@@ -12,11 +12,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from nsq.connection.conn import Conn
 from nsq.connection.endpoint import Key, Wanted
-from nsq.consumer.dialect import Dialect
+from nsq.consumer.engine import Dialect, Engine
 from nsq.consumer.reports import ConsumerHealth, ConsumerStats, PartitionHealth
 from nsq.discovery.directory import Kind
 from nsq.discovery.lookups import Asker, Discovery
@@ -36,9 +36,6 @@ from nsq.message import MessageDelegate
 from nsq.partitioned.lookups import Lookups, key_of
 from nsq.partitioned.subscription import PartitionSubscription, Reading, mismatch
 from nsq.partitioned.table import TopicTable
-
-if TYPE_CHECKING:
-    from nsq.consumer.engine import Engine
 
 log = Logger("nsq.consumer")
 
