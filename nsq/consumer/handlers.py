@@ -58,11 +58,10 @@ _MAX_TIMED_OUT_UNHANDLED = 10_000
 class HandlerPool:
     """Threads in groups, one group for each handler; all of them take from one inbox.
 
-    ``give_up`` is called with a message to give up, and why, or with several that are older than ``max_age``:
-    they are finished if it returns, requeued if it raises. ``starved`` says whether nsqds send nothing more
-    until a message here is answered. ``requeue_delay`` maps a message's attempts and its error to the seconds
-    after which it comes again. ``threads`` is the number for each handler that is added without one.
-    ``gives_up_at_last_failure`` is ``at_last_failure`` of ``decide``, ``fields`` those of log records.
+    ``give_up`` gets a message, or several that are older than ``max_age``: they are finished if it returns,
+    requeued if it raises. ``starved`` says whether nsqds send nothing more until a message here is answered.
+    ``requeue_delay`` maps a message's attempts and its error to seconds. ``threads`` is the number for each
+    handler that is added without one. ``fields`` are those of log records.
 
     For messages that are handled in order, ``in_order`` maps each handler to the function to call instead,
     and ``give_up_failed`` is called with a message that could not be given up, and why.
@@ -93,17 +92,13 @@ class HandlerPool:
         self.uncounted = 0
         # Guards the two above; no signal interrupts the threads that take it.
         self._counting = threading.Lock()
-        self._name = name
-        self._max_attempts = max_attempts or float("inf")
-        self._give_up = give_up
-        self._max_age = max_age
+        self._name, self._fields = name, fields or {}
+        self._max_attempts, self._max_age = max_attempts or math.inf, max_age
+        self._give_up, self._gives_up_at_last_failure = give_up, gives_up_at_last_failure
         self._giving_up_old = threading.Lock()  # taken by handler threads alone
         self._warned_of_clocks: set[str] = set()  # addresses of nsqds
-        self._starved = starved
-        self.requeue_delay = requeue_delay
+        self._starved, self.requeue_delay = starved, requeue_delay
         self.threads_each, self._at_thread_end = threads, at_thread_end or bool
-        self._gives_up_at_last_failure = gives_up_at_last_failure
-        self._fields = fields or {}
         self._in_order, self._give_up_failed = in_order, give_up_failed
         self.rate = Rate(rate, _BURST, time.monotonic())
         self._rating = threading.Lock()  # guards ``rate``; taken by handler threads alone
@@ -119,8 +114,7 @@ class HandlerPool:
         self._running: dict[int, Message | list[Message] | None] = {}  # by thread: last message or batch
         # Deliveries that wait, as their message's handler still runs with an earlier one: see ``_keeps``.
         self.kept: dict[Hashable, Message] = {}
-        # Whether messages may come again whose handlers still run: some have timed out, or a connection was
-        # lost.
+        # Whether messages have timed out, or a connection was lost: they come again, and handlers still run.
         self.repeats_come = False
         self.handed_over = False  # other code handles the messages, after ``began`` and until ``ended``
 
@@ -148,9 +142,7 @@ class HandlerPool:
     def add(
         self, handler: Handler, threads: int | None = None, no_backoff: Exceptions = (), at_once: int = 1
     ) -> None:
-        """Add a handler. Each of its threads keeps ``at_once`` messages in work: more than one if it hands
-        them to other code.
-        """
+        """Add a handler. A thread that hands messages to other code has ``at_once`` of them in work."""
         check_handler(handler)
         check_no_backoff(no_backoff)
         call = handler if self._in_order is None else self._in_order(handler)
@@ -186,10 +178,7 @@ class HandlerPool:
                 log.exception("at_thread_end failed")
 
     def stop(self, deadline: float) -> list[str]:
-        """End the threads once the inbox is empty; return the names of those still busy at the deadline.
-
-        May be called again.
-        """
+        """End the threads once the inbox is empty; return those still busy at the deadline. Repeatable."""
         if not self._closed:
             self._closed = True
             for _ in self._threads:
@@ -207,9 +196,7 @@ class HandlerPool:
                 put(message)
 
     def in_work(self) -> list[Message]:
-        """Return the messages that the threads took last. Some may be answered already; a waiting thread has
-        none.
-        """
+        """Return the messages that the busy threads took last. Some may be answered already."""
         messages: list[Message] = []
         for taken in list(self._running.values()):
             if isinstance(taken, list):
@@ -312,10 +299,8 @@ class HandlerPool:
             except BaseException:
                 if self.inherited:
                     raise
-                log.exception(
-                    "handling %r failed, which is a bug of ours; nsqd delivers it again",
-                    message, extra=self.fields_of(message),
-                )  # fmt: skip
+                text = "handling %r failed, which is a bug of ours; nsqd delivers it again"
+                log.exception(text, message, extra=self.fields_of(message))
                 self.ended(me, [message], False)
 
     def fields_of(self, message: Message) -> dict[str, object]:
@@ -336,10 +321,8 @@ class HandlerPool:
         decided: list[tuple[Message, Decision]] = []
         for message in messages:
             if (message.auto_response or handed_over) and not message.responded:
-                attempts, delay = (
-                    self.handled_attempts(message),
-                    partial(self.requeue_delay, message.attempts),
-                )
+                attempts = self.handled_attempts(message)
+                delay = partial(self.requeue_delay, message.attempts)
                 left = self._max_age - self._age(message) if self._max_age else math.inf
                 decision = decide(
                     error, attempts, most, delay, no_backoff, at_last_failure=at_last, age_left=left
@@ -451,10 +434,8 @@ class HandlerPool:
             except BaseException:
                 if self.inherited:
                     raise
-                log.exception(
-                    "handling %d messages failed, which is a bug of ours; nsqd delivers them again",
-                    len(batch),
-                )
+                text = "handling %d messages failed, which is a bug of ours; nsqd delivers them again"
+                log.exception(text, len(batch))
                 self.ended(me, batch, False)
             self._running[me] = None
 
@@ -483,9 +464,7 @@ class HandlerPool:
     # Before the handler.
 
     def _sort(self, messages: list[Message]) -> tuple[list[Message], ToGiveUp]:
-        """Return the messages that a handler may begin, once the rate lets it, and those to give up. Those
-        that have timed out are dropped.
-        """
+        """Drop what has timed out. Return what may begin, once the rate lets it, and what to give up."""
         ready: list[Message] = []
         given_up: ToGiveUp = []
         # Messages that are handled in order pass: their lane gives them up.
@@ -559,9 +538,7 @@ class HandlerPool:
         age = time.time() - message.timestamp / 1e9
         if age < -self._max_age / 2 and message.nsqd_address not in self._warned_of_clocks:
             self._warned_of_clocks.add(message.nsqd_address)
-            text = (
-                "the clock of nsqd %s is %.1f s ahead of this machine's: its messages seem younger to max_age"
-            )
+            text = "the clock of nsqd %s is %.1f s ahead of this machine's: max_age takes effect later"
             log.warning(text, message.nsqd_address, -age, extra=self.fields_of(message))
         return age
 
@@ -612,10 +589,8 @@ def check_handler(handler: object) -> None:
 
 
 def surrounded(handler: Any, hooks: list[Callable[[Any], Any]], check: Callable[[Any], object]) -> Any:
-    """Return what to call for a handler: the first hook is the outermost. ``check`` refuses what a hook must
-    not return.
-    """
-    for hook in reversed(hooks):
+    """Return what to call for a handler. ``check`` refuses what a hook must not return."""
+    for hook in reversed(hooks):  # the first one is the outermost
         handler = hook(handler)
         try:
             check(handler)
@@ -639,8 +614,6 @@ def _called(handler: object) -> tuple[object, object]:
 
 
 def check_no_backoff(no_backoff: object) -> None:
-    classes = no_backoff if isinstance(no_backoff, tuple) else ()
-    if classes != no_backoff or not all(
-        isinstance(c, type) and issubclass(c, BaseException) for c in classes
-    ):
+    classes = no_backoff if isinstance(no_backoff, tuple) else (None,)
+    if not all(isinstance(each, type) and issubclass(each, BaseException) for each in classes):
         raise ConfigError(f"no_backoff is {no_backoff!r}; it must be a tuple of exception classes")
