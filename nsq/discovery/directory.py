@@ -19,13 +19,10 @@ from nsq.connection.backoff import Pauses
 
 #: Complete rounds in a row that must miss an nsqd before it is pruned.
 ROUNDS_TO_PRUNE = 3
-
 #: A requested lookup begins at least this many seconds after the one before.
 SPACING = 1.0
-
 #: Failures in a row after which an nsqlookupd is asked in regular rounds alone.
 FAILURES = 3
-
 #: While no nsqlookupd lists an nsqd, the longest pause before the second question; it doubles with each.
 SEARCH_PAUSE = 2.0
 
@@ -50,16 +47,13 @@ class KnownNsqd:
 
 
 class Directory:
-    """All nsqds that are wanted, or were until a moment ago.
-
-    ``poll_interval`` is the time between two questions to an nsqlookupd. With ``prune``, nsqds that complete
-    rounds no longer list are dropped, connected or not.
+    """All nsqds that are wanted, or were until a moment ago. With ``prune``, those that complete rounds no
+    longer list are dropped, connected or not.
     """
 
     def __init__(self, poll_interval: float, *, prune: bool = False) -> None:
         self.nsqds: dict[str, KnownNsqd] = {}
-        self._poll_interval = poll_interval
-        self._prune = prune
+        self._poll_interval, self._prune = poll_interval, prune
         self._certain = False  # the last round was complete: an nsqd that it did not list is gone
         self._dropped: list[str] = []
 
@@ -77,9 +71,7 @@ class Directory:
         """Note the nsqds that one nsqlookupd lists: new ones are wanted before the others have answered."""
         for address in addresses:
             nsqd = self.nsqds.setdefault(address, KnownNsqd())
-            nsqd.listed = True
-            nsqd.missed = 0
-            nsqd.missed_since = math.inf
+            nsqd.listed, nsqd.missed, nsqd.missed_since = True, 0, math.inf
 
     def round_ended(self, answers: Collection[Answer], now: float) -> None:
         """Note a round: each nsqlookupd has answered or failed (None). Empty: the last one was removed."""
@@ -92,10 +84,8 @@ class Directory:
                 self._not_listed(address, nsqd, now, asked=bool(answers))
 
     def _not_listed(self, address: str, nsqd: KnownNsqd, now: float, *, asked: bool) -> None:
-        if not self._certain:
-            # The nsqlookupd that failed may list it: count the rounds in a row anew.
-            nsqd.missed = 0
-            nsqd.missed_since = math.inf
+        if not self._certain:  # the nsqlookupd that failed may list it: count the rounds in a row anew
+            nsqd.missed, nsqd.missed_since = 0, math.inf
             return
         nsqd.listed = False
         nsqd.missed += 1
@@ -169,12 +159,8 @@ class LookupSchedule:
     """
 
     def __init__(self, interval: float, jitter: float, timeout: float, retries: Pauses) -> None:
-        self.lookupds: dict[Hashable, Lookupd] = {}
-        """The nsqlookupds to ask. A new one is due at once."""
-        self._interval = interval
-        self._jitter = jitter
-        self._timeout = timeout
-        self._retries = retries
+        self.lookupds: dict[Hashable, Lookupd] = {}  # a new one is due at once
+        self._interval, self._jitter, self._timeout, self._retries = interval, jitter, timeout, retries
         self._searches = Pauses(min(SEARCH_PAUSE, interval), interval, retries.chance)
 
     def request(self, now: float, spacing: float = SPACING) -> None:
@@ -190,9 +176,7 @@ class LookupSchedule:
         """Return the nsqlookupds to ask now; report each result to ``answered`` or ``failed``."""
         due = [each for each in self.lookupds.values() if not each.busy and each.ask_at <= now]
         for lookupd in due:
-            lookupd.busy = True
-            lookupd.asked_at = now
-            lookupd.deadline = now + self._timeout
+            lookupd.busy, lookupd.asked_at, lookupd.deadline = True, now, now + self._timeout
             lookupd.ask_at = now + self._interval * (1.0 + self._jitter * (self._retries.chance() - 0.5))
         return due
 
