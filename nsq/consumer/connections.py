@@ -56,9 +56,7 @@ _PATIENCE = 5.0
 
 class Connections(ConnDelegate):
     """The table of open connections, their windows, and the delegate of them all. The owner calls the
-    methods, except where noted.
-
-    ``closed`` is called by the owner when a connection has ended, with the cause.
+    methods, except where noted. It calls ``closed`` when a connection has ended, with the cause.
     """
 
     def __init__(
@@ -77,14 +75,11 @@ class Connections(ConnDelegate):
             config.low_rdy_idle_timeout,
             config.low_rdy_timeout,
         )
+        # The connections, and the totals of ended ones: received, finished, requeued, timed out. Any thread
+        # reads it: it is swapped, never changed.
         self.table_and_totals: tuple[dict[Key, Conn], list[int]] = {}, [0, 0, 0, 0]
-        """The connections, and the totals of ended ones: received, finished, requeued, timed out. Swapped,
-        never changed, as any thread reads it.
-        """
-        self.stopping = False
-        """Whether no connection is added any more."""
-        self.max_in_flight_given = config.max_in_flight is not None
-        """Whether max_in_flight is the user's. Otherwise it follows from the handlers."""
+        self.stopping = False  # no connection is added any more
+        self.max_in_flight_given = config.max_in_flight is not None  # else it follows from the handlers
         self._config, self._owner, self._pool = config, owner, pool
         self._put, self._expects = dialect.put, dialect.expects
         self._reporter, self._hooks, self._hooked = reporter, reporter.hooks, reporter.hooked
@@ -129,13 +124,12 @@ class Connections(ConnDelegate):
             self._owner.do(self.decide, time.monotonic() + _PATIENCE, lambda: self.stopping)
 
     def follow_handlers(self) -> None:
-        """Take from the handlers what follows from how many there are."""
+        """Set what follows from the number of handlers."""
         if not self.max_in_flight_given:
             self.windows.max_in_flight = self._pool.at_once * _IN_FLIGHT_PER_HANDLER
         self.windows.backoff.share.set_at_once(self._pool.calls_at_once)
 
     def _request_decision(self) -> None:
-        """Have the owner check soon whether windows change."""
         if not self._decision_due:
             self._decision_due = True
             self._owner.wake()
@@ -334,15 +328,13 @@ class Connections(ConnDelegate):
         """Lower the handlers' limit: a message has timed out before its handler was done."""
         now, timeout, most = time.monotonic(), self._shortest_timeout(), self.windows.max_in_flight
         if self.windows.handled_late(now, timeout, len(self._pool)):
-            self._reporter.log(
-                logging.INFO if self._shrunk else logging.WARNING,
-                "%s: messages time out before their handlers are done. At most %d are taken at once from "
-                "now on, not max_in_flight (%d), until the handlers are quicker: give more threads, a longer "
-                "msg_timeout (now %g s), or a lower max_in_flight",
-                self.windows.allowed,
-                most,
-                timeout,
+            text = (
+                "%s: messages time out before their handlers are done. At most %d are taken at once from now on, "
+                "not max_in_flight (%d), until the handlers are quicker: give more threads, a longer msg_timeout "
+                "(now %g s), or a lower max_in_flight"
             )
+            level = logging.INFO if self._shrunk else logging.WARNING
+            self._reporter.log(level, text, self.windows.allowed, most, timeout)
             self._shrunk = True
             self.decide()
 
@@ -377,9 +369,8 @@ class Connections(ConnDelegate):
             waiting = self._config.auto_touch  # a handler may take long with what is touched
             oldest = max((conn.deliveries.oldest(now, waiting=waiting) for conn in conns), default=0.0)
             if handling.relax(now, self._shortest_timeout(), self.windows.max_in_flight, oldest):
-                self._reporter.log(
-                    logging.INFO, "%s: the handlers are quick: at most %d messages now", self.windows.allowed
-                )
+                text = "%s: the handlers are quick: at most %d messages now"
+                self._reporter.log(logging.INFO, text, self.windows.allowed)
         self.windows.tick(now, self.in_flight())
         self.decide()
 

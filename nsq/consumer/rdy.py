@@ -89,9 +89,7 @@ class Backoff:
     """
 
     def __init__(self, strategy: Strategy, longest: float, threshold: float = 0.0) -> None:
-        self._strategy = strategy
-        self._longest = longest
-        self.threshold = threshold
+        self._strategy, self._longest, self.threshold = strategy, longest, threshold
         self.share = FailureShare()
         self.level = 0
         self.until: float | None = None
@@ -105,9 +103,8 @@ class Backoff:
         return self.level > 0 and self.until is None
 
     def outcome(self, outcome: Outcome, now: float, *, first: bool = True, successes: int = 0) -> bool:
-        """Note a message's outcome; return whether that changes anything. ``first``: it is that of a
-        message's first attempt. ``successes`` are those since the last call that were not noted here one by
-        one.
+        """Note the outcome of a message's ``first`` attempt or a later one; return whether that changes
+        anything. ``successes`` are those since the last call that were not noted here one by one.
         """
         if self.waiting or self._longest <= 0:
             return False
@@ -153,14 +150,11 @@ class HandlingLimit:
         return self.limit < math.inf
 
     def expired(self, now: float, timeout: float, max_in_flight: int, least: int) -> bool:
-        """Lower the limit, as no handler began a message within its ``timeout``; return whether it is lower.
-
-        Messages time out together, so one step down must take effect before the next one.
-        """
-        if now - self._changed_at < timeout:
-            return False
-        lower = max(least, int(min(self.limit, max_in_flight)) // 2)
-        if lower >= min(self.limit, max_in_flight):
+        """Lower the limit, as a message was not handled within its ``timeout``; return whether it is lower."""
+        limit = int(min(self.limit, max_in_flight))
+        lower = max(least, limit // 2)
+        # Messages time out together, so one step down must take effect before the next one.
+        if now - self._changed_at < timeout or lower >= limit:
             return False
         self.limit = lower
         self._changed_at = self._since = now
@@ -168,9 +162,7 @@ class HandlingLimit:
         return True
 
     def relax(self, now: float, timeout: float, max_in_flight: int, oldest: float) -> bool:
-        """Raise the limit if ``oldest``, the oldest message's age, stays low; return whether it is higher. It
-        stays while ``max_in_flight`` is no higher.
-        """
+        """Raise the limit if ``oldest``, the oldest message's age, stays low; return whether it is higher."""
         self._oldest = max(self._oldest, oldest)
         if not self.limit < max_in_flight or now - self._since < timeout:
             return False
@@ -188,9 +180,7 @@ class HandlingLimit:
 
 @dataclass
 class NsqdWindow:
-    """The state of one connection. Each time is that of the latest such event. The connection's read loop
-    sets the times of messages, the owner sets the rest.
-    """
+    """The state of one connection. Its read loop sets the times of messages, the owner sets the rest."""
 
     key: Hashable
     max_rdy: int
@@ -205,10 +195,8 @@ class NsqdWindow:
 
 @dataclass
 class RdyWindows:
-    """The windows of all connections: report facts to it, then call ``decide``.
-
-    ``in_flight`` maps connections to the messages they have in flight now; a missing one has none. ``pick``
-    chooses one of several keys.
+    """The windows of all connections: report facts to it, then call ``decide``. ``in_flight`` maps a
+    connection to the messages that it has in flight now, if any. ``pick`` chooses one of several keys.
     """
 
     max_in_flight: int
@@ -216,26 +204,23 @@ class RdyWindows:
     pick: Callable[[list[Hashable]], Hashable]
     low_rdy_idle_timeout: float = 10.0
     low_rdy_timeout: float = 30.0
-    grows: bool = False
-    """Whether there is room for one message on each connection, even beyond ``max_in_flight``."""
+    grows: bool = False  # there is room for one message on each connection, even beyond ``max_in_flight``
 
     def __post_init__(self) -> None:
         self.nsqds: dict[Hashable, NsqdWindow] = {}
-        self.expected = 0
-        """Connections that there will be shortly: each gets a share, not only the first ones."""
+        self.expected = (
+            0  # connections that there will be shortly: each gets a share, not only the first ones
+        )
         self._turns: list[Hashable] = []  # the connections with RDY 1, while not all can have it
         self.paused = False
         self.handling = HandlingLimit()
-        self.rate_limit = math.inf
-        """The most messages that may be here, so that none waits too long for the user's rate."""
+        self.rate_limit = math.inf  # the most messages that may be here: none waits too long for the rate
+        # Whether a window is too small for want of room: decide again when a message is done.
         self.below_target = False
-        """Whether a window is too small for want of room: decide again when a message is done."""
 
     @property
     def allowed(self) -> int:
-        """The most messages that may be here: ``max_in_flight``, or fewer if the handlers are slow, or begin
-        at a rate.
-        """
+        """The most messages that may be here: fewer than ``max_in_flight`` if handlers are slow or rated."""
         most = max(self.max_in_flight, self.expected, len(self.nsqds)) if self.grows else self.max_in_flight
         return int(min(most, self.handling.limit, self.rate_limit))
 
@@ -246,9 +231,8 @@ class RdyWindows:
 
     def closing(self, key: Hashable) -> None:
         """Note that a connection gets no more messages; those in flight still count."""
-        if key in self.nsqds:
-            self.nsqds[key].closing = True
-            self.nsqds[key].rdy = 0  # nsqd stops by itself after CLS
+        if (nsqd := self.nsqds.get(key)) is not None:
+            nsqd.closing, nsqd.rdy = True, 0  # nsqd stops by itself after CLS
 
     def disconnected(self, key: Hashable) -> None:
         self.nsqds.pop(key, None)
@@ -363,9 +347,7 @@ class RdyWindows:
         return [self.nsqds[key] for key in self._turns]
 
     def _set_shares(self, nsqds: list[NsqdWindow], now: float, in_flight: Mapping[Hashable, int]) -> None:
-        """Give connections with messages equal shares, and idle ones a window of one, so that they can show
-        that they have messages.
-        """
+        """Give connections with messages equal shares, and idle ones one, to show whether they have some."""
         since = now - self.low_rdy_idle_timeout
         idle: list[NsqdWindow] = []
         busy: list[NsqdWindow] = []
