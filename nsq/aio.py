@@ -53,13 +53,11 @@ Ended = asyncio.Future[Exception | None]
 
 #: Messages that a consumer hands out before it lets other tasks run.
 _IN_A_ROW = 50
-#: Of a stop's time, the part kept for cancelled handlers to give their messages back: this share, and at most
-#: so many seconds.
+#: The part of a stop's time kept for cancelled handlers to give messages back: this share, at most so long.
 _CANCEL_SHARE, _CANCEL_SECONDS = 0.2, 2.0
 #: Seconds that a stop leaves to cancelled handlers even when its time is up.
 _LEAST_TO_CANCEL = 0.1
-#: Seconds until a handler's task that was cancelled is replaced. A loop that ends cancels all tasks, and is
-#: closed by then.
+#: Seconds until a cancelled task of a handler is replaced. A loop that ends cancels all, and is closed then.
 _REPLACE_SECONDS = 0.05
 #: Seconds until a publish ends that has just got room; it may not be zero.
 _LEAST_TIMEOUT = 0.001
@@ -103,7 +101,7 @@ async def _on_own_thread(name: str, call: Callable[[], T]) -> T:
     """Run a call that blocks. Not on asyncio's threads: the program may keep all of them busy."""
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[T] = loop.create_future()
-    run_in_context = contextvars.copy_context().run
+    context = contextvars.copy_context()
 
     def end(set_end: Callable[[Any], None], value: object) -> None:
         with suppress(RuntimeError):  # the loop is closed
@@ -111,11 +109,9 @@ async def _on_own_thread(name: str, call: Callable[[], T]) -> T:
 
     def run() -> None:
         try:
-            result = run_in_context(call)
+            end(ended.set_result, context.run(call))
         except BaseException as error:
             end(ended.set_exception, error)
-        else:
-            end(ended.set_result, result)
 
     start_thread(run, name, partial(end, ended.set_exception))
     return await ended
@@ -402,26 +398,21 @@ class Consumer:
 
     def _take_over(self, message: Message) -> None:
         """Pass a message to the loop. Runs on the consumer's handler thread."""
-        messages = self._messages
+        messages, pool = self._messages, self._pool
         assert messages is not None
+        assert pool is not None
         message.disable_auto_response()
         message.begun_at = 0.0  # it only begins to wait for a task
-        self._drop_expired(messages.items)
+        # Drop what timed out before it was taken: nsqd delivers it again, and that is no attempt.
+        with suppress(IndexError):
+            while _is_late(oldest := messages.items.popleft()):
+                pool.expire(oldest)
+            messages.items.appendleft(oldest)
         if not messages.put(message):  # the loop was closed before the consumer was stopped
             self._returns = True
             self.consumer.stop()  # only asks for it here
         if self._returns:
             self._return_waiting()
-
-    def _drop_expired(self, items: deque[Message]) -> None:
-        """Drop messages that timed out before they were taken: nsqd delivers them again, and their attempts
-        do not count towards max_attempts. Runs on the handler thread, before another message is put.
-        """
-        assert self._pool is not None
-        with suppress(IndexError):
-            while _is_late(oldest := items.popleft()):
-                self._pool.expire(oldest)
-            items.appendleft(oldest)
 
     def _return_waiting(self) -> None:
         """Requeue what waits to be taken. Any thread."""
@@ -485,9 +476,7 @@ class Consumer:
         such as Unauthorized, if every nsqd refuses the subscription.
         """
         if self._handlers:
-            raise UsageError(
-                f"{self!r} has handlers, which take all its messages: it cannot be iterated over"
-            )
+            raise UsageError(f"{self!r} has handlers, which take all messages: it cannot be iterated over")
         message = await self._take()
         if message is not None:
             message.begun_at = time.monotonic()

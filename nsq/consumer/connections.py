@@ -329,9 +329,9 @@ class Connections(ConnDelegate):
         now, timeout, most = time.monotonic(), self._shortest_timeout(), self.windows.max_in_flight
         if self.windows.handled_late(now, timeout, len(self._pool)):
             text = (
-                "%s: messages time out before their handlers are done. At most %d are taken at once from now on, "
-                "not max_in_flight (%d), until the handlers are quicker: give more threads, a longer msg_timeout "
-                "(now %g s), or a lower max_in_flight"
+                "%s: messages time out before their handlers are done. At most %d are taken at once from now "
+                "on, not max_in_flight (%d), until the handlers are quicker: give more threads, a longer "
+                "msg_timeout (now %g s), or a lower max_in_flight"
             )
             level = logging.INFO if self._shrunk else logging.WARNING
             self._reporter.log(level, text, self.windows.allowed, most, timeout)

@@ -155,11 +155,9 @@ class ConsumingEndpoint(Endpoint):
         passing = wanted is not None and self._engine.dialect.refused(wanted.key, error)
         if not news or isinstance(error, Closed):
             return
-        text, level = (
-            "no connection to an nsqd, trying again: %s",
-            logging.INFO if passing else logging.WARNING,
-        )
-        log.log(level, text, describe(self.address, error), extra=reporter.fields(self.address))
+        level, reason = logging.INFO if passing else logging.WARNING, describe(self.address, error)
+        fields = reporter.fields(self.address)
+        log.log(level, "no connection to an nsqd, trying again: %s", reason, extra=fields)
         if isinstance(error, ServerError) and not error.retry:
             reporter.tell(reporter.hooks.server_error, self.address, error)
 
@@ -210,8 +208,7 @@ class Engine:
         self.owner = Owner(f"{self.name}-rdy", log, begin=self._begin, turn=self._turn)
         self._own_transport = SocketTransport(config.local_address)
         self.transport = transport or self._own_transport
-        self.context = context_of(config)
-        self._give_up_policy = give_up_policy
+        self.context, self._give_up_policy = context_of(config), give_up_policy
         self._counting = threading.Lock()  # of given up messages; handler threads alone take it
         self.options = options
         self.traced = bool(options.get("trace"))  # whether each message is logged: a partitioned NSQ can
@@ -488,14 +485,12 @@ class Engine:
         fate = self._give_up_policy(given_up, nsqds, nsqlookupds)
         message, why = given_up[0]
         fields = self.pool.fields_of(message)
+        untold = 0
         with self._counting:
             self.given_up += len(given_up)
             self._old_untold += len(given_up) * why.too_old
-            untold, now = self._old_untold, time.monotonic()
-            if not why.too_old or now < self._told_of_old_at + _TELL_OF_OLD:
-                untold = 0
-            else:
-                self._old_untold, self._told_of_old_at = 0, now
+            if why.too_old and time.monotonic() >= self._told_of_old_at + _TELL_OF_OLD:
+                untold, self._old_untold, self._told_of_old_at = self._old_untold, 0, time.monotonic()
         if not why.too_old:
             text = "gave up on %r from %s: %s: %s"
             log.error(text, message, message.nsqd_address, why, fate, extra=fields)

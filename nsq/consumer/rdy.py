@@ -150,7 +150,7 @@ class HandlingLimit:
         return self.limit < math.inf
 
     def expired(self, now: float, timeout: float, max_in_flight: int, least: int) -> bool:
-        """Lower the limit, as a message was not handled within its ``timeout``; return whether it is lower."""
+        """Lower the limit, as a message was not handled in its ``timeout``; return whether it is lower."""
         limit = int(min(self.limit, max_in_flight))
         lower = max(least, limit // 2)
         # Messages time out together, so one step down must take effect before the next one.
