@@ -127,7 +127,7 @@ class Connections(ConnDelegate):
         """Set what follows from the number of handlers."""
         if not self.max_in_flight_given:
             self.windows.max_in_flight = self._pool.at_once * _IN_FLIGHT_PER_HANDLER
-        self.windows.backoff.share.set_at_once(self._pool.calls_at_once)
+        self.windows.backoff.set_at_once(self._pool.calls_at_once)
 
     def _request_decision(self) -> None:
         if not self._decision_due:
@@ -157,7 +157,7 @@ class Connections(ConnDelegate):
     @property
     def failure_share(self) -> float:
         """The share of failures among the last calls of handlers."""
-        return self.windows.backoff.share.after(max(0, self._count_successes() - self._successes))
+        return self.windows.backoff.share_after(max(0, self._count_successes() - self._successes))
 
     # Connections come and go.
 
@@ -317,12 +317,12 @@ class Connections(ConnDelegate):
 
     def _tell_of_share(self, now: float) -> None:
         """Log, once in a while, that handlers have failed too rarely for backing off."""
-        backoff, share = self.windows.backoff, self.windows.backoff.share
-        failed = round(share.value * share.window)
+        backoff = self.windows.backoff
+        failed = round(backoff.failure_share * backoff.window)
         if failed and not backoff.level and now >= self._told_of_share_at + _SAY_AGAIN:
             self._told_of_share_at = now
             text = "%s: %d of the last %d calls of handlers failed; no backing off below %g %%"
-            self._reporter.log(logging.INFO, text, failed, share.window, 100 * backoff.threshold)
+            self._reporter.log(logging.INFO, text, failed, backoff.window, 100 * backoff.threshold)
 
     def _handlers_are_late(self) -> None:
         """Lower the handlers' limit: a message has timed out before its handler was done."""

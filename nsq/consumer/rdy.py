@@ -43,56 +43,31 @@ _LEAST_WINDOW = 20
 _QUIET = 10.0
 
 
-class FailureShare:
-    """The share of failures among the last ``window`` outcomes, of which older ones weigh less: ``value``.
+class Backoff:
+    """Backing off: ``waiting`` while no message may be delivered, ``testing`` while one may, else neither.
 
-    Only a message's first failure counts. A poison message fails at each attempt, and many that return
-    together would look like a service that is down. But if there have been no first attempts lately, the
-    failures of later ones count: a consumer that starts during an outage may get nothing else.
+    It begins when ``failure_share``, that of the last ``window`` outcomes, of which older ones weigh less,
+    reaches ``threshold``; with 0, at each failure. Only a message's first failure counts. A poison message
+    fails at each attempt, and many that return together would look like a service that is down. But if there
+    have been no first attempts lately, the failures of later ones count: a consumer that starts during an
+    outage may get nothing else.
     """
 
-    def __init__(self) -> None:
-        self.window = _LEAST_WINDOW
-        self.value = 0.0
+    def __init__(self, strategy: Strategy, longest: float, threshold: float = 0.0) -> None:
+        self._strategy, self._longest, self.threshold = strategy, longest, threshold
+        self.failure_share, self.window = 0.0, _LEAST_WINDOW
         self._later = math.inf  # failures of later attempts since the last outcome that counted
         self._counted_at = -math.inf
+        self.level = 0
+        self.until: float | None = None
 
     def set_at_once(self, calls: int) -> None:
         """Set how many calls of handlers there are at once: when a service fails, all of them do."""
         self.window = max(_LEAST_WINDOW, 2 * calls)
 
-    def succeeded(self, times: int, now: float) -> None:
-        if times > 0:
-            self.value = self.after(times)
-            self._later, self._counted_at = 0, now
-
-    def failed(self, first: bool, now: float) -> bool:
-        """Note a failure, at a message's ``first`` attempt or a later one; return whether it counts."""
-        quiet = self._later >= self.window and now - self._counted_at >= _QUIET
-        if not (first or quiet):
-            self._later += 1
-            return False
-        self.value += (1.0 - self.value) / self.window
-        if first:
-            self._later, self._counted_at = 0, now
-        return True
-
-    def after(self, successes: int) -> float:
-        """Return the share as it is after so many successes."""
-        return self.value * (1.0 - 1.0 / self.window) ** successes
-
-
-class Backoff:
-    """Backing off: ``waiting`` while no message may be delivered, ``testing`` while one may, else neither.
-
-    It begins when the share of failures reaches ``threshold``; with 0, at each failure.
-    """
-
-    def __init__(self, strategy: Strategy, longest: float, threshold: float = 0.0) -> None:
-        self._strategy, self._longest, self.threshold = strategy, longest, threshold
-        self.share = FailureShare()
-        self.level = 0
-        self.until: float | None = None
+    def share_after(self, successes: int) -> float:
+        """Return the share of failures as it is after so many successes."""
+        return self.failure_share * (1.0 - 1.0 / self.window) ** successes
 
     @property
     def waiting(self) -> bool:
@@ -109,11 +84,10 @@ class Backoff:
         if self.waiting or self._longest <= 0:
             return False
         if self.level == 0:
-            self.share.succeeded(successes, now)
-            if outcome is not Outcome.FAILURE:
-                return False
-            counts = self.share.failed(first, now)
-            if self.threshold and not (counts and self.share.value >= self.threshold):
+            if successes > 0:
+                self.failure_share = self.share_after(successes)
+                self._later, self._counted_at = 0, now
+            if outcome is not Outcome.FAILURE or not self._fails_too_often(first, now):
                 return False
         if outcome is Outcome.FAILURE:
             # The first failure always raises the level; later ones only up to the longest wait.
@@ -122,9 +96,19 @@ class Backoff:
         elif outcome is Outcome.SUCCESS:
             self.level -= 1
             if self.level == 0:
-                self.share.value = self.threshold  # if the service still fails, it is soon left alone again
+                self.failure_share = self.threshold  # if the service still fails, it is soon left alone again
         self.until = now + min(self._strategy(self.level), self._longest) if self.level else None
         return True
+
+    def _fails_too_often(self, first: bool, now: float) -> bool:
+        quiet = self._later >= self.window and now - self._counted_at >= _QUIET
+        if not (first or quiet):
+            self._later += 1
+            return not self.threshold
+        self.failure_share += (1.0 - self.failure_share) / self.window
+        if first:
+            self._later, self._counted_at = 0, now
+        return self.failure_share >= self.threshold
 
     def expire(self, now: float) -> None:
         """End the wait if it is over, so that one message may test the service."""

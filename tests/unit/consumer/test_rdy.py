@@ -318,13 +318,13 @@ class TestShareOfFailures:
         self, calls_at_once: int, threshold: float, expected: int
     ) -> None:
         backoff = Backoff(exponential(1.0), 60.0, threshold)
-        backoff.share.set_at_once(calls_at_once)
+        backoff.set_at_once(calls_at_once)
         assert self.failures_until_it_backs_off(backoff) == expected
 
     def test_few_failures_among_successes_never_back_off(self) -> None:
         backoff = Backoff(exponential(1.0), 60.0, 0.5)
         assert self.failures_until_it_backs_off(backoff, successes=3) == 0
-        assert backoff.share.value < 0.5
+        assert backoff.failure_share < 0.5
 
     def test_later_attempts_count_only_if_there_have_been_no_first_ones(self) -> None:
         backoff = Backoff(exponential(1.0), 60.0, 0.5)
