@@ -372,7 +372,7 @@ class Consumer:
                 _give_back(message)
                 raise
             except BaseException as error:
-                if given_up := self._pool.failed([message], error, no_backoff, handed_over=True):
+                if given_up := self._pool.failed([message], error, no_backoff):
                     await _on_own_thread(f"{self._name}-give-up", partial(self._pool.give_up, given_up))
             finally:
                 self._pool.ended(id(task), [message], succeeded)

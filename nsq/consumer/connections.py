@@ -407,26 +407,23 @@ class Connections(ConnDelegate):
 
 def backoff_strategy(config: Config) -> Strategy:
     """Return the option ``backoff_strategy`` as a function."""
-    usual = exponential(config.backoff_multiplier)
-    strategy = config.backoff_strategy
-    if strategy == FULL_JITTER:
-        return exponential(config.backoff_multiplier, random.random)
-    return _guarded("backoff_strategy", strategy, usual, EXPONENTIAL) if callable(strategy) else usual
+    multiplier, given = config.backoff_multiplier, config.backoff_strategy
+    named = {EXPONENTIAL: exponential(multiplier), FULL_JITTER: exponential(multiplier, random.random)}
+    if isinstance(given, str):
+        return named[given]
+    return _guarded("backoff_strategy", given, named[EXPONENTIAL], EXPONENTIAL)
 
 
 def requeue_strategy(config: Config) -> RequeueStrategy:
     """Return the option ``requeue_strategy`` as a function."""
-    delay, strategy = config.default_requeue_delay, config.requeue_strategy
-
-    def linear(attempts: int, _: BaseException | None) -> float:
-        return delay * attempts
-
-    def doubled(attempts: int, _: BaseException | None) -> float:
-        return delay * 2.0 ** min(attempts - 1, 62)
-
-    if callable(strategy):
-        return _guarded("requeue_strategy", strategy, linear, LINEAR)
-    return doubled if strategy == EXPONENTIAL else linear
+    delay, given = config.default_requeue_delay, config.requeue_strategy
+    named: dict[str, RequeueStrategy] = {
+        LINEAR: lambda attempts, _: delay * attempts,
+        EXPONENTIAL: lambda attempts, _: delay * 2.0 ** min(attempts - 1, 62),
+    }
+    return (
+        named[given] if isinstance(given, str) else _guarded("requeue_strategy", given, named[LINEAR], LINEAR)
+    )
 
 
 def _guarded(

@@ -88,8 +88,7 @@ class DeadLetters(GiveUpPolicy):
             # nsqd has accepted this body before, whatever our own limits are.
             config=replace(config, max_msg_size=_MAX_SIZE),
         )
-        self._timeout = config.publish_timeout
-        self._reasons_of = reasons_of
+        self._timeout, self._reasons_of = config.publish_timeout, reasons_of
         self._lock = threading.Lock()
         self._producer: Producer | None = None
         self._nsqds: set[str] = set()

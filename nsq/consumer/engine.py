@@ -330,7 +330,13 @@ class Engine:
     def _turn(self) -> float | None:
         self.connections.tick()
         if not self.connections.stopping:
-            self._see_to_endpoints()
+            if self.endpoints.changed:
+                self.endpoints.changed = False
+                # Before the dials, so that RDY is shared among all connections to come, not among the first.
+                each_room = self.discovery.kind == "partitioned"
+                self.connections.expect(self.endpoints.expected(), each_room)
+                self._see_whether_all_refuse()
+            self.endpoints.dial_due()
         self.connections.decide_if_due()
         if self.connections.stopping:
             self._stop_when_done()
@@ -427,15 +433,6 @@ class Engine:
             return None
         self.connections.send_cls([conn])
         return conn
-
-    def _see_to_endpoints(self) -> None:
-        if self.endpoints.changed:
-            self.endpoints.changed = False
-            # Before the dials, so that RDY is shared among all connections to come, not among the first.
-            each_room = self.discovery.kind == "partitioned"
-            self.connections.expect(self.endpoints.expected(), each_room)
-            self._see_whether_all_refuse()
-        self.endpoints.dial_due()
 
     def adopt(self, endpoint: ConsumingEndpoint, conn: Conn) -> None:
         """Accept a new connection. Raises Closed if it is not needed any more."""

@@ -116,7 +116,8 @@ class HandlerPool:
         self.kept: dict[Hashable, Message] = {}
         # Whether messages have timed out, or a connection was lost: they come again, and handlers still run.
         self.repeats_come = False
-        self.handed_over = False  # other code handles the messages, after ``began`` and until ``ended``
+        # Whether other code handles the messages, after ``began`` and until ``ended``; auto_response is off.
+        self.handed_over = False
 
     def __len__(self) -> int:
         """Count the threads that run, or will run after the start."""
@@ -311,16 +312,14 @@ class HandlerPool:
 
     # Handlers that have raised.
 
-    def failed(
-        self, messages: list[Message], error: BaseException, no_backoff: Exceptions, handed_over: bool = False
-    ) -> ToGiveUp:
+    def failed(self, messages: list[Message], error: BaseException, no_backoff: Exceptions) -> ToGiveUp:
         """Requeue the messages whose handler has raised. Return those to give up instead: that may take long,
-        so the caller does it last, or on another thread. ``handed_over`` messages have auto_response off.
+        so the caller does it last, or on another thread.
         """
         most, at_last = self._max_attempts, self._gives_up_at_last_failure
         decided: list[tuple[Message, Decision]] = []
         for message in messages:
-            if (message.auto_response or handed_over) and not message.responded:
+            if (message.auto_response or self.handed_over) and not message.responded:
                 attempts = self.handled_attempts(message)
                 delay = partial(self.requeue_delay, message.attempts)
                 left = self._max_age - self._age(message) if self._max_age else math.inf

@@ -294,23 +294,20 @@ class Discovery:
             for asker in self._askers:
                 asker.cancel()
             return None
+        now = self.clock()
         try:
-            self._act()
+            self._follow_user(now)
+            for lookupd in self._schedule.overdue(now):
+                reason = f"{lookupd.address} did not answer within {self._config.lookupd_poll_timeout:g} s"
+                self._note_failure(lookupd, reason, still_busy=True)
+            if self._schedule.round_over():
+                self._end_round(now)
+            self._report()
+            for lookupd in self._schedule.due(now):
+                self._ask(lookupd)
         finally:
             self.nsqlookupds = self._copies()
         return min(self._schedule.next_due(), self._askers[-1].turn())
-
-    def _act(self) -> None:
-        now = self.clock()
-        self._follow_user(now)
-        for lookupd in self._schedule.overdue(now):
-            reason = f"{lookupd.address} did not answer within {self._config.lookupd_poll_timeout:g} s"
-            self._note_failure(lookupd, reason, still_busy=True)
-        if self._schedule.round_over():
-            self._end_round(now)
-        self._report()
-        for lookupd in self._schedule.due(now):
-            self._ask(lookupd)
 
     def _follow_user(self, now: float) -> None:
         self._directory.give(self._nsqds.copy())
@@ -338,7 +335,6 @@ class Discovery:
             self._dropped(Wanted(address, self._subscription).key)
 
     def _ask(self, lookupd: Lookupd) -> None:
-
         def task() -> None:
             result: frozenset[str] | NsqError | None
             try:
