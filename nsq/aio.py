@@ -29,13 +29,7 @@ from nsq.errors import AlreadyResponded, Closed, ConfigError, QueueFull, UsageEr
 from nsq.log import Logger
 from nsq.message import Message
 from nsq.producer import producer as threads_producer
-from nsq.producer.publishes import (
-    Defer,
-    PublishFuture,
-    PublishOptions,
-    checked_timeout,
-    with_options_shown,
-)
+from nsq.producer.publishes import Defer, PublishFuture, PublishOptions, checked_timeout, with_options_shown
 from nsq.producer.reports import CloseReport, FlushReport
 from nsq.threads.stop_signals import StopSignals
 from nsq.threads.waiters import start_thread
@@ -47,9 +41,6 @@ T = TypeVar("T")
 
 AsyncHandler = Callable[[Message], Coroutine[Any, Any, Any]]
 AroundAsyncHandler = Callable[[AsyncHandler], AsyncHandler]
-#: The end of a publish: its error, or None. An error is no exception of the future: asyncio would complain
-#: of one that no task takes, as its task was cancelled.
-Ended = asyncio.Future[Exception | None]
 
 #: Messages that a consumer hands out before it lets other tasks run.
 _IN_A_ROW = 50
@@ -127,7 +118,8 @@ class _Result:
 
     def __init__(self, results: _FromThreads[_Result], publish: PublishFuture, deadline: float) -> None:
         self.results, self.publish, self.deadline = results, publish, deadline
-        self.ended: Ended = results.loop.create_future()
+        # Its error, or None. Not as an exception: asyncio would complain of one that a cancelled task leaves.
+        self.ended: asyncio.Future[Exception | None] = results.loop.create_future()
 
     def release(self) -> None:
         """Called by the thread that ends the publish."""
@@ -195,7 +187,11 @@ class Producer:
         seconds = checked_timeout(timeout, self.producer.config.publish_timeout)
         result = _Result(self._own_results(), publish, time.monotonic() + seconds)
         if self._queue or not self._try(result, seconds):
-            self._wait_for_room(result)
+            if not self._queue:  # while any is queued, ``_deliver`` is called when there may be room
+                self.producer.room.add(result.results)
+                result.results.wake()  # room may have come before the line above
+            self._queue[result] = result.results.loop.call_later(seconds, result.end_without_room)
+            result.ended.add_done_callback(lambda _: self._leave_queue(result))
         try:
             error = await result.ended
         except asyncio.CancelledError:
@@ -230,19 +226,7 @@ class Producer:
             result = items.popleft()
             if not result.ended.done():  # else its task was cancelled, or it came twice
                 result.ended.set_result(result.publish.error)
-        self._send_waiting()
-
-    def _wait_for_room(self, result: _Result) -> None:
-        """Queue a publish. While any is queued, ``_deliver`` is called when there may be room."""
-        if not self._queue:
-            self.producer.room.add(result.results)
-            result.results.wake()  # room may have come before the line above
-        seconds = max(0.0, result.deadline - time.monotonic())
-        self._queue[result] = result.results.loop.call_later(seconds, result.end_without_room)
-        result.ended.add_done_callback(lambda _: self._leave_queue(result))
-
-    def _send_waiting(self) -> None:
-        """Send the publishes that wait for room, in order, as far as there is room now."""
+        # Send the publishes that wait for room, in order, as far as there is room now.
         while self._queue:
             result = next(iter(self._queue))
             if not result.ended.done():

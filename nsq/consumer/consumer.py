@@ -12,14 +12,7 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Self, TypedDict, TypeVar, Unpack, cast, overload
 
-from nsq.config import (
-    Config,
-    Options,
-    SignatureWithOptions,
-    check_rate,
-    checked_function,
-    checked_functions,
-)
+from nsq.config import Config, Options, SignatureWithOptions, check_rate, checked_function, checked_functions
 from nsq.connection.subscription import Subscription
 from nsq.consumer.dead_letters import give_up_policy
 from nsq.consumer.engine import Dialect, Engine, Watch

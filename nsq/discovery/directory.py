@@ -79,29 +79,25 @@ class Directory:
         listed = frozenset().union(*known)
         self.heard(listed)
         self._certain = len(known) == len(answers)
-        for address, nsqd in list(self.nsqds.items()):
-            if address not in listed:
-                self._not_listed(address, nsqd, now, asked=bool(answers))
-
-    def _not_listed(self, address: str, nsqd: KnownNsqd, now: float, *, asked: bool) -> None:
-        if not self._certain:  # the nsqlookupd that failed may list it: count the rounds in a row anew
-            nsqd.missed, nsqd.missed_since = 0, math.inf
-            return
-        nsqd.listed = False
-        nsqd.missed += 1
-        nsqd.missed_since = min(nsqd.missed_since, now)
-        if nsqd.given:
-            return
-        # Not at the first round that misses it: a restarting nsqd is unlisted for some seconds, and we must
-        # find it again before the next regular round.
-        searched = now - nsqd.missed_since >= self._poll_interval
-        if not asked or (searched and not self._prune):
-            del self.nsqds[address]
-        elif searched and nsqd.missed >= ROUNDS_TO_PRUNE:
-            # Time as well as rounds: lost connections make rounds follow each other within a second, and an
-            # nsqlookupd that has just started lists few nsqds until these have found it. One interval, as
-            # jitter can halve the two intervals between three rounds.
-            self._drop(address)
+        for address, nsqd in [each for each in self.nsqds.items() if each[0] not in listed]:
+            if not self._certain:  # the nsqlookupd that failed may list it: count the rounds in a row anew
+                nsqd.missed, nsqd.missed_since = 0, math.inf
+                continue
+            nsqd.listed = False
+            nsqd.missed += 1
+            nsqd.missed_since = min(nsqd.missed_since, now)
+            if nsqd.given:
+                continue
+            # Not at the first round that misses it: a restarting nsqd is unlisted for some seconds, and we
+            # must find it again before the next regular round.
+            searched = now - nsqd.missed_since >= self._poll_interval
+            if not answers or (searched and not self._prune):
+                del self.nsqds[address]
+            elif searched and nsqd.missed >= ROUNDS_TO_PRUNE:
+                # Time as well as rounds: lost connections make rounds follow each other within a second, and
+                # an nsqlookupd that has just started lists few nsqds until these have found it. One interval,
+                # as jitter can halve the two intervals between three rounds.
+                self._drop(address)
 
     def _drop(self, address: str) -> None:
         del self.nsqds[address]
