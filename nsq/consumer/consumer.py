@@ -253,10 +253,9 @@ class Consumer:
         return cast(H, surrounded(handler, self._around_handler, check_handler))
 
     def hand_over(self, take: Handler, at_once: int) -> HandlerPool:
-        """Have ``take`` called with each message, on one thread, instead of a handler. Other code handles
-        them, as nsq.aio does: up to ``at_once`` at the same time. auto_touch touches those that have begun,
-        until they are answered. Return the pool, which has the answers for messages that fail or come too
-        late.
+        """Have ``take`` called with each message, on one thread: other code handles up to ``at_once`` of them
+        at a time, as nsq.aio does. auto_touch touches those that have begun, until they are answered. Return
+        the pool, which has the answers for messages that fail or come too late.
         """
         self._refuse_started("hand_over")
         self._engine.pool.handed_over = True
@@ -265,8 +264,9 @@ class Consumer:
 
     def set_threads(self, threads: int) -> None:
         """Set the threads of each handler that was added without a number. Call it before the start."""
+        engine = self._own_engine
         self._refuse_started("set_threads")
-        self._own_engine.pool.threads_each = checked_whole("threads", threads)
+        engine.pool.threads_each = checked_whole("threads", threads)
 
     def _refuse_started(self, what: str) -> None:
         if self._engine.state != "new":
@@ -285,9 +285,7 @@ class Consumer:
         if not wanted:
             log.warning("%r has no handler: add one before it starts", self)
         elif 0 < allowed < wanted:
-            text = (
-                "%r: max_in_flight is %d, but its handlers could work on %d messages at once: some stay idle"
-            )
+            text = "%r: max_in_flight is %d, but its handlers could work on %d messages at once: some are idle"
             log.warning(text, self, allowed, wanted)
         else:
             self._warn_of_zero()
@@ -298,9 +296,8 @@ class Consumer:
         windows = self._engine.connections.windows
         if windows.max_in_flight == 0 and not windows.paused and not self._warned_of_zero:
             self._warned_of_zero = True
-            log.warning(
-                "%r: max_in_flight is 0, so that no message comes: use pause() if that is meant", self
-            )
+            text = "%r: max_in_flight is 0, so that no message comes: use pause() if that is meant"
+            log.warning(text, self)
 
     def stop(self, timeout: float = 30.0) -> StopReport:
         """Take no more messages, let handlers finish theirs, then disconnect.
@@ -483,8 +480,7 @@ class Consumer:
 def _partitioned_dialect(engine: Engine, options: Mapping[str, Any]) -> Dialect:
     from nsq.partitioned.ordered import dialect_for
 
-    dialect: Dialect = dialect_for(engine, options)
-    return dialect
+    return dialect_for(engine, options)
 
 
 def _not_a_function(consumer: Consumer) -> str:

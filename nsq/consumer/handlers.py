@@ -481,22 +481,14 @@ class HandlerPool:
         """Give up messages that no handler gets. If some are too old, so are perhaps more in the inbox: give
         up all of them together, so that fresh ones behind them do not grow old.
         """
-
-        def is_too_old(message: Message) -> bool:
-            late = message.expires_at <= time.monotonic()
-            decision = None if late else self._decide_before(message)
-            if decision is None or not decision.too_old:
-                return False
-            given_up.append((message, decision))
-            return True
-
         me = threading.get_ident()
         self._running[me] = [message for message, _ in given_up]
         if not any(why.too_old for _, why in given_up):
             self.give_up(given_up)
             return
         with self._giving_up_old:  # one thread at a time, so that many go together
-            self._remove(is_too_old)
+            old = self._remove(lambda each: each.expires_at > time.monotonic() and self.is_too_old(each))
+            given_up += [(each, why) for each in old if (why := self._decide_before(each)) is not None]
             self._running[me] = [message for message, _ in given_up]
             self.give_up(given_up)
 
@@ -523,13 +515,12 @@ class HandlerPool:
         return decide_before(self.handled_attempts(message), self._max_attempts, age, self._max_age)
 
     def is_too_old(self, message: Message) -> bool:
-        """Return whether a message that was handed over must come back, as no task has begun it in time."""
+        """Return whether no handler may begin a message, as it has waited too long."""
         return self._max_age > 0 and self._in_order is None and self._age(message) > self._max_age
 
     def refuse_old(self, message: Message) -> None:
         """Raise TooOld for a message of an ordered partition that must not begin: its lane must end it."""
-        given_up = self._decide_before(message) if self._max_age else None
-        if given_up is not None:
+        if (given_up := self._decide_before(message)) is not None:
             raise TooOld(given_up.reason)
 
     def _age(self, message: Message) -> float:
