@@ -285,7 +285,9 @@ class Consumer:
         if not wanted:
             log.warning("%r has no handler: add one before it starts", self)
         elif 0 < allowed < wanted:
-            text = "%r: max_in_flight is %d, but its handlers could work on %d messages at once: some are idle"
+            text = (
+                "%r: max_in_flight is %d, but its handlers could work on %d messages at once: some stay idle"
+            )
             log.warning(text, self, allowed, wanted)
         else:
             self._warn_of_zero()
