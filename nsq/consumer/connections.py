@@ -221,7 +221,8 @@ class Connections(ConnDelegate):
             nsqd.last_message_at = nsqd.has_sent_at = now
             if silent >= self._config.low_rdy_idle_timeout:
                 self._request_decision()  # this nsqd's share grows again
-        self._reporter.tell(self._hooks.received, messages)
+        if self._hooked:
+            self._reporter.tell(self._hooks.received, messages)
         if conn.deliveries.overtook:
             self._pool.repeats_come = True
         self._put(messages)
