@@ -244,18 +244,23 @@ class Connections(ConnDelegate):
         return self._hooked or self.windows.backoff.level > 0 or self.windows.below_target
 
     def on_finished(self, conn: Conn, message: Message, success: bool) -> bool:
-        self._reporter.tell(self._hooks.finished, message)
-        return self._changes_backoff(Outcome.SUCCESS if success else Outcome.NEUTRAL, conn, message)
+        # The hot path: no calls.
+        if self._hooked:
+            self._reporter.tell(self._hooks.finished, message)
+        windows = self.windows
+        if windows.backoff.level:  # the RDY that follows from this answer goes out before it
+            outcome = Outcome.SUCCESS if success else Outcome.NEUTRAL
+            self._owner.ask(partial(self._answer, outcome, conn, message))
+            return True
+        if windows.below_target:
+            self._request_decision()
+        return False
 
     def on_requeued(self, conn: Conn, message: Message, delay_ms: int, backoff: bool) -> bool:
         self._reporter.tell(self._hooks.requeued, message)
-        outcome = Outcome.FAILURE if backoff else Outcome.NEUTRAL
-        return self._changes_backoff(outcome, conn, (message, delay_ms))
-
-    def _changes_backoff(self, outcome: Outcome, conn: Conn, answer: Message | tuple[Message, int]) -> bool:
-        """Return whether the owner sends the answer: the RDY that follows from it goes out before it."""
-        if outcome is Outcome.FAILURE or self.windows.backoff.level:
-            self._owner.ask(partial(self._answer, outcome, conn, answer))
+        if backoff or self.windows.backoff.level:
+            outcome = Outcome.FAILURE if backoff else Outcome.NEUTRAL
+            self._owner.ask(partial(self._answer, outcome, conn, (message, delay_ms)))
             return True
         if self.windows.below_target:
             self._request_decision()
